@@ -1,0 +1,285 @@
+//! What is asked for: collectives, element types, reduction operations.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use pleach_transport::Rank;
+
+/// A collective operation, with its root where it has one.
+///
+/// Data are described by *parts*. All-reduce, reduce, broadcast and send-recv have one part: the vector. All-gather
+/// and reduce-scatter have one part a rank: part `r` is what rank `r` gives (all-gather) or gets (reduce-scatter).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Collective {
+    /// Every rank ends with the reduction of all inputs.
+    AllReduce,
+    /// The root ends with the reduction of all inputs.
+    Reduce {
+        /// Who gets the result.
+        root: Rank,
+    },
+    /// Every rank ends with the root's input.
+    Broadcast {
+        /// Who gives.
+        root: Rank,
+    },
+    /// Every rank ends with all inputs, in rank order.
+    AllGather,
+    /// Rank `r` ends with part `r` of the reduction of all inputs.
+    ReduceScatter,
+    /// Nobody ends before all have begun. No data.
+    Barrier,
+    /// `to` ends with `from`'s input; the other ranks have no part in it.
+    SendRecv {
+        /// Who gives.
+        from: Rank,
+        /// Who gets.
+        to: Rank,
+    },
+}
+
+impl Collective {
+    /// How many parts the whole of the data has.
+    #[must_use]
+    pub fn parts(self, ranks: u32) -> u32 {
+        match self {
+            Self::AllGather | Self::ReduceScatter => ranks,
+            _ => 1,
+        }
+    }
+
+    /// The parts that `rank`'s input holds, in order; empty when it has no input.
+    #[must_use]
+    pub fn input_parts(self, rank: Rank, ranks: u32) -> Range<u32> {
+        match self {
+            Self::AllReduce | Self::Reduce { .. } => 0..1,
+            Self::Broadcast { root: from } | Self::SendRecv { from, .. } => 0..u32::from(rank == from),
+            Self::AllGather => rank..rank + 1,
+            Self::ReduceScatter => 0..ranks,
+            Self::Barrier => 0..0,
+        }
+    }
+
+    /// The parts that `rank`'s output holds, in order; empty when it has no output.
+    #[must_use]
+    pub fn output_parts(self, rank: Rank, ranks: u32) -> Range<u32> {
+        match self {
+            Self::AllReduce | Self::Broadcast { .. } => 0..1,
+            Self::Reduce { root: to } | Self::SendRecv { to, .. } => 0..u32::from(rank == to),
+            Self::AllGather => 0..ranks,
+            Self::ReduceScatter => rank..rank + 1,
+            Self::Barrier => 0..0,
+        }
+    }
+
+    /// Whether `contributor`'s input must be in part `part` of `rank`'s output (exactly once), for every rank and
+    /// part that has an output.
+    #[must_use]
+    pub fn contributes(self, contributor: Rank, part: u32) -> bool {
+        match self {
+            Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter => true,
+            Self::Broadcast { root: from } | Self::SendRecv { from, .. } => contributor == from,
+            Self::AllGather => contributor == part,
+            Self::Barrier => false,
+        }
+    }
+
+    /// Whether inputs are combined by an operation.
+    #[must_use]
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter)
+    }
+
+    /// The root, if it has one.
+    #[must_use]
+    pub fn root(self) -> Option<Rank> {
+        match self {
+            Self::Reduce { root } | Self::Broadcast { root } => Some(root),
+            _ => None,
+        }
+    }
+
+    /// Its name on the command line, without the root.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::Reduce { .. } => "reduce",
+            Self::Broadcast { .. } => "broadcast",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Barrier => "barrier",
+            Self::SendRecv { .. } => "send-recv",
+        }
+    }
+
+    /// The collective of this name; roots are rank 0, send-recv goes from rank 0 to rank 1.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let all = [
+            Self::AllReduce,
+            Self::Reduce { root: 0 },
+            Self::Broadcast { root: 0 },
+            Self::AllGather,
+            Self::ReduceScatter,
+            Self::Barrier,
+            Self::SendRecv { from: 0, to: 1 },
+        ];
+        all.into_iter().find(|collective| collective.name() == name)
+    }
+
+    /// All names, as the command line spells them.
+    pub const NAMES: [&'static str; 7] =
+        ["all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "barrier", "send-recv"];
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())?;
+        match self {
+            Self::Reduce { root } | Self::Broadcast { root } => write!(formatter, " root {root}"),
+            Self::SendRecv { from, to } => write!(formatter, " from {from} to {to}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Type of an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum DataType {
+    /// IEEE binary32.
+    F32 = 1,
+    /// IEEE binary64.
+    F64 = 2,
+    /// IEEE binary16; reduced in f32 with one rounding a step.
+    F16 = 3,
+    /// bfloat16; reduced in f32 with one rounding a step.
+    Bf16 = 4,
+    /// 32-bit signed integer, wrapping.
+    I32 = 5,
+    /// 64-bit signed integer, wrapping.
+    I64 = 6,
+    /// 8-bit unsigned integer, wrapping.
+    U8 = 7,
+}
+
+impl DataType {
+    /// Every element type.
+    pub const ALL: [Self; 7] = [Self::F32, Self::F64, Self::F16, Self::Bf16, Self::I32, Self::I64, Self::U8];
+
+    /// Size of an element in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::F64 | Self::I64 => 8,
+        }
+    }
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+        }
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// How inputs are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum ReduceOp {
+    /// Sum; integers wrap.
+    Sum = 1,
+    /// Product; integers wrap.
+    Prod = 2,
+    /// Minimum; NaN if any input is NaN.
+    Min = 3,
+    /// Maximum; NaN if any input is NaN.
+    Max = 4,
+    /// Sum divided by the number of ranks, once at the end; integers round towards zero.
+    Avg = 5,
+}
+
+impl ReduceOp {
+    /// Every operation.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// A name that is none of the known ones.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{name}' is no {what}; there are {known}")]
+pub struct UnknownName {
+    /// What kind of name.
+    pub what: &'static str,
+    /// What was given.
+    pub name: String,
+    /// The known ones, separated by spaces.
+    pub known: String,
+}
+
+fn by_name<T: Copy>(
+    what: &'static str,
+    all: &[T],
+    name_of: fn(T) -> &'static str,
+    name: &str,
+) -> Result<T, UnknownName> {
+    all.iter().copied().find(|&item| name_of(item) == name).ok_or_else(|| UnknownName {
+        what,
+        name: name.to_owned(),
+        known: all.iter().map(|&item| name_of(item)).collect::<Vec<_>>().join(" "),
+    })
+}
+
+impl FromStr for DataType {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        by_name("element type", &Self::ALL, Self::name, name)
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        by_name("reduction", &Self::ALL, Self::name, name)
+    }
+}

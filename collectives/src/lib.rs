@@ -1,0 +1,13 @@
+//! Collectives as data, proved before they run.
+//!
+//! A pipeline of values: a generator makes a [`Schedule`], [`verify`](verify::verify) turns it into a
+//! [`Proof`](verify::Proof), and only a proof can be executed. Start with [`schedule`].
+
+pub mod collective;
+pub mod compute;
+pub mod schedule;
+pub mod verify;
+
+pub use collective::{Collective, DataType, ReduceOp};
+pub use pleach_transport::Rank;
+pub use schedule::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};

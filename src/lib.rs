@@ -1,0 +1,3 @@
+//! RDMA-native tensor transport and collective communication.
+pub use pleach_collectives as collectives;
+pub use pleach_transport as transport;

@@ -1,0 +1,182 @@
+//! Proof of a shared secret at connect: each side sends a random challenge and answers the other's with an HMAC-SHA256
+//! over its role, both challenges and what it claims to be, so that nothing can be replayed or reflected.
+//!
+//! This keeps strangers out; it neither encrypts nor authenticates what is sent afterwards. It is required as soon as
+//! an address is not loopback.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// Length of a challenge and of an answer, in bytes.
+pub const TAG_BYTES: usize = 32;
+
+/// Shortest secret that is accepted, in bytes.
+pub const SECRET_BYTES_MIN: usize = 16;
+
+/// Longest secret that is read, in bytes.
+pub const SECRET_BYTES_MAX: usize = 4096;
+
+/// What all ranks of a job know and strangers do not.
+#[derive(Clone)]
+pub struct Secret(Arc<[u8]>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Secret(..)")
+    }
+}
+
+/// Which end of a connection answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The end that connected.
+    Dialer,
+    /// The end that was listening.
+    Listener,
+}
+
+/// Why a secret file was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// It cannot be read.
+    #[error("secret file {path}: cannot be read ({source}); write one with 'pleach secret {path}'")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Others may read it.
+    #[error("secret file {path}: mode {mode:o} lets others read it; run 'chmod 600 {path}'")]
+    Mode {
+        /// Which file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Too short or too long.
+    #[error(
+        "secret file {path}: {bytes} bytes, not {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}; write one with 'pleach secret {path}'"
+    )]
+    Length {
+        /// Which file.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+    },
+}
+
+impl Secret {
+    /// These bytes.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The contents of a file that only its owner may read; white space at the end does not count.
+    ///
+    /// # Errors
+    ///
+    /// See [`SecretError`].
+    pub fn from_file(path: &Path) -> Result<Self, SecretError> {
+        let read = |source| SecretError::Read { path: path.to_owned(), source };
+        let metadata = std::fs::metadata(path).map_err(read)?;
+        let mode = metadata.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(SecretError::Mode { path: path.to_owned(), mode });
+        }
+        let length = |bytes| SecretError::Length { path: path.to_owned(), bytes };
+        if metadata.len() > SECRET_BYTES_MAX as u64 {
+            return Err(length(metadata.len()));
+        }
+        let bytes = std::fs::read(path).map_err(read)?;
+        let bytes = bytes.trim_ascii_end();
+        if bytes.len() < SECRET_BYTES_MIN || bytes.len() > SECRET_BYTES_MAX {
+            return Err(length(bytes.len() as u64));
+        }
+        Ok(Self::new(bytes))
+    }
+
+    /// The answer of `side` to a handshake in which these challenges were sent and `claim` was said (rank, world,
+    /// address: whatever must not be forged). Without a secret all ends share the empty one.
+    #[must_use]
+    pub fn answer(
+        secret: Option<&Self>,
+        side: Side,
+        dialer_challenge: &[u8; TAG_BYTES],
+        listener_challenge: &[u8; TAG_BYTES],
+        claim: &[u8],
+    ) -> [u8; TAG_BYTES] {
+        mac(secret, side, dialer_challenge, listener_challenge, claim).finalize().into_bytes().into()
+    }
+
+    /// Whether `answer` is what [`Secret::answer`] gives, compared in constant time.
+    #[must_use]
+    pub fn verify(
+        secret: Option<&Self>,
+        side: Side,
+        dialer_challenge: &[u8; TAG_BYTES],
+        listener_challenge: &[u8; TAG_BYTES],
+        claim: &[u8],
+        answer: &[u8; TAG_BYTES],
+    ) -> bool {
+        mac(secret, side, dialer_challenge, listener_challenge, claim).verify_slice(answer).is_ok()
+    }
+}
+
+fn mac(
+    secret: Option<&Secret>,
+    side: Side,
+    dialer_challenge: &[u8; TAG_BYTES],
+    listener_challenge: &[u8; TAG_BYTES],
+    claim: &[u8],
+) -> Hmac<Sha256> {
+    let key = secret.map_or(&[][..], |secret| &secret.0);
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    mac.update(b"pleach 1 ");
+    mac.update(match side {
+        Side::Dialer => b"dialer..",
+        Side::Listener => b"listener",
+    });
+    mac.update(dialer_challenge);
+    mac.update(listener_challenge);
+    mac.update(claim);
+    mac
+}
+
+/// A challenge nobody can foresee.
+///
+/// # Panics
+///
+/// When the kernel has no random bytes to give, which it does not do after boot.
+#[must_use]
+pub fn challenge() -> [u8; TAG_BYTES] {
+    let mut bytes = [0; TAG_BYTES];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled.ok(), Some(TAG_BYTES), "the kernel gives 32 random bytes");
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_holds_for_its_side_challenges_claim_and_secret_only() {
+        let secret = Secret::new(b"0123456789abcdef");
+        let (a, b) = ([1; TAG_BYTES], [2; TAG_BYTES]);
+        let answer = Secret::answer(Some(&secret), Side::Dialer, &a, &b, b"rank 1");
+        assert!(Secret::verify(Some(&secret), Side::Dialer, &a, &b, b"rank 1", &answer));
+        assert!(!Secret::verify(Some(&secret), Side::Listener, &a, &b, b"rank 1", &answer));
+        assert!(!Secret::verify(Some(&secret), Side::Dialer, &b, &a, b"rank 1", &answer));
+        assert!(!Secret::verify(Some(&secret), Side::Dialer, &a, &b, b"rank 2", &answer));
+        assert!(!Secret::verify(None, Side::Dialer, &a, &b, b"rank 1", &answer));
+    }
+}

@@ -1,0 +1,202 @@
+//! Cells: how a put says that it has landed.
+//!
+//! A target keeps for each peer a table of cells. A cell is a counter on a cache line of its own with
+//! [`CELL_PAYLOAD_BYTES`] of payload beside it, so that a small message is one line. A notice stores its payload and
+//! then adds one to the counter; only that peer's notices touch the cell, so a cell has one writer.
+//!
+//! **Invariant:** who sees a counter of `n` ([`Cells::count`], acquire) sees every byte of the puts whose notices made
+//! it `n`, and the payload of the last of them until the peer's next notice to the same cell. Overwriting a payload
+//! that was not read yet is the sender's mistake, which schedules are proved not to make.
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of payload beside a cell's counter.
+pub const CELL_PAYLOAD_BYTES: usize = 48;
+
+const PAYLOAD_WORDS: usize = CELL_PAYLOAD_BYTES / 8;
+
+/// At most [`CELL_PAYLOAD_BYTES`] bytes by value: what a notice carries, or the source of a tiny put.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Inline {
+    words: [u64; PAYLOAD_WORDS],
+    len: u8,
+}
+
+impl Inline {
+    /// Nothing.
+    pub const EMPTY: Self = Self { words: [0; PAYLOAD_WORDS], len: 0 };
+
+    /// These bytes, or `None` when there are more than [`CELL_PAYLOAD_BYTES`].
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() > CELL_PAYLOAD_BYTES {
+            return None;
+        }
+        let mut inline = Self { words: [0; PAYLOAD_WORDS], len: bytes.len() as u8 };
+        bytemuck::bytes_of_mut(&mut inline.words)[..bytes.len()].copy_from_slice(bytes);
+        Some(inline)
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &bytemuck::bytes_of(&self.words)[..self.len()]
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Debug for Inline {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Inline({} bytes)", self.len)
+    }
+}
+
+/// Shown at the target when everything its put wrote is visible there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Which of the target's cells for this sender.
+    pub cell: u16,
+    /// Bytes stored beside the counter.
+    pub payload: Inline,
+}
+
+/// One cell: a counter and its payload, alone on their cache line.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct CellLine {
+    count: AtomicU64,
+    payload: [AtomicU64; PAYLOAD_WORDS],
+    reserved: AtomicU64,
+}
+
+impl CellLine {
+    /// A cell that was never notified.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            count: AtomicU64::new(0),
+            payload: [const { AtomicU64::new(0) }; PAYLOAD_WORDS],
+            reserved: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Default for CellLine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The cells that one rank keeps for one peer. Handles are cheap; reading is wait-free and safe from any thread.
+#[derive(Clone)]
+pub struct Cells {
+    lines: NonNull<CellLine>,
+    len: usize,
+    /// Whatever owns the lines: a heap slice or a mapped segment.
+    _keep: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for Cells {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Cells({})", self.len)
+    }
+}
+
+// SAFETY: the lines are atomics, kept alive by `_keep`, which is itself Send + Sync.
+#[allow(unsafe_code)]
+unsafe impl Send for Cells {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Cells {}
+
+impl Cells {
+    /// `len` cells on this process's heap.
+    #[must_use]
+    pub fn on_heap(len: usize) -> Self {
+        let lines: Arc<Vec<CellLine>> = Arc::new((0..len).map(|_| CellLine::new()).collect());
+        let base = NonNull::from(lines.as_slice()).cast::<CellLine>();
+        Self { lines: base, len, _keep: lines }
+    }
+
+    /// Cells in memory that `keep` keeps.
+    ///
+    /// # Safety
+    ///
+    /// `lines` points to `len` initialised cell lines (zero bytes are), aligned to 64, valid while `keep` lives, and
+    /// touched by nothing but `Cells`.
+    #[allow(unsafe_code)]
+    pub unsafe fn from_raw(lines: NonNull<CellLine>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { lines, len, _keep: keep }
+    }
+
+    /// How many cells.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn line(&self, cell: u16) -> &CellLine {
+        let index = usize::from(cell);
+        assert!(index < self.len, "cell {cell} of {}", self.len);
+        // SAFETY: the index is inside the table, which `_keep` keeps alive (see `from_raw`).
+        #[allow(unsafe_code)]
+        unsafe {
+            self.lines.add(index).as_ref()
+        }
+    }
+
+    /// How many notices the cell has received. Acquire: pairs with the release in [`Cells::notify`].
+    ///
+    /// # Panics
+    ///
+    /// When there is no such cell.
+    #[must_use]
+    pub fn count(&self, cell: u16) -> u64 {
+        self.line(cell).count.load(Ordering::Acquire)
+    }
+
+    /// The payload of the cell's last notice; read after [`Cells::count`] showed it. Shorter payloads are followed
+    /// by whatever was there. A sender that breaks the protocol can make this a mixture, never undefined behaviour.
+    #[must_use]
+    pub fn payload(&self, cell: u16) -> [u8; CELL_PAYLOAD_BYTES] {
+        let line = self.line(cell);
+        let words: [u64; PAYLOAD_WORDS] =
+            std::array::from_fn(|word| line.payload[word].load(Ordering::Relaxed));
+        bytemuck::cast(words)
+    }
+
+    /// For backends: stores the payload and adds one. Only one thread at a time may notify a cell (its one writer).
+    ///
+    /// Release: pairs with the acquire in [`Cells::count`], so the bytes this thread wrote before are visible to who
+    /// sees the count.
+    pub fn notify(&self, notice: &Notice) {
+        let line = self.line(notice.cell);
+        let words = notice.payload.len().div_ceil(8);
+        for (slot, word) in line.payload.iter().zip(&notice.payload.words).take(words) {
+            slot.store(*word, Ordering::Relaxed);
+        }
+        let count = line.count.load(Ordering::Relaxed);
+        line.count.store(count.wrapping_add(1), Ordering::Release);
+    }
+}

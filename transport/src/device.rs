@@ -1,0 +1,670 @@
+//! The device contract: what every backend does, and what everything above may rely on.
+//!
+//! A device is one rank's end of a fabric. It registers memory, connects to peers, and carries one-sided transfers.
+//! It never blocks, never reads a clock, and does nothing unless it is polled (except that a watcher may notice a
+//! loss or answer a message). **The contract**, each line one test of the conformance suite, run against every
+//! backend, and once more through mappings where it maps:
+//!
+//! 1. The bytes of a put are visible when its notice is, to whoever saw the notice. Payload bytes are never polled.
+//! 2. Two transfers are never ordered, not even by `Done`. The only order is put → its notice → what is submitted
+//!    because of it. However a put is split, it gives one notice.
+//! 3. While the device is polled, every submitted transfer yields exactly one `Done`, also after loss.
+//! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are refused with it. A
+//!    peer that said goodbye (`Left`) is not lost; what it had sent before arrives first.
+//! 5. `QueueFull` is back-pressure and leaves no trace; polling always makes room again.
+//! 6. `Done` of a put means that its source may be reused, nothing more; of a get, that the bytes are here.
+//! 7. A transfer in flight holds its slice; a region is deregistered when its last handle is dropped.
+//! 8. Zero-length, one-byte, unaligned and maximum-length transfers work. A forged, stale or out-of-range remote
+//!    slice changes no byte that its owner can read and harms no other pair; where [`Caps::checks_keys`] it is an
+//!    error of that transfer.
+//! 9. Silence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs, is stopped, or is
+//!    continued later. It also ends this rank's transfers to it ([`TransferError::Severed`]).
+//! 10. Progress: a transfer needs both ends to be polled and nothing else; where [`Caps::passive`], the target need
+//!     not be polled.
+//! 11. After [`Device::arm`] returned a bell, no event can come and no cell can change without ringing it.
+//! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use crate::Rank;
+use crate::auth::Secret;
+use crate::cells::{Cells, Inline, Notice};
+use crate::clock::Nanos;
+use crate::memory::{Memory, Space};
+use crate::region::{OutOfBounds, Region, RegionKey, RemoteSlice, Slice};
+
+/// Longest control message, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// Names a transfer to its submitter, who chooses it; comes back in [`Event::Done`]. Need not be unique.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TransferId(pub u64);
+
+/// Where a put's bytes come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Registered memory, not to be changed until `Done`.
+    Slice(Slice),
+    /// These bytes, copied by submit.
+    Inline(Inline),
+}
+
+impl Source {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Slice(slice) => slice.len(),
+            Self::Inline(inline) => inline.len(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A one-sided operation on a peer's memory.
+#[derive(Clone, Debug)]
+pub enum Transfer {
+    /// Only a notice, no bytes but its payload.
+    Notify(Notice),
+    /// Writes `src` to the peer's `dst` (equal lengths), then shows the notice there.
+    Put {
+        /// What to write.
+        src: Source,
+        /// Where to write it.
+        dst: RemoteSlice,
+        /// What to show the peer when the bytes are visible to it.
+        notice: Option<Notice>,
+    },
+    /// Reads the peer's `src` into `dst` (equal lengths).
+    Get {
+        /// What to read.
+        src: RemoteSlice,
+        /// Where to.
+        dst: Slice,
+    },
+    /// An operation on an aligned 64-bit word (native byte order) of the peer, atomic among such operations. The old
+    /// value comes with `Done`.
+    Atomic {
+        /// The word; its length is 8 and its address a multiple of 8.
+        word: RemoteSlice,
+        /// What to do with it.
+        op: AtomicOp,
+    },
+}
+
+/// What an atomic transfer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Adds, wrapping.
+    Add(u64),
+    /// Stores `new` where the word equals `expected`.
+    CompareSwap {
+        /// The value it must have.
+        expected: u64,
+        /// The value it then gets.
+        new: u64,
+    },
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Transfers to and from this peer are possible.
+    Connected {
+        /// Who.
+        peer: Rank,
+    },
+    /// A transfer ended. The value is an atomic's old value, zero otherwise.
+    Done {
+        /// As given to submit.
+        id: TransferId,
+        /// How it ended.
+        result: Result<u64, TransferError>,
+    },
+    /// The peer is gone without goodbye. Once a peer, and also instead of `Connected`.
+    PeerLost {
+        /// Who.
+        peer: Rank,
+        /// How it was found out.
+        cause: LossCause,
+    },
+    /// The peer said goodbye. Once; not a failure.
+    Left {
+        /// Who.
+        peer: Rank,
+    },
+    /// The silence asked for by [`Device::sever`] holds.
+    Severed {
+        /// Who.
+        peer: Rank,
+    },
+}
+
+/// How a loss was found out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// Its process ended without goodbye.
+    #[error("its process ended without closing the group")]
+    ProcessEnded,
+    /// Its end of a connection was closed without goodbye.
+    #[error("its connection closed without a goodbye")]
+    ConnectionClosed,
+    /// The operating system reported a broken connection.
+    #[error("its connection broke ({0})")]
+    ConnectionBroke(std::io::ErrorKind),
+    /// Its host did not answer keep-alives.
+    #[error("its host has not answered for {} ms", .0.as_millis())]
+    HostSilent(Duration),
+    /// It sent something that the protocol does not allow.
+    #[error("it broke the protocol: {0}")]
+    Protocol(ProtocolViolation),
+    /// It did not come within the time to connect.
+    #[error("it was not reached within {} ms", .0.as_millis())]
+    NotReached(Duration),
+    /// A link on the way is down (simulated).
+    #[error("the link to it is down")]
+    LinkDown,
+}
+
+/// What a peer sent that it may not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtocolViolation {
+    /// A frame that does not decode.
+    #[error("a malformed frame")]
+    MalformedFrame,
+    /// A frame longer than its kind allows.
+    #[error("an oversized frame")]
+    OversizedFrame,
+    /// A cell that does not exist.
+    #[error("a notice to a cell that does not exist")]
+    UnknownCell,
+    /// An answer to nothing.
+    #[error("an answer that nothing asked for")]
+    UnexpectedAnswer,
+    /// A different protocol version, or not pleach at all.
+    #[error("another protocol or version")]
+    Version,
+    /// It could not prove that it knows the shared secret.
+    #[error("a wrong shared secret")]
+    WrongSecret,
+    /// It says it is another rank than the one expected.
+    #[error("another rank than expected")]
+    WrongRank,
+}
+
+/// Why a transfer failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// The peer is gone.
+    #[error("rank {peer} is lost: {cause}")]
+    Lost {
+        /// Who.
+        peer: Rank,
+        /// How it was found out.
+        cause: LossCause,
+    },
+    /// The peer said goodbye before it was carried out.
+    #[error("rank {peer} has left")]
+    Left {
+        /// Who.
+        peer: Rank,
+    },
+    /// [`Device::sever`] ended it.
+    #[error("the connection to rank {peer} was severed here")]
+    Severed {
+        /// From whom.
+        peer: Rank,
+    },
+    /// The peer has no such region, or the range does not lie inside it.
+    #[error("rank {peer} refuses the access: region {key:?} is unknown there or too short")]
+    Refused {
+        /// By whom.
+        peer: Rank,
+        /// The key that was used.
+        key: RegionKey,
+    },
+}
+
+/// Why a transfer was not accepted. Nothing has happened then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// Too many transfers are under way; poll, then try again.
+    #[error("rank {peer} has too many transfers under way")]
+    QueueFull {
+        /// To whom.
+        peer: Rank,
+    },
+    /// `Connected` has not come yet.
+    #[error("rank {peer} is not connected")]
+    NotConnected {
+        /// Who.
+        peer: Rank,
+    },
+    /// The peer is gone.
+    #[error("rank {peer} is lost: {cause}")]
+    Lost {
+        /// Who.
+        peer: Rank,
+        /// How it was found out.
+        cause: LossCause,
+    },
+    /// The peer said goodbye.
+    #[error("rank {peer} has left")]
+    Left {
+        /// Who.
+        peer: Rank,
+    },
+    /// The peer was severed.
+    #[error("the connection to rank {peer} was severed here")]
+    Severed {
+        /// Who.
+        peer: Rank,
+    },
+    /// Source and destination differ in length.
+    #[error("{source_bytes} bytes do not fit a destination of {destination_bytes} exactly")]
+    Lengths {
+        /// Length of the source.
+        source_bytes: u64,
+        /// Length of the destination.
+        destination_bytes: u64,
+    },
+    /// The local slice belongs to another device.
+    #[error("the region was registered with another device")]
+    ForeignRegion,
+    /// The peer has no such cell.
+    #[error("cell {cell} does not exist, there are {cells}")]
+    NoSuchCell {
+        /// The cell.
+        cell: u16,
+        /// How many there are.
+        cells: usize,
+    },
+    /// More bytes than [`Caps::transfer_bytes_max`].
+    #[error("{bytes} bytes are more than the {max} of one transfer")]
+    TooLong {
+        /// How many.
+        bytes: u64,
+        /// How many are allowed.
+        max: u64,
+    },
+    /// An atomic's word is not 8 aligned bytes.
+    #[error("an atomic needs 8 bytes at a multiple of 8")]
+    MisalignedWord,
+}
+
+/// Why memory was not registered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The fabric needs memory that peers can map.
+    #[error(
+        "{fabric} moves only memory that other processes can map; allocate it with SharedMemory or Group::buffer"
+    )]
+    NotShareable {
+        /// Which fabric.
+        fabric: &'static str,
+    },
+    /// The fabric does not reach this kind of memory.
+    #[error("{fabric} does not reach {space:?} memory")]
+    Space {
+        /// Which fabric.
+        fabric: &'static str,
+        /// Which memory.
+        space: Space,
+    },
+    /// The operating system refused.
+    #[error("registering {bytes} bytes failed")]
+    System {
+        /// How many.
+        bytes: usize,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Why a peer's memory was not mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The peer has announced no such region (yet: the announcement may be on its way, poll and try again).
+    #[error("rank {peer} has announced no region {key:?}")]
+    Unknown {
+        /// Whose.
+        peer: Rank,
+        /// Which.
+        key: RegionKey,
+    },
+    /// The range does not lie inside the region.
+    #[error("rank {peer}'s region is shorter")]
+    OutOfBounds {
+        /// Whose.
+        peer: Rank,
+        /// Which part.
+        #[source]
+        source: OutOfBounds,
+    },
+    /// This device maps nothing ([`Caps::maps`]).
+    #[error("{fabric} does not map")]
+    Unsupported {
+        /// Which fabric.
+        fabric: &'static str,
+    },
+    /// The peer is gone, has left or was severed.
+    #[error("rank {peer} is not connected any more")]
+    Disconnected {
+        /// Who.
+        peer: Rank,
+    },
+}
+
+/// Why connecting did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The text is no address of this fabric.
+    #[error("'{address}' is not an address of {fabric}")]
+    Address {
+        /// Which fabric.
+        fabric: &'static str,
+        /// What was given.
+        address: Address,
+    },
+    /// A rank outside the world, or this one.
+    #[error("rank {peer} is not a peer of rank {own} in a world of {world_size}")]
+    Peer {
+        /// Who was named.
+        peer: Rank,
+        /// Who asks.
+        own: Rank,
+        /// How many there are.
+        world_size: u32,
+    },
+    /// The operating system refused.
+    #[error("connecting to rank {peer} at {address} failed")]
+    System {
+        /// To whom.
+        peer: Rank,
+        /// Where.
+        address: Address,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Why a message was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The peer is gone, has left, was severed or is not connected yet.
+    #[error("rank {peer} is not connected")]
+    NotConnected {
+        /// Who.
+        peer: Rank,
+    },
+    /// Too many messages wait to be sent.
+    #[error("too many messages to rank {peer} are waiting")]
+    QueueFull {
+        /// To whom.
+        peer: Rank,
+    },
+    /// Longer than [`MESSAGE_BYTES_MAX`].
+    #[error("a message of {bytes} bytes is longer than {MESSAGE_BYTES_MAX}")]
+    TooLong {
+        /// How long.
+        bytes: usize,
+    },
+}
+
+/// Where a device listens: text that its peers' `connect` understands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Address(pub String);
+
+impl fmt::Display for Address {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+/// What a backend can do. Fixed when the device is made.
+#[derive(Clone, Debug)]
+pub struct Caps {
+    /// Its name: `sim`, `shm`, `tcp`.
+    pub fabric: &'static str,
+    /// Whether [`Device::map`] works.
+    pub maps: bool,
+    /// Whether a transfer ends without its target being polled.
+    pub passive: bool,
+    /// Whether a bad remote slice is an error of its transfer. Otherwise it may cost the pair.
+    pub checks_keys: bool,
+    /// Whether severing one peer takes local regions away from all of them (they keep their bytes and addresses).
+    pub sever_detaches: bool,
+    /// Cells a rank keeps for each peer.
+    pub cells: usize,
+    /// Longest transfer, in bytes.
+    pub transfer_bytes_max: u64,
+    /// Transfers under way to one peer before `QueueFull`.
+    pub queue_depth: usize,
+}
+
+/// A peer's memory at an address of this process. Valid while held; after the peer is lost or severed it keeps its
+/// last bytes and reaches nobody.
+#[derive(Clone)]
+pub struct Mapped {
+    base: NonNull<u8>,
+    len: usize,
+    _keep: Arc<dyn Send + Sync>,
+}
+
+impl fmt::Debug for Mapped {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Mapped({} bytes)", self.len)
+    }
+}
+
+// SAFETY: an address and its owner, which is Send + Sync; access goes through raw pointers under the contract.
+#[allow(unsafe_code)]
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    /// For backends.
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes at `base` stay readable and writable while `keep` lives.
+    #[allow(unsafe_code)]
+    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
+        Self { base, len, _keep: keep }
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// What to sleep on after [`Device::arm`]. Sleeping ends at the latest when the time is up; it may end for no reason.
+#[derive(Clone)]
+pub enum Bell {
+    /// A futex word (possibly shared with other processes): sleep while it holds `seen`.
+    Word {
+        /// Keeps the word.
+        word: Arc<dyn AsRef<AtomicU32> + Send + Sync>,
+        /// What it held when armed.
+        seen: u32,
+    },
+    /// A file descriptor: sleep until it is readable. Polling the device makes it unreadable again.
+    File(Arc<OwnedFd>),
+}
+
+impl fmt::Debug for Bell {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Word { .. } => "Bell::Word",
+            Self::File(_) => "Bell::File",
+        })
+    }
+}
+
+impl Bell {
+    /// Sleeps until the bell rings, `limit` has passed, or a signal comes.
+    pub fn wait(&self, limit: Duration) {
+        let limit = rustix::time::Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        // Every way of returning (rung, time up, interrupted, value changed) means: look again.
+        match self {
+            Self::Word { word, seen } => {
+                let _ = rustix::thread::futex::wait(
+                    (**word).as_ref(),
+                    rustix::thread::futex::Flags::empty(),
+                    *seen,
+                    Some(&limit),
+                );
+            }
+            Self::File(file) => {
+                let mut poll =
+                    [rustix::event::PollFd::from_borrowed_fd(file.as_fd(), rustix::event::PollFlags::IN)];
+                let _ = rustix::event::poll(&mut poll, Some(&limit));
+            }
+        }
+    }
+}
+
+/// Rings a device's bell from any thread.
+pub trait Ring: Send + Sync {
+    /// Wakes who sleeps on the device's bell, now or at its next attempt.
+    fn ring(&self);
+}
+
+/// Answers control messages, on whichever thread reads them, also while nobody polls the device.
+pub trait Responder: Send + Sync {
+    /// A message from a peer arrived; returns the message to send back, if any. Must not block. Messages of one peer
+    /// arrive in the order in which they were posted. The device's bell is rung afterwards.
+    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>>;
+    /// A peer was lost; called once, before `PeerLost` is polled, so that a loss is known while nobody polls.
+    fn lost(&self, peer: Rank, cause: &LossCause);
+}
+
+/// What every device is made from.
+#[derive(Clone)]
+pub struct DeviceConfig {
+    /// This rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world_size: u32,
+    /// What peers must prove to know; see [`crate::auth`].
+    pub secret: Option<Secret>,
+    /// Cells to keep for each peer, at most 65,536.
+    pub cells: usize,
+    /// How long after `connect` a peer may take to be there.
+    pub connect_timeout: Duration,
+    /// Address or name of the network interface to listen on, where the fabric has some; loopback when absent.
+    pub interface: Option<String>,
+    /// Answers control messages.
+    pub responder: Arc<dyn Responder>,
+}
+
+/// One rank's end of a fabric. See the module for the contract.
+pub trait Device: Send {
+    /// What it can do.
+    fn caps(&self) -> &Caps;
+
+    /// This rank.
+    fn rank(&self) -> Rank;
+
+    /// Where it listens; peers connect to it.
+    fn address(&self) -> Address;
+
+    /// Makes memory reachable for transfers. May pin and announce it; not for the data path.
+    ///
+    /// # Errors
+    ///
+    /// See [`RegisterError`].
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError>;
+
+    /// A peer's memory at an address here, where [`Caps::maps`].
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError>;
+
+    /// Starts to connect; `Connected` or `PeerLost` ends it. Both ends call it, in any order.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError>;
+
+    /// Starts to cut a peer off; `Severed` ends it, within a time bounded by this process's own work.
+    fn sever(&mut self, peer: Rank);
+
+    /// Starts a transfer; `Done` with the same id ends it. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// See [`SubmitError`]; nothing has happened then.
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError>;
+
+    /// The cells that this rank keeps for `peer`'s notices.
+    fn cells(&self, peer: Rank) -> Cells;
+
+    /// Sends a control message (at most [`MESSAGE_BYTES_MAX`] bytes) to the peer's [`Responder`]. Not for data.
+    ///
+    /// # Errors
+    ///
+    /// See [`PostError`].
+    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError>;
+
+    /// Makes progress and appends what happened, never more than fits `events` without growing it. Never blocks.
+    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>);
+
+    /// What to sleep on until something can happen; `None`: poll again, something may have happened already.
+    fn arm(&mut self) -> Option<Bell>;
+
+    /// Rings this device's bell.
+    fn ringer(&self) -> Arc<dyn Ring>;
+
+    /// When to poll at the latest even if no bell rings.
+    fn next_wakeup(&self) -> Option<Nanos>;
+
+    /// Says goodbye to every connected peer: what this rank ends from now on is no loss. Transfers submitted before
+    /// are still carried out while the device is polled.
+    fn leave(&mut self);
+
+    /// Whether everything submitted and said has gone out, so that dropping the device loses nothing.
+    fn is_flushed(&self) -> bool;
+}

@@ -1,0 +1,31 @@
+//! Moves bytes between registered memory regions.
+//!
+//! A remote machine is a device on a channel: [`Memory`] registered with a [`Device`] is a [`Region`], a part of it
+//! a [`Slice`]; what a peer needs to name it is a [`RemoteSlice`]. A [`Transfer`] is one-sided; a [`Notice`] tells
+//! the target that a put has landed, by adding one to a *cell* ([`Cells`]).
+//!
+//! Read [`device`] first: it holds the contract. The backends are `sim` (one process, one seed, virtual time, the
+//! harshest), `shm` (one host) and `tcp` (anywhere); each passes the same conformance suite.
+//!
+//! Nothing here reads a clock except [`clock`], and nothing here decides what to send: that is `pleach-collectives`.
+
+pub mod auth;
+pub mod cells;
+pub mod clock;
+pub mod device;
+pub mod memory;
+pub mod region;
+
+pub use auth::Secret;
+pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
+pub use clock::Nanos;
+pub use device::{
+    Address, AtomicOp, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX,
+    MapError, Mapped, PostError, RegisterError, Responder, Ring, Source, SubmitError, Transfer,
+    TransferError, TransferId,
+};
+pub use memory::{HostMemory, Memory, Share, SharedMemory, Space};
+pub use region::{OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};
+
+/// A rank: the number of a process in its world, `0 .. world_size`.
+pub type Rank = u32;

@@ -1,0 +1,261 @@
+//! Someone's bytes: what can be registered with a device.
+//!
+//! **Invariant:** memory keeps its address and length until it is dropped, and a [`crate::Region`] keeps it alive, so
+//! a pointer into a region is valid as long as the region is.
+//!
+//! Bytes of a registered memory may be read and written by transfers at any time the owner allowed it (by handing out
+//! keys), so this crate touches them through raw pointers only, never through references that live across a transfer.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::region::{RegionKey, Slice};
+
+/// Where bytes live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Space {
+    /// Memory of this host that its processors address.
+    Host,
+}
+
+/// How another process of this host could map the bytes.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Share<'a> {
+    /// Not at all.
+    Private,
+    /// They are `len` bytes of this file from `offset` on, mapped shared.
+    File {
+        /// The file, usually a memfd.
+        file: BorrowedFd<'a>,
+        /// Where in the file the memory begins, in bytes.
+        offset: u64,
+    },
+}
+
+/// Bytes that can be registered with a device.
+///
+/// # Safety
+///
+/// From creation to drop `base` and `len` name the same readable and writable bytes, which nothing but their owner
+/// and the transfers that it allowed touches. With [`Share::File`] those bytes are a shared mapping of that file, and
+/// a device may at any time replace the pages of that mapping by private copies of them at the same addresses (this
+/// is how a peer that does not answer is kept from writing, contract line 9).
+pub unsafe trait Memory: Send + Sync {
+    /// Address of the first byte.
+    fn base(&self) -> NonNull<u8>;
+    /// Length in bytes.
+    fn len(&self) -> usize;
+    /// Whether there are no bytes at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Where the bytes live.
+    fn space(&self) -> Space;
+    /// How another process could map them.
+    fn share(&self) -> Share<'_>;
+}
+
+/// Zeroed heap memory, aligned to 4,096 bytes. Accepted by `tcp` and `sim`, refused by `shm` (nobody can map it).
+#[derive(Debug)]
+pub struct HostMemory {
+    base: NonNull<u8>,
+    layout: Layout,
+    len: usize,
+}
+
+/// Alignment of memory that pleach allocates, in bytes: a page.
+const MEMORY_ALIGN_BYTES: usize = 4096;
+
+impl HostMemory {
+    /// `len` zeroed bytes.
+    #[must_use]
+    pub fn new(len: usize) -> Arc<Self> {
+        let layout = Layout::from_size_align(len.max(1), MEMORY_ALIGN_BYTES).expect("fits the address space");
+        // SAFETY: the layout has a non-zero size.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
+        Arc::new(Self { base, layout, len })
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, freed once.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+// SAFETY: the allocation is owned, never moves, and is private to this value and its transfers.
+unsafe impl Memory for HostMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn space(&self) -> Space {
+        Space::Host
+    }
+    fn share(&self) -> Share<'_> {
+        Share::Private
+    }
+}
+
+// SAFETY: plain bytes; concurrent access is governed by the `Memory` contract.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above; `&HostMemory` only tells the address.
+unsafe impl Sync for HostMemory {}
+
+/// Zeroed memory in an anonymous file (memfd), accepted by every host backend and mappable by peers of this host.
+///
+/// It has no name in any shared namespace, so nothing is left behind however the process ends.
+#[derive(Debug)]
+pub struct SharedMemory {
+    base: NonNull<u8>,
+    len: usize,
+    mapped_bytes: usize,
+    file: OwnedFd,
+}
+
+impl SharedMemory {
+    /// `len` zeroed bytes in a new memfd.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says: out of memory, or too many files.
+    pub fn new(len: usize) -> io::Result<Arc<Self>> {
+        let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
+        let file = memfd_create("pleach", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, mapped_bytes as u64)?;
+        Ok(Arc::new(Self::map(file, len, mapped_bytes)?))
+    }
+
+    /// Maps the first `len` bytes of a file that another process made with [`SharedMemory::new`].
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says, or `InvalidInput` when the file is shorter than `len`: touching bytes beyond its end
+    /// would be a fatal signal.
+    pub fn from_file(file: OwnedFd, len: usize) -> io::Result<Arc<Self>> {
+        let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
+        let have = rustix::fs::fstat(&file)?.st_size;
+        if have < 0 || (have as u64) < mapped_bytes as u64 {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        Ok(Arc::new(Self::map(file, len, mapped_bytes)?))
+    }
+
+    fn map(file: OwnedFd, len: usize, mapped_bytes: usize) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                mapped_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
+        Ok(Self { base, len, mapped_bytes, file })
+    }
+
+    /// The anonymous file, to be passed to another process.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this length; no pointer into it outlives the value (see `Memory`). Whether its
+        // pages were replaced by private ones meanwhile makes no difference to munmap.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
+    }
+}
+
+// SAFETY: the mapping is owned, never moves, and is shared only through the file descriptor this value hands out.
+unsafe impl Memory for SharedMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn space(&self) -> Space {
+        Space::Host
+    }
+    fn share(&self) -> Share<'_> {
+        Share::File { file: self.file.as_fd(), offset: 0 }
+    }
+}
+
+// SAFETY: plain bytes; concurrent access is governed by the `Memory` contract.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above; `&SharedMemory` only tells the address and the file.
+unsafe impl Sync for SharedMemory {}
+
+impl Slice {
+    /// Copies `bytes` over the slice's first bytes, as a transfer would.
+    ///
+    /// # Panics
+    ///
+    /// When `bytes` is longer than the slice: the caller's length check is missing.
+    pub fn store(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len(), "{} bytes into a slice of {}", bytes.len(), self.len());
+        // SAFETY: the slice lies inside its region, whose memory is alive and writable; source and target cannot
+        // overlap as `bytes` is a reference and registered memory is never borrowed while transfers may touch it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr(), bytes.len()) }
+    }
+
+    /// Copies the slice's first bytes out, as a transfer would.
+    ///
+    /// # Panics
+    ///
+    /// When `bytes` is longer than the slice.
+    pub fn load(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.len(), "{} bytes out of a slice of {}", bytes.len(), self.len());
+        // SAFETY: as in `store`, with the roles exchanged.
+        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// The slice's bytes, copied.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.load(&mut bytes);
+        bytes
+    }
+
+    /// Address of the slice's first byte; valid while the slice lives.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: the offset lies inside the region (checked when the slice was made).
+        unsafe { self.region().base().as_ptr().add(self.offset()) }
+    }
+}
+
+/// A key nobody was given: random, so that a stale or invented key misses.
+///
+/// # Panics
+///
+/// When the kernel has no random bytes to give, which it does not do after boot.
+#[must_use]
+pub fn random_key() -> RegionKey {
+    let mut bytes = [0u8; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled.ok(), Some(8), "the kernel gives 8 random bytes");
+    // Zero is reserved for "no region".
+    RegionKey(u64::from_ne_bytes(bytes).max(1))
+}

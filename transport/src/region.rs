@@ -1,0 +1,225 @@
+//! Regions: memory that a device may touch, and the names by which peers reach it.
+//!
+//! **Invariant:** a region is deregistered when its last handle is dropped; a transfer in flight holds a handle
+//! (contract line 7), so no transfer ever touches deregistered memory.
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::memory::Memory;
+
+/// Names a region of some rank. Whoever knows the key may read and write the region; keys are random, live as long
+/// as the region, and zero names none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionKey(pub u64);
+
+impl RegionKey {
+    /// Names no region.
+    pub const NONE: Self = Self(0);
+}
+
+impl fmt::Debug for RegionKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "RegionKey({:016x})", self.0)
+    }
+}
+
+/// Told when the last handle of a region is gone. Implemented by the device that registered it.
+pub trait Registry: Send + Sync {
+    /// The region of this key has no handle any more; forget the key. Called once, from any thread.
+    fn released(&self, key: RegionKey);
+}
+
+/// Registered memory. Clones are handles of the same region.
+#[derive(Clone)]
+pub struct Region {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    memory: Arc<dyn Memory>,
+    key: RegionKey,
+    registry: Arc<dyn Registry>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.registry.released(self.key);
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Region({:?}, {} bytes)", self.inner.key, self.len())
+    }
+}
+
+impl Region {
+    /// For backends: `memory`, known to peers under `key`, reported to `registry` when the last handle is dropped.
+    pub fn new(memory: Arc<dyn Memory>, key: RegionKey, registry: Arc<dyn Registry>) -> Self {
+        Self { inner: Arc::new(Inner { memory, key, registry }) }
+    }
+
+    /// The key by which peers name it.
+    #[must_use]
+    pub fn key(&self) -> RegionKey {
+        self.inner.key
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.inner.memory.base()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.memory.len()
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The memory under it.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<dyn Memory> {
+        &self.inner.memory
+    }
+
+    /// Whether this region was registered with the device that owns `registry`.
+    #[must_use]
+    pub fn belongs_to(&self, registry: &Arc<dyn Registry>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.inner.registry), Arc::as_ptr(registry))
+    }
+
+    /// Bytes `range` of it.
+    ///
+    /// # Errors
+    ///
+    /// When the range ends beyond the region or is reversed.
+    pub fn slice(&self, range: Range<usize>) -> Result<Slice, OutOfBounds> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(OutOfBounds {
+                start: range.start as u64,
+                end: range.end as u64,
+                len: self.len() as u64,
+            });
+        }
+        Ok(Slice { region: self.clone(), offset: range.start, len: range.end - range.start })
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn whole(&self) -> Slice {
+        Slice { region: self.clone(), offset: 0, len: self.len() }
+    }
+
+    /// All of it, as a peer names it.
+    #[must_use]
+    pub fn remote(&self) -> RemoteSlice {
+        RemoteSlice { key: self.key(), offset: 0, len: self.len() as u64 }
+    }
+}
+
+/// A part of a region of this process. Holds the region.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    region: Region,
+    offset: usize,
+    len: usize,
+}
+
+impl Slice {
+    /// The region it is part of.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Where in the region it begins, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes `range` of the slice.
+    ///
+    /// # Errors
+    ///
+    /// When the range ends beyond the slice or is reversed.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, OutOfBounds> {
+        if range.start > range.end || range.end > self.len {
+            return Err(OutOfBounds {
+                start: range.start as u64,
+                end: range.end as u64,
+                len: self.len as u64,
+            });
+        }
+        Ok(Self {
+            region: self.region.clone(),
+            offset: self.offset + range.start,
+            len: range.end - range.start,
+        })
+    }
+
+    /// The same bytes, as a peer names them.
+    #[must_use]
+    pub fn remote(&self) -> RemoteSlice {
+        RemoteSlice { key: self.region.key(), offset: self.offset as u64, len: self.len as u64 }
+    }
+}
+
+/// A part of a peer's region: plain data that may travel. Whether it exists only its owner knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteSlice {
+    /// The owner's region.
+    pub key: RegionKey,
+    /// Where in the region it begins, in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl RemoteSlice {
+    /// Bytes `range` of it.
+    ///
+    /// # Errors
+    ///
+    /// When the range ends beyond the slice or is reversed.
+    pub fn slice(&self, range: Range<u64>) -> Result<Self, OutOfBounds> {
+        if range.start > range.end || range.end > self.len {
+            return Err(OutOfBounds { start: range.start, end: range.end, len: self.len });
+        }
+        Ok(Self { key: self.key, offset: self.offset + range.start, len: range.end - range.start })
+    }
+}
+
+/// A range that does not lie inside what it is taken of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bytes {start}..{end} do not lie inside {len} bytes")]
+pub struct OutOfBounds {
+    /// First byte asked for.
+    pub start: u64,
+    /// One past the last byte asked for.
+    pub end: u64,
+    /// How many bytes there are.
+    pub len: u64,
+}
