@@ -454,6 +454,9 @@ pub struct Caps {
     pub checks_keys: bool,
     /// Whether severing one peer takes local regions away from all of them (they keep their bytes and addresses).
     pub sever_detaches: bool,
+    /// Whether any host memory can be registered, at the cost of a table entry: then slices that a caller lends for
+    /// one operation are registered for its duration instead of being staged.
+    pub registers_freely: bool,
     /// Cells a rank keeps for each peer.
     pub cells: usize,
     /// Longest transfer, in bytes.
