@@ -1,0 +1,94 @@
+//! The one form in which things go wrong on the command line.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// What a subcommand ends with when it does not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CommandError {
+    /// What the person typed or wrote (arguments, files, variables) does not do: exit status 2.
+    Usage(String),
+    /// Something happened or did not hold: exit status 1.
+    Failed(String),
+}
+
+impl CommandError {
+    /// From any error whose text has the form `<what>: <who or where>; <what to do>`.
+    pub(crate) fn usage(error: impl Display) -> Self {
+        Self::Usage(error.to_string())
+    }
+
+    /// As [`CommandError::usage`], for what is not the person's doing.
+    pub(crate) fn failed(error: impl Display) -> Self {
+        Self::Failed(error.to_string())
+    }
+
+    /// Folds clap's paragraphs into one line and says where to read on.
+    pub(crate) fn from_clap(error: &clap::Error) -> Self {
+        let rendered = error.render().to_string();
+        if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            return Self::usage("no command: pleach; see 'pleach --help'");
+        }
+        let mut parts = Vec::new();
+        let mut help = "pleach".to_owned();
+        for line in rendered.lines().map(str::trim) {
+            if let Some(usage) = line.strip_prefix("Usage: ") {
+                // The words before the first option or placeholder are the subcommand's path.
+                let words: Vec<_> = usage
+                    .split_whitespace()
+                    .take_while(|word| {
+                        word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')
+                    })
+                    .collect();
+                help = words.join(" ");
+            } else if !line.is_empty() && !line.starts_with("For more information") {
+                parts.push(line.strip_prefix("error: ").unwrap_or(line).to_owned());
+            }
+        }
+        Self::Usage(format!("{}; see '{help} --help'", parts.join(" ")))
+    }
+
+    /// The exit status.
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Failed(_) => 1,
+        }
+    }
+
+    /// Prints the line and gives the exit status.
+    pub(crate) fn report(&self) -> ExitCode {
+        let (Self::Usage(text) | Self::Failed(text)) = self;
+        // One write, so that lines of several processes do not mix; nobody is left to tell if it fails.
+        let line = format!("error: {}\n", text.trim().replace('\n', " "));
+        let _ = std::io::stderr().write_all(line.as_bytes());
+        ExitCode::from(self.status())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::CommandLine;
+
+    fn parse_error(arguments: &[&str]) -> CommandError {
+        CommandError::from_clap(&CommandLine::try_parse_from(arguments).expect_err("does not parse"))
+    }
+
+    #[test]
+    fn a_usage_error_is_one_line_that_names_the_help_of_its_subcommand() {
+        let CommandError::Usage(text) = parse_error(&["pleach", "secret"]) else { panic!("a usage error") };
+        assert!(text.contains("<PATH>") && !text.contains('\n'), "{text}");
+        assert!(text.ends_with("; see 'pleach secret --help'"), "{text}");
+    }
+
+    #[test]
+    fn a_missing_or_unknown_command_is_a_usage_error() {
+        assert_eq!(parse_error(&["pleach"]).status(), 2);
+        let CommandError::Usage(text) = parse_error(&["pleach", "secrat"]) else { panic!("a usage error") };
+        assert!(text.contains("'secrat'") && text.contains("'secret'"), "{text}");
+    }
+}

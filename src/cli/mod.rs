@@ -1,0 +1,72 @@
+//! The command line: parsing, dispatch and the one form of errors.
+//!
+//! A subcommand is a file with `Arguments` (what clap fills) and `run(Arguments) -> Result<(), CommandError>`; it is
+//! named in [`Command`] and in `dispatch`. Results go to standard output by `writeln!`, never by `println!` (which
+//! panics when nobody reads).
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod error;
+mod log;
+mod secret;
+
+pub(crate) use error::CommandError;
+
+/// Tensors that move, collectives that are proved.
+#[derive(Debug, Parser)]
+#[command(name = "pleach", version, about, disable_help_subcommand = true, after_help = EXAMPLE)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLE: &str = "Example:\n  pleach secret ~/.pleach-secret\n\n\
+    PLEACH_LOG=info (or debug, or module=level) prints what was chosen and why on standard error.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write a file with a fresh secret that all ranks of a job share
+    Secret(secret::Arguments),
+}
+
+/// Parses, runs, reports.
+pub(crate) fn main() -> ExitCode {
+    match CommandLine::try_parse() {
+        Ok(command_line) => match log::start().and_then(|()| dispatch(command_line.command)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => error.report(),
+        },
+        Err(error) if !error.use_stderr() => {
+            // Help or version was asked for; who closes the pipe early has seen enough.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        Err(error) => CommandError::from_clap(&error).report(),
+    }
+}
+
+fn dispatch(command: Command) -> Result<(), CommandError> {
+    match command {
+        Command::Secret(arguments) => secret::run(&arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_subcommand_shows_an_example() {
+        let mut command = CommandLine::command();
+        command.build();
+        command.clone().debug_assert();
+        for subcommand in command.get_subcommands_mut().filter(|subcommand| !subcommand.is_hide_set()) {
+            let help = subcommand.render_long_help().to_string();
+            assert!(help.contains("Example"), "{} shows no example", subcommand.get_name());
+        }
+    }
+}
