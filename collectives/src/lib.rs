@@ -5,9 +5,11 @@
 
 pub mod collective;
 pub mod compute;
+pub mod generate;
 pub mod schedule;
 pub mod verify;
 
 pub use collective::{Collective, DataType, ReduceOp};
+pub use generate::{Access, Algorithm, generate};
 pub use pleach_transport::Rank;
 pub use schedule::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};

@@ -1,0 +1,316 @@
+//! Generators: algorithms that make a [`Schedule`].
+//!
+//! Each algorithm is one file and says in its module what it costs. None of them is trusted: what they make is proved by
+//! [`verify`](crate::verify::verify), which shares no code with them. [`generate`] is the way in; [`Algorithm`] names
+//! them, and [`Access`] says how a rank reaches its peers.
+//!
+//! **What all of them keep:** a private input or output is touched by its own rank alone. A peer's shared output is
+//! written only after that peer has been heard of in the same chunk, so that what its caller had there has been read
+//! (output may be input) and what the chunk before last left there has been taken away. A block is reduced in one
+//! order only, so all ranks end with the same bits. No notice is sent that data flow already implies.
+//!
+//! A *put* is taken to have read its source when its notice has arrived. Puts read `Input` and `Output` straight
+//! where nothing else would have to be written; who carries them out stages what is not registered.
+
+mod direct;
+#[cfg(test)]
+mod interpreter;
+mod program;
+mod ring;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::collective::{Collective, UnknownName};
+use crate::schedule::{Block, Lane, Schedule};
+
+use program::Program;
+
+/// How a rank reaches its peers' memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Access {
+    /// By puts alone.
+    Put,
+    /// By reading and writing it in place: a reduction takes one pass, and notices carry no data.
+    Mapped,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Put => "put",
+            Self::Mapped => "mapped",
+        })
+    }
+}
+
+/// Most dimensions of a grid.
+pub const GRID_DIMENSIONS_MAX: usize = 16;
+
+/// How a collective is carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Every rank with every other, in one hop.
+    Direct,
+    /// Exchanges of everything with the rank at distance 1, 2, 4, …
+    RecursiveDoubling,
+    /// Exchanges of halves, quarters, … and back.
+    HalvingDoubling,
+    /// Around a ring.
+    Ring,
+    /// Two binary trees, each for half of the data; an inner rank of one is a leaf of the other.
+    DoubleTree,
+    /// Along a chain.
+    Chain,
+    /// Along the lines of a grid of these extents: reduce-scatter dimension after dimension, all-gather back.
+    Grid(Vec<u32>),
+    /// Along the lines of a grid: a whole all-reduce in each dimension, one after the other.
+    GridStaged(Vec<u32>),
+}
+
+impl Algorithm {
+    /// The names of the algorithms that carry out a collective. A name that ends in a colon wants extents: `grid:2x3`.
+    #[must_use]
+    pub fn names(collective: Collective) -> &'static [&'static str] {
+        match collective {
+            Collective::AllReduce => &[
+                "direct",
+                "recursive-doubling",
+                "halving-doubling",
+                "ring",
+                "double-tree",
+                "grid:AxB",
+                "grid-staged:AxB",
+            ],
+            Collective::Reduce { .. } | Collective::Broadcast { .. } => &["direct", "double-tree", "chain"],
+            Collective::AllGather | Collective::ReduceScatter => {
+                &["direct", "ring", "halving-doubling", "grid:AxB"]
+            }
+            Collective::Barrier => &["recursive-doubling"],
+            Collective::SendRecv { .. } => &["direct"],
+        }
+    }
+
+    /// Whether it can carry out the collective.
+    #[must_use]
+    pub fn carries_out(&self, collective: Collective) -> bool {
+        Self::names(collective).iter().any(|name| name.split(':').next() == Some(self.family()))
+    }
+
+    /// The algorithm of this name, which must be able to carry out the collective.
+    ///
+    /// # Errors
+    ///
+    /// Lists the names that the collective knows.
+    pub fn named(name: &str, collective: Collective) -> Result<Self, UnknownName> {
+        let unknown = || UnknownName {
+            what: "algorithm for this collective",
+            name: name.to_owned(),
+            known: Self::names(collective).join(" "),
+        };
+        let algorithm: Self = name.parse().map_err(|_| unknown())?;
+        if algorithm.carries_out(collective) { Ok(algorithm) } else { Err(unknown()) }
+    }
+
+    /// Its name without extents.
+    #[must_use]
+    pub fn family(&self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::RecursiveDoubling => "recursive-doubling",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::Ring => "ring",
+            Self::DoubleTree => "double-tree",
+            Self::Chain => "chain",
+            Self::Grid(_) => "grid",
+            Self::GridStaged(_) => "grid-staged",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.family())?;
+        if let Self::Grid(extents) | Self::GridStaged(extents) = self {
+            for (index, extent) in extents.iter().enumerate() {
+                write!(formatter, "{}{extent}", if index == 0 { ':' } else { 'x' })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let unknown = || UnknownName {
+            what: "algorithm",
+            name: name.to_owned(),
+            known:
+                "direct recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB"
+                    .to_owned(),
+        };
+        match name {
+            "direct" => return Ok(Self::Direct),
+            "recursive-doubling" => return Ok(Self::RecursiveDoubling),
+            "halving-doubling" => return Ok(Self::HalvingDoubling),
+            "ring" => return Ok(Self::Ring),
+            "double-tree" => return Ok(Self::DoubleTree),
+            "chain" => return Ok(Self::Chain),
+            _ => {}
+        }
+        let (family, extents) = name.split_once(':').ok_or_else(unknown)?;
+        let extents = extents
+            .split('x')
+            .map(|extent| extent.parse().ok().filter(|&extent: &u32| extent > 0))
+            .collect::<Option<Vec<u32>>>()
+            .filter(|extents| extents.len() <= GRID_DIMENSIONS_MAX)
+            .ok_or_else(unknown)?;
+        match family {
+            "grid" => Ok(Self::Grid(extents)),
+            "grid-staged" => Ok(Self::GridStaged(extents)),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// Why no schedule can be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// A group has at least one rank.
+    #[error("a schedule needs at least 1 rank; give a rank count from 1 to {RANKS_MAX}")]
+    NoRanks,
+    /// More ranks than slots and cells can be numbered for.
+    #[error("{algorithm} makes schedules for at most {limit} ranks, not {ranks}; choose another algorithm")]
+    TooManyRanks {
+        /// Which algorithm.
+        algorithm: Algorithm,
+        /// How many were asked for.
+        ranks: u32,
+        /// How many it can do.
+        limit: u32,
+    },
+    /// The algorithm does something else.
+    #[error("{algorithm} is no algorithm for {}; there are {}", collective.name(), known.join(" "))]
+    NotForThis {
+        /// What was asked for.
+        algorithm: Algorithm,
+        /// For what.
+        collective: Collective,
+        /// What could be asked for.
+        known: &'static [&'static str],
+    },
+    /// The grid has not as many places as there are ranks.
+    #[error("{algorithm} has {places} places for {ranks} ranks; give extents whose product is {ranks}")]
+    GridDoesNotFit {
+        /// The grid.
+        algorithm: Algorithm,
+        /// The product of its extents.
+        places: u64,
+        /// How many ranks there are.
+        ranks: u32,
+    },
+    /// The collective names a rank that is not there.
+    #[error("rank {rank} of {collective} does not exist; there are ranks 0 to {}", ranks - 1)]
+    NoSuchRank {
+        /// Which.
+        rank: u32,
+        /// Where.
+        collective: Collective,
+        /// How many ranks there are.
+        ranks: u32,
+    },
+}
+
+/// Most ranks of a schedule.
+pub const RANKS_MAX: u32 = 4096;
+/// Most ranks of an algorithm in which every rank talks to every other.
+pub const DIRECT_RANKS_MAX: u32 = 1024;
+
+/// Makes the schedule by which `ranks` ranks carry out a collective.
+///
+/// # Errors
+///
+/// See [`GenerateError`].
+pub fn generate(
+    collective: Collective,
+    algorithm: &Algorithm,
+    ranks: u32,
+    access: Access,
+) -> Result<Schedule, GenerateError> {
+    check(collective, algorithm, ranks)?;
+    if ranks == 1 || matches!(collective, Collective::SendRecv { from, to } if from == to) {
+        return Ok(alone(collective, ranks, access));
+    }
+    let schedule = match algorithm {
+        Algorithm::Direct => direct::schedule(collective, ranks, access),
+        Algorithm::Ring => ring::schedule(collective, ranks, access),
+        _ => {
+            return Err(GenerateError::NotForThis {
+                algorithm: algorithm.clone(),
+                collective,
+                known: Algorithm::names(collective),
+            });
+        }
+    };
+    Ok(schedule)
+}
+
+fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<(), GenerateError> {
+    if ranks == 0 {
+        return Err(GenerateError::NoRanks);
+    }
+    if !algorithm.carries_out(collective) {
+        let known = Algorithm::names(collective);
+        return Err(GenerateError::NotForThis { algorithm: algorithm.clone(), collective, known });
+    }
+    let limit = if *algorithm == Algorithm::Direct { DIRECT_RANKS_MAX } else { RANKS_MAX };
+    if ranks > limit {
+        return Err(GenerateError::TooManyRanks { algorithm: algorithm.clone(), ranks, limit });
+    }
+    if let Algorithm::Grid(extents) | Algorithm::GridStaged(extents) = algorithm {
+        let places = extents.iter().fold(1u64, |places, &extent| places.saturating_mul(u64::from(extent)));
+        if places != u64::from(ranks) {
+            return Err(GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks });
+        }
+    }
+    let named = match collective {
+        Collective::Reduce { root } | Collective::Broadcast { root } => [root, root],
+        Collective::SendRecv { from, to } => [from, to],
+        _ => [0, 0],
+    };
+    match named.into_iter().find(|&rank| rank >= ranks) {
+        Some(rank) => Err(GenerateError::NoSuchRank { rank, collective, ranks }),
+        None => Ok(()),
+    }
+}
+
+/// Nobody to talk to: who has input and output copies.
+fn alone(collective: Collective, ranks: u32, access: Access) -> Schedule {
+    use crate::schedule::Part::{Input, Output};
+    let lanes = |rank| -> Vec<Lane> {
+        let mut lane = Program::new(access, rank, 0);
+        if !collective.input_parts(rank, ranks).is_empty() {
+            lane.copy(Input, Output);
+        }
+        lane.finish().into_iter().collect()
+    };
+    Schedule { collective, window: 1, blocks: one_block(), programs: (0..ranks).map(lanes).collect() }
+}
+
+/// The only part in one piece.
+fn one_block() -> Vec<Block> {
+    vec![Block { part: 0, weight: 1 }]
+}
+
+/// As many blocks as ranks: pieces of the one part, or one block for each part.
+fn block_for_each_rank(collective: Collective, ranks: u32) -> Vec<Block> {
+    let parts = collective.parts(ranks);
+    (0..ranks).map(|block| Block { part: if parts == 1 { 0 } else { block }, weight: 1 }).collect()
+}
+
+#[cfg(test)]
+mod tests;
