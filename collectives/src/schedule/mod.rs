@@ -37,10 +37,13 @@
 //! copy is nothing and takes no time. A schedule must be right in either case, and also when output and input are the
 //! same slice. Mapped access is a [`Op::Reduce`] that names another rank's place.
 
+pub mod text;
+
 use std::fmt;
 
 use pleach_transport::Rank;
 
+pub use self::text::ParseError;
 use crate::collective::Collective;
 
 /// A block's number in [`Schedule::blocks`].
