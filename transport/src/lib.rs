@@ -15,6 +15,7 @@ pub mod clock;
 pub mod device;
 pub mod memory;
 pub mod region;
+pub mod rendezvous;
 
 pub use auth::Secret;
 pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};

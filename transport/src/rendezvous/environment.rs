@@ -1,0 +1,402 @@
+//! Reads who this process is from arguments and from the variables that launchers set.
+//!
+//! [`parse`] is a pure function of the explicit values, a map of variables and a few facts about the process. Rank and
+//! world size come together from the first of: arguments, `PLEACH_*`, torchrun, Open MPI, Hydra, srun. Where to meet,
+//! the secret, the host's name and the interface come from arguments or `PLEACH_*` whoever said the rank, and only
+//! where those are silent from the launcher.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::world::{Launcher, Rendezvous, RendezvousError, World};
+use crate::auth::{Secret, SecretError};
+
+/// Largest world.
+pub const WORLD_SIZE_MAX: u32 = 65_536;
+
+/// First of the ports among which the one of an srun step is chosen.
+const SRUN_PORT_FIRST: u64 = 20_000;
+
+/// How many those are.
+const SRUN_PORTS: u64 = 10_000;
+
+/// How many ancestors are looked at to find the launcher.
+const ANCESTORS_MAX: usize = 16;
+
+/// Values that were given by hand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Explicit {
+    /// `--rank`.
+    pub rank: Option<u32>,
+    /// `--world-size`.
+    pub world_size: Option<u32>,
+    /// `--rendezvous`.
+    pub rendezvous: Option<Rendezvous>,
+}
+
+/// Facts about this process besides its variables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Where temporary files go.
+    pub temporary: PathBuf,
+    /// The user's number.
+    pub user: u32,
+    /// Hydra's proxy among the ancestors: its number and when it was started. It is the same for all local ranks.
+    pub hydra_proxy: Option<(u32, u64)>,
+}
+
+impl Surroundings {
+    /// Asks the operating system.
+    #[must_use]
+    pub fn look() -> Self {
+        Self {
+            temporary: std::env::temp_dir(),
+            user: rustix::process::geteuid().as_raw(),
+            hydra_proxy: hydra_proxy(),
+        }
+    }
+}
+
+/// Why it is not clear who this process is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorldError {
+    /// A variable that is no number.
+    #[error("bad value: {variable}='{value}'; set a number from {min} to {max}")]
+    Number {
+        /// Which variable or argument.
+        variable: &'static str,
+        /// What it holds.
+        value: String,
+        /// Least value.
+        min: u32,
+        /// Greatest value.
+        max: u32,
+    },
+    /// One variable without the other.
+    #[error("incomplete: {present} is given without {absent}; give both or neither")]
+    Incomplete {
+        /// What is there.
+        present: &'static str,
+        /// What is not.
+        absent: &'static str,
+    },
+    /// A rank outside the world.
+    #[error("rank outside the world: {variable}={rank} in a world of {world_size}; ranks count from 0 to {}", .world_size - 1)]
+    RankOutside {
+        /// Which variable or argument.
+        variable: &'static str,
+        /// Its value.
+        rank: u32,
+        /// How many ranks there are.
+        world_size: u32,
+    },
+    /// A place to meet that is none.
+    #[error("{source} ({variable})")]
+    Rendezvous {
+        /// Which variable.
+        variable: &'static str,
+        /// What is wrong.
+        #[source]
+        source: RendezvousError,
+    },
+    /// Nobody says where to meet.
+    #[error(
+        "no rendezvous: {launcher} gives {world_size} ranks no address to meet; set {variable}=tcp://HOST:PORT or file:///DIR for all of them"
+    )]
+    NoRendezvous {
+        /// Who said the rank.
+        launcher: Launcher,
+        /// How many ranks there are.
+        world_size: u32,
+        /// What to set.
+        variable: &'static str,
+    },
+    /// The secret file is not usable.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+}
+
+/// A world whose secret file has not been read yet.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// All but the secret.
+    pub world: World,
+    /// Where the secret is.
+    pub secret_file: Option<PathBuf>,
+}
+
+impl Found {
+    /// Reads the secret.
+    pub(super) fn open(self) -> Result<World, WorldError> {
+        let secret = self.secret_file.as_deref().map(Secret::from_file).transpose()?;
+        Ok(World { secret, ..self.world })
+    }
+}
+
+/// Variables by name.
+pub type Variables = BTreeMap<String, String>;
+
+/// Who this process is; `None` where nobody says so.
+///
+/// # Errors
+///
+/// See [`WorldError`].
+pub fn parse(
+    explicit: &Explicit,
+    variables: &Variables,
+    surroundings: &Surroundings,
+) -> Result<Option<Found>, WorldError> {
+    let reader = Reader { variables };
+    let Some((launcher, identity)) = identity(explicit, &reader)? else { return Ok(None) };
+    let Identity { rank, world_size, local_rank } = identity;
+    let rendezvous = match (&explicit.rendezvous, reader.text("PLEACH_RENDEZVOUS")) {
+        (Some(rendezvous), _) => Some(rendezvous.clone()),
+        (None, Some(text)) => {
+            let parsed = text.parse();
+            Some(parsed.map_err(|source| WorldError::Rendezvous { variable: "PLEACH_RENDEZVOUS", source })?)
+        }
+        (None, None) if world_size == 1 => None,
+        (None, None) => Some(launcher_rendezvous(launcher, world_size, &reader, surroundings)?),
+    };
+    let text = |name| reader.text(name).map(str::to_owned);
+    let (host, interface) = (text("PLEACH_HOST"), text("PLEACH_INTERFACE"));
+    let world = World { rank, world_size, local_rank, rendezvous, secret: None, host, interface, launcher };
+    Ok(Some(Found { world, secret_file: reader.text("PLEACH_SECRET_FILE").map(PathBuf::from) }))
+}
+
+struct Identity {
+    rank: u32,
+    world_size: u32,
+    local_rank: Option<u32>,
+}
+
+/// Names of the variables in which a launcher says who a rank is.
+struct Names {
+    launcher: Launcher,
+    rank: &'static str,
+    world_size: &'static str,
+    local_rank: &'static str,
+    /// Without this the others are leftovers or accidents.
+    mark: Option<&'static str>,
+}
+
+const LAUNCHERS: [Names; 5] = [
+    Names {
+        launcher: Launcher::Pleach,
+        rank: "PLEACH_RANK",
+        world_size: "PLEACH_WORLD_SIZE",
+        local_rank: "PLEACH_LOCAL_RANK",
+        mark: None,
+    },
+    Names {
+        launcher: Launcher::Torchrun,
+        rank: "RANK",
+        world_size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        mark: Some("MASTER_ADDR"),
+    },
+    Names {
+        launcher: Launcher::OpenMpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        mark: None,
+    },
+    Names {
+        launcher: Launcher::Hydra,
+        rank: "PMI_RANK",
+        world_size: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        mark: None,
+    },
+    Names {
+        // A batch script has SLURM_PROCID=0 without being a rank; only a step has a node list of its own.
+        launcher: Launcher::Srun,
+        rank: "SLURM_PROCID",
+        world_size: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        mark: Some("SLURM_STEP_NODELIST"),
+    },
+];
+
+fn identity(explicit: &Explicit, reader: &Reader<'_>) -> Result<Option<(Launcher, Identity)>, WorldError> {
+    match (explicit.rank, explicit.world_size) {
+        (Some(rank), Some(world_size)) => {
+            if !(1..=WORLD_SIZE_MAX).contains(&world_size) {
+                let value = world_size.to_string();
+                return Err(WorldError::Number {
+                    variable: "--world-size",
+                    value,
+                    min: 1,
+                    max: WORLD_SIZE_MAX,
+                });
+            }
+            inside("--rank", rank, world_size)?;
+            return Ok(Some((Launcher::Arguments, Identity { rank, world_size, local_rank: None })));
+        }
+        (Some(_), None) => return Err(WorldError::Incomplete { present: "--rank", absent: "--world-size" }),
+        (None, Some(_)) => return Err(WorldError::Incomplete { present: "--world-size", absent: "--rank" }),
+        (None, None) => {}
+    }
+    for names in &LAUNCHERS {
+        let (rank, world_size) = (reader.text(names.rank), reader.text(names.world_size));
+        let marked = names.mark.is_none_or(|mark| reader.text(mark).is_some());
+        match (rank, world_size) {
+            (Some(_), Some(_)) if marked || names.launcher == Launcher::Torchrun => {}
+            (Some(_), None) if marked => {
+                return Err(WorldError::Incomplete { present: names.rank, absent: names.world_size });
+            }
+            (None, Some(_)) if marked => {
+                return Err(WorldError::Incomplete { present: names.world_size, absent: names.rank });
+            }
+            _ => continue,
+        }
+        // Both were seen to be there.
+        let world_size = reader.number(names.world_size, 1, WORLD_SIZE_MAX)?.unwrap_or(1);
+        let rank = reader.number(names.rank, 0, WORLD_SIZE_MAX - 1)?.unwrap_or(0);
+        inside(names.rank, rank, world_size)?;
+        let local_rank = reader.number(names.local_rank, 0, WORLD_SIZE_MAX - 1)?;
+        if let Some(local_rank) = local_rank {
+            inside(names.local_rank, local_rank, world_size)?;
+        }
+        return Ok(Some((names.launcher, Identity { rank, world_size, local_rank })));
+    }
+    Ok(None)
+}
+
+fn inside(variable: &'static str, rank: u32, world_size: u32) -> Result<(), WorldError> {
+    if rank < world_size { Ok(()) } else { Err(WorldError::RankOutside { variable, rank, world_size }) }
+}
+
+/// Where ranks meet that were told no place by hand.
+fn launcher_rendezvous(
+    launcher: Launcher,
+    world_size: u32,
+    reader: &Reader<'_>,
+    surroundings: &Surroundings,
+) -> Result<Rendezvous, WorldError> {
+    let none = |variable| WorldError::NoRendezvous { launcher, world_size, variable };
+    let all_local =
+        |variable| Ok::<_, WorldError>(reader.number(variable, 1, WORLD_SIZE_MAX)? == Some(world_size));
+    let job = match launcher {
+        Launcher::Arguments | Launcher::Pleach | Launcher::Alone => None,
+        Launcher::Torchrun => {
+            let host = reader
+                .text("MASTER_ADDR")
+                .ok_or_else(|| none("MASTER_ADDR and MASTER_PORT, or PLEACH_RENDEZVOUS"))?;
+            let port = reader
+                .number("MASTER_PORT", 1, u32::from(u16::MAX) - 1)?
+                .ok_or(WorldError::Incomplete { present: "MASTER_ADDR", absent: "MASTER_PORT" })?;
+            // torchrun's own store listens on MASTER_PORT.
+            return tcp(host, u64::from(port) + 1, "MASTER_ADDR");
+        }
+        Launcher::OpenMpi if all_local("OMPI_COMM_WORLD_LOCAL_SIZE")? => {
+            // The first is the job's number, the others hold random parts: together nothing else has them.
+            let parts = [
+                "PMIX_NAMESPACE",
+                "OMPI_MCA_orte_precondition_transports",
+                "PMIX_SERVER_URI41",
+                "PMIX_SERVER_URI4",
+                "PMIX_SERVER_URI3",
+                "PMIX_SERVER_URI2",
+            ];
+            let parts: Vec<_> = parts.iter().filter_map(|name| reader.text(name)).collect();
+            (!parts.is_empty()).then(|| format!("openmpi-{}", digest(&parts.join("\n"))))
+        }
+        Launcher::Hydra if all_local("MPI_LOCALNRANKS")? => {
+            surroundings.hydra_proxy.map(|(process, started)| format!("hydra-{process}-{started}"))
+        }
+        Launcher::Srun => match srun_step(reader) {
+            Some((_, _, step)) if reader.text("SLURM_STEP_NUM_NODES") == Some("1") => {
+                Some(format!("srun-{step}"))
+            }
+            Some((host, port, _)) => return tcp(&host, port, "SLURM_STEP_NODELIST"),
+            None => None,
+        },
+        Launcher::OpenMpi | Launcher::Hydra => None,
+    };
+    let job = job.ok_or_else(|| none("PLEACH_RENDEZVOUS"))?;
+    Ok(Rendezvous::JobFolder { folder: job_folder(surroundings, &job) })
+}
+
+fn tcp(host: &str, port: u64, variable: &'static str) -> Result<Rendezvous, WorldError> {
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let text = format!("tcp://{host}:{port}");
+    text.parse().map_err(|source| WorldError::Rendezvous { variable, source })
+}
+
+fn job_folder(surroundings: &Surroundings, job: &str) -> PathBuf {
+    surroundings.temporary.join(format!("pleach-{}", surroundings.user)).join(job)
+}
+
+/// First host, port and name of an srun step.
+fn srun_step(reader: &Reader<'_>) -> Option<(String, u64, String)> {
+    let host = first_host(reader.text("SLURM_STEP_NODELIST")?)?;
+    let job = reader.text("SLURM_JOB_ID").or_else(|| reader.text("SLURM_JOBID"))?;
+    let step = reader.text("SLURM_STEP_ID").or_else(|| reader.text("SLURM_STEPID")).unwrap_or("0");
+    let (job, step): (u64, u64) = (job.parse().ok()?, step.parse().ok()?);
+    let port = SRUN_PORT_FIRST + (job.wrapping_mul(31).wrapping_add(step)) % SRUN_PORTS;
+    Some((host, port, format!("{job}-{step}")))
+}
+
+/// The first host of a list such as `rack[03-07,9]-node,other`.
+fn first_host(list: &str) -> Option<String> {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let prefix = &list[..end];
+    let Some(rest) = list[end..].strip_prefix('[') else {
+        return Some(prefix.to_owned()).filter(|host| !host.is_empty());
+    };
+    let (range, rest) = rest.split_once(']')?;
+    let first = range.split([',', '-']).next().filter(|first| !first.is_empty())?;
+    let suffix = &rest[..rest.find(',').unwrap_or(rest.len())];
+    if suffix.contains('[') {
+        return first_host(suffix).map(|suffix| format!("{prefix}{first}{suffix}"));
+    }
+    Some(format!("{prefix}{first}{suffix}"))
+}
+
+fn digest(text: &str) -> String {
+    Sha256::digest(text.as_bytes())[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+struct Reader<'a> {
+    variables: &'a Variables,
+}
+
+impl<'a> Reader<'a> {
+    /// A variable that is set to something.
+    fn text(&self, name: &str) -> Option<&'a str> {
+        self.variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    fn number(&self, variable: &'static str, min: u32, max: u32) -> Result<Option<u32>, WorldError> {
+        let Some(text) = self.text(variable) else { return Ok(None) };
+        match text.parse() {
+            Ok(number) if (min..=max).contains(&number) => Ok(Some(number)),
+            _ => Err(WorldError::Number { variable, value: text.to_owned(), min, max }),
+        }
+    }
+}
+
+/// Hydra's proxy on this host: the ancestor of this name. Ranks may be started by scripts, so the parent is not enough.
+fn hydra_proxy() -> Option<(u32, u64)> {
+    let mut process = std::process::id();
+    for _ in 0..ANCESTORS_MAX {
+        let status =
+            std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat")).ok()?;
+        // `pid (name) state parent ... start`: the name may hold anything, so the fields count from its last bracket.
+        let (head, fields) = status.rsplit_once(") ")?;
+        let fields: Vec<_> = fields.split(' ').collect();
+        if head.split_once('(').is_some_and(|(_, name)| name.starts_with("hydra_pmi_proxy")) {
+            return Some((process, fields.get(19)?.parse().ok()?));
+        }
+        process = fields.get(1)?.parse().ok()?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

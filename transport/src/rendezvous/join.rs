@@ -1,0 +1,601 @@
+//! The meeting: ranks claim their numbers, compare what must be equal, agree on a fabric and connect.
+//!
+//! Everything is said through the store, in rounds: each rank writes its line, then reads everybody's. **Invariants:**
+//! all ranks take the same fabric, because each decides from the same lines; and no rank returns before every rank is
+//! connected to all others, so what a caller sends at once reaches a peer that is ready for it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::gate::Gate;
+use super::record::{Difference, PROTOCOL_VERSION, Record};
+use super::{Claim, OpenError, Store, StoreError, World};
+use crate::clock::now;
+use crate::device::{Address, ConnectError, Device, DeviceConfig, Event, LossCause, Responder};
+use crate::{Nanos, Rank};
+
+/// How long ranks wait for each other, unless told otherwise.
+pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longest that sharing memory is tried before another fabric is taken.
+const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long a rank looks at the store before it polls its device again, which its peers may need to connect.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long a rank that gives up tries to tell the others why.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Events taken from a device at a time.
+const EVENTS: usize = 64;
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fabric {
+    /// Shared memory of one host.
+    Shm,
+    /// Sockets.
+    Tcp,
+}
+
+impl fmt::Display for Fabric {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+/// Which kind of device to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FabricChoice {
+    /// Shared memory if all ranks can share it, else sockets.
+    #[default]
+    Auto,
+    /// This one or none.
+    Only(Fabric),
+}
+
+/// A text that names no fabric.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown fabric: '{text}'; choose shm, tcp or auto")]
+pub struct UnknownFabric {
+    /// The text.
+    pub text: String,
+}
+
+impl FromStr for FabricChoice {
+    type Err = UnknownFabric;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFabric> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "shm" => Ok(Self::Only(Fabric::Shm)),
+            "tcp" => Ok(Self::Only(Fabric::Tcp)),
+            _ => Err(UnknownFabric { text: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for FabricChoice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => formatter.write_str("auto"),
+            Self::Only(fabric) => fabric.fmt(formatter),
+        }
+    }
+}
+
+/// Why a device was not made.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+pub struct FabricError {
+    /// As the fabric says it.
+    #[source]
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// Makes devices.
+pub trait Fabrics {
+    /// A device of this kind.
+    ///
+    /// # Errors
+    ///
+    /// Where this machine, or this configuration, has none.
+    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError>;
+}
+
+/// How to join.
+#[derive(Clone, Debug)]
+pub struct JoinOptions {
+    /// Which kind of device to take.
+    pub fabric: FabricChoice,
+    /// Settings that must be equal on all ranks, by name; their values are compared as text.
+    pub knobs: Vec<(String, String)>,
+    /// Cells to keep for each peer.
+    pub cells: usize,
+    /// How long ranks wait for each other.
+    pub timeout: Duration,
+}
+
+/// A rank that has joined: connected to all its peers.
+pub struct Joined {
+    /// This rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world_size: u32,
+    /// This rank's number on its host, where known.
+    pub local_rank: Option<u32>,
+    /// Which fabric was agreed on.
+    pub fabric: Fabric,
+    /// Connected to all peers.
+    pub device: Box<dyn Device>,
+    /// Events that came after `Connected`, for who polls from now on.
+    pub events: Vec<Event>,
+    /// Where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until the job ends: it tells
+    /// processes that come too often that all ranks are there.
+    pub store: Option<Box<dyn Store>>,
+}
+
+impl fmt::Debug for Joined {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Joined(rank {} of {}, {})", self.rank, self.world_size, self.fabric)
+    }
+}
+
+/// Why a rank did not join.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The store could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The store stopped working.
+    #[error(transparent)]
+    Store(StoreError),
+    /// Several ranks and no place to meet.
+    #[error(
+        "no rendezvous: {world_size} ranks have no address to meet; set PLEACH_RENDEZVOUS=tcp://HOST:PORT for all of them"
+    )]
+    NoRendezvous {
+        /// How many ranks there are.
+        world_size: u32,
+    },
+    /// Not all came in time.
+    #[error(
+        "missing ranks: {} of {world_size} did not come within {} ms{}; start all ranks, or look why these ended",
+        ranks_shown(.ranks), .waited.as_millis(), refused_shown(.refused.as_deref())
+    )]
+    Missing {
+        /// Who.
+        ranks: Vec<Rank>,
+        /// How many ranks there are.
+        world_size: u32,
+        /// How long was waited.
+        waited: Duration,
+        /// Who was turned away meanwhile, and why.
+        refused: Option<String>,
+    },
+    /// Somebody else is this rank.
+    #[error("rank taken: {own} and {other} both claim to be rank {rank}; give each process its own rank")]
+    Duplicate {
+        /// Which rank.
+        rank: Rank,
+        /// This process.
+        own: String,
+        /// The one that came first.
+        other: String,
+    },
+    /// Two ranks differ in what must be equal.
+    #[error(transparent)]
+    Differs(#[from] Difference),
+    /// A rank says what cannot be read.
+    #[error("rank {rank} says what this version cannot read; install one version on all hosts")]
+    Unreadable {
+        /// Who.
+        rank: Rank,
+    },
+    /// Another rank ended the meeting.
+    #[error("{reason}")]
+    Ended {
+        /// Why.
+        reason: String,
+    },
+    /// Shared memory was asked for, but ranks are on different hosts.
+    #[error("no shared memory: {first} and {second} are on different hosts; use --fabric tcp or auto")]
+    DifferentHosts {
+        /// A rank and its host.
+        first: String,
+        /// Another rank and its host.
+        second: String,
+    },
+    /// The fabric could not be set up.
+    #[error("fabric {fabric} not usable: rank {rank}: {reason}; choose another fabric or repair this one")]
+    Fabric {
+        /// Which.
+        fabric: Fabric,
+        /// The first rank where it failed.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+}
+
+fn ranks_shown(ranks: &[Rank]) -> String {
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let shown: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+    format!("{word} {}", shown.join(", "))
+}
+
+fn refused_shown(refused: Option<&str>) -> String {
+    refused.map(|text| format!(" (turned away: {text})")).unwrap_or_default()
+}
+
+/// Meets all ranks of `world` and connects to them, over devices made by `fabrics`.
+///
+/// # Errors
+///
+/// See [`JoinError`]; at the latest when `options.timeout` has passed.
+pub fn join_over(
+    world: &World,
+    options: &JoinOptions,
+    responder: Arc<dyn Responder>,
+    fabrics: &mut dyn Fabrics,
+) -> Result<Joined, JoinError> {
+    let deadline = now() + options.timeout;
+    if world.world_size == 1 {
+        return alone(world, options, responder, fabrics);
+    }
+    let store = world.open_store(deadline)?;
+    let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
+    let mut meeting = Meeting { world, options, deadline, store, responder, fabrics };
+    let result = meeting.meet();
+    if let Err(error) = &result
+        && meeting.concerns_all(error)
+    {
+        meeting.store.fail(&error.to_string(), now() + FAREWELL);
+    }
+    let (fabric, Connected { device, events, .. }) = result?;
+    let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
+    Ok(Joined { rank, world_size, local_rank, fabric, device, events, store: Some(meeting.store) })
+}
+
+/// A world of one: any device will do.
+fn alone(
+    world: &World,
+    options: &JoinOptions,
+    responder: Arc<dyn Responder>,
+    fabrics: &mut dyn Fabrics,
+) -> Result<Joined, JoinError> {
+    let candidates: &[Fabric] = match &options.fabric {
+        FabricChoice::Auto => &[Fabric::Shm, Fabric::Tcp],
+        FabricChoice::Only(fabric) => std::slice::from_ref(fabric),
+    };
+    let mut last = None;
+    for &fabric in candidates {
+        match fabrics.make(fabric, config(world, options, options.timeout, Arc::clone(&responder))) {
+            Ok(device) => {
+                let (events, store) = (Vec::new(), None);
+                let local_rank = Some(0);
+                return Ok(Joined { rank: 0, world_size: 1, local_rank, fabric, device, events, store });
+            }
+            Err(error) => last = Some(JoinError::Fabric { fabric, rank: 0, reason: error.to_string() }),
+        }
+    }
+    Err(last.expect("there is a candidate"))
+}
+
+fn config(
+    world: &World,
+    options: &JoinOptions,
+    connect_timeout: Duration,
+    responder: Arc<dyn Responder>,
+) -> DeviceConfig {
+    DeviceConfig {
+        rank: world.rank,
+        world_size: world.world_size,
+        secret: world.secret.clone(),
+        cells: options.cells,
+        connect_timeout,
+        interface: world.interface.clone(),
+        responder,
+    }
+}
+
+/// A device that is connected to all peers.
+struct Connected {
+    gate: Arc<Gate>,
+    device: Box<dyn Device>,
+    /// What it said besides.
+    events: Vec<Event>,
+}
+
+struct Meeting<'a> {
+    world: &'a World,
+    options: &'a JoinOptions,
+    deadline: Nanos,
+    store: Box<dyn Store>,
+    responder: Arc<dyn Responder>,
+    fabrics: &'a mut dyn Fabrics,
+}
+
+impl Meeting<'_> {
+    fn meet(&mut self) -> Result<(Fabric, Connected), JoinError> {
+        let records = self.introduce()?;
+        self.store.seal(self.deadline);
+        let (fabric, mut connected) = self.agree(&records)?;
+        for (peer, reply) in connected.gate.open(&self.responder) {
+            // Who cannot be told is lost or has left, which the device says.
+            let _ = connected.device.post(peer, &reply);
+        }
+        self.part(&mut connected);
+        Ok((fabric, connected))
+    }
+
+    /// Claims this rank's number and compares with everybody.
+    fn introduce(&mut self) -> Result<Vec<Record>, JoinError> {
+        let (rank, deadline) = (self.world.rank, self.deadline);
+        let mut knobs = self.options.knobs.clone();
+        knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
+        let own = Record::own(self.world.world_size, self.world.host.as_deref(), &knobs);
+        // As the others will see it.
+        let encoded = own.encode();
+        let own = decode(rank, &encoded, rank)?;
+        if let Claim::Present(bytes) =
+            self.store.claim(&format!("rank/{rank}"), &encoded, deadline).map_err(JoinError::Store)?
+        {
+            let other = decode(rank, &bytes, rank)?;
+            // Of another world: then that is the mistake.
+            other.compare(rank, &own, rank)?;
+            return Err(JoinError::Duplicate { rank, own: own.to_string(), other: other.to_string() });
+        }
+        // Rank 0 first: who has another world size would otherwise wait for ranks that do not exist.
+        let first = self.wait("rank", 0..1, None)?;
+        decode(0, &first[0], rank)?.compare(0, &own, rank)?;
+        let bytes = self.wait("rank", 0..self.world.world_size, None)?;
+        let mut records = Vec::with_capacity(bytes.len());
+        for (other, bytes) in (0..).zip(&bytes) {
+            let record = decode(other, bytes, rank)?;
+            own.compare(rank, &record, other)?;
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// Chooses a fabric that all ranks reach each other by, and connects.
+    fn agree(&mut self, records: &[Record]) -> Result<(Fabric, Connected), JoinError> {
+        let apart = (0..).zip(records).find(|(_, record)| !records[0].same_host(record));
+        let apart = apart.map(|(rank, record)| {
+            let shown = |rank: Rank, record: &Record| format!("rank {rank} on {}", record.host_shown());
+            JoinError::DifferentHosts { first: shown(0, &records[0]), second: shown(rank, record) }
+        });
+        let (fabric, why, connected) = match (self.options.fabric, apart) {
+            (FabricChoice::Only(Fabric::Shm), Some(apart)) => return Err(apart),
+            (FabricChoice::Only(fabric), _) => {
+                let left = self.deadline.since(now());
+                (fabric, "it was asked for".to_owned(), self.connect(fabric, left)??)
+            }
+            (FabricChoice::Auto, None) => {
+                let limit = (self.deadline.since(now()) / 2).min(SHARING_TIMEOUT);
+                match self.connect(Fabric::Shm, limit)? {
+                    Ok(connected) => {
+                        let why = format!("all ranks share the memory of {}", records[0].host_shown());
+                        (Fabric::Shm, why, connected)
+                    }
+                    Err(error) => {
+                        let left = self.deadline.since(now());
+                        (Fabric::Tcp, error.to_string(), self.connect(Fabric::Tcp, left)??)
+                    }
+                }
+            }
+            (FabricChoice::Auto, Some(apart)) => {
+                let left = self.deadline.since(now());
+                (Fabric::Tcp, apart.to_string(), self.connect(Fabric::Tcp, left)??)
+            }
+        };
+        let ranks = self.world.world_size;
+        if self.world.rank == 0 {
+            tracing::info!("fabric {fabric} for {ranks} ranks: {why}");
+        } else {
+            tracing::debug!("fabric {fabric} for {ranks} ranks: {why}");
+        }
+        Ok((fabric, connected))
+    }
+
+    /// Tries one fabric on all ranks. The outer error ends the meeting; the inner one says, on all ranks alike, that
+    /// this fabric does not do.
+    fn connect(
+        &mut self,
+        fabric: Fabric,
+        limit: Duration,
+    ) -> Result<Result<Connected, JoinError>, JoinError> {
+        let gate = Arc::new(Gate::default());
+        let config = config(self.world, self.options, limit, Arc::<Gate>::clone(&gate));
+        // `+` and the address, or `-` and the reason why there is none.
+        let (mut device, line) = match self.fabrics.make(fabric, config) {
+            Ok(device) => {
+                let line = format!("+{}", device.address());
+                (Some(device), line)
+            }
+            Err(error) => (None, format!("-{error}")),
+        };
+        let lines =
+            self.exchange(&format!("{fabric}/address"), &line, device.as_deref_mut(), &mut Vec::new())?;
+        if let Some(error) = first_failure(fabric, &lines) {
+            return Ok(Err(error));
+        }
+        let mut events = Vec::new();
+        let until = self.deadline.min(now() + limit);
+        let mut line = "+".to_owned();
+        if let Some(reached) = &mut device
+            && let Err(error) = self.reach_all(&mut **reached, &lines, until, &mut events)
+        {
+            line = format!("-{error}");
+            // Given up at once, so that the others notice without waiting for the time to be up.
+            device = None;
+        }
+        let outcomes =
+            self.exchange(&format!("{fabric}/outcome"), &line, device.as_deref_mut(), &mut events)?;
+        Ok(match (first_failure(fabric, &outcomes), device) {
+            (None, Some(device)) => Ok(Connected { gate, device, events }),
+            (Some(error), _) => Err(error),
+            (None, None) => unreachable!("without a device this rank's own line is a failure"),
+        })
+    }
+
+    /// Connects to all peers and waits until it has succeeded.
+    fn reach_all(
+        &self,
+        device: &mut dyn Device,
+        lines: &[String],
+        until: Nanos,
+        later: &mut Vec<Event>,
+    ) -> Result<(), ReachError> {
+        let started = now();
+        let mut missing: Vec<Rank> =
+            (0..self.world.world_size).filter(|&peer| peer != self.world.rank).collect();
+        for &peer in &missing {
+            device.connect(peer, &Address(lines[peer as usize][1..].to_owned()))?;
+        }
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            device.poll(now(), &mut events);
+            let quiet = events.is_empty();
+            for event in events.drain(..) {
+                match event {
+                    Event::Connected { peer } => missing.retain(|&other| other != peer),
+                    Event::PeerLost { peer, cause } => return Err(ReachError::Lost { peer, cause }),
+                    other => later.push(other),
+                }
+            }
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let left = until.since(now());
+            if left.is_zero() {
+                return Err(ReachError::Late { ranks: missing, waited: now().since(started) });
+            }
+            if quiet && let Some(bell) = device.arm() {
+                let left = device.next_wakeup().map_or(left, |wakeup| left.min(wakeup.since(now())));
+                bell.wait(left);
+            }
+        }
+    }
+
+    /// Tells rank 0 that its store is not needed any more; rank 0 waits for that, so that it may close it.
+    fn part(&mut self, connected: &mut Connected) {
+        if self.world.rank == 0 {
+            // Who does not say it any more is lost, which the device tells.
+            let _ = self.wait(
+                "end",
+                1..self.world.world_size,
+                Some((&mut *connected.device, &mut connected.events)),
+            );
+        } else {
+            let _ = self.store.set(&format!("end/{}", self.world.rank), b"", self.deadline);
+        }
+    }
+
+    /// Says this rank's line and gives everybody's.
+    fn exchange(
+        &mut self,
+        topic: &str,
+        line: &str,
+        device: Option<&mut (dyn Device + '_)>,
+        events: &mut Vec<Event>,
+    ) -> Result<Vec<String>, JoinError> {
+        let key = format!("{topic}/{}", self.world.rank);
+        self.store.set(&key, super::cut(line).as_bytes(), self.deadline).map_err(JoinError::Store)?;
+        let lines = self.wait(topic, 0..self.world.world_size, device.map(|device| (device, events)))?;
+        Ok(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect())
+    }
+
+    /// Waits for what these ranks say on a topic, polling the device meanwhile.
+    fn wait(
+        &mut self,
+        topic: &str,
+        ranks: std::ops::Range<Rank>,
+        mut polled: Option<(&mut (dyn Device + '_), &mut Vec<Event>)>,
+    ) -> Result<Vec<Vec<u8>>, JoinError> {
+        let started = now();
+        let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
+        loop {
+            let until = if polled.is_some() { self.deadline.min(now() + LOOK) } else { self.deadline };
+            let error = match self.store.wait(&keys, until) {
+                Ok(values) => return Ok(values),
+                Err(error) => error,
+            };
+            let StoreError::Missing { keys, refused, .. } = error else {
+                return Err(match error {
+                    StoreError::Failed { reason } => JoinError::Ended { reason },
+                    error => JoinError::Store(error),
+                });
+            };
+            let ranks: Vec<Rank> =
+                keys.iter().filter_map(|key| key.rsplit('/').next()?.parse().ok()).collect();
+            let mut lost = false;
+            if let Some((device, later)) = &mut polled {
+                let mut events = Vec::with_capacity(EVENTS);
+                device.poll(now(), &mut events);
+                later.append(&mut events);
+                lost = later.iter().any(|event| {
+                    matches!(event, Event::PeerLost { peer, .. } | Event::Left { peer } if ranks.contains(peer))
+                });
+            }
+            // A rank that is gone says nothing more.
+            if lost || now() >= self.deadline {
+                let (world_size, waited) = (self.world.world_size, now().since(started));
+                return Err(JoinError::Missing { ranks, world_size, waited, refused });
+            }
+        }
+    }
+
+    /// Whether the other ranks cannot go on either.
+    fn concerns_all(&self, error: &JoinError) -> bool {
+        match error {
+            JoinError::Ended { .. } => false,
+            // One that is no part of rank 0's world has lost its way; the world may be complete without it.
+            JoinError::Differs(difference) => {
+                difference.what != "the world size"
+                    || difference.first.1.parse().is_ok_and(|world_size: u32| self.world.rank < world_size)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Why a rank did not reach its peers.
+#[derive(Debug, thiserror::Error)]
+enum ReachError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("rank {peer} was not reached: {cause}")]
+    Lost { peer: Rank, cause: LossCause },
+    #[error("{} not connected within {} ms", ranks_shown(.ranks), .waited.as_millis())]
+    Late { ranks: Vec<Rank>, waited: Duration },
+}
+
+/// The first rank that said no, and why.
+fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
+    let (rank, reason) = (0..).zip(lines).find(|(_, line)| !line.starts_with('+'))?;
+    let reason = reason.strip_prefix('-').unwrap_or(reason).to_owned();
+    Some(JoinError::Fabric { fabric, rank, reason })
+}
+
+fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<Record, JoinError> {
+    match Record::decode(bytes) {
+        Ok(Ok(record)) => Ok(record),
+        Ok(Err(version)) => Err(JoinError::Differs(Difference {
+            what: "the protocol version".to_owned(),
+            first: (rank, version.to_string()),
+            second: (own, PROTOCOL_VERSION.to_string()),
+        })),
+        Err(_) => Err(JoinError::Unreadable { rank }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

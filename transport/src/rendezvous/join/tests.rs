@@ -1,0 +1,354 @@
+//! Ranks are threads; their devices are made of a table that says who wants to connect to whom.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::sync::Mutex;
+use std::thread;
+
+use super::*;
+use crate::cells::Cells;
+use crate::device::{
+    Bell, Caps, MapError, Mapped, PostError, RegisterError, Ring, SubmitError, Transfer, TransferId,
+};
+use crate::memory::Memory;
+use crate::region::{Region, RemoteSlice};
+use crate::rendezvous::{Explicit, Launcher, Rendezvous};
+
+type Wants = Arc<Mutex<BTreeSet<(String, Rank, Rank)>>>;
+
+/// What goes wrong with a fabric at a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    Make,
+    Reach,
+    Lose,
+}
+
+/// One rank's fabrics: pairs are connected when both want it.
+struct Paper {
+    wants: Wants,
+    rank: Rank,
+    troubles: Vec<(Fabric, Trouble)>,
+    made: Vec<Fabric>,
+}
+
+impl Fabrics for Paper {
+    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError> {
+        self.made.push(fabric);
+        if self.troubles.contains(&(fabric, Trouble::Make)) {
+            return Err(FabricError { source: "out of paper".into() });
+        }
+        let caps = Caps { fabric: "paper", ..paper_caps() };
+        let mute = self.troubles.contains(&(fabric, Trouble::Reach));
+        let lossy = self.troubles.contains(&(fabric, Trouble::Lose));
+        let (wants, rank) = (Arc::clone(&self.wants), self.rank);
+        let responder = Arc::clone(&config.responder);
+        Ok(Box::new(PaperDevice { caps, fabric, rank, wants, waiting: Vec::new(), mute, lossy, responder }))
+    }
+}
+
+fn paper_caps() -> Caps {
+    Caps {
+        fabric: "paper",
+        maps: false,
+        passive: false,
+        checks_keys: false,
+        registers_freely: true,
+        sever_detaches: false,
+        cells: 1,
+        transfer_bytes_max: 0,
+        queue_depth: 1,
+    }
+}
+
+struct PaperDevice {
+    caps: Caps,
+    fabric: Fabric,
+    rank: Rank,
+    wants: Wants,
+    waiting: Vec<Rank>,
+    mute: bool,
+    lossy: bool,
+    responder: Arc<dyn Responder>,
+}
+
+struct Silent;
+
+impl Ring for Silent {
+    fn ring(&self) {}
+}
+
+impl Device for PaperDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+    fn address(&self) -> Address {
+        Address(format!("{}:{}", self.fabric, self.rank))
+    }
+    fn register(&mut self, _memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        Err(RegisterError::NotShareable { fabric: "paper" })
+    }
+    fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        Err(MapError::Unsupported { fabric: "paper" })
+    }
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        assert_eq!(address.0, format!("{}:{peer}", self.fabric), "each peer's own address");
+        if !self.mute {
+            self.wants.lock().expect("whole").insert((self.fabric.to_string(), self.rank, peer));
+        }
+        self.waiting.push(peer);
+        Ok(())
+    }
+    fn sever(&mut self, _peer: Rank) {}
+    fn submit(&mut self, peer: Rank, _transfer: Transfer, _id: TransferId) -> Result<(), SubmitError> {
+        Err(SubmitError::NotConnected { peer })
+    }
+    fn cells(&self, _peer: Rank) -> Cells {
+        unreachable!("nothing is sent")
+    }
+    fn post(&mut self, peer: Rank, _message: &[u8]) -> Result<(), PostError> {
+        Err(PostError::NotConnected { peer })
+    }
+    fn poll(&mut self, _now: Nanos, events: &mut Vec<Event>) {
+        if self.lossy {
+            let cause = LossCause::ProcessEnded;
+            events.extend(self.waiting.drain(..).map(|peer| Event::PeerLost { peer, cause: cause.clone() }));
+            return;
+        }
+        let wants = self.wants.lock().expect("whole");
+        self.waiting.retain(|&peer| {
+            let both = !self.mute && wants.contains(&(self.fabric.to_string(), peer, self.rank));
+            if both {
+                events.push(Event::Connected { peer });
+                self.responder.message(peer, b"early");
+            }
+            !both
+        });
+    }
+    fn arm(&mut self) -> Option<Bell> {
+        None
+    }
+    fn ringer(&self) -> Arc<dyn Ring> {
+        Arc::new(Silent)
+    }
+    fn next_wakeup(&self) -> Option<Nanos> {
+        None
+    }
+    fn leave(&mut self) {}
+    fn is_flushed(&self) -> bool {
+        true
+    }
+}
+
+/// Counts what comes through the gate.
+#[derive(Default)]
+struct Counter(Mutex<Vec<Rank>>);
+
+impl Responder for Counter {
+    fn message(&self, from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        self.0.lock().expect("whole").push(from);
+        None
+    }
+    fn lost(&self, peer: Rank, cause: &LossCause) {
+        panic!("rank {peer} is told lost: {cause}");
+    }
+}
+
+/// A job under test: what each process says it is.
+struct Job {
+    rendezvous: Rendezvous,
+    processes: Vec<Process>,
+    timeout: Duration,
+}
+
+#[derive(Clone)]
+struct Process {
+    rank: Rank,
+    world_size: u32,
+    host: Option<&'static str>,
+    fabric: FabricChoice,
+    knob: &'static str,
+    troubles: Vec<(Fabric, Trouble)>,
+}
+
+impl Job {
+    fn of(world_size: u32) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = listener.local_addr().expect("is bound").port();
+        let process = |rank| Process {
+            rank,
+            world_size,
+            host: None,
+            fabric: FabricChoice::Auto,
+            knob: "1",
+            troubles: Vec::new(),
+        };
+        Self {
+            rendezvous: Rendezvous::Tcp { host: "127.0.0.1".to_owned(), port },
+            processes: (0..world_size).map(process).collect(),
+            timeout: Duration::from_secs(60),
+        }
+    }
+
+    /// How each process's joining ends: the fabric and what came early, or the error's text.
+    fn run(&self) -> Vec<Result<(Fabric, usize), String>> {
+        let wants = Wants::default();
+        thread::scope(|scope| {
+            let run = |process: Process| {
+                let (wants, rendezvous) = (Arc::clone(&wants), self.rendezvous.clone());
+                let Process { rank, world_size, troubles, .. } = process;
+                let world = World {
+                    rank,
+                    world_size,
+                    rendezvous: Some(rendezvous),
+                    host: process.host.map(str::to_owned),
+                    launcher: Launcher::Arguments,
+                    ..World::alone()
+                };
+                let options = JoinOptions {
+                    fabric: process.fabric,
+                    knobs: vec![("chunk-bytes".to_owned(), process.knob.to_owned())],
+                    cells: 1,
+                    timeout: self.timeout,
+                };
+                let counter = Arc::new(Counter::default());
+                let mut fabrics = Paper { wants, rank, troubles, made: Vec::new() };
+                let joined = join_over(&world, &options, Arc::<Counter>::clone(&counter), &mut fabrics)
+                    .map_err(|error| error.to_string())?;
+                assert_eq!((joined.rank, joined.world_size), (rank, world_size));
+                Ok((joined.fabric, counter.0.lock().expect("whole").len()))
+            };
+            let handles: Vec<_> =
+                self.processes.iter().cloned().map(|process| scope.spawn(move || run(process))).collect();
+            handles.into_iter().map(|handle| handle.join().expect("no rank panics")).collect()
+        })
+    }
+}
+
+#[test]
+fn all_ranks_meet_and_share_memory_where_they_can() {
+    for world_size in [1, 2, 5] {
+        let results = Job::of(world_size).run();
+        // What peers said early came through, once each.
+        let expected = Ok((Fabric::Shm, world_size as usize - 1));
+        assert!(results.iter().all(|result| *result == expected), "{results:?}");
+    }
+}
+
+#[test]
+fn all_ranks_take_sockets_when_one_cannot_share_memory_and_nobody_hears_of_the_attempt() {
+    for trouble in [Trouble::Make, Trouble::Lose] {
+        let mut job = Job::of(3);
+        job.processes[1].troubles = vec![(Fabric::Shm, trouble)];
+        let results = job.run();
+        assert!(results.iter().all(|result| *result == Ok((Fabric::Tcp, 2))), "{trouble:?}: {results:?}");
+    }
+    let mut job = Job::of(3);
+    job.processes[2].host = Some("elsewhere");
+    let results = job.run();
+    assert!(results.iter().all(|result| *result == Ok((Fabric::Tcp, 2))), "{results:?}");
+}
+
+#[test]
+fn a_fabric_that_was_asked_for_is_never_replaced() {
+    let shm = FabricChoice::Only(Fabric::Shm);
+    let mut job = Job::of(3);
+    job.processes.iter_mut().for_each(|process| process.fabric = shm);
+    job.processes[2].troubles = vec![(Fabric::Shm, Trouble::Make)];
+    for result in job.run() {
+        let error = result.expect_err("shm does not do");
+        assert!(error.contains("fabric shm not usable: rank 2: out of paper"), "{error}");
+    }
+    let mut job = Job::of(2);
+    job.processes.iter_mut().for_each(|process| process.fabric = shm);
+    job.processes[1].host = Some("elsewhere");
+    for result in job.run() {
+        let error = result.expect_err("not one host");
+        assert!(error.contains("no shared memory") && error.contains("rank 1 on elsewhere"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_disagree_learn_both_values_and_both_ranks() {
+    let mut job = Job::of(3);
+    job.processes[1].knob = "2";
+    for result in job.run() {
+        let error = result.expect_err("they disagree");
+        assert!(
+            error.contains("ranks disagree: chunk-bytes is ") && error.contains("2 at rank 1"),
+            "{error}"
+        );
+    }
+    let mut job = Job::of(2);
+    job.processes[1].fabric = FabricChoice::Only(Fabric::Tcp);
+    for result in job.run() {
+        let error = result.expect_err("they disagree");
+        assert!(error.contains("fabric is auto at rank 0 and tcp at rank 1"), "{error}");
+    }
+}
+
+#[test]
+fn two_processes_that_claim_one_rank_are_told_so() {
+    let mut job = Job::of(4);
+    job.processes[3].rank = 1;
+    let results = job.run();
+    for result in results {
+        let error = result.expect_err("rank 3 is missing");
+        assert!(error.contains("both claim to be rank 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_fifth_rank_does_not_stop_a_world_of_four() {
+    let mut job = Job::of(4);
+    job.processes.push(Process { rank: 4, world_size: 5, ..job.processes[0].clone() });
+    job.timeout = Duration::from_secs(5);
+    let results = job.run();
+    let error = results[4].as_ref().expect_err("there is no rank 4");
+    let told = error.contains("the world size is 4 at rank 0 and 5 at rank 4");
+    // It may come when the four are through, or find nobody any more.
+    assert!(told || error.starts_with("world complete") || error.starts_with("rank 0 is missing"), "{error}");
+    assert!(results[..4].iter().all(Result::is_ok), "{results:?}");
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_by_all_others() {
+    let mut job = Job::of(4);
+    job.processes.remove(2);
+    job.timeout = Duration::from_millis(300);
+    for result in job.run() {
+        let error = result.expect_err("rank 2 is missing");
+        assert!(error.contains("missing ranks: rank 2 of 4"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_not_reached_is_named() {
+    let mut job = Job::of(3);
+    job.processes.iter_mut().for_each(|process| process.fabric = FabricChoice::Only(Fabric::Tcp));
+    job.processes[2].troubles = vec![(Fabric::Tcp, Trouble::Lose)];
+    for result in job.run() {
+        let error = result.expect_err("not connected");
+        assert!(error.contains("fabric tcp not usable: rank "), "{error}");
+    }
+}
+
+#[test]
+fn without_a_place_several_ranks_cannot_meet() {
+    let world = World { world_size: 2, ..World::alone() };
+    let options = JoinOptions {
+        fabric: FabricChoice::Auto,
+        knobs: Vec::new(),
+        cells: 1,
+        timeout: Duration::from_secs(1),
+    };
+    let mut fabrics = Paper { wants: Wants::default(), rank: 0, troubles: Vec::new(), made: Vec::new() };
+    let error =
+        join_over(&world, &options, Arc::new(Counter::default()), &mut fabrics).expect_err("no place");
+    assert!(error.to_string().contains("PLEACH_RENDEZVOUS"), "{error}");
+    assert!(fabrics.made.is_empty());
+    assert!(Explicit::default().rendezvous.is_none());
+}

@@ -1,0 +1,225 @@
+//! What a rank says about itself when it comes: lines of text, so that a person can read them in a file store.
+
+use std::fmt;
+
+use crate::Rank;
+
+/// Version of what ranks say to each other at the meeting and on the fabrics.
+pub(super) const PROTOCOL_VERSION: u32 = 1;
+
+/// Most settings that are compared.
+const KNOBS_MAX: usize = 64;
+
+/// What a rank says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) world_size: u32,
+    pub(super) process: u32,
+    /// Name of the host, for people.
+    pub(super) host_name: String,
+    /// Differs between machines, equal for all processes of one.
+    pub(super) machine: String,
+    /// `PLEACH_HOST`.
+    pub(super) host: Option<String>,
+    /// Settings that must be equal everywhere, by name.
+    pub(super) knobs: Vec<(String, String)>,
+}
+
+/// Two ranks that disagree on what must be equal.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("ranks disagree: {what} is {} at rank {} and {} at rank {}; start all ranks alike", .first.1, .first.0, .second.1, .second.0)]
+pub struct Difference {
+    /// On what.
+    pub what: String,
+    /// One rank and its value.
+    pub first: (Rank, String),
+    /// The other rank and its value.
+    pub second: (Rank, String),
+}
+
+/// A record that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unreadable;
+
+impl Record {
+    /// About this process.
+    pub(super) fn own(world_size: u32, host: Option<&str>, knobs: &[(String, String)]) -> Self {
+        let mut knobs = knobs.to_vec();
+        knobs.sort();
+        Self {
+            world_size,
+            process: std::process::id(),
+            host_name: host_name(),
+            machine: machine(),
+            host: host.map(str::to_owned),
+            knobs,
+        }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut text = format!("pleach {PROTOCOL_VERSION}\n");
+        let mut line = |name: &str, value: &str| {
+            text.extend([name, " ", &value.escape_default().to_string(), "\n"]);
+        };
+        line("world-size", &self.world_size.to_string());
+        line("process", &self.process.to_string());
+        line("host-name", &self.host_name);
+        line("machine", &self.machine);
+        if let Some(host) = &self.host {
+            line("host", host);
+        }
+        for (name, value) in &self.knobs {
+            line(&format!("knob {}", name.replace(char::is_whitespace, "-")), value);
+        }
+        text.into_bytes()
+    }
+
+    /// The record of a rank that speaks this version, or the version it speaks.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Result<Self, u32>, Unreadable> {
+        let text = std::str::from_utf8(bytes).map_err(|_| Unreadable)?;
+        let mut lines = text.lines();
+        let version =
+            lines.next().and_then(|line| line.strip_prefix("pleach ")).and_then(|text| text.parse().ok());
+        match version.ok_or(Unreadable)? {
+            PROTOCOL_VERSION => {}
+            other => return Ok(Err(other)),
+        }
+        let mut field = |name: &str| {
+            let (found, value) = lines.clone().next()?.split_once(' ')?;
+            (found == name).then(|| {
+                lines.next();
+                value.to_owned()
+            })
+        };
+        let number = |text: String| text.parse().map_err(|_| Unreadable);
+        let world_size = field("world-size").ok_or(Unreadable).and_then(number)?;
+        let process = field("process").ok_or(Unreadable).and_then(number)?;
+        let host_name = field("host-name").ok_or(Unreadable)?;
+        let machine = field("machine").ok_or(Unreadable)?;
+        let host = field("host");
+        let mut knobs = Vec::new();
+        while let Some(knob) = field("knob") {
+            let (name, value) = knob.split_once(' ').ok_or(Unreadable)?;
+            if knobs.len() == KNOBS_MAX {
+                return Err(Unreadable);
+            }
+            knobs.push((name.to_owned(), value.to_owned()));
+        }
+        if lines.next().is_some() {
+            return Err(Unreadable);
+        }
+        Ok(Ok(Self { world_size, process, host_name, machine, host, knobs }))
+    }
+
+    /// What differs that must not.
+    pub(super) fn compare(&self, own: Rank, other: &Self, theirs: Rank) -> Result<(), Difference> {
+        let differs = |what: &str, first: String, second: String| {
+            if first == second {
+                return Ok(());
+            }
+            Err(Difference { what: what.to_owned(), first: (own, first), second: (theirs, second) })
+        };
+        differs("the world size", self.world_size.to_string(), other.world_size.to_string())?;
+        // As it arrives there: escaped.
+        let mut names: Vec<_> = self.knobs.iter().chain(&other.knobs).map(|(name, _)| name).collect();
+        names.sort();
+        names.dedup();
+        for name in names {
+            differs(name, self.knob(name), other.knob(name))?;
+        }
+        Ok(())
+    }
+
+    fn knob(&self, wanted: &str) -> String {
+        let found = self.knobs.iter().find(|(name, _)| name == wanted);
+        found.map_or("not set", |(_, value)| value).to_owned()
+    }
+
+    /// Whether both may share memory, as far as names tell.
+    pub(super) fn same_host(&self, other: &Self) -> bool {
+        self.machine == other.machine && self.host == other.host
+    }
+
+    /// What people call the host.
+    pub(super) fn host_shown(&self) -> &str {
+        self.host.as_deref().unwrap_or(&self.host_name)
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "process {} on {}", self.process, self.host_shown())
+    }
+}
+
+/// The host's name, for people.
+pub(super) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Changes with every start of a machine, so two machines never have the same.
+fn machine() -> String {
+    let identity = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    identity.map_or_else(|_| host_name(), |text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            world_size: 4,
+            process: 77,
+            host_name: "vm".to_owned(),
+            machine: "m".to_owned(),
+            host: None,
+            knobs: vec![
+                ("chunk-bytes".to_owned(), "64".to_owned()),
+                ("fabric".to_owned(), "auto".to_owned()),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_record_reads_back_with_and_without_a_host_name_of_its_own() {
+        for host in [None, Some("rack 1".to_owned())] {
+            let record = Record { host, ..record() };
+            assert_eq!(Record::decode(&record.encode()), Ok(Ok(record)));
+        }
+        assert_eq!(Record::decode(b"pleach 9\nwhatever"), Ok(Err(9)));
+        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 1\nworld-size x\n", &[0xff]] {
+            assert_eq!(Record::decode(bytes), Err(Unreadable));
+        }
+        let whole = record().encode();
+        let lines = whole.split_inclusive(|&byte| byte == b'\n').count();
+        for kept in 1..lines - 2 {
+            let bytes: Vec<u8> =
+                whole.split_inclusive(|&byte| byte == b'\n').take(kept).flatten().copied().collect();
+            assert_eq!(Record::decode(&bytes), Err(Unreadable), "{kept} lines");
+        }
+    }
+
+    #[test]
+    fn a_difference_names_both_ranks_and_both_values() {
+        let other = Record { world_size: 5, ..record() };
+        let text = record().compare(0, &other, 4).expect_err("differs").to_string();
+        assert!(text.contains("the world size is 4 at rank 0 and 5 at rank 4"), "{text}");
+        let mut other = record();
+        other.knobs[0].1 = "128".to_owned();
+        let text = record().compare(1, &other, 2).expect_err("differs").to_string();
+        assert!(text.contains("chunk-bytes is 64 at rank 1 and 128 at rank 2"), "{text}");
+        other.knobs.remove(0);
+        let text = record().compare(1, &other, 2).expect_err("differs").to_string();
+        assert!(text.contains("chunk-bytes is 64 at rank 1 and not set at rank 2"), "{text}");
+        assert_eq!(record().compare(0, &record(), 3), Ok(()));
+    }
+
+    #[test]
+    fn only_one_machine_with_one_name_is_one_host() {
+        let named = |host: &str| Record { host: Some(host.to_owned()), ..record() };
+        assert!(record().same_host(&record()) && named("a").same_host(&named("a")));
+        assert!(!named("a").same_host(&named("b")) && !named("a").same_host(&record()));
+        assert!(!record().same_host(&Record { machine: "n".to_owned(), ..record() }));
+    }
+}

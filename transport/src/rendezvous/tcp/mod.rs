@@ -1,0 +1,313 @@
+//! A store in rank 0's process that the other ranks reach by TCP.
+//!
+//! Rank 0 is a client of its own store like everybody else. Ends prove to each other that they know the secret
+//! ([`crate::auth`]), which is required as soon as the address is not loopback. Strangers are turned away without harm,
+//! and a stranger *at* the address is told apart from a store by the first bytes it says.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use super::pause::Attempts;
+use super::{Claim, OpenError, Store, StoreError, check, cut};
+use crate::auth::{Secret, Side, challenge};
+use crate::clock::now;
+use crate::{Nanos, Rank};
+
+mod codec;
+mod server;
+
+use codec::{
+    ANSWER_BYTES_MAX, Answer, HELLO_BYTES, Hello, MAGIC, Proof, Request, VERDICT_BYTES, VERSION, Verdict,
+};
+use server::{HANDSHAKE_TIMEOUT, Server};
+
+/// Longest a single attempt to reach the address may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How much later than promised the store's answer may come before it counts as lost.
+const ANSWER_SLACK: Duration = Duration::from_secs(5);
+
+/// How many bytes of a stranger's answer are shown.
+const ANSWER_SHOWN_BYTES: usize = 24;
+
+/// A connection to the store of rank 0; in rank 0 also the store itself, which lives until this is dropped.
+pub struct TcpStore {
+    address: String,
+    stream: TcpStream,
+    input: Vec<u8>,
+    /// Dropped after the stream: the last answers to others still go out.
+    _server: Option<Server>,
+}
+
+impl TcpStore {
+    /// Opens the store at `address` (`HOST:PORT`): rank 0 creates it, the others connect, trying until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open(
+        address: &str,
+        rank: Rank,
+        world_size: u32,
+        secret: Option<&Secret>,
+        deadline: Nanos,
+    ) -> Result<Self, OpenError> {
+        let resolved = resolve(address, secret)?;
+        let server = if rank == 0 { Some(listen(address, &resolved, world_size, secret)?) } else { None };
+        let dialer = Dialer { address, resolved: &resolved, rank, world_size, secret };
+        let stream = dialer.dial(deadline)?;
+        Ok(Self { address: address.to_owned(), stream, input: Vec::new(), _server: server })
+    }
+
+    fn ask(&mut self, request: &Request, deadline: Nanos) -> Result<Answer, StoreError> {
+        let lost = |source| StoreError::Lost { address: self.address.clone(), source };
+        let protocol = || StoreError::Protocol { address: self.address.clone() };
+        let until = deadline.max(now()) + ANSWER_SLACK;
+        self.stream.set_write_timeout(Some(until.since(now()).max(ANSWER_SLACK))).map_err(lost)?;
+        self.stream.write_all(&request.encode()).map_err(lost)?;
+        loop {
+            if let Some((inside, taken)) =
+                codec::frame(&self.input, ANSWER_BYTES_MAX).map_err(|_| protocol())?
+            {
+                let answer = Answer::decode(inside).map_err(|_| protocol())?;
+                self.input.drain(..taken);
+                return Ok(answer);
+            }
+            let left = until.since(now());
+            if left.is_zero() {
+                return Err(lost(io::ErrorKind::TimedOut.into()));
+            }
+            self.stream.set_read_timeout(Some(left)).map_err(lost)?;
+            let mut buffer = [0; 16 * 1024];
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(lost(io::ErrorKind::ConnectionAborted.into())),
+                Ok(count) => self.input.extend_from_slice(&buffer[..count]),
+                Err(error) if is_retry(&error) => {}
+                Err(error) => return Err(lost(error)),
+            }
+        }
+    }
+
+    fn unexpected(&self) -> StoreError {
+        StoreError::Protocol { address: self.address.clone() }
+    }
+}
+
+impl Store for TcpStore {
+    fn set(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<(), StoreError> {
+        check(key, value)?;
+        match self.ask(&Request::Set { key: key.to_owned(), value: value.to_vec() }, deadline)? {
+            Answer::Done => Ok(()),
+            Answer::Refused => Err(StoreError::Limit { key: key.to_owned(), bytes: value.len() }),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn claim(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<Claim, StoreError> {
+        check(key, value)?;
+        match self.ask(&Request::Claim { key: key.to_owned(), value: value.to_vec() }, deadline)? {
+            Answer::Taken => Ok(Claim::Taken),
+            Answer::Present(value) => Ok(Claim::Present(value)),
+            Answer::Refused => Err(StoreError::Limit { key: key.to_owned(), bytes: value.len() }),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn wait(&mut self, keys: &[String], deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
+        let started = now();
+        let mut values = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(codec::KEYS_MAX) {
+            let limit_ms = u64::try_from(deadline.since(now()).as_millis()).unwrap_or(u64::MAX);
+            match self.ask(&Request::Wait { keys: keys.to_vec(), limit_ms }, deadline)? {
+                Answer::Values(some) if some.len() == keys.len() => values.extend(some),
+                Answer::Failed(reason) => return Err(StoreError::Failed { reason }),
+                Answer::Missing { places, refused } => {
+                    let keys = places.iter().filter_map(|&place| keys.get(place as usize).cloned()).collect();
+                    return Err(StoreError::Missing { keys, waited: now().since(started), refused });
+                }
+                _ => return Err(self.unexpected()),
+            }
+        }
+        Ok(values)
+    }
+
+    fn fail(&mut self, reason: &str, deadline: Nanos) {
+        // If rank 0 is gone, the others find out themselves.
+        let _ = self.ask(&Request::Fail { reason: cut(reason).to_owned() }, deadline);
+    }
+
+    fn seal(&mut self, deadline: Nanos) {
+        let _ = self.ask(&Request::Seal, deadline);
+    }
+}
+
+/// The socket addresses, and whether they may be used with this secret.
+fn resolve(address: &str, secret: Option<&Secret>) -> Result<Vec<SocketAddr>, OpenError> {
+    let failed = |source| OpenError::Resolve { address: address.to_owned(), source };
+    let resolved: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
+    if resolved.is_empty() {
+        return Err(failed(io::ErrorKind::NotFound.into()));
+    }
+    if secret.is_none() && resolved.iter().any(|address| !address.ip().is_loopback()) {
+        return Err(OpenError::SecretRequired { address: address.to_owned() });
+    }
+    Ok(resolved)
+}
+
+fn listen(
+    address: &str,
+    resolved: &[SocketAddr],
+    world_size: u32,
+    secret: Option<&Secret>,
+) -> Result<Server, OpenError> {
+    TcpListener::bind(resolved)
+        .and_then(|listener| Server::start(listener, world_size, secret.cloned()))
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => OpenError::PortInUse { address: address.to_owned() },
+            _ => OpenError::Listen { address: address.to_owned(), source },
+        })
+}
+
+/// How one attempt to get in ended, where it did not succeed.
+enum Refusal {
+    /// Trying again may help: nobody there, closed, silent.
+    Later(io::Error),
+    /// The job there has all its ranks; it may be the one before ours.
+    Complete,
+    /// Trying again does not help.
+    Final(OpenError),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Later(error)
+    }
+}
+
+/// Who wants to get in where.
+struct Dialer<'a> {
+    address: &'a str,
+    resolved: &'a [SocketAddr],
+    rank: Rank,
+    world_size: u32,
+    secret: Option<&'a Secret>,
+}
+
+impl Dialer<'_> {
+    fn dial(&self, deadline: Nanos) -> Result<TcpStream, OpenError> {
+        let mut attempts = Attempts::until(deadline);
+        let mut last = Refusal::Later(io::ErrorKind::TimedOut.into());
+        loop {
+            for socket_address in self.resolved {
+                // At least a little, or a deadline that has passed would name no reason.
+                let limit = attempts.left().clamp(Duration::from_millis(1), CONNECT_TIMEOUT);
+                let stream = TcpStream::connect_timeout(socket_address, limit);
+                match stream.map_err(Refusal::from).and_then(|stream| self.shake_hands(stream, &attempts)) {
+                    Ok(stream) => return Ok(stream),
+                    Err(Refusal::Final(error)) => return Err(error),
+                    // An attempt that the deadline cut short says less than the one before.
+                    Err(Refusal::Later(_)) if matches!(last, Refusal::Complete) => {}
+                    Err(refusal) => last = refusal,
+                }
+            }
+            if !attempts.again() {
+                let (place, waited) = (self.address.to_owned(), attempts.waited());
+                return Err(match last {
+                    Refusal::Later(source) => OpenError::Unreachable { address: place, waited, source },
+                    Refusal::Complete => OpenError::Complete { place, waited },
+                    Refusal::Final(error) => error,
+                });
+            }
+        }
+    }
+
+    fn shake_hands(&self, mut stream: TcpStream, attempts: &Attempts) -> Result<TcpStream, Refusal> {
+        let limit = attempts.left().clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
+        if stream.local_addr()? == stream.peer_addr()? {
+            // Nobody listens, and the kernel happened to choose the very port as ours: we met ourselves.
+            return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
+        }
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(limit))?;
+        let until = now() + limit;
+        let own = Hello { version: VERSION, challenge: challenge() };
+        stream.write_all(&own.encode())?;
+        let mut bytes = [0; HELLO_BYTES];
+        read_until(&mut stream, &mut bytes, until, |said| {
+            if Hello::may_begin(said) { Ok(()) } else { Err(self.foreign(said)) }
+        })?;
+        let theirs = Hello::decode(&bytes).map_err(|_| self.foreign(&bytes))?;
+        if theirs.version != VERSION {
+            let address = self.address.to_owned();
+            return Err(Refusal::Final(OpenError::Version { address, own: VERSION, theirs: theirs.version }));
+        }
+        let claim = Proof::claim(self.rank, self.world_size);
+        let answer = Secret::answer(self.secret, Side::Dialer, &own.challenge, &theirs.challenge, &claim);
+        stream.write_all(&Proof { rank: self.rank, world_size: self.world_size, answer }.encode())?;
+        let mut bytes = [0; VERDICT_BYTES];
+        read_until(&mut stream, &mut bytes, until, |_| Ok(()))?;
+        let wrong_secret = || Refusal::Final(OpenError::WrongSecret { address: self.address.to_owned() });
+        match Verdict::decode(&bytes).map_err(|_| self.foreign(&bytes))? {
+            Verdict::Welcome(answer) => {
+                let known = Secret::verify(
+                    self.secret,
+                    Side::Listener,
+                    &own.challenge,
+                    &theirs.challenge,
+                    &claim,
+                    &answer,
+                );
+                if known { Ok(stream) } else { Err(wrong_secret()) }
+            }
+            Verdict::WrongSecret => Err(wrong_secret()),
+            Verdict::Complete => Err(Refusal::Complete),
+        }
+    }
+
+    fn foreign(&self, said: &[u8]) -> Refusal {
+        // A beginning that is ours is no news.
+        let ours = said.iter().zip(MAGIC).take_while(|(said, own)| said == own).count();
+        let said = if ours == MAGIC.len() { &said[ours..] } else { said };
+        let answer = said[..said.len().min(ANSWER_SHOWN_BYTES)].to_vec();
+        Refusal::Final(OpenError::Foreign { address: self.address.to_owned(), answer })
+    }
+}
+
+/// Fills `bytes`, looking at what has come after every read.
+fn read_until(
+    stream: &mut TcpStream,
+    bytes: &mut [u8],
+    until: Nanos,
+    look: impl Fn(&[u8]) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let left = until.since(now());
+        if left.is_zero() {
+            return Err(
+                io::Error::new(io::ErrorKind::TimedOut, "it accepts connections but says nothing").into()
+            );
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut bytes[filled..]) {
+            Ok(0) => {
+                let closed = "it closes the connection";
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, closed).into());
+            }
+            Ok(count) => filled += count,
+            Err(error) if is_retry(&error) => {}
+            Err(error) => return Err(error.into()),
+        }
+        look(&bytes[..filled])?;
+    }
+    Ok(())
+}
+
+/// Whether a read ended only because a timer or a signal did.
+fn is_retry(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests;

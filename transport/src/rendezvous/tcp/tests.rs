@@ -1,0 +1,197 @@
+use std::thread;
+
+use super::*;
+
+/// A port nobody has.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("is bound").to_string()
+}
+
+fn soon() -> Nanos {
+    now() + Duration::from_millis(200)
+}
+
+fn late() -> Nanos {
+    now() + Duration::from_secs(60)
+}
+
+fn secret(text: &str) -> Secret {
+    Secret::new(text.as_bytes())
+}
+
+fn open(address: &str, rank: Rank, secret: Option<&Secret>, deadline: Nanos) -> Result<TcpStore, OpenError> {
+    TcpStore::open(address, rank, 3, secret, deadline)
+}
+
+fn error(opened: Result<TcpStore, OpenError>) -> OpenError {
+    opened.err().expect("does not open")
+}
+
+#[test]
+fn ranks_that_start_before_rank_0_wait_for_it_and_all_read_what_each_wrote() {
+    let address = free_address();
+    let keys = ["rank/0", "rank/1", "rank/2"].map(str::to_owned);
+    thread::scope(|scope| {
+        for rank in [2, 1, 0] {
+            let (address, keys) = (&address, &keys);
+            scope.spawn(move || {
+                let mut store = open(address, rank, None, late()).expect("opens");
+                store.set(&keys[rank as usize], &[rank as u8; 300], late()).expect("set");
+                let values = store.wait(keys, late()).expect("all come");
+                assert_eq!(values, [[0; 300], [1; 300], [2; 300]]);
+                store.set(&format!("end/{rank}"), b"", late()).expect("set");
+                if rank == 0 {
+                    store.wait(&["end/1".to_owned(), "end/2".to_owned()], late()).expect("all end");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn of_several_claims_one_succeeds_and_the_others_learn_its_value() {
+    let address = free_address();
+    let mut zero = open(&address, 0, None, late()).expect("opens");
+    let mut one = open(&address, 1, None, late()).expect("opens");
+    assert_eq!(one.claim("rank/1", b"a", late()).expect("claims"), Claim::Taken);
+    assert_eq!(zero.claim("rank/1", b"b", late()).expect("claims"), Claim::Present(b"a".to_vec()));
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline_and_names_what_is_missing_and_who_was_refused() {
+    let address = free_address();
+    let mut zero = open(&address, 0, Some(&secret("right right right")), late()).expect("opens");
+    let refused = error(open(&address, 1, Some(&secret("wrong wrong wrong")), late()));
+    assert!(matches!(refused, OpenError::WrongSecret { .. }), "{refused}");
+    assert!(matches!(error(open(&address, 1, None, late())), OpenError::WrongSecret { .. }));
+    zero.set("rank/0", b"", late()).expect("set");
+    let keys = ["rank/0", "rank/1"].map(str::to_owned);
+    let Err(StoreError::Missing { keys, refused, .. }) = zero.wait(&keys, soon()) else {
+        panic!("rank 1 is missing")
+    };
+    assert_eq!(keys, ["rank/1"]);
+    assert!(refused.expect("somebody was").contains("rank 1 from 127.0.0.1 has a wrong secret"));
+}
+
+#[test]
+fn one_that_fails_ends_the_waiting_of_all() {
+    let address = free_address();
+    let mut zero = open(&address, 0, None, late()).expect("opens");
+    let mut one = open(&address, 1, None, late()).expect("opens");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| zero.wait(&["rank/2".to_owned()], late()));
+        one.fail("rank 1 has no luck", late());
+        let error = waiting.join().expect("ends").expect_err("fails");
+        assert!(matches!(&error, StoreError::Failed { reason } if reason == "rank 1 has no luck"), "{error}");
+    });
+}
+
+#[test]
+fn ranks_notice_that_rank_0_is_gone() {
+    let address = free_address();
+    let zero = open(&address, 0, None, late()).expect("opens");
+    let mut one = open(&address, 1, None, late()).expect("opens");
+    drop(zero);
+    assert!(matches!(one.wait(&["a".to_owned()], late()), Err(StoreError::Lost { .. })));
+    let unreachable = error(open(&address, 1, None, soon()));
+    assert!(matches!(unreachable, OpenError::Unreachable { .. }), "{unreachable}");
+}
+
+#[test]
+fn after_the_seal_who_comes_is_told_that_the_world_is_complete() {
+    let address = free_address();
+    let mut zero = open(&address, 0, None, late()).expect("opens");
+    let mut one = open(&address, 1, None, late()).expect("opens");
+    one.seal(late());
+    drop(open(&address, 2, None, late()).expect("only rank 0 seals"));
+    zero.seal(late());
+    let complete = error(open(&address, 2, None, soon()));
+    assert!(matches!(complete, OpenError::Complete { .. }), "{complete}");
+    one.set("rank/1", b"", late()).expect("who is in stays in");
+}
+
+#[test]
+fn a_port_that_somebody_has_is_an_error_of_rank_0() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("is bound").to_string();
+    let error = error(open(&address, 0, None, late())).to_string();
+    assert!(error.starts_with(&format!("port in use: rank 0 cannot listen on {address}")), "{error}");
+}
+
+#[test]
+fn a_server_that_is_no_store_is_recognised_by_what_it_says() {
+    for said in
+        [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"SSH-2.0-x\r\n", b"P", b"\0\0\0\0", b"PLEACH STORE\r\n!"]
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = listener.local_addr().expect("is bound").to_string();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                // Answers one caller and hangs up; a lone beginning that could be ours is tried again.
+                let (mut stream, _) = listener.accept().expect("somebody comes");
+                stream.write_all(said).expect("said");
+                let _ = stream.read(&mut [0; 100]);
+            });
+            let error = error(open(&address, 1, None, now() + Duration::from_millis(500)));
+            if said == b"P" {
+                assert!(matches!(error, OpenError::Unreachable { .. }), "{error}");
+            } else {
+                assert!(matches!(error, OpenError::Foreign { .. }), "{error}");
+                assert!(error.to_string().contains(&address));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_server_that_says_nothing_is_given_up_at_the_deadline() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("is bound").to_string();
+    let error = error(open(&address, 1, None, soon())).to_string();
+    assert!(error.contains("says nothing"), "{error}");
+}
+
+#[test]
+fn an_address_that_is_not_loopback_needs_a_secret() {
+    for rank in [0, 1] {
+        let error = error(open("192.0.2.1:4000", rank, None, soon()));
+        assert!(matches!(error, OpenError::SecretRequired { .. }), "{error}");
+    }
+}
+
+#[test]
+fn strangers_do_no_harm() {
+    let address = free_address();
+    let mut zero = open(&address, 0, None, late()).expect("opens");
+    // More than there is room for; silent ones, ones that talk nonsense, and ones that promise too much.
+    let mut strangers = Vec::new();
+    for number in 0..100 {
+        let mut stream = TcpStream::connect(&address).expect("connects");
+        match number % 3 {
+            0 => {}
+            1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("said"),
+            _ => {
+                let hello = Hello { version: VERSION, challenge: [0; 32] };
+                stream.write_all(&hello.encode()).expect("said");
+                stream.write_all(&[0xff; 60]).expect("said");
+            }
+        }
+        strangers.push(stream);
+    }
+    let mut one = open(&address, 1, None, late()).expect("there is room for a rank");
+    one.set("rank/1", b"here", late()).expect("set");
+    assert_eq!(zero.wait(&["rank/1".to_owned()], late()).expect("there"), [b"here"]);
+}
+
+#[test]
+fn more_keys_than_fit_one_request_are_asked_for_in_several() {
+    let address = free_address();
+    let mut store = TcpStore::open(&address, 0, 600, None, late()).expect("opens");
+    let keys: Vec<_> = (0..600).map(|rank| format!("rank/{rank}")).collect();
+    for key in &keys {
+        store.set(key, key.as_bytes(), late()).expect("set");
+    }
+    let values = store.wait(&keys, late()).expect("there");
+    assert!(values.iter().zip(&keys).all(|(value, key)| value == key.as_bytes()) && values.len() == 600);
+}

@@ -1,0 +1,233 @@
+//! Who this process is among the ranks of its job, and where they meet.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::environment::{self, Explicit, Surroundings, WorldError};
+use super::{FileStore, OpenError, Store, TcpStore};
+use crate::auth::Secret;
+use crate::{Nanos, Rank};
+
+/// Where ranks meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rendezvous {
+    /// `tcp://HOST:PORT`: rank 0 listens there, the others connect.
+    Tcp {
+        /// Name or address of rank 0's host.
+        host: String,
+        /// Its port.
+        port: u16,
+    },
+    /// `file:///DIR`: a folder that all ranks can write.
+    File {
+        /// Absolute path.
+        folder: PathBuf,
+    },
+    /// A folder of this job and user alone, made by its ranks and removed by them.
+    JobFolder {
+        /// Absolute path.
+        folder: PathBuf,
+    },
+}
+
+/// Why a text is no place to meet.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bad rendezvous address: '{text}'; write tcp://HOST:PORT or file:///DIR")]
+pub struct RendezvousError {
+    /// The text.
+    pub text: String,
+}
+
+impl FromStr for Rendezvous {
+    type Err = RendezvousError;
+
+    fn from_str(text: &str) -> Result<Self, RendezvousError> {
+        let bad = || RendezvousError { text: text.to_owned() };
+        if let Some(path) = text.strip_prefix("file://") {
+            let folder = PathBuf::from(path);
+            return if folder.is_absolute() { Ok(Self::File { folder }) } else { Err(bad()) };
+        }
+        let address = text.strip_prefix("tcp://").ok_or_else(bad)?;
+        let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
+        let port = port.parse().ok().filter(|&port| port != 0).ok_or_else(bad)?;
+        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_name =
+            |host: &str| host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+        let fits = match inner {
+            Some(inner) => matches!(inner.parse(), Ok(IpAddr::V6(_))),
+            None => !host.is_empty() && is_name(host),
+        };
+        if fits { Ok(Self::Tcp { host: inner.unwrap_or(host).to_owned(), port }) } else { Err(bad()) }
+    }
+}
+
+impl fmt::Display for Rendezvous {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(formatter, "tcp://[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(formatter, "tcp://{host}:{port}"),
+            Self::File { folder } | Self::JobFolder { folder } => {
+                write!(formatter, "file://{}", folder.display())
+            }
+        }
+    }
+}
+
+/// Who said which rank this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// Arguments of the command line or the program.
+    Arguments,
+    /// `PLEACH_RANK` and so on, as `pleach run` sets them.
+    Pleach,
+    /// `RANK` and so on.
+    Torchrun,
+    /// `OMPI_COMM_WORLD_RANK` and so on.
+    OpenMpi,
+    /// `PMI_RANK` and so on: MPICH, Intel MPI.
+    Hydra,
+    /// `SLURM_PROCID` and so on.
+    Srun,
+    /// Nobody: a world of one.
+    Alone,
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Arguments => "the arguments",
+            Self::Pleach => "PLEACH_RANK",
+            Self::Torchrun => "torchrun",
+            Self::OpenMpi => "Open MPI",
+            Self::Hydra => "MPICH",
+            Self::Srun => "srun",
+            Self::Alone => "no launcher",
+        })
+    }
+}
+
+/// Who this process is among the ranks of its job, and where they meet.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// This rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world_size: u32,
+    /// This rank's number among those of its host, where the launcher says it.
+    pub local_rank: Option<u32>,
+    /// Where to meet; needed unless the rank is alone.
+    pub rendezvous: Option<Rendezvous>,
+    /// What all ranks of the job know.
+    pub secret: Option<Secret>,
+    /// Says which host this is, instead of asking the kernel: ranks with different names do not share memory.
+    pub host: Option<String>,
+    /// Address or name of the network interface to use.
+    pub interface: Option<String>,
+    /// Who said all this.
+    pub launcher: Launcher,
+}
+
+impl World {
+    /// A world of this process alone.
+    #[must_use]
+    pub fn alone() -> Self {
+        Self {
+            rank: 0,
+            world_size: 1,
+            local_rank: Some(0),
+            rendezvous: None,
+            secret: None,
+            host: None,
+            interface: None,
+            launcher: Launcher::Alone,
+        }
+    }
+
+    /// From explicit values, then this process's variables; `None` where nobody says anything. Reads the secret file.
+    ///
+    /// # Errors
+    ///
+    /// See [`WorldError`].
+    pub fn find(explicit: &Explicit) -> Result<Option<Self>, WorldError> {
+        // Variables that are not UTF-8 are nobody's numbers or addresses.
+        let variables = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let variables = variables.collect();
+        environment::parse(explicit, &variables, &Surroundings::look())?.map(|found| found.open()).transpose()
+    }
+
+    /// As [`World::find`], or else a world of this process alone.
+    ///
+    /// # Errors
+    ///
+    /// See [`WorldError`].
+    pub fn from_env() -> Result<Self, WorldError> {
+        Ok(Self::find(&Explicit::default())?.unwrap_or_else(Self::alone))
+    }
+
+    /// Opens the store where the ranks meet; `None` for a rank that is alone.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open_store(&self, deadline: Nanos) -> Result<Option<Box<dyn Store>>, OpenError> {
+        Ok(match &self.rendezvous {
+            _ if self.world_size == 1 => None,
+            None => None,
+            Some(Rendezvous::Tcp { host, port }) => {
+                let address =
+                    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+                let secret = self.secret.as_ref();
+                Some(Box::new(TcpStore::open(&address, self.rank, self.world_size, secret, deadline)?))
+            }
+            Some(Rendezvous::File { folder }) => {
+                Some(Box::new(FileStore::open(folder, self.rank, false, deadline)?))
+            }
+            Some(Rendezvous::JobFolder { folder }) => {
+                Some(Box::new(FileStore::open(folder, self.rank, true, deadline)?))
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_prints_as_it_was_written() {
+        for text in ["tcp://127.0.0.1:4000", "tcp://[::1]:1", "tcp://node-1.rack_2:65535", "file:///tmp/job"]
+        {
+            let parsed: Rendezvous = text.parse().expect(text);
+            assert_eq!(parsed.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_forms_that_are() {
+        let bad = [
+            "",
+            "tcp://",
+            "tcp://host",
+            "tcp://:1",
+            "tcp://host:0",
+            "tcp://host:65536",
+            "tcp://host:x",
+            "tcp://::1:5",
+            "tcp://[::1]",
+            "tcp://[host]:1",
+            "tcp://a b:1",
+            "tcp://a/b:1",
+            "file://",
+            "file://relative",
+            "host:1",
+            "http://host:1",
+        ];
+        for text in bad {
+            let error = text.parse::<Rendezvous>().expect_err(text).to_string();
+            assert!(error.contains("tcp://HOST:PORT or file:///DIR"), "{error}");
+        }
+    }
+}
