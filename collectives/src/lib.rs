@@ -6,6 +6,7 @@
 pub mod collective;
 pub mod compute;
 pub mod generate;
+pub mod rank_space;
 pub mod schedule;
 pub mod verify;
 

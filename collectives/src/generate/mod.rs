@@ -12,16 +12,24 @@
 //! A *put* is taken to have read its source when its notice has arrived. Puts read `Input` and `Output` straight
 //! where nothing else would have to be written; who carries them out stages what is not registered.
 
+mod chain;
 mod direct;
+mod double_tree;
+mod grid;
+mod grid_staged;
+mod halving_doubling;
 #[cfg(test)]
 mod interpreter;
 mod program;
+mod recursive_doubling;
 mod ring;
+mod tree;
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::collective::{Collective, UnknownName};
+use crate::rank_space::RankSpace;
 use crate::schedule::{Block, Lane, Schedule};
 
 use program::Program;
@@ -245,18 +253,23 @@ pub fn generate(
     if ranks == 1 || matches!(collective, Collective::SendRecv { from, to } if from == to) {
         return Ok(alone(collective, ranks, access));
     }
-    let schedule = match algorithm {
-        Algorithm::Direct => direct::schedule(collective, ranks, access),
-        Algorithm::Ring => ring::schedule(collective, ranks, access),
-        _ => {
-            return Err(GenerateError::NotForThis {
-                algorithm: algorithm.clone(),
-                collective,
-                known: Algorithm::names(collective),
-            });
-        }
+    let space = |extents: &[u32]| {
+        RankSpace::row_major(0, extents).filter(|space| space.size() == ranks).ok_or_else(|| {
+            let places =
+                extents.iter().fold(1u64, |places, &extent| places.saturating_mul(u64::from(extent)));
+            GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks }
+        })
     };
-    Ok(schedule)
+    Ok(match algorithm {
+        Algorithm::Direct => direct::schedule(collective, ranks, access),
+        Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
+        Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access),
+        Algorithm::Ring => ring::schedule(collective, ranks, access),
+        Algorithm::DoubleTree => double_tree::schedule(collective, ranks, access),
+        Algorithm::Chain => chain::schedule(collective, ranks, access),
+        Algorithm::Grid(extents) => grid::schedule(collective, &space(extents)?, access),
+        Algorithm::GridStaged(extents) => grid_staged::schedule(&space(extents)?, access),
+    })
 }
 
 fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<(), GenerateError> {

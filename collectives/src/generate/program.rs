@@ -141,6 +141,21 @@ impl Program {
         first
     }
 
+    /// Makes a step wait for another one of some chunks earlier.
+    pub(super) fn after_earlier(&mut self, step: StepId, earlier: StepId, chunks: u32) {
+        self.steps[step as usize].after.push((earlier, chunks));
+    }
+
+    /// The step of this lane that last wrote a part of this rank's memory, if any did.
+    pub(super) fn last_write(&self, part: Part) -> Option<StepId> {
+        self.writes.iter().rev().find(|&&(written, _)| written == part).map(|&(_, step)| step)
+    }
+
+    /// The steps of this lane that read a part of this rank's memory.
+    pub(super) fn readers(&self, part: Part) -> Vec<StepId> {
+        self.reads.iter().filter(|&&(read, _)| read == part).map(|&(_, step)| step).collect()
+    }
+
     /// The number of the next step.
     pub(super) fn next(&self) -> StepId {
         self.steps.len() as StepId
