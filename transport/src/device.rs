@@ -632,7 +632,8 @@ pub trait Device: Send {
     /// See [`ConnectError`].
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError>;
 
-    /// Starts to cut a peer off; `Severed` ends it, within a time bounded by this process's own work.
+    /// Starts to cut a peer off; `Severed` ends it, within a time bounded by this process's own work, whatever state the
+    /// peer is in: not connected yet, lost, gone or severed before.
     fn sever(&mut self, peer: Rank);
 
     /// Starts a transfer; `Done` with the same id ends it. Never blocks.

@@ -30,7 +30,8 @@
 //!
 //! # Whose memory
 //!
-//! [`Part::Input`] and [`Part::Output`] are the caller's slices and are touched by their own rank only. What peers
+//! [`Part::Input`] and [`Part::Output`] are the caller's slices and are touched by their own rank only. That includes
+//! the sources of its puts: who carries out the schedule copies what is not registered to memory that is. What peers
 //! touch is [`Part::SharedInput`] and [`Part::SharedOutput`]: the very same memory where the caller's slice is
 //! registered, else a window in scratch. A rank therefore copies (`Reduce` of one source) its input to its shared input
 //! before peers may read it, and its shared output to its output afterwards; where the two are the same memory such a
