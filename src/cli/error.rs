@@ -1,8 +1,11 @@
 //! The one form in which things go wrong on the command line.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
+
+use clap::CommandFactory;
 
 /// What a subcommand ends with when it does not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,28 +27,21 @@ impl CommandError {
         Self::Failed(error.to_string())
     }
 
-    /// Folds clap's paragraphs into one line and says where to read on.
-    pub(crate) fn from_clap(error: &clap::Error) -> Self {
-        let rendered = error.render().to_string();
+    /// Folds clap's paragraphs into one line and says where to read on. `arguments` are those of the process.
+    pub(crate) fn from_clap(error: &clap::Error, arguments: impl IntoIterator<Item = OsString>) -> Self {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Self::usage("no command: pleach; see 'pleach --help'");
         }
-        let mut parts = Vec::new();
-        let mut help = "pleach".to_owned();
-        for line in rendered.lines().map(str::trim) {
-            if let Some(usage) = line.strip_prefix("Usage: ") {
-                // The words before the first option or placeholder are the subcommand's path.
-                let words: Vec<_> = usage
-                    .split_whitespace()
-                    .take_while(|word| {
-                        word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')
-                    })
-                    .collect();
-                help = words.join(" ");
-            } else if !line.is_empty() && !line.starts_with("For more information") {
-                parts.push(line.strip_prefix("error: ").unwrap_or(line).to_owned());
-            }
-        }
+        let known = super::CommandLine::command();
+        let subcommand = arguments.into_iter().nth(1).and_then(|name| name.into_string().ok());
+        let subcommand = subcommand.filter(|name| known.find_subcommand(name).is_some());
+        let help = subcommand.map_or_else(|| "pleach".to_owned(), |name| format!("pleach {name}"));
+        let rendered = error.render().to_string();
+        let lines = rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage: "));
+        let parts: Vec<_> = lines
+            .filter(|line| !line.is_empty() && !line.starts_with("For more information"))
+            .map(|line| line.strip_prefix("error: ").unwrap_or(line))
+            .collect();
         Self::Usage(format!("{}; see '{help} --help'", parts.join(" ")))
     }
 
@@ -75,14 +71,17 @@ mod tests {
     use crate::cli::CommandLine;
 
     fn parse_error(arguments: &[&str]) -> CommandError {
-        CommandError::from_clap(&CommandLine::try_parse_from(arguments).expect_err("does not parse"))
+        let error = CommandLine::try_parse_from(arguments).expect_err("does not parse");
+        CommandError::from_clap(&error, arguments.iter().map(OsString::from))
     }
 
     #[test]
     fn a_usage_error_is_one_line_that_names_the_help_of_its_subcommand() {
-        let CommandError::Usage(text) = parse_error(&["pleach", "secret"]) else { panic!("a usage error") };
-        assert!(text.contains("<PATH>") && !text.contains('\n'), "{text}");
-        assert!(text.ends_with("; see 'pleach secret --help'"), "{text}");
+        let CommandError::Usage(text) = parse_error(&["pleach", "run", "-n", "many", "true"]) else {
+            panic!("a usage error")
+        };
+        assert!(text.contains("many") && !text.contains('\n'), "{text}");
+        assert!(text.ends_with("; see 'pleach run --help'"), "{text}");
     }
 
     #[test]

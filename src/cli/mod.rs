@@ -9,7 +9,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod error;
+mod launch;
 mod log;
+mod run;
 mod secret;
 
 pub(crate) use error::CommandError;
@@ -22,13 +24,21 @@ struct CommandLine {
     command: Command,
 }
 
-const EXAMPLE: &str = "Example:\n  pleach secret ~/.pleach-secret\n\n\
+const EXAMPLE: &str = "Example:\n  pleach run -n 4 -- ./my-training-program\n\n\
     PLEACH_LOG=info (or debug, or module=level) prints what was chosen and why on standard error.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Start N local ranks of a command, and end them all when one fails
+    Run(run::Arguments),
     /// Write a file with a fresh secret that all ranks of a job share
     Secret(secret::Arguments),
+    /// Become a rank's command, tied to the launcher
+    #[command(hide = true)]
+    RankShim(launch::guard::RankArguments),
+    /// Kill the ranks of a launcher that was killed
+    #[command(hide = true)]
+    Guard,
 }
 
 /// Parses, runs, reports.
@@ -43,13 +53,16 @@ pub(crate) fn main() -> ExitCode {
             let _ = error.print();
             ExitCode::SUCCESS
         }
-        Err(error) => CommandError::from_clap(&error).report(),
+        Err(error) => CommandError::from_clap(&error, std::env::args_os()).report(),
     }
 }
 
 fn dispatch(command: Command) -> Result<(), CommandError> {
     match command {
+        Command::Run(arguments) => run::run(arguments),
         Command::Secret(arguments) => secret::run(&arguments),
+        Command::RankShim(arguments) => launch::guard::rank(&arguments),
+        Command::Guard => launch::guard::watch(),
     }
 }
 

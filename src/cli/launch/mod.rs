@@ -1,0 +1,184 @@
+//! Starts ranks on this host, and stays until the last of their processes is gone.
+//!
+//! [`Launch`] is one job; [`rank_or_launch`] is what subcommands call that run as several ranks: inside a world
+//! (`pleach run`, torchrun, mpirun, srun) it gives this process's place, outside it starts this same command as N ranks.
+
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use pleach::transport::rendezvous::{Explicit, Rendezvous, WORLD_SIZE_MAX, World};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
+
+use super::CommandError;
+use super::log::LOG_VARIABLE;
+
+mod cause;
+pub(crate) mod guard;
+mod job;
+mod output;
+
+use job::{Ended, Job};
+pub(crate) use output::Output;
+
+/// Set to 1 for ranks whose plain output goes to a terminal, so that they may draw there.
+pub(crate) const TERMINAL_VARIABLE: &str = "PLEACH_TERMINAL";
+
+/// Ranks to start here.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    /// How many.
+    pub(crate) ranks: u32,
+    /// The first one's number.
+    pub(crate) first_rank: u32,
+    /// How many there are on all hosts together.
+    pub(crate) world_size: u32,
+    /// Where they meet; a port of this host where absent.
+    pub(crate) rendezvous: Option<Rendezvous>,
+    /// The command and its arguments.
+    pub(crate) command: Vec<OsString>,
+    /// How their lines are passed on.
+    pub(crate) output: Output,
+}
+
+impl Launch {
+    /// Starts the ranks and waits for their end. `Usage` only where the first to fail said so.
+    pub(crate) fn run(&self) -> Result<(), CommandError> {
+        let (rendezvous, reserved) = match &self.rendezvous {
+            Some(rendezvous) => (rendezvous.clone(), None),
+            None => {
+                let (port, socket) = reserve_port().map_err(|error| {
+                    CommandError::failed(format!("no free port: 127.0.0.1 ({error}); end what uses them all"))
+                })?;
+                (Rendezvous::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port }, Some(socket))
+            }
+        };
+        let mut job =
+            Job::new(std::env::var_os(LOG_VARIABLE).is_some()).map_err(|ended| self.error(ended))?;
+        for local_rank in 0..self.ranks {
+            let rank = self.first_rank + local_rank;
+            let mut command = guard::rank_command(&self.command);
+            command
+                .env("PLEACH_RANK", rank.to_string())
+                .env("PLEACH_WORLD_SIZE", self.world_size.to_string())
+                .env("PLEACH_LOCAL_RANK", local_rank.to_string())
+                .env("PLEACH_RENDEZVOUS", rendezvous.to_string());
+            if self.output == Output::Plain && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+                command.env(TERMINAL_VARIABLE, "1");
+            }
+            job.start(rank, command, self.output);
+        }
+        let result = job.run().map_err(|ended| self.error(ended));
+        drop(reserved);
+        result
+    }
+
+    fn error(&self, ended: Ended) -> CommandError {
+        match ended {
+            Ended::Failed(failure) if failure.is_usage() => CommandError::usage(failure.text()),
+            Ended::Failed(failure) => CommandError::failed(failure.text()),
+            Ended::Signal(name) => CommandError::failed(format!(
+                "job ended: {name} came, {} ranks were ended; start it again",
+                self.ranks
+            )),
+            Ended::OutputClosed(error) => CommandError::failed(format!(
+                "output closed: nobody reads standard output or error ({error}); the ranks were ended"
+            )),
+            Ended::System(what, error) => CommandError::failed(format!(
+                "{what}: {error}; look at the limits of this host ('ulimit -a')"
+            )),
+        }
+    }
+}
+
+/// Values with which a rank can be told by hand who it is.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct WorldArguments {
+    /// This process's rank, where no launcher says it
+    #[arg(long, value_name = "R", requires = "world_size")]
+    rank: Option<u32>,
+    /// How many ranks there are on all hosts
+    #[arg(long, value_name = "W", requires = "rank")]
+    world_size: Option<u32>,
+    /// Where ranks meet: tcp://HOST:PORT or file:///DIR
+    #[arg(long, value_name = "ADDRESS")]
+    rendezvous: Option<Rendezvous>,
+}
+
+/// This process's place in the world it was started in; or, outside any, `None` after this same command has run as
+/// `ranks` (or else `default_ranks`) ranks. One rank needs no launching.
+#[allow(dead_code)] // Until the first subcommand that runs as several ranks lands.
+pub(crate) fn rank_or_launch(
+    arguments: &WorldArguments,
+    ranks: Option<u32>,
+    default_ranks: u32,
+) -> Result<Option<World>, CommandError> {
+    let WorldArguments { rank, world_size, rendezvous } = arguments.clone();
+    let world = World::find(&Explicit { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
+    if let Some(world) = world {
+        let (world_size, launcher) = (world.world_size, world.launcher);
+        return match ranks {
+            Some(ranks) if ranks != world_size => Err(CommandError::usage(format!(
+                "ranks contradict: --ranks {ranks}, but {launcher} says {world_size}; leave --ranks away"
+            ))),
+            _ => Ok(Some(world)),
+        };
+    }
+    let ranks = ranks.unwrap_or(default_ranks);
+    if !(1..=WORLD_SIZE_MAX).contains(&ranks) {
+        return Err(CommandError::usage(format!(
+            "bad number of ranks: --ranks {ranks}; give 1 to {WORLD_SIZE_MAX}"
+        )));
+    }
+    if ranks == 1 {
+        return Ok(Some(World::alone()));
+    }
+    let mut command = vec![OsString::from(guard::OWN_PROGRAM)];
+    command.extend(std::env::args_os().skip(1));
+    let rendezvous = arguments.rendezvous.clone();
+    let launch =
+        Launch { ranks, first_rank: 0, world_size: ranks, rendezvous, command, output: Output::Plain };
+    launch.run().map(|()| None)
+}
+
+/// Whether a command's program can be started, as the shell would find it.
+pub(crate) fn is_executable(program: &OsString) -> bool {
+    let can = |path: &Path| path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok();
+    if program.as_encoded_bytes().contains(&b'/') {
+        return can(Path::new(program));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| can(&folder.join(program)))
+}
+
+/// A port of this host that nobody else gets while the socket lives; rank 0 can listen on it.
+///
+/// The socket is bound and does not listen, and both ends set SO_REUSEADDR: such sockets may share a port as long as
+/// only one listens, but the kernel gives it to nobody who asks for any port.
+fn reserve_port() -> std::io::Result<(u16, OwnedFd)> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    let address = SocketAddr::try_from(getsockname(&socket)?)?;
+    Ok((address.port(), socket))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_can_be_listened_on_by_rank_0_and_is_given_to_nobody_else() {
+        let (port, _socket) = reserve_port().expect("a port is free");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("rank 0 listens");
+        assert_eq!(listener.local_addr().expect("is bound").port(), port);
+        drop(listener);
+        for _ in 0..100 {
+            let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+            assert_ne!(other.local_addr().expect("is bound").port(), port);
+        }
+    }
+}

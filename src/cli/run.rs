@@ -1,0 +1,53 @@
+//! `pleach run`: starts local ranks of any command.
+
+use std::ffi::OsString;
+
+use pleach::transport::rendezvous::{Rendezvous, WORLD_SIZE_MAX};
+
+use super::CommandError;
+use super::launch::{Launch, Output, is_executable};
+
+/// Arguments of `pleach run`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    pleach run -n 4 -- ./my-training-program --epochs 3\n  \
+    pleach run -n 4 --world-size 8 --first-rank 4 --rendezvous tcp://node-0:4000 -- ./my-training-program")]
+pub(crate) struct Arguments {
+    /// How many ranks to start here
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORLD_SIZE_MAX)))]
+    ranks: u32,
+    /// How many ranks there are on all hosts [default: N]
+    #[arg(long, value_name = "W", requires = "rendezvous")]
+    world_size: Option<u32>,
+    /// Number of the first rank here
+    #[arg(long, value_name = "F", default_value_t = 0)]
+    first_rank: u32,
+    /// Where the ranks of all hosts meet: tcp://HOST:PORT or file:///DIR [default: a free port of this host]
+    #[arg(long, value_name = "ADDRESS")]
+    rendezvous: Option<Rendezvous>,
+    /// The command and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs `pleach run`.
+pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
+    let Arguments { ranks, first_rank, rendezvous, command, .. } = arguments;
+    let world_size = arguments.world_size.unwrap_or(ranks);
+    if world_size > WORLD_SIZE_MAX || first_rank.checked_add(ranks).is_none_or(|end| end > world_size) {
+        return Err(CommandError::usage(format!(
+            "ranks outside the world: {ranks} ranks from {first_rank} in a world of {world_size}; set --world-size (at most {WORLD_SIZE_MAX}) and --first-rank"
+        )));
+    }
+    if !is_executable(&command[0]) {
+        let program = command[0].display();
+        return Err(CommandError::usage(format!(
+            "command not found: {program}; check its name and permissions, after -- give the command itself"
+        )));
+    }
+    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output: Output::Prefixed };
+    // Whatever the command's own status says, for this one it is a job that failed.
+    launch.run().map_err(|error| match error {
+        CommandError::Usage(text) | CommandError::Failed(text) => CommandError::Failed(text),
+    })
+}

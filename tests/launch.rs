@@ -1,0 +1,274 @@
+//! `pleach run` with real processes: what ranks print, how jobs end, and that nothing is left behind.
+
+mod launcher;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdout, Output, Stdio};
+use std::time::Duration;
+
+use launcher::{finish, is_gone, pleach, shell, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("is text")
+}
+
+fn errors(output: &Output) -> Vec<&str> {
+    text(&output.stderr).lines().filter(|line| line.contains("error: ")).collect()
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("the launcher runs");
+}
+
+/// Reads lines until `count` have come.
+fn lines(out: &mut BufReader<ChildStdout>, count: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    while lines.len() < count {
+        let mut line = String::new();
+        assert_ne!(out.read_line(&mut line).expect("is text"), 0, "ended after {lines:?}");
+        lines.push(line.trim_end().to_owned());
+    }
+    lines
+}
+
+#[test]
+fn every_line_is_whole_and_bears_its_rank_and_its_stream() {
+    let script = r#"
+        number=0
+        while [ $number -lt 100 ]; do
+            printf "a$PLEACH_RANK"; printf "b$number\n"
+            printf "c$PLEACH_RANK" >&2; printf "d$number\n" >&2
+            number=$((number+1))
+        done
+        printf unfinished"#;
+    let output = finish(shell(3, &[], script));
+    assert!(output.status.success(), "{output:?}");
+    for (stream, first, second) in [(&output.stdout, 'a', 'b'), (&output.stderr, 'c', 'd')] {
+        for rank in 0..3 {
+            let prefix = format!("[{rank}] ");
+            let lines: Vec<_> = text(stream)
+                .lines()
+                .filter_map(|line| line.strip_prefix(&prefix))
+                .map(str::to_owned)
+                .collect();
+            let mut expected: Vec<_> =
+                (0..100).map(|number| format!("{first}{rank}{second}{number}")).collect();
+            if first == 'a' {
+                expected.push("unfinished".to_owned());
+            }
+            assert_eq!(lines, expected);
+        }
+        assert_eq!(text(stream).lines().count(), if first == 'a' { 303 } else { 300 });
+    }
+}
+
+#[test]
+fn ranks_are_told_who_they_are_and_where_they_meet() {
+    let script = "echo $PLEACH_RANK $PLEACH_WORLD_SIZE $PLEACH_LOCAL_RANK $PLEACH_RENDEZVOUS";
+    let output = finish(shell(2, &[], script));
+    let mut lines: Vec<_> = text(&output.stdout).lines().collect();
+    lines.sort_unstable();
+    assert!(
+        lines[0].starts_with("[0] 0 2 0 tcp://127.0.0.1:")
+            && lines[1].starts_with("[1] 1 2 1 tcp://127.0.0.1:")
+    );
+    assert_eq!(lines[0].rsplit_once(' ').expect("words").1, lines[1].rsplit_once(' ').expect("words").1);
+
+    let options = ["--world-size", "8", "--first-rank", "4", "--rendezvous", "tcp://node-0:4000"];
+    let output = finish(shell(2, &options, script));
+    let mut lines: Vec<_> = text(&output.stdout).lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[4] 4 8 0 tcp://node-0:4000", "[5] 5 8 1 tcp://node-0:4000"]);
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_and_is_named_with_its_signal() {
+    let script = "if [ $PLEACH_RANK = 1 ]; then kill -9 $$; fi; echo $$; sleep 1000";
+    let output = finish(shell(3, &[], script));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let errors = errors(&output);
+    assert!(errors.len() == 1 && errors[0].starts_with("error: rank died: rank 1 (process "), "{errors:?}");
+    assert!(errors[0].contains("was killed by SIGKILL; "), "{errors:?}");
+    for line in text(&output.stdout).lines() {
+        assert!(is_gone(line.split_once("] ").expect("is prefixed").1), "{line}");
+    }
+}
+
+#[test]
+fn a_failed_rank_is_named_with_its_status_or_its_own_words_and_echoes_are_left_out() {
+    let output = finish(shell(3, &[], "if [ $PLEACH_RANK = 2 ]; then exit 7; fi; sleep 1000"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        errors(&output)[0].contains("rank 2 (process ") && errors(&output)[0].contains("status 7"),
+        "{output:?}"
+    );
+
+    // Rank 0 says something of the same form when it is ended.
+    let script = r#"
+        if [ $PLEACH_RANK = 1 ]; then while [ ! -e "$READY" ]; do sleep 0.01; done; echo "error: no luck: here; try again" >&2; exit 2; fi
+        trap 'echo "error: rank 1 is lost" >&2; exit 1' TERM
+        : > "$READY"
+        while true; do sleep 0.05; done"#;
+    for (log, expected) in [(None, 1), (Some("warn"), 3)] {
+        let ready = std::env::temp_dir().join(format!("pleach-ready-{}-{expected}", std::process::id()));
+        let mut command = shell(2, &[], script);
+        command.env("READY", &ready);
+        if let Some(log) = log {
+            command.env("PLEACH_LOG", log);
+        }
+        let output = finish(command);
+        let _ = fs::remove_file(ready);
+        assert_eq!(output.status.code(), Some(1), "a failed job, whatever the rank's own status");
+        let errors = errors(&output);
+        assert_eq!(errors.len(), expected, "{errors:?}");
+        if log.is_none() {
+            assert_eq!(errors, ["error: rank 1 failed: no luck: here; try again"]);
+        }
+    }
+}
+
+#[test]
+fn an_error_line_of_a_rank_that_goes_on_is_shown_in_its_place() {
+    let output =
+        finish(shell(1, &[], "echo one >&2; echo 'error: two' >&2; echo three >&2; echo 'error: four' >&2"));
+    assert!(output.status.success());
+    assert_eq!(text(&output.stderr), "[0] one\n[0] error: two\n[0] three\n[0] error: four\n");
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
+    let script =
+        "if [ $PLEACH_RANK = 1 ]; then exit 1; fi; trap '' TERM; echo $$; while true; do sleep 1; done";
+    let output = finish(shell(2, &[], script));
+    assert_eq!(output.status.code(), Some(1));
+    for line in text(&output.stdout).lines() {
+        assert!(is_gone(line.split_once("] ").expect("is prefixed").1));
+    }
+}
+
+#[test]
+fn signals_are_passed_on_and_ranks_that_end_well_because_of_one_have_done_so() {
+    for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM"), (Signal::HUP, "HUP")] {
+        let script =
+            format!("trap 'echo got {name}; exit 0' {name}; echo ready; while true; do sleep 0.05; done");
+        let mut child = shell(2, &[], &script).stdout(Stdio::piped()).spawn().expect("starts");
+        let mut out = BufReader::new(child.stdout.take().expect("is piped"));
+        lines(&mut out, 2);
+        send(&child, signal);
+        let mut got = lines(&mut out, 2);
+        got.sort_unstable();
+        assert_eq!(got, [format!("[0] got {name}"), format!("[1] got {name}")]);
+        assert!(child.wait().expect("ends").success());
+    }
+}
+
+#[test]
+fn a_job_that_a_signal_ends_says_so() {
+    let mut child = shell(2, &[], "echo ready; sleep 1000")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut out = BufReader::new(child.stdout.take().expect("is piped"));
+    lines(&mut out, 2);
+    send(&child, Signal::TERM);
+    let output = child.wait_with_output().expect("ends");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).starts_with("error: job ended: SIGTERM came"), "{output:?}");
+}
+
+#[test]
+fn nothing_is_left_when_the_launcher_itself_is_killed() {
+    // Each rank has a child, and ignores what can be ignored.
+    let script = "trap '' TERM HUP INT; sleep 1000 & echo $$; echo $!; wait";
+    let mut child = shell(3, &[], script).stdout(Stdio::piped()).spawn().expect("starts");
+    let mut out = BufReader::new(child.stdout.take().expect("is piped"));
+    let processes: Vec<_> = lines(&mut out, 6)
+        .iter()
+        .map(|line| line.split_once("] ").expect("is prefixed").1.to_owned())
+        .collect();
+    assert!(processes.iter().all(|process| !is_gone(process)));
+    send(&child, Signal::KILL);
+    assert_eq!(child.wait().expect("ends").signal(), Some(9));
+    wait_until("all ranks and their children are gone", || processes.iter().all(|process| is_gone(process)));
+    // The pipe closes when nobody holds it any more, the guard neither.
+    out.read_to_end(&mut Vec::new()).expect("ends");
+}
+
+#[test]
+fn what_a_rank_started_ends_with_it() {
+    let output = finish(shell(2, &[], "sleep 1000 & echo $!"));
+    assert!(output.status.success());
+    let left: Vec<_> =
+        text(&output.stdout).lines().map(|line| line.split_once("] ").expect("is prefixed").1).collect();
+    assert_eq!(left.len(), 2);
+    wait_until("the children are gone", || left.iter().all(|process| is_gone(process)));
+}
+
+#[test]
+fn a_job_ends_when_nobody_reads_what_it_prints() {
+    let mut child = shell(2, &[], "while true; do echo line; done")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("ends");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("output closed"), "{output:?}");
+}
+
+#[test]
+fn mistakes_in_what_was_typed_are_one_line_and_status_2() {
+    let cases: [(&[&str], &str); 9] = [
+        (&["run", "-n", "0", "true"], "'0'"),
+        (&["run", "-n", "x", "true"], "'x'"),
+        (&["run", "-n", "2"], "<COMMAND>"),
+        (&["run", "true"], "--ranks <N>"),
+        (&["run", "-n", "2", "no-such-command-here"], "command not found: no-such-command-here"),
+        (&["run", "-n", "2", "--world-size", "4", "true"], "--rendezvous"),
+        (&["run", "-n", "2", "--first-rank", "1", "true"], "ranks outside the world"),
+        (&["run", "-n", "2", "--rendezvous", "localhost:1", "true"], "tcp://HOST:PORT or file:///DIR"),
+        (&["no-such-subcommand"], "no-such-subcommand"),
+    ];
+    for (arguments, part) in cases {
+        let mut command = pleach();
+        command.args(arguments);
+        let output = finish(command);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let error = text(&output.stderr);
+        assert!(error.starts_with("error: ") && error.lines().count() == 1, "{error}");
+        assert!(error.contains(part) && error.contains("; "), "{error}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_secret_is_written_once_and_for_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let path = std::env::temp_dir().join(format!("pleach-secret-{}", std::process::id()));
+    let write = || {
+        let mut command = pleach();
+        command.arg("secret").arg(&path);
+        finish(command)
+    };
+    let (first, second) = (write(), write());
+    let metadata = fs::metadata(&path).expect("was written");
+    let secret = fs::read(&path).expect("is readable");
+    fs::remove_file(&path).expect("is there");
+    assert!(first.status.success());
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    assert_eq!(secret.len(), 65);
+    assert_eq!(second.status.code(), Some(2));
+    assert!(text(&second.stderr).starts_with("error: secret file exists: "), "{second:?}");
+}
+
+#[test]
+fn a_job_starts_and_ends_quickly() {
+    let before = pleach_transport::clock::now();
+    assert!(finish(shell(4, &[], ":")).status.success());
+    assert!(pleach_transport::clock::now().since(before) < Duration::from_secs(30));
+}
