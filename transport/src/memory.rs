@@ -16,6 +16,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::device::Mapped;
 use crate::region::{RegionKey, Slice};
 
 /// Where bytes live.
@@ -243,6 +244,36 @@ impl Slice {
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: the offset lies inside the region (checked when the slice was made).
         unsafe { self.region().base().as_ptr().add(self.offset()) }
+    }
+}
+
+impl Mapped {
+    /// Copies `bytes` into the mapping from byte `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// When they reach beyond its end: the caller's length check is missing.
+    pub fn store(&self, offset: usize, bytes: &[u8]) {
+        self.assert_inside(offset, bytes.len());
+        // SAFETY: the range lies inside the mapping, which stays writable while `self` lives (see `Mapped::new`); a
+        // mapping is never borrowed, so it cannot overlap `bytes`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(offset), bytes.len()) }
+    }
+
+    /// Copies bytes of the mapping from byte `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// When they reach beyond its end.
+    pub fn load(&self, offset: usize, bytes: &mut [u8]) {
+        self.assert_inside(offset, bytes.len());
+        // SAFETY: as in `store`, with the roles exchanged.
+        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    fn assert_inside(&self, offset: usize, len: usize) {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        assert!(inside, "{len} bytes at {offset} of a mapping of {}", self.len());
     }
 }
 

@@ -1,0 +1,124 @@
+//! Line 5: a full queue says so, leaves no trace of what it refused, and empties by polling.
+
+use std::sync::Arc;
+
+use pleach_transport::{AtomicOp, Rank, SubmitError, Transfer, TransferId};
+
+use crate::world::{Backend, World, assert_bytes, noise, notice, put};
+
+const CELL: u16 = 7;
+const LEN: usize = 512;
+
+/// Submits without polling anybody until the queue is full.
+fn fill<B: Backend>(
+    world: &mut World<B>,
+    from: Rank,
+    to: Rank,
+    mut transfer: impl FnMut(usize) -> Transfer,
+) -> Vec<TransferId> {
+    let depth = world.device(from).caps().queue_depth;
+    let mut accepted = Vec::new();
+    loop {
+        match world.try_submit(from, to, transfer(accepted.len())) {
+            Ok(id) => accepted.push(id),
+            Err(error) => {
+                assert_eq!(error, SubmitError::QueueFull { peer: to }, "{}", B::NAME);
+                assert!(!accepted.is_empty(), "{}: an idle queue takes a transfer", B::NAME);
+                return accepted;
+            }
+        }
+        assert!(accepted.len() <= depth, "{}: more than {depth} transfers were accepted unpolled", B::NAME);
+    }
+}
+
+pub(crate) fn a_full_queue_is_an_error_without_a_trace<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let (source, target) = (world.region_of(0, &noise(1, LEN)), world.region(1, 2 * LEN));
+    let written = target.slice(0..LEN).expect("inside");
+    let refused = target.slice(LEN..2 * LEN).expect("inside");
+    let accepted = fill(&mut world, 0, 1, |_| put(&source.whole(), written.remote(), Some(CELL)));
+    let memory = world.backend().memory(LEN);
+    let watched = Arc::downgrade(&memory);
+    let dropped = world.device(0).register(memory).expect("registers");
+    dropped.whole().store(&[0xFF; LEN]);
+    let mut names = Vec::new();
+    for _ in 0..10 {
+        let name = TransferId(u64::MAX - names.len() as u64);
+        let transfer = put(&dropped.whole(), refused.remote(), Some(CELL + 1));
+        assert_eq!(world.device(0).submit(1, transfer, name), Err(SubmitError::QueueFull { peer: 1 }));
+        names.push(name);
+    }
+    drop(dropped);
+    assert!(
+        world.finish_all(0, &accepted).iter().all(Result::is_ok),
+        "{}: what was accepted is done",
+        B::NAME
+    );
+    world.until("all notices", |world| world.count(1, 0, CELL) == accepted.len() as u64);
+    assert_bytes(&written.to_vec(), &noise(1, LEN), "what was accepted");
+    world.watch(|world| assert_eq!(world.count(1, 0, CELL + 1), 0, "a refused put gives no notice"));
+    assert_bytes(&refused.to_vec(), &[0; LEN], "what was refused");
+    for name in names {
+        assert_eq!(world.endings(0, name), [], "{}: what was refused does not end", B::NAME);
+    }
+    world.until("a refused transfer to hold no memory", |_| watched.strong_count() == 0);
+}
+
+pub(crate) fn polling_makes_room_every_time<B: Backend>() {
+    const ROUNDS: usize = 6;
+    let mut world = World::<B>::connected(2);
+    let mine = world.region(0, LEN);
+    let theirs = world.region_of(1, &noise(2, LEN));
+    let word = theirs.slice(0..8).expect("inside").remote();
+    let mut all = Vec::new();
+    let mut notices = 0;
+    for round in 0..ROUNDS {
+        let accepted = fill(&mut world, 0, 1, |number| match (round + number) % 4 {
+            0 => put(&mine.whole(), theirs.remote(), Some(CELL)),
+            1 => Transfer::Get { src: theirs.remote(), dst: mine.whole() },
+            2 => Transfer::Atomic { word, op: AtomicOp::Add(0) },
+            _ => Transfer::Notify(notice(CELL, b"full")),
+        });
+        notices += (0..accepted.len()).filter(|number| matches!((round + number) % 4, 0 | 3)).count() as u64;
+        all.extend(accepted);
+        // Room for one is enough for the next round: it begins while the rest is still under way.
+        let extra = world.submit(0, 1, Transfer::Notify(notice(CELL, b"room")));
+        notices += 1;
+        all.push(extra);
+    }
+    assert!(world.finish_all(0, &all).iter().all(Result::is_ok), "{}", B::NAME);
+    world.until("all notices", |world| world.count(1, 0, CELL) >= notices);
+    assert_eq!(world.count(1, 0, CELL), notices, "{}: each accepted notice counts once", B::NAME);
+}
+
+pub(crate) fn both_ends_may_have_full_queues_at_once<B: Backend>() {
+    const ROUNDS: usize = 4;
+    const BULK: usize = 40_000;
+    let mut world = World::<B>::connected(2);
+    let regions = [world.region(0, BULK), world.region(1, BULK)];
+    let mut accepted = [0_u64; 2];
+    for _ in 0..ROUNDS {
+        for from in 0..2_usize {
+            let (mine, theirs) = (regions[from].whole(), regions[1 - from].remote());
+            let ids = fill(&mut world, from as u32, 1 - from as u32, |_| put(&mine, theirs, Some(CELL)));
+            accepted[from] += ids.len() as u64;
+        }
+        for from in 0..2_u32 {
+            world.submit(from, 1 - from, Transfer::Notify(notice(CELL, b"")));
+            accepted[from as usize] += 1;
+        }
+    }
+    world.until("all notices of both", |world| {
+        world.count(1, 0, CELL) == accepted[0] && world.count(0, 1, CELL) == accepted[1]
+    });
+}
+
+pub(crate) fn a_full_queue_to_one_peer_leaves_the_others_alone<B: Backend>() {
+    let mut world = World::<B>::connected(3);
+    let first = fill(&mut world, 0, 1, |_| Transfer::Notify(notice(CELL, b"")));
+    let other = world.try_submit(0, 2, Transfer::Notify(notice(CELL, b"")));
+    let other = other.expect("a queue for each peer");
+    assert_eq!(world.finish(0, other), Ok(0));
+    world.finish_all(0, &first);
+    world.until("the notice to the other peer", |world| world.count(2, 0, CELL) == 1);
+}

@@ -1,0 +1,255 @@
+//! Line 11: after `arm` returned a bell nothing comes without ringing it; any thread may ring.
+//!
+//! The loop under test is the one of every sleeper: poll, look, arm, look again, sleep. A lost wake-up shows as a sleep
+//! that lasts to its limit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pleach_transport::{Device, Event, Transfer, TransferId, clock};
+
+use crate::world::{Backend, PATIENCE, QUESTION, World, noise, notice, put, skip};
+
+/// A sleep that lasts so long was not ended by the bell.
+const RING_LIMIT: Duration = Duration::from_secs(20);
+
+const CELL: u16 = 9;
+
+const NO_THREADS: &str = "runs on one thread in virtual time: nobody sleeps";
+
+/// Sleeps once: arms, looks, and waits for the bell; fails when it does not ring.
+fn sleep_once(device: &mut dyn Device, holds: &mut impl FnMut(&[Event]) -> bool, events: &[Event]) {
+    let Some(bell) = device.arm() else { return };
+    if holds(events) {
+        return;
+    }
+    let began = clock::now();
+    let limit = device.next_wakeup().map_or(RING_LIMIT, |at| at.since(began).min(RING_LIMIT));
+    bell.wait(limit);
+    assert!(clock::now().since(began) < RING_LIMIT, "{} slept on and heard no bell", device.caps().fabric);
+}
+
+/// Sleeps until something holds, by bells alone.
+fn sleep_until(device: &mut dyn Device, what: &str, mut holds: impl FnMut(&[Event]) -> bool) {
+    let deadline = clock::now() + PATIENCE;
+    let mut events = Vec::with_capacity(64);
+    loop {
+        device.poll(clock::now(), &mut events);
+        if holds(&events) {
+            return;
+        }
+        assert!(clock::now() < deadline, "{}: {what} did not come: {events:?}", device.caps().fabric);
+        sleep_once(device, &mut holds, &events);
+    }
+}
+
+/// A rank on a thread of its own that is polled until it is told to stop.
+struct Companion {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Box<dyn Device>>,
+}
+
+impl Companion {
+    /// Polls `device` and calls `turn` with the number of the round before each polling.
+    fn start(
+        mut device: Box<dyn Device>,
+        mut turn: impl FnMut(&mut dyn Device, u64) + Send + 'static,
+    ) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let deadline = clock::now() + PATIENCE + PATIENCE;
+            let mut events = Vec::with_capacity(64);
+            let mut round = 0;
+            // Relaxed: says only that the test is over.
+            while !stopped.load(Ordering::Relaxed) && clock::now() < deadline {
+                turn(device.as_mut(), round);
+                round += 1;
+                device.poll(clock::now(), &mut events);
+                events.clear();
+                std::thread::yield_now();
+            }
+            device
+        });
+        Self { stop, thread }
+    }
+
+    fn finish(self) -> Box<dyn Device> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the companion does not panic")
+    }
+}
+
+pub(crate) fn notices_wake_a_sleeper_every_time<B: Backend>() {
+    const ROUNDS: u64 = 300;
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let mut sleeper = world.take(0);
+    let (mine, theirs) = (sleeper.cells(1), world.cells(1, 0));
+    let mut answered = 0;
+    // Answers each notice of the sleeper after a while that differs from round to round, so that the answer meets the
+    // sleeper at each point of its loop.
+    let companion = Companion::start(world.take(1), move |device, _| {
+        if theirs.count(CELL) == answered {
+            return;
+        }
+        for _ in 0..(answered * 7919) % 4000 {
+            std::hint::spin_loop();
+        }
+        if device.submit(0, Transfer::Notify(notice(CELL, b"")), TransferId(answered)).is_ok() {
+            answered += 1;
+        }
+    });
+    for round in 0..ROUNDS {
+        sleeper.submit(1, Transfer::Notify(notice(CELL, b"")), TransferId(round)).expect("one under way");
+        sleep_until(sleeper.as_mut(), "a notice", |_| mine.count(CELL) > round);
+    }
+    companion.finish();
+}
+
+pub(crate) fn the_end_of_a_transfer_wakes_a_sleeper<B: Backend>() {
+    const LEN: usize = 3 << 20;
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let (source, target) = (world.region_of(0, &noise(1, LEN)), world.region_of(1, &noise(2, LEN)));
+    let mut sleeper = world.take(0);
+    let companion = Companion::start(world.take(1), |_, _| {});
+    for number in 0..20 {
+        let id = TransferId(number);
+        let transfer = match number % 2 {
+            0 => put(&source.whole(), target.remote(), Some(CELL)),
+            _ => Transfer::Get { src: target.remote(), dst: source.whole() },
+        };
+        sleeper.submit(1, transfer, id).expect("one under way");
+        let done = Event::Done { id, result: Ok(0) };
+        sleep_until(sleeper.as_mut(), "the end of a transfer", |events| events.contains(&done));
+    }
+    companion.finish();
+}
+
+pub(crate) fn a_bell_armed_when_something_is_there_already_does_not_keep_silent<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let mut sleeper = world.take(0);
+    let companion = Companion::start(world.take(1), |_, _| {});
+    let mut events = Vec::with_capacity(64);
+    for number in 0..50 {
+        let id = TransferId(number);
+        sleeper.submit(1, Transfer::Notify(notice(CELL, b"")), id).expect("one under way");
+        let done = Event::Done { id, result: Ok(0) };
+        let deadline = clock::now() + PATIENCE;
+        // Arms first: whatever submit has brought about is there before the first polling.
+        while !events.contains(&done) {
+            sleep_once(sleeper.as_mut(), &mut |events| events.contains(&done), &events);
+            events.clear();
+            sleeper.poll(clock::now(), &mut events);
+            assert!(clock::now() < deadline, "{}: no end of transfer {number}", B::NAME);
+        }
+    }
+    companion.finish();
+}
+
+pub(crate) fn a_message_wakes_a_sleeper<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let inbox = world.inbox(0);
+    let mut sleeper = world.take(0);
+    let companion = Companion::start(world.take(1), |_, _| {});
+    for round in 1..=50 {
+        sleeper.post(1, &[QUESTION, round as u8]).expect("one under way");
+        sleep_until(sleeper.as_mut(), "an answer", |_| inbox.state().messages.len() == round);
+    }
+    companion.finish();
+}
+
+pub(crate) fn any_thread_rings<B: Backend>() {
+    const ROUNDS: usize = 100;
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let mut sleeper = world.take(0);
+    for round in 0..ROUNDS {
+        let rung = Arc::new(AtomicBool::new(false));
+        let (ringer, says) = (sleeper.ringer(), Arc::clone(&rung));
+        let thread = std::thread::spawn(move || {
+            for _ in 0..(round * 7919) % 3000 {
+                std::hint::spin_loop();
+            }
+            says.store(true, Ordering::Release); // Pairs with the acquire below.
+            ringer.ring();
+        });
+        sleep_until(sleeper.as_mut(), "a ring", |_| rung.load(Ordering::Acquire));
+        thread.join().expect("ringing does not panic");
+    }
+}
+
+pub(crate) fn a_loss_wakes_a_sleeper<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let mut sleeper = world.take(0);
+    let dies = world.take(1);
+    let thread = std::thread::spawn(move || drop(dies));
+    sleep_until(sleeper.as_mut(), "a loss", |events| {
+        events.iter().any(|event| matches!(event, Event::PeerLost { peer: 1, .. }))
+    });
+    thread.join().expect("dropping a device does not panic");
+}
+
+pub(crate) fn a_goodbye_wakes_a_sleeper<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let mut sleeper = world.take(0);
+    let companion = Companion::start(world.take(1), |device, round| {
+        if round == 20 {
+            device.leave();
+        }
+    });
+    sleep_until(sleeper.as_mut(), "a goodbye", |events| events.contains(&Event::Left { peer: 1 }));
+    companion.finish();
+}
+
+pub(crate) fn a_silence_wakes_a_sleeper<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let mut sleeper = world.take(0);
+    let companion = Companion::start(world.take(1), |_, _| {});
+    sleeper.sever(1);
+    sleep_until(sleeper.as_mut(), "the silence", |events| events.contains(&Event::Severed { peer: 1 }));
+    companion.finish();
+}
+
+pub(crate) fn a_connection_wakes_a_sleeper<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::new(2);
+    let addresses = [world.device(0).address(), world.device(1).address()];
+    let mut sleeper = world.take(0);
+    let theirs = addresses[0].clone();
+    let companion = Companion::start(world.take(1), move |device, round| {
+        if round == 20 {
+            device.connect(0, &theirs).expect("connecting starts");
+        }
+    });
+    sleeper.connect(1, &addresses[1]).expect("connecting starts");
+    let connected = Event::Connected { peer: 1 };
+    sleep_until(sleeper.as_mut(), "a connection", |events| events.contains(&connected));
+    companion.finish();
+}

@@ -1,0 +1,109 @@
+//! Connecting: both ends, in any order, once; what cannot be connected is said.
+
+use std::time::Duration;
+
+use pleach_transport::{Address, ConnectError, Event, LossCause, Secret, Transfer};
+
+use crate::world::{Backend, World, notice, pairs};
+
+pub(crate) fn every_pair_is_connected_once<B: Backend>() {
+    let mut world = World::<B>::connected(4);
+    world.watch(|_| {});
+    for (from, to) in pairs(4) {
+        assert_eq!(world.saw(from, &Event::Connected { peer: to }), 1, "{}: {from} to {to}", B::NAME);
+        assert_eq!(world.losses(from, to), []);
+    }
+}
+
+pub(crate) fn ends_may_connect_at_different_times_in_either_order<B: Backend>() {
+    for first in 0..2 {
+        let mut world = World::<B>::new(2);
+        let addresses = [world.device(0).address(), world.device(1).address()];
+        let second = 1 - first;
+        world.device(first).connect(second, &addresses[second as usize]).expect("starts");
+        world.watch(|_| {});
+        world.device(second).connect(first, &addresses[first as usize]).expect("starts");
+        world.until("both to be connected", |world| {
+            world.saw(0, &Event::Connected { peer: 1 }) == 1
+                && world.saw(1, &Event::Connected { peer: 0 }) == 1
+        });
+        world.check_pair(0, 1);
+    }
+}
+
+pub(crate) fn transfers_work_as_soon_as_connected_was_seen<B: Backend>() {
+    let mut world = World::<B>::new(2);
+    let addresses = [world.device(0).address(), world.device(1).address()];
+    world.device(1).connect(0, &addresses[0]).expect("starts");
+    world.device(0).connect(1, &addresses[1]).expect("starts");
+    // Only this end is known to be connected; the other may still be about to.
+    world.until("one end to be connected", |world| world.saw(0, &Event::Connected { peer: 1 }) == 1);
+    assert_eq!(world.carry_out(0, 1, Transfer::Notify(notice(0, b"early"))), Ok(0));
+    world.until("a notice to a rank that connects", |world| world.count(1, 0, 0) == 1);
+}
+
+pub(crate) fn a_rank_that_is_no_peer_is_refused<B: Backend>() {
+    let mut world = World::<B>::new(2);
+    let address = world.device(1).address();
+    for peer in [0, 2, u32::MAX] {
+        let refused = world.device(0).connect(peer, &address);
+        let expected = matches!(
+            refused,
+            Err(ConnectError::Peer { peer: who, own: 0, world_size: 2 }) if who == peer
+        );
+        assert!(expected, "{}: {refused:?}", B::NAME);
+    }
+}
+
+pub(crate) fn a_text_that_is_no_address_is_refused<B: Backend>() {
+    let mut world = World::<B>::new(2);
+    for text in ["", "no address of any fabric", "\u{0}\n", "tcp://", "shm", "256.0.0.1:99999"] {
+        let refused = world.device(0).connect(1, &Address(text.to_owned()));
+        assert!(matches!(refused, Err(ConnectError::Address { .. })), "{}: {text:?}: {refused:?}", B::NAME);
+    }
+    world.connect_all();
+}
+
+pub(crate) fn a_peer_that_is_gone_before_it_was_connected_is_not_waited_for_in_vain<B: Backend>() {
+    let limit = Duration::from_millis(300);
+    let mut world = World::<B>::with(2, |config| config.connect_timeout = limit);
+    let address = world.device(1).address();
+    world.kill(1);
+    match world.device(0).connect(1, &address) {
+        Err(ConnectError::System { peer: 1, .. }) => {}
+        Err(error) => panic!("{}: {error}", B::NAME),
+        Ok(()) => {
+            world.until_lost(0, 1);
+            assert_eq!(world.saw(0, &Event::Connected { peer: 1 }), 0);
+        }
+    }
+}
+
+pub(crate) fn a_peer_that_ends_while_it_connects_is_lost_once<B: Backend>() {
+    let limit = Duration::from_millis(500);
+    let mut world = World::<B>::with(2, |config| config.connect_timeout = limit);
+    let addresses = [world.device(0).address(), world.device(1).address()];
+    world.device(0).connect(1, &addresses[1]).expect("starts");
+    world.device(1).connect(0, &addresses[0]).expect("starts");
+    world.kill(1);
+    let cause = world.until_lost(0, 1);
+    world.watch(|world| {
+        assert_eq!(world.losses(0, 1), std::slice::from_ref(&cause), "{}: a loss is said once", B::NAME)
+    });
+    assert!(!matches!(cause, LossCause::Protocol(_)), "{}: to end is no offence: {cause}", B::NAME);
+}
+
+pub(crate) fn ranks_with_the_same_secret_connect<B: Backend>() {
+    let secret = Secret::new(b"sixteen bytes or more of it");
+    let mut world = World::<B>::with(2, |config| config.secret = Some(secret.clone()));
+    world.connect_all();
+    world.check_pair(0, 1);
+}
+
+pub(crate) fn worlds_side_by_side_do_not_meet<B: Backend>() {
+    let mut one = World::<B>::connected(2);
+    let mut other = World::<B>::connected(2);
+    one.check_pair(0, 1);
+    assert!((0..crate::world::CELLS as u16).all(|cell| other.count(1, 0, cell) == 0));
+    other.check_pair(0, 1);
+}

@@ -1,0 +1,122 @@
+//! Line 4: a loss is said once and for good; a peer that said goodbye is not lost.
+
+use pleach_transport::{Event, MapError, PostError, SubmitError, Transfer, clock};
+
+use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put, skip};
+
+const CELL: u16 = 5;
+
+pub(crate) fn a_rank_that_ends_without_goodbye_is_lost_once<B: Backend>() {
+    let mut world = World::<B>::connected(3);
+    world.kill(1);
+    for rank in [0, 2] {
+        let cause = world.until_lost(rank, 1);
+        let refused = world.try_submit(rank, 1, Transfer::Notify(notice(CELL, b"")));
+        assert_eq!(refused, Err(SubmitError::Lost { peer: 1, cause }), "refused with the cause");
+        let refused = world.device(rank).post(1, b"are you there?");
+        assert_eq!(refused, Err(PostError::NotConnected { peer: 1 }));
+    }
+    world.watch(|world| {
+        for rank in [0, 2] {
+            assert_eq!(world.losses(rank, 1).len(), 1, "{}: a loss is said once", B::NAME);
+            assert_eq!(world.inbox(rank).state().losses.len(), 1, "{}: a loss is reported once", B::NAME);
+            assert_eq!(world.saw(rank, &Event::Left { peer: 1 }), 0, "{}: it did not say goodbye", B::NAME);
+        }
+    });
+    world.check_pair(0, 2);
+}
+
+pub(crate) fn a_loss_reaches_the_responder_while_nobody_polls<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>("has no thread of its own: losses are delivered in virtual time");
+    }
+    let mut world = World::<B>::connected(2);
+    let inbox = world.inbox(0);
+    world.kill(1);
+    let deadline = clock::now() + PATIENCE;
+    while inbox.state().losses.is_empty() {
+        assert!(clock::now() < deadline, "{}: the loss was not reported while nobody polled", B::NAME);
+        std::thread::yield_now();
+    }
+    let reported = inbox.state().losses.clone();
+    let cause = world.until_lost(0, 1);
+    assert_eq!(reported, [(1, cause)], "{}: both ways tell the same", B::NAME);
+}
+
+pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_goodbye<B: Backend>() {
+    const PUTS: usize = 20;
+    const LEN: usize = 50_000;
+    let mut world = World::<B>::connected(2);
+    let bytes = noise(9, PUTS * LEN);
+    let (source, target) = (world.region_of(0, &bytes), world.region(1, bytes.len()));
+    let ids: Vec<_> = (0..PUTS)
+        .map(|number| {
+            let part = number * LEN..(number + 1) * LEN;
+            let dst = target.slice(part.clone()).expect("inside").remote();
+            world.submit(0, 1, put(&source.slice(part).expect("inside"), dst, Some(CELL)))
+        })
+        .collect();
+    world.device(0).leave();
+    world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
+    assert_eq!(world.count(1, 0, CELL), PUTS as u64, "{}: the goodbye overtook transfers", B::NAME);
+    assert_bytes(&target.whole().to_vec(), &bytes, "what was sent before the goodbye");
+    world.until("the leaving rank to be flushed", |world| world.device(0).is_flushed());
+    assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}: they were carried out", B::NAME);
+    drop(world.take(0));
+    world.watch(|world| {
+        assert_eq!(world.saw(1, &Event::Left { peer: 0 }), 1, "{}: a goodbye is said once", B::NAME);
+        assert_eq!(world.losses(1, 0), [], "{}: a peer that left is not lost", B::NAME);
+    });
+    assert!(world.inbox(1).state().losses.is_empty(), "{}: nor reported as lost", B::NAME);
+}
+
+pub(crate) fn a_rank_that_left_is_refused_as_having_left<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    world.device(0).leave();
+    world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
+    let refused = world.try_submit(1, 0, Transfer::Notify(notice(CELL, b"")));
+    assert_eq!(refused, Err(SubmitError::Left { peer: 0 }));
+    assert_eq!(world.device(1).post(0, b"hello?"), Err(PostError::NotConnected { peer: 0 }));
+}
+
+pub(crate) fn ranks_that_leave_at_the_same_time_lose_nobody<B: Backend>() {
+    const RANKS: u32 = 3;
+    let mut world = World::<B>::connected(RANKS);
+    for rank in 0..RANKS {
+        world.device(rank).leave();
+    }
+    for rank in 0..RANKS {
+        world.until("a leaving rank to be flushed", |world| world.device(rank).is_flushed());
+        drop(world.take(rank));
+    }
+    for rank in 0..RANKS {
+        assert!(world.inbox(rank).state().losses.is_empty(), "{}: rank {rank} lost somebody", B::NAME);
+    }
+}
+
+pub(crate) fn a_flushed_rank_may_be_dropped_without_losing_what_it_sent<B: Backend>() {
+    const LEN: usize = 300_000;
+    let mut world = World::<B>::connected(2);
+    let bytes = noise(10, LEN);
+    let (source, target) = (world.region_of(0, &bytes), world.region(1, LEN));
+    world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)));
+    world.device(0).leave();
+    world.until("the leaving rank to be flushed", |world| world.device(0).is_flushed());
+    drop(source);
+    drop(world.take(0));
+    world.until("the notice of a rank that is gone", |world| world.count(1, 0, CELL) == 1);
+    assert_bytes(&target.whole().to_vec(), &bytes, "what a rank sent before it was dropped");
+    world.until("its goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) == 1);
+}
+
+pub(crate) fn a_lost_rank_is_not_mapped<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    if !world.device(0).caps().maps {
+        return skip::<B>("maps nothing");
+    }
+    let theirs = world.region(1, 4096).remote();
+    world.kill(1);
+    world.until_lost(0, 1);
+    let refused = world.device(0).map(1, &theirs);
+    assert!(matches!(refused, Err(MapError::Disconnected { peer: 1 })), "{}: {refused:?}", B::NAME);
+}

@@ -1,0 +1,181 @@
+//! The conformance suite: the device contract (`pleach_transport::device`), one module a line, run against every backend.
+//!
+//! To add a backend implement [`world::Backend`] for it in a file here (about twenty lines: how a device and its memory
+//! are made, and what time it is) and name it in `backends!` below. A test that does not apply to a backend says so on
+//! the terminal with the reason.
+//!
+//! What the suite takes for granted beside the text of the contract: a key that a peer learned from a message is known
+//! to it, and so is that a region was released before a message was sent.
+
+mod atomics;
+mod backpressure;
+mod bells;
+mod completion;
+mod connect;
+mod keys;
+mod loss;
+mod mappings;
+mod messages;
+mod polling;
+mod progress;
+mod puts;
+mod regions;
+mod silence;
+mod world;
+
+mod loopback;
+
+/// One test for each name of each line, in a module of the backend's name.
+macro_rules! tests {
+    ($backend:ty; $($line:ident { $($test:ident)* })*) => {
+        $(mod $line {
+            $(#[test]
+            fn $test() {
+                crate::$line::$test::<$backend>();
+            })*
+        })*
+    };
+}
+
+macro_rules! backends {
+    ($($name:ident: $backend:ty),* $(,)?) => { $(mod $name { suite!($backend); })* };
+}
+
+macro_rules! suite {
+    ($backend:ty) => {
+        tests! { $backend;
+            puts {
+                bytes_of_every_length_and_alignment_are_there_when_the_notice_is
+                a_put_without_notice_arrives_and_touches_no_cell
+                a_put_of_the_maximum_length_works
+                a_notice_carries_payload_of_every_length
+                a_put_carries_payload_beside_its_bytes
+                an_inline_put_needs_no_region
+                cells_are_counted_apart_for_each_cell_and_peer
+                a_thread_that_polls_nothing_sees_the_bytes_with_the_notice
+                a_source_may_be_overwritten_when_its_put_is_done
+                a_get_is_done_when_its_bytes_are_here
+                all_pairs_move_different_bytes_at_once
+            }
+            atomics {
+                an_add_returns_the_old_value_and_wraps
+                a_compare_swap_stores_only_where_the_value_is_expected
+                adds_of_several_peers_are_all_counted
+                adds_of_peers_on_different_threads_are_all_counted
+            }
+            completion {
+                every_transfer_is_done_once
+                the_submitter_chooses_names_that_need_not_differ
+                every_transfer_is_done_once_also_after_a_loss
+                every_transfer_is_done_once_also_after_severing
+                every_transfer_is_done_once_also_when_the_peer_leaves
+            }
+            loss {
+                a_rank_that_ends_without_goodbye_is_lost_once
+                a_loss_reaches_the_responder_while_nobody_polls
+                what_a_leaving_rank_sent_arrives_before_its_goodbye
+                a_rank_that_left_is_refused_as_having_left
+                ranks_that_leave_at_the_same_time_lose_nobody
+                a_flushed_rank_may_be_dropped_without_losing_what_it_sent
+                a_lost_rank_is_not_mapped
+            }
+            backpressure {
+                a_full_queue_is_an_error_without_a_trace
+                polling_makes_room_every_time
+                both_ends_may_have_full_queues_at_once
+                a_full_queue_to_one_peer_leaves_the_others_alone
+            }
+            regions {
+                a_region_dropped_while_its_puts_are_under_way_is_still_read
+                a_region_dropped_while_a_get_fills_it_stays_until_the_end
+                a_target_dropped_while_puts_to_it_are_under_way_harms_nobody
+                memory_may_be_registered_twice_and_again
+                a_region_registered_before_connecting_is_reached
+                many_regions_come_and_go
+            }
+            keys {
+                a_forged_key_reaches_nothing
+                the_key_of_no_region_reaches_nothing
+                a_key_next_to_a_real_one_reaches_nothing
+                the_key_of_a_dropped_region_reaches_nothing
+                a_key_of_another_rank_reaches_nothing
+                a_range_beyond_the_region_reaches_nothing
+                a_range_whose_end_overflows_reaches_nothing
+                different_lengths_are_not_accepted
+                a_region_of_another_device_is_not_accepted
+                a_cell_that_does_not_exist_is_not_accepted
+                a_misaligned_word_is_not_accepted
+                more_than_the_maximum_is_not_accepted
+                a_peer_that_is_not_connected_is_not_accepted
+            }
+            silence {
+                a_severed_peer_that_keeps_writing_changes_no_byte
+                a_peer_that_is_stopped_while_it_is_severed_and_continued_later_changes_no_byte
+                a_peer_on_another_thread_changes_no_byte_after_the_silence
+                severing_ends_what_is_under_way_and_refuses_the_rest
+                a_get_under_way_writes_nothing_after_the_silence
+                severing_one_peer_keeps_the_others
+                severing_a_lost_peer_ends_as_well
+                ranks_may_sever_each_other_at_once
+            }
+            progress {
+                a_passive_fabric_needs_no_polling_of_the_target
+                a_rank_that_was_not_polled_for_a_while_catches_up
+                long_transfers_both_ways_end_together
+            }
+            bells {
+                notices_wake_a_sleeper_every_time
+                the_end_of_a_transfer_wakes_a_sleeper
+                a_bell_armed_when_something_is_there_already_does_not_keep_silent
+                a_message_wakes_a_sleeper
+                any_thread_rings
+                a_loss_wakes_a_sleeper
+                a_goodbye_wakes_a_sleeper
+                a_silence_wakes_a_sleeper
+                a_connection_wakes_a_sleeper
+            }
+            mappings {
+                a_fabric_that_does_not_map_says_so
+                a_mapping_shows_what_the_owner_wrote
+                what_is_written_through_a_mapping_is_there_when_a_later_notice_is
+                mappings_and_puts_see_the_same_memory
+                what_is_not_there_is_not_mapped
+                a_severed_peer_writes_through_its_mapping_in_vain
+                a_mapping_outlives_its_owner
+            }
+            messages {
+                messages_arrive_whole_and_in_order
+                an_empty_message_arrives
+                a_question_is_answered
+                a_question_is_answered_while_the_asked_rank_does_not_poll
+                a_message_goes_out_while_its_sender_does_not_poll
+                a_message_that_is_too_long_is_not_sent
+                a_message_to_a_peer_that_is_not_connected_is_not_sent
+                messages_pass_while_long_transfers_are_under_way
+                too_many_messages_are_refused_until_there_is_room
+            }
+            connect {
+                every_pair_is_connected_once
+                ends_may_connect_at_different_times_in_either_order
+                transfers_work_as_soon_as_connected_was_seen
+                a_rank_that_is_no_peer_is_refused
+                a_text_that_is_no_address_is_refused
+                a_peer_that_is_gone_before_it_was_connected_is_not_waited_for_in_vain
+                a_peer_that_ends_while_it_connects_is_lost_once
+                ranks_with_the_same_secret_connect
+                worlds_side_by_side_do_not_meet
+            }
+            polling {
+                room_for_one_event_is_enough
+                nothing_is_lost_for_want_of_room
+                what_is_in_the_vector_stays
+            }
+        }
+    };
+}
+
+mod backend {
+    backends! {
+        loopback: crate::loopback::Loopback,
+    }
+}

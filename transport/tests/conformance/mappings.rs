@@ -1,0 +1,192 @@
+//! Line 12: a peer's memory at an address here obeys the same lines.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pleach_transport::{Event, MapError, Mapped, Rank, Region, RegionKey, RemoteSlice, Transfer, clock};
+
+use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put, skip};
+
+const CELL: u16 = 8;
+const LEN: usize = 50_000;
+const NO_MAPS: &str = "maps nothing";
+
+fn maps<B: Backend>(world: &mut World<B>) -> bool {
+    let maps = world.device(0).caps().maps;
+    if !maps {
+        skip::<B>(NO_MAPS);
+    }
+    maps
+}
+
+fn map<B: Backend>(world: &mut World<B>, rank: Rank, peer: Rank, slice: &RemoteSlice) -> Mapped {
+    let mut mapped = None;
+    world.until("a region that was announced to be mapped", |world| {
+        match world.device(rank).map(peer, slice) {
+            Ok(mapping) => mapped = Some(mapping),
+            Err(MapError::Unknown { .. }) => {}
+            Err(error) => panic!("{}: {error}", B::NAME),
+        }
+        mapped.is_some()
+    });
+    mapped.expect("`until` has returned")
+}
+
+fn loaded(mapped: &Mapped) -> Vec<u8> {
+    let mut bytes = vec![0; mapped.len()];
+    mapped.load(0, &mut bytes);
+    bytes
+}
+
+pub(crate) fn a_fabric_that_does_not_map_says_so<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    if world.device(0).caps().maps {
+        return skip::<B>("maps; that is tested by the others");
+    }
+    let theirs = world.region(1, LEN).remote();
+    let refused = world.device(0).map(1, &theirs);
+    assert!(matches!(refused, Err(MapError::Unsupported { .. })), "{}: {refused:?}", B::NAME);
+}
+
+pub(crate) fn a_mapping_shows_what_the_owner_wrote<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    if !maps(&mut world) {
+        return;
+    }
+    let theirs = world.region_of(1, &noise(1, LEN));
+    let whole = map(&mut world, 0, 1, &theirs.remote());
+    assert_bytes(&loaded(&whole), &noise(1, LEN), "the whole region");
+    for (start, end) in [(1, 2), (4095, 4097), (333, LEN), (LEN, LEN)] {
+        let part = theirs.slice(start..end).expect("inside").remote();
+        let mapped = map(&mut world, 0, 1, &part);
+        assert_bytes(&loaded(&mapped), &noise(1, LEN)[start..end], "a part of the region");
+    }
+    theirs.whole().store(&noise(2, LEN));
+    assert_eq!(world.carry_out(1, 0, Transfer::Notify(notice(CELL, b"written"))), Ok(0));
+    world.until("the owner's notice", |world| world.count(0, 1, CELL) == 1);
+    assert_bytes(&loaded(&whole), &noise(2, LEN), "what the owner wrote later");
+}
+
+pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_notice_is<B: Backend>() {
+    const ROUNDS: u64 = 100;
+    let mut world = World::<B>::connected(2);
+    if !maps(&mut world) {
+        return;
+    }
+    let theirs = world.region(1, LEN);
+    let mapped = map(&mut world, 0, 1, &theirs.remote());
+    let (cells, slice) = (world.cells(1, 0), theirs.whole());
+    let checked = Arc::new(AtomicU64::new(0));
+    let says = Arc::clone(&checked);
+    let reader = std::thread::spawn(move || {
+        let deadline = clock::now() + PATIENCE;
+        for round in 1..=ROUNDS {
+            while cells.count(CELL) < round {
+                assert!(clock::now() < deadline, "no notice {round}");
+                std::thread::yield_now();
+            }
+            assert_bytes(&slice.to_vec(), &noise(round, LEN), &format!("round {round}"));
+            says.store(round, Ordering::Release); // Pairs with the acquire below.
+        }
+    });
+    for round in 1..=ROUNDS {
+        mapped.store(0, &noise(round, LEN));
+        world.submit(0, 1, Transfer::Notify(notice(CELL, b"")));
+        world.until("the reader to have checked", |_| {
+            checked.load(Ordering::Acquire) >= round || reader.is_finished()
+        });
+    }
+    reader.join().expect("the reader saw every write whole");
+}
+
+pub(crate) fn mappings_and_puts_see_the_same_memory<B: Backend>() {
+    let mut world = World::<B>::connected(3);
+    if !maps(&mut world) {
+        return;
+    }
+    let theirs = world.region(1, LEN);
+    let source = world.region_of(2, &noise(3, LEN));
+    let mapped = map(&mut world, 0, 1, &theirs.remote());
+    world.submit(2, 1, put(&source.whole(), theirs.remote(), Some(CELL)));
+    world.until("the notice of a put", |world| world.count(1, 2, CELL) == 1);
+    assert_eq!(world.carry_out(1, 0, Transfer::Notify(notice(CELL, b""))), Ok(0));
+    world.until("the owner's notice", |world| world.count(0, 1, CELL) == 1);
+    assert_bytes(&loaded(&mapped), &noise(3, LEN), "a third rank's put, seen through a mapping");
+}
+
+pub(crate) fn what_is_not_there_is_not_mapped<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    if !maps(&mut world) {
+        return;
+    }
+    let theirs = world.region(1, LEN);
+    map(&mut world, 0, 1, &theirs.remote());
+    let key = theirs.key();
+    for unknown in [RegionKey(key.0 ^ 0xFFFF), RegionKey(key.0.wrapping_add(1)), RegionKey::NONE] {
+        let refused = world.device(0).map(1, &RemoteSlice { key: unknown, offset: 0, len: 8 });
+        let expected = matches!(&refused, Err(MapError::Unknown { peer: 1, key }) if *key == unknown);
+        assert!(expected, "{}: {refused:?}", B::NAME);
+    }
+    let len = LEN as u64;
+    for (offset, length) in [(0, len + 1), (len, 1), (len - 7, 8), (u64::MAX, 2), (1 << 63, 1 << 63)] {
+        let refused = world.device(0).map(1, &RemoteSlice { key, offset, len: length });
+        let expected = matches!(refused, Err(MapError::OutOfBounds { peer: 1, .. }));
+        assert!(expected, "{}: {offset} + {length}: {refused:?}", B::NAME);
+    }
+    drop(theirs);
+    world.announce(1);
+    let refused = world.device(0).map(1, &RemoteSlice { key, offset: 0, len: 8 });
+    assert!(matches!(refused, Err(MapError::Unknown { .. })), "{}: a dropped region: {refused:?}", B::NAME);
+}
+
+/// Shows that what is written through a mapping of rank 1 does not reach rank 0's region.
+fn check_unreachable<B: Backend>(world: &mut World<B>, mapped: &Mapped, region: &Region) {
+    let left = region.whole().to_vec();
+    world.watch(|_| mapped.store(0, &noise(20, LEN)));
+    assert_bytes(&region.whole().to_vec(), &left, "what was there at the silence");
+    region.whole().store(&noise(21, LEN));
+    world.watch(|_| mapped.store(0, &noise(22, LEN)));
+    assert_bytes(&region.whole().to_vec(), &noise(21, LEN), "what was written after the silence");
+}
+
+pub(crate) fn a_severed_peer_writes_through_its_mapping_in_vain<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    if !maps(&mut world) {
+        return;
+    }
+    let region = world.region(0, LEN);
+    let mapped = map(&mut world, 1, 0, &region.remote());
+    mapped.store(0, &noise(9, LEN));
+    assert_eq!(world.carry_out(1, 0, Transfer::Notify(notice(CELL, b""))), Ok(0));
+    world.until("the notice", |world| world.count(0, 1, CELL) == 1);
+    assert_bytes(&region.whole().to_vec(), &noise(9, LEN), "before the silence it reaches");
+    world.set_polled(1, false);
+    world.device(0).sever(1);
+    world.until("the silence", |world| {
+        mapped.store(0, &noise(9, LEN));
+        world.saw(0, &Event::Severed { peer: 1 }) > 0
+    });
+    assert_bytes(&region.whole().to_vec(), &noise(9, LEN), "severing keeps the bytes");
+    check_unreachable(&mut world, &mapped, &region);
+    world.set_polled(1, true);
+    check_unreachable(&mut world, &mapped, &region);
+}
+
+pub(crate) fn a_mapping_outlives_its_owner<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    if !maps(&mut world) {
+        return;
+    }
+    let theirs = world.region_of(1, &noise(30, LEN));
+    let (kept, mapped) = (theirs.remote(), map(&mut world, 0, 1, &theirs.remote()));
+    drop(theirs);
+    world.announce(1);
+    assert_bytes(&loaded(&mapped), &noise(30, LEN), "the region was dropped");
+    world.kill(1);
+    world.until_lost(0, 1);
+    assert_bytes(&loaded(&mapped), &noise(30, LEN), "its owner was lost");
+    mapped.store(0, &noise(31, LEN));
+    assert_bytes(&loaded(&mapped), &noise(31, LEN), "it stays writable");
+    let refused = world.device(0).map(1, &kept);
+    assert!(matches!(refused, Err(MapError::Disconnected { peer: 1 })), "{}: {refused:?}", B::NAME);
+}

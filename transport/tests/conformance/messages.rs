@@ -1,0 +1,148 @@
+//! Control messages: in order, answered, bounded, and read while nobody polls.
+
+use pleach_transport::{MESSAGE_BYTES_MAX, PostError, clock};
+
+use crate::world::{Backend, PATIENCE, QUESTION, World, assert_bytes, noise, pairs, put, skip};
+
+/// A message that is neither a question nor anything else the suite knows.
+fn text(seed: u64, len: usize) -> Vec<u8> {
+    let mut message = noise(seed, len);
+    if let Some(first) = message.first_mut() {
+        *first = b'#';
+    }
+    message
+}
+
+pub(crate) fn messages_arrive_whole_and_in_order<B: Backend>() {
+    const MESSAGES: usize = 200;
+    let mut world = World::<B>::connected(2);
+    let len = |number: usize| match number % 5 {
+        0 => MESSAGE_BYTES_MAX,
+        1 => 1,
+        2 => MESSAGE_BYTES_MAX - 1,
+        _ => number * 17 % 900,
+    };
+    for number in 0..MESSAGES {
+        for from in 0..2 {
+            world.post(from, 1 - from, &text(number as u64 * 2 + u64::from(from), len(number)));
+        }
+    }
+    for to in 0..2_u32 {
+        let inbox = world.inbox(to);
+        world.until("all messages", |_| inbox.state().messages.len() >= MESSAGES);
+        let state = inbox.state();
+        assert_eq!(state.messages.len(), MESSAGES);
+        for (number, (from, message)) in state.messages.iter().enumerate() {
+            assert_eq!(*from, 1 - to);
+            let expected = text(number as u64 * 2 + u64::from(1 - to), len(number));
+            assert_bytes(message, &expected, &format!("message {number} to {to}"));
+        }
+    }
+}
+
+pub(crate) fn an_empty_message_arrives<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    world.post(0, 1, b"");
+    world.post(0, 1, b"#");
+    let inbox = world.inbox(1);
+    world.until("both messages", |_| inbox.state().messages.len() == 2);
+    assert_eq!(inbox.state().messages, [(0, vec![]), (0, b"#".to_vec())]);
+}
+
+pub(crate) fn a_question_is_answered<B: Backend>() {
+    let mut world = World::<B>::connected(3);
+    for (from, to) in pairs(3) {
+        world.post(from, to, &[QUESTION, from as u8, to as u8]);
+    }
+    for rank in 0..3_u32 {
+        let inbox = world.inbox(rank);
+        let answers = || -> Vec<_> {
+            let state = inbox.state();
+            state.messages.iter().filter(|(_, message)| message[0] == b'!').cloned().collect()
+        };
+        world.until("the answers", |_| answers().len() >= 2);
+        let mut answers = answers();
+        answers.sort();
+        let peers = (0..3).filter(|peer| *peer != rank);
+        let expected: Vec<_> = peers.map(|peer| (peer, vec![b'!', rank as u8, peer as u8])).collect();
+        assert_eq!(answers, expected, "{}: rank {rank} has one answer of each peer", B::NAME);
+    }
+}
+
+pub(crate) fn a_question_is_answered_while_the_asked_rank_does_not_poll<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>("has no thread of its own: messages are delivered in virtual time");
+    }
+    let mut world = World::<B>::connected(2);
+    world.set_polled(1, false);
+    let inbox = world.inbox(0);
+    for round in 1..=20 {
+        world.post(0, 1, &[QUESTION, round as u8]);
+        world.until("an answer of a rank that does not poll", |_| inbox.state().messages.len() == round);
+    }
+}
+
+pub(crate) fn a_message_goes_out_while_its_sender_does_not_poll<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>("has no thread of its own: messages are delivered in virtual time");
+    }
+    let mut world = World::<B>::connected(2);
+    let inbox = world.inbox(1);
+    world.post(0, 1, b"#");
+    let deadline = clock::now() + PATIENCE;
+    while inbox.state().messages.is_empty() {
+        assert!(clock::now() < deadline, "{}: the message did not arrive while nobody polled", B::NAME);
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn a_message_that_is_too_long_is_not_sent<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let bytes = MESSAGE_BYTES_MAX + 1;
+    assert_eq!(world.device(0).post(1, &vec![0; bytes]), Err(PostError::TooLong { bytes }));
+    world.watch(|_| {});
+    assert!(world.inbox(1).state().messages.is_empty());
+    world.check_pair(0, 1);
+}
+
+pub(crate) fn a_message_to_a_peer_that_is_not_connected_is_not_sent<B: Backend>() {
+    let mut world = World::<B>::new(2);
+    assert_eq!(world.device(0).post(1, b"#"), Err(PostError::NotConnected { peer: 1 }));
+}
+
+pub(crate) fn messages_pass_while_long_transfers_are_under_way<B: Backend>() {
+    const LONG: usize = 4 << 20;
+    let mut world = World::<B>::connected(2);
+    let (source, target) = (world.region_of(0, &noise(1, LONG)), world.region(1, LONG));
+    for _ in 0..4 {
+        world.submit(0, 1, put(&source.whole(), target.remote(), Some(0)));
+    }
+    world.post(0, 1, &[QUESTION, 1]);
+    let inbox = world.inbox(0);
+    world.until("an answer and all notices", |world| {
+        inbox.state().messages.len() == 1 && world.count(1, 0, 0) == 4
+    });
+    assert_bytes(&target.whole().to_vec(), &noise(1, LONG), "the transfer beside the messages");
+}
+
+pub(crate) fn too_many_messages_are_refused_until_there_is_room<B: Backend>() {
+    const MOST: usize = 4000;
+    let mut world = World::<B>::connected(2);
+    let message = text(5, MESSAGE_BYTES_MAX);
+    let mut sent = 0;
+    while sent < MOST {
+        match world.device(0).post(1, &message) {
+            Ok(()) => sent += 1,
+            Err(PostError::QueueFull { peer: 1 }) => break,
+            Err(error) => panic!("{}: {error}", B::NAME),
+        }
+    }
+    if sent == MOST {
+        // A watcher that keeps up never lets the queue fill; that what waits is bounded shows only where it does not.
+        skip::<B>("took every message at once; its bound was not reached");
+    }
+    let inbox = world.inbox(1);
+    world.until("all messages that were taken", |_| inbox.state().messages.len() == sent);
+    world.post(0, 1, b"#");
+    world.until("one more", |_| inbox.state().messages.len() == sent + 1);
+}

@@ -1,0 +1,56 @@
+//! `poll` never grows the vector of events, loses nothing for want of room, and keeps what is in it. (That it never grows
+//! is also asserted at every polling of the suite.)
+
+use pleach_transport::{Event, TransferId};
+
+use crate::world::{Backend, World, assert_bytes, noise, notice, put};
+
+const CELL: u16 = 10;
+
+pub(crate) fn room_for_one_event_is_enough<B: Backend>() {
+    const PUTS: usize = 100;
+    const LEN: usize = 2000;
+    let mut world = World::<B>::new(3);
+    world.set_event_capacity(1);
+    world.connect_all();
+    let (source, target) = (world.region_of(0, &noise(1, LEN)), world.region(1, LEN));
+    let ids: Vec<_> =
+        (0..PUTS).map(|_| world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)))).collect();
+    assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}", B::NAME);
+    world.until("all notices", |world| world.count(1, 0, CELL) == PUTS as u64);
+    assert_bytes(&target.whole().to_vec(), &noise(1, LEN), "the last put");
+    world.kill(1);
+    world.until_lost(0, 1);
+    world.until_lost(2, 1);
+}
+
+pub(crate) fn nothing_is_lost_for_want_of_room<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let ids: Vec<_> = (0..4)
+        .filter_map(|_| world.try_submit(0, 1, pleach_transport::Transfer::Notify(notice(CELL, b""))).ok())
+        .collect();
+    world.set_event_capacity(0);
+    world.watch(|_| {});
+    assert!(ids.iter().all(|id| world.endings(0, *id).is_empty()), "{}: there was no room", B::NAME);
+    world.set_event_capacity(2);
+    assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}", B::NAME);
+}
+
+pub(crate) fn what_is_in_the_vector_stays<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let kept = Event::Done { id: TransferId(u64::MAX), result: Ok(42) };
+    let mut events = Vec::with_capacity(2);
+    events.push(kept.clone());
+    let capacity = events.capacity();
+    let id = TransferId(5);
+    let notify = pleach_transport::Transfer::Notify(notice(CELL, b""));
+    world.device(0).submit(1, notify, id).expect("an idle queue takes a transfer");
+    world.set_polled(0, false);
+    world.until("an event behind what was there", |world| {
+        let now = world.backend().tick();
+        world.device(0).poll(now, &mut events);
+        events.len() > 1
+    });
+    assert_eq!(events, [kept, Event::Done { id, result: Ok(0) }]);
+    assert_eq!(events.capacity(), capacity);
+}

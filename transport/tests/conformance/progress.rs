@@ -1,0 +1,58 @@
+//! Line 10: polling both ends is enough, and where the fabric is passive polling the submitter is.
+
+use pleach_transport::{AtomicOp, Transfer};
+
+use crate::world::{Backend, World, assert_bytes, noise, notice, put, skip};
+
+const CELL: u16 = 6;
+const LEN: usize = 200_000;
+
+pub(crate) fn a_passive_fabric_needs_no_polling_of_the_target<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    if !world.device(0).caps().passive {
+        return skip::<B>("says that the target must be polled");
+    }
+    let (mine, theirs) = (world.region_of(0, &noise(1, LEN)), world.region(1, LEN));
+    let cells = world.cells(1, 0);
+    world.set_polled(1, false);
+    assert_eq!(world.carry_out(0, 1, put(&mine.whole(), theirs.remote(), Some(CELL))), Ok(0));
+    world.until("the notice at a rank that does not poll", |_| cells.count(CELL) == 1);
+    assert_bytes(&theirs.whole().to_vec(), &noise(1, LEN), "a put to a rank that does not poll");
+    mine.whole().store(&vec![0; LEN]);
+    let get = Transfer::Get { src: theirs.remote(), dst: mine.whole() };
+    assert_eq!(world.carry_out(0, 1, get), Ok(0));
+    assert_bytes(&mine.whole().to_vec(), &noise(1, LEN), "a get from a rank that does not poll");
+    let word = theirs.slice(0..8).expect("inside").remote();
+    let old = u64::from_ne_bytes(noise(1, 8).try_into().expect("eight bytes"));
+    assert_eq!(world.carry_out(0, 1, Transfer::Atomic { word, op: AtomicOp::Add(1) }), Ok(old));
+}
+
+pub(crate) fn a_rank_that_was_not_polled_for_a_while_catches_up<B: Backend>() {
+    const NOTICES: u64 = 400;
+    let mut world = World::<B>::connected(2);
+    world.set_polled(1, false);
+    let mut sent = 0;
+    world.watch(|world| {
+        if sent < NOTICES && world.try_submit(0, 1, Transfer::Notify(notice(CELL, b"late"))).is_ok() {
+            sent += 1;
+        }
+    });
+    assert!(sent > 0, "{}: an idle queue takes a transfer", B::NAME);
+    world.set_polled(1, true);
+    world.until("all notices of a rank that was away", |world| world.count(1, 0, CELL) == sent);
+    world.watch(|world| assert_eq!(world.count(1, 0, CELL), sent));
+}
+
+pub(crate) fn long_transfers_both_ways_end_together<B: Backend>() {
+    const LONG: usize = 8 << 20;
+    let mut world = World::<B>::connected(2);
+    let sources = [world.region_of(0, &noise(2, LONG)), world.region_of(1, &noise(3, LONG))];
+    let targets = [world.region(0, LONG), world.region(1, LONG)];
+    for from in 0..2_usize {
+        let transfer = put(&sources[from].whole(), targets[1 - from].remote(), Some(CELL));
+        world.submit(from as u32, 1 - from as u32, transfer);
+    }
+    world.until("both notices", |world| world.count(0, 1, CELL) == 1 && world.count(1, 0, CELL) == 1);
+    assert_bytes(&targets[1].whole().to_vec(), &noise(2, LONG), "from 0 to 1");
+    assert_bytes(&targets[0].whole().to_vec(), &noise(3, LONG), "from 1 to 0");
+}

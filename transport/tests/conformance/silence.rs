@@ -1,0 +1,191 @@
+//! Line 9: after `Severed` that peer changes no byte here, whatever it does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pleach_transport::{
+    AtomicOp, Event, PostError, Region, SubmitError, Transfer, TransferError, TransferId, clock,
+};
+
+use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put, skip};
+
+const CELL: u16 = 1;
+const LEN: usize = 100_000;
+
+/// Lets rank 1 write to rank 0 as much as its queue takes.
+fn hammer<B: Backend>(world: &mut World<B>, source: &Region, target: &Region) {
+    const WRITES: usize = 8;
+    let word = target.slice(0..8).expect("inside").remote();
+    for number in 0..WRITES {
+        let transfer = match number % 3 {
+            0 => put(&source.whole(), target.remote(), Some(CELL)),
+            1 => {
+                let part = 0..LEN / 3;
+                let src = source.slice(part.clone()).expect("inside");
+                put(&src, target.slice(part).expect("inside").remote(), None)
+            }
+            _ => Transfer::Atomic { word, op: AtomicOp::Add(1) },
+        };
+        // Whether it is refused, or accepted and lost, is the severed peer's affair.
+        let _ = world.try_submit(1, 0, transfer);
+    }
+}
+
+fn until_severed<B: Backend>(world: &mut World<B>) {
+    world.until("the silence", |world| world.saw(0, &Event::Severed { peer: 1 }) > 0);
+}
+
+/// Shows that the memory is this rank's alone: it keeps what is written here while `peer` does what it likes.
+fn check_silent<B: Backend>(world: &mut World<B>, region: &Region, mut peer: impl FnMut(&mut World<B>)) {
+    let whole = region.whole();
+    let left = whole.to_vec();
+    world.watch(&mut peer);
+    assert_bytes(&whole.to_vec(), &left, "what was there at the silence");
+    let own = noise(77, region.len());
+    whole.store(&own);
+    world.watch(&mut peer);
+    assert_bytes(&whole.to_vec(), &own, "what was written after the silence");
+}
+
+pub(crate) fn a_severed_peer_that_keeps_writing_changes_no_byte<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let (source, target) = (world.region_of(1, &noise(1, LEN)), world.region(0, LEN));
+    for _ in 0..10 {
+        hammer(&mut world, &source, &target);
+        world.pump();
+    }
+    world.device(0).sever(1);
+    world.until("the silence", |world| {
+        hammer(world, &source, &target);
+        world.saw(0, &Event::Severed { peer: 1 }) > 0
+    });
+    check_silent(&mut world, &target, |world| hammer(world, &source, &target));
+    assert_eq!(world.saw(0, &Event::Severed { peer: 1 }), 1, "{}: severed once", B::NAME);
+}
+
+pub(crate) fn a_peer_that_is_stopped_while_it_is_severed_and_continued_later_changes_no_byte<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let (source, target) = (world.region_of(1, &noise(2, LEN)), world.region(0, LEN));
+    hammer(&mut world, &source, &target);
+    world.pump();
+    hammer(&mut world, &source, &target);
+    world.set_polled(1, false);
+    world.device(0).sever(1);
+    until_severed(&mut world);
+    check_silent(&mut world, &target, |_| {});
+    world.set_polled(1, true);
+    check_silent(&mut world, &target, |world| hammer(world, &source, &target));
+}
+
+pub(crate) fn a_peer_on_another_thread_changes_no_byte_after_the_silence<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>("runs on one thread");
+    }
+    let mut world = World::<B>::connected(2);
+    let (source, target) = (world.region_of(1, &noise(3, LEN)), world.region(0, LEN));
+    let mut device = world.take(1);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (stopped, src, dst) = (Arc::clone(&stop), source.whole(), target.remote());
+    let writer = std::thread::spawn(move || {
+        let mut events = Vec::with_capacity(8);
+        let deadline = clock::now() + PATIENCE;
+        // Relaxed: says only that the test is over.
+        while !stopped.load(Ordering::Relaxed) && clock::now() < deadline {
+            let _ = device.submit(0, put(&src, dst, Some(CELL)), TransferId(0));
+            device.poll(clock::now(), &mut events);
+            events.clear();
+        }
+        device
+    });
+    world.until("writes of the peer", |world| world.count(0, 1, CELL) > 20);
+    world.device(0).sever(1);
+    until_severed(&mut world);
+    check_silent(&mut world, &target, |_| {});
+    stop.store(true, Ordering::Relaxed);
+    drop(writer.join().expect("the writer only writes"));
+}
+
+pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let (mine, theirs) = (world.region(0, LEN), world.region(1, LEN));
+    world.set_polled(1, false);
+    let mut ids = Vec::new();
+    while ids.len() < 50 {
+        match world.try_submit(0, 1, put(&mine.whole(), theirs.remote(), None)) {
+            Ok(id) => ids.push(id),
+            Err(SubmitError::QueueFull { .. }) => break,
+            Err(error) => panic!("{}: {error}", B::NAME),
+        }
+    }
+    world.device(0).sever(1);
+    until_severed(&mut world);
+    for ending in world.finish_all(0, &ids) {
+        let severed = Err(TransferError::Severed { peer: 1 });
+        assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", B::NAME);
+    }
+    let refused = world.try_submit(0, 1, Transfer::Notify(notice(CELL, b"")));
+    assert_eq!(refused, Err(SubmitError::Severed { peer: 1 }));
+    assert_eq!(world.device(0).post(1, b"hello?"), Err(PostError::NotConnected { peer: 1 }));
+}
+
+pub(crate) fn a_get_under_way_writes_nothing_after_the_silence<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let (source, target) = (world.region_of(1, &noise(4, LEN)), world.region(0, LEN));
+    world.set_polled(1, false);
+    let gets: Vec<_> = (0..4)
+        .filter_map(|_| {
+            world.try_submit(0, 1, Transfer::Get { src: source.remote(), dst: target.whole() }).ok()
+        })
+        .collect();
+    world.pump();
+    world.device(0).sever(1);
+    until_severed(&mut world);
+    check_silent(&mut world, &target, |_| {});
+    world.set_polled(1, true);
+    check_silent(&mut world, &target, |_| {});
+    world.finish_all(0, &gets);
+}
+
+pub(crate) fn severing_one_peer_keeps_the_others<B: Backend>() {
+    let mut world = World::<B>::connected(3);
+    let detaches = world.device(0).caps().sever_detaches;
+    let (source, old) = (world.region_of(2, &noise(5, LEN)), world.region(0, LEN));
+    world.device(0).sever(1);
+    until_severed(&mut world);
+    world.check_pair(0, 2);
+    world.check_pair(1, 2);
+    if detaches {
+        skip::<B>("takes regions away from all peers when it severs one; only a new region is tried");
+    } else {
+        assert_eq!(world.carry_out(2, 0, put(&source.whole(), old.remote(), Some(CELL))), Ok(0));
+        world.until("the notice", |world| world.count(0, 2, CELL) == 1);
+        assert_bytes(&old.whole().to_vec(), &noise(5, LEN), "a region that was there before");
+    }
+    let before = world.count(0, 2, CELL);
+    let new = world.region(0, LEN);
+    assert_eq!(world.carry_out(2, 0, put(&source.whole(), new.remote(), Some(CELL))), Ok(0));
+    world.until("the notice", |world| world.count(0, 2, CELL) == before + 1);
+    assert_bytes(&new.whole().to_vec(), &noise(5, LEN), "a region registered after severing");
+}
+
+pub(crate) fn severing_a_lost_peer_ends_as_well<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let region = world.region(0, LEN);
+    world.kill(1);
+    world.until_lost(0, 1);
+    world.device(0).sever(1);
+    until_severed(&mut world);
+    check_silent(&mut world, &region, |_| {});
+}
+
+pub(crate) fn ranks_may_sever_each_other_at_once<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    let regions = [world.region(0, LEN), world.region(1, LEN)];
+    hammer(&mut world, &regions[1], &regions[0]);
+    world.device(0).sever(1);
+    world.device(1).sever(0);
+    until_severed(&mut world);
+    world.until("the silence of the other", |world| world.saw(1, &Event::Severed { peer: 0 }) == 1);
+    check_silent(&mut world, &regions[0], |_| {});
+    check_silent(&mut world, &regions[1], |_| {});
+}

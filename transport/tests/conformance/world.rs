@@ -1,0 +1,500 @@
+//! What the tests of the suite stand on: a world of devices of one backend in one process, polled by the test.
+//!
+//! A test names what it waits for ([`World::until`]); every wait has a deadline and fails with what was seen.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use pleach_transport::{
+    Cells, Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, Notice, PostError, Rank, Region,
+    RemoteSlice, Responder, Slice, Source, SubmitError, Transfer, TransferError, TransferId, clock,
+};
+
+/// How long a test waits for anything, in real time. Generous: machines are loaded.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a test watches that something does *not* happen, where time is real.
+const WATCHED: Duration = Duration::from_millis(60);
+
+/// Rounds of polling in which something must not happen; also where time is virtual.
+const WATCHED_ROUNDS: u32 = 300;
+
+/// Cells a rank keeps for each peer in the worlds of the suite.
+pub(crate) const CELLS: usize = 16;
+
+/// Room for events that `poll` is given, unless a test sets another.
+const EVENT_CAPACITY: usize = 16;
+
+/// First byte of a message that tells a peer that regions were registered; not kept in the inbox.
+const ANNOUNCEMENT: u8 = 0xA7;
+
+/// First byte of a message that is answered, with `!` in its place.
+pub(crate) const QUESTION: u8 = b'?';
+
+/// How the devices of a backend are made. To instantiate the suite implement this and name it in `main.rs`.
+pub(crate) trait Backend: Sized {
+    /// How the backend is called in failures.
+    const NAME: &'static str;
+
+    /// Whether time passes by itself and devices may be used on different threads at once. A simulation says no, and
+    /// is spared the tests about threads and sleeping.
+    const LIVE: bool;
+
+    /// A new fabric for so many ranks, independent of all others.
+    fn start(world_size: u32) -> Self;
+
+    /// The device of `config.rank`.
+    fn device(&mut self, config: DeviceConfig) -> Box<dyn Device>;
+
+    /// Memory that the devices register.
+    fn memory(&self, len: usize) -> Arc<dyn Memory>;
+
+    /// The time to poll with: the clock, or virtual time, moved on to where something can happen.
+    fn tick(&mut self) -> Nanos;
+
+    /// Ends a rank without goodbye.
+    fn kill(&mut self, device: Box<dyn Device>) {
+        drop(device);
+    }
+}
+
+/// How a transfer ended.
+pub(crate) type Ending = Result<u64, TransferError>;
+
+/// Devices of one backend, all in this process.
+pub(crate) struct World<B> {
+    backend: B,
+    stations: Vec<Station>,
+    next_id: u64,
+    batch: Vec<Event>,
+}
+
+struct Station {
+    device: Option<Box<dyn Device>>,
+    polled: bool,
+    log: Vec<Event>,
+    endings: HashMap<TransferId, Vec<Ending>>,
+    inbox: Arc<Inbox>,
+}
+
+/// Keeps the messages and losses of one rank; answers questions.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    state: Mutex<InboxState>,
+}
+
+/// What an [`Inbox`] keeps.
+#[derive(Default)]
+pub(crate) struct InboxState {
+    /// Messages in order of arrival.
+    pub(crate) messages: Vec<(Rank, Vec<u8>)>,
+    /// Losses in the order in which they were reported.
+    pub(crate) losses: Vec<(Rank, LossCause)>,
+    announcements: HashMap<Rank, u64>,
+}
+
+impl Inbox {
+    /// What has come so far.
+    pub(crate) fn state(&self) -> MutexGuard<'_, InboxState> {
+        self.state.lock().expect("no test panics while it holds an inbox")
+    }
+}
+
+impl Responder for Inbox {
+    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        if message.first() == Some(&ANNOUNCEMENT) {
+            *state.announcements.entry(from).or_default() += 1;
+            return None;
+        }
+        state.messages.push((from, message.to_vec()));
+        let question = message.strip_prefix(&[QUESTION])?;
+        Some([b"!", question].concat())
+    }
+
+    fn lost(&self, peer: Rank, cause: &LossCause) {
+        self.state().losses.push((peer, cause.clone()));
+    }
+}
+
+impl<B: Backend> World<B> {
+    /// So many ranks, none connected.
+    pub(crate) fn new(ranks: u32) -> Self {
+        Self::with(ranks, |_| {})
+    }
+
+    /// So many ranks, none connected, each made from a configuration that the test may change.
+    pub(crate) fn with(ranks: u32, change: impl Fn(&mut DeviceConfig)) -> Self {
+        let mut backend = B::start(ranks);
+        let stations = (0..ranks).map(|rank| station(&mut backend, rank, ranks, &change)).collect();
+        Self { backend, stations, next_id: 1, batch: Vec::with_capacity(EVENT_CAPACITY) }
+    }
+
+    /// So many ranks, each connected to each other.
+    pub(crate) fn connected(ranks: u32) -> Self {
+        let mut world = Self::new(ranks);
+        world.connect_all();
+        world
+    }
+
+    /// Connects each rank to each other and waits until all are.
+    pub(crate) fn connect_all(&mut self) {
+        let ranks = self.stations.len() as u32;
+        for (from, to) in pairs(ranks) {
+            let address = self.device(to).address();
+            self.device(from).connect(to, &address).expect("connecting to a peer of the world starts");
+        }
+        self.until("all pairs to be connected", |world| {
+            pairs(ranks).all(|(from, to)| world.saw(from, &Event::Connected { peer: to }) > 0)
+        });
+    }
+
+    /// The device of a rank that was neither taken nor killed.
+    pub(crate) fn device(&mut self, rank: Rank) -> &mut dyn Device {
+        let device = self.stations[rank as usize].device.as_mut();
+        device.expect("the rank still has its device").as_mut()
+    }
+
+    /// The device of a rank, to be used on another thread; the world polls it no more.
+    pub(crate) fn take(&mut self, rank: Rank) -> Box<dyn Device> {
+        self.stations[rank as usize].device.take().expect("the rank still has its device")
+    }
+
+    /// Ends a rank without goodbye.
+    pub(crate) fn kill(&mut self, rank: Rank) {
+        let device = self.take(rank);
+        self.backend.kill(device);
+    }
+
+    /// Whether `pump` polls this rank; a rank that is not polled stands for one that is stopped or busy.
+    pub(crate) fn set_polled(&mut self, rank: Rank, polled: bool) {
+        self.stations[rank as usize].polled = polled;
+    }
+
+    /// How much room `poll` is given from now on.
+    pub(crate) fn set_event_capacity(&mut self, capacity: usize) {
+        self.batch = Vec::with_capacity(capacity);
+    }
+
+    /// The messages and losses of a rank.
+    pub(crate) fn inbox(&self, rank: Rank) -> Arc<Inbox> {
+        Arc::clone(&self.stations[rank as usize].inbox)
+    }
+
+    /// The backend, for memory and time.
+    pub(crate) fn backend(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
+    /// Polls every rank once and keeps what it says.
+    pub(crate) fn pump(&mut self) {
+        let mut idle = true;
+        for station in self.stations.iter_mut().filter(|station| station.polled) {
+            let Some(device) = station.device.as_mut() else { continue };
+            let (now, capacity) = (self.backend.tick(), self.batch.capacity());
+            device.poll(now, &mut self.batch);
+            assert_eq!(self.batch.capacity(), capacity, "poll grew the vector of events");
+            idle &= self.batch.is_empty();
+            for event in self.batch.drain(..) {
+                station.keep(event);
+            }
+        }
+        if idle && B::LIVE {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Polls until something holds; fails with what was seen when it does not come.
+    pub(crate) fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+        let deadline = clock::now() + PATIENCE;
+        while !holds(self) {
+            let seen =
+                |world: &Self| format!("{}: {PATIENCE:?} passed without {what}{}", B::NAME, world.seen());
+            assert!(clock::now() < deadline, "{}", seen(self));
+            self.pump();
+        }
+    }
+
+    /// Polls for a while and calls `check` every time: for what must not happen.
+    pub(crate) fn watch(&mut self, mut check: impl FnMut(&mut Self)) {
+        let end = clock::now() + WATCHED;
+        let mut rounds = 0;
+        while rounds < WATCHED_ROUNDS || (B::LIVE && clock::now() < end) {
+            self.pump();
+            check(self);
+            rounds += 1;
+        }
+    }
+
+    /// New registered memory of a rank. All peers it is connected to have heard of it.
+    pub(crate) fn region(&mut self, rank: Rank, len: usize) -> Region {
+        let memory = self.backend.memory(len);
+        self.register(rank, memory)
+    }
+
+    /// Registers memory of the test. All peers the rank is connected to have heard of it.
+    pub(crate) fn register(&mut self, rank: Rank, memory: Arc<dyn Memory>) -> Region {
+        let region = self.device(rank).register(memory).expect("the backend's own memory is registered");
+        self.announce(rank);
+        region
+    }
+
+    /// New registered memory that holds these bytes.
+    pub(crate) fn region_of(&mut self, rank: Rank, bytes: &[u8]) -> Region {
+        let region = self.region(rank, bytes.len());
+        region.whole().store(bytes);
+        region
+    }
+
+    /// Waits until all peers have a message that was sent after everything so far: a key travels by message, and what
+    /// was registered or released before is known to who received a later message.
+    pub(crate) fn announce(&mut self, rank: Rank) {
+        for peer in 0..self.stations.len() as u32 {
+            if peer == rank || !self.is_up(rank, peer) || !self.is_up(peer, rank) {
+                continue;
+            }
+            let heard =
+                |world: &Self| world.inbox(peer).state().announcements.get(&rank).copied().unwrap_or(0);
+            let before = heard(self);
+            self.post(rank, peer, &[ANNOUNCEMENT]);
+            self.until("a message to arrive", |world| heard(world) > before);
+        }
+    }
+
+    /// Posts a message, polling as long as there is no room for it.
+    pub(crate) fn post(&mut self, from: Rank, to: Rank, message: &[u8]) {
+        let mut posted = false;
+        self.until("room for a message", |world| {
+            posted = match world.device(from).post(to, message) {
+                Ok(()) => true,
+                Err(PostError::QueueFull { .. }) => false,
+                Err(error) => panic!("{}: posting from {from} to {to} failed: {error}", B::NAME),
+            };
+            posted
+        });
+    }
+
+    /// Submits under a new name.
+    pub(crate) fn try_submit(
+        &mut self,
+        from: Rank,
+        to: Rank,
+        transfer: Transfer,
+    ) -> Result<TransferId, SubmitError> {
+        let id = TransferId(self.next_id);
+        self.next_id += 1;
+        self.device(from).submit(to, transfer, id).map(|()| id)
+    }
+
+    /// Submits under a new name, polling as long as the queue is full.
+    pub(crate) fn submit(&mut self, from: Rank, to: Rank, transfer: Transfer) -> TransferId {
+        let mut id = None;
+        self.until("room in the queue", |world| {
+            match world.try_submit(from, to, transfer.clone()) {
+                Ok(accepted) => id = Some(accepted),
+                Err(SubmitError::QueueFull { .. }) => {}
+                Err(error) => panic!("{}: {from} to {to} was not accepted: {error}", B::NAME),
+            }
+            id.is_some()
+        });
+        id.expect("`until` has returned")
+    }
+
+    /// Submits and waits for the end, which must come once.
+    pub(crate) fn carry_out(&mut self, from: Rank, to: Rank, transfer: Transfer) -> Ending {
+        let id = self.submit(from, to, transfer);
+        self.finish(from, id)
+    }
+
+    /// Waits for the end of a transfer.
+    pub(crate) fn finish(&mut self, rank: Rank, id: TransferId) -> Ending {
+        self.until("a transfer to end", |world| !world.endings(rank, id).is_empty());
+        self.ending(rank, id)
+    }
+
+    /// How a transfer ended, which it must have, once.
+    pub(crate) fn ending(&self, rank: Rank, id: TransferId) -> Ending {
+        let endings = self.endings(rank, id);
+        assert_eq!(endings.len(), 1, "{}: {id:?} of rank {rank} must end once: {endings:?}", B::NAME);
+        endings[0].clone()
+    }
+
+    /// Waits until all these transfers have ended, watches for more, and returns how each ended.
+    pub(crate) fn finish_all(&mut self, rank: Rank, ids: &[TransferId]) -> Vec<Ending> {
+        self.until("all transfers to end", |world| ids.iter().all(|id| !world.endings(rank, *id).is_empty()));
+        self.watch(|_| {});
+        ids.iter().map(|id| self.ending(rank, *id)).collect()
+    }
+
+    /// All ends of a transfer so far.
+    pub(crate) fn endings(&self, rank: Rank, id: TransferId) -> &[Ending] {
+        self.stations[rank as usize].endings.get(&id).map_or(&[], Vec::as_slice)
+    }
+
+    /// How often an event was seen by a rank.
+    pub(crate) fn saw(&self, rank: Rank, event: &Event) -> usize {
+        self.log(rank).iter().filter(|seen| *seen == event).count()
+    }
+
+    /// Every event of a rank in order.
+    pub(crate) fn log(&self, rank: Rank) -> &[Event] {
+        &self.stations[rank as usize].log
+    }
+
+    /// The losses of `peer` that a rank saw.
+    pub(crate) fn losses(&self, rank: Rank, peer: Rank) -> Vec<LossCause> {
+        let lost = |event: &Event| match event {
+            Event::PeerLost { peer: who, cause } if *who == peer => Some(cause.clone()),
+            _ => None,
+        };
+        self.log(rank).iter().filter_map(lost).collect()
+    }
+
+    /// Waits for the loss of a peer and returns its cause.
+    pub(crate) fn until_lost(&mut self, rank: Rank, peer: Rank) -> LossCause {
+        self.until("the loss of a peer", |world| !world.losses(rank, peer).is_empty());
+        self.losses(rank, peer).remove(0)
+    }
+
+    /// The cells that `rank` keeps for `peer`.
+    pub(crate) fn cells(&mut self, rank: Rank, peer: Rank) -> Cells {
+        self.device(rank).cells(peer)
+    }
+
+    /// How many notices of `peer` a cell of `rank` has received.
+    pub(crate) fn count(&mut self, rank: Rank, peer: Rank, cell: u16) -> u64 {
+        self.cells(rank, peer).count(cell)
+    }
+
+    /// Shows that two ranks still reach each other, in both directions.
+    pub(crate) fn check_pair(&mut self, one: Rank, other: Rank) {
+        const CELL: u16 = CELLS as u16 - 1;
+        for (from, to) in [(one, other), (other, one)] {
+            let before = self.count(to, from, CELL);
+            let ending = self.carry_out(from, to, Transfer::Notify(notice(CELL, b"still here")));
+            assert_eq!(ending, Ok(0), "{}: {from} no longer reaches {to}", B::NAME);
+            self.until("a notice between ranks that were not touched", |world| {
+                world.count(to, from, CELL) == before + 1
+            });
+        }
+    }
+
+    fn is_up(&self, rank: Rank, peer: Rank) -> bool {
+        let mut up = false;
+        for event in self.log(rank) {
+            match event {
+                Event::Connected { peer: who } if *who == peer => up = true,
+                Event::PeerLost { peer: who, .. }
+                | Event::Left { peer: who }
+                | Event::Severed { peer: who }
+                    if *who == peer =>
+                {
+                    up = false;
+                }
+                _ => {}
+            }
+        }
+        up && self.stations[rank as usize].device.is_some()
+    }
+
+    fn seen(&self) -> String {
+        let mut text = String::new();
+        for (rank, station) in self.stations.iter().enumerate() {
+            let notable =
+                station.log.iter().filter(|event| !matches!(event, Event::Done { result: Ok(_), .. }));
+            let last: Vec<_> = notable.rev().take(12).collect();
+            let state = station.inbox.state();
+            let _ = write!(
+                text,
+                "\n  rank {rank}: {} transfers ended, {} messages, losses {:?}; latest first: {last:?}",
+                station.endings.len(),
+                state.messages.len(),
+                state.losses,
+            );
+        }
+        text
+    }
+}
+
+impl Station {
+    fn keep(&mut self, event: Event) {
+        if let Event::Done { id, result } = &event {
+            self.endings.entry(*id).or_default().push(result.clone());
+        }
+        if let Event::PeerLost { peer, cause } = &event {
+            let told = self.inbox.state().losses.iter().filter(|(who, _)| who == peer).count();
+            assert_eq!(told, 1, "the responder hears of a loss ({cause}) once, and before it is polled");
+        }
+        self.log.push(event);
+    }
+}
+
+fn station<B: Backend>(
+    backend: &mut B,
+    rank: Rank,
+    world_size: u32,
+    change: &impl Fn(&mut DeviceConfig),
+) -> Station {
+    let inbox = Arc::new(Inbox::default());
+    let mut config = DeviceConfig {
+        rank,
+        world_size,
+        secret: None,
+        cells: CELLS,
+        connect_timeout: PATIENCE,
+        interface: None,
+        responder: Arc::clone(&inbox) as Arc<dyn Responder>,
+    };
+    change(&mut config);
+    let device = Some(backend.device(config));
+    Station { device, polled: true, log: Vec::new(), endings: HashMap::new(), inbox }
+}
+
+/// All ordered pairs of different ranks.
+pub(crate) fn pairs(ranks: u32) -> impl Iterator<Item = (Rank, Rank)> {
+    (0..ranks).flat_map(move |from| (0..ranks).filter(move |to| *to != from).map(move |to| (from, to)))
+}
+
+/// A notice with these bytes beside it.
+pub(crate) fn notice(cell: u16, payload: &[u8]) -> Notice {
+    Notice { cell, payload: Inline::new(payload).expect("the payload fits a cell") }
+}
+
+/// A put of a slice with a notice in `cell`, if any.
+pub(crate) fn put(src: &Slice, dst: RemoteSlice, cell: Option<u16>) -> Transfer {
+    Transfer::Put { src: Source::Slice(src.clone()), dst, notice: cell.map(|cell| notice(cell, b"")) }
+}
+
+/// Bytes that look random and differ between seeds.
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
+    let mut bytes = Vec::with_capacity(len.next_multiple_of(8));
+    while bytes.len() < len {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = state;
+        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bytes.extend_from_slice(&(word ^ (word >> 31)).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Fails with the first difference, not with megabytes.
+#[track_caller]
+pub(crate) fn assert_bytes(got: &[u8], want: &[u8], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}: length");
+    let Some(at) = got.iter().zip(want).position(|(got, want)| got != want) else { return };
+    let wrong = got.iter().zip(want).filter(|(got, want)| got != want).count();
+    panic!("{what}: {wrong} of {} bytes differ, first byte {at}: {} for {}", got.len(), got[at], want[at]);
+}
+
+/// Says why a test does not apply, on the terminal and not only in the captured output.
+pub(crate) fn skip<B: Backend>(reason: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    let _ = writeln!(std::io::stderr(), "skipped {test}: {} {reason}", B::NAME);
+}
