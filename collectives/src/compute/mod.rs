@@ -1,24 +1,62 @@
 //! Reductions and copies on memory that a device moved into place.
 //!
-//! A [`Job`] is polled: whoever computes does a bounded piece at each [`Compute::advance`], so that deadlines and aborts
-//! are never starved, and so that a simulated processor can spread the job over virtual time in random pieces.
+//! A [`Job`] is one pass over memory: combine `k` sources, store the result in `m` destinations. It is polled: whoever
+//! computes does a bounded piece at each [`Compute::advance`], so that deadlines and aborts are never starved, and so
+//! that a simulated processor can spread the job over virtual time in random pieces. [`HostCompute`] is this host's
+//! processor.
+//!
+//! # What a reduction means
+//!
+//! The result depends on the sources' values and order alone: not on addresses, alignment, where a slice of work ends or
+//! which instructions the processor has. Exactly:
+//!
+//! * Sources are folded from left to right. With two sources the order makes no difference to the bits, but for the
+//!   payload of a NaN; only *that* a result is NaN is promised.
+//! * `f16` and `bf16` are combined in `f32` and rounded once, to nearest even, at the end of the pass.
+//! * Minimum and maximum of floats are NaN if any source is, and take −0 to be less than +0.
+//! * Integers wrap.
+//! * [`Job::divide_by`] divides the combined value before the one rounding: floats by true division (by the
+//!   divisor in the precision of the combination: exact up to 2^24 ranks), integers towards zero (so a sum of integers
+//!   wraps first).
+//!
+//! Each source is read once from memory and each destination written once, whatever `k` and `m`; between them is a
+//! strip that stays in the first-level cache.
+
+// Raw memory that devices and peers share with us: no references to it are ever made.
+#![allow(unsafe_code)]
 
 use pleach_transport::Nanos;
 
 use crate::collective::{DataType, ReduceOp};
 
+mod convert;
+mod element;
+mod kernel;
+#[cfg(test)]
+mod oracle;
+#[cfg(test)]
+mod speed;
+mod strips;
+#[cfg(test)]
+mod tests;
+
+pub use kernel::Instructions;
+
 /// One pass over memory: combine the sources, store the result in every destination.
+///
+/// Making a job touches nothing; [`Compute::advance`] says what must hold while it runs. The vectors are the caller's to
+/// reuse: nobody who carries out a job allocates.
 #[derive(Debug)]
 pub struct Job {
     /// Element type.
     pub data_type: DataType,
     /// How sources are combined; unused with a single source.
     pub op: ReduceOp,
-    /// Divide the result by this many (1: leave it), for [`ReduceOp::Avg`], before the one rounding.
+    /// Divide the result by this many (1, or 0: leave it), for [`ReduceOp::Avg`], before the one rounding.
     pub divide_by: u32,
-    /// Where the sources begin, combined from left to right. At least one.
+    /// Where the sources begin, combined from left to right. At least one. Any alignment.
     pub from: Vec<*const u8>,
-    /// Where the result goes. At least one. A destination is one of the sources or overlaps none.
+    /// Where the result goes. At least one. A destination is one of the sources or overlaps none. Any alignment.
     pub into: Vec<*mut u8>,
     /// How many elements.
     pub elements: usize,
@@ -26,16 +64,19 @@ pub struct Job {
     pub elements_done: usize,
 }
 
+// SAFETY: a job only names addresses. They are dereferenced in `Compute::advance` alone, whose caller vouches for the
+// memory at that moment on whatever thread it then is; nothing about the addresses belongs to a thread.
+unsafe impl Send for Job {}
+
 /// Something that carries out jobs.
 pub trait Compute: Send {
-    /// Goes on with the job; true when it is complete. Does at most [`SLICE_BYTES`] of each source at a time.
+    /// Goes on with the job; true when it is complete. Does at most about [`SLICE_BYTES`] at a time.
     ///
     /// # Safety
     ///
     /// Until the job is complete or dropped, every source has `elements` readable elements and every destination as
     /// many writable ones, nobody else writes the sources or touches the destinations, and a destination is exactly one
     /// of the sources or overlaps none of them, and no other destination.
-    #[allow(unsafe_code)]
     unsafe fn advance(&mut self, job: &mut Job, now: Nanos) -> bool;
 
     /// When an unfinished job wants to be advanced at the latest; `None`: at once.
@@ -44,5 +85,55 @@ pub trait Compute: Send {
     }
 }
 
-/// Most bytes of one source that one [`Compute::advance`] reads: about 20 µs of work.
-pub const SLICE_BYTES: usize = 256 << 10;
+/// Most bytes, of all sources and destinations together, that one [`Compute::advance`] touches (and at least one strip
+/// of each): 20 µs to 50 µs of work.
+pub const SLICE_BYTES: usize = 512 << 10;
+
+/// Computes on this host's processor, at once, with the best instructions it has.
+#[derive(Debug)]
+pub struct HostCompute {
+    instructions: Instructions,
+    /// Boxed so that a `HostCompute` can be moved cheaply.
+    strips: Box<strips::Strips>,
+}
+
+impl HostCompute {
+    /// With the best instructions that this processor has.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with(Instructions::best())
+    }
+
+    /// With these instructions; results are the same with any.
+    #[must_use]
+    pub fn with(instructions: Instructions) -> Self {
+        Self { instructions, strips: Box::default() }
+    }
+}
+
+impl Default for HostCompute {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Compute for HostCompute {
+    unsafe fn advance(&mut self, job: &mut Job, _now: Nanos) -> bool {
+        let left = job.elements - job.elements_done;
+        let elements = left.min(slice_elements(job));
+        if elements > 0 {
+            let first = job.elements_done;
+            // SAFETY: `first .. first + elements` lies within the job's elements; the rest is the caller's promise.
+            unsafe { self.strips.run(self.instructions, job, first, elements) };
+            job.elements_done += elements;
+        }
+        job.elements_done == job.elements
+    }
+}
+
+/// How many elements of this job make a slice: whole strips, at least one.
+fn slice_elements(job: &Job) -> usize {
+    let bytes_an_element = job.data_type.bytes() * (job.from.len() + job.into.len());
+    let strip = strips::strip_elements(job.data_type);
+    (SLICE_BYTES / bytes_an_element / strip).max(1) * strip
+}

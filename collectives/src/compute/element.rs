@@ -1,0 +1,183 @@
+//! What one element does: the meaning of the reductions, which the kernels then do many at a time.
+//!
+//! Written without branches, so that loops over it become vector instructions.
+
+use super::convert::{from_bf16, from_f16, to_bf16, to_f16};
+
+/// A number that can be combined with another. More than two [`F16`] or [`Bf16`] are not to be combined in themselves,
+/// as every step rounds; they are widened to `f32` first.
+pub(super) trait Element: Copy {
+    fn sum(self, other: Self) -> Self;
+    fn prod(self, other: Self) -> Self;
+    fn min(self, other: Self) -> Self;
+    fn max(self, other: Self) -> Self;
+    /// Divides every element by at least 1: floats truly, integers towards zero.
+    fn divide_all(values: &mut [Self], by: u32);
+}
+
+/// A way to combine two elements.
+pub(super) trait Operation {
+    fn apply<E: Element>(left: E, right: E) -> E;
+}
+
+macro_rules! operation {
+    ($name:ident, $method:ident) => {
+        pub(super) struct $name;
+
+        impl Operation for $name {
+            #[inline(always)]
+            fn apply<E: Element>(left: E, right: E) -> E {
+                left.$method(right)
+            }
+        }
+    };
+}
+
+operation!(Sum, sum);
+operation!(Prod, prod);
+operation!(Min, min);
+operation!(Max, max);
+
+macro_rules! float {
+    ($float:ty) => {
+        impl Element for $float {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self + other
+            }
+
+            #[inline(always)]
+            fn prod(self, other: Self) -> Self {
+                self * other
+            }
+
+            // `a < b ? a : b` is the processor's own minimum. It yields its second operand when the two are equal (zeros
+            // of either sign are) and when one is NaN, so both orders together hold the answer: the union of the bits
+            // keeps the sign of a negative zero, and a NaN stays one with any bits added.
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                let one = if self < other { self } else { other };
+                let two = if other < self { other } else { self };
+                Self::from_bits(one.to_bits() | two.to_bits())
+            }
+
+            // As above with the intersection, which keeps a sign only if both have it. But it could make a number of a
+            // NaN, so NaN is put back: all bits set.
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                let one = if self > other { self } else { other };
+                let two = if other > self { other } else { self };
+                let unordered = self.is_nan() | other.is_nan();
+                let nan = if unordered { !0 } else { 0 };
+                Self::from_bits((one.to_bits() & two.to_bits()) | nan)
+            }
+
+            #[inline(always)]
+            fn divide_all(values: &mut [Self], by: u32) {
+                let divisor = by as Self;
+                if by.is_power_of_two() {
+                    // Its reciprocal is exact, so the product is rounded exactly as the quotient would be, and sooner.
+                    let reciprocal = divisor.recip();
+                    values.iter_mut().for_each(|value| *value *= reciprocal);
+                } else {
+                    values.iter_mut().for_each(|value| *value /= divisor);
+                }
+            }
+        }
+    };
+}
+
+float!(f32);
+float!(f64);
+
+macro_rules! integer {
+    ($integer:ty, $divide:expr) => {
+        impl Element for $integer {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn prod(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                Ord::min(self, other)
+            }
+
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                Ord::max(self, other)
+            }
+
+            #[inline(always)]
+            fn divide_all(values: &mut [Self], by: u32) {
+                assert!(by > 0, "division by zero is left out by the caller");
+                let divide: fn(Self, u32) -> Self = $divide;
+                values.iter_mut().for_each(|value| *value = divide(*value, by));
+            }
+        }
+    };
+}
+
+// There are no vector instructions for integer division. In a float with enough digits the quotient lies at least 1/by
+// from any whole number that it is not, much farther than it can be wrong, so truncating it is exact. The conversion
+// back is the unchecked one since the checked one is not vectorised.
+integer!(i32, |value, by| {
+    let quotient = f64::from(value) / f64::from(by);
+    // SAFETY: no larger than `value`, as `by` is not below 1; division by 0 is not asked for.
+    unsafe { quotient.to_int_unchecked() }
+});
+integer!(u8, |value, by| {
+    let quotient = f32::from(value) / by as f32;
+    // SAFETY: as above.
+    unsafe { quotient.to_int_unchecked() }
+});
+integer!(i64, |value, by| value / i64::from(by));
+
+/// The bits of a binary16.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct F16(pub(super) u16);
+
+/// The bits of a bfloat16.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Bf16(pub(super) u16);
+
+macro_rules! short_float {
+    ($float:ident, $from:ident, $to:ident) => {
+        impl Element for $float {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                Self($to($from(self.0).sum($from(other.0))))
+            }
+
+            #[inline(always)]
+            fn prod(self, other: Self) -> Self {
+                Self($to($from(self.0).prod($from(other.0))))
+            }
+
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                Self($to(Element::min($from(self.0), $from(other.0))))
+            }
+
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                Self($to(Element::max($from(self.0), $from(other.0))))
+            }
+
+            #[inline(always)]
+            fn divide_all(values: &mut [Self], by: u32) {
+                values.iter_mut().for_each(|value| value.0 = $to($from(value.0) / by as f32));
+            }
+        }
+    };
+}
+
+short_float!(F16, from_f16, to_f16);
+short_float!(Bf16, from_bf16, to_bf16);

@@ -1,0 +1,364 @@
+//! The inner loops, compiled once for every set of instructions that is worth it.
+//!
+//! They are plain loops over [`Element`]; the compiler makes vector instructions of them because the function around
+//! them says which it may use. A [`Kernel`] is a set of such functions for one element type and operation.
+
+use super::convert;
+use super::element::{Element, F16, Max, Min, Operation, Prod, Sum};
+use crate::collective::ReduceOp;
+
+/// A set of vector instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instructions(Set);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Set {
+    /// What every processor of the architecture has.
+    Base,
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Instructions {
+    /// The best that this processor has.
+    #[must_use]
+    pub fn best() -> Self {
+        Self::available().last().unwrap_or(Self(Set::Base))
+    }
+
+    /// All that this processor has, best last.
+    pub fn available() -> impl Iterator<Item = Self> {
+        [
+            Some(Set::Base),
+            #[cfg(target_arch = "x86_64")]
+            has_avx2().then_some(Set::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            has_avx512().then_some(Set::Avx512),
+        ]
+        .into_iter()
+        .flatten()
+        .map(Self)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+/// The loops for one element type and operation. All take any alignment.
+///
+/// # Safety
+///
+/// Of every member: the pointers name `n` elements each, readable or (`*mut`) writable; a `*mut` overlaps no other
+/// pointer, and the processor has the instructions that the kernel was asked for with.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel<E> {
+    /// Stores `a op b`.
+    pub(super) apart: unsafe fn(into: *mut E, a: *const E, b: *const E, n: usize),
+    /// Replaces `into` by `into op a`.
+    pub(super) onto: unsafe fn(into: *mut E, a: *const E, n: usize),
+    /// Replaces `into` by `(into op a) op b`.
+    pub(super) onto_two: unsafe fn(into: *mut E, a: *const E, b: *const E, n: usize),
+    /// Divides every element.
+    pub(super) divide: unsafe fn(values: &mut [E], by: u32),
+}
+
+/// Conversions of one 16-bit type, with the same conditions as [`Kernel`].
+#[derive(Clone, Copy)]
+pub(super) struct Conversion {
+    /// Stores the `f32` values of `n` numbers.
+    pub(super) widen: unsafe fn(into: *mut f32, from: *const u16, n: usize),
+    /// Stores the numbers nearest to `n` values.
+    pub(super) narrow: unsafe fn(into: *mut u16, from: *const f32, n: usize),
+}
+
+impl Instructions {
+    /// The loops for this element type and operation.
+    pub(super) fn kernel<E: Element>(self, op: ReduceOp) -> Kernel<E> {
+        match op {
+            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of::<E, Sum>(),
+            ReduceOp::Prod => self.kernel_of::<E, Prod>(),
+            ReduceOp::Min => self.kernel_of::<E, Min>(),
+            ReduceOp::Max => self.kernel_of::<E, Max>(),
+        }
+    }
+
+    fn kernel_of<E: Element, O: Operation>(self) -> Kernel<E> {
+        match self.0 {
+            Set::Base => base::kernel::<E, O>(),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => avx2::kernel::<E, O>(),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => avx512::kernel::<E, O>(),
+        }
+    }
+
+    /// The loops for two binary16.
+    pub(super) fn kernel_f16(self, op: ReduceOp) -> Kernel<F16> {
+        match op {
+            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_f16::<Sum>(),
+            ReduceOp::Prod => self.kernel_of_f16::<Prod>(),
+            ReduceOp::Min => self.kernel_of_f16::<Min>(),
+            ReduceOp::Max => self.kernel_of_f16::<Max>(),
+        }
+    }
+
+    fn kernel_of_f16<O: Operation>(self) -> Kernel<F16> {
+        let plain = self.kernel_of::<F16, O>();
+        match self.0 {
+            Set::Base => plain,
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => Kernel { apart: f16c::apart_by_8::<O>, onto: f16c::onto_by_8::<O>, ..plain },
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => Kernel { apart: f16c::apart_by_16::<O>, onto: f16c::onto_by_16::<O>, ..plain },
+        }
+    }
+
+    /// Conversions of binary16.
+    pub(super) fn f16(self) -> Conversion {
+        match self.0 {
+            Set::Base => Conversion { widen: base::widen_f16, narrow: base::narrow_f16 },
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => Conversion { widen: f16c::widen_by_8, narrow: f16c::narrow_by_8 },
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => Conversion { widen: f16c::widen_by_16, narrow: f16c::narrow_by_16 },
+        }
+    }
+
+    /// Conversions of bfloat16.
+    pub(super) fn bf16(self) -> Conversion {
+        match self.0 {
+            Set::Base => Conversion { widen: base::widen_bf16, narrow: base::narrow_bf16 },
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => Conversion { widen: avx2::widen_bf16, narrow: avx2::narrow_bf16 },
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => Conversion { widen: avx512::widen_bf16, narrow: avx512::narrow_bf16 },
+        }
+    }
+}
+
+/// The loops themselves. Conditions as for [`Kernel`].
+mod plain {
+    use super::{Element, Operation};
+
+    #[inline(always)]
+    pub(super) unsafe fn apart<E: Element, O: Operation>(into: *mut E, a: *const E, b: *const E, n: usize) {
+        for i in 0..n {
+            // SAFETY: `i < n`, and all three have `n` elements (see `Kernel`).
+            unsafe {
+                let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
+                into.add(i).write_unaligned(value);
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn onto<E: Element, O: Operation>(into: *mut E, a: *const E, n: usize) {
+        for i in 0..n {
+            // SAFETY: as above.
+            unsafe {
+                let value = O::apply(into.add(i).read_unaligned(), a.add(i).read_unaligned());
+                into.add(i).write_unaligned(value);
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn onto_two<E: Element, O: Operation>(
+        into: *mut E,
+        a: *const E,
+        b: *const E,
+        n: usize,
+    ) {
+        for i in 0..n {
+            // SAFETY: as above.
+            unsafe {
+                let value = O::apply(into.add(i).read_unaligned(), a.add(i).read_unaligned());
+                into.add(i).write_unaligned(O::apply(value, b.add(i).read_unaligned()));
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn convert<A, B>(into: *mut B, from: *const A, n: usize, convert: impl Fn(A) -> B) {
+        for i in 0..n {
+            // SAFETY: as above.
+            unsafe { into.add(i).write_unaligned(convert(from.add(i).read_unaligned())) };
+        }
+    }
+}
+
+/// The loops, compiled for one set of instructions.
+macro_rules! compiled {
+    ($module:ident $(, #[$feature:meta])?) => {
+        mod $module {
+            use super::{Element, Kernel, Operation, convert, plain};
+
+            pub(super) fn kernel<E: Element, O: Operation>() -> Kernel<E> {
+                Kernel { apart: apart::<E, O>, onto: onto::<E, O>, onto_two: onto_two::<E, O>, divide: divide::<E> }
+            }
+
+            $(#[$feature])?
+            unsafe fn apart<E: Element, O: Operation>(into: *mut E, a: *const E, b: *const E, n: usize) {
+                // SAFETY: the caller's, see `Kernel`.
+                unsafe { plain::apart::<E, O>(into, a, b, n) }
+            }
+
+            $(#[$feature])?
+            unsafe fn onto<E: Element, O: Operation>(into: *mut E, a: *const E, n: usize) {
+                // SAFETY: the caller's, see `Kernel`.
+                unsafe { plain::onto::<E, O>(into, a, n) }
+            }
+
+            $(#[$feature])?
+            unsafe fn onto_two<E: Element, O: Operation>(into: *mut E, a: *const E, b: *const E, n: usize) {
+                // SAFETY: the caller's, see `Kernel`.
+                unsafe { plain::onto_two::<E, O>(into, a, b, n) }
+            }
+
+            $(#[$feature])?
+            unsafe fn divide<E: Element>(values: &mut [E], by: u32) {
+                E::divide_all(values, by);
+            }
+
+            $(#[$feature])?
+            pub(super) unsafe fn widen_bf16(into: *mut f32, from: *const u16, n: usize) {
+                // SAFETY: the caller's, see `Conversion`.
+                unsafe { plain::convert(into, from, n, convert::from_bf16) }
+            }
+
+            $(#[$feature])?
+            pub(super) unsafe fn narrow_bf16(into: *mut u16, from: *const f32, n: usize) {
+                // SAFETY: the caller's, see `Conversion`.
+                unsafe { plain::convert(into, from, n, convert::to_bf16) }
+            }
+        }
+    };
+}
+
+compiled!(base_loops);
+#[cfg(target_arch = "x86_64")]
+compiled!(avx2, #[target_feature(enable = "avx2,fma,f16c")]);
+#[cfg(target_arch = "x86_64")]
+compiled!(avx512, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
+
+/// What every processor can do; binary16 by integer arithmetic.
+mod base {
+    pub(super) use super::base_loops::{kernel, narrow_bf16, widen_bf16};
+    use super::{convert, plain};
+
+    pub(super) unsafe fn widen_f16(into: *mut f32, from: *const u16, n: usize) {
+        // SAFETY: the caller's, see `Conversion`.
+        unsafe { plain::convert(into, from, n, convert::from_f16) }
+    }
+
+    pub(super) unsafe fn narrow_f16(into: *mut u16, from: *const f32, n: usize) {
+        // SAFETY: the caller's, see `Conversion`.
+        unsafe { plain::convert(into, from, n, convert::to_f16) }
+    }
+}
+
+/// Binary16 by the processor's own conversions, which no plain loop is compiled to.
+#[cfg(target_arch = "x86_64")]
+mod f16c {
+    use std::arch::x86_64 as x86;
+    use std::mem::transmute;
+
+    use super::{F16, Operation, convert, plain};
+
+    const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
+
+    /// Combines lane by lane; becomes one vector instruction.
+    #[inline(always)]
+    fn combine<O: Operation, const LANES: usize>(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|lane| O::apply(a[lane], b[lane]))
+    }
+
+    macro_rules! by_lanes {
+        (
+            $feature:literal, $lanes:literal: $widen:ident $narrow:ident $apart:ident $onto:ident,
+            $load_half:ident $store_half:ident $load:ident $store:ident $from_half:ident $to_half:ident, $vector:ident
+        ) => {
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $widen(into: *mut f32, from: *const u16, n: usize) {
+                let whole = n - n % $lanes;
+                // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any alignment. See `Conversion`.
+                unsafe {
+                    for i in (0..whole).step_by($lanes) {
+                        x86::$store(into.add(i), x86::$from_half(x86::$load_half(from.add(i).cast())));
+                    }
+                    plain::convert(into.add(whole), from.add(whole), n - whole, convert::from_f16);
+                }
+            }
+
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $narrow(into: *mut u16, from: *const f32, n: usize) {
+                let whole = n - n % $lanes;
+                // SAFETY: as above.
+                unsafe {
+                    for i in (0..whole).step_by($lanes) {
+                        let numbers = x86::$to_half::<NEAREST>(x86::$load(from.add(i)));
+                        x86::$store_half(into.add(i).cast(), numbers);
+                    }
+                    plain::convert(into.add(whole), from.add(whole), n - whole, convert::to_f16);
+                }
+            }
+
+            /// `into` may be `a` or `b`, as a block is read before it is written.
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $apart<O: Operation>(
+                into: *mut F16,
+                a: *const F16,
+                b: *const F16,
+                n: usize,
+            ) {
+                let whole = n - n % $lanes;
+                // SAFETY: as above; a vector of floats and an array of as many have the same bits.
+                unsafe {
+                    for i in (0..whole).step_by($lanes) {
+                        let [a, b] = [a, b].map(|from| {
+                            let values = x86::$from_half(x86::$load_half(from.add(i).cast()));
+                            transmute::<x86::$vector, [f32; $lanes]>(values)
+                        });
+                        let values = transmute::<[f32; $lanes], x86::$vector>(combine::<O, $lanes>(a, b));
+                        let numbers = x86::$to_half::<NEAREST>(values);
+                        x86::$store_half(into.add(i).cast(), numbers);
+                    }
+                    for i in whole..n {
+                        let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
+                        into.add(i).write_unaligned(value);
+                    }
+                }
+            }
+
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $onto<O: Operation>(into: *mut F16, a: *const F16, n: usize) {
+                // SAFETY: the caller's; the destination may be a source here.
+                unsafe { $apart::<O>(into, into, a, n) }
+            }
+        };
+    }
+
+    by_lanes!(
+        "avx2,fma,f16c", 8: widen_by_8 narrow_by_8 apart_by_8 onto_by_8,
+        _mm_loadu_si128 _mm_storeu_si128 _mm256_loadu_ps _mm256_storeu_ps _mm256_cvtph_ps _mm256_cvtps_ph, __m256
+    );
+    by_lanes!(
+        "avx2,fma,f16c,avx512f", 16: widen_by_16 narrow_by_16 apart_by_16 onto_by_16,
+        _mm256_loadu_si256 _mm256_storeu_si256 _mm512_loadu_ps _mm512_storeu_ps _mm512_cvtph_ps _mm512_cvtps_ph, __m512
+    );
+}

@@ -1,0 +1,224 @@
+//! How a slice of a job is cut into strips that stay in the first-level cache.
+//!
+//! Two sources and no division need no strip: the kernel reads both and writes the first destination. Everything else is
+//! folded in a strip of our own and then stored. So whatever is stored was read from every source before, which makes
+//! destinations that are sources come out right.
+
+use super::Job;
+use super::element::{Bf16, Element, F16};
+use super::kernel::{Conversion, Instructions, Kernel};
+use crate::collective::DataType;
+
+/// Bytes of a strip: the fold and two widened sources fit the first-level cache beside what streams through it.
+const STRIP_BYTES: usize = 4096;
+
+/// Elements in a strip of 16-bit numbers, which is as long as it is when widened.
+const WIDE_ELEMENTS: usize = STRIP_BYTES / size_of::<f32>();
+
+/// How many elements of this type make a strip.
+pub(super) const fn strip_elements(data_type: DataType) -> usize {
+    match data_type {
+        DataType::F16 | DataType::Bf16 => WIDE_ELEMENTS,
+        _ => STRIP_BYTES / data_type.bytes(),
+    }
+}
+
+/// Room for what lies between sources and destinations. Aligned so that vector accesses do not straddle cache lines.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Strips {
+    /// The fold so far.
+    folded: [u8; STRIP_BYTES],
+    /// Two sources of a 16-bit type, widened.
+    widened: [[f32; WIDE_ELEMENTS]; 2],
+}
+
+impl Default for Strips {
+    fn default() -> Self {
+        Self { folded: [0; STRIP_BYTES], widened: [[0.0; WIDE_ELEMENTS]; 2] }
+    }
+}
+
+/// A slice of a job: `elements` of them from `first` on.
+struct Part<'a> {
+    job: &'a Job,
+    first: usize,
+    elements: usize,
+}
+
+impl Strips {
+    /// Does `elements` elements of the job from `first` on.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Compute::advance`](super::Compute::advance), for these elements.
+    pub(super) unsafe fn run(
+        &mut self,
+        instructions: Instructions,
+        job: &Job,
+        first: usize,
+        elements: usize,
+    ) {
+        let part = Part { job, first, elements };
+        let op = job.op;
+        // SAFETY: the caller's; `kernel` and the conversions are asked for with instructions that the processor has,
+        // since an `Instructions` comes from detection only.
+        unsafe {
+            if job.from.len() == 1 && job.divide_by <= 1 {
+                return part.copy();
+            }
+            // Two at a time are combined in their own type, more of a 16-bit type in `f32`.
+            let two = job.from.len() == 2 && job.divide_by <= 1;
+            match job.data_type {
+                DataType::F16 if two => self.fold::<F16>(&part, instructions.kernel_f16(op)),
+                DataType::Bf16 if two => self.fold::<Bf16>(&part, instructions.kernel(op)),
+                DataType::F32 => self.fold::<f32>(&part, instructions.kernel(op)),
+                DataType::F64 => self.fold::<f64>(&part, instructions.kernel(op)),
+                DataType::I32 => self.fold::<i32>(&part, instructions.kernel(op)),
+                DataType::I64 => self.fold::<i64>(&part, instructions.kernel(op)),
+                DataType::U8 => self.fold::<u8>(&part, instructions.kernel(op)),
+                DataType::F16 => self.fold_wide(&part, instructions.f16(), instructions.kernel(op)),
+                DataType::Bf16 => self.fold_wide(&part, instructions.bf16(), instructions.kernel(op)),
+            }
+        }
+    }
+
+    /// Elements that are combined in their own type.
+    unsafe fn fold<E: Element>(&mut self, part: &Part<'_>, kernel: Kernel<E>) {
+        let job = part.job;
+        let strip = strip_elements(job.data_type);
+        // SAFETY: all offsets stay in the part. `folded` has room for a strip, is aligned to more than any `E`, is ours
+        // and so overlaps nothing; `E` is a number, valid for any bits.
+        unsafe {
+            if let [a, b] = job.from[..]
+                && !std::ptr::eq(a, b)
+                && job.divide_by <= 1
+            {
+                // One destination needs no strips, as nothing is read again.
+                let strip = if job.into.len() == 1 { part.elements } else { strip };
+                return part.for_each_strip(strip, |at, n| {
+                    let bytes = at * size_of::<E>();
+                    let into = job.into[0].add(bytes);
+                    fold_two(kernel, into.cast(), a.add(bytes).cast(), b.add(bytes).cast(), n);
+                    store_in_each(&job.into[1..], bytes, into, n * size_of::<E>());
+                });
+            }
+            let folded = self.folded.as_mut_ptr().cast::<E>();
+            part.for_each_strip(strip, |at, n| {
+                let source = |k: usize| job.from[k].add(at * size_of::<E>()).cast::<E>();
+                let mut done = 2;
+                if job.from.len() == 1 {
+                    // By bytes, as the source may have any alignment.
+                    folded.cast::<u8>().copy_from_nonoverlapping(source(0).cast(), n * size_of::<E>());
+                } else {
+                    (kernel.apart)(folded, source(0), source(1), n);
+                }
+                while done + 1 < job.from.len() {
+                    (kernel.onto_two)(folded, source(done), source(done + 1), n);
+                    done += 2;
+                }
+                if done < job.from.len() {
+                    (kernel.onto)(folded, source(done), n);
+                }
+                if job.divide_by > 1 {
+                    (kernel.divide)(std::slice::from_raw_parts_mut(folded, n), job.divide_by);
+                }
+                store_in_each(&job.into, at * size_of::<E>(), folded.cast(), n * size_of::<E>());
+            });
+        }
+    }
+
+    /// Elements of 16 bits that are combined in `f32`.
+    unsafe fn fold_wide(&mut self, part: &Part<'_>, conversion: Conversion, kernel: Kernel<f32>) {
+        let job = part.job;
+        let folded = self.folded.as_mut_ptr().cast::<f32>();
+        let [one, two] = &mut self.widened;
+        let [one, two] = [one.as_mut_ptr(), two.as_mut_ptr()];
+        // SAFETY: as above; the three strips are distinct, and each has room for a strip.
+        unsafe {
+            part.for_each_strip(WIDE_ELEMENTS, |at, n| {
+                let bytes = at * size_of::<u16>();
+                let source = |k: usize| job.from[k].add(bytes).cast::<u16>();
+                let mut done = 1;
+                (conversion.widen)(folded, source(0), n);
+                while done + 1 < job.from.len() {
+                    (conversion.widen)(one, source(done), n);
+                    (conversion.widen)(two, source(done + 1), n);
+                    (kernel.onto_two)(folded, one, two, n);
+                    done += 2;
+                }
+                if done < job.from.len() {
+                    (conversion.widen)(one, source(done), n);
+                    (kernel.onto)(folded, one, n);
+                }
+                if job.divide_by > 1 {
+                    (kernel.divide)(std::slice::from_raw_parts_mut(folded, n), job.divide_by);
+                }
+                let into = job.into[0].add(bytes);
+                (conversion.narrow)(into.cast(), folded, n);
+                store_in_each(&job.into[1..], bytes, into, n * size_of::<u16>());
+            });
+        }
+    }
+}
+
+impl Part<'_> {
+    /// Calls `strip(first element, elements)` for one strip after the other.
+    fn for_each_strip(&self, strip_elements: usize, mut strip: impl FnMut(usize, usize)) {
+        let mut done = 0;
+        while done < self.elements {
+            let elements = strip_elements.min(self.elements - done);
+            strip(self.first + done, elements);
+            done += elements;
+        }
+    }
+
+    /// One source as it is.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Strips::run`].
+    unsafe fn copy(&self) {
+        let size = self.job.data_type.bytes();
+        let strip = if self.job.into.len() == 1 { self.elements } else { STRIP_BYTES / size };
+        self.for_each_strip(strip, |at, n| {
+            // SAFETY: offsets stay in the part.
+            unsafe { store_in_each(&self.job.into, at * size, self.job.from[0].add(at * size), n * size) }
+        });
+    }
+}
+
+/// Two different sources, and a destination that may be one of them. Their order makes no difference.
+///
+/// # Safety
+///
+/// As for [`Kernel`], but that `into` may be `a` or `b`.
+unsafe fn fold_two<E>(kernel: Kernel<E>, into: *mut E, a: *const E, b: *const E, n: usize) {
+    // SAFETY: where `into` is a source it is not passed as one; otherwise the caller's.
+    unsafe {
+        if std::ptr::eq(into, a) {
+            (kernel.onto)(into, b, n);
+        } else if std::ptr::eq(into, b) {
+            (kernel.onto)(into, a, n);
+        } else {
+            (kernel.apart)(into, a, b, n);
+        }
+    }
+}
+
+/// Copies `bytes` bytes to an offset in each destination, but not onto themselves.
+///
+/// # Safety
+///
+/// Each destination has that many writable bytes there, which are the source itself or do not overlap it.
+unsafe fn store_in_each(into: &[*mut u8], offset: usize, from: *const u8, bytes: usize) {
+    for destination in into {
+        // SAFETY: the caller's.
+        unsafe {
+            let destination = destination.add(offset);
+            if !std::ptr::eq(destination, from) {
+                destination.copy_from_nonoverlapping(from, bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Every kernel against the oracle, bit for bit.
+
+use proptest::prelude::*;
+
+use super::{Compute, HostCompute, Instructions, Job, SLICE_BYTES, oracle};
+use crate::collective::{DataType, ReduceOp};
+use pleach_transport::Nanos;
+
+/// Where destinations are.
+#[derive(Clone, Copy, Debug)]
+enum Destinations {
+    /// This many, apart from all sources.
+    Apart(usize),
+    /// One, which is that source, and this many apart.
+    Source(usize, usize),
+    /// Two, which are the first and the last source.
+    FirstAndLast,
+}
+
+/// Something to compute.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    data_type: DataType,
+    op: ReduceOp,
+    divide_by: u32,
+    sources: usize,
+    destinations: Destinations,
+    elements: usize,
+    /// Added to every address, so that none is aligned.
+    misaligned_by: usize,
+    seed: u64,
+}
+
+/// Bytes before and after each buffer that must stay as they are.
+const GUARD_BYTES: usize = 64;
+const GUARD: u8 = 0xa5;
+
+/// Pseudo-random numbers (splitmix64).
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Numbers of which a quarter are special: zeros of both signs, infinities, NaN, subnormal, largest, smallest.
+fn numbers(data_type: DataType, elements: usize, state: &mut u64) -> Vec<u8> {
+    let special: [u64; 8] = match data_type {
+        DataType::F64 => [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 5e-324, f64::MAX, f64::MIN]
+            .map(f64::to_bits),
+        DataType::F32 => [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-45, f32::MAX, f32::MIN]
+            .map(|v| v.to_bits().into()),
+        DataType::F16 => [0, 0x8000, 0x7c00, 0xfc00, 0x7d01, 1, 0x7bff, 0xfbff],
+        DataType::Bf16 => [0, 0x8000, 0x7f80, 0xff80, 0x7f81, 1, 0x7f7f, 0xff7f],
+        _ => [0, 1, u64::MAX, i32::MAX as u64, 1 << 31, 1 << 63, i64::MAX as u64, 0x80],
+    };
+    let mut bytes = Vec::with_capacity(elements * data_type.bytes());
+    for _ in 0..elements {
+        let draw = next(state);
+        let bits = if draw.is_multiple_of(4) {
+            special[(draw >> 8) as usize % 8]
+        } else {
+            // Exponents near each other, so that sums have something to round.
+            let small =
+                1.0 + (draw >> 11) as f64 / (1u64 << 53) as f64 - f64::from((draw >> 4) as u8 & 1) * 3.0;
+            match data_type {
+                DataType::F64 => small.to_bits(),
+                DataType::F32 => (small as f32).to_bits().into(),
+                DataType::F16 => half::f16::from_f64(small).to_bits().into(),
+                DataType::Bf16 => half::bf16::from_f64(small).to_bits().into(),
+                _ => draw,
+            }
+        };
+        bytes.extend_from_slice(&bits.to_le_bytes()[..data_type.bytes()]);
+    }
+    bytes
+}
+
+/// A buffer with guards, whose content begins at a chosen misalignment.
+struct Guarded {
+    bytes: Vec<u8>,
+    begin: usize,
+    len: usize,
+}
+
+impl Guarded {
+    fn new(content: &[u8], misaligned_by: usize) -> Self {
+        let mut bytes = vec![GUARD; content.len() + 3 * GUARD_BYTES];
+        let begin = GUARD_BYTES + bytes.as_ptr().align_offset(GUARD_BYTES) + misaligned_by;
+        bytes[begin..begin + content.len()].copy_from_slice(content);
+        Self { bytes, begin, len: content.len() }
+    }
+
+    fn content(&self) -> &[u8] {
+        &self.bytes[self.begin..self.begin + self.len]
+    }
+
+    fn pointer(&mut self) -> *mut u8 {
+        self.bytes[self.begin..].as_mut_ptr()
+    }
+
+    fn guards_stand(&self) -> bool {
+        let around = self.bytes[..self.begin].iter().chain(&self.bytes[self.begin + self.len..]);
+        around.into_iter().all(|&byte| byte == GUARD)
+    }
+}
+
+fn check(case: Case, instructions: Instructions) {
+    let mut state = case.seed;
+    let bytes = case.elements * case.data_type.bytes();
+    let contents: Vec<Vec<u8>> =
+        (0..case.sources).map(|_| numbers(case.data_type, case.elements, &mut state)).collect();
+    let mut sources: Vec<Guarded> =
+        contents.iter().map(|content| Guarded::new(content, case.misaligned_by)).collect();
+    let (in_place, apart) = match case.destinations {
+        Destinations::Apart(count) => (vec![], count),
+        Destinations::Source(source, apart) => (vec![source % case.sources], apart),
+        Destinations::FirstAndLast if case.sources == 1 => (vec![0], 0),
+        Destinations::FirstAndLast => (vec![0, case.sources - 1], 0),
+    };
+    let mut others: Vec<Guarded> =
+        (0..apart).map(|k| Guarded::new(&vec![0xee; bytes], (case.misaligned_by + k) % 64)).collect();
+
+    let from: Vec<*mut u8> = sources.iter_mut().map(Guarded::pointer).collect();
+    let into = others.iter_mut().map(Guarded::pointer).chain(in_place.iter().map(|&k| from[k])).collect();
+    let mut job = Job {
+        data_type: case.data_type,
+        op: case.op,
+        divide_by: case.divide_by,
+        from: from.iter().map(|pointer| pointer.cast_const()).collect(),
+        into,
+        elements: case.elements,
+        elements_done: 0,
+    };
+    let mut compute = HostCompute::with(instructions);
+    loop {
+        let before = job.elements_done;
+        // SAFETY: the buffers are alive, long enough, distinct, and only touched by this job.
+        let done = unsafe { compute.advance(&mut job, Nanos::ZERO) };
+        let touched =
+            (job.elements_done - before) * case.data_type.bytes() * (job.from.len() + job.into.len());
+        assert!(
+            touched <= SLICE_BYTES || job.elements_done - before <= 4096,
+            "{touched} bytes at once: {case:?}"
+        );
+        assert!(done || job.elements_done > before, "no progress: {case:?}");
+        if done {
+            break;
+        }
+    }
+
+    assert!(sources.iter().chain(&others).all(Guarded::guards_stand), "wrote outside: {case:?}");
+    for (k, source) in sources.iter().enumerate().filter(|(k, _)| !in_place.contains(k)) {
+        assert!(source.content() == contents[k], "source {k} was changed: {case:?}");
+    }
+    let slices: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
+    let destinations: Vec<&[u8]> =
+        others.iter().map(Guarded::content).chain(in_place.iter().map(|&k| sources[k].content())).collect();
+    let Case { data_type, op, divide_by, .. } = case;
+    let question = oracle::Question { data_type, op, divide_by, sources: &slices };
+    let size = data_type.bytes();
+    for index in 0..case.elements {
+        let expected = &question.element(index)[..size];
+        for (which, content) in destinations.iter().enumerate() {
+            let got = &content[index * size..][..size];
+            assert!(
+                oracle::same(data_type, got, expected),
+                "element {index} of destination {which} is {got:02x?}, not {expected:02x?}: {case:?}, {instructions:?}"
+            );
+        }
+    }
+}
+
+fn every_kind(mut check: impl FnMut(DataType, ReduceOp, Instructions)) {
+    for instructions in Instructions::available() {
+        for data_type in DataType::ALL {
+            for op in ReduceOp::ALL {
+                check(data_type, op, instructions);
+            }
+        }
+    }
+}
+
+fn divisor(op: ReduceOp, sources: usize) -> u32 {
+    if op == ReduceOp::Avg { sources as u32 } else { 1 }
+}
+
+#[test]
+fn every_short_length_is_right_for_every_kind_and_count_of_sources_and_destinations() {
+    every_kind(|data_type, op, instructions| {
+        for sources in 1..=9 {
+            for elements in 0..=130 {
+                let destinations = Destinations::Apart(1 + elements % 3);
+                let (divide_by, misaligned_by) = (divisor(op, sources), elements % 3);
+                let seed = elements as u64;
+                check(
+                    Case { data_type, op, divide_by, sources, destinations, elements, misaligned_by, seed },
+                    instructions,
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_destination_may_be_any_of_the_sources() {
+    every_kind(|data_type, op, instructions| {
+        for sources in 1..=9 {
+            for (elements, misaligned_by) in [(1, 0), (7, 1), (64, 0), (130, 3), (2500, 1)] {
+                let mut all = vec![Destinations::FirstAndLast];
+                all.extend(
+                    (0..sources.min(4)).flat_map(|k| (0..=2).map(move |n| Destinations::Source(k, n))),
+                );
+                for destinations in all {
+                    let (divide_by, seed) = (divisor(op, sources), 7);
+                    check(
+                        Case {
+                            data_type,
+                            op,
+                            divide_by,
+                            sources,
+                            destinations,
+                            elements,
+                            misaligned_by,
+                            seed,
+                        },
+                        instructions,
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn long_jobs_take_several_slices_and_are_right() {
+    every_kind(|data_type, op, instructions| {
+        for (sources, destinations) in [(1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (5, 2)] {
+            let (divide_by, elements) = (divisor(op, sources), 300_001 / sources);
+            let destinations = Destinations::Apart(destinations);
+            check(
+                Case { data_type, op, divide_by, sources, destinations, elements, misaligned_by: 0, seed: 3 },
+                instructions,
+            );
+        }
+    });
+}
+
+#[test]
+fn two_sources_give_the_same_bits_in_either_order() {
+    every_kind(|data_type, op, instructions| {
+        let mut state = 11;
+        let size = data_type.bytes();
+        let (a, b) = (numbers(data_type, 5000, &mut state), numbers(data_type, 5000, &mut state));
+        let run = |from: [&[u8]; 2]| {
+            let mut result = vec![0u8; a.len()];
+            let from = from.map(<[u8]>::as_ptr).to_vec();
+            let into = vec![result.as_mut_ptr()];
+            let mut job = Job { data_type, op, divide_by: 1, from, into, elements: 5000, elements_done: 0 };
+            let mut compute = HostCompute::with(instructions);
+            // SAFETY: distinct live buffers of that many elements.
+            while !unsafe { compute.advance(&mut job, Nanos::ZERO) } {}
+            result
+        };
+        let (forth, back) = (run([&a, &b]), run([&b, &a]));
+        for (left, right) in forth.chunks(size).zip(back.chunks(size)) {
+            assert!(oracle::same(data_type, left, right), "{data_type} {op}: {left:02x?} {right:02x?}");
+        }
+    });
+}
+
+#[test]
+fn a_value_may_be_added_to_itself_in_place() {
+    let mut values: Vec<u8> = [1.5f32, -2.0, 0.25].iter().flat_map(|v| v.to_le_bytes()).collect();
+    let pointer = values.as_mut_ptr();
+    let (from, into) = (vec![pointer.cast_const(); 2], vec![pointer]);
+    let (data_type, op) = (DataType::F32, ReduceOp::Sum);
+    let mut job = Job { data_type, op, divide_by: 1, from, into, elements: 3, elements_done: 0 };
+    // SAFETY: one live buffer; the destination is exactly the source.
+    assert!(unsafe { HostCompute::new().advance(&mut job, Nanos::ZERO) });
+    let expected: Vec<u8> = [3.0f32, -4.0, 0.5].iter().flat_map(|v| v.to_le_bytes()).collect();
+    assert_eq!(values, expected);
+}
+
+#[test]
+fn averages_round_once_after_the_division() {
+    // In binary16 the sum of these, 65,504 + 65,504, is infinite; their average is not.
+    let largest = 0x7bffu16.to_le_bytes();
+    let mut average = [0u8; 2];
+    let mut job = Job {
+        data_type: DataType::F16,
+        op: ReduceOp::Avg,
+        divide_by: 2,
+        from: vec![largest.as_ptr(), largest.as_ptr()],
+        into: vec![average.as_mut_ptr()],
+        elements: 1,
+        elements_done: 0,
+    };
+    // SAFETY: live buffers of one element; the destination is apart from the source.
+    assert!(unsafe { HostCompute::new().advance(&mut job, Nanos::ZERO) });
+    assert_eq!(average, largest);
+}
+
+proptest! {
+    #[test]
+    fn any_job_agrees_with_the_oracle(
+        data_type in prop::sample::select(DataType::ALL.to_vec()),
+        op in prop::sample::select(ReduceOp::ALL.to_vec()),
+        divide_by in prop_oneof![Just(0u32), Just(1), 2u32..100, 2u32..],
+        sources in 1usize..12,
+        destinations in prop_oneof![
+            (1usize..4).prop_map(Destinations::Apart),
+            (0usize..12, 0usize..3).prop_map(|(k, n)| Destinations::Source(k, n)),
+            Just(Destinations::FirstAndLast),
+        ],
+        elements in 0usize..6000,
+        misaligned_by in 0usize..64,
+        seed: u64,
+        which in 0usize..3,
+    ) {
+        let available: Vec<Instructions> = Instructions::available().collect();
+        let case = Case { data_type, op, divide_by, sources, destinations, elements, misaligned_by, seed };
+        check(case, available[which % available.len()]);
+    }
+}
