@@ -12,7 +12,8 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::primitive::{AtomicU64, Ordering};
 
 /// Bytes of payload beside a cell's counter.
 pub const CELL_PAYLOAD_BYTES: usize = 48;
@@ -90,7 +91,7 @@ impl CellLine {
     pub fn new() -> Self {
         Self {
             count: AtomicU64::new(0),
-            payload: [const { AtomicU64::new(0) }; PAYLOAD_WORDS],
+            payload: std::array::from_fn(|_| AtomicU64::new(0)),
             reserved: AtomicU64::new(0),
         }
     }

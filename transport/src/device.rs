@@ -193,6 +193,9 @@ pub enum ProtocolViolation {
     /// An answer to nothing.
     #[error("an answer that nothing asked for")]
     UnexpectedAnswer,
+    /// A file descriptor that is not what it should be, or whose memory could be taken away under a mapping.
+    #[error("a file that cannot be mapped safely")]
+    UnsafeFile,
     /// A different protocol version, or not pleach at all.
     #[error("another protocol or version")]
     Version,
@@ -325,6 +328,20 @@ pub enum RegisterError {
         fabric: &'static str,
         /// Which memory.
         space: Space,
+    },
+    /// It was cut off from all peers when one of them was severed, and nobody else can see what is written to it.
+    #[error("this memory was cut off from other processes by a severed peer; allocate new memory")]
+    Detached {
+        /// Which fabric.
+        fabric: &'static str,
+    },
+    /// As many regions exist as the fabric can name.
+    #[error("{fabric} has {regions} regions already; drop some, or register larger ones")]
+    TooMany {
+        /// Which fabric.
+        fabric: &'static str,
+        /// How many there are.
+        regions: usize,
     },
     /// The operating system refused.
     #[error("registering {bytes} bytes failed")]

@@ -14,8 +14,10 @@ pub mod cells;
 pub mod clock;
 pub mod device;
 pub mod memory;
+mod primitive;
 pub mod region;
 pub mod rendezvous;
+pub mod shm;
 
 pub use auth::Secret;
 pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};

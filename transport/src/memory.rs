@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::device::Mapped;
@@ -116,6 +116,20 @@ unsafe impl Send for HostMemory {}
 // SAFETY: as above; `&HostMemory` only tells the address.
 unsafe impl Sync for HostMemory {}
 
+/// Seals that keep a file's size: who maps it needs not fear a fatal signal, whatever the others do.
+pub(crate) const SEALS_FIXED_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// An anonymous file of `bytes` zeroed bytes, whose size nobody can change, and which nobody can seal further than
+/// `seals` say. Those hold from now on, but not for mappings that exist.
+pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
+    // Kernels before 6.3 know no NOEXEC_SEAL; some newer ones are set up to demand it.
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
+    ftruncate(&file, bytes as u64)?;
+    fcntl_add_seals(&file, SEALS_FIXED_SIZE | seals | SealFlags::SEAL)?;
+    Ok(file)
+}
+
 /// Zeroed memory in an anonymous file (memfd), accepted by every host backend and mappable by peers of this host.
 ///
 /// It has no name in any shared namespace, so nothing is left behind however the process ends.
@@ -135,8 +149,7 @@ impl SharedMemory {
     /// What the kernel says: out of memory, or too many files.
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
         let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
-        let file = memfd_create("pleach", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, mapped_bytes as u64)?;
+        let file = sealed_file("pleach", mapped_bytes, SealFlags::empty())?;
         Ok(Arc::new(Self::map(file, len, mapped_bytes)?))
     }
 
@@ -144,12 +157,15 @@ impl SharedMemory {
     ///
     /// # Errors
     ///
-    /// What the kernel says, or `InvalidInput` when the file is shorter than `len`: touching bytes beyond its end
-    /// would be a fatal signal.
+    /// What the kernel says, or `InvalidInput` when the file is shorter than `len` or could be made so: touching bytes
+    /// beyond its end would be a fatal signal.
     pub fn from_file(file: OwnedFd, len: usize) -> io::Result<Arc<Self>> {
         let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
         let have = rustix::fs::fstat(&file)?.st_size;
-        if have < 0 || (have as u64) < mapped_bytes as u64 {
+        if !fcntl_get_seals(&file)?.contains(SEALS_FIXED_SIZE)
+            || have < 0
+            || (have as u64) < mapped_bytes as u64
+        {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         Ok(Arc::new(Self::map(file, len, mapped_bytes)?))

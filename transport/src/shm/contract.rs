@@ -1,0 +1,324 @@
+//! The device contract over [`ShmDevice`].
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
+use rustix::param::page_size;
+
+use super::bell;
+use super::device::{FABRIC, Place, QUEUE_DEPTH, ShmDevice, State, TRANSFER_BYTES_MAX};
+use super::directory::{file_of, was_detached};
+use super::link::REGIONS_MAX;
+use super::mapping::check;
+use super::shared::Command;
+use super::socket;
+use super::transfer::Request;
+use crate::Rank;
+use crate::cells::Cells;
+use crate::clock::Nanos;
+use crate::device::{
+    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError,
+    RegisterError, Ring, SubmitError, Transfer, TransferError, TransferId,
+};
+use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
+use crate::primitive::AtomicU32;
+use crate::region::{OutOfBounds, Region, RemoteSlice, Slice};
+
+/// How long the watcher may take to end; longer only when a responder blocks.
+const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
+
+impl Device for ShmDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn rank(&self) -> Rank {
+        self.shared.rank
+    }
+
+    fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        check_memory(&memory)?;
+        let key = self.shared.directory().insert(memory.clone(), &self.shared.own.keys);
+        let key = key.ok_or(RegisterError::TooMany { fabric: FABRIC, regions: REGIONS_MAX })?;
+        Ok(Region::new(memory, key, self.registry.clone()))
+    }
+
+    fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        self.read_news();
+        let unknown = MapError::Unknown { peer, key: slice.key };
+        let connected = match self.peer(peer).map(|peer| &peer.state) {
+            Some(State::Connected(connected)) => connected,
+            Some(State::Unconnected | State::Connecting) => return Err(unknown),
+            _ => return Err(MapError::Disconnected { peer }),
+        };
+        // Found by its first no bytes, so that a range that is too long is told from a key that is wrong.
+        let Place::Here(_, region) = connected.place(&RemoteSlice { offset: 0, len: 0, ..*slice }) else {
+            return Err(unknown);
+        };
+        let Some(address) = region.locate(slice) else {
+            let end = slice.offset.saturating_add(slice.len);
+            let source = OutOfBounds { start: slice.offset, end, len: region.len() };
+            return Err(MapError::OutOfBounds { peer, source });
+        };
+        let region = region.clone();
+        let mapped = &mut self.peers[peer as usize].mapped;
+        mapped.retain(|region| region.strong_count() > 0);
+        mapped.push(Arc::downgrade(&region));
+        // SAFETY: `locate` found all of the slice inside the region, which stays mapped while it is held.
+        Ok(unsafe { Mapped::new(address, slice.len as usize, region) })
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        let (own, world_size) = (self.shared.rank, self.shared.world_size);
+        if peer == own || peer >= world_size {
+            return Err(ConnectError::Peer { peer, own, world_size });
+        }
+        let name = socket::parse(address)
+            .ok_or_else(|| ConnectError::Address { fabric: FABRIC, address: address.clone() })?;
+        if let Some(kind) = self.shared.cells.of(peer).failure() {
+            return Err(ConnectError::System {
+                peer,
+                address: address.clone(),
+                source: io::Error::from(kind),
+            });
+        }
+        let state = &mut self.peers[peer as usize].state;
+        if matches!(state, State::Unconnected) {
+            *state = State::Connecting;
+            let dial = (own > peer).then(|| name.to_owned());
+            self.shared.command(Command::Connect { peer, dial });
+        }
+        Ok(())
+    }
+
+    fn sever(&mut self, peer: Rank) {
+        let is_peer = peer != self.shared.rank && peer < self.shared.world_size;
+        if !is_peer || self.severing.contains(&peer) {
+            return;
+        }
+        let memories = {
+            let mut directory = self.shared.directory();
+            directory.cut(peer);
+            directory.detach_all(&self.shared.own.keys)
+        };
+        self.shared.command(Command::Cut { peer });
+        if !matches!(self.peers[peer as usize].state, State::Lost(_) | State::Left) {
+            self.disconnect(peer, State::Severed, &TransferError::Severed { peer });
+        }
+        for memory in memories {
+            self.silence.detach_own(memory);
+        }
+        if let Some(mapping) = self.shared.cells.existing(peer).and_then(|cells| cells.mapping()) {
+            self.silence.detach_cells(mapping.clone());
+        }
+        for region in self.peers[peer as usize].mapped.drain(..).filter_map(|region| region.upgrade()) {
+            self.silence.detach_theirs(region);
+        }
+        self.severing.push(peer);
+    }
+
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+        let state = self.peers.get(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
+        let connected = state.connected(peer)?;
+        match &transfer {
+            Transfer::Notify(notice) => connected.check_notice(Some(notice))?,
+            Transfer::Put { src, dst, notice } => {
+                if let crate::device::Source::Slice(slice) = src {
+                    self.check_local(slice)?;
+                }
+                check_lengths(src.len() as u64, dst.len)?;
+                connected.check_notice(notice.as_ref())?;
+            }
+            Transfer::Get { src, dst } => {
+                self.check_local(dst)?;
+                check_lengths(src.len, dst.len() as u64)?;
+            }
+            Transfer::Atomic { word, .. } => {
+                if word.len != 8 || !word.offset.is_multiple_of(8) {
+                    return Err(SubmitError::MisalignedWord);
+                }
+            }
+        }
+        if state.under_way >= QUEUE_DEPTH {
+            return Err(SubmitError::QueueFull { peer });
+        }
+        self.peers[peer as usize].under_way += 1;
+        let request = match transfer {
+            Transfer::Notify(notice) => {
+                self.notify(peer, &notice);
+                self.done(peer, id, Ok(0));
+                return Ok(());
+            }
+            Transfer::Put { src, dst, notice } => Request::Put { src, dst, notice },
+            Transfer::Get { src, dst } => Request::Get { src, dst },
+            Transfer::Atomic { word, op } => Request::Atomic { word, op },
+        };
+        self.start(peer, request, id, None);
+        Ok(())
+    }
+
+    /// # Panics
+    ///
+    /// When there is no such rank.
+    fn cells(&self, peer: Rank) -> Cells {
+        self.shared.cells.of(peer).cells.clone()
+    }
+
+    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
+        }
+        match self.peer(peer).map(|peer| &peer.state) {
+            Some(State::Connected(_)) => self.shared.directory().post(peer, message),
+            _ => Err(PostError::NotConnected { peer }),
+        }
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        if self.is_armed {
+            self.is_armed = false;
+            bell::disarm((*self.bell).as_ref());
+        }
+        self.read_news();
+        if !self.large.is_empty() {
+            self.advance_large();
+        }
+        if !self.waiting.is_empty() {
+            self.retry_waiting(now);
+        }
+        self.ring_due();
+        if !self.severing.is_empty() {
+            self.advance_silence();
+        }
+        if self.is_leaving {
+            self.say_bye();
+        }
+        while events.len() < events.capacity()
+            && let Some((peer, event)) = self.events.pop_front()
+        {
+            if matches!(event, Event::Done { .. }) {
+                self.peers[peer as usize].under_way -= 1;
+            }
+            events.push(event);
+        }
+    }
+
+    fn arm(&mut self) -> Option<Bell> {
+        self.ring_due();
+        if self.has_work() {
+            return None;
+        }
+        let word: &AtomicU32 = (*self.bell).as_ref();
+        let seen = bell::arm(word);
+        if self.shared.was_rung() {
+            bell::disarm(word);
+            return None;
+        }
+        self.is_armed = true;
+        Some(Bell::Word { word: self.bell.clone(), seen })
+    }
+
+    fn ringer(&self) -> Arc<dyn Ring> {
+        self.shared.clone()
+    }
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        self.waiting.iter().filter_map(|waiting| waiting.deadline).min()
+    }
+
+    fn leave(&mut self) {
+        self.is_leaving = true;
+        self.say_bye();
+    }
+
+    fn is_flushed(&self) -> bool {
+        let has_said_bye = || {
+            let connected = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_)));
+            !self.is_leaving || connected.into_iter().all(|peer| peer.said_bye)
+        };
+        self.large.is_empty()
+            && self.waiting.is_empty()
+            && self.due.is_empty()
+            && has_said_bye()
+            && self.shared.directory().is_flushed()
+    }
+}
+
+impl Drop for ShmDevice {
+    fn drop(&mut self) {
+        // A forked child has no watcher thread to wait for, and its parent's streams are not its to close.
+        if rustix::process::getpid() != self.process {
+            return;
+        }
+        self.ring_due();
+        let watcher = self.watcher.take();
+        // Not when the watcher itself drops the device, through its responder: it ends when it returns from there.
+        let is_watcher =
+            watcher.as_ref().is_some_and(|watcher| watcher.thread().id() == std::thread::current().id());
+        let limit = if is_watcher { Duration::ZERO } else { WATCHER_END_LIMIT };
+        match watcher {
+            Some(watcher) if self.shared.stop(limit) => {
+                // An error is a panic of the responder, which was printed when it happened.
+                let _ = watcher.join();
+            }
+            _ if is_watcher => {}
+            _ => tracing::warn!(rank = self.shared.rank, "the responder blocks; its thread is left behind"),
+        }
+        let entries = self.shared.directory().clear(&self.shared.own.keys);
+        for peer in 0..self.shared.world_size {
+            drop(self.shared.board().forget(peer));
+        }
+        // Dropping memory may take long, so not under the lock.
+        drop(entries);
+    }
+}
+
+impl ShmDevice {
+    fn check_local(&self, slice: &Slice) -> Result<(), SubmitError> {
+        if slice.region().belongs_to(&self.registry) { Ok(()) } else { Err(SubmitError::ForeignRegion) }
+    }
+}
+
+fn check_lengths(source_bytes: u64, destination_bytes: u64) -> Result<(), SubmitError> {
+    if source_bytes != destination_bytes {
+        return Err(SubmitError::Lengths { source_bytes, destination_bytes });
+    }
+    if source_bytes > TRANSFER_BYTES_MAX {
+        return Err(SubmitError::TooLong { bytes: source_bytes, max: TRANSFER_BYTES_MAX });
+    }
+    Ok(())
+}
+
+/// Whether peers can map the memory safely, and this rank can take it back from them.
+fn check_memory(memory: &Arc<dyn Memory>) -> Result<(), RegisterError> {
+    #[allow(unreachable_patterns, reason = "more spaces will come")]
+    match memory.space() {
+        Space::Host => {}
+        space => return Err(RegisterError::Space { fabric: FABRIC, space }),
+    }
+    let not_shareable = RegisterError::NotShareable { fabric: FABRIC };
+    let Some((file, offset)) = file_of(&**memory) else { return Err(not_shareable) };
+    if was_detached(memory) {
+        return Err(RegisterError::Detached { fabric: FABRIC });
+    }
+    let bytes = memory.len();
+    let system = |source| RegisterError::System { bytes, source };
+    let seals = fcntl_get_seals(file).map_err(|errno| system(errno.into()))?;
+    if !seals.contains(SEALS_FIXED_SIZE) {
+        fcntl_add_seals(file, SEALS_FIXED_SIZE).map_err(|errno| system(errno.into()))?;
+    }
+    let page = page_size() as u64;
+    let is_congruent = memory.base().as_ptr() as u64 % page == offset % page;
+    let end = offset.checked_add(bytes as u64);
+    if !is_congruent || end.is_none_or(|end| check(file.as_fd(), end).is_err()) {
+        return Err(system(io::Error::from(io::ErrorKind::InvalidInput)));
+    }
+    Ok(())
+}

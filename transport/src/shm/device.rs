@@ -1,0 +1,485 @@
+//! The device: what runs on the thread that owns it. How it meets the contract is in [`super::contract`].
+//!
+//! **Invariant:** what is submitted is in exactly one of `large`, `waiting` and `events` until its `Done` is handed out.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+use super::bell;
+use super::board::{End, Known};
+use super::link::{BellPage, CELLS_MAX, Link, PeerRegion, slot_of};
+use super::shared::{Shared, wake_sleepers};
+use super::silence::Silence;
+use super::socket;
+use super::transfer::{Copy, Large, PIECE_BYTES, POLL_BYTES, Request, Waiting, change, store};
+use super::watcher::Watcher;
+use crate::Rank;
+use crate::cells::Notice;
+use crate::clock::Nanos;
+use crate::device::{
+    Address, Caps, DeviceConfig, Event, LossCause, Source, SubmitError, TransferError, TransferId,
+};
+use crate::region::{Registry, RemoteSlice};
+
+pub(super) const FABRIC: &str = "shm";
+
+/// Transfers under way to one peer.
+pub(super) const QUEUE_DEPTH: usize = 256;
+
+/// Longest transfer, in bytes.
+pub(super) const TRANSFER_BYTES_MAX: u64 = 1 << 40;
+
+/// How long the announcement of a region that is alive may be on its way.
+const ANNOUNCEMENT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why the device was not made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A rank outside its world.
+    #[error("rank {rank} is not in a world of {world_size}")]
+    Rank {
+        /// Which.
+        rank: Rank,
+        /// How many ranks there are.
+        world_size: u32,
+    },
+    /// More cells than notices can name.
+    #[error("{cells} cells for each peer are more than 65536")]
+    Cells {
+        /// How many.
+        cells: usize,
+    },
+    /// The operating system refused what every rank needs: some shared memory, a socket, a descriptor of its own
+    /// process (Linux 5.3 or later), a thread.
+    #[error(
+        "the system refused shared memory, a socket, a process descriptor or a thread (Linux 5.3 or later?)"
+    )]
+    System(#[source] io::Error),
+}
+
+/// One rank's end of shared memory. See [`crate::shm`].
+pub struct ShmDevice {
+    pub(super) shared: Arc<Shared>,
+    pub(super) registry: Arc<dyn Registry>,
+    pub(super) bell: Arc<BellPage>,
+    pub(super) caps: Caps,
+    pub(super) address: Address,
+    pub(super) peers: Vec<Peer>,
+    /// Who is notified but may have been about to sleep: looked at again after one fence.
+    pub(super) due: Vec<Rank>,
+    pub(super) large: VecDeque<Large>,
+    pub(super) waiting: VecDeque<Waiting>,
+    pub(super) silence: Silence,
+    pub(super) severing: Vec<Rank>,
+    pub(super) events: VecDeque<(Rank, Event)>,
+    pub(super) is_armed: bool,
+    pub(super) is_leaving: bool,
+    pub(super) watcher: Option<JoinHandle<()>>,
+    pub(super) process: Pid,
+}
+
+pub(super) struct Peer {
+    pub(super) state: State,
+    /// Submitted, and not yet `Done` in the caller's hands.
+    pub(super) under_way: usize,
+    /// Of those, too long or too early to be carried out at once.
+    pub(super) pending: usize,
+    is_due: bool,
+    pub(super) said_bye: bool,
+    /// What was given out by `map`.
+    pub(super) mapped: Vec<Weak<PeerRegion>>,
+}
+
+pub(super) enum State {
+    Unconnected,
+    Connecting,
+    Connected(Box<Connected>),
+    Lost(LossCause),
+    Left,
+    Severed,
+}
+
+pub(super) struct Connected {
+    pub(super) link: Link,
+    regions: Vec<Known>,
+}
+
+/// Where a remote slice is.
+pub(super) enum Place<'a> {
+    Here(NonNull<u8>, &'a Arc<PeerRegion>),
+    /// Alive, but not announced yet.
+    Later,
+    Refused,
+}
+
+impl ShmDevice {
+    /// A device that listens at a new address.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
+        let DeviceConfig { rank, world_size, cells, .. } = config;
+        if rank >= world_size {
+            return Err(OpenError::Rank { rank, world_size });
+        }
+        if cells > CELLS_MAX {
+            return Err(OpenError::Cells { cells });
+        }
+        let shared = Arc::new(Shared::new(&config).map_err(OpenError::System)?);
+        let (listener, address) = socket::bind_anywhere().map_err(OpenError::System)?;
+        let watcher = Watcher::new(shared.clone(), &config, listener).map_err(OpenError::System)?;
+        let watcher = thread::Builder::new()
+            .name(format!("pleach-shm-{rank}"))
+            .spawn(|| watcher.run())
+            .map_err(OpenError::System)?;
+        Ok(Self {
+            registry: shared.clone(),
+            bell: shared.own.bell.clone(),
+            shared,
+            caps: Caps {
+                fabric: FABRIC,
+                maps: true,
+                passive: true,
+                checks_keys: true,
+                sever_detaches: true,
+                registers_freely: false,
+                cells,
+                transfer_bytes_max: TRANSFER_BYTES_MAX,
+                queue_depth: QUEUE_DEPTH,
+            },
+            address,
+            peers: (0..world_size).map(|_| Peer::new()).collect(),
+            due: Vec::with_capacity(world_size as usize),
+            large: VecDeque::new(),
+            waiting: VecDeque::new(),
+            silence: Silence::default(),
+            severing: Vec::new(),
+            events: VecDeque::new(),
+            is_armed: false,
+            is_leaving: false,
+            watcher: Some(watcher),
+            process: rustix::process::getpid(),
+        })
+    }
+
+    pub(super) fn peer(&self, rank: Rank) -> Option<&Peer> {
+        self.peers.get(rank as usize)
+    }
+
+    /// Shows a notice and wakes its target if that has slept for long; [`Self::ring_due`] makes sure.
+    pub(super) fn notify(&mut self, rank: Rank, notice: &Notice) {
+        let peer = &mut self.peers[rank as usize];
+        let State::Connected(connected) = &peer.state else { return };
+        connected.link.cells.notify(notice);
+        let word = connected.link.bell.as_ref();
+        if bell::glance(word) {
+            wake_sleepers(word);
+        }
+        if !peer.is_due {
+            peer.is_due = true;
+            self.due.push(rank);
+        }
+    }
+
+    /// One fence for all notices since the last time, then no target of theirs sleeps over them.
+    pub(super) fn ring_due(&mut self) {
+        if self.due.is_empty() {
+            return;
+        }
+        // Partner: the fence in `bell::arm`.
+        fence(Ordering::SeqCst);
+        for rank in self.due.drain(..) {
+            let peer = &mut self.peers[rank as usize];
+            peer.is_due = false;
+            if let State::Connected(connected) = &peer.state {
+                let word = connected.link.bell.as_ref();
+                if bell::glance(word) {
+                    wake_sleepers(word);
+                }
+            }
+        }
+    }
+
+    pub(super) fn done(&mut self, peer: Rank, id: TransferId, result: Result<u64, TransferError>) {
+        self.events.push_back((peer, Event::Done { id, result }));
+    }
+
+    /// Carries out a request whose remote slice was asked for, or puts it where poll finds it.
+    pub(super) fn start(&mut self, rank: Rank, request: Request, id: TransferId, deadline: Option<Nanos>) {
+        let State::Connected(connected) = &self.peers[rank as usize].state else { return };
+        let (address, region) = match connected.place(request.remote()) {
+            Place::Here(address, region) => (address, region),
+            Place::Later => {
+                self.peers[rank as usize].pending += 1;
+                self.waiting.push_back(Waiting { peer: rank, id, request, deadline });
+                return;
+            }
+            Place::Refused => {
+                let error = TransferError::Refused { peer: rank, key: request.remote().key };
+                return self.done(rank, id, Err(error));
+            }
+        };
+        if matches!(request, Request::Atomic { .. }) && !address.cast::<u64>().is_aligned() {
+            // Only a region that begins at an odd place gets here, see `submit`.
+            let error = TransferError::Refused { peer: rank, key: request.remote().key };
+            return self.done(rank, id, Err(error));
+        }
+        let len = request.len();
+        let mut value = 0;
+        let (copy, notice) = match request {
+            Request::Atomic { op, .. } => {
+                // SAFETY: `place` found all of the slice mapped; submit checked its length and alignment.
+                value = unsafe { change(address, op) };
+                (None, None)
+            }
+            Request::Put { src: Source::Inline(bytes), notice, .. } => {
+                // SAFETY: `place` found all of the slice mapped, and submit that both are of one length.
+                unsafe { store(bytes.as_bytes(), address) };
+                (None, notice)
+            }
+            Request::Put { src: Source::Slice(src), notice, .. } => {
+                (Some(Copy::Put { src, dst: address, notice }), notice)
+            }
+            Request::Get { dst, .. } => (Some(Copy::Get { src: address, dst }), None),
+        };
+        if let Some(copy) = copy {
+            if len > PIECE_BYTES {
+                let region = region.clone();
+                self.peers[rank as usize].pending += 1;
+                self.large.push_back(Large { peer: rank, id, copy, done: 0, region });
+                return;
+            }
+            // SAFETY: `place` found all of the slice mapped, and submit that both are of one length.
+            unsafe { copy.run(0, len) };
+        }
+        if let Some(notice) = notice {
+            self.notify(rank, &notice);
+        }
+        self.done(rank, id, Ok(value));
+    }
+
+    /// Copies pieces of large transfers, in turn.
+    pub(super) fn advance_large(&mut self) {
+        let mut budget = POLL_BYTES;
+        while budget > 0
+            && let Some(mut large) = self.large.pop_front()
+        {
+            let rank = large.peer;
+            let State::Connected(connected) = &self.peers[rank as usize].state else { continue };
+            let key = large.region.key;
+            if !connected.link.keys.holds(key) {
+                self.peers[rank as usize].pending -= 1;
+                self.done(rank, large.id, Err(TransferError::Refused { peer: rank, key }));
+                continue;
+            }
+            let bytes = PIECE_BYTES.min(large.copy.len() - large.done);
+            // SAFETY: the range lies inside both ends, as it did when the transfer was started; `region` is held.
+            unsafe { large.copy.run(large.done, bytes) };
+            large.done += bytes;
+            budget = budget.saturating_sub(bytes);
+            if large.done < large.copy.len() {
+                self.large.push_back(large);
+                continue;
+            }
+            if let Copy::Put { notice: Some(notice), .. } = large.copy {
+                self.notify(rank, &notice);
+            }
+            self.peers[rank as usize].pending -= 1;
+            self.done(rank, large.id, Ok(0));
+        }
+    }
+
+    /// Starts those whose region has been announced meanwhile.
+    pub(super) fn retry_waiting(&mut self, now: Nanos) {
+        for _ in 0..self.waiting.len() {
+            let Some(waiting) = self.waiting.pop_front() else { return };
+            self.peers[waiting.peer as usize].pending -= 1;
+            let deadline = waiting.deadline.unwrap_or(now + ANNOUNCEMENT_LIMIT);
+            if deadline <= now {
+                let error = TransferError::Refused { peer: waiting.peer, key: waiting.request.remote().key };
+                self.done(waiting.peer, waiting.id, Err(error));
+                continue;
+            }
+            self.start(waiting.peer, waiting.request, waiting.id, Some(deadline));
+        }
+    }
+
+    /// Takes over what the watcher wrote on the board.
+    pub(super) fn read_news(&mut self) {
+        // Acquire: pairs with the release in `publish`. Cleared first: what comes later sets it again.
+        if !self.shared.news.load(Ordering::Relaxed) || !self.shared.news.swap(false, Ordering::Acquire) {
+            return;
+        }
+        let shared = self.shared.clone();
+        let mut garbage = Vec::new();
+        let mut ended = Vec::new();
+        {
+            let mut board = shared.board();
+            while let Some((rank, news)) = board.next() {
+                if let Some(link) = news.link.take() {
+                    self.connected(rank, link);
+                }
+                while let Some((slot, known)) = news.next_slot() {
+                    if let State::Connected(connected) = &mut self.peers[rank as usize].state {
+                        garbage.push(connected.set(slot, known));
+                    } else {
+                        garbage.push(known);
+                    }
+                }
+                if let Some(end) = news.end.take() {
+                    ended.push((rank, end));
+                }
+            }
+        }
+        // Unmapping may take long, so not under the lock.
+        drop(garbage);
+        for (rank, end) in ended {
+            self.ended(rank, end);
+        }
+    }
+
+    pub(super) fn connected(&mut self, rank: Rank, link: Link) {
+        let peer = &mut self.peers[rank as usize];
+        if !matches!(peer.state, State::Connecting) {
+            return;
+        }
+        peer.state = State::Connected(Box::new(Connected { link, regions: Vec::new() }));
+        // Room for all that can be under way, so that the data path allocates nothing.
+        let links = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_))).count();
+        let room = links * QUEUE_DEPTH;
+        self.large.reserve(room.saturating_sub(self.large.len()));
+        self.events.reserve(room.saturating_sub(self.events.len()));
+        self.events.push_back((rank, Event::Connected { peer: rank }));
+    }
+
+    fn ended(&mut self, rank: Rank, end: End) {
+        if !matches!(self.peers[rank as usize].state, State::Connecting | State::Connected(_)) {
+            return;
+        }
+        let (state, event, error) = match end {
+            End::Lost(cause) => (
+                State::Lost(cause.clone()),
+                Event::PeerLost { peer: rank, cause: cause.clone() },
+                TransferError::Lost { peer: rank, cause },
+            ),
+            End::Left => (State::Left, Event::Left { peer: rank }, TransferError::Left { peer: rank }),
+        };
+        self.events.push_back((rank, event));
+        self.disconnect(rank, state, &error);
+    }
+
+    /// Ends all that is under way with a peer.
+    pub(super) fn disconnect(&mut self, rank: Rank, state: State, error: &TransferError) {
+        let before = std::mem::replace(&mut self.peers[rank as usize].state, state);
+        let mut failed = Vec::new();
+        self.large.retain(|large| {
+            large.peer != rank || {
+                failed.push(large.id);
+                false
+            }
+        });
+        self.waiting.retain(|waiting| {
+            waiting.peer != rank || {
+                failed.push(waiting.id);
+                false
+            }
+        });
+        for id in failed {
+            self.done(rank, id, Err(error.clone()));
+        }
+        self.peers[rank as usize].pending = 0;
+        let forgotten = self.shared.board().forget(rank);
+        drop((before, forgotten));
+    }
+
+    pub(super) fn advance_silence(&mut self) {
+        self.silence.advance();
+        if self.silence.holds() {
+            for rank in std::mem::take(&mut self.severing) {
+                self.events.push_back((rank, Event::Severed { peer: rank }));
+            }
+        }
+    }
+
+    /// Says goodbye to whom nothing is left to be said.
+    pub(super) fn say_bye(&mut self) {
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            if !peer.said_bye && peer.pending == 0 && matches!(peer.state, State::Connected(_)) {
+                peer.said_bye = true;
+                self.shared.directory().bye(rank as Rank);
+            }
+        }
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.events.is_empty()
+            || !self.large.is_empty()
+            || !self.severing.is_empty()
+            || self.waiting.iter().any(|waiting| waiting.deadline.is_none())
+    }
+}
+
+impl Peer {
+    fn new() -> Self {
+        Self {
+            state: State::Unconnected,
+            under_way: 0,
+            pending: 0,
+            is_due: false,
+            said_bye: false,
+            mapped: Vec::new(),
+        }
+    }
+
+    pub(super) fn connected(&self, peer: Rank) -> Result<&Connected, SubmitError> {
+        match &self.state {
+            State::Connected(connected) => Ok(connected),
+            State::Unconnected | State::Connecting => Err(SubmitError::NotConnected { peer }),
+            State::Lost(cause) => Err(SubmitError::Lost { peer, cause: cause.clone() }),
+            State::Left => Err(SubmitError::Left { peer }),
+            State::Severed => Err(SubmitError::Severed { peer }),
+        }
+    }
+}
+
+impl Connected {
+    pub(super) fn place(&self, slice: &RemoteSlice) -> Place<'_> {
+        // The owner's own table, so that a dropped region is refused from that moment on.
+        if !self.link.keys.holds(slice.key) {
+            return Place::Refused;
+        }
+        match self.regions.get(usize::from(slot_of(slice.key))) {
+            Some(Known::Mapped(region)) if region.key == slice.key => {
+                region.locate(slice).map_or(Place::Refused, |address| Place::Here(address, region))
+            }
+            Some(Known::Unmappable(key)) if *key == slice.key => Place::Refused,
+            _ => Place::Later,
+        }
+    }
+
+    fn set(&mut self, slot: u16, known: Known) -> Known {
+        let at = usize::from(slot);
+        if self.regions.len() <= at {
+            self.regions.resize(at + 1, Known::Nothing);
+        }
+        std::mem::replace(&mut self.regions[at], known)
+    }
+
+    pub(super) fn check_notice(&self, notice: Option<&Notice>) -> Result<(), SubmitError> {
+        match notice {
+            Some(notice) if usize::from(notice.cell) >= self.link.cells.len() => {
+                Err(SubmitError::NoSuchCell { cell: notice.cell, cells: self.link.cells.len() })
+            }
+            _ => Ok(()),
+        }
+    }
+}

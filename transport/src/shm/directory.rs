@@ -1,0 +1,333 @@
+//! This rank's regions, and the control streams over which peers hear of them. Behind one mutex, never on the data
+//! path; nothing under it blocks.
+//!
+//! **Invariant:** every peer hears of every region that lives long enough, before any message posted after it was
+//! registered. What waits to be sent to a peer is bounded: a slot is listed once however often it changes.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use super::frame::Frame;
+use super::link::{KeyTable, REGIONS_MAX};
+use super::mapping::pages_around;
+use super::socket::send;
+use crate::Rank;
+use crate::device::PostError;
+use crate::memory::{Memory, Share, random_key};
+use crate::region::RegionKey;
+
+/// Posted messages to one peer that wait because its stream is full.
+const POSTS_MAX: usize = 64;
+
+/// Answers to one peer that wait because it does not read them. What its full stream can hold of questions is less,
+/// so only a peer that never reads gets here; it does without further answers.
+const ANSWERS_MAX: usize = 1024;
+
+/// A region of this rank.
+pub(crate) struct Entry {
+    pub(crate) key: RegionKey,
+    pub(crate) memory: Arc<dyn Memory>,
+    /// Cut off from all peers.
+    pub(crate) detached: bool,
+}
+
+/// One open control stream.
+pub(crate) struct Control {
+    stream: Arc<OwnedFd>,
+    token: u64,
+    slots: VecDeque<u16>,
+    is_listed: Vec<bool>,
+    packets: VecDeque<(Kind, Vec<u8>)>,
+    posts: usize,
+    answers: usize,
+    /// The watcher waits for room in the stream.
+    is_stalled: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Post,
+    Answer,
+    Bye,
+}
+
+/// See the module.
+pub(crate) struct Directory {
+    epoll: Arc<OwnedFd>,
+    entries: Vec<Option<Entry>>,
+    free: Vec<u16>,
+    /// Memory that was registered and that peers may still have mapped.
+    former: Vec<Weak<dyn Memory>>,
+    controls: Vec<Option<Control>>,
+    /// Severed, so no stream to it may open any more.
+    cut: Vec<bool>,
+}
+
+impl Directory {
+    pub(crate) fn new(world_size: u32, epoll: Arc<OwnedFd>) -> Self {
+        Self {
+            epoll,
+            entries: Vec::new(),
+            free: Vec::new(),
+            former: Vec::new(),
+            controls: (0..world_size).map(|_| None).collect(),
+            cut: vec![false; world_size as usize],
+        }
+    }
+
+    /// Gives the memory a key and tells all peers; `None` when there are too many regions.
+    pub(crate) fn insert(&mut self, memory: Arc<dyn Memory>, keys: &KeyTable) -> Option<RegionKey> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.entries.len() < REGIONS_MAX => {
+                self.entries.push(None);
+                (self.entries.len() - 1) as u16
+            }
+            None => return None,
+        };
+        let mut key = RegionKey::NONE;
+        // The slot replaces 16 of the 64 random bits; all others zero would be hardly random.
+        while key.0 >> 16 == 0 {
+            key = RegionKey(random_key().0 & !0xffff | u64::from(slot));
+        }
+        self.entries[usize::from(slot)] = Some(Entry { key, memory, detached: false });
+        keys.store(slot, key);
+        self.announce(slot);
+        Some(key)
+    }
+
+    /// Takes the key from its memory and tells all peers. Returns the entry, to be dropped without the lock.
+    pub(crate) fn remove(&mut self, key: RegionKey, keys: &KeyTable) -> Option<Entry> {
+        let slot = super::link::slot_of(key);
+        let place = self.entries.get_mut(usize::from(slot))?;
+        let entry = place.take_if(|entry| entry.key == key)?;
+        keys.store(slot, RegionKey::NONE);
+        self.free.push(slot);
+        self.former.retain(|memory| memory.strong_count() > 0);
+        if !entry.detached {
+            self.former.push(Arc::downgrade(&entry.memory));
+        }
+        self.announce(slot);
+        Some(entry)
+    }
+
+    /// Takes all memory away from all peers, as far as their keys go: returns what they may have mapped.
+    pub(crate) fn detach_all(&mut self, keys: &KeyTable) -> Vec<Arc<dyn Memory>> {
+        let mut memories: Vec<_> = self.former.drain(..).filter_map(|memory| memory.upgrade()).collect();
+        for slot in 0..self.entries.len() as u16 {
+            let Some(entry) = &mut self.entries[usize::from(slot)] else { continue };
+            if !entry.detached {
+                entry.detached = true;
+                keys.store(slot, RegionKey::NONE);
+                memories.push(entry.memory.clone());
+                self.announce(slot);
+            }
+        }
+        memories
+    }
+
+    /// Drops everything at the device's end; returns what must be dropped without the lock.
+    pub(crate) fn clear(&mut self, keys: &KeyTable) -> Vec<Option<Entry>> {
+        for slot in 0..self.entries.len() as u16 {
+            keys.store(slot, RegionKey::NONE);
+        }
+        for peer in 0..self.controls.len() {
+            self.close(peer as Rank);
+            self.cut[peer] = true;
+        }
+        std::mem::take(&mut self.entries)
+    }
+
+    /// A peer is connected over this stream: tells it of all regions. False when it was severed meanwhile.
+    pub(crate) fn open(&mut self, peer: Rank, stream: Arc<OwnedFd>, token: u64) -> bool {
+        if self.cut[peer as usize] {
+            return false;
+        }
+        self.controls[peer as usize] = Some(Control {
+            stream,
+            token,
+            slots: VecDeque::new(),
+            is_listed: Vec::new(),
+            packets: VecDeque::new(),
+            posts: 0,
+            answers: 0,
+            is_stalled: false,
+        });
+        for slot in 0..self.entries.len() as u16 {
+            if self.entries[usize::from(slot)].as_ref().is_some_and(|entry| !entry.detached) {
+                self.list(peer, slot);
+            }
+        }
+        self.flush(peer);
+        true
+    }
+
+    /// Ends the stream, also where a forked child holds it too.
+    pub(crate) fn close(&mut self, peer: Rank) {
+        if let Some(control) = self.controls[peer as usize].take() {
+            let _ = rustix::net::shutdown(&control.stream, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Ends the stream for good.
+    pub(crate) fn cut(&mut self, peer: Rank) {
+        self.cut[peer as usize] = true;
+        self.close(peer);
+    }
+
+    pub(crate) fn is_cut(&self, peer: Rank) -> bool {
+        self.cut[peer as usize]
+    }
+
+    /// Sends a message, now or when there is room.
+    pub(crate) fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        let control = self
+            .controls
+            .get_mut(peer as usize)
+            .and_then(Option::as_mut)
+            .ok_or(PostError::NotConnected { peer })?;
+        if control.posts >= POSTS_MAX {
+            return Err(PostError::QueueFull { peer });
+        }
+        control.posts += 1;
+        control.packets.push_back((Kind::Post, Frame::Message(message).encode()));
+        self.flush(peer);
+        Ok(())
+    }
+
+    /// Sends the answer to a message, now or when there is room.
+    pub(crate) fn answer(&mut self, peer: Rank, message: &[u8]) {
+        let Some(control) = &mut self.controls[peer as usize] else { return };
+        if control.answers >= ANSWERS_MAX {
+            tracing::debug!(peer, "an answer was dropped: the peer asks but does not read");
+            return;
+        }
+        control.answers += 1;
+        control.packets.push_back((Kind::Answer, Frame::Message(message).encode()));
+        self.flush(peer);
+    }
+
+    /// Says goodbye, after everything that was said before.
+    pub(crate) fn bye(&mut self, peer: Rank) {
+        if let Some(control) = &mut self.controls[peer as usize] {
+            control.packets.push_back((Kind::Bye, Frame::Bye.encode()));
+            self.flush(peer);
+        }
+    }
+
+    /// Whether everything said to everybody is in their streams.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.controls.iter().flatten().all(|control| control.packets.is_empty() && control.slots.is_empty())
+    }
+
+    /// Sends what waits, as far as there is room; asks the watcher to come back when there is more.
+    pub(crate) fn flush(&mut self, peer: Rank) {
+        let Some(control) = &mut self.controls[peer as usize] else { return };
+        let sent = control.send_all(&self.entries);
+        let is_stalled = match sent {
+            Ok(()) => false,
+            // TOOMANYREFS: this user has as many files under way as it may have open.
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => true,
+            Err(_) => {
+                // The stream broke: the watcher sees that too, and knows what it means.
+                control.slots.clear();
+                control.is_listed.clear();
+                control.packets.clear();
+                false
+            }
+        };
+        if is_stalled != control.is_stalled {
+            control.is_stalled = is_stalled;
+            let interest = if is_stalled {
+                epoll::EventFlags::IN | epoll::EventFlags::OUT
+            } else {
+                epoll::EventFlags::IN
+            };
+            let data = epoll::EventData::new_u64(control.token);
+            // It fails only when the watcher has already taken the stream away.
+            let _ = epoll::modify(&*self.epoll, &*control.stream, data, interest);
+        }
+    }
+
+    fn announce(&mut self, slot: u16) {
+        for peer in 0..self.controls.len() as Rank {
+            self.list(peer, slot);
+            self.flush(peer);
+        }
+    }
+
+    fn list(&mut self, peer: Rank, slot: u16) {
+        let Some(control) = &mut self.controls[peer as usize] else { return };
+        let at = usize::from(slot);
+        if control.is_listed.len() <= at {
+            control.is_listed.resize(at + 1, false);
+        }
+        if !std::mem::replace(&mut control.is_listed[at], true) {
+            control.slots.push_back(slot);
+        }
+    }
+}
+
+impl Control {
+    fn send_all(&mut self, entries: &[Option<Entry>]) -> Result<(), Errno> {
+        while let Some(&slot) = self.slots.front() {
+            let entry = entries.get(usize::from(slot)).and_then(Option::as_ref);
+            match entry.filter(|entry| !entry.detached).map(|entry| (entry, entry.memory.share())) {
+                Some((entry, Share::File { file, offset })) => {
+                    let len = entry.memory.len() as u64;
+                    let frame = Frame::Announce { slot, key: entry.key, offset, len };
+                    send(&self.stream, &frame.encode(), &[file])?;
+                }
+                _ => send(&self.stream, &Frame::Revoke { slot }.encode(), &[])?,
+            }
+            self.slots.pop_front();
+            self.is_listed[usize::from(slot)] = false;
+        }
+        while let Some((kind, packet)) = self.packets.front() {
+            send(&self.stream, packet, &[])?;
+            match kind {
+                Kind::Post => self.posts -= 1,
+                Kind::Answer => self.answers -= 1,
+                Kind::Bye => {}
+            }
+            self.packets.pop_front();
+        }
+        Ok(())
+    }
+}
+
+/// Memory of this process whose pages were made private: peers see nothing of it any more, so no device of this
+/// process may register it again.
+static DETACHED: Mutex<Vec<Weak<dyn Memory>>> = Mutex::new(Vec::new());
+
+/// Remembers that the memory is detached.
+pub(crate) fn remember_detached(memory: &Arc<dyn Memory>) {
+    let mut detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    detached.retain(|other| other.strong_count() > 0);
+    detached.push(Arc::downgrade(memory));
+}
+
+/// Whether the memory shares pages with any that was detached.
+pub(crate) fn was_detached(memory: &Arc<dyn Memory>) -> bool {
+    let detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let range = |memory: &Arc<dyn Memory>| {
+        pages_around(memory.base().as_ptr() as u64, memory.len() as u64).unwrap_or_default()
+    };
+    let (start, bytes) = range(memory);
+    detached.iter().filter_map(Weak::upgrade).any(|other| {
+        let (other_start, other_bytes) = range(&other);
+        start < other_start + other_bytes && other_start < start + bytes
+    })
+}
+
+/// The file behind memory that peers can map, and where in it the memory begins.
+pub(crate) fn file_of(memory: &dyn Memory) -> Option<(std::os::fd::BorrowedFd<'_>, u64)> {
+    match memory.share() {
+        Share::File { file, offset } => Some((file, offset)),
+        Share::Private => None,
+    }
+}

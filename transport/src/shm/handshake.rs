@@ -1,0 +1,269 @@
+//! What the watcher does with packets: connecting, then what connected peers say.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll;
+
+use super::board::{End, Known};
+use super::frame::{Claim, Frame, PROTOCOL_VERSION, Reason, decode};
+use super::link::{Link, PeerRegion, REGIONS_MAX, slot_of};
+use super::mapping::check;
+use super::socket::{self, Packet, send};
+use super::watcher::{Phase, Want, Watcher};
+use crate::Rank;
+use crate::auth::{Secret, Side, TAG_BYTES, challenge};
+use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
+use crate::region::RegionKey;
+
+impl Watcher {
+    /// Dialed: says who this is.
+    pub(super) fn greet(&mut self, peer: Rank, stream: OwnedFd) {
+        if !socket::is_same_user(&stream) {
+            return self.lose(peer, LossCause::ConnectionBroke(std::io::ErrorKind::PermissionDenied));
+        }
+        let challenge = challenge();
+        let frame = Frame::Hello { claim: self.claim(peer), challenge };
+        match self.add(stream, Phase::AwaitWelcome { peer, challenge }) {
+            Some(index) => self.say(index, &frame, &[]),
+            None => self.lose(peer, LossCause::ConnectionBroke(std::io::ErrorKind::OutOfMemory)),
+        }
+    }
+
+    /// One packet of one connection. An error costs the connection, and with it the peer.
+    pub(super) fn packet(
+        &mut self,
+        index: usize,
+        bytes: &[u8],
+        packet: Packet,
+    ) -> Result<(), ProtocolViolation> {
+        let frame = decode(bytes).inspect_err(|violation| {
+            if *violation == ProtocolViolation::Version {
+                self.say(index, &Frame::Reject(Reason::Version), &[]);
+            }
+        })?;
+        if packet.files.len() != frame.files() && !packet.files_lost {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        let Some(phase) = self.phase(index) else { return Ok(()) };
+        match (phase, frame) {
+            (Phase::Stranger { .. }, Frame::Hello { claim, challenge }) => {
+                self.hello(index, claim, challenge)
+            }
+            (
+                &Phase::AwaitWelcome { peer, challenge },
+                Frame::Welcome { claim, challenge: theirs, answer },
+            ) => {
+                self.welcomed(index, peer, claim, &challenge, &theirs, &answer)?;
+            }
+            (&Phase::AwaitGrant { peer, cells, theirs, ours }, Frame::Grant { answer }) => {
+                let claim = self.claim_of(peer, cells).to_bytes();
+                if !Secret::verify(self.secret.as_ref(), Side::Dialer, &theirs, &ours, &claim, &answer) {
+                    self.say(index, &Frame::Reject(Reason::Secret), &[]);
+                    return Err(ProtocolViolation::WrongSecret);
+                }
+                let (link, process) = Link::from_files(packet.files, cells)?;
+                self.say_with_files(index, peer, &Frame::Accept);
+                self.open(index, peer, link, process);
+            }
+            (&Phase::AwaitAccept { peer, cells }, Frame::Accept) => {
+                let (link, process) = Link::from_files(packet.files, cells)?;
+                self.open(index, peer, link, process);
+            }
+            (
+                Phase::AwaitWelcome { .. } | Phase::AwaitGrant { .. } | Phase::AwaitAccept { .. },
+                Frame::Reject(reason),
+            ) => return Err(reason.into()),
+            (&Phase::Open { peer, .. }, Frame::Announce { slot, key, offset, len }) => {
+                self.announced(peer, slot, key, offset, len, packet)?;
+            }
+            (&Phase::Open { peer, .. }, Frame::Revoke { slot }) => {
+                in_table(slot)?;
+                let before = self.shared.board().about(peer).set(slot, Known::Nothing);
+                self.shared.publish();
+                drop(before);
+            }
+            (&Phase::Open { peer, .. }, Frame::Message(message)) => self.message(peer, message),
+            (&Phase::Open { peer, said_bye: false }, Frame::Bye) => {
+                self.set_phase(index, Phase::Open { peer, said_bye: true });
+                self.shared.board().about(peer).end = Some(End::Left);
+                self.shared.publish();
+            }
+            _ => return Err(ProtocolViolation::MalformedFrame),
+        }
+        Ok(())
+    }
+
+    /// Sent `Hello` by a peer that this rank is connecting to: proves that this is the rank it means.
+    pub(super) fn welcome(&mut self, index: usize) {
+        let Some(&Phase::Parked { peer, cells, challenge: theirs }) = self.phase(index) else { return };
+        let ours = challenge();
+        let claim = self.claim(peer);
+        let answer = Secret::answer(self.secret.as_ref(), Side::Listener, &theirs, &ours, &claim.to_bytes());
+        self.set_phase(index, Phase::AwaitGrant { peer, cells, theirs, ours });
+        self.say(index, &Frame::Welcome { claim, challenge: ours, answer }, &[]);
+    }
+
+    fn hello(&mut self, index: usize, claim: Claim, challenge: [u8; TAG_BYTES]) {
+        let peer = claim.from;
+        let is_possible = claim.to == self.shared.rank
+            && claim.world_size == self.shared.world_size
+            && peer > self.shared.rank
+            && peer < self.shared.world_size;
+        // Two that claim the same rank: the first has it.
+        let is_first = is_possible
+            && matches!(self.wants[peer as usize], Want::Nothing | Want::Connection { .. })
+            && !self.connections.iter().flatten().any(|other| other.phase.peer() == Some(peer));
+        if !is_first {
+            self.say(index, &Frame::Reject(Reason::Rank), &[]);
+            return self.close(index);
+        }
+        self.set_phase(index, Phase::Parked { peer, cells: claim.cells, challenge });
+        if matches!(self.wants[peer as usize], Want::Connection { .. }) {
+            self.welcome(index);
+        }
+    }
+
+    /// Got `Welcome`: if it proves the secret, proves it too and hands over the files.
+    fn welcomed(
+        &mut self,
+        index: usize,
+        peer: Rank,
+        claim: Claim,
+        ours: &[u8; TAG_BYTES],
+        theirs: &[u8; TAG_BYTES],
+        answer: &[u8; TAG_BYTES],
+    ) -> Result<(), ProtocolViolation> {
+        if claim != self.claim_of(peer, claim.cells) {
+            self.say(index, &Frame::Reject(Reason::Rank), &[]);
+            return Err(ProtocolViolation::WrongRank);
+        }
+        if !Secret::verify(self.secret.as_ref(), Side::Listener, ours, theirs, &claim.to_bytes(), answer) {
+            self.say(index, &Frame::Reject(Reason::Secret), &[]);
+            return Err(ProtocolViolation::WrongSecret);
+        }
+        let own = self.claim(peer).to_bytes();
+        let answer = Secret::answer(self.secret.as_ref(), Side::Dialer, ours, theirs, &own);
+        self.set_phase(index, Phase::AwaitAccept { peer, cells: claim.cells });
+        self.say_with_files(index, peer, &Frame::Grant { answer });
+        Ok(())
+    }
+
+    /// Both ends have proved themselves and handed over their files.
+    fn open(&mut self, index: usize, peer: Rank, link: Link, process: OwnedFd) {
+        let Some(connection) = &mut self.connections[index] else { return };
+        let data = epoll::EventData::new_u64(connection.token | 1);
+        if epoll::add(&*self.shared.epoll, &process, data, epoll::EventFlags::IN).is_err() {
+            return self.violated(index, ProtocolViolation::UnsafeFile);
+        }
+        connection.process = Some(process);
+        connection.phase = Phase::Open { peer, said_bye: false };
+        self.wants[peer as usize] = Want::Settled;
+        let (stream, token) = (connection.stream.clone(), connection.token);
+        self.shared.board().about(peer).link = Some(link);
+        if self.shared.directory().open(peer, stream, token) {
+            self.shared.publish();
+        } else {
+            self.close(index);
+        }
+    }
+
+    fn announced(
+        &mut self,
+        peer: Rank,
+        slot: u16,
+        key: RegionKey,
+        offset: u64,
+        len: u64,
+        packet: Packet,
+    ) -> Result<(), ProtocolViolation> {
+        in_table(slot)?;
+        if slot_of(key) != slot || key == RegionKey::NONE {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        let known = match packet.files.first() {
+            None => {
+                tracing::warn!(peer, "a region cannot be mapped: too many open files (ulimit -n)");
+                Known::Unmappable(key)
+            }
+            Some(file) => {
+                let end = offset.checked_add(len).ok_or(ProtocolViolation::MalformedFrame)?;
+                check(file.as_fd(), end)?;
+                self.map(peer, key, file, offset, len)
+            }
+        };
+        let before = self.shared.board().about(peer).set(slot, known);
+        self.shared.publish();
+        // Unmapping may take long, so not under the lock.
+        drop(before);
+        Ok(())
+    }
+
+    fn map(&self, peer: Rank, key: RegionKey, file: &OwnedFd, offset: u64, len: u64) -> Known {
+        if !self.shared.board().about(peer).has_room(len) {
+            tracing::warn!(peer, len, "a region cannot be mapped: the peer has too many bytes registered");
+            return Known::Unmappable(key);
+        }
+        match PeerRegion::new(key, file, offset, len) {
+            Ok(region) => Known::Mapped(Arc::new(region)),
+            Err(error) => {
+                tracing::warn!(peer, len, %error, "a region cannot be mapped (vm.max_map_count, ulimit -v)");
+                Known::Unmappable(key)
+            }
+        }
+    }
+
+    fn message(&mut self, peer: Rank, message: &[u8]) {
+        if let Some(answer) = self.responder.message(peer, message) {
+            if answer.len() <= MESSAGE_BYTES_MAX {
+                self.shared.directory().answer(peer, &answer);
+            } else {
+                tracing::error!(peer, bytes = answer.len(), "an answer is too long to be sent");
+            }
+        }
+        crate::device::Ring::ring(&*self.shared);
+    }
+
+    fn claim(&self, to: Rank) -> Claim {
+        Claim {
+            version: PROTOCOL_VERSION,
+            from: self.shared.rank,
+            to,
+            world_size: self.shared.world_size,
+            cells: self.shared.cells.each() as u32,
+        }
+    }
+
+    /// What a peer with so many cells must claim.
+    fn claim_of(&self, from: Rank, cells: u32) -> Claim {
+        Claim { from, to: self.shared.rank, cells, ..self.claim(from) }
+    }
+
+    fn set_phase(&mut self, index: usize, phase: Phase) {
+        if let Some(connection) = &mut self.connections[index] {
+            connection.phase = phase;
+        }
+    }
+
+    fn say_with_files(&mut self, index: usize, peer: Rank, frame: &Frame<'_>) {
+        let shared = self.shared.clone();
+        let Some(cells) = shared.cells.of(peer).take_file() else { return };
+        let own = &shared.own;
+        let files = [own.process.as_fd(), cells.as_fd(), own.bell_file.as_fd(), own.keys_file.as_fd()];
+        self.say(index, frame, &files);
+    }
+
+    /// Sends one of the few packets of a handshake, for which a new stream has room. If it fails all the same, the
+    /// stream is broken, and the end of the stream or the deadline tells.
+    fn say(&mut self, index: usize, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
+        if let Some(connection) = &self.connections[index]
+            && let Err(errno) = send(&connection.stream, &frame.encode(), files)
+        {
+            tracing::debug!(%errno, "a handshake packet was not sent");
+        }
+    }
+}
+
+fn in_table(slot: u16) -> Result<(), ProtocolViolation> {
+    if usize::from(slot) < REGIONS_MAX { Ok(()) } else { Err(ProtocolViolation::MalformedFrame) }
+}

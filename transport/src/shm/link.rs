@@ -1,0 +1,267 @@
+//! What two connected ranks hold of each other: cells, bell, table of live keys, regions.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{io, slice};
+
+use rustix::fs::SealFlags;
+
+use super::mapping::{Access, Mapping, check};
+use crate::cells::{CellLine, Cells};
+use crate::device::ProtocolViolation;
+use crate::memory::sealed_file;
+use crate::primitive::{AtomicU32, AtomicU64, Ordering};
+use crate::region::{RegionKey, RemoteSlice};
+
+/// Files that each end hands to the other: its process, the cells it keeps for the other, its bell, its live keys.
+pub(crate) const GRANT_FILES: usize = 4;
+
+/// Regions that a device has at most at one time. A peer maps each of them, and Linux gives a process 65,530
+/// mappings unless `vm.max_map_count` says otherwise.
+pub(crate) const REGIONS_MAX: usize = 16_384;
+
+const KEY_TABLE_BYTES: usize = REGIONS_MAX * size_of::<u64>();
+const BELL_BYTES: usize = 64;
+const CELL_BYTES: usize = size_of::<CellLine>();
+
+/// A bell's page.
+pub(crate) struct BellPage(Mapping);
+
+impl AsRef<AtomicU32> for BellPage {
+    fn as_ref(&self) -> &AtomicU32 {
+        // SAFETY: the page is mapped, aligned and writable while `self` lives, and is only ever accessed atomically.
+        unsafe { AtomicU32::from_ptr(self.0.base().as_ptr().cast()) }
+    }
+}
+
+/// Which keys are alive, written by their owner, readable by its peers: so a dropped region is refused at once.
+///
+/// The lower 16 bits of a key are its slot here.
+pub(crate) struct KeyTable(Mapping);
+
+impl KeyTable {
+    fn slot(&self, slot: u16) -> Option<&AtomicU64> {
+        // SAFETY: `REGIONS_MAX` aligned words are mapped while `self` lives and are only ever accessed atomically.
+        let words = unsafe { slice::from_raw_parts(self.0.base().as_ptr().cast::<AtomicU64>(), REGIONS_MAX) };
+        words.get(usize::from(slot))
+    }
+
+    /// Whether the key is alive. Relaxed: says nothing about anything else (and the page may be read-only here).
+    pub(crate) fn holds(&self, key: RegionKey) -> bool {
+        key != RegionKey::NONE
+            && self.slot(slot_of(key)).is_some_and(|word| word.load(Ordering::Relaxed) == key.0)
+    }
+
+    /// For the owner: from now on this key, or none, is alive in the slot.
+    pub(crate) fn store(&self, slot: u16, key: RegionKey) {
+        if let Some(word) = self.slot(slot) {
+            word.store(key.0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The slot of a key in its owner's table.
+pub(crate) fn slot_of(key: RegionKey) -> u16 {
+    key.0 as u16
+}
+
+/// What this rank makes when it starts and hands to every peer.
+pub(crate) struct Own {
+    pub(crate) bell: Arc<BellPage>,
+    pub(crate) bell_file: OwnedFd,
+    pub(crate) keys: KeyTable,
+    pub(crate) keys_file: OwnedFd,
+    pub(crate) process: OwnedFd,
+}
+
+impl Own {
+    pub(crate) fn new() -> io::Result<Self> {
+        let bell_file = sealed_file("pleach-bell", BELL_BYTES, SealFlags::empty())?;
+        let bell = Mapping::new(bell_file.as_fd(), 0, BELL_BYTES, Access::ReadWrite)?;
+        let keys_file = sealed_key_table()?;
+        let (keys_file, keys) = keys_file;
+        let own = rustix::process::getpid();
+        let process = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?;
+        Ok(Self { bell: Arc::new(BellPage(bell)), bell_file, keys: KeyTable(keys), keys_file, process })
+    }
+}
+
+/// The file is sealed against writing only after it was mapped for writing here.
+fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let file = memfd_create("pleach-keys", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| memfd_create("pleach-keys", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
+    ftruncate(&file, KEY_TABLE_BYTES as u64)?;
+    let mapping = Mapping::new(file.as_fd(), 0, KEY_TABLE_BYTES, Access::ReadWrite)?;
+    let seals = crate::memory::SEALS_FIXED_SIZE | SealFlags::SEAL;
+    fcntl_add_seals(&file, seals | SealFlags::FUTURE_WRITE)?;
+    Ok((file, mapping))
+}
+
+/// The cells that this rank keeps for one peer: in a file of their own, so that one peer can be cut off alone.
+pub(crate) struct OwnCells {
+    pub(crate) cells: Cells,
+    /// Absent when the system gave no memory for it; then the peer cannot be connected to.
+    shared: Result<Arc<Mapping>, io::ErrorKind>,
+    /// Until it is handed over.
+    file: Mutex<Option<OwnedFd>>,
+}
+
+impl OwnCells {
+    pub(crate) fn new(len: usize) -> Self {
+        match Self::in_file(len) {
+            Ok(own) => own,
+            Err(error) => {
+                Self { cells: Cells::on_heap(len), shared: Err(error.kind()), file: Mutex::new(None) }
+            }
+        }
+    }
+
+    fn in_file(len: usize) -> io::Result<Self> {
+        let bytes = len.max(1) * CELL_BYTES;
+        let file = sealed_file("pleach-cells", bytes, SealFlags::empty())?;
+        let mapping = Arc::new(Mapping::new(file.as_fd(), 0, bytes, Access::ReadWrite)?);
+        // SAFETY: a page-aligned mapping of `len` zeroed lines, kept by `mapping`, used for nothing else.
+        let cells = unsafe { Cells::from_raw(mapping.base().cast(), len, mapping.clone()) };
+        Ok(Self { cells, shared: Ok(mapping), file: Mutex::new(Some(file)) })
+    }
+
+    /// Why the peer cannot notify these cells, if it cannot.
+    pub(crate) fn failure(&self) -> Option<io::ErrorKind> {
+        self.shared.as_ref().err().copied()
+    }
+
+    /// The file, once.
+    pub(crate) fn take_file(&self) -> Option<OwnedFd> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The memory behind the cells, where the peer can reach it.
+    pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
+        self.shared.as_ref().ok()
+    }
+}
+
+/// A peer's cells (for this rank's notices), bell and live keys.
+pub(crate) struct Link {
+    pub(crate) cells: Cells,
+    pub(crate) bell: BellPage,
+    pub(crate) keys: KeyTable,
+}
+
+impl Link {
+    /// Checks and maps what a peer handed over; `cells` is how many it said it keeps. The process comes back.
+    pub(crate) fn from_files(files: Vec<OwnedFd>, cells: u32) -> Result<(Self, OwnedFd), ProtocolViolation> {
+        let [process, cells_file, bell_file, keys_file] =
+            <[OwnedFd; GRANT_FILES]>::try_from(files).map_err(|_| ProtocolViolation::UnsafeFile)?;
+        if !is_process(&process) {
+            return Err(ProtocolViolation::UnsafeFile);
+        }
+        let len = cells as usize;
+        if len > CELLS_MAX {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        let map = |file: &OwnedFd, bytes: usize, access| {
+            check(file.as_fd(), bytes as u64)?;
+            Mapping::new(file.as_fd(), 0, bytes, access).map_err(|_| ProtocolViolation::UnsafeFile)
+        };
+        let lines = Arc::new(map(&cells_file, len.max(1) * CELL_BYTES, Access::ReadWrite)?);
+        // SAFETY: checked to hold `len` lines, whose every content is a valid one; kept by `lines`.
+        let cells = unsafe { Cells::from_raw(lines.base().cast(), len, lines.clone()) };
+        let bell = BellPage(map(&bell_file, BELL_BYTES, Access::ReadWrite)?);
+        let keys = KeyTable(map(&keys_file, KEY_TABLE_BYTES, Access::Read)?);
+        Ok((Self { cells, bell, keys }, process))
+    }
+}
+
+/// Most cells that a device keeps for a peer.
+pub(crate) const CELLS_MAX: usize = 65_536;
+
+/// Whether the file is a process descriptor: other kinds may never become readable, or hang who asks.
+fn is_process(file: &OwnedFd) -> bool {
+    // SAFETY: signal 0 is no signal, it only checks; the call takes no pointers but an optional one that is null.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            file.as_raw_fd(),
+            0,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    };
+    // Already ended, or of another process namespace: a process all the same.
+    result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
+}
+
+/// A peer's region, mapped here.
+pub(crate) struct PeerRegion {
+    pub(crate) key: RegionKey,
+    len: u64,
+    base: NonNull<u8>,
+    /// Absent for a region without bytes.
+    mapping: Option<Mapping>,
+}
+
+// SAFETY: an address inside a mapping that the value owns; its bytes are touched through raw pointers only.
+unsafe impl Send for PeerRegion {}
+// SAFETY: as above.
+unsafe impl Sync for PeerRegion {}
+
+impl PeerRegion {
+    /// Maps `len` bytes of a checked file from `offset` on.
+    pub(crate) fn new(key: RegionKey, file: &OwnedFd, offset: u64, len: u64) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self { key, len, base: NonNull::dangling(), mapping: None });
+        }
+        let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
+        let (first, bytes) = super::mapping::pages_around(offset, len).ok_or_else(too_long)?;
+        let bytes = usize::try_from(bytes).map_err(|_| too_long())?;
+        let mapping = Mapping::new(file.as_fd(), first, bytes, Access::ReadWrite)?;
+        // SAFETY: `offset` lies in the first of the mapped pages.
+        let base = unsafe { mapping.base().add((offset - first) as usize) };
+        Ok(Self { key, len, base, mapping: Some(mapping) })
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Address of a slice's first byte, if all of it lies inside.
+    pub(crate) fn locate(&self, slice: &RemoteSlice) -> Option<NonNull<u8>> {
+        let end = slice.offset.checked_add(slice.len)?;
+        // SAFETY: the offset is at most the region's length, all of which is mapped from `base` on.
+        (end <= self.len).then(|| unsafe { self.base.add(slice.offset as usize) })
+    }
+
+    /// Keeps the bytes and the addresses, and reaches the peer no more.
+    pub(crate) fn detach(&self) -> io::Result<()> {
+        self.mapping.as_ref().map_or(Ok(()), Mapping::detach_by_copy)
+    }
+}
+
+/// The cells for each peer, made when first needed: a world may be much larger than a host.
+pub(crate) struct CellTable {
+    each: usize,
+    peers: Vec<OnceLock<OwnCells>>,
+}
+
+impl CellTable {
+    pub(crate) fn new(world_size: u32, each: usize) -> Self {
+        Self { each, peers: (0..world_size).map(|_| OnceLock::new()).collect() }
+    }
+
+    pub(crate) fn each(&self) -> usize {
+        self.each
+    }
+
+    /// Those that exist already.
+    pub(crate) fn existing(&self, peer: crate::Rank) -> Option<&OwnCells> {
+        self.peers.get(peer as usize)?.get()
+    }
+
+    pub(crate) fn of(&self, peer: crate::Rank) -> &OwnCells {
+        self.peers[peer as usize].get_or_init(|| OwnCells::new(self.each))
+    }
+}

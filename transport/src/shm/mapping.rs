@@ -1,0 +1,172 @@
+//! Mapped files: ours, sealed when made, and peers', distrusted until checked.
+//!
+//! **Invariant:** no mapping reaches beyond the end of its file, now or later: sizes are checked and sealed against
+//! change before anything is mapped. So a lying peer can write nonsense but cannot kill this process.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{fcntl_get_seals, fstat, fstatfs};
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
+};
+use rustix::param::page_size;
+
+use crate::device::ProtocolViolation;
+use crate::memory::SEALS_FIXED_SIZE;
+use crate::primitive::{AtomicU64, Ordering};
+
+/// `TMPFS_MAGIC`: memfds of ordinary pages. Huge pages are refused as they can run out under a mapping.
+const FILE_SYSTEM_TMPFS: i64 = 0x0102_1994;
+
+/// What may be done with a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    ReadWrite,
+}
+
+/// Pages of a file, mapped shared until dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: an address range of this process, owned; its bytes are touched through raw pointers and atomics only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` or `over` with this length; owners of pointers into it hold the mapping.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl Mapping {
+    /// Maps `bytes` of the file from `offset` on, both multiples of a page or the end of the file, which must be
+    /// sealed and long enough ([`check`]).
+    pub(crate) fn new(file: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> io::Result<Self> {
+        let protection = match access {
+            Access::Read => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)? };
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
+        Ok(Self { base, bytes })
+    }
+
+    /// Address of the first byte.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Replaces the pages in place by private copies. What other threads of this process write meanwhile may be lost,
+    /// so this is for memory that this process only reads, or whose writes no longer matter.
+    pub(crate) fn detach_by_copy(&self) -> io::Result<()> {
+        // SAFETY: a fresh mapping; the copy reads pages that exist (see the invariant) into pages that are ours alone.
+        let copy = unsafe {
+            let copy = mmap_anonymous(
+                std::ptr::null_mut(),
+                self.bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?;
+            std::ptr::copy_nonoverlapping(self.base.as_ptr(), copy.cast::<u8>(), self.bytes);
+            copy
+        };
+        // SAFETY: both ranges are whole mappings of ours; the move replaces the target in one step, so that whoever
+        // reads it meanwhile waits for a moment and finds the same bytes at the same address.
+        let moved = unsafe {
+            mremap_fixed(
+                copy,
+                self.bytes,
+                self.bytes,
+                MremapFlags::MAYMOVE,
+                self.base.as_ptr().cast::<c_void>(),
+            )
+        };
+        if let Err(errno) = moved {
+            // SAFETY: mapped above and not moved.
+            let _ = unsafe { munmap(copy, self.bytes) };
+            return Err(errno.into());
+        }
+        Ok(())
+    }
+}
+
+/// Checks a file that a peer passed: that it holds `bytes_min` bytes, that nobody can shorten it, and that touching
+/// its pages cannot fail.
+pub(crate) fn check(file: BorrowedFd<'_>, bytes_min: u64) -> Result<(), ProtocolViolation> {
+    // Seals first: only files in memory have them, so that the calls after it reach no strange file system.
+    let seals = fcntl_get_seals(file).map_err(|_| ProtocolViolation::UnsafeFile)?;
+    let system = fstatfs(file).map_err(|_| ProtocolViolation::UnsafeFile)?;
+    let size = fstat(file).map_err(|_| ProtocolViolation::UnsafeFile)?.st_size;
+    #[allow(clippy::useless_conversion, reason = "the word differs between architectures")]
+    let in_memory = i64::try_from(system.f_type) == Ok(FILE_SYSTEM_TMPFS);
+    let long_enough = u64::try_from(size).is_ok_and(|size| size >= bytes_min);
+    if in_memory && long_enough && seals.contains(SEALS_FIXED_SIZE) {
+        Ok(())
+    } else {
+        Err(ProtocolViolation::UnsafeFile)
+    }
+}
+
+/// Whole pages around a range: where they begin and how many bytes they are.
+pub(crate) fn pages_around(start: u64, len: u64) -> Option<(u64, u64)> {
+    let page = page_size() as u64;
+    let first = start - start % page;
+    let end = start.checked_add(len)?.checked_next_multiple_of(page)?;
+    Some((first, end - first))
+}
+
+/// Makes `bytes` of this process's memory at `base`, a shared mapping of the file from `offset` on, a private one of
+/// the same bytes. Pages become copies when they are touched ([`touch`]); until then a peer's writes still show.
+///
+/// # Safety
+///
+/// The range is whole pages that map this file at this offset, and may be mapped so (see [`crate::Memory`]).
+pub(crate) unsafe fn make_private(
+    base: NonNull<u8>,
+    bytes: usize,
+    file: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<()> {
+    // SAFETY: the kernel replaces the mapping in one step under its lock, so other threads that touch the range
+    // meanwhile wait and then find the same bytes; the addresses stay mapped, readable and writable.
+    unsafe {
+        mmap(
+            base.as_ptr().cast(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::FIXED,
+            file.as_fd(),
+            offset,
+        )?;
+    }
+    Ok(())
+}
+
+/// Gives every page of a private mapping its own copy, without changing a byte and without losing what other threads
+/// write meanwhile. A stop in the middle leaves a state from which it may be repeated.
+///
+/// # Safety
+///
+/// The range is whole pages, writable, of a mapping that [`make_private`] made.
+pub(crate) unsafe fn touch(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: populating writes nothing; it does what a write to each page would.
+    if unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) }.is_ok() {
+        return;
+    }
+    // Kernels before 5.14: an addition of zero is a write to the memory manager and to nobody else.
+    for offset in (0..bytes).step_by(page_size()) {
+        // SAFETY: inside the range, aligned to a page; other threads' accesses to these bytes are not torn or lost as
+        // the addition is atomic.
+        unsafe { AtomicU64::from_ptr(base.as_ptr().add(offset).cast()) }.fetch_add(0, Ordering::Relaxed);
+    }
+}

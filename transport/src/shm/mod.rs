@@ -1,0 +1,58 @@
+//! `shm`: ranks of one host, through memory that each maps of the other.
+//!
+//! A region is a sealed memfd that every peer maps when it is announced. A transfer is a copy by its submitter's
+//! processor; a notice is a store into the target's cell and, only if the target sleeps, a futex wake. So the data
+//! path is a few cache lines: no syscall, no lock, no allocation, and the target does nothing.
+//!
+//! Files are handed over on an abstract Unix socket after both ends have proved the secret, so there are no names that
+//! could be left behind. A [`watcher`] thread sleeps on those sockets and on the peers' processes; it tells the
+//! [`ShmDevice`] what changed over a [`board`] that the poller looks at when one flag says so.
+//!
+//! **Invariants:** nothing that a peer passes is mapped before it was checked ([`mapping`]); nothing that a peer does,
+//! stopped, killed or lying, makes this process wait or fault; after `Severed` no page of this rank's memory is shared
+//! with anybody ([`silence`]).
+
+// Under loom only what loom can look into: the bell, with the cells.
+#[cfg_attr(loom, allow(dead_code, reason = "used by the device, which loom does not see"))]
+mod bell;
+#[cfg(not(loom))]
+mod board;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod contract;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod device;
+#[cfg(not(loom))]
+mod directory;
+#[cfg(not(loom))]
+mod frame;
+#[cfg(not(loom))]
+mod handshake;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod link;
+#[cfg(all(loom, test))]
+mod loom_tests;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod mapping;
+#[cfg(not(loom))]
+mod shared;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod silence;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod socket;
+#[cfg(all(test, not(loom)))]
+#[allow(unsafe_code)]
+mod tests;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod transfer;
+#[cfg(not(loom))]
+mod watcher;
+
+#[cfg(not(loom))]
+pub use device::{OpenError, ShmDevice};

@@ -1,0 +1,159 @@
+//! What the device, its watcher and the handles of its regions share.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::thread::futex;
+
+use super::bell;
+use super::board::Board;
+use super::directory::Directory;
+use super::link::{CellTable, Own};
+use crate::Rank;
+use crate::device::{DeviceConfig, Ring};
+use crate::primitive::AtomicU32;
+use crate::region::{RegionKey, Registry};
+
+/// What the device asks of the watcher.
+pub(crate) enum Command {
+    /// Connect by dialing this name, or, without one, by waiting to be dialed.
+    Connect { peer: Rank, dial: Option<String> },
+    /// The peer was severed: close what belongs to it.
+    Cut { peer: Rank },
+}
+
+pub(crate) struct Shared {
+    pub(crate) rank: Rank,
+    pub(crate) world_size: u32,
+    pub(crate) own: Own,
+    pub(crate) cells: CellTable,
+    pub(crate) epoll: Arc<OwnedFd>,
+    /// Readable when there are commands.
+    pub(crate) wake: OwnedFd,
+    /// Something is on the board. Release by the watcher, acquire by the poller.
+    pub(crate) news: AtomicBool,
+    /// The bell was rung while nobody slept: the next attempt to sleep fails.
+    rung: AtomicBool,
+    stop: AtomicBool,
+    board: Mutex<Board>,
+    directory: Mutex<Directory>,
+    commands: Mutex<VecDeque<Command>>,
+    finished: Mutex<bool>,
+    finish: Condvar,
+}
+
+impl Shared {
+    pub(crate) fn new(config: &DeviceConfig) -> io::Result<Self> {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        Ok(Self {
+            rank: config.rank,
+            world_size: config.world_size,
+            own: Own::new()?,
+            cells: CellTable::new(config.world_size, config.cells),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            news: AtomicBool::new(false),
+            rung: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            board: Mutex::new(Board::new(config.world_size)),
+            directory: Mutex::new(Directory::new(config.world_size, epoll.clone())),
+            commands: Mutex::new(VecDeque::new()),
+            finished: Mutex::new(false),
+            finish: Condvar::new(),
+            epoll,
+        })
+    }
+
+    pub(crate) fn board(&self) -> MutexGuard<'_, Board> {
+        lock(&self.board)
+    }
+
+    pub(crate) fn directory(&self) -> MutexGuard<'_, Directory> {
+        lock(&self.directory)
+    }
+
+    /// Tells the poller to look at the board, also if it sleeps.
+    pub(crate) fn publish(&self) {
+        // Release: the poller that sees the flag takes the board's lock, which orders the rest.
+        self.news.store(true, Ordering::Release);
+        self.wake_owner();
+    }
+
+    /// Whether the bell was rung since this was last asked, or something is on the board. After [`bell::arm`].
+    pub(crate) fn was_rung(&self) -> bool {
+        // Acquire: pairs with the release in `ring`, so what the ringing thread did before is seen.
+        self.rung.swap(false, Ordering::Acquire) || self.news.load(Ordering::Acquire)
+    }
+
+    fn wake_owner(&self) {
+        let word: &AtomicU32 = (*self.own.bell).as_ref();
+        if bell::ring(word) {
+            wake_sleepers(word);
+        }
+    }
+
+    /// Hands the watcher a command.
+    pub(crate) fn command(&self, command: Command) {
+        lock(&self.commands).push_back(command);
+        self.wake_watcher();
+    }
+
+    pub(crate) fn next_command(&self) -> Option<Command> {
+        lock(&self.commands).pop_front()
+    }
+
+    fn wake_watcher(&self) {
+        // It fails only when the counter is full, and then the file is readable already.
+        let _ = rustix::io::write(self.wake.as_fd(), &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Ends the watcher. False when it has not ended within the limit: a responder blocks.
+    pub(crate) fn stop(&self, limit: Duration) -> bool {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wake_watcher();
+        let finished = lock(&self.finished);
+        let waited = self.finish.wait_timeout_while(finished, limit, |finished| !*finished);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The watcher has ended.
+    pub(crate) fn finish(&self) {
+        *lock(&self.finished) = true;
+        self.finish.notify_all();
+    }
+}
+
+/// Wakes everybody who sleeps on a bell; after [`bell::ring`] or [`bell::glance`] said so.
+pub(crate) fn wake_sleepers(word: &AtomicU32) {
+    // It fails for a bad address only. Not `PRIVATE`: the word is shared between processes.
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// A panic under one of these locks leaves nothing half done that matters more than going on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ring for Shared {
+    fn ring(&self) {
+        // Release: see `was_rung`.
+        self.rung.store(true, Ordering::Release);
+        self.wake_owner();
+    }
+}
+
+impl Registry for Shared {
+    fn released(&self, key: RegionKey) {
+        let entry = self.directory().remove(key, &self.own.keys);
+        // Dropping the memory may take long, so not under the lock.
+        drop(entry);
+    }
+}

@@ -1,0 +1,137 @@
+//! Packets with file descriptors over Unix sockets, never blocking.
+//!
+//! Sequenced packets keep a frame and its file descriptors together and whole, so nothing has to be reassembled.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recvmsg, sendmsg, socket_with,
+};
+
+use crate::device::{Address, ProtocolViolation};
+
+/// Most file descriptors that one packet carries.
+pub(crate) const FILES_MAX: usize = 4;
+
+/// Connections that wait to be accepted; more than a host has ranks.
+const BACKLOG: i32 = 4096;
+
+/// Random bytes in a listener's name.
+const NAME_BYTES: usize = 16;
+
+const SCHEME: &str = "shm:";
+
+/// A listener at a new random name, which only its address tells.
+pub(crate) fn bind_anywhere() -> io::Result<(OwnedFd, Address)> {
+    let mut name = [0_u8; NAME_BYTES];
+    let filled = rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
+    debug_assert_eq!(filled, NAME_BYTES);
+    let hexadecimal: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    let listener = socket()?;
+    bind(&listener, &socket_address(&hexadecimal)?)?;
+    listen(&listener, BACKLOG)?;
+    Ok((listener, Address(format!("{SCHEME}{hexadecimal}"))))
+}
+
+/// The name in an address of this fabric.
+pub(crate) fn parse(address: &Address) -> Option<&str> {
+    let name = address.0.strip_prefix(SCHEME)?;
+    (name.len() == 2 * NAME_BYTES && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
+}
+
+/// Connects at once, or fails; `WOULDBLOCK` when too many wait there.
+pub(crate) fn dial(name: &str) -> Result<OwnedFd, Errno> {
+    let stream = socket()?;
+    connect(&stream, &socket_address(name)?)?;
+    Ok(stream)
+}
+
+/// The next one that connected.
+pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
+    accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+}
+
+/// Whether the process at the other end is of the same user as this one.
+pub(crate) fn is_same_user(stream: &OwnedFd) -> bool {
+    let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // rustix's call has no place for the process id 0 that the kernel gives across process namespaces.
+    // SAFETY: the kernel writes at most `length` bytes into `credentials`, plain integers.
+    let failed = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    failed == 0 && credentials.uid == rustix::process::geteuid().as_raw()
+}
+
+/// Sends one packet whole, or fails.
+pub(crate) fn send(stream: &OwnedFd, packet: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        let fits = ancillary.push(SendAncillaryMessage::ScmRights(files));
+        debug_assert!(fits, "no frame carries more than {FILES_MAX} files");
+    }
+    sendmsg(stream, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    Ok(())
+}
+
+/// One packet.
+#[derive(Debug, Default)]
+pub(crate) struct Packet {
+    /// Its length; zero at the end of the stream.
+    pub(crate) bytes: usize,
+    pub(crate) files: Vec<OwnedFd>,
+    /// This process may open no more files, so those that came were dropped.
+    pub(crate) files_lost: bool,
+}
+
+/// Why no packet was received.
+#[derive(Debug)]
+pub(crate) enum ReceiveError {
+    System(Errno),
+    Violation(ProtocolViolation),
+}
+
+/// Receives one packet into `buffer`.
+pub(crate) fn receive(stream: &OwnedFd, buffer: &mut [u8]) -> Result<Packet, ReceiveError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let message = recvmsg(stream.as_fd(), &mut [IoSliceMut::new(buffer)], &mut ancillary, flags)
+        .map_err(ReceiveError::System)?;
+    let mut packet = Packet { bytes: message.bytes, ..Packet::default() };
+    for part in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = part {
+            packet.files.extend(files);
+        }
+    }
+    if message.flags.contains(ReturnFlags::TRUNC) {
+        return Err(ReceiveError::Violation(ProtocolViolation::OversizedFrame));
+    }
+    packet.files_lost = message.flags.contains(ReturnFlags::CTRUNC);
+    Ok(packet)
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+fn socket_address(name: &str) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(format!("pleach.{name}").as_bytes())
+}

@@ -1,0 +1,124 @@
+//! Copies between this rank's memory and a peer's mapped one.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::link::PeerRegion;
+use crate::Rank;
+use crate::cells::Notice;
+use crate::clock::Nanos;
+use crate::device::{AtomicOp, Source, TransferId};
+use crate::region::{RemoteSlice, Slice};
+
+/// Bytes copied at once: by submit, or in a piece by poll.
+pub(crate) const PIECE_BYTES: usize = 256 << 10;
+
+/// Bytes copied in one poll: about 100 µs.
+pub(crate) const POLL_BYTES: usize = 1 << 20;
+
+/// A put or get between checked ends.
+pub(crate) enum Copy {
+    Put { src: Slice, dst: NonNull<u8>, notice: Option<Notice> },
+    Get { src: NonNull<u8>, dst: Slice },
+}
+
+/// A transfer too long to be carried out by submit.
+pub(crate) struct Large {
+    pub(crate) peer: Rank,
+    pub(crate) id: TransferId,
+    pub(crate) copy: Copy,
+    pub(crate) done: usize,
+    pub(crate) region: Arc<PeerRegion>,
+}
+
+// SAFETY: the addresses lie in `region`, which is Send + Sync and held by the same value.
+unsafe impl Send for Large {}
+
+/// A transfer to a region that is alive but whose announcement is still on its way.
+pub(crate) struct Waiting {
+    pub(crate) peer: Rank,
+    pub(crate) id: TransferId,
+    pub(crate) request: Request,
+    /// When it is refused; set by the first poll.
+    pub(crate) deadline: Option<Nanos>,
+}
+
+/// A transfer that names remote memory, as submitted.
+pub(crate) enum Request {
+    Put { src: Source, dst: RemoteSlice, notice: Option<Notice> },
+    Get { src: RemoteSlice, dst: Slice },
+    Atomic { word: RemoteSlice, op: AtomicOp },
+}
+
+impl Request {
+    pub(crate) fn remote(&self) -> &RemoteSlice {
+        match self {
+            Self::Put { dst: remote, .. }
+            | Self::Get { src: remote, .. }
+            | Self::Atomic { word: remote, .. } => remote,
+        }
+    }
+
+    /// Bytes to copy.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Put { src, .. } => src.len(),
+            Self::Get { dst, .. } => dst.len(),
+            Self::Atomic { .. } => 0,
+        }
+    }
+}
+
+impl Copy {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Put { src, .. } => src.len(),
+            Self::Get { dst, .. } => dst.len(),
+        }
+    }
+
+    /// Copies bytes `done .. done + bytes`.
+    ///
+    /// # Safety
+    ///
+    /// They lie inside both ends, and the peer's region is mapped.
+    pub(crate) unsafe fn run(&self, done: usize, bytes: usize) {
+        let (from, to) = match self {
+            Self::Put { src, dst, .. } => (src.as_ptr().cast_const(), dst.as_ptr()),
+            Self::Get { src, dst } => (src.as_ptr().cast_const(), dst.as_ptr()),
+        };
+        // SAFETY: by this function's contract. Source and destination are different mappings, so their addresses do
+        // not overlap; the transfer's owner leaves its slice alone until `Done`.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), bytes) }
+    }
+}
+
+/// Copies inline bytes to a peer.
+///
+/// # Safety
+///
+/// As many bytes at `to` are mapped and writable.
+pub(crate) unsafe fn store(bytes: &[u8], to: NonNull<u8>) {
+    // SAFETY: by this function's contract; a mapping of a peer's memory overlaps no value of this process.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+}
+
+/// Changes a peer's word; returns what it was.
+///
+/// # Safety
+///
+/// Eight aligned bytes at `word` are mapped and writable.
+pub(crate) unsafe fn change(word: NonNull<u8>, op: AtomicOp) -> u64 {
+    // SAFETY: by this function's contract; all ranks change such words atomically.
+    let word = unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) };
+    // Acquire and release among all ranks' atomics on the word.
+    match op {
+        AtomicOp::Add(value) => word.fetch_add(value, Ordering::AcqRel),
+        AtomicOp::CompareSwap { expected, new } => {
+            match word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(old) | Err(old) => old,
+            }
+        }
+    }
+}

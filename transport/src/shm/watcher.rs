@@ -1,0 +1,453 @@
+//! The watcher: one thread a device that sleeps on the listener, the control streams and the peers' processes.
+//!
+//! It connects, decodes what peers say (hostile until decoded), answers messages through the responder, and finds
+//! losses: at once by the process descriptor, which tells of a killed process also while its forked children hold its
+//! sockets open. It never blocks but in `epoll_wait`.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::Timespec;
+
+use super::board::End;
+use super::frame::FRAME_BYTES_MAX;
+use super::shared::{Command, Shared};
+use super::socket::{self, Packet, ReceiveError};
+use crate::Rank;
+use crate::auth::{Secret, TAG_BYTES};
+use crate::clock::{self, Nanos};
+use crate::device::{DeviceConfig, LossCause, ProtocolViolation, Responder};
+
+/// Packets taken from one stream before the others get their turn.
+const PACKETS_AT_ONCE: usize = 16;
+
+/// Packets that an ended process has left in its stream at most; the stream's buffer holds fewer.
+const PACKETS_LEFT_MAX: usize = 4096;
+
+/// How long after its stream closed a process may take to end, so that the cause can be told right.
+const PROCESS_END_LIMIT: Duration = Duration::from_millis(50);
+
+/// How long to wait before dialing again where too many wait to be accepted.
+const DIAL_AGAIN_AFTER: Duration = Duration::from_millis(5);
+
+/// Connections that have not said yet who they are; further ones are turned away.
+const STRANGERS_MAX: usize = 1024;
+
+const EVENTS_AT_ONCE: usize = 32;
+const LISTENER: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX - 1;
+
+/// What this rank wants of a peer.
+pub(super) enum Want {
+    /// `connect` was not called yet.
+    Nothing,
+    /// Nor was it called before this happened to a connection that came early.
+    LostEarly(LossCause),
+    /// To dial, as soon as the other's queue has room.
+    Dial { name: String, again_at: Nanos, deadline: Nanos },
+    /// A connection, under way or yet to come.
+    Connection { deadline: Nanos },
+    /// Connected once, or lost.
+    Settled,
+}
+
+/// How far a connection is.
+pub(super) enum Phase {
+    /// Accepted: says `Hello` next.
+    Stranger {
+        deadline: Nanos,
+    },
+    /// Said `Hello`, but `connect` was not called here yet.
+    Parked {
+        peer: Rank,
+        cells: u32,
+        challenge: [u8; TAG_BYTES],
+    },
+    /// Dialed, `Hello` sent.
+    AwaitWelcome {
+        peer: Rank,
+        challenge: [u8; TAG_BYTES],
+    },
+    /// `Welcome` sent.
+    AwaitGrant {
+        peer: Rank,
+        cells: u32,
+        theirs: [u8; TAG_BYTES],
+        ours: [u8; TAG_BYTES],
+    },
+    /// `Grant` sent.
+    AwaitAccept {
+        peer: Rank,
+        cells: u32,
+    },
+    Open {
+        peer: Rank,
+        said_bye: bool,
+    },
+    /// Its stream has ended without goodbye; its process may be ending.
+    Ending {
+        peer: Rank,
+        cause: LossCause,
+        deadline: Nanos,
+    },
+}
+
+impl Phase {
+    pub(super) fn peer(&self) -> Option<Rank> {
+        match self {
+            Self::Stranger { .. } => None,
+            Self::Parked { peer, .. }
+            | Self::AwaitWelcome { peer, .. }
+            | Self::AwaitGrant { peer, .. }
+            | Self::AwaitAccept { peer, .. }
+            | Self::Open { peer, .. }
+            | Self::Ending { peer, .. } => Some(*peer),
+        }
+    }
+}
+
+pub(super) struct Connection {
+    pub(super) stream: Arc<OwnedFd>,
+    pub(super) process: Option<OwnedFd>,
+    pub(super) phase: Phase,
+    pub(super) token: u64,
+}
+
+pub(super) struct Watcher {
+    pub(super) shared: Arc<Shared>,
+    pub(super) responder: Arc<dyn Responder>,
+    pub(super) secret: Option<Secret>,
+    listener: OwnedFd,
+    connect_timeout: Duration,
+    pub(super) connections: Vec<Option<Connection>>,
+    pub(super) wants: Vec<Want>,
+    generation: u32,
+    buffer: Vec<u8>,
+}
+
+impl Watcher {
+    pub(super) fn new(shared: Arc<Shared>, config: &DeviceConfig, listener: OwnedFd) -> io::Result<Self> {
+        for (file, token) in [(listener.as_fd(), LISTENER), (shared.wake.as_fd(), WAKE)] {
+            epoll::add(&*shared.epoll, file, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
+        }
+        Ok(Self {
+            responder: config.responder.clone(),
+            secret: config.secret.clone(),
+            listener,
+            connect_timeout: config.connect_timeout,
+            connections: Vec::new(),
+            wants: (0..config.world_size).map(|_| Want::Nothing).collect(),
+            generation: 0,
+            buffer: vec![0; FRAME_BYTES_MAX],
+            shared,
+        })
+    }
+
+    /// Until the device is dropped.
+    pub(super) fn run(mut self) {
+        /// Says so also when a responder panics, so that nobody waits for it.
+        struct Finish(Arc<Shared>);
+        impl Drop for Finish {
+            fn drop(&mut self) {
+                self.0.finish();
+            }
+        }
+        let _finish = Finish(self.shared.clone());
+
+        let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
+        while !self.shared.is_stopping() {
+            while let Some(command) = self.shared.next_command() {
+                self.command(command);
+            }
+            let limit = self.expire(clock::now()).map(|limit| Timespec {
+                tv_sec: limit.as_secs() as i64,
+                tv_nsec: i64::from(limit.subsec_nanos()),
+            });
+            events.clear();
+            let waited =
+                epoll::wait(&*self.shared.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref());
+            // Interrupted: look again.
+            if waited.is_err() {
+                continue;
+            }
+            for event in &events {
+                self.event(event.data.u64(), event.flags);
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Connect { peer, dial } => self.connect(peer, dial),
+            Command::Cut { peer } => {
+                self.wants[peer as usize] = Want::Settled;
+                for index in 0..self.connections.len() {
+                    if self.phase(index).is_some_and(|phase| phase.peer() == Some(peer)) {
+                        self.close(index);
+                    }
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, peer: Rank, dial: Option<String>) {
+        let deadline = clock::now() + self.connect_timeout;
+        match (&self.wants[peer as usize], dial) {
+            (Want::LostEarly(cause), _) => {
+                let cause = cause.clone();
+                self.lose(peer, cause);
+            }
+            (Want::Nothing, Some(name)) => {
+                self.wants[peer as usize] = Want::Dial { name, again_at: Nanos::ZERO, deadline };
+                self.dial(peer);
+            }
+            (Want::Nothing, None) => {
+                self.wants[peer as usize] = Want::Connection { deadline };
+                let parked = (0..self.connections.len()).find(|&index| {
+                    matches!(self.phase(index), Some(Phase::Parked { peer: early, .. }) if *early == peer)
+                });
+                if let Some(index) = parked {
+                    self.welcome(index);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn dial(&mut self, peer: Rank) {
+        let Want::Dial { name, again_at, deadline } = &mut self.wants[peer as usize] else { return };
+        let deadline = *deadline;
+        match socket::dial(name) {
+            Ok(stream) => {
+                self.wants[peer as usize] = Want::Connection { deadline };
+                self.greet(peer, stream);
+            }
+            Err(Errno::AGAIN) => *again_at = clock::now() + DIAL_AGAIN_AFTER,
+            Err(errno) => self.lose(peer, LossCause::ConnectionBroke(errno.kind())),
+        }
+    }
+
+    /// Ends what has taken too long; returns how long until the next such moment.
+    fn expire(&mut self, now: Nanos) -> Option<Duration> {
+        for peer in 0..self.wants.len() as Rank {
+            match &self.wants[peer as usize] {
+                Want::Dial { deadline, .. } | Want::Connection { deadline } if *deadline <= now => {
+                    self.lose(peer, LossCause::NotReached(self.connect_timeout));
+                }
+                Want::Dial { again_at, .. } if *again_at <= now => self.dial(peer),
+                _ => {}
+            }
+        }
+        for index in 0..self.connections.len() {
+            match self.phase(index) {
+                Some(Phase::Stranger { deadline }) if *deadline <= now => self.close(index),
+                Some(Phase::Ending { peer, cause, deadline }) if *deadline <= now => {
+                    let (peer, cause) = (*peer, cause.clone());
+                    self.lose(peer, cause);
+                }
+                _ => {}
+            }
+        }
+        let wants = self.wants.iter().filter_map(|want| match want {
+            Want::Dial { again_at, deadline, .. } => Some(*again_at.min(deadline)),
+            Want::Connection { deadline } => Some(*deadline),
+            _ => None,
+        });
+        let phases = self.connections.iter().flatten().filter_map(|connection| match &connection.phase {
+            Phase::Stranger { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
+            _ => None,
+        });
+        wants.chain(phases).min().map(|next| next.since(now))
+    }
+
+    fn event(&mut self, token: u64, flags: epoll::EventFlags) {
+        match token {
+            LISTENER => self.accept(),
+            WAKE => {
+                let _ = rustix::io::read(self.shared.wake.as_fd(), &mut [0_u8; 8]);
+            }
+            _ => {
+                let (index, is_process) = ((token as u32 >> 1) as usize, token & 1 == 1);
+                let current = self.connections.get(index).and_then(Option::as_ref);
+                // The connection may have ended by an earlier event of the same batch.
+                if current.is_none_or(|connection| connection.token != token & !1) {
+                    return;
+                }
+                if is_process {
+                    self.process_ended(index);
+                } else {
+                    self.stream_ready(index, flags);
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..PACKETS_AT_ONCE {
+            match socket::accept(&self.listener) {
+                Ok(stream) => {
+                    let strangers = self.connections.iter().flatten();
+                    let strangers =
+                        strangers.filter(|one| matches!(one.phase, Phase::Stranger { .. })).count();
+                    if strangers < STRANGERS_MAX && socket::is_same_user(&stream) {
+                        let deadline = clock::now() + self.connect_timeout;
+                        self.add(stream, Phase::Stranger { deadline });
+                    }
+                }
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    tracing::warn!("too many open files to accept a peer; raise the limit (ulimit -n)");
+                    return;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn stream_ready(&mut self, index: usize, flags: epoll::EventFlags) {
+        if flags.contains(epoll::EventFlags::OUT)
+            && let Some(Phase::Open { peer, .. }) = self.phase(index)
+        {
+            let peer = *peer;
+            self.shared.directory().flush(peer);
+        }
+        self.read(index, PACKETS_AT_ONCE);
+    }
+
+    /// Takes up to so many packets from a stream.
+    fn read(&mut self, index: usize, packets_max: usize) {
+        for _ in 0..packets_max {
+            let Some(connection) = &self.connections[index] else { return };
+            if matches!(connection.phase, Phase::Ending { .. }) {
+                return;
+            }
+            let stream = connection.stream.clone();
+            match socket::receive(&stream, &mut self.buffer) {
+                // The other end closed before it had read everything; what it had sent before comes next.
+                Err(ReceiveError::System(Errno::INTR | Errno::CONNRESET)) => {}
+                Err(ReceiveError::System(Errno::AGAIN)) => return,
+                Err(ReceiveError::System(errno)) => {
+                    return self.stream_ended(index, LossCause::ConnectionBroke(errno.kind()));
+                }
+                Err(ReceiveError::Violation(violation)) => return self.violated(index, violation),
+                Ok(Packet { bytes: 0, .. }) => return self.stream_ended(index, LossCause::ConnectionClosed),
+                Ok(packet) => {
+                    // Moved out and back, so that the frame may borrow it while the watcher changes.
+                    let buffer = std::mem::take(&mut self.buffer);
+                    let bytes = packet.bytes.min(buffer.len());
+                    if let Err(violation) = self.packet(index, &buffer[..bytes], packet) {
+                        self.violated(index, violation);
+                    }
+                    self.buffer = buffer;
+                }
+            }
+        }
+    }
+
+    pub(super) fn violated(&mut self, index: usize, violation: ProtocolViolation) {
+        self.fail(index, LossCause::Protocol(violation));
+    }
+
+    fn process_ended(&mut self, index: usize) {
+        if let Some(Phase::Ending { peer, .. }) = self.phase(index) {
+            let peer = *peer;
+            return self.lose(peer, LossCause::ProcessEnded);
+        }
+        // What it said before it ended may be a goodbye.
+        self.read(index, PACKETS_LEFT_MAX);
+        if self.connections[index].is_some() {
+            self.fail(index, LossCause::ProcessEnded);
+        }
+    }
+
+    fn stream_ended(&mut self, index: usize, cause: LossCause) {
+        let Some(connection) = &mut self.connections[index] else { return };
+        if let (Phase::Open { peer, said_bye: false }, Some(_)) = (&connection.phase, &connection.process) {
+            let deadline = clock::now() + PROCESS_END_LIMIT;
+            connection.phase = Phase::Ending { peer: *peer, cause, deadline };
+            let _ = epoll::delete(&*self.shared.epoll, &*connection.stream);
+        } else {
+            self.fail(index, cause);
+        }
+    }
+
+    /// A connection ended otherwise than by a goodbye, unless there was one.
+    pub(super) fn fail(&mut self, index: usize, cause: LossCause) {
+        match self.phase(index) {
+            None | Some(Phase::Stranger { .. }) => self.close(index),
+            Some(&Phase::Open { peer, said_bye: true }) => {
+                self.close(index);
+                self.shared.directory().close(peer);
+            }
+            Some(Phase::Parked { peer, .. }) => {
+                let peer = *peer as usize;
+                self.close(index);
+                if matches!(self.wants[peer], Want::Nothing) {
+                    self.wants[peer] = Want::LostEarly(cause);
+                }
+            }
+            Some(phase) => {
+                if let Some(peer) = phase.peer() {
+                    self.lose(peer, cause);
+                }
+            }
+        }
+    }
+
+    /// A peer is lost: closes what belongs to it, tells the responder, then the poller.
+    pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
+        self.wants[peer as usize] = Want::Settled;
+        for index in 0..self.connections.len() {
+            if self.phase(index).is_some_and(|phase| phase.peer() == Some(peer)) {
+                self.close(index);
+            }
+        }
+        let is_cut = {
+            let mut directory = self.shared.directory();
+            directory.close(peer);
+            directory.is_cut(peer)
+        };
+        if !is_cut {
+            tracing::debug!(rank = self.shared.rank, peer, %cause, "peer lost");
+            self.responder.lost(peer, &cause);
+            self.shared.board().about(peer).end = Some(End::Lost(cause));
+            self.shared.publish();
+        }
+    }
+
+    pub(super) fn phase(&self, index: usize) -> Option<&Phase> {
+        self.connections.get(index)?.as_ref().map(|connection| &connection.phase)
+    }
+
+    /// A new connection; its index, if it can be watched.
+    pub(super) fn add(&mut self, stream: OwnedFd, phase: Phase) -> Option<usize> {
+        let index = match self.connections.iter().position(Option::is_none) {
+            Some(index) => index,
+            None => {
+                self.connections.push(None);
+                self.connections.len() - 1
+            }
+        };
+        // Bit 0 tells stream and process apart; the two highest tokens are never reached.
+        self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff;
+        let token = u64::from(self.generation) << 32 | (index as u64) << 1;
+        let data = epoll::EventData::new_u64(token);
+        epoll::add(&*self.shared.epoll, &stream, data, epoll::EventFlags::IN).ok()?;
+        self.connections[index] = Some(Connection { stream: Arc::new(stream), process: None, phase, token });
+        Some(index)
+    }
+
+    /// Ends a connection here and, also where a forked child holds its socket, at the other end.
+    pub(super) fn close(&mut self, index: usize) {
+        if let Some(connection) = self.connections[index].take() {
+            let _ = epoll::delete(&*self.shared.epoll, &*connection.stream);
+            if let Some(process) = &connection.process {
+                let _ = epoll::delete(&*self.shared.epoll, process);
+            }
+            let _ = rustix::net::shutdown(&*connection.stream, rustix::net::Shutdown::Both);
+        }
+    }
+}
