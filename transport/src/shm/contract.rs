@@ -271,12 +271,10 @@ impl Drop for ShmDevice {
             _ if is_watcher => {}
             _ => tracing::warn!(rank = self.shared.rank, "the responder blocks; its thread is left behind"),
         }
-        let entries = self.shared.directory().clear(&self.shared.own.keys);
+        self.shared.directory().close_all();
         for peer in 0..self.shared.world_size {
             drop(self.shared.board().forget(peer));
         }
-        // Dropping memory may take long, so not under the lock.
-        drop(entries);
     }
 }
 

@@ -130,16 +130,12 @@ impl Directory {
         memories
     }
 
-    /// Drops everything at the device's end; returns what must be dropped without the lock.
-    pub(crate) fn clear(&mut self, keys: &KeyTable) -> Vec<Option<Entry>> {
-        for slot in 0..self.entries.len() as u16 {
-            keys.store(slot, RegionKey::NONE);
-        }
+    /// The device ends: closes all streams. Regions that somebody still holds stay until they are dropped; peers can
+    /// reach them until they have noticed the end.
+    pub(crate) fn close_all(&mut self) {
         for peer in 0..self.controls.len() {
-            self.close(peer as Rank);
-            self.cut[peer] = true;
+            self.cut(peer as Rank);
         }
-        std::mem::take(&mut self.entries)
     }
 
     /// A peer is connected over this stream: tells it of all regions. False when it was severed meanwhile.

@@ -24,6 +24,7 @@ mod silence;
 mod world;
 
 mod loopback;
+mod shm;
 
 /// One test for each name of each line, in a module of the backend's name.
 macro_rules! tests {
@@ -177,5 +178,6 @@ macro_rules! suite {
 mod backend {
     backends! {
         loopback: crate::loopback::Loopback,
+        shm: crate::shm::Shm,
     }
 }
