@@ -515,6 +515,13 @@ impl Mapped {
         Self { base, len, _keep: keep }
     }
 
+    /// For backends whose peers live in this process: these bytes, kept by the slice.
+    #[must_use]
+    pub fn of_slice(slice: Slice) -> Self {
+        let base = NonNull::new(slice.as_ptr()).expect("a region's address is not null");
+        Self { base, len: slice.len(), _keep: Arc::new(slice) }
+    }
+
     /// Address of the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {

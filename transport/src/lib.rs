@@ -18,6 +18,7 @@ mod primitive;
 pub mod region;
 pub mod rendezvous;
 pub mod shm;
+pub mod sim;
 
 pub use auth::Secret;
 pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};

@@ -19,6 +19,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::device::Mapped;
 use crate::region::{RegionKey, Slice};
 
+mod alias;
+
+pub use alias::Alias;
+
 /// Where bytes live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

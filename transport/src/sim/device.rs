@@ -1,0 +1,304 @@
+//! One rank's end of a simulated fabric.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Rank;
+use crate::cells::Cells;
+use crate::clock::Nanos;
+use crate::device::{
+    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, Mapped, PostError,
+    RegisterError, Ring, Source, SubmitError, Transfer, TransferId,
+};
+use crate::memory::{Alias, Memory, Share};
+use crate::region::{Region, RegionKey, Registry, RemoteSlice};
+use crate::sim::flight::Flight;
+use crate::sim::observer::Record;
+use crate::sim::pair::Bond;
+use crate::sim::regions::{RegionTable, unregistered};
+use crate::sim::state::{BellWord, Happening, State, View};
+use crate::sim::world::World;
+
+/// The name of this fabric.
+const FABRIC: &str = "sim";
+
+/// A rank's device, made by [`World::device`]. Dropping it is the end of the rank's process: without
+/// [`Device::leave`], or before [`Device::is_flushed`], the others lose it.
+pub struct SimDevice {
+    world: World,
+    rank: Rank,
+    connect_timeout: Duration,
+    caps: Caps,
+    table: Arc<RegionTable>,
+    registry: Arc<dyn Registry>,
+    bell: Arc<BellWord>,
+}
+
+impl std::fmt::Debug for SimDevice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "SimDevice(rank {})", self.rank)
+    }
+}
+
+impl SimDevice {
+    pub(super) fn new(world: World, config: DeviceConfig) -> Self {
+        let DeviceConfig { rank, world_size, cells, connect_timeout, responder, .. } = config;
+        let (caps, table, bell) = world.with(|state| {
+            assert_eq!(state.ranks.len(), world_size as usize, "the network has as many ranks as the world");
+            assert!(rank < world_size, "rank {rank} of {world_size}");
+            let rank_state = &mut state.ranks[rank as usize];
+            assert!(!rank_state.made, "rank {rank} has a device");
+            rank_state.made = true;
+            rank_state.cells = cells;
+            rank_state.responder = Some(responder);
+            let (table, bell) = (rank_state.table.clone(), rank_state.bell.clone());
+            let caps = Caps {
+                fabric: FABRIC,
+                maps: state.maps,
+                passive: state.passive,
+                checks_keys: true,
+                sever_detaches: false,
+                registers_freely: !state.maps,
+                cells,
+                transfer_bytes_max: state.transfer_bytes_max,
+                queue_depth: state.queue_depth,
+            };
+            (caps, table, bell)
+        });
+        let registry: Arc<dyn Registry> = table.clone();
+        Self { world, rank, connect_timeout, caps, table, registry, bell }
+    }
+
+    /// The world that it is part of.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    fn check(&self, state: &mut State, peer: Rank, transfer: &Transfer) -> Result<(), SubmitError> {
+        if peer as usize >= state.ranks.len() || peer == self.rank {
+            return Err(SubmitError::NotConnected { peer });
+        }
+        state.may_submit(self.rank, peer)?;
+        let lengths = |source_bytes: u64, destination_bytes: u64| {
+            if source_bytes == destination_bytes {
+                Ok(source_bytes)
+            } else {
+                Err(SubmitError::Lengths { source_bytes, destination_bytes })
+            }
+        };
+        let (bytes, local, notice) = match transfer {
+            Transfer::Notify(notice) => (0, None, Some(notice)),
+            Transfer::Put { src, dst, notice } => {
+                let local = match src {
+                    Source::Slice(slice) => Some(slice),
+                    Source::Inline(_) => None,
+                };
+                (lengths(src.len() as u64, dst.len)?, local, notice.as_ref())
+            }
+            Transfer::Get { src, dst } => (lengths(src.len, dst.len() as u64)?, Some(dst), None),
+            Transfer::Atomic { word, .. } => {
+                if word.len != 8 || !word.offset.is_multiple_of(8) {
+                    return Err(SubmitError::MisalignedWord);
+                }
+                (8, None, None)
+            }
+        };
+        if bytes > self.caps.transfer_bytes_max {
+            return Err(SubmitError::TooLong { bytes, max: self.caps.transfer_bytes_max });
+        }
+        if local.is_some_and(|slice| !slice.region().belongs_to(&self.registry)) {
+            return Err(SubmitError::ForeignRegion);
+        }
+        let cells = state.ranks[peer as usize].cells;
+        if let Some(notice) = notice.filter(|notice| usize::from(notice.cell) >= cells) {
+            return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
+        }
+        if state.side(self.rank, peer).under_way >= self.caps.queue_depth {
+            return Err(SubmitError::QueueFull { peer });
+        }
+        Ok(())
+    }
+
+    fn poll_once(&self, state: &mut State, events: &mut Vec<Event>) {
+        let rank = self.rank;
+        if state.ranks[rank as usize].dead || state.is_frozen(rank) {
+            return;
+        }
+        state.work_off(rank);
+        while events.len() < events.capacity() {
+            let Some(ready) = state.ranks[rank as usize].ready.pop_front() else { return };
+            if let Some((peer, number)) = ready.transfer {
+                state.side(rank, peer).under_way -= 1;
+                let succeeded = matches!(ready.event, Event::Done { result: Ok(_), .. });
+                state.event("done", &[number.0, u64::from(succeeded)]);
+                state.note(|| Record::Completed { rank, transfer: number, succeeded });
+            }
+            if let Event::PeerLost { peer, .. } = ready.event {
+                state.note(|| Record::Lost { rank, peer });
+            }
+            events.push(ready.event);
+        }
+    }
+}
+
+impl Device for SimDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn address(&self) -> Address {
+        Address(format!("{FABRIC}:{}", self.rank))
+    }
+
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        // Like shared memory: what others shall map must be mappable.
+        if self.caps.maps && !matches!(memory.share(), Share::File { .. }) {
+            return Err(RegisterError::NotShareable { fabric: FABRIC });
+        }
+        let rank = self.rank;
+        let key = self.world.with(|state| {
+            let key = RegionKey(state.keys.bits().max(1));
+            let wait = state.lateness();
+            state.event("register", &[u64::from(rank), memory.len() as u64]);
+            if state.maps {
+                state.after(wait, Happening::Announce(rank));
+                state.hold_messages_back(rank, state.now + wait);
+            }
+            // A dead rank's memory is nobody's any more.
+            if !state.ranks[rank as usize].dead {
+                self.table.insert(memory.clone(), key, state.now + wait);
+            }
+            key
+        });
+        Ok(Region::new(memory, key, self.registry.clone()))
+    }
+
+    fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        if !self.caps.maps {
+            return Err(MapError::Unsupported { fabric: FABRIC });
+        }
+        let rank = self.rank;
+        self.world.with(|state| {
+            if peer as usize >= state.ranks.len() || state.side(rank, peer).bond != Bond::Connected {
+                return Err(MapError::Disconnected { peer });
+            }
+            let unknown = MapError::Unknown { peer, key: slice.key };
+            let Some(region) = state.ranks[peer as usize].table.announced(slice.key, state.now) else {
+                return Err(unknown);
+            };
+            let known = state.views.get(&(rank, peer, slice.key)).and_then(|view| view.alias.upgrade());
+            let alias = match known {
+                Some(alias) => alias,
+                None => {
+                    let Ok(alias) = Alias::of(&**region.memory()) else { return Err(unknown) };
+                    let owner_base = region.base().as_ptr() as usize;
+                    let view = View { alias: Arc::downgrade(&alias), owner_base };
+                    state.views.insert((rank, peer, slice.key), view);
+                    alias
+                }
+            };
+            let range = usize::try_from(slice.offset).unwrap_or(usize::MAX)
+                ..usize::try_from(slice.offset.saturating_add(slice.len)).unwrap_or(usize::MAX);
+            state.event("map", &[u64::from(rank), u64::from(peer), slice.offset, slice.len]);
+            unregistered(alias, slice.key)
+                .slice(range)
+                .map(Mapped::of_slice)
+                .map_err(|source| MapError::OutOfBounds { peer, source })
+        })
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        let (rank, limit) = (self.rank, self.connect_timeout);
+        let named = address.0.strip_prefix("sim:").and_then(|text| text.parse::<Rank>().ok());
+        self.world.with(|state| {
+            let world_size = state.ranks.len() as u32;
+            if peer >= world_size || peer == rank {
+                return Err(ConnectError::Peer { peer, own: rank, world_size });
+            }
+            if named != Some(peer) {
+                return Err(ConnectError::Address { fabric: FABRIC, address: address.clone() });
+            }
+            state.connect(rank, peer, limit);
+            Ok(())
+        })
+    }
+
+    fn sever(&mut self, peer: Rank) {
+        let rank = self.rank;
+        self.world.with(|state| {
+            if (peer as usize) < state.ranks.len() && peer != rank {
+                state.sever(rank, peer);
+            }
+        });
+    }
+
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+        self.world.with(|state| {
+            self.check(state, peer, &transfer)?;
+            state.side(self.rank, peer).under_way += 1;
+            state.launch(Flight::new(self.rank, peer, id, transfer));
+            Ok(())
+        })
+    }
+
+    fn cells(&self, peer: Rank) -> Cells {
+        self.world.with(|state| state.cells(self.rank, peer))
+    }
+
+    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.world.with(|state| {
+            if peer as usize >= state.ranks.len() {
+                return Err(PostError::NotConnected { peer });
+            }
+            state.post(self.rank, peer, message.to_vec())
+        })
+    }
+
+    /// `now` is the world's own; what is passed has no influence.
+    fn poll(&mut self, _now: Nanos, events: &mut Vec<Event>) {
+        self.world.with(|state| self.poll_once(state, events));
+    }
+
+    fn arm(&mut self) -> Option<Bell> {
+        // The count is read first, so that whatever rings after the look rings the bell that is returned.
+        let seen = self.bell.rung();
+        let idle = self.world.with(|state| {
+            let rank = &state.ranks[self.rank as usize];
+            rank.ready.is_empty() && rank.inbox.is_empty()
+        });
+        idle.then(|| Bell::Word { word: self.bell.clone(), seen })
+    }
+
+    fn ringer(&self) -> Arc<dyn Ring> {
+        self.bell.clone()
+    }
+
+    /// Never: what the world will do is known to [`World::advance`].
+    fn next_wakeup(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn leave(&mut self) {
+        self.world.with(|state| state.leave(self.rank));
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.world.with(|state| state.is_flushed(self.rank))
+    }
+}
+
+impl Drop for SimDevice {
+    fn drop(&mut self) {
+        let rank = self.rank;
+        // The responder is dropped here, outside of the lock: it may hold anything.
+        let _responder = self.world.with(|state| {
+            state.die(rank, LossCause::ConnectionClosed);
+            state.ranks[rank as usize].responder.take()
+        });
+    }
+}

@@ -1,0 +1,527 @@
+//! Transfers under way.
+//!
+//! A put: `Depart` (its bytes enter the wire) → the flow drains → `Arrive` (what is left lands, then its notice shows).
+//! `Complete` comes when the flow has drained or some time after the arrival; bytes that have not landed by then are
+//! copied out of the source at this last moment. With tearing, pieces land before. A get: the request travels,
+//! `Depart` at the peer, the flow drains, `Arrive` and `Complete` here. An atomic is carried out at `Depart`.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::Rank;
+use crate::cells::Notice;
+use crate::clock::Nanos;
+use crate::device::{AtomicOp, Event, Source, Transfer, TransferError, TransferId};
+use crate::region::{RegionKey, RemoteSlice, Slice};
+use crate::sim::flows::FlowId;
+use crate::sim::observer::{AccessKind, Actor, Record, TransferNumber};
+use crate::sim::state::{Happening, State};
+use crate::sim::world::Canary;
+
+/// How much later the bytes come than their notice, and sources are read than `Done`, when a canary says so.
+const CANARY_LATENESS: Duration = Duration::from_micros(20);
+
+pub(super) enum Work {
+    /// A plain notify has neither source nor destination.
+    Put {
+        source: Option<Source>,
+        destination: Option<RemoteSlice>,
+        notice: Option<Notice>,
+    },
+    Get {
+        source: RemoteSlice,
+        destination: Slice,
+    },
+    Atomic {
+        word: RemoteSlice,
+        op: AtomicOp,
+    },
+}
+
+pub(super) struct Flight {
+    pub(super) submitter: Rank,
+    pub(super) peer: Rank,
+    pub(super) id: TransferId,
+    pub(super) work: Work,
+    /// What has not landed yet.
+    pieces: Vec<Range<usize>>,
+    landed_bytes: u64,
+    /// The whole source, taken at `Done`.
+    snapshot: Option<Vec<u8>>,
+    flow: Option<FlowId>,
+    drained: bool,
+    arrived: bool,
+    outcome: Result<u64, TransferError>,
+    /// Its `Done` is there to be polled.
+    reported: bool,
+    /// Nothing of it will land any more.
+    over: bool,
+}
+
+impl Flight {
+    pub(super) fn new(submitter: Rank, peer: Rank, id: TransferId, transfer: Transfer) -> Self {
+        let work = match transfer {
+            Transfer::Notify(notice) => Work::Put { source: None, destination: None, notice: Some(notice) },
+            Transfer::Put { src, dst, notice } => {
+                Work::Put { source: Some(src), destination: Some(dst), notice }
+            }
+            Transfer::Get { src, dst } => Work::Get { source: src, destination: dst },
+            Transfer::Atomic { word, op } => Work::Atomic { word, op },
+        };
+        Self {
+            submitter,
+            peer,
+            id,
+            work,
+            pieces: Vec::new(),
+            landed_bytes: 0,
+            snapshot: None,
+            flow: None,
+            drained: false,
+            arrived: false,
+            outcome: Ok(0),
+            reported: false,
+            over: false,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match &self.work {
+            Work::Put { source, .. } => source.as_ref().map_or(0, Source::len),
+            Work::Get { destination, .. } => destination.len(),
+            Work::Atomic { .. } => 0,
+        }
+    }
+
+    /// Who sends the bytes.
+    pub(super) fn sender(&self) -> Rank {
+        if matches!(self.work, Work::Put { .. }) { self.submitter } else { self.peer }
+    }
+
+    /// Who gets the bytes.
+    pub(super) fn receiver(&self) -> Rank {
+        if matches!(self.work, Work::Put { .. }) { self.peer } else { self.submitter }
+    }
+
+    /// Whether anything of it, bytes, request or answer, goes from `from` to `to` to change memory or to tell of it.
+    pub(super) fn uses_way(&self, from: Rank, to: Rank) -> bool {
+        let there = self.submitter == from && self.peer == to;
+        let back = self.peer == from && self.submitter == to;
+        there || (back && !matches!(self.work, Work::Put { .. }))
+    }
+
+    /// The peer's memory that it names.
+    fn remote(&self) -> Option<&RemoteSlice> {
+        match &self.work {
+            Work::Put { destination, .. } => destination.as_ref(),
+            Work::Get { source, .. } => Some(source),
+            Work::Atomic { word, .. } => Some(word),
+        }
+    }
+
+    pub(super) fn is_flushed(&self) -> bool {
+        self.over && self.reported
+    }
+
+    /// Everything of the source that may still be read is copied, so that the source may be reused.
+    fn let_go_of_source(&mut self) {
+        if let Work::Put { source, .. } = &mut self.work {
+            if !self.over && !self.pieces.is_empty() && self.snapshot.is_none() {
+                self.snapshot = match source {
+                    Some(Source::Slice(slice)) => Some(slice.to_vec()),
+                    _ => None,
+                };
+            }
+            if matches!(source, Some(Source::Slice(_))) {
+                *source = None;
+            }
+        }
+    }
+}
+
+impl State {
+    /// Takes a transfer that was checked.
+    pub(super) fn launch(&mut self, flight: Flight) {
+        let number = TransferNumber(self.submitted);
+        self.submitted += 1;
+        let (rank, peer) = (flight.submitter, flight.peer);
+        let kind = match &flight.work {
+            Work::Put { .. } => 0,
+            Work::Get { .. } => 1,
+            Work::Atomic { .. } => 2,
+        };
+        self.event("submit", &[number.0, u64::from(rank), u64::from(peer), kind, flight.len() as u64]);
+        self.note(|| Record::Submitted { rank, peer, transfer: number });
+        let request = match flight.work {
+            Work::Put { .. } => Duration::ZERO,
+            _ => self.network.latency(rank, peer),
+        };
+        self.flights.insert(number, flight);
+        let wait = request + self.lateness();
+        self.after(wait, Happening::Depart(number));
+    }
+
+    pub(super) fn depart(&mut self, number: TransferNumber) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        let (sender, receiver, peer) = (flight.sender(), flight.receiver(), flight.peer);
+        let (over, remote) = (flight.over, flight.remote().copied());
+        if over || self.drop_if_cut(number) {
+            return;
+        }
+        self.event("depart", &[number.0]);
+        if let Some(remote) = remote
+            && self.ranks[peer as usize].table.find(&remote).is_none()
+        {
+            return self.refuse(number, remote.key);
+        }
+        if self.flights.get(&number).is_some_and(|flight| matches!(flight.work, Work::Atomic { .. })) {
+            return self.carry_out_atomic(number);
+        }
+        if self.canary == Some(Canary::NoticesSwapped) {
+            self.swap_notice(number);
+        }
+        let pieces = self.cut_into_pieces(number);
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let bytes = flight.len() as u64;
+        let early = pieces.len().saturating_sub(1);
+        flight.pieces = pieces;
+        let flow = self.flows.start(self.now, sender, receiver, bytes);
+        flight.flow = Some(flow);
+        self.flow_of.insert(flow, number);
+        let first = self.now + self.network.latency(sender, receiver);
+        let last = self.flows.ends_at(flow).unwrap_or(self.now) + self.network.latency(sender, receiver);
+        for _ in 0..early {
+            let at = Nanos(self.delays.between(first.0, last.0));
+            self.at(at, Happening::Piece(number));
+        }
+    }
+
+    /// Random cuts, in random order.
+    fn cut_into_pieces(&mut self, number: TransferNumber) -> Vec<Range<usize>> {
+        let len = self.flights.get(&number).map_or(0, Flight::len);
+        if len == 0 {
+            return Vec::new();
+        }
+        let count = self.choices.between(1, u64::from(self.faults.pieces.max(1)));
+        let mut cuts: Vec<usize> = (1..count).map(|_| self.choices.index(len + 1)).collect();
+        cuts.extend([0, len]);
+        cuts.sort_unstable();
+        cuts.dedup();
+        let mut pieces: Vec<_> = cuts.windows(2).map(|ends| ends[0]..ends[1]).collect();
+        self.choices.shuffle(&mut pieces);
+        pieces
+    }
+
+    pub(super) fn drained(&mut self, flow: FlowId) {
+        self.flows.stop(self.now, flow);
+        let Some(number) = self.flow_of.remove(&flow) else { return };
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.flow = None;
+        flight.drained = true;
+        let is_put = matches!(flight.work, Work::Put { .. });
+        let wait = self.network.latency(flight.sender(), flight.receiver());
+        self.event("drained", &[number.0]);
+        let wait = wait + self.lateness();
+        self.after(wait, Happening::Arrive(number));
+        // Without reordering a source is free when it has been sent; with it that may come after the arrival too.
+        if is_put && (self.faults.reorder.is_zero() || self.choices.coin()) {
+            self.after(Duration::ZERO, Happening::Complete(number));
+        }
+    }
+
+    /// A piece lands early if its bytes can have come by now; otherwise it waits for the arrival of all.
+    pub(super) fn land_piece(&mut self, number: TransferNumber) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        let Some(piece) = flight.pieces.last().cloned() else { return };
+        let sent = match flight.flow {
+            Some(flow) => self.flows.sent(self.now, flow).unwrap_or(0),
+            None => flight.len() as u64,
+        };
+        let enough = flight.landed_bytes + piece.len() as u64 <= sent;
+        if flight.over || !enough || self.drop_if_cut(number) {
+            return;
+        }
+        self.event("piece", &[number.0, piece.start as u64, piece.end as u64]);
+        self.land(number, 1);
+    }
+
+    /// Moves the bytes of some of the pieces that have not landed yet. False when the peer's memory is gone.
+    fn land(&mut self, number: TransferNumber, count: usize) -> bool {
+        for _ in 0..count {
+            let Some(flight) = self.flights.get_mut(&number) else { return false };
+            let Some(piece) = flight.pieces.pop() else { return true };
+            flight.landed_bytes += piece.len() as u64;
+            let (submitter, peer) = (flight.submitter, flight.peer);
+            let actor = Actor::Transfer(number, submitter);
+            let table = &self.ranks[peer as usize].table;
+            let Some(whole) = flight.remote().and_then(|remote| table.find(remote)) else { return false };
+            let Ok(there) = whole.slice(piece.clone()) else { return false };
+            match &flight.work {
+                Work::Put { source, .. } => {
+                    let snapshot = flight.snapshot.as_ref().map(|bytes| bytes[piece.clone()].to_vec());
+                    let (bytes, read) = match (snapshot, source) {
+                        (Some(bytes), _) => (bytes, None),
+                        (None, Some(Source::Slice(slice))) => match slice.slice(piece.clone()) {
+                            Ok(part) => (part.to_vec(), Some(part)),
+                            Err(_) => return false,
+                        },
+                        (None, Some(Source::Inline(inline))) => (inline.as_bytes()[piece].to_vec(), None),
+                        (None, None) => return false,
+                    };
+                    there.store(&bytes);
+                    if let Some(part) = read {
+                        self.accessed(actor, submitter, &part, AccessKind::Read);
+                    }
+                    self.accessed(actor, peer, &there, AccessKind::Write);
+                }
+                Work::Get { destination, .. } => {
+                    let Ok(here) = destination.slice(piece) else { return false };
+                    here.store(&there.to_vec());
+                    self.accessed(actor, peer, &there, AccessKind::Read);
+                    self.accessed(actor, submitter, &here, AccessKind::Write);
+                }
+                Work::Atomic { .. } => return false,
+            }
+        }
+        true
+    }
+
+    pub(super) fn arrive(&mut self, number: TransferNumber) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        let (first, left) = (!flight.arrived, flight.pieces.len());
+        if flight.over || self.drop_if_cut(number) {
+            return;
+        }
+        self.event("arrive", &[number.0]);
+        let late_bytes = first && left > 0 && self.canary == Some(Canary::NoticeBeforeBytes);
+        if late_bytes {
+            if let Some(flight) = self.flights.get_mut(&number) {
+                flight.arrived = true;
+            }
+            self.show_notice(number);
+            self.after(CANARY_LATENESS, Happening::Arrive(number));
+            return;
+        }
+        let remote = self.flights.get(&number).and_then(|flight| flight.remote().copied());
+        // The region may have gone since the departure, also when no byte is left to land.
+        let gone = remote.filter(|remote| {
+            let peer = self.flights[&number].peer;
+            self.ranks[peer as usize].table.find(remote).is_none()
+        });
+        if let Some(remote) = gone {
+            return self.refuse(number, remote.key);
+        }
+        let landed = self.land(number, left);
+        debug_assert!(landed, "the range was looked up just now");
+        if first {
+            self.show_notice(number);
+        }
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.over = true;
+        let (submitter, peer) = (flight.submitter, flight.peer);
+        let reported = flight.reported;
+        if !reported {
+            let back = match flight.work {
+                Work::Put { .. } => self.network.latency(peer, submitter) + self.lateness(),
+                _ => Duration::ZERO,
+            };
+            self.after(back, Happening::Complete(number));
+        }
+        self.forget_if_ended(number);
+        self.say_goodbye_if_quiet(submitter, peer);
+        self.ring(peer);
+    }
+
+    fn show_notice(&mut self, number: TransferNumber) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        let Work::Put { notice: Some(notice), .. } = &flight.work else { return };
+        let (from, to, notice) = (flight.submitter, flight.peer, *notice);
+        let cells = self.cells(to, from);
+        if usize::from(notice.cell) >= cells.len() {
+            return;
+        }
+        cells.notify(&notice);
+        let count = cells.count(notice.cell);
+        self.event("notice", &[number.0, u64::from(notice.cell), count]);
+        self.note(|| Record::Noticed { from, to, cell: notice.cell, count, transfer: number });
+        self.ring(to);
+    }
+
+    fn carry_out_atomic(&mut self, number: TransferNumber) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Work::Atomic { word, op } = &flight.work else { return };
+        let (submitter, peer, word, op) = (flight.submitter, flight.peer, *word, *op);
+        let slice = self.ranks[peer as usize].table.find(&word);
+        let Some(slice) = slice.filter(|slice| (slice.as_ptr() as usize).is_multiple_of(8)) else {
+            return self.refuse(number, word.key);
+        };
+        let mut bytes = [0; 8];
+        slice.load(&mut bytes);
+        let old = u64::from_ne_bytes(bytes);
+        let new = match op {
+            AtomicOp::Add(value) => old.wrapping_add(value),
+            AtomicOp::CompareSwap { expected, new } => {
+                if old == expected {
+                    new
+                } else {
+                    old
+                }
+            }
+        };
+        slice.store(&new.to_ne_bytes());
+        flight.outcome = Ok(old);
+        flight.over = true;
+        self.event("atomic", &[number.0, old, new]);
+        self.accessed(Actor::Transfer(number, submitter), peer, &slice, AccessKind::Atomic);
+        self.ring(peer);
+        let back = self.network.latency(peer, submitter) + self.lateness();
+        self.after(back, Happening::Complete(number));
+        self.say_goodbye_if_quiet(submitter, peer);
+    }
+
+    fn refuse(&mut self, number: TransferNumber, key: RegionKey) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let (submitter, peer) = (flight.submitter, flight.peer);
+        flight.outcome = Err(TransferError::Refused { peer, key });
+        flight.over = true;
+        flight.pieces.clear();
+        let reported = flight.reported;
+        self.event("refuse", &[number.0]);
+        if !reported {
+            let back = self.network.latency(peer, submitter) + self.lateness();
+            self.after(back, Happening::Complete(number));
+        }
+        self.forget_if_ended(number);
+        self.say_goodbye_if_quiet(submitter, peer);
+    }
+
+    /// The submitter's `Done` becomes ready.
+    pub(super) fn complete(&mut self, number: TransferNumber) {
+        let canary = self.canary;
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        if flight.reported {
+            return;
+        }
+        flight.reported = true;
+        let (rank, peer, id) = (flight.submitter, flight.peer, flight.id);
+        let result = flight.outcome.clone();
+        let read = match &flight.work {
+            Work::Put { source: Some(Source::Slice(slice)), .. } if flight.snapshot.is_none() => {
+                flight.pieces.iter().filter_map(|piece| slice.slice(piece.clone()).ok()).collect()
+            }
+            _ => Vec::new(),
+        };
+        // The canary keeps the slice and goes on reading it.
+        if canary != Some(Canary::SourceReadAfterDone) {
+            flight.let_go_of_source();
+            for part in &read {
+                self.accessed(Actor::Transfer(number, rank), rank, part, AccessKind::Read);
+            }
+        }
+        self.event("complete", &[number.0, u64::from(result.is_ok())]);
+        self.push_ready(rank, Event::Done { id, result }, Some((peer, number)));
+        self.forget_if_ended(number);
+        self.say_goodbye_if_quiet(rank, peer);
+    }
+
+    /// Ends, with this error, all transfers of `rank` to `peer`; what is already on the wire may still land.
+    pub(super) fn fail_transfers(&mut self, rank: Rank, peer: Rank, error: &TransferError) {
+        let cut = self.side(rank, peer).cut;
+        let numbers: Vec<_> = (self.flights.iter())
+            .filter(|(_, flight)| flight.submitter == rank && flight.peer == peer && !flight.reported)
+            .map(|(&number, _)| number)
+            .collect();
+        for number in numbers {
+            let lives_on = !cut && self.choices.coin();
+            let Some(flight) = self.flights.get_mut(&number) else { continue };
+            if flight.over && matches!(flight.outcome, Err(TransferError::Refused { .. })) {
+                // Already refused, only not told yet.
+            } else {
+                flight.outcome = Err(error.clone());
+            }
+            let is_put = matches!(flight.work, Work::Put { .. });
+            let on_the_wire = is_put && (flight.flow.is_some() || flight.drained);
+            if !(on_the_wire && lives_on) {
+                self.end(number);
+            }
+            self.complete(number);
+        }
+    }
+
+    /// Nothing of the transfer lands any more.
+    pub(super) fn end(&mut self, number: TransferNumber) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.over = true;
+        flight.pieces.clear();
+        if let Some(flow) = flight.flow.take() {
+            self.flow_of.remove(&flow);
+            self.flows.stop(self.now, flow);
+        }
+        self.forget_if_ended(number);
+    }
+
+    /// When the wire that it uses is cut, the transfer goes nowhere; its submitter learns it in time.
+    fn drop_if_cut(&mut self, number: TransferNumber) -> bool {
+        let Some(flight) = self.flights.get(&number) else { return true };
+        let (rank, peer) = (flight.submitter, flight.peer);
+        let back = flight.uses_way(peer, rank);
+        let cut = self.side(rank, peer).cut || (back && self.side(peer, rank).cut);
+        if cut {
+            self.end(number);
+        }
+        cut
+    }
+
+    fn forget_if_ended(&mut self, number: TransferNumber) {
+        if self.flights.get(&number).is_some_and(Flight::is_flushed) {
+            self.flights.remove(&number);
+        }
+    }
+
+    /// What becomes of the transfers of a rank that dies, and of those to it. Nobody asks for their `Done`; those of
+    /// others to it are told when its death is noticed.
+    pub(super) fn orphan_transfers(&mut self, dead: Rank) {
+        let numbers: Vec<_> = (self.flights.iter())
+            .filter(|(_, flight)| flight.submitter == dead || flight.peer == dead)
+            .map(|(&number, _)| number)
+            .collect();
+        for number in numbers {
+            let lands = self.choices.coin();
+            let Some(flight) = self.flights.get_mut(&number) else { continue };
+            if flight.submitter == dead {
+                let on_the_wire = flight.drained && matches!(flight.work, Work::Put { .. });
+                flight.let_go_of_source();
+                flight.reported = true;
+                if !(on_the_wire && lands) {
+                    self.end(number);
+                }
+            } else {
+                self.end(number);
+            }
+            self.forget_if_ended(number);
+        }
+    }
+
+    /// The canary: this put shows another one's notice, which shows this one's.
+    fn swap_notice(&mut self, number: TransferNumber) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        let Work::Put { notice: Some(mine), .. } = &flight.work else { return };
+        let (submitter, peer, mine) = (flight.submitter, flight.peer, *mine);
+        let other = self.flights.iter_mut().find_map(|(&other, flight)| {
+            let same_pair = flight.submitter == submitter && flight.peer == peer;
+            match &mut flight.work {
+                Work::Put { notice: Some(theirs), .. }
+                    if same_pair && other != number && !flight.over && theirs.cell != mine.cell =>
+                {
+                    Some(std::mem::replace(theirs, mine))
+                }
+                _ => None,
+            }
+        });
+        if let (Some(theirs), Some(flight)) = (other, self.flights.get_mut(&number))
+            && let Work::Put { notice, .. } = &mut flight.work
+        {
+            *notice = Some(theirs);
+        }
+    }
+}

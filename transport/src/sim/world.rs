@@ -1,0 +1,238 @@
+//! The handle by which a world is made, driven and asked.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::Rank;
+use crate::clock::Nanos;
+use crate::device::DeviceConfig;
+use crate::sim::device::SimDevice;
+use crate::sim::faults::{Fault, Faults};
+use crate::sim::network::Network;
+use crate::sim::observer::{AccessKind, Observer, Record};
+use crate::sim::random::Random;
+use crate::sim::state::{Callback, State};
+use crate::sim::trace::TraceHash;
+
+/// A contract that is broken on purpose, to see whether checkers notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Canary {
+    /// Notices are shown some time before the last bytes of their puts.
+    NoticeBeforeBytes,
+    /// A severed peer's transfers under way still land.
+    SeveredPeerWrites,
+    /// Two puts to one peer that are under way at once show each other's notices.
+    NoticesSwapped,
+    /// A put's source is still read after its `Done`.
+    SourceReadAfterDone,
+}
+
+/// What a world is made from.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The wires; it says how many ranks there are.
+    pub network: Network,
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Whether ranks map each other's memory; then, as on shared memory, only memory that others can map is
+    /// registered.
+    pub maps: bool,
+    /// Whether transfers need nobody to be polled: bytes land and sources are read while their ranks do nothing.
+    pub passive: bool,
+    /// Transfers under way to one peer, unless the faults allow fewer.
+    pub queue_depth: usize,
+    /// Longest transfer, in bytes.
+    pub transfer_bytes_max: u64,
+    /// Which contract is broken on purpose.
+    pub canary: Option<Canary>,
+}
+
+/// Transfers under way to one peer, if the options say nothing else.
+const QUEUE_DEPTH: usize = 64;
+
+/// Longest transfer, if the options say nothing else, in bytes.
+const TRANSFER_BYTES_MAX: u64 = 16 << 20;
+
+impl Options {
+    /// No faults, no mappings, ranks have to be polled.
+    #[must_use]
+    pub fn new(network: Network, seed: u64) -> Self {
+        Self {
+            network,
+            seed,
+            faults: Faults::none(),
+            maps: false,
+            passive: false,
+            queue_depth: QUEUE_DEPTH,
+            transfer_bytes_max: TRANSFER_BYTES_MAX,
+            canary: None,
+        }
+    }
+}
+
+/// A simulated fabric. Clones are handles of the same world. See [`crate::sim`].
+#[derive(Clone)]
+pub struct World {
+    state: Arc<Mutex<State>>,
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "World(now {})", self.now())
+    }
+}
+
+impl World {
+    /// A world in which nothing has happened.
+    ///
+    /// # Panics
+    ///
+    /// When the queue depth is zero: nothing could ever be submitted.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        assert!(options.queue_depth > 0 && options.faults.queue_depth != Some(0), "queues hold at least 1");
+        Self { state: Arc::new(Mutex::new(State::new(options))) }
+    }
+
+    /// A rank's device. Its address is `sim:RANK`.
+    ///
+    /// # Panics
+    ///
+    /// When the configuration names another number of ranks than the network has, a rank outside of them, or a rank
+    /// whose device was made before.
+    #[must_use]
+    pub fn device(&self, config: DeviceConfig) -> SimDevice {
+        SimDevice::new(self.clone(), config)
+    }
+
+    /// What time it is.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        self.with(|state| state.now)
+    }
+
+    /// A stream of random numbers of this world's seed, for a purpose of the caller's.
+    #[must_use]
+    pub fn random(&self, purpose: &str) -> Random {
+        self.with(|state| state.root.split("caller").split(purpose))
+    }
+
+    /// Goes to the next event and lets it happen, or to `wakeup` if that is earlier: when the first of the ranks wants
+    /// to be polled. False when there is neither: nothing will ever happen any more unless somebody submits.
+    ///
+    /// One event at a time, so that ranks can be polled between any two. Answers of [`crate::Responder`]s are asked
+    /// for in here, outside of the world's lock.
+    pub fn advance(&self, wakeup: Option<Nanos>) -> bool {
+        self.with(|state| state.advance(wakeup))
+    }
+
+    /// When the next event will happen.
+    #[must_use]
+    pub fn next_event(&self) -> Option<Nanos> {
+        self.with(|state| state.next_event())
+    }
+
+    /// The ranks whose bells have rung since this was asked last: only these can find something new when polled.
+    /// Frozen ranks stay in it until they are polled again; dead ones are never in it.
+    #[must_use]
+    pub fn take_rung(&self) -> Vec<Rank> {
+        self.with(|state| state.take_rung())
+    }
+
+    /// Whether the rank must not be driven now (it would do nothing).
+    #[must_use]
+    pub fn is_frozen(&self, rank: Rank) -> bool {
+        self.with(|state| state.is_frozen(rank))
+    }
+
+    /// Whether the rank has died. Its device does nothing any more; drop whatever runs on it.
+    #[must_use]
+    pub fn is_dead(&self, rank: Rank) -> bool {
+        self.with(|state| state.ranks[rank as usize].dead)
+    }
+
+    /// Lets something go wrong now.
+    pub fn inflict(&self, fault: Fault) {
+        self.with(|state| state.inflict(fault));
+    }
+
+    /// Installs a checker; it is told what happens from now on.
+    pub fn observe(&self, observer: Box<dyn Observer>) {
+        self.with(|state| state.observer = Some(observer));
+    }
+
+    /// Writes a line for every event from now on: virtual nanoseconds, what, and numbers.
+    pub fn trace_to(&self, lines: Box<dyn Write + Send>) {
+        self.with(|state| state.trace.write_to(lines));
+    }
+
+    /// For whoever runs a rank: it saw the cell that it keeps for `from` count `count` and goes on because of it.
+    pub fn consumed(&self, rank: Rank, from: Rank, cell: u16, count: u64) {
+        self.with(|state| {
+            state.event("consumed", &[u64::from(rank), u64::from(from), u64::from(cell), count]);
+            state.note(|| Record::Consumed { rank, from, cell, count });
+        });
+    }
+
+    /// For a simulated processor: `rank` touches these bytes, own or mapped, at some time from `start` to now.
+    pub fn accessed(&self, rank: Rank, address: *const u8, len: usize, kind: AccessKind, start: Nanos) {
+        self.with(|state| state.accessed_by_rank(rank, address as usize, len, kind, start));
+    }
+
+    /// For a simulated processor and for harnesses: folds something into the trace.
+    pub fn mark(&self, name: &'static str, words: &[u64]) {
+        self.with(|state| state.event(name, words));
+    }
+
+    /// How many transfers are under way, of all ranks: zero at the end of a run in which everything was released.
+    #[must_use]
+    pub fn transfers_under_way(&self) -> usize {
+        self.with(|state| state.flights.len())
+    }
+
+    /// How many events there have been.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.with(|state| state.trace.events())
+    }
+
+    /// Ends the trace and tells what all of the run comes to.
+    pub fn finish(&self) -> TraceHash {
+        self.with(|state| {
+            state.trace.flush();
+            state.trace.hash()
+        })
+    }
+
+    /// Does something to the state, then calls whom it left to be called, without holding the lock.
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let (result, mut callbacks) = {
+            let mut state = self.lock();
+            let result = act(&mut state);
+            (result, std::mem::take(&mut state.callbacks))
+        };
+        while !callbacks.is_empty() {
+            for callback in callbacks.drain(..) {
+                match callback {
+                    Callback::Lost { responder, peer, cause } => responder.lost(peer, &cause),
+                    Callback::Message { responder, from, to, message } => {
+                        if let Some(answer) = responder.message(from, &message) {
+                            // Whoever asked may be gone by now; then nobody waits for the answer.
+                            let _ = self.lock().post(to, from, answer);
+                        }
+                    }
+                }
+            }
+            callbacks = std::mem::take(&mut self.lock().callbacks);
+        }
+        result
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // A panic of a checker inside of the world ends the test anyway; let others still drop their devices.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
