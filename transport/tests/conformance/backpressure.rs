@@ -9,7 +9,7 @@ use crate::world::{Backend, World, assert_bytes, noise, notice, put};
 const CELL: u16 = 7;
 const LEN: usize = 512;
 
-/// Submits without polling anybody until the queue is full.
+/// Waits for room for one transfer, then submits without polling anybody until the queue is full.
 fn fill<B: Backend>(
     world: &mut World<B>,
     from: Rank,
@@ -17,13 +17,12 @@ fn fill<B: Backend>(
     mut transfer: impl FnMut(usize) -> Transfer,
 ) -> Vec<TransferId> {
     let depth = world.device(from).caps().queue_depth;
-    let mut accepted = Vec::new();
+    let mut accepted = vec![world.submit(from, to, transfer(0))];
     loop {
         match world.try_submit(from, to, transfer(accepted.len())) {
             Ok(id) => accepted.push(id),
             Err(error) => {
                 assert_eq!(error, SubmitError::QueueFull { peer: to }, "{}", B::NAME);
-                assert!(!accepted.is_empty(), "{}: an idle queue takes a transfer", B::NAME);
                 return accepted;
             }
         }

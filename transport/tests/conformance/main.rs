@@ -25,6 +25,7 @@ mod world;
 
 mod loopback;
 mod shm;
+mod sim;
 
 /// One test for each name of each line, in a module of the backend's name.
 macro_rules! tests {
@@ -32,7 +33,7 @@ macro_rules! tests {
         $(mod $line {
             $(#[test]
             fn $test() {
-                crate::$line::$test::<$backend>();
+                <$backend as crate::world::Backend>::repeat(crate::$line::$test::<$backend>);
             })*
         })*
     };
@@ -179,5 +180,7 @@ mod backend {
     backends! {
         loopback: crate::loopback::Loopback,
         shm: crate::shm::Shm,
+        sim: crate::sim::Sim<false>,
+        sim_mapped: crate::sim::Sim<true>,
     }
 }

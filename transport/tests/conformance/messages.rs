@@ -111,9 +111,9 @@ pub(crate) fn a_message_to_a_peer_that_is_not_connected_is_not_sent<B: Backend>(
 }
 
 pub(crate) fn messages_pass_while_long_transfers_are_under_way<B: Backend>() {
-    const LONG: usize = 4 << 20;
     let mut world = World::<B>::connected(2);
-    let (source, target) = (world.region_of(0, &noise(1, LONG)), world.region(1, LONG));
+    let long = world.longest(4 << 20);
+    let (source, target) = (world.region_of(0, &noise(1, long)), world.region(1, long));
     for _ in 0..4 {
         world.submit(0, 1, put(&source.whole(), target.remote(), Some(0)));
     }
@@ -122,7 +122,7 @@ pub(crate) fn messages_pass_while_long_transfers_are_under_way<B: Backend>() {
     world.until("an answer and all notices", |world| {
         inbox.state().messages.len() == 1 && world.count(1, 0, 0) == 4
     });
-    assert_bytes(&target.whole().to_vec(), &noise(1, LONG), "the transfer beside the messages");
+    assert_bytes(&target.whole().to_vec(), &noise(1, long), "the transfer beside the messages");
 }
 
 pub(crate) fn too_many_messages_are_refused_until_there_is_room<B: Backend>() {

@@ -44,15 +44,15 @@ pub(crate) fn a_rank_that_was_not_polled_for_a_while_catches_up<B: Backend>() {
 }
 
 pub(crate) fn long_transfers_both_ways_end_together<B: Backend>() {
-    const LONG: usize = 8 << 20;
     let mut world = World::<B>::connected(2);
-    let sources = [world.region_of(0, &noise(2, LONG)), world.region_of(1, &noise(3, LONG))];
-    let targets = [world.region(0, LONG), world.region(1, LONG)];
+    let long = world.longest(8 << 20);
+    let sources = [world.region_of(0, &noise(2, long)), world.region_of(1, &noise(3, long))];
+    let targets = [world.region(0, long), world.region(1, long)];
     for from in 0..2_usize {
         let transfer = put(&sources[from].whole(), targets[1 - from].remote(), Some(CELL));
         world.submit(from as u32, 1 - from as u32, transfer);
     }
     world.until("both notices", |world| world.count(0, 1, CELL) == 1 && world.count(1, 0, CELL) == 1);
-    assert_bytes(&targets[1].whole().to_vec(), &noise(2, LONG), "from 0 to 1");
-    assert_bytes(&targets[0].whole().to_vec(), &noise(3, LONG), "from 1 to 0");
+    assert_bytes(&targets[1].whole().to_vec(), &noise(2, long), "from 0 to 1");
+    assert_bytes(&targets[0].whole().to_vec(), &noise(3, long), "from 1 to 0");
 }

@@ -43,6 +43,11 @@ pub(crate) trait Backend: Sized {
     /// is spared the tests about threads and sleeping.
     const LIVE: bool;
 
+    /// Runs a test, several times where runs differ (a simulation: once a seed).
+    fn repeat(test: fn()) {
+        test();
+    }
+
     /// A new fabric for so many ranks, independent of all others.
     fn start(world_size: u32) -> Self;
 
@@ -177,6 +182,12 @@ impl<B: Backend> World<B> {
     /// How much room `poll` is given from now on.
     pub(crate) fn set_event_capacity(&mut self, capacity: usize) {
         self.batch = Vec::with_capacity(capacity);
+    }
+
+    /// So many bytes, or as many as one transfer takes.
+    pub(crate) fn longest(&mut self, wanted: usize) -> usize {
+        let most = self.device(0).caps().transfer_bytes_max;
+        wanted.min(usize::try_from(most).unwrap_or(usize::MAX))
     }
 
     /// The messages and losses of a rank.
