@@ -7,6 +7,8 @@
 //! keys), so this crate touches them through raw pointers only, never through references that live across a transfer.
 #![allow(unsafe_code)]
 
+pub(crate) mod socket;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

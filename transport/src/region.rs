@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::memory::Memory;
 
@@ -124,6 +124,30 @@ impl Region {
     #[must_use]
     pub fn remote(&self) -> RemoteSlice {
         RemoteSlice { key: self.key(), offset: 0, len: self.len() as u64 }
+    }
+
+    /// For backends: finds the region again as long as somebody else holds it.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakRegion {
+        WeakRegion(Arc::downgrade(&self.inner))
+    }
+}
+
+/// A region that is remembered, not held: what a device's table of keys keeps.
+#[derive(Clone)]
+pub struct WeakRegion(Weak<Inner>);
+
+impl fmt::Debug for WeakRegion {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("WeakRegion(..)")
+    }
+}
+
+impl WeakRegion {
+    /// A handle, unless the last one is gone already.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Region> {
+        self.0.upgrade().map(|inner| Region { inner })
     }
 }
 
