@@ -196,6 +196,9 @@ pub enum ProtocolViolation {
     /// A file descriptor that is not what it should be, or whose memory could be taken away under a mapping.
     #[error("a file that cannot be mapped safely")]
     UnsafeFile,
+    /// More questions at once than were agreed on, or questions without reading the answers.
+    #[error("too many requests at once")]
+    TooManyRequests,
     /// A different protocol version, or not pleach at all.
     #[error("another protocol or version")]
     Version,

@@ -19,6 +19,7 @@ pub mod region;
 pub mod rendezvous;
 pub mod shm;
 pub mod sim;
+pub mod tcp;
 
 pub use auth::Secret;
 pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};

@@ -26,6 +26,7 @@ mod world;
 mod loopback;
 mod shm;
 mod sim;
+mod tcp;
 
 /// One test for each name of each line, in a module of the backend's name.
 macro_rules! tests {
@@ -182,5 +183,6 @@ mod backend {
         shm: crate::shm::Shm,
         sim: crate::sim::Sim<false>,
         sim_mapped: crate::sim::Sim<true>,
+        tcp: crate::tcp::Tcp,
     }
 }

@@ -1,0 +1,352 @@
+//! The frames of a data lane: what is said before bytes follow. A pure codec: no I/O, no allocation, no panic.
+//!
+//! A frame is a header of [`HEADER_BYTES`] and at most [`CELL_PAYLOAD_BYTES`] of *extra* (a notice's payload, an atomic's
+//! operands). [`Frame::body_bytes`] says how many bytes of data follow it on the stream.
+//!
+//! **Invariant:** there is one encoding for each frame. What does not encode back to the very same bytes is refused, so
+//! unused fields are zero and may get a meaning in a later version.
+
+use crate::cells::{CELL_PAYLOAD_BYTES, Inline, Notice};
+use crate::device::{AtomicOp, ProtocolViolation};
+use crate::region::{RegionKey, RemoteSlice};
+
+/// Length of every frame's header, in bytes.
+pub const HEADER_BYTES: usize = 40;
+
+/// Longest frame without the data that follows it, in bytes.
+pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + CELL_PAYLOAD_BYTES;
+
+/// Longest transfer, in bytes. Only bounds what a header may claim: data goes to its destination, never to a buffer
+/// made to measure.
+pub const TRANSFER_BYTES_MAX: u64 = 1 << 40;
+
+/// Names an operation that awaits an answer, or a put that arrives in several pieces. Chosen by its sender.
+pub type Token = u64;
+
+/// What is said on a data lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Only a notice.
+    Notify {
+        /// The notice.
+        notice: Notice,
+    },
+    /// Bytes for the receiver's memory follow.
+    Put {
+        /// Where they belong.
+        dst: RemoteSlice,
+        /// To be shown when they, and all other pieces, are there.
+        notice: Option<Notice>,
+        /// Whether the receiver is to say [`Frame::Accepted`] when all is there. It says [`Frame::Refused`] anyway.
+        answered: bool,
+        /// Bit `n`: lane `n` carries another piece. Lane 0 carries this one.
+        others: u8,
+        /// Names the put.
+        token: Token,
+    },
+    /// Another piece of a put that lane 0 has announced; its bytes follow.
+    Piece {
+        /// Where they belong.
+        dst: RemoteSlice,
+        /// Names the put.
+        token: Token,
+    },
+    /// Asks for bytes of the receiver's memory.
+    Get {
+        /// Which.
+        src: RemoteSlice,
+        /// On which lane they are to come.
+        lane: u8,
+        /// Names the request.
+        token: Token,
+    },
+    /// Bytes that were asked for follow.
+    GetReply {
+        /// How many.
+        len: u64,
+        /// Names the request.
+        token: Token,
+    },
+    /// Asks for an atomic operation on a word of the receiver's memory.
+    Atomic {
+        /// The region.
+        key: RegionKey,
+        /// Where in the region the word begins, in bytes.
+        offset: u64,
+        /// What to do with it.
+        op: AtomicOp,
+        /// Names the request.
+        token: Token,
+    },
+    /// An atomic was carried out.
+    AtomicReply {
+        /// What the word was before.
+        old: u64,
+        /// Names the request.
+        token: Token,
+    },
+    /// A put is there in full.
+    Accepted {
+        /// The key it used.
+        key: RegionKey,
+        /// How long the key's region is: puts inside it need no answer until its key is revoked.
+        region_bytes: u64,
+        /// Names the put.
+        token: Token,
+    },
+    /// A put, get or atomic named memory that is not there; nothing was touched.
+    Refused {
+        /// The key it used.
+        key: RegionKey,
+        /// Names the operation.
+        token: Token,
+    },
+    /// Nothing more will come.
+    Bye,
+}
+
+/// A frame's bytes.
+#[derive(Clone, Copy)]
+pub struct Encoded {
+    bytes: [u8; FRAME_BYTES_MAX],
+    len: u8,
+}
+
+impl Encoded {
+    /// The bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len()]
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// Never: a frame has a header.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+const NOTIFY: u8 = 1;
+const PUT: u8 = 2;
+const PIECE: u8 = 3;
+const GET: u8 = 4;
+const GET_REPLY: u8 = 5;
+const ATOMIC: u8 = 6;
+const ATOMIC_REPLY: u8 = 7;
+const ACCEPTED: u8 = 8;
+const REFUSED: u8 = 9;
+const BYE: u8 = 10;
+
+const FLAG_NOTICE: u8 = 1;
+const FLAG_ANSWERED: u8 = 2;
+
+const ATOMIC_ADD: u8 = 1;
+const ATOMIC_COMPARE_SWAP: u8 = 2;
+
+/// The header's fields before they mean anything. On the wire, little endian: kind (1 byte), flags (1), cell (2),
+/// extra's length (1), auxiliary (1), zero (2), key (8), offset (8), length (8), token (8), then the extra bytes.
+#[derive(Clone, Copy)]
+struct Fields {
+    kind: u8,
+    flags: u8,
+    cell: u16,
+    auxiliary: u8,
+    key: u64,
+    offset: u64,
+    length: u64,
+    token: u64,
+    extra: Inline,
+}
+
+impl Fields {
+    const fn new(kind: u8) -> Self {
+        Self {
+            kind,
+            flags: 0,
+            cell: 0,
+            auxiliary: 0,
+            key: 0,
+            offset: 0,
+            length: 0,
+            token: 0,
+            extra: Inline::EMPTY,
+        }
+    }
+
+    fn slice(mut self, slice: &RemoteSlice) -> Self {
+        (self.key, self.offset, self.length) = (slice.key.0, slice.offset, slice.len);
+        self
+    }
+
+    fn notice(mut self, notice: &Notice) -> Self {
+        self.flags |= FLAG_NOTICE;
+        (self.cell, self.extra) = (notice.cell, notice.payload);
+        self
+    }
+
+    fn to_slice(self) -> RemoteSlice {
+        RemoteSlice { key: RegionKey(self.key), offset: self.offset, len: self.length }
+    }
+
+    fn to_notice(self) -> Option<Notice> {
+        (self.flags & FLAG_NOTICE != 0).then_some(Notice { cell: self.cell, payload: self.extra })
+    }
+
+    fn write(self) -> Encoded {
+        let mut bytes = [0; FRAME_BYTES_MAX];
+        bytes[0] = self.kind;
+        bytes[1] = self.flags;
+        bytes[2..4].copy_from_slice(&self.cell.to_le_bytes());
+        bytes[4] = self.extra.len() as u8;
+        bytes[5] = self.auxiliary;
+        bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.length.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.token.to_le_bytes());
+        let len = HEADER_BYTES + self.extra.len();
+        bytes[HEADER_BYTES..len].copy_from_slice(self.extra.as_bytes());
+        Encoded { bytes, len: len as u8 }
+    }
+
+    /// `None`: more bytes are needed.
+    fn read(bytes: &[u8]) -> Result<Option<Self>, ProtocolViolation> {
+        let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let extra_bytes = usize::from(header[4]);
+        if extra_bytes > CELL_PAYLOAD_BYTES {
+            return Err(ProtocolViolation::OversizedFrame);
+        }
+        let Some(extra) = bytes.get(HEADER_BYTES..HEADER_BYTES + extra_bytes) else { return Ok(None) };
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&header[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        Ok(Some(Self {
+            kind: header[0],
+            flags: header[1],
+            cell: u16::from_le_bytes([header[2], header[3]]),
+            auxiliary: header[5],
+            key: word(8),
+            offset: word(16),
+            length: word(24),
+            token: word(32),
+            extra: Inline::new(extra).unwrap_or(Inline::EMPTY),
+        }))
+    }
+
+    fn operation(&self) -> Option<AtomicOp> {
+        let (operands, _) = self.extra.as_bytes().as_chunks::<8>();
+        match (self.auxiliary, operands) {
+            (ATOMIC_ADD, [value]) => Some(AtomicOp::Add(u64::from_le_bytes(*value))),
+            (ATOMIC_COMPARE_SWAP, [expected, new]) => Some(AtomicOp::CompareSwap {
+                expected: u64::from_le_bytes(*expected),
+                new: u64::from_le_bytes(*new),
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl Frame {
+    /// The frame at the beginning of `bytes` and its length; `None` when more bytes are needed, which never are more
+    /// than [`FRAME_BYTES_MAX`].
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are no frame, whatever follows.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, ProtocolViolation> {
+        let Some(fields) = Fields::read(bytes)? else { return Ok(None) };
+        let (token, key) = (fields.token, RegionKey(fields.key));
+        let frame = match fields.kind {
+            NOTIFY => fields.to_notice().map(|notice| Self::Notify { notice }),
+            PUT => Some(Self::Put {
+                dst: fields.to_slice(),
+                notice: fields.to_notice(),
+                answered: fields.flags & FLAG_ANSWERED != 0,
+                others: fields.auxiliary,
+                token,
+            }),
+            PIECE => Some(Self::Piece { dst: fields.to_slice(), token }),
+            GET => Some(Self::Get { src: fields.to_slice(), lane: fields.auxiliary, token }),
+            GET_REPLY => Some(Self::GetReply { len: fields.length, token }),
+            ATOMIC => fields.operation().map(|op| Self::Atomic { key, offset: fields.offset, op, token }),
+            ATOMIC_REPLY => Some(Self::AtomicReply { old: fields.length, token }),
+            ACCEPTED => Some(Self::Accepted { key, region_bytes: fields.length, token }),
+            REFUSED => Some(Self::Refused { key, token }),
+            BYE => Some(Self::Bye),
+            _ => None,
+        };
+        let frame = frame.ok_or(ProtocolViolation::MalformedFrame)?;
+        if frame.body_bytes() > TRANSFER_BYTES_MAX {
+            return Err(ProtocolViolation::OversizedFrame);
+        }
+        // One encoding for each frame: see the module's invariant. Forty bytes cost less than a look at every field.
+        let encoded = frame.encode();
+        if !bytes.starts_with(encoded.as_bytes()) {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        Ok(Some((frame, encoded.len())))
+    }
+
+    /// The frame's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Encoded {
+        self.fields().write()
+    }
+
+    fn fields(&self) -> Fields {
+        match *self {
+            Self::Notify { notice } => Fields::new(NOTIFY).notice(&notice),
+            Self::Put { dst, notice, answered, others, token } => {
+                let mut fields = Fields::new(PUT).slice(&dst);
+                if let Some(notice) = &notice {
+                    fields = fields.notice(notice);
+                }
+                fields.flags |= if answered { FLAG_ANSWERED } else { 0 };
+                Fields { auxiliary: others, token, ..fields }
+            }
+            Self::Piece { dst, token } => Fields { token, ..Fields::new(PIECE).slice(&dst) },
+            Self::Get { src, lane, token } => {
+                Fields { auxiliary: lane, token, ..Fields::new(GET).slice(&src) }
+            }
+            Self::GetReply { len, token } => Fields { length: len, token, ..Fields::new(GET_REPLY) },
+            Self::Atomic { key, offset, op, token } => {
+                let (auxiliary, operands, len) = match op {
+                    AtomicOp::Add(value) => (ATOMIC_ADD, [value, 0], 8),
+                    AtomicOp::CompareSwap { expected, new } => (ATOMIC_COMPARE_SWAP, [expected, new], 16),
+                };
+                let mut bytes = [0; 16];
+                bytes[..8].copy_from_slice(&operands[0].to_le_bytes());
+                bytes[8..].copy_from_slice(&operands[1].to_le_bytes());
+                let extra = Inline::new(&bytes[..len]).unwrap_or(Inline::EMPTY);
+                Fields { auxiliary, key: key.0, offset, token, extra, ..Fields::new(ATOMIC) }
+            }
+            Self::AtomicReply { old, token } => Fields { length: old, token, ..Fields::new(ATOMIC_REPLY) },
+            Self::Accepted { key, region_bytes, token } => {
+                Fields { key: key.0, length: region_bytes, token, ..Fields::new(ACCEPTED) }
+            }
+            Self::Refused { key, token } => Fields { key: key.0, token, ..Fields::new(REFUSED) },
+            Self::Bye => Fields::new(BYE),
+        }
+    }
+
+    /// How many bytes of data follow the frame.
+    #[must_use]
+    pub fn body_bytes(&self) -> u64 {
+        match self {
+            Self::Put { dst, .. } | Self::Piece { dst, .. } => dst.len,
+            Self::GetReply { len, .. } => *len,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;

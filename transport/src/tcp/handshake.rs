@@ -1,0 +1,365 @@
+//! The first bytes of every connection: who is there, and the mutual proof of the shared secret.
+//!
+//! Dialer: hello; listener: hello; dialer: answer; listener: verdict with its own answer. Every message has a fixed
+//! length, and each answer covers both hellos. The listener says nothing before a whole hello has come, and proves
+//! nothing before the dialer has. A pure state machine: bytes in, bytes out.
+
+use crate::Rank;
+use crate::auth::{Secret, Side, TAG_BYTES, challenge};
+use crate::device::ProtocolViolation;
+
+/// What every hello begins with: the name and, as its last two bytes, the version of the protocol.
+const MAGIC: [u8; 8] = *b"pleach\0\x01";
+const NAME_BYTES: usize = 6;
+
+/// Length of a hello, in bytes.
+pub(super) const HELLO_BYTES: usize = 88;
+const ANSWER_BYTES: usize = TAG_BYTES;
+const VERDICT_BYTES: usize = 1 + TAG_BYTES;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// The control stream.
+    Control,
+    /// Data from the dialer to the listener.
+    ToListener,
+    /// Data from the listener to the dialer.
+    ToDialer,
+}
+
+/// What each end says about itself and the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) version: [u8; 8],
+    pub(super) role: Role,
+    pub(super) lane: u8,
+    /// Lanes in each direction.
+    pub(super) lanes: u8,
+    pub(super) rank: Rank,
+    /// The rank that it believes to talk to.
+    pub(super) expected: Rank,
+    pub(super) world_size: u32,
+    /// Cells that it keeps for this peer.
+    pub(super) cells: u32,
+    /// Its process, as its host numbers it.
+    pub(super) process: u32,
+    /// The same on all connections of one attempt.
+    pub(super) session: u64,
+    /// Which host (and process number space) it runs on; zero: unknown.
+    pub(super) host: [u8; 16],
+    pub(super) challenge: [u8; TAG_BYTES],
+}
+
+impl Hello {
+    pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&self.version);
+        bytes[8] = match self.role {
+            Role::Control => 0,
+            Role::ToListener => 1,
+            Role::ToDialer => 2,
+        };
+        bytes[9] = self.lane;
+        bytes[10] = self.lanes;
+        let words = [self.rank, self.expected, self.world_size, self.cells, self.process];
+        for (at, word) in words.into_iter().enumerate() {
+            bytes[12 + at * 4..16 + at * 4].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[32..40].copy_from_slice(&self.session.to_le_bytes());
+        bytes[40..56].copy_from_slice(&self.host);
+        bytes[56..].copy_from_slice(&self.challenge);
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, ProtocolViolation> {
+        if bytes[..8] != MAGIC {
+            return Err(ProtocolViolation::Version);
+        }
+        let role = match bytes[8] {
+            0 => Role::Control,
+            1 => Role::ToListener,
+            2 => Role::ToDialer,
+            _ => return Err(ProtocolViolation::MalformedFrame),
+        };
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| bytes[12 + at * 4 + byte]));
+        Ok(Self {
+            version: MAGIC,
+            role,
+            lane: bytes[9],
+            lanes: bytes[10],
+            rank: word(0),
+            expected: word(1),
+            world_size: word(2),
+            cells: word(3),
+            process: word(4),
+            session: u64::from_le_bytes(std::array::from_fn(|byte| bytes[32 + byte])),
+            host: std::array::from_fn(|byte| bytes[40 + byte]),
+            challenge: std::array::from_fn(|byte| bytes[56 + byte]),
+        })
+    }
+}
+
+/// This process, as it introduces itself on every connection.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) rank: Rank,
+    pub(super) world_size: u32,
+    pub(super) lanes: u8,
+    pub(super) cells: u32,
+    pub(super) process: u32,
+    pub(super) host: [u8; 16],
+    pub(super) secret: Option<Secret>,
+}
+
+impl Identity {
+    fn hello(&self, role: Role, lane: u8, expected: Rank, session: u64) -> Hello {
+        Hello {
+            version: MAGIC,
+            role,
+            lane,
+            lanes: self.lanes,
+            rank: self.rank,
+            expected,
+            world_size: self.world_size,
+            cells: self.cells,
+            process: self.process,
+            session,
+            host: self.host,
+            challenge: challenge(),
+        }
+    }
+}
+
+/// How a handshake stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Bytes are to be sent or received.
+    Under,
+    /// The listener has to say whether it wants this dialer, who has proved what it says: [`Handshake::admit`].
+    Asked(Hello),
+    /// Done as soon as what is to be sent is sent.
+    Done(Hello),
+    /// No: close as soon as what is to be sent is sent. The peer, if it got so far as to say who it is.
+    Failed(ProtocolViolation, Option<Rank>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Hello,
+    Answer,
+    Verdict,
+    Over,
+}
+
+/// One end of a handshake.
+pub(super) struct Handshake {
+    identity: Identity,
+    side: Side,
+    stage: Stage,
+    own: Option<Hello>,
+    theirs: Option<Hello>,
+    incoming: [u8; HELLO_BYTES],
+    filled: usize,
+    outgoing: Vec<u8>,
+}
+
+impl Handshake {
+    /// The end that dialed `expected`.
+    pub(super) fn dial(identity: &Identity, role: Role, lane: u8, expected: Rank, session: u64) -> Self {
+        let hello = identity.hello(role, lane, expected, session);
+        let mut handshake = Self::new(identity, Side::Dialer);
+        handshake.outgoing.extend_from_slice(&hello.encode());
+        handshake.own = Some(hello);
+        handshake
+    }
+
+    /// The end that was dialed.
+    pub(super) fn listen(identity: &Identity) -> Self {
+        Self::new(identity, Side::Listener)
+    }
+
+    fn new(identity: &Identity, side: Side) -> Self {
+        Self {
+            identity: identity.clone(),
+            side,
+            stage: Stage::Hello,
+            own: None,
+            theirs: None,
+            incoming: [0; HELLO_BYTES],
+            filled: 0,
+            outgoing: Vec::new(),
+        }
+    }
+
+    /// What is to be sent; the caller removes what it sent.
+    pub(super) fn outgoing(&mut self) -> &mut Vec<u8> {
+        &mut self.outgoing
+    }
+
+    /// Where to receive to: never more than this message needs. Empty when nothing is expected.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        let wanted = match self.stage {
+            Stage::Hello => HELLO_BYTES,
+            Stage::Answer => ANSWER_BYTES,
+            Stage::Verdict => VERDICT_BYTES,
+            Stage::Over => self.filled,
+        };
+        &mut self.incoming[self.filled..wanted.max(self.filled)]
+    }
+
+    /// So many bytes came into [`Handshake::room`].
+    pub(super) fn received(&mut self, count: usize) -> Progress {
+        self.filled += count;
+        if self.stage == Stage::Hello {
+            // A stranger is told from a peer as early as possible. Another version is told so by a hello of ours.
+            let have = self.filled.min(NAME_BYTES);
+            if self.incoming[..have] != MAGIC[..have] {
+                return self.fail(ProtocolViolation::Version);
+            }
+        }
+        if !self.room().is_empty() {
+            return Progress::Under;
+        }
+        self.filled = 0;
+        match (self.side, self.stage) {
+            (Side::Listener, Stage::Hello) => self.hello_came_to_listener(),
+            (Side::Dialer, Stage::Hello) => self.hello_came_to_dialer(),
+            (_, Stage::Answer) => self.answer_came(),
+            (_, Stage::Verdict) => self.verdict_came(),
+            (_, Stage::Over) => Progress::Under,
+        }
+    }
+
+    fn fail(&mut self, violation: ProtocolViolation) -> Progress {
+        self.stage = Stage::Over;
+        Progress::Failed(violation, self.theirs.map(|hello| hello.rank))
+    }
+
+    fn hello_came_to_listener(&mut self) -> Progress {
+        let theirs = match Hello::decode(&self.incoming) {
+            Ok(hello) => hello,
+            Err(violation) => {
+                if violation == ProtocolViolation::Version {
+                    let own = self.identity.hello(Role::Control, 0, self.identity.rank, 0);
+                    self.outgoing.extend_from_slice(&own.encode());
+                }
+                return self.fail(violation);
+            }
+        };
+        let own = self.identity.hello(theirs.role, theirs.lane, theirs.rank, theirs.session);
+        self.outgoing.extend_from_slice(&own.encode());
+        (self.own, self.theirs) = (Some(own), Some(theirs));
+        self.stage = Stage::Answer;
+        Progress::Under
+    }
+
+    fn hello_came_to_dialer(&mut self) -> Progress {
+        let theirs = match Hello::decode(&self.incoming) {
+            Ok(hello) => hello,
+            Err(violation) => return self.fail(violation),
+        };
+        let Some(own) = self.own else { return self.fail(ProtocolViolation::MalformedFrame) };
+        self.theirs = Some(theirs);
+        if theirs.rank != own.expected || theirs.expected != own.rank || theirs.world_size != own.world_size {
+            return self.fail(ProtocolViolation::WrongRank);
+        }
+        if (theirs.role, theirs.lane, theirs.lanes, theirs.session)
+            != (own.role, own.lane, own.lanes, own.session)
+        {
+            return self.fail(ProtocolViolation::Version);
+        }
+        let answer = self.answer(Side::Dialer, &own, &theirs);
+        self.outgoing.extend_from_slice(&answer);
+        self.stage = Stage::Verdict;
+        Progress::Under
+    }
+
+    fn answer(&self, side: Side, dialer: &Hello, listener: &Hello) -> [u8; TAG_BYTES] {
+        let secret = self.identity.secret.as_ref();
+        Secret::answer(secret, side, &dialer.challenge, &listener.challenge, &claim(dialer, listener))
+    }
+
+    fn answer_came(&mut self) -> Progress {
+        let (Some(own), Some(theirs)) = (self.own, self.theirs) else {
+            return self.fail(ProtocolViolation::MalformedFrame);
+        };
+        let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[byte]);
+        if !Secret::verify(
+            self.identity.secret.as_ref(),
+            Side::Dialer,
+            &theirs.challenge,
+            &own.challenge,
+            &claim(&theirs, &own),
+            &answer,
+        ) {
+            return self.refuse(ProtocolViolation::WrongSecret);
+        }
+        // Of two ranks the higher one dials; nobody else has business here.
+        if theirs.expected != own.rank
+            || theirs.world_size != own.world_size
+            || theirs.rank >= own.world_size
+            || theirs.rank <= own.rank
+        {
+            return self.refuse(ProtocolViolation::WrongRank);
+        }
+        if theirs.lanes != own.lanes || (theirs.role != Role::Control && theirs.lane >= theirs.lanes) {
+            return self.refuse(ProtocolViolation::Version);
+        }
+        Progress::Asked(theirs)
+    }
+
+    fn refuse(&mut self, violation: ProtocolViolation) -> Progress {
+        let mut verdict = [0; VERDICT_BYTES];
+        verdict[0] = match violation {
+            ProtocolViolation::WrongSecret => 1,
+            ProtocolViolation::WrongRank => 2,
+            _ => 3,
+        };
+        self.outgoing.extend_from_slice(&verdict);
+        self.fail(violation)
+    }
+
+    /// The listener's decision after [`Progress::Asked`].
+    pub(super) fn admit(&mut self, decision: Result<(), ProtocolViolation>) -> Progress {
+        let (Some(own), Some(theirs)) = (self.own, self.theirs) else {
+            return self.fail(ProtocolViolation::MalformedFrame);
+        };
+        if let Err(violation) = decision {
+            return self.refuse(violation);
+        }
+        let answer = self.answer(Side::Listener, &theirs, &own);
+        self.outgoing.push(0);
+        self.outgoing.extend_from_slice(&answer);
+        self.stage = Stage::Over;
+        Progress::Done(theirs)
+    }
+
+    fn verdict_came(&mut self) -> Progress {
+        let (Some(own), Some(theirs)) = (self.own, self.theirs) else {
+            return self.fail(ProtocolViolation::MalformedFrame);
+        };
+        match self.incoming[0] {
+            0 => {}
+            1 => return self.fail(ProtocolViolation::WrongSecret),
+            2 => return self.fail(ProtocolViolation::WrongRank),
+            _ => return self.fail(ProtocolViolation::Version),
+        }
+        let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[1 + byte]);
+        let secret = self.identity.secret.as_ref();
+        let claim = claim(&own, &theirs);
+        if !Secret::verify(secret, Side::Listener, &own.challenge, &theirs.challenge, &claim, &answer) {
+            return self.fail(ProtocolViolation::WrongSecret);
+        }
+        self.stage = Stage::Over;
+        Progress::Done(theirs)
+    }
+}
+
+/// What both ends must agree that was said.
+fn claim(dialer: &Hello, listener: &Hello) -> [u8; 2 * HELLO_BYTES] {
+    let mut bytes = [0; 2 * HELLO_BYTES];
+    bytes[..HELLO_BYTES].copy_from_slice(&dialer.encode());
+    bytes[HELLO_BYTES..].copy_from_slice(&listener.encode());
+    bytes
+}

@@ -1,0 +1,321 @@
+//! One direction of one connection. An [`OutLane`] sends queued frames, many in one call and data straight out of its
+//! slice; an [`InLane`] receives frames through a small buffer and data straight into its slice.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{RecvFlags, Shutdown};
+
+use super::frame::Encoded;
+use crate::cells::Inline;
+use crate::device::TransferId;
+use crate::memory::socket::Gather;
+use crate::region::Slice;
+
+/// Receive buffer of a lane, in bytes: many small frames a call, little to copy twice of a large one.
+const RECEIVE_BUFFER_BYTES: usize = 16 << 10;
+
+/// Bytes that one lane receives in one poll at most, so that a poll stays short and the other lanes get their turn.
+pub(super) const RECEIVE_BYTES_PER_POLL: usize = 1 << 20;
+
+/// What follows a frame on the wire.
+pub(super) enum Body {
+    Nothing,
+    Inline(Inline),
+    Slice(Slice),
+}
+
+impl Body {
+    fn len(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::Inline(inline) => inline.len(),
+            Self::Slice(slice) => slice.len(),
+        }
+    }
+}
+
+/// What a frame having been accepted by the socket means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    Nothing,
+    /// This transfer is done.
+    Transfer(TransferId),
+    /// A part of a transfer is done.
+    Part(u64),
+    /// An answer has gone out.
+    Answer,
+    /// The goodbye has gone out.
+    Bye,
+}
+
+/// A frame to be sent.
+pub(super) struct OutFrame {
+    pub(super) head: Encoded,
+    pub(super) body: Body,
+    pub(super) written: Written,
+}
+
+impl OutFrame {
+    fn len(&self) -> usize {
+        self.head.len() + self.body.len()
+    }
+}
+
+/// The sending end of a lane.
+pub(super) struct OutLane {
+    pub(super) socket: Socket,
+    queue: VecDeque<OutFrame>,
+    /// Bytes of the first frame that have been sent.
+    sent: usize,
+    /// The socket took less than it was given.
+    blocked: bool,
+    /// Whether the bell is rung when the socket takes more.
+    pub(super) watched: bool,
+}
+
+impl OutLane {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket: Socket(socket),
+            queue: VecDeque::with_capacity(64),
+            sent: 0,
+            blocked: false,
+            watched: false,
+        }
+    }
+
+    pub(super) fn push(&mut self, frame: OutFrame) {
+        self.queue.push_back(frame);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether there is something to send and the socket is not known to be full.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.queue.is_empty() && !self.blocked
+    }
+
+    /// Sends what the socket takes; appends what that means.
+    pub(super) fn flush(&mut self, written: &mut Vec<Written>) -> io::Result<()> {
+        self.blocked = false;
+        while !self.queue.is_empty() {
+            let mut gather = Gather::new();
+            let mut skip = self.sent;
+            for frame in &self.queue {
+                if gather.room() < 2 {
+                    break;
+                }
+                let head = frame.head.as_bytes();
+                gather.push_bytes(&head[skip.min(head.len())..]);
+                let from = skip.saturating_sub(head.len());
+                match &frame.body {
+                    Body::Nothing => {}
+                    Body::Inline(inline) => gather.push_bytes(&inline.as_bytes()[from..]),
+                    Body::Slice(slice) => gather.push_slice(slice, from),
+                }
+                skip = 0;
+            }
+            let offered = gather.bytes();
+            match gather.send(self.socket.as_fd()) {
+                Ok(count) => {
+                    self.advance(count, written);
+                    if count < offered {
+                        self.blocked = true;
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, count: usize, written: &mut Vec<Written>) {
+        self.sent += count;
+        while let Some(first) = self.queue.front() {
+            let len = first.len();
+            if self.sent < len {
+                break;
+            }
+            self.sent -= len;
+            written.push(first.written);
+            self.queue.pop_front();
+        }
+    }
+
+    /// Gives up what has not begun to go out; a frame that has begun stays, so that the stream keeps its meaning.
+    pub(super) fn abandon_waiting(&mut self, abandoned: &mut Vec<Written>) {
+        let keep = usize::from(self.sent > 0);
+        abandoned.extend(self.queue.drain(keep..).map(|frame| frame.written));
+    }
+
+    /// Gives up everything.
+    pub(super) fn abandon(&mut self, abandoned: &mut Vec<Written>) {
+        self.sent = 0;
+        abandoned.extend(self.queue.drain(..).map(|frame| frame.written));
+    }
+}
+
+/// Where the data that is arriving goes.
+pub(super) struct Incoming<T> {
+    /// `None`: nowhere; it named memory that is not there.
+    pub(super) dst: Option<Slice>,
+    /// Bytes that have arrived.
+    pub(super) at: usize,
+    /// Bytes that are still to arrive.
+    pub(super) remaining: u64,
+    /// What to do when all are there.
+    pub(super) then: T,
+}
+
+/// How a receive went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// There may be more.
+    More,
+    /// This was all for now.
+    Drained,
+    /// The peer has closed its end.
+    Closed,
+}
+
+/// The receiving end of a lane.
+pub(super) struct InLane<T> {
+    pub(super) socket: Socket,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// The data that is arriving; `None` at a frame's beginning.
+    pub(super) incoming: Option<Incoming<T>>,
+    /// Whether the bell is rung when there is something to receive.
+    pub(super) watched: bool,
+    /// Whether a frame waits for what another lane is to say first.
+    pub(super) held: bool,
+    /// Bytes received in this poll.
+    spent: usize,
+}
+
+impl<T> InLane<T> {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket: Socket(socket),
+            buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            incoming: None,
+            watched: false,
+            held: false,
+            spent: 0,
+        }
+    }
+
+    /// Bytes that have arrived and were not taken.
+    pub(super) fn buffered(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    pub(super) fn start_poll(&mut self) {
+        self.spent = 0;
+    }
+
+    /// Whether this poll may receive no more.
+    pub(super) fn is_spent(&self) -> bool {
+        self.spent >= RECEIVE_BYTES_PER_POLL
+    }
+
+    /// Moves buffered bytes to where the data that is arriving goes; returns what to do then when all of it is there.
+    pub(super) fn settle(&mut self) -> Option<T> {
+        let incoming = self.incoming.as_mut()?;
+        let count = usize::try_from(incoming.remaining).unwrap_or(usize::MAX).min(self.end - self.start);
+        if count > 0 {
+            if let Some(dst) = &incoming.dst {
+                dst.store_at(incoming.at, &self.buffer[self.start..self.start + count]);
+            }
+            incoming.at += count;
+            incoming.remaining -= count as u64;
+            self.consume(count);
+        }
+        match &self.incoming {
+            Some(incoming) if incoming.remaining == 0 => self.incoming.take().map(|incoming| incoming.then),
+            _ => None,
+        }
+    }
+
+    /// Receives once. Buffered bytes must have been settled or found too few for a frame.
+    pub(super) fn receive(&mut self) -> io::Result<Received> {
+        let (asked, result) = match &mut self.incoming {
+            Some(Incoming { dst: Some(dst), at, remaining, .. }) => {
+                let remaining_bytes = usize::try_from(*remaining).unwrap_or(usize::MAX);
+                let limit = remaining_bytes.min(RECEIVE_BYTES_PER_POLL);
+                // What comes after the data goes to the buffer, in the same call.
+                let tail = if limit == remaining_bytes { &mut self.buffer[..] } else { &mut [] };
+                let asked = limit + tail.len();
+                let result = dst.receive(self.socket.as_fd(), *at, limit, tail);
+                if let Ok(count) = result {
+                    let direct = count.min(limit);
+                    *at += direct;
+                    *remaining -= direct as u64;
+                    (self.start, self.end) = (0, count - direct);
+                }
+                (asked, result)
+            }
+            _ => {
+                if self.start > 0 {
+                    self.buffer.copy_within(self.start..self.end, 0);
+                    (self.start, self.end) = (0, self.end - self.start);
+                }
+                let room = &mut self.buffer[self.end..];
+                let asked = room.len();
+                let result = rustix::net::recv(self.socket.as_fd(), room, RecvFlags::DONTWAIT)
+                    .map(|(count, _)| count)
+                    .map_err(io::Error::from);
+                if let Ok(count) = result {
+                    self.end += count;
+                }
+                (asked, result)
+            }
+        };
+        match result {
+            Ok(0) => Ok(Received::Closed),
+            Ok(count) => {
+                self.spent += count;
+                Ok(if count < asked { Received::Drained } else { Received::More })
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Received::Drained),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Received::More),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A data socket: nobody keeps the connection open once this end is dropped, not even a forked child.
+pub(super) struct Socket(OwnedFd);
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Fails when the connection is gone already, which is what is wanted.
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
+    }
+}

@@ -1,0 +1,743 @@
+//! `tcp`: the device contract over sockets, anywhere.
+//!
+//! Each pair has a control stream, read by a [watcher thread](watcher) also while nobody polls, and [`LANES`] data
+//! connections in each direction, written and read by `poll` itself. Frames ([`frame`]) name region, offset and notice;
+//! data is sent straight out of registered memory and received straight into it.
+//!
+//! * A lane carries data one way only. So closing after a goodbye never destroys what is still to be read, and both
+//!   directions run at once without sharing a connection.
+//! * Transfers of [`SPLIT_BYTES_MIN`] and more travel in pieces on all lanes. Lane 0 announces what comes on the others,
+//!   which are not looked at otherwise: a poll with nothing to do costs one call a peer.
+//! * `Done` of a put means that the socket has taken it. The first put to a region is answered by its owner, so that a
+//!   bad key is an error of its transfer; later ones need no answer until the owner takes the key back. A put that
+//!   crosses with that is dropped by the target, which then says so; it is logged here.
+//!
+//! **Invariant:** memory is written only by the polling thread, for a pair that is open, inside a region that the
+//! thread holds a handle of: so dropping a pair's lanes is silence (contract line 9).
+
+mod control;
+pub mod frame;
+mod handshake;
+mod lane;
+mod pair;
+mod regions;
+mod shared;
+mod slab;
+mod socket;
+mod watcher;
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::epoll;
+
+use self::control::ControlFrame;
+use self::handshake::Identity;
+use self::pair::{Goodbye, Outbox, Outcome, Pair};
+use self::regions::{Regions, Releases};
+use self::shared::{Mail, Order, Shared, Standing};
+use self::watcher::Watcher;
+use crate::Rank;
+use crate::cells::Cells;
+use crate::clock::{self, Nanos};
+use crate::device::{
+    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, Mapped, PostError,
+    RegisterError, Ring, SubmitError, Transfer, TransferError, TransferId,
+};
+use crate::memory::{Memory, Space, random_key};
+use crate::region::{Region, Registry, RemoteSlice};
+
+/// Data connections of a pair in each direction.
+pub const LANES: usize = 2;
+
+/// Transfers of so many bytes and more travel on all lanes.
+pub const SPLIT_BYTES_MIN: usize = 1 << 20;
+
+/// Transfers under way to one peer.
+pub const QUEUE_DEPTH: usize = 1024;
+
+/// Events that wait to be polled before submits are refused.
+const OUTBOX_MAX: usize = 4 * QUEUE_DEPTH;
+
+/// With at most so many open peers a poll reads their sockets at once; with more it asks which are ready first.
+const DIRECT_PEERS_MAX: usize = 4;
+
+/// Peers that one poll serves at most when it asks which are ready; the kernel lets the others come next.
+const READY_MAX: usize = 64;
+
+/// A peer whose connection broke in the direction to it may still have a goodbye under way: so long it is waited for.
+const GOODBYE_GRACE: Duration = Duration::from_millis(500);
+
+/// How long dropping a device that has left waits for its peers to read the goodbye.
+const LINGER_LIMIT: Duration = Duration::from_secs(1);
+
+const FABRIC: &str = "tcp";
+
+/// Epoll data of the bell itself; others are peers.
+const CHIME: u64 = u64::MAX;
+
+/// Why a device was not made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Listening where strangers are needs a secret.
+    #[error(
+        "listening on {address} needs a shared secret, since it is not loopback; write one with 'pleach secret FILE', copy it to all hosts and set PLEACH_SECRET_FILE=FILE"
+    )]
+    SecretRequired {
+        /// Where.
+        address: std::net::IpAddr,
+    },
+    /// There is no such interface on this host.
+    #[error(
+        "there is no network interface '{interface}' here; name one of 'ip link' or an IP address of this host"
+    )]
+    NoSuchInterface {
+        /// What was given.
+        interface: String,
+    },
+    /// The interface has no address.
+    #[error("network interface '{interface}' has no address; give it one or name another")]
+    NoAddress {
+        /// What was given.
+        interface: String,
+    },
+    /// Peers cannot connect to "any address".
+    #[error(
+        "'{interface}' is no address that peers can connect to; name an interface or one address of this host"
+    )]
+    Unspecified {
+        /// What was given.
+        interface: String,
+    },
+    /// The interface's addresses could not be found out.
+    #[error("the addresses of network interface '{interface}' could not be read; name an IP address instead")]
+    Interface {
+        /// What was given.
+        interface: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Listening failed.
+    #[error("listening on {address} failed; is it an address of this host?")]
+    Listen {
+        /// Where.
+        address: std::net::IpAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The operating system refused a descriptor or the thread.
+    #[error("the operating system refused the tcp device its {what}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One rank's end of the tcp fabric.
+pub struct TcpDevice {
+    rank: Rank,
+    world_size: u32,
+    caps: Caps,
+    address: Address,
+    cells_each: usize,
+    connect_timeout: Duration,
+    has_secret: bool,
+    shared: Arc<Shared>,
+    watcher: Option<JoinHandle<()>>,
+    epoll: Arc<OwnedFd>,
+    cells: Vec<OnceLock<Cells>>,
+    regions: Regions,
+    releases: Arc<Releases>,
+    registry: Arc<dyn Registry>,
+    peers: Vec<Peer>,
+    /// Peers whose lanes are to be read.
+    open: Vec<Rank>,
+    /// Peers to whom something waits to be sent.
+    sending: Vec<Rank>,
+    outbox: Outbox,
+    /// The last poll left something behind that no bell rings for.
+    unfinished: bool,
+    leaving: bool,
+    now: Nanos,
+}
+
+enum Peer {
+    Idle,
+    Connecting,
+    Open(Box<Open>),
+    Lost(LossCause),
+    Severed,
+}
+
+struct Open {
+    pair: Pair,
+    /// Its goodbye has come: it is not received from any more, but may still be told ours.
+    departed: bool,
+    /// The connection to it broke; a goodbye may still come until this time.
+    suspect: Option<(Nanos, LossCause)>,
+}
+
+impl TcpDevice {
+    /// Listens, on loopback or where the configuration says, and starts the watcher.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
+        let ip = socket::listening_ip(config.interface.as_deref())?;
+        if !ip.is_loopback() && config.secret.is_none() {
+            return Err(OpenError::SecretRequired { address: ip });
+        }
+        let (listener, bound) =
+            socket::listen_on(ip).map_err(|source| OpenError::Listen { address: ip, source })?;
+        let system = |what| move |source: io::Error| OpenError::System { what, source };
+        let cells_each = config.cells.min(usize::from(u16::MAX) + 1);
+        let identity = Identity {
+            rank: config.rank,
+            world_size: config.world_size,
+            lanes: LANES as u8,
+            cells: cells_each as u32,
+            process: std::process::id(),
+            host: socket::host_identity(),
+            secret: config.secret.clone(),
+        };
+        let shared =
+            Arc::new(Shared::new(config.responder, config.world_size).map_err(system("event descriptors"))?);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .and_then(|epoll| {
+                let data = epoll::EventData::new_u64(CHIME);
+                epoll::add(&epoll, &shared.bell, data, epoll::EventFlags::IN).map(|()| epoll)
+            })
+            .map_err(|error| system("epoll descriptor")(error.into()))?;
+        let watcher =
+            Watcher::new(Arc::clone(&shared), identity, listener).map_err(system("epoll descriptor"))?;
+        let watcher = std::thread::Builder::new()
+            .name(format!("pleach-tcp-{}", config.rank))
+            .spawn(move || watcher.run())
+            .map_err(system("watcher thread"))?;
+        let releases = Arc::new(Releases::new(Arc::downgrade(&shared)));
+        Ok(Self {
+            rank: config.rank,
+            world_size: config.world_size,
+            caps: Caps {
+                fabric: FABRIC,
+                maps: false,
+                passive: false,
+                checks_keys: true,
+                sever_detaches: false,
+                registers_freely: true,
+                cells: cells_each,
+                transfer_bytes_max: frame::TRANSFER_BYTES_MAX,
+                queue_depth: QUEUE_DEPTH,
+            },
+            address: socket::to_text(bound),
+            cells_each,
+            connect_timeout: config.connect_timeout,
+            has_secret: config.secret.is_some(),
+            shared,
+            watcher: Some(watcher),
+            epoll: Arc::new(epoll),
+            cells: (0..config.world_size).map(|_| OnceLock::new()).collect(),
+            regions: Regions::default(),
+            registry: Arc::clone(&releases) as Arc<dyn Registry>,
+            releases,
+            peers: (0..config.world_size).map(|_| Peer::Idle).collect(),
+            open: Vec::new(),
+            sending: Vec::new(),
+            outbox: Outbox::with_capacity(64),
+            unfinished: false,
+            leaving: false,
+            now: Nanos::ZERO,
+        })
+    }
+
+    fn check(&self, peer: Rank, transfer: &Transfer) -> Result<(), SubmitError> {
+        let local = match transfer {
+            Transfer::Put { src: crate::Source::Slice(slice), .. } | Transfer::Get { dst: slice, .. } => {
+                Some(slice)
+            }
+            _ => None,
+        };
+        if local.is_some_and(|slice| !slice.region().belongs_to(&self.registry)) {
+            return Err(SubmitError::ForeignRegion);
+        }
+        let (source_bytes, destination_bytes) = match transfer {
+            Transfer::Notify(_) => (0, 0),
+            Transfer::Put { src, dst, .. } => (src.len() as u64, dst.len),
+            Transfer::Get { src, dst } => (src.len, dst.len() as u64),
+            Transfer::Atomic { word, .. } => {
+                if word.len != 8 || !word.offset.is_multiple_of(8) {
+                    return Err(SubmitError::MisalignedWord);
+                }
+                (8, 8)
+            }
+        };
+        if source_bytes != destination_bytes {
+            return Err(SubmitError::Lengths { source_bytes, destination_bytes });
+        }
+        if source_bytes > self.caps.transfer_bytes_max {
+            return Err(SubmitError::TooLong { bytes: source_bytes, max: self.caps.transfer_bytes_max });
+        }
+        if self.outbox.len() >= OUTBOX_MAX {
+            return Err(SubmitError::QueueFull { peer });
+        }
+        Ok(())
+    }
+
+    fn list_sending(&mut self, peer: Rank) {
+        if let Peer::Open(open) = &mut self.peers[peer as usize]
+            && !open.pair.core.listed
+            && open.pair.core.has_output()
+        {
+            open.pair.core.listed = true;
+            self.sending.push(peer);
+        }
+    }
+
+    fn take_mail(&mut self) {
+        for mail in self.shared.take_mail() {
+            match mail {
+                Mail::Opened { peer, cells, out, incoming } => self.opened(peer, cells, out, incoming),
+                Mail::Revoked { peer, key } => {
+                    if let Peer::Open(open) = &mut self.peers[peer as usize] {
+                        open.pair.core.revoked(key);
+                    }
+                }
+                Mail::Lost { peer, cause } => {
+                    let error = TransferError::Lost { peer, cause: cause.clone() };
+                    if !matches!(self.peers[peer as usize], Peer::Lost(_) | Peer::Severed) {
+                        self.close(peer, Peer::Lost(cause.clone()), &error);
+                        self.outbox.push_back(Event::PeerLost { peer, cause });
+                    }
+                }
+            }
+        }
+    }
+
+    fn opened(&mut self, peer: Rank, peer_cells: usize, out: Vec<OwnedFd>, incoming: Vec<OwnedFd>) {
+        if !matches!(self.peers[peer as usize], Peer::Connecting) {
+            return;
+        }
+        let mut pair = Pair::new(peer, self.cells(peer), peer_cells, out, incoming);
+        let data = epoll::EventData::new_u64(u64::from(peer));
+        if let Err(error) = epoll::add(&self.epoll, &pair.incoming[0].socket, data, epoll::EventFlags::IN) {
+            self.shared.lose(peer, socket::loss(&error.into()));
+            return;
+        }
+        pair.incoming[0].watched = true;
+        if self.leaving {
+            pair.core.goodbye = Goodbye::Wanted;
+            pair.core.say_goodbye();
+        }
+        self.peers[peer as usize] = Peer::Open(Box::new(Open { pair, departed: false, suspect: None }));
+        self.open.push(peer);
+        self.list_sending(peer);
+        self.outbox.push_back(Event::Connected { peer });
+    }
+
+    /// Closes all of a pair's lanes and ends its transfers with `error`.
+    fn close(&mut self, peer: Rank, then: Peer, error: &TransferError) {
+        self.open.retain(|open| *open != peer);
+        self.sending.retain(|sending| *sending != peer);
+        if let Peer::Open(mut open) = std::mem::replace(&mut self.peers[peer as usize], then) {
+            self.close_incoming(&mut open.pair);
+            for lane in &open.pair.core.out {
+                if lane.watched {
+                    let _ = epoll::delete(&self.epoll, &lane.socket);
+                }
+            }
+            open.pair.core.fail_all(error, false, &mut self.outbox);
+        }
+    }
+
+    fn close_incoming(&self, pair: &mut Pair) {
+        for lane in pair.incoming.drain(..) {
+            // Explicitly, as a forked child may keep the connection open.
+            if lane.watched {
+                let _ = epoll::delete(&self.epoll, &lane.socket);
+            }
+        }
+    }
+
+    fn departed(&mut self, peer: Rank) {
+        self.open.retain(|open| *open != peer);
+        let slot = std::mem::replace(&mut self.peers[peer as usize], Peer::Idle);
+        let Peer::Open(mut open) = slot else { return };
+        self.close_incoming(&mut open.pair);
+        open.departed = true;
+        open.suspect = None;
+        let core = &mut open.pair.core;
+        core.fail_all(&TransferError::Left { peer }, true, &mut self.outbox);
+        if core.goodbye == Goodbye::Queued {
+            core.goodbye = Goodbye::Wanted;
+            core.say_goodbye();
+        }
+        self.peers[peer as usize] = Peer::Open(open);
+        self.outbox.push_back(Event::Left { peer });
+    }
+
+    /// Forgets released regions and tells who counts on them.
+    fn release_regions(&mut self) {
+        for key in self.releases.take() {
+            for peer in self.regions.remove(key) {
+                // A peer that reads nothing is found out by other means.
+                if self.shared.link(peer).say(&ControlFrame::Revoked(key)) == Some(true) {
+                    self.shared.order(Order::Flush { peer });
+                }
+            }
+        }
+    }
+
+    /// Sends what the sockets take.
+    fn flush(&mut self) {
+        let mut sending = std::mem::take(&mut self.sending);
+        sending.retain(|peer| {
+            let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
+            let said = open.pair.core.goodbye;
+            match open.pair.core.flush(&mut self.outbox) {
+                Ok(()) => {}
+                Err(_) if open.departed => {
+                    open.pair.core.fail_all(&TransferError::Left { peer: *peer }, false, &mut self.outbox);
+                    open.pair.core.goodbye = Goodbye::Sent;
+                }
+                Err(cause) => {
+                    open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
+                    open.pair.core.listed = false;
+                    return false;
+                }
+            }
+            open.pair.core.say_goodbye();
+            if said != Goodbye::Sent && open.pair.core.goodbye == Goodbye::Sent {
+                let waits = self.shared.link(*peer).say(&ControlFrame::Bye);
+                if waits == Some(true) {
+                    self.shared.order(Order::Flush { peer: *peer });
+                }
+            }
+            open.pair.core.listed = open.pair.core.has_output();
+            open.pair.core.listed
+        });
+        // Nobody else adds to the list meanwhile.
+        self.sending = sending;
+    }
+
+    fn receive_from(&mut self, peer: Rank) {
+        let Peer::Open(open) = &mut self.peers[peer as usize] else { return };
+        if open.departed {
+            return;
+        }
+        let outcome = open.pair.receive(&mut self.regions, &mut self.outbox);
+        if open.pair.core.goodbye == Goodbye::Wanted {
+            open.pair.core.say_goodbye();
+        }
+        match outcome {
+            Ok(Outcome::Idle) => self.list_sending(peer),
+            Ok(Outcome::More) => {
+                self.unfinished = true;
+                self.list_sending(peer);
+            }
+            Ok(Outcome::Left) => {
+                self.departed(peer);
+                self.list_sending(peer);
+            }
+            Err(cause) => self.shared.lose(peer, cause),
+        }
+    }
+
+    fn receive(&mut self) {
+        if self.open.len() <= DIRECT_PEERS_MAX {
+            // By index, as a departing peer leaves the list; one that is skipped by that gets its turn next time.
+            let mut at = 0;
+            while let Some(peer) = self.open.get(at).copied() {
+                self.receive_from(peer);
+                at += 1;
+            }
+            return;
+        }
+        // Announced data is under way already: no need to ask.
+        let mut at = 0;
+        while let Some(peer) = self.open.get(at).copied() {
+            if let Peer::Open(open) = &self.peers[peer as usize]
+                && open.pair.expects_more()
+            {
+                self.receive_from(peer);
+            }
+            at += 1;
+        }
+        let mut space = [const { MaybeUninit::uninit() }; READY_MAX];
+        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An interruption: nothing is known to be ready, and the next poll asks again.
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else { return };
+        self.unfinished |= ready.len() == READY_MAX;
+        for event in ready {
+            let token = event.data.u64();
+            if token < u64::from(self.world_size) {
+                self.receive_from(token as Rank);
+            }
+        }
+    }
+
+    fn convict_suspects(&mut self) {
+        for at in 0..self.open.len() {
+            let peer = self.open[at];
+            if let Peer::Open(open) = &self.peers[peer as usize]
+                && let Some((until, cause)) = &open.suspect
+                && self.now >= *until
+            {
+                self.shared.lose(peer, cause.clone());
+            }
+        }
+    }
+
+    /// Makes the epoll descriptor readable exactly when a lane of this peer can go on.
+    fn watch(epoll: &OwnedFd, peer: Rank, open: &mut Open) -> rustix::io::Result<()> {
+        let data = || epoll::EventData::new_u64(u64::from(peer));
+        for lane in 0..open.pair.incoming.len() {
+            let expects = open.pair.expects(lane);
+            let incoming = &mut open.pair.incoming[lane];
+            if expects != incoming.watched {
+                if expects {
+                    epoll::add(epoll, &incoming.socket, data(), epoll::EventFlags::IN)?;
+                } else {
+                    epoll::delete(epoll, &incoming.socket)?;
+                }
+                incoming.watched = expects;
+            }
+        }
+        let suspect = open.suspect.is_some();
+        for lane in &mut open.pair.core.out {
+            let waits = !lane.is_empty() && !suspect;
+            if waits != lane.watched {
+                if waits {
+                    epoll::add(epoll, &lane.socket, data(), epoll::EventFlags::OUT)?;
+                } else {
+                    epoll::delete(epoll, &lane.socket)?;
+                }
+                lane.watched = waits;
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, events: &mut Vec<Event>) {
+        let room = events.capacity() - events.len();
+        let count = room.min(self.outbox.len());
+        events.extend(self.outbox.drain(..count));
+    }
+}
+
+impl Device for TcpDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        match memory.space() {
+            Space::Host => {}
+            #[expect(unreachable_patterns, reason = "there will be other spaces")]
+            space => return Err(RegisterError::Space { fabric: FABRIC, space }),
+        }
+        let region = Region::new(memory, random_key(), Arc::clone(&self.registry));
+        self.regions.insert(&region);
+        Ok(region)
+    }
+
+    fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        Err(MapError::Unsupported { fabric: FABRIC })
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        if peer >= self.world_size || peer == self.rank {
+            return Err(ConnectError::Peer { peer, own: self.rank, world_size: self.world_size });
+        }
+        let target = socket::from_text(address)
+            .ok_or_else(|| ConnectError::Address { fabric: FABRIC, address: address.clone() })?;
+        if !target.ip().is_loopback() && !self.has_secret {
+            let source = io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "a shared secret is required, since the address is not loopback; write one with 'pleach secret FILE' and set PLEACH_SECRET_FILE=FILE",
+            );
+            return Err(ConnectError::System { peer, address: address.clone(), source });
+        }
+        if matches!(self.peers[peer as usize], Peer::Idle) {
+            self.peers[peer as usize] = Peer::Connecting;
+            // Of two ranks the higher one dials, so that they never dial each other at once.
+            let dial = (self.rank > peer).then_some(target);
+            let deadline = clock::now() + self.connect_timeout;
+            self.shared.order(Order::Connect { peer, dial, deadline });
+        }
+        Ok(())
+    }
+
+    fn sever(&mut self, peer: Rank) {
+        self.shared.link(peer).end(Standing::Severed);
+        self.shared.order(Order::Sever { peer });
+        self.close(peer, Peer::Severed, &TransferError::Severed { peer });
+        self.outbox.push_back(Event::Severed { peer });
+    }
+
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+        if self.shared.has_mail() {
+            // A key may have been taken back.
+            self.take_mail();
+        }
+        let Some(state) = self.peers.get(peer as usize) else {
+            return Err(SubmitError::NotConnected { peer });
+        };
+        match state {
+            Peer::Open(open) if open.departed || self.leaving => return Err(SubmitError::Left { peer }),
+            Peer::Open(_) => {}
+            Peer::Idle | Peer::Connecting => return Err(SubmitError::NotConnected { peer }),
+            Peer::Lost(cause) => return Err(SubmitError::Lost { peer, cause: cause.clone() }),
+            Peer::Severed => return Err(SubmitError::Severed { peer }),
+        }
+        self.check(peer, &transfer)?;
+        if let Peer::Open(open) = &mut self.peers[peer as usize] {
+            open.pair.core.submit(transfer, id)?;
+            if !open.pair.core.listed && open.suspect.is_none() {
+                open.pair.core.listed = true;
+                self.sending.push(peer);
+            }
+        }
+        Ok(())
+    }
+
+    fn cells(&self, peer: Rank) -> Cells {
+        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.cells_each)).clone()
+    }
+
+    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        match self.peers.get(peer as usize) {
+            Some(Peer::Open(open)) if !open.departed => {}
+            _ => return Err(PostError::NotConnected { peer }),
+        }
+        // Who has this message knows what was released before.
+        if self.releases.any() {
+            self.release_regions();
+        }
+        if self.shared.link(peer).post(peer, message)? {
+            self.shared.order(Order::Flush { peer });
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        self.now = now;
+        self.unfinished = false;
+        if self.shared.bell.is_rung() {
+            self.shared.bell.silence();
+        }
+        if self.shared.has_mail() {
+            self.take_mail();
+        }
+        if self.releases.any() {
+            self.release_regions();
+        }
+        if !self.sending.is_empty() {
+            self.flush();
+        }
+        self.receive();
+        // Answers, and what could not go before the peer's word came.
+        if !self.sending.is_empty() {
+            self.flush();
+        }
+        self.convict_suspects();
+        if self.shared.has_mail() {
+            self.take_mail();
+        }
+        self.deliver(events);
+    }
+
+    fn arm(&mut self) -> Option<Bell> {
+        let rung = self.shared.bell.silence();
+        let sendable = self.sending.iter().any(|peer| match &self.peers[*peer as usize] {
+            Peer::Open(open) => open.pair.core.out.iter().any(lane::OutLane::is_ready),
+            _ => false,
+        });
+        if rung || sendable || self.unfinished || self.shared.has_mail() || !self.outbox.is_empty() {
+            return None;
+        }
+        for (peer, state) in self.peers.iter_mut().enumerate() {
+            if let Peer::Open(open) = state
+                && Self::watch(&self.epoll, peer as Rank, open).is_err()
+            {
+                return None;
+            }
+        }
+        Some(Bell::File(Arc::clone(&self.epoll)))
+    }
+
+    fn ringer(&self) -> Arc<dyn Ring> {
+        Arc::new(Ringer(Arc::clone(&self.shared)))
+    }
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        let suspects = self.open.iter().filter_map(|peer| match &self.peers[*peer as usize] {
+            Peer::Open(open) => open.suspect.as_ref().map(|(until, _)| *until),
+            _ => None,
+        });
+        suspects.min()
+    }
+
+    fn leave(&mut self) {
+        self.leaving = true;
+        for peer in 0..self.world_size {
+            if let Peer::Open(open) = &mut self.peers[peer as usize] {
+                if open.pair.core.goodbye == Goodbye::No {
+                    open.pair.core.goodbye = Goodbye::Wanted;
+                }
+                open.pair.core.say_goodbye();
+                self.list_sending(peer);
+            }
+        }
+        self.flush();
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.peers.iter().zip(&self.shared.links).all(|(peer, link)| match peer {
+            Peer::Open(open) => open.suspect.is_none() && open.pair.is_flushed() && !link.has_output(),
+            _ => true,
+        })
+    }
+}
+
+impl Drop for TcpDevice {
+    fn drop(&mut self) {
+        let linger = if self.leaving { LINGER_LIMIT } else { Duration::ZERO };
+        // The lanes close before the goodbye's stream does, so that peers read what was sent first.
+        self.peers.clear();
+        self.shared.order(Order::Stop { linger_until: clock::now() + linger });
+        if let Some(watcher) = self.watcher.take() {
+            // A panic there was reported by the thread itself.
+            let _ = watcher.join();
+        }
+        for link in &self.shared.links {
+            link.close();
+        }
+    }
+}
+
+struct Ringer(Arc<Shared>);
+
+impl Ring for Ringer {
+    fn ring(&self) {
+        self.0.bell.ring();
+    }
+}

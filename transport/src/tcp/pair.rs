@@ -1,0 +1,672 @@
+//! This rank's end of a connected pair: its lanes, what is under way on them, and what frames mean.
+//!
+//! **Invariants:** every accepted transfer is named exactly once, by a queued frame, a [`Parts`] or a [`Pending`], and
+//! whoever takes that name reports it. A notice is shown when every byte of its put has been received, by this thread.
+
+use std::os::fd::OwnedFd;
+
+use super::frame::{Frame, Token};
+use super::lane::{Body, InLane, Incoming, OutFrame, OutLane, Received, Written};
+use super::regions::{KeyMap, Regions};
+use super::slab::{FOREIGN_TOKEN, Slab};
+use super::{LANES, QUEUE_DEPTH, SPLIT_BYTES_MIN};
+use crate::Rank;
+use crate::cells::{Cells, Notice};
+use crate::device::{
+    Event, LossCause, ProtocolViolation, Source, SubmitError, Transfer, TransferError, TransferId,
+};
+use crate::region::{RegionKey, RemoteSlice, Slice};
+
+/// Answers that wait to be sent at most; a peer has at most this many questions under way.
+const ANSWERS_MAX: usize = QUEUE_DEPTH * LANES;
+
+/// Pieces of split puts begin at multiples of this many bytes of the put.
+const SPLIT_ALIGN_BYTES: usize = 4096;
+
+/// Events that wait to be polled.
+pub(super) type Outbox = std::collections::VecDeque<Event>;
+
+/// How a transfer's end is reported.
+#[derive(Clone, Copy)]
+enum Report {
+    Transfer(TransferId),
+    Part(u64),
+}
+
+/// A transfer that ends with several parts.
+struct Parts {
+    id: TransferId,
+    remaining: u8,
+    result: Result<u64, TransferError>,
+}
+
+/// An operation that awaits an answer.
+enum Pending {
+    Put(TransferId),
+    Get { dst: Slice, lane: usize, report: Report },
+    Atomic(TransferId),
+}
+
+/// A put that arrives in pieces.
+struct Split {
+    token: Token,
+    remaining: u32,
+    end: PutEnd,
+}
+
+/// What to do when a put is there.
+#[derive(Clone, Copy)]
+struct PutEnd {
+    notice: Option<Notice>,
+    answered: bool,
+    refused: bool,
+    key: RegionKey,
+    token: Token,
+}
+
+/// What to do when data is there.
+enum Then {
+    Put(PutEnd),
+    Piece { token: Token, lane: usize },
+    Get { token: Token, lane: usize },
+}
+
+/// How far this rank's goodbye has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Goodbye {
+    No,
+    /// Asked for; waits for answers to what was asked before.
+    Wanted,
+    Queued,
+    Sent,
+}
+
+/// A connected pair.
+pub(super) struct Pair {
+    pub(super) incoming: Vec<InLane<Arrival>>,
+    pub(super) core: Core,
+}
+
+/// What a receiving lane keeps with the data that is arriving.
+pub(super) struct Arrival(Then);
+
+/// All of a pair but its receiving lanes.
+pub(super) struct Core {
+    pub(super) peer: Rank,
+    cells: Cells,
+    peer_cells: usize,
+    pub(super) out: Vec<OutLane>,
+    pending: Slab<Pending>,
+    parts: Slab<Parts>,
+    splits: Vec<Split>,
+    next_split: u64,
+    /// How long the peer's regions are that it has accepted a put to: such puts need no answer.
+    proved: KeyMap<u64>,
+    /// Regions that were taken back before they were proved.
+    revoked: Vec<RegionKey>,
+    /// Data on lane `n` that lane 0 or a request has announced: lane 0's says nothing.
+    announced: [u32; LANES],
+    /// Transfers accepted and not reported.
+    under_way: usize,
+    answers: usize,
+    pub(super) goodbye: Goodbye,
+    peer_goodbye: bool,
+    /// Whether the device's list of pairs with something to send has it.
+    pub(super) listed: bool,
+    written: Vec<Written>,
+}
+
+/// How receiving went.
+pub(super) enum Outcome {
+    /// All that is there has been received.
+    Idle,
+    /// There is more.
+    More,
+    /// The peer has said goodbye, and all it sent before is here.
+    Left,
+}
+
+impl Pair {
+    pub(super) fn new(
+        peer: Rank,
+        cells: Cells,
+        peer_cells: usize,
+        out: Vec<OwnedFd>,
+        incoming: Vec<OwnedFd>,
+    ) -> Self {
+        Self {
+            incoming: incoming.into_iter().map(InLane::new).collect(),
+            core: Core {
+                peer,
+                cells,
+                peer_cells,
+                out: out.into_iter().map(OutLane::new).collect(),
+                pending: Slab::new(),
+                parts: Slab::new(),
+                splits: Vec::new(),
+                next_split: 0,
+                proved: KeyMap::default(),
+                revoked: Vec::new(),
+                announced: [0; LANES],
+                under_way: 0,
+                answers: 0,
+                goodbye: Goodbye::No,
+                peer_goodbye: false,
+                listed: false,
+                written: Vec::new(),
+            },
+        }
+    }
+
+    /// Whether lane `lane` is to be received from: lane 0 always, others when something is announced on them.
+    pub(super) fn expects(&self, lane: usize) -> bool {
+        if lane == 0 {
+            !self.core.peer_goodbye
+        } else {
+            self.core.announced[lane] > 0 && !self.incoming[lane].held
+        }
+    }
+
+    /// Whether data is announced on lanes that say nothing by themselves.
+    pub(super) fn expects_more(&self) -> bool {
+        self.core.announced[1..].iter().any(|announced| *announced > 0)
+    }
+
+    /// Receives what is there, up to the lanes' share of a poll.
+    pub(super) fn receive(
+        &mut self,
+        regions: &mut Regions,
+        outbox: &mut Outbox,
+    ) -> Result<Outcome, LossCause> {
+        let mut more = false;
+        for lane in 0..self.incoming.len() {
+            self.incoming[lane].start_poll();
+            more |= self.receive_lane(lane, regions, outbox)?;
+        }
+        if self.core.peer_goodbye && self.core.splits.is_empty() {
+            return Ok(Outcome::Left);
+        }
+        Ok(if more { Outcome::More } else { Outcome::Idle })
+    }
+
+    /// Returns whether there is more.
+    fn receive_lane(
+        &mut self,
+        lane: usize,
+        regions: &mut Regions,
+        outbox: &mut Outbox,
+    ) -> Result<bool, LossCause> {
+        let mut drained = false;
+        loop {
+            self.decode(lane, regions, outbox).map_err(LossCause::Protocol)?;
+            if !self.expects(lane) || drained {
+                return Ok(false);
+            }
+            if self.incoming[lane].is_spent() {
+                return Ok(true);
+            }
+            match self.incoming[lane].receive() {
+                Ok(Received::More) => {}
+                Ok(Received::Drained) => drained = true,
+                Ok(Received::Closed) => return Err(LossCause::ConnectionClosed),
+                Err(error) => return Err(super::socket::loss(&error)),
+            }
+        }
+    }
+
+    /// Takes what is buffered as far as it goes.
+    fn decode(
+        &mut self,
+        lane: usize,
+        regions: &mut Regions,
+        outbox: &mut Outbox,
+    ) -> Result<(), ProtocolViolation> {
+        let Self { incoming, core } = self;
+        let stream = &mut incoming[lane];
+        stream.held = false;
+        loop {
+            if stream.incoming.is_some() {
+                match stream.settle() {
+                    Some(then) => core.arrived(then.0, regions, outbox)?,
+                    None => return Ok(()),
+                }
+            }
+            let silent = if lane == 0 { core.peer_goodbye } else { core.announced[lane] == 0 };
+            if silent {
+                return Ok(());
+            }
+            let Some((frame, used)) = Frame::decode(stream.buffered())? else { return Ok(()) };
+            if let Frame::Piece { token, .. } = &frame
+                && !core.splits.iter().any(|split| split.token == *token)
+            {
+                // It overtook its announcement on lane 0.
+                stream.held = true;
+                return Ok(());
+            }
+            stream.consume(used);
+            stream.incoming = core.handle(lane, &frame, regions, outbox)?;
+        }
+    }
+
+    /// Whether nothing waits to be sent or answered.
+    pub(super) fn is_flushed(&self) -> bool {
+        let core = &self.core;
+        core.out.iter().all(OutLane::is_empty)
+            && core.pending.len() == 0
+            && !matches!(core.goodbye, Goodbye::Wanted | Goodbye::Queued)
+    }
+}
+
+impl Core {
+    fn push(&mut self, lane: usize, frame: &Frame, body: Body, written: Written) {
+        self.out[lane].push(OutFrame { head: frame.encode(), body, written });
+    }
+
+    fn answer(&mut self, lane: usize, frame: &Frame, body: Body) -> Result<(), ProtocolViolation> {
+        if self.answers >= ANSWERS_MAX {
+            return Err(ProtocolViolation::TooManyRequests);
+        }
+        self.answers += 1;
+        self.push(lane, frame, body, Written::Answer);
+        Ok(())
+    }
+
+    /// The peer says that a region is gone.
+    pub(super) fn revoked(&mut self, key: RegionKey) {
+        if self.proved.remove(&key).is_none() && self.pending.len() > 0 {
+            // Its acceptance may still be under way, on another connection.
+            self.revoked.push(key);
+        }
+    }
+
+    fn check_notice(&self, notice: &Notice) -> Result<(), ProtocolViolation> {
+        if usize::from(notice.cell) < self.cells.len() { Ok(()) } else { Err(ProtocolViolation::UnknownCell) }
+    }
+
+    /// Acts on a frame; returns where its data goes, if there is any to come.
+    fn handle(
+        &mut self,
+        lane: usize,
+        frame: &Frame,
+        regions: &mut Regions,
+        outbox: &mut Outbox,
+    ) -> Result<Option<Incoming<Arrival>>, ProtocolViolation> {
+        if lane > 0 && !matches!(frame, Frame::Piece { .. } | Frame::GetReply { .. }) {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        let (dst, then) = match *frame {
+            Frame::Notify { notice } => {
+                self.check_notice(&notice)?;
+                self.cells.notify(&notice);
+                return Ok(None);
+            }
+            Frame::Put { dst, notice, answered, others, token } => {
+                if let Some(notice) = &notice {
+                    self.check_notice(notice)?;
+                }
+                let place = regions.find(&dst);
+                let end = PutEnd { notice, answered, refused: place.is_none(), key: dst.key, token };
+                if others == 0 {
+                    (place, Then::Put(end))
+                } else {
+                    self.announce_split(others, end)?;
+                    (place, Then::Piece { token, lane })
+                }
+            }
+            Frame::Piece { dst, token } => {
+                let place = regions.find(&dst);
+                let split = self.splits.iter_mut().find(|split| split.token == token);
+                let split = split.ok_or(ProtocolViolation::UnexpectedAnswer)?;
+                split.end.refused |= place.is_none();
+                (place, Then::Piece { token, lane })
+            }
+            Frame::GetReply { len, token } => match self.pending.find(token) {
+                Some(Pending::Get { dst, lane: asked, .. }) if *asked == lane && dst.len() as u64 == len => {
+                    (Some(dst.clone()), Then::Get { token, lane })
+                }
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Get { src, lane, token } => {
+                if usize::from(lane) >= LANES {
+                    return Err(ProtocolViolation::MalformedFrame);
+                }
+                match regions.find(&src) {
+                    Some(slice) => {
+                        let reply = Frame::GetReply { len: src.len, token };
+                        self.answer(usize::from(lane), &reply, Body::Slice(slice))?;
+                    }
+                    None => self.answer(0, &Frame::Refused { key: src.key, token }, Body::Nothing)?,
+                }
+                return Ok(None);
+            }
+            Frame::Atomic { key, offset, op, token } => {
+                let word = regions.find(&RemoteSlice { key, offset, len: 8 });
+                let reply = match word.and_then(|word| word.atomic(op)) {
+                    Some(old) => Frame::AtomicReply { old, token },
+                    None => Frame::Refused { key, token },
+                };
+                self.answer(0, &reply, Body::Nothing)?;
+                return Ok(None);
+            }
+            _ => return self.handle_answer(frame, outbox).map(|()| None),
+        };
+        Ok(Some(Incoming { dst, at: 0, remaining: frame.body_bytes(), then: Arrival(then) }))
+    }
+
+    fn handle_answer(&mut self, frame: &Frame, outbox: &mut Outbox) -> Result<(), ProtocolViolation> {
+        match *frame {
+            Frame::AtomicReply { old, token } => match self.pending.take(token) {
+                Some(Pending::Atomic(id)) => self.report(Report::Transfer(id), Ok(old), outbox),
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Accepted { key, region_bytes, token } => match self.pending.take(token) {
+                Some(Pending::Put(id)) => {
+                    if !self.revoked.contains(&key) {
+                        self.proved.insert(key, region_bytes);
+                    }
+                    if self.pending.len() == 0 {
+                        self.revoked.clear();
+                    }
+                    self.report(Report::Transfer(id), Ok(0), outbox);
+                }
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Refused { key, token } => {
+                self.proved.remove(&key);
+                if token == 0 || token & FOREIGN_TOKEN != 0 {
+                    // The put was done before the peer's word that the region is gone could come.
+                    tracing::warn!(
+                        peer = self.peer,
+                        ?key,
+                        "a put named a region that its owner had released; nothing was written and no notice shown"
+                    );
+                    return Ok(());
+                }
+                let refused = Err(TransferError::Refused { peer: self.peer, key });
+                match self.pending.take(token) {
+                    Some(Pending::Put(id) | Pending::Atomic(id)) => {
+                        self.report(Report::Transfer(id), refused, outbox);
+                    }
+                    Some(Pending::Get { lane, report, .. }) => {
+                        self.announced[lane] = self.announced[lane].saturating_sub(1);
+                        self.report(report, refused, outbox);
+                    }
+                    None => return Err(ProtocolViolation::UnexpectedAnswer),
+                }
+            }
+            Frame::Bye => self.peer_goodbye = true,
+            _ => return Err(ProtocolViolation::MalformedFrame),
+        }
+        Ok(())
+    }
+
+    fn announce_split(&mut self, others: u8, end: PutEnd) -> Result<(), ProtocolViolation> {
+        let known = self.splits.iter().any(|split| split.token == end.token);
+        if others & 1 != 0 || u32::from(others) >> LANES != 0 || known || self.splits.len() >= QUEUE_DEPTH {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        for lane in 1..LANES {
+            self.announced[lane] += u32::from(others >> lane & 1);
+        }
+        self.splits.push(Split { token: end.token, remaining: 1 + others.count_ones(), end });
+        Ok(())
+    }
+
+    /// All data of a frame is there.
+    fn arrived(
+        &mut self,
+        then: Then,
+        regions: &mut Regions,
+        outbox: &mut Outbox,
+    ) -> Result<(), ProtocolViolation> {
+        match then {
+            Then::Put(end) => self.put_arrived(&end, regions),
+            Then::Piece { token, lane } => {
+                if lane > 0 {
+                    self.announced[lane] = self.announced[lane].saturating_sub(1);
+                }
+                let Some(at) = self.splits.iter().position(|split| split.token == token) else {
+                    return Err(ProtocolViolation::UnexpectedAnswer);
+                };
+                self.splits[at].remaining = self.splits[at].remaining.saturating_sub(1);
+                if self.splits[at].remaining == 0 {
+                    let split = self.splits.swap_remove(at);
+                    self.put_arrived(&split.end, regions)?;
+                }
+                Ok(())
+            }
+            Then::Get { token, lane } => {
+                if lane > 0 {
+                    self.announced[lane] = self.announced[lane].saturating_sub(1);
+                }
+                match self.pending.take(token) {
+                    Some(Pending::Get { report, .. }) => {
+                        self.report(report, Ok(0), outbox);
+                        Ok(())
+                    }
+                    _ => Err(ProtocolViolation::UnexpectedAnswer),
+                }
+            }
+        }
+    }
+
+    fn put_arrived(&mut self, end: &PutEnd, regions: &mut Regions) -> Result<(), ProtocolViolation> {
+        let PutEnd { key, token, .. } = *end;
+        if end.refused {
+            // Refusals that nobody awaits are not worth more than others' answers.
+            if end.answered || self.answers < ANSWERS_MAX {
+                self.answer(0, &Frame::Refused { key, token }, Body::Nothing)?;
+            }
+            return Ok(());
+        }
+        if let Some(notice) = &end.notice {
+            self.cells.notify(notice);
+        }
+        if end.answered {
+            // Zero: released meanwhile; the next put has to ask again.
+            let region_bytes = regions.entrust(key, self.peer).unwrap_or(0);
+            self.answer(0, &Frame::Accepted { key, region_bytes, token }, Body::Nothing)?;
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, report: Report, result: Result<u64, TransferError>, outbox: &mut Outbox) {
+        let (id, result) = match report {
+            Report::Transfer(id) => (id, result),
+            Report::Part(token) => {
+                let Some(parts) = self.parts.find(token) else { return };
+                parts.remaining -= 1;
+                if parts.result.is_ok() {
+                    parts.result = result;
+                }
+                if parts.remaining > 0 {
+                    return;
+                }
+                match self.parts.take(token) {
+                    Some(parts) => (parts.id, parts.result),
+                    None => return,
+                }
+            }
+        };
+        self.under_way -= 1;
+        outbox.push_back(Event::Done { id, result });
+    }
+
+    /// Sends what the sockets take.
+    pub(super) fn flush(&mut self, outbox: &mut Outbox) -> Result<(), LossCause> {
+        let mut written = std::mem::take(&mut self.written);
+        let mut result = Ok(());
+        for lane in 0..self.out.len() {
+            if self.out[lane].is_empty() {
+                continue;
+            }
+            if let Err(error) = self.out[lane].flush(&mut written) {
+                result = Err(super::socket::loss(&error));
+            }
+        }
+        for what in written.drain(..) {
+            self.wrote(what, Ok(0), outbox);
+        }
+        self.written = written;
+        result
+    }
+
+    fn wrote(&mut self, what: Written, result: Result<u64, TransferError>, outbox: &mut Outbox) {
+        match what {
+            Written::Nothing => {}
+            Written::Transfer(id) => self.report(Report::Transfer(id), result, outbox),
+            Written::Part(token) => self.report(Report::Part(token), result, outbox),
+            Written::Answer => self.answers -= 1,
+            Written::Bye => {
+                if result.is_ok() {
+                    self.goodbye = Goodbye::Sent;
+                }
+            }
+        }
+    }
+
+    /// Queues the goodbye when it is wanted and nothing is awaited any more.
+    pub(super) fn say_goodbye(&mut self) {
+        if self.goodbye == Goodbye::Wanted && self.pending.len() == 0 {
+            self.goodbye = Goodbye::Queued;
+            self.push(0, &Frame::Bye, Body::Nothing, Written::Bye);
+        }
+    }
+
+    /// Whether something waits to be sent.
+    pub(super) fn has_output(&self) -> bool {
+        self.out.iter().any(|lane| !lane.is_empty())
+    }
+
+    /// Ends every transfer with this error. With `finish`, a frame that has begun to go out is still finished (the
+    /// peer has left, but reads on).
+    pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, outbox: &mut Outbox) {
+        let mut abandoned = std::mem::take(&mut self.written);
+        for lane in &mut self.out {
+            if finish { lane.abandon_waiting(&mut abandoned) } else { lane.abandon(&mut abandoned) }
+        }
+        for what in abandoned.drain(..) {
+            self.wrote(what, Err(error.clone()), outbox);
+        }
+        self.written = abandoned;
+        while let Some(pending) = self.pending.take_any() {
+            let report = match pending {
+                Pending::Put(id) | Pending::Atomic(id) => Report::Transfer(id),
+                Pending::Get { report, .. } => report,
+            };
+            self.report(report, Err(error.clone()), outbox);
+        }
+    }
+
+    /// Queues a transfer that the device has checked.
+    pub(super) fn submit(&mut self, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+        if self.under_way >= QUEUE_DEPTH {
+            return Err(SubmitError::QueueFull { peer: self.peer });
+        }
+        let notice = match &transfer {
+            Transfer::Notify(notice) => Some(notice),
+            Transfer::Put { notice, .. } => notice.as_ref(),
+            _ => None,
+        };
+        if let Some(notice) = notice
+            && usize::from(notice.cell) >= self.peer_cells
+        {
+            return Err(SubmitError::NoSuchCell { cell: notice.cell, cells: self.peer_cells });
+        }
+        self.under_way += 1;
+        match transfer {
+            Transfer::Notify(notice) => {
+                self.push(0, &Frame::Notify { notice }, Body::Nothing, Written::Transfer(id));
+            }
+            Transfer::Put { src, dst, notice } => self.submit_put(src, dst, notice, id),
+            Transfer::Get { src, dst } => self.submit_get(src, &dst, id),
+            Transfer::Atomic { word, op } => {
+                let token = self.pending.insert(Pending::Atomic(id));
+                let frame = Frame::Atomic { key: word.key, offset: word.offset, op, token };
+                self.push(0, &frame, Body::Nothing, Written::Nothing);
+            }
+        }
+        Ok(())
+    }
+
+    fn submit_put(&mut self, src: Source, dst: RemoteSlice, notice: Option<Notice>, id: TransferId) {
+        let end = dst.offset.checked_add(dst.len);
+        let proved = self.proved.get(&dst.key).is_some_and(|len| end.is_some_and(|end| end <= *len));
+        let pieces = pieces(src.len());
+        match src {
+            Source::Slice(slice) if pieces > 1 => {
+                let (token, written) = if proved {
+                    self.next_split += 1;
+                    let parts = Parts { id, remaining: pieces as u8, result: Ok(0) };
+                    (FOREIGN_TOKEN | self.next_split, Written::Part(self.parts.insert(parts)))
+                } else {
+                    (self.pending.insert(Pending::Put(id)), Written::Nothing)
+                };
+                for (lane, (from, to)) in piece_bounds(slice.len(), pieces).enumerate() {
+                    let piece = slice.slice(from..to).expect("pieces lie inside their whole");
+                    let dst = RemoteSlice {
+                        key: dst.key,
+                        offset: dst.offset.saturating_add(from as u64),
+                        len: (to - from) as u64,
+                    };
+                    let frame = if lane == 0 {
+                        let others = ((1u32 << pieces) - 2) as u8;
+                        Frame::Put { dst, notice, answered: !proved, others, token }
+                    } else {
+                        Frame::Piece { dst, token }
+                    };
+                    self.push(lane, &frame, Body::Slice(piece), written);
+                }
+            }
+            src => {
+                let (token, written) = if proved {
+                    (0, Written::Transfer(id))
+                } else {
+                    (self.pending.insert(Pending::Put(id)), Written::Nothing)
+                };
+                let frame = Frame::Put { dst, notice, answered: !proved, others: 0, token };
+                let body = match src {
+                    Source::Slice(slice) => Body::Slice(slice),
+                    Source::Inline(inline) => Body::Inline(inline),
+                };
+                self.push(0, &frame, body, written);
+            }
+        }
+    }
+
+    fn submit_get(&mut self, src: RemoteSlice, dst: &Slice, id: TransferId) {
+        let pieces = pieces(dst.len());
+        let report = if pieces == 1 {
+            Report::Transfer(id)
+        } else {
+            Report::Part(self.parts.insert(Parts { id, remaining: pieces as u8, result: Ok(0) }))
+        };
+        for (lane, (from, to)) in piece_bounds(dst.len(), pieces).enumerate() {
+            let piece = dst.slice(from..to).expect("pieces lie inside their whole");
+            let src = RemoteSlice {
+                key: src.key,
+                offset: src.offset.saturating_add(from as u64),
+                len: (to - from) as u64,
+            };
+            let token = self.pending.insert(Pending::Get { dst: piece, lane, report });
+            if lane > 0 {
+                self.announced[lane] += 1;
+            }
+            self.push(0, &Frame::Get { src, lane: lane as u8, token }, Body::Nothing, Written::Nothing);
+        }
+    }
+}
+
+/// How many pieces a transfer of so many bytes travels in.
+fn pieces(bytes: usize) -> usize {
+    if bytes >= SPLIT_BYTES_MIN { LANES } else { 1 }
+}
+
+/// Where the pieces begin and end.
+fn piece_bounds(bytes: usize, pieces: usize) -> impl Iterator<Item = (usize, usize)> {
+    let step = bytes.div_ceil(pieces).next_multiple_of(SPLIT_ALIGN_BYTES).min(bytes.max(1));
+    (0..pieces).map(move |piece| {
+        let from = (piece * step).min(bytes);
+        (from, if piece + 1 == pieces { bytes } else { (from + step).min(bytes) })
+    })
+}

@@ -1,0 +1,202 @@
+//! Making sockets: addresses, options, and what their errors mean.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, listen, recv, sendto,
+    socket_with, sockopt,
+};
+use sha2::{Digest, Sha256};
+
+use super::OpenError;
+use crate::device::{Address, LossCause};
+
+/// What an address of this fabric begins with.
+const SCHEME: &str = "tcp:";
+
+/// Connections that wait to be accepted at most; the kernel may allow fewer.
+const BACKLOG: i32 = 4096;
+
+/// An idle connection is asked for a sign of life after this time, and then as often.
+const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(3);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(1);
+const KEEP_ALIVE_PROBES: u32 = 5;
+
+/// A host that acknowledges nothing for so long is silent.
+const HOST_SILENT_LIMIT: Duration = Duration::from_secs(8);
+
+/// The text for a socket address.
+pub(super) fn to_text(address: SocketAddr) -> Address {
+    Address(format!("{SCHEME}{address}"))
+}
+
+/// The socket address of a text.
+pub(super) fn from_text(address: &Address) -> Option<SocketAddr> {
+    let address: SocketAddr = address.0.strip_prefix(SCHEME)?.parse().ok()?;
+    (address.port() != 0 && !address.ip().is_unspecified()).then_some(address)
+}
+
+/// What an error of a connection says about the peer.
+pub(super) fn loss(error: &io::Error) -> LossCause {
+    match error.kind() {
+        io::ErrorKind::TimedOut => LossCause::HostSilent(HOST_SILENT_LIMIT),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => LossCause::ConnectionClosed,
+        kind => LossCause::ConnectionBroke(kind),
+    }
+}
+
+/// A socket that listens on this address, at a port of the kernel's choice, and where that is.
+pub(super) fn listen_on(ip: IpAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+    let address = SocketAddr::new(ip, 0);
+    let socket = socket_with(family(&address), SocketType::STREAM, flags(), None)?;
+    bind(&socket, &address)?;
+    listen(&socket, BACKLOG)?;
+    let bound = rustix::net::getsockname(&socket)?;
+    let bound = SocketAddr::try_from(bound).map_err(|_| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
+    Ok((socket, bound))
+}
+
+/// A socket that is connecting.
+pub(super) fn dial(address: &SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket_with(family(address), SocketType::STREAM, flags(), None)?;
+    match connect(&socket, address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn family(address: &SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+fn flags() -> SocketFlags {
+    SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
+}
+
+/// Options of every connection. Buffers are left to the kernel, which sizes them by the path.
+pub(super) fn tune(socket: impl AsFd) -> io::Result<()> {
+    let socket = socket.as_fd();
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEP_ALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_PROBES)?;
+    Ok(())
+}
+
+/// Options of a control stream: unanswered data ends it in bounded time, too. Not for data lanes, where a peer that
+/// computes and does not receive is no loss.
+pub(super) fn tune_control(socket: impl AsFd) -> io::Result<()> {
+    sockopt::set_tcp_user_timeout(socket.as_fd(), HOST_SILENT_LIMIT.as_millis() as u32)?;
+    Ok(())
+}
+
+/// Which address to listen on.
+pub(super) fn listening_ip(interface: Option<&str>) -> Result<IpAddr, OpenError> {
+    let Some(text) = interface else { return Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)) };
+    let ip = match text.trim_start_matches('[').trim_end_matches(']').parse() {
+        Ok(ip) => ip,
+        Err(_) => interface_ip(text)?,
+    };
+    if ip.is_unspecified() {
+        return Err(OpenError::Unspecified { interface: text.to_owned() });
+    }
+    Ok(ip)
+}
+
+/// The first address of a network interface, IPv4 preferred, asked of the kernel (rtnetlink).
+fn interface_ip(name: &str) -> Result<IpAddr, OpenError> {
+    let unknown = || OpenError::NoSuchInterface { interface: name.to_owned() };
+    let system = |source: io::Error| OpenError::Interface { interface: name.to_owned(), source };
+    let index = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).map_err(|_| unknown())?;
+    let index: u32 = index.trim().parse().map_err(|_| unknown())?;
+    let addresses = dump_addresses().map_err(system)?;
+    let mut found: Vec<IpAddr> =
+        addresses.into_iter().filter(|(owner, _)| *owner == index).map(|(_, ip)| ip).collect();
+    found.sort_by_key(|ip| ip.is_ipv6());
+    found.first().copied().ok_or_else(|| OpenError::NoAddress { interface: name.to_owned() })
+}
+
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const NLMSG_HEADER_BYTES: usize = 16;
+const IFADDRMSG_BYTES: usize = 8;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+/// Link-local addresses need a scope that an address text does not carry well; they are left out.
+const SCOPE_LINK: u8 = 253;
+/// The kernel's dump messages are at most this long.
+const DUMP_BYTES_MAX: usize = 32 << 10;
+
+fn dump_addresses() -> io::Result<Vec<(u32, IpAddr)>> {
+    // Protocol 0 of netlink is the routing table's.
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    let mut request = Vec::new();
+    request.extend(((NLMSG_HEADER_BYTES + IFADDRMSG_BYTES) as u32).to_ne_bytes());
+    request.extend(RTM_GETADDR.to_ne_bytes());
+    request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
+    request.extend([0; 8 + IFADDRMSG_BYTES]);
+    sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut found = Vec::new();
+    let mut buffer = vec![0; DUMP_BYTES_MAX];
+    loop {
+        let (count, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+        let mut rest = &buffer[..count];
+        if rest.is_empty() {
+            return Ok(found);
+        }
+        while rest.len() >= NLMSG_HEADER_BYTES {
+            let len = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
+            let kind = u16::from_ne_bytes([rest[4], rest[5]]);
+            if kind != RTM_NEWADDR || len < NLMSG_HEADER_BYTES + IFADDRMSG_BYTES || len > rest.len() {
+                // Done, or an error: what was found is what there is.
+                return Ok(found);
+            }
+            found.extend(parse_address(&rest[NLMSG_HEADER_BYTES..len]));
+            rest = &rest[len.next_multiple_of(4).min(rest.len())..];
+        }
+    }
+}
+
+fn parse_address(message: &[u8]) -> Option<(u32, IpAddr)> {
+    if message.get(3) == Some(&SCOPE_LINK) {
+        return None;
+    }
+    let index = u32::from_ne_bytes(message.get(4..8)?.try_into().ok()?);
+    let mut attributes = message.get(IFADDRMSG_BYTES..)?;
+    let mut address = None;
+    while attributes.len() >= 4 {
+        let len = usize::from(u16::from_ne_bytes([attributes[0], attributes[1]]));
+        let kind = u16::from_ne_bytes([attributes[2], attributes[3]]);
+        let value = attributes.get(4..len)?;
+        let ip = match value.len() {
+            4 => <[u8; 4]>::try_from(value).ok().map(|bytes| IpAddr::V4(Ipv4Addr::from(bytes))),
+            16 => <[u8; 16]>::try_from(value).ok().map(|bytes| IpAddr::V6(Ipv6Addr::from(bytes))),
+            _ => None,
+        };
+        // On a point-to-point link IFA_ADDRESS is the other end's.
+        if kind == IFA_LOCAL || (kind == IFA_ADDRESS && address.is_none()) {
+            address = ip.or(address);
+        }
+        attributes = &attributes[len.next_multiple_of(4).min(attributes.len())..];
+    }
+    Some((index, address?))
+}
+
+/// Which host and process number space this is; zero when it cannot be told.
+pub(super) fn host_identity() -> [u8; 16] {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id");
+    let space = std::fs::read_link("/proc/self/ns/pid");
+    let (Ok(boot), Ok(space)) = (boot, space) else { return [0; 16] };
+    let mut hash = Sha256::new();
+    hash.update(boot);
+    hash.update(space.as_os_str().as_encoded_bytes());
+    let hash: [u8; 32] = hash.finalize().into();
+    std::array::from_fn(|byte| hash[byte])
+}
