@@ -84,10 +84,7 @@ pub(crate) fn every_transfer_is_done_once_also_after_a_loss<B: Backend>() {
         let lost = Err(TransferError::Lost { peer: 1, cause: cause.clone() });
         assert!(ending.is_ok() || ending == lost, "{}: {id:?} ended with {ending:?}", B::NAME);
     }
-    let lost = Event::PeerLost { peer: 1, cause };
-    let after = world.log(0).iter().skip_while(|event| **event != lost);
-    let carried_out = after.filter(|event| matches!(event, Event::Done { result: Ok(_), .. })).count();
-    assert_eq!(carried_out, 0, "{}: after the loss all transfers fail", B::NAME);
+    world.check_nothing_succeeds_after(0, &Event::PeerLost { peer: 1, cause });
 }
 
 pub(crate) fn every_transfer_is_done_once_also_after_severing<B: Backend>() {
@@ -101,6 +98,7 @@ pub(crate) fn every_transfer_is_done_once_also_after_severing<B: Backend>() {
         let severed = Err(TransferError::Severed { peer: 1 });
         assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", B::NAME);
     }
+    world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
     // What the severed rank sees is a loss or nothing at all, but its transfers end too.
     world.finish_all(1, &theirs);
 }

@@ -123,6 +123,7 @@ pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>()
         let severed = Err(TransferError::Severed { peer: 1 });
         assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", B::NAME);
     }
+    world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
     let refused = world.try_submit(0, 1, Transfer::Notify(notice(CELL, b"")));
     assert_eq!(refused, Err(SubmitError::Severed { peer: 1 }));
     assert_eq!(world.device(0).post(1, b"hello?"), Err(PostError::NotConnected { peer: 1 }));
@@ -144,6 +145,7 @@ pub(crate) fn a_get_under_way_writes_nothing_after_the_silence<B: Backend>() {
     world.set_polled(1, true);
     check_silent(&mut world, &target, |_| {});
     world.finish_all(0, &gets);
+    world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
 }
 
 pub(crate) fn severing_one_peer_keeps_the_others<B: Backend>() {

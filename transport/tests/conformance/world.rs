@@ -350,6 +350,13 @@ impl<B: Backend> World<B> {
         self.log(rank).iter().filter(|seen| *seen == event).count()
     }
 
+    /// Shows that after a loss or a silence no transfer was said to have been carried out (with one peer under test).
+    pub(crate) fn check_nothing_succeeds_after(&self, rank: Rank, end: &Event) {
+        let after = self.log(rank).iter().skip_while(|event| *event != end);
+        let succeeded = after.filter(|event| matches!(event, Event::Done { result: Ok(_), .. })).count();
+        assert_eq!(succeeded, 0, "{}: after {end:?} all transfers fail", B::NAME);
+    }
+
     /// Every event of a rank in order.
     pub(crate) fn log(&self, rank: Rank) -> &[Event] {
         &self.stations[rank as usize].log
