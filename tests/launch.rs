@@ -5,11 +5,26 @@ mod launcher;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdout, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
-use launcher::{finish, is_gone, pleach, shell, wait_until};
+use launcher::{finish, pleach, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// `pleach run` of a shell script.
+fn shell(ranks: u32, options: &[&str], script: &str) -> Command {
+    let mut command = pleach();
+    command.arg("run").args(["-n", &ranks.to_string()]).args(options).args(["--", "sh", "-c", script]);
+    command
+}
+
+/// Whether a process has ended (it may wait to be reaped by somebody else).
+fn is_gone(process: &str) -> bool {
+    match std::fs::read_to_string(format!("/proc/{process}/stat")) {
+        Ok(status) => status.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('Z')),
+        Err(_) => true,
+    }
+}
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("is text")

@@ -21,24 +21,9 @@ pub(crate) fn pleach() -> Command {
     command
 }
 
-/// `pleach run` of a shell script.
-pub(crate) fn shell(ranks: u32, options: &[&str], script: &str) -> Command {
-    let mut command = pleach();
-    command.arg("run").args(["-n", &ranks.to_string()]).args(options).args(["--", "sh", "-c", script]);
-    command
-}
-
 /// Runs it to its end.
 pub(crate) fn finish(mut command: Command) -> Output {
     command.output().expect("the command starts")
-}
-
-/// Whether a process has ended (it may wait to be reaped by somebody else).
-pub(crate) fn is_gone(process: &str) -> bool {
-    match std::fs::read_to_string(format!("/proc/{process}/stat")) {
-        Ok(status) => status.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('Z')),
-        Err(_) => true,
-    }
 }
 
 /// Looks again and again until it holds.

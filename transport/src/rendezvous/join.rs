@@ -5,13 +5,14 @@
 //! connected to all others, so what a caller sends at once reaches a peer that is ready for it.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::error::{JoinError, ranks_shown};
+use super::fabrics::{Fabric, FabricChoice, Fabrics};
 use super::gate::Gate;
 use super::record::{Difference, PROTOCOL_VERSION, Record};
-use super::{Claim, OpenError, Store, StoreError, World};
+use super::{Claim, Store, StoreError, World};
 use crate::clock::now;
 use crate::device::{Address, ConnectError, Device, DeviceConfig, Event, LossCause, Responder};
 use crate::{Nanos, Rank};
@@ -30,83 +31,6 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Events taken from a device at a time.
 const EVENTS: usize = 64;
-
-/// A kind of device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fabric {
-    /// Shared memory of one host.
-    Shm,
-    /// Sockets.
-    Tcp,
-}
-
-impl fmt::Display for Fabric {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-        })
-    }
-}
-
-/// Which kind of device to take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum FabricChoice {
-    /// Shared memory if all ranks can share it, else sockets.
-    #[default]
-    Auto,
-    /// This one or none.
-    Only(Fabric),
-}
-
-/// A text that names no fabric.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown fabric: '{text}'; choose shm, tcp or auto")]
-pub struct UnknownFabric {
-    /// The text.
-    pub text: String,
-}
-
-impl FromStr for FabricChoice {
-    type Err = UnknownFabric;
-
-    fn from_str(text: &str) -> Result<Self, UnknownFabric> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "shm" => Ok(Self::Only(Fabric::Shm)),
-            "tcp" => Ok(Self::Only(Fabric::Tcp)),
-            _ => Err(UnknownFabric { text: text.to_owned() }),
-        }
-    }
-}
-
-impl fmt::Display for FabricChoice {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => formatter.write_str("auto"),
-            Self::Only(fabric) => fabric.fmt(formatter),
-        }
-    }
-}
-
-/// Why a device was not made.
-#[derive(Debug, thiserror::Error)]
-#[error("{source}")]
-pub struct FabricError {
-    /// As the fabric says it.
-    #[source]
-    pub source: Box<dyn std::error::Error + Send + Sync>,
-}
-
-/// Makes devices.
-pub trait Fabrics {
-    /// A device of this kind.
-    ///
-    /// # Errors
-    ///
-    /// Where this machine, or this configuration, has none.
-    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError>;
-}
 
 /// How to join.
 #[derive(Clone, Debug)]
@@ -144,94 +68,6 @@ impl fmt::Debug for Joined {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Joined(rank {} of {}, {})", self.rank, self.world_size, self.fabric)
     }
-}
-
-/// Why a rank did not join.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum JoinError {
-    /// The store could not be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The store stopped working.
-    #[error(transparent)]
-    Store(StoreError),
-    /// Several ranks and no place to meet.
-    #[error(
-        "no rendezvous: {world_size} ranks have no address to meet; set PLEACH_RENDEZVOUS=tcp://HOST:PORT for all of them"
-    )]
-    NoRendezvous {
-        /// How many ranks there are.
-        world_size: u32,
-    },
-    /// Not all came in time.
-    #[error(
-        "missing ranks: {} of {world_size} did not come within {} ms{}; start all ranks, or look why these ended",
-        ranks_shown(.ranks), .waited.as_millis(), refused_shown(.refused.as_deref())
-    )]
-    Missing {
-        /// Who.
-        ranks: Vec<Rank>,
-        /// How many ranks there are.
-        world_size: u32,
-        /// How long was waited.
-        waited: Duration,
-        /// Who was turned away meanwhile, and why.
-        refused: Option<String>,
-    },
-    /// Somebody else is this rank.
-    #[error("rank taken: {own} and {other} both claim to be rank {rank}; give each process its own rank")]
-    Duplicate {
-        /// Which rank.
-        rank: Rank,
-        /// This process.
-        own: String,
-        /// The one that came first.
-        other: String,
-    },
-    /// Two ranks differ in what must be equal.
-    #[error(transparent)]
-    Differs(#[from] Difference),
-    /// A rank says what cannot be read.
-    #[error("rank {rank} says what this version cannot read; install one version on all hosts")]
-    Unreadable {
-        /// Who.
-        rank: Rank,
-    },
-    /// Another rank ended the meeting.
-    #[error("{reason}")]
-    Ended {
-        /// Why.
-        reason: String,
-    },
-    /// Shared memory was asked for, but ranks are on different hosts.
-    #[error("no shared memory: {first} and {second} are on different hosts; use --fabric tcp or auto")]
-    DifferentHosts {
-        /// A rank and its host.
-        first: String,
-        /// Another rank and its host.
-        second: String,
-    },
-    /// The fabric could not be set up.
-    #[error("fabric {fabric} not usable: rank {rank}: {reason}; choose another fabric or repair this one")]
-    Fabric {
-        /// Which.
-        fabric: Fabric,
-        /// The first rank where it failed.
-        rank: Rank,
-        /// Why.
-        reason: String,
-    },
-}
-
-fn ranks_shown(ranks: &[Rank]) -> String {
-    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
-    let shown: Vec<_> = ranks.iter().map(ToString::to_string).collect();
-    format!("{word} {}", shown.join(", "))
-}
-
-fn refused_shown(refused: Option<&str>) -> String {
-    refused.map(|text| format!(" (turned away: {text})")).unwrap_or_default()
 }
 
 /// Meets all ranks of `world` and connects to them, over devices made by `fabrics`.

@@ -13,6 +13,8 @@ use std::time::Duration;
 use crate::Nanos;
 
 mod environment;
+mod error;
+mod fabrics;
 mod file;
 mod gate;
 mod join;
@@ -22,11 +24,10 @@ mod tcp;
 mod world;
 
 pub use environment::{Explicit, Found, Surroundings, Variables, WORLD_SIZE_MAX, WorldError, parse};
+pub use error::JoinError;
+pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, UnknownFabric};
 pub use file::FileStore;
-pub use join::{
-    DEFAULT_JOIN_TIMEOUT, Fabric, FabricChoice, FabricError, Fabrics, JoinError, JoinOptions, Joined,
-    UnknownFabric, join_over,
-};
+pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join_over};
 pub use record::Difference;
 pub use tcp::TcpStore;
 pub use world::{Launcher, Rendezvous, RendezvousError, World};

@@ -12,7 +12,7 @@ use crate::device::{
 };
 use crate::memory::Memory;
 use crate::region::{Region, RemoteSlice};
-use crate::rendezvous::{Explicit, Launcher, Rendezvous};
+use crate::rendezvous::{Explicit, FabricError, Launcher, Rendezvous};
 
 type Wants = Arc<Mutex<BTreeSet<(String, Rank, Rank)>>>;
 

@@ -1,0 +1,96 @@
+//! Why a rank did not join.
+
+use std::time::Duration;
+
+use super::fabrics::Fabric;
+use super::record::Difference;
+use super::{OpenError, StoreError};
+use crate::Rank;
+
+/// Why a rank did not join.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The store could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The store stopped working.
+    #[error(transparent)]
+    Store(StoreError),
+    /// Several ranks and no place to meet.
+    #[error(
+        "no rendezvous: {world_size} ranks have no address to meet; set PLEACH_RENDEZVOUS=tcp://HOST:PORT for all of them"
+    )]
+    NoRendezvous {
+        /// How many ranks there are.
+        world_size: u32,
+    },
+    /// Not all came in time.
+    #[error(
+        "missing ranks: {} of {world_size} did not come within {} ms{}; start all ranks, or look why these ended",
+        ranks_shown(.ranks), .waited.as_millis(), refused_shown(.refused.as_deref())
+    )]
+    Missing {
+        /// Who.
+        ranks: Vec<Rank>,
+        /// How many ranks there are.
+        world_size: u32,
+        /// How long was waited.
+        waited: Duration,
+        /// Who was turned away meanwhile, and why.
+        refused: Option<String>,
+    },
+    /// Somebody else is this rank.
+    #[error("rank taken: {own} and {other} both claim to be rank {rank}; give each process its own rank")]
+    Duplicate {
+        /// Which rank.
+        rank: Rank,
+        /// This process.
+        own: String,
+        /// The one that came first.
+        other: String,
+    },
+    /// Two ranks differ in what must be equal.
+    #[error(transparent)]
+    Differs(#[from] Difference),
+    /// A rank says what cannot be read.
+    #[error("rank {rank} says what this version cannot read; install one version on all hosts")]
+    Unreadable {
+        /// Who.
+        rank: Rank,
+    },
+    /// Another rank ended the meeting.
+    #[error("{reason}")]
+    Ended {
+        /// Why.
+        reason: String,
+    },
+    /// Shared memory was asked for, but ranks are on different hosts.
+    #[error("no shared memory: {first} and {second} are on different hosts; use --fabric tcp or auto")]
+    DifferentHosts {
+        /// A rank and its host.
+        first: String,
+        /// Another rank and its host.
+        second: String,
+    },
+    /// The fabric could not be set up.
+    #[error("fabric {fabric} not usable: rank {rank}: {reason}; choose another fabric or repair this one")]
+    Fabric {
+        /// Which.
+        fabric: Fabric,
+        /// The first rank where it failed.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+}
+
+pub(super) fn ranks_shown(ranks: &[Rank]) -> String {
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let shown: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+    format!("{word} {}", shown.join(", "))
+}
+
+fn refused_shown(refused: Option<&str>) -> String {
+    refused.map(|text| format!(" (turned away: {text})")).unwrap_or_default()
+}

@@ -1,0 +1,83 @@
+//! Which fabric ranks take, and who makes its devices.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::device::{Device, DeviceConfig};
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fabric {
+    /// Shared memory of one host.
+    Shm,
+    /// Sockets.
+    Tcp,
+}
+
+impl fmt::Display for Fabric {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+/// Which kind of device to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FabricChoice {
+    /// Shared memory if all ranks can share it, else sockets.
+    #[default]
+    Auto,
+    /// This one or none.
+    Only(Fabric),
+}
+
+/// A text that names no fabric.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown fabric: '{text}'; choose shm, tcp or auto")]
+pub struct UnknownFabric {
+    /// The text.
+    pub text: String,
+}
+
+impl FromStr for FabricChoice {
+    type Err = UnknownFabric;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFabric> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "shm" => Ok(Self::Only(Fabric::Shm)),
+            "tcp" => Ok(Self::Only(Fabric::Tcp)),
+            _ => Err(UnknownFabric { text: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for FabricChoice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => formatter.write_str("auto"),
+            Self::Only(fabric) => fabric.fmt(formatter),
+        }
+    }
+}
+
+/// Why a device was not made.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+pub struct FabricError {
+    /// As the fabric says it.
+    #[source]
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// Makes devices.
+pub trait Fabrics {
+    /// A device of this kind.
+    ///
+    /// # Errors
+    ///
+    /// Where this machine, or this configuration, has none.
+    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError>;
+}
