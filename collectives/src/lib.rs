@@ -5,12 +5,16 @@
 
 pub mod collective;
 pub mod compute;
+pub mod cost;
 pub mod generate;
 pub mod rank_space;
 pub mod schedule;
+pub mod select;
 pub mod verify;
 
 pub use collective::{Collective, DataType, ReduceOp};
+pub use cost::CostModel;
 pub use generate::{Access, Algorithm, generate};
 pub use pleach_transport::Rank;
 pub use schedule::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
+pub use select::{Choice, select, select_named};

@@ -272,7 +272,8 @@ pub fn generate(
     })
 }
 
-fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<(), GenerateError> {
+/// Whether there is such a schedule.
+pub(crate) fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<(), GenerateError> {
     if ranks == 0 {
         return Err(GenerateError::NoRanks);
     }
@@ -280,7 +281,9 @@ fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<()
         let known = Algorithm::names(collective);
         return Err(GenerateError::NotForThis { algorithm: algorithm.clone(), collective, known });
     }
-    let limit = if *algorithm == Algorithm::Direct { DIRECT_RANKS_MAX } else { RANKS_MAX };
+    let all_to_all = *algorithm == Algorithm::Direct
+        && matches!(collective, Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter);
+    let limit = if all_to_all { DIRECT_RANKS_MAX } else { RANKS_MAX };
     if ranks > limit {
         return Err(GenerateError::TooManyRanks { algorithm: algorithm.clone(), ranks, limit });
     }

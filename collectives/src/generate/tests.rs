@@ -163,3 +163,21 @@ fn what_cannot_be_made_is_refused_with_what_can() {
     assert!(refused(Collective::AllReduce, Algorithm::Ring, 0).contains("at least 1 rank"));
     assert!(refused(Collective::AllReduce, Algorithm::Ring, RANKS_MAX + 1).contains("at most"));
 }
+
+/// Prints what large schedules take; run by hand, in release.
+#[test]
+#[ignore = "takes a gigabyte"]
+fn a_thousand_ranks_take_about_a_second() {
+    let clock = pleach_transport::clock::now;
+    for name in
+        ["ring", "halving-doubling", "double-tree", "recursive-doubling", "grid:32x32", "grid-staged:32x32"]
+    {
+        for access in [Access::Put, Access::Mapped] {
+            let algorithm = name.parse().expect("a known name");
+            let before = clock();
+            let schedule = generate(Collective::AllReduce, &algorithm, 1024, access).expect("1,024 ranks");
+            let steps: usize = schedule.programs.iter().flatten().map(|lane| lane.steps.len()).sum();
+            println!("{name} {access}: {steps} steps, {:?}", clock() - before);
+        }
+    }
+}

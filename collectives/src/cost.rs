@@ -1,0 +1,525 @@
+//! What a schedule costs: latency, bytes over links, bytes combined (α, β, γ), and how chunks overlap.
+//!
+//! [`Work`] says what the busiest rank does for one chunk of every block, and how long the longest way through that
+//! chunk is. It is known twice: [`Work::of`] counts it in a schedule, [`Work::formula`] has it in closed form for
+//! everything that goes by puts, as the algorithms' modules state it. [`CostModel::time`] makes a time of it:
+//!
+//! ```text
+//! T = rounds·α + k·messages·o + (way + (k-1)·moved)·c·β + (way + (k-1)·passed)·c·γ/3
+//! ```
+//!
+//! for `k` chunks of `c` bytes a block: the first chunk goes the longest way, the others follow at the pace of the
+//! busiest rank. A pass over memory costs for each place that it reads or writes a third of what combining two sources
+//! takes, so mapped schedules, in which nothing else moves, are priced by the same measure. Memory is counted as if
+//! it were registered: copies to and from shared windows are nothing, nor are copies of a rank's own input.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use pleach_transport::CELL_PAYLOAD_BYTES;
+
+use crate::Rank;
+use crate::collective::Collective;
+use crate::generate::{Access, Algorithm, GenerateError, generate};
+use crate::schedule::{Op, Part, Place, Schedule};
+
+/// What is done for one chunk of every block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Work {
+    /// How many blocks the whole of the data is cut into.
+    pub blocks: u32,
+    /// Notices one after the other on the longest way.
+    pub rounds: u32,
+    /// Notices that one rank sends, at most, with and without data.
+    pub messages: u32,
+    /// Chunks put by or to one rank, at most.
+    pub moved: u32,
+    /// Chunks combined by one rank, at most: a reduction of `k` sources is `k - 1`. Priced by what it passes over.
+    pub reduced: u32,
+    /// Chunks read and written by one rank in passes over memory, at most.
+    pub passed: u32,
+    /// Chunks put one after the other on the longest way, if that is more than any rank moves.
+    pub moved_on_the_way: u32,
+    /// Chunks read and written one after the other on the longest way, if that is more than any rank does.
+    pub passed_on_the_way: u32,
+}
+
+impl Work {
+    /// Counts it in a schedule.
+    #[must_use]
+    pub fn of(schedule: &Schedule) -> Self {
+        let mut busiest = [0; 4];
+        for load in loads(schedule) {
+            let counts = [load.messages, load.sent.max(load.received), load.reduced, load.passed];
+            for (most, count) in busiest.iter_mut().zip(counts) {
+                *most = count.max(*most);
+            }
+        }
+        let [messages, moved, reduced, passed] = busiest;
+        let way = longest_way(schedule);
+        Self {
+            blocks: schedule.blocks.len() as u32,
+            rounds: way.rounds,
+            messages,
+            moved,
+            reduced,
+            passed,
+            moved_on_the_way: way.moved.max(moved),
+            passed_on_the_way: way.passed.max(passed),
+        }
+    }
+
+    /// The closed form, where there is one: for puts, except where the ranks that a power of two leaves over have
+    /// blocks of their own.
+    #[must_use]
+    pub fn formula(
+        collective: Collective,
+        algorithm: &Algorithm,
+        ranks: u32,
+        access: Access,
+    ) -> Option<Self> {
+        if access == Access::Mapped || !algorithm.carries_out(collective) || ranks == 0 {
+            return None;
+        }
+        let alone = matches!(collective, Collective::SendRecv { from, to } if from == to);
+        if ranks == 1 || alone {
+            return Some(Self::puts(1, 0, 0, 0));
+        }
+        let p = ranks;
+        match algorithm {
+            Algorithm::Direct => Some(match collective {
+                Collective::AllReduce => Self::puts(p, 2, 2 * (p - 1), 2 * (p - 1)).reducing(1, p - 1),
+                Collective::ReduceScatter => Self::puts(p, 2, 2 * (p - 1), p - 1).reducing(1, p - 1),
+                Collective::AllGather => Self::puts(p, 2, 2 * (p - 1), p - 1),
+                Collective::Reduce { .. } => Self::puts(1, 2, p - 1, p - 1).reducing(1, p - 1),
+                Collective::Broadcast { .. } => Self::puts(1, 2, p - 1, p - 1),
+                _ => Self::puts(1, 2, 1, 1),
+            }),
+            Algorithm::Ring => Some(match collective {
+                Collective::AllReduce => {
+                    Self::puts(p, 2 * (p - 1), 2 * (p - 1), 2 * (p - 1)).reducing(p - 1, p - 1)
+                }
+                Collective::ReduceScatter => Self::puts(p, p, 2 * (p - 1), p - 1).reducing(p - 1, p - 1),
+                _ => Self::puts(p, p, 2 * (p - 1), p - 1),
+            }),
+            Algorithm::Chain => {
+                let reduces = u32::from(collective.reduces());
+                let work = Self::puts(1, p, if p > 2 { 2 } else { 1 }, 1).reducing(reduces, reduces);
+                Some(work.along(p - 1, 3 * reduces * (p - 1)))
+            }
+            Algorithm::RecursiveDoubling => Some(Self::recursive_doubling(collective, p)),
+            Algorithm::HalvingDoubling => Self::halving_doubling(collective, p),
+            Algorithm::DoubleTree => Some(Self::double_tree(collective, p)),
+            Algorithm::Grid(extents) => Some(Self::grid(collective, p, extents)),
+            Algorithm::GridStaged(extents) => {
+                let stages = extents.iter().filter(|&&extent| extent > 1);
+                let (passes, reduced) = stages.clone().fold((0, 0), |(passes, reduced), &extent| {
+                    (passes + p / extent, reduced + p / extent * (extent - 1))
+                });
+                let rounds = 2 * stages.count() as u32;
+                Some(Self::puts(p, rounds, 2 * reduced, 2 * reduced).reducing(passes, reduced))
+            }
+        }
+    }
+
+    fn recursive_doubling(collective: Collective, ranks: u32) -> Self {
+        if collective == Collective::Barrier {
+            let rounds = ranks.next_power_of_two().ilog2();
+            return Self::puts(1, rounds, rounds, 0);
+        }
+        let (participants, exchanges) = (1 << ranks.ilog2(), ranks.ilog2());
+        let others = ranks - participants;
+        if others == 0 {
+            return Self::puts(1, exchanges, exchanges, exchanges).reducing(exchanges, exchanges);
+        }
+        // One who speaks for two is in all exchanges; only from one such rank to another is the way two longer.
+        let way = exchanges + 1 + u32::from(2 * others > participants);
+        let work = Self::puts(1, way, exchanges + 1, exchanges + 1).reducing(exchanges + 1, exchanges + 1);
+        work.along(way, 0)
+    }
+
+    fn halving_doubling(collective: Collective, ranks: u32) -> Option<Self> {
+        let (participants, exchanges) = (1 << ranks.ilog2(), ranks.ilog2());
+        let folded = ranks > participants;
+        let most = participants - 1;
+        match collective {
+            Collective::AllReduce if folded => {
+                let moved = 2 * most + participants;
+                let work = Self::puts(participants, 2 * exchanges + 2, moved, moved);
+                Some(work.reducing(participants, most + participants))
+            }
+            Collective::AllReduce => {
+                let work = Self::puts(participants, 2 * exchanges, 2 * most, 2 * most);
+                Some(work.reducing(participants / 2, most))
+            }
+            _ if folded => None,
+            _ => {
+                let work = Self::puts(participants, exchanges + 1, 2 * most, most);
+                let reduces = u32::from(collective.reduces());
+                Some(work.reducing(reduces * participants / 2, reduces * most))
+            }
+        }
+    }
+
+    fn grid(collective: Collective, ranks: u32, extents: &[u32]) -> Self {
+        let stages = extents.iter().filter(|&&extent| extent > 1).count() as u32;
+        // A block is combined where the coordinate that is corrected first is right already.
+        let first = extents.iter().rev().find(|&&extent| extent > 1).copied().unwrap_or(1);
+        let (passes, others) = (ranks / first, ranks - 1);
+        match collective {
+            Collective::AllReduce => {
+                Self::puts(ranks, 2 * stages, 2 * others, 2 * others).reducing(passes, others)
+            }
+            Collective::ReduceScatter => {
+                Self::puts(ranks, stages + 1, 2 * others, others).reducing(passes, others)
+            }
+            _ => Self::puts(ranks, stages + 1, 2 * others, others),
+        }
+    }
+
+    fn double_tree(collective: Collective, ranks: u32) -> Self {
+        // The trees are made of all ranks, or of all but the root.
+        let members = if collective.root().is_some() { ranks - 1 } else { ranks };
+        let depth = members.ilog2();
+        // On the way up each rank with children has two, but perhaps the top; it passes over two more places.
+        let top_children = if depth == 0 { 0 } else { 1 + u32::from(!members.is_power_of_two()) };
+        let passed_upwards = top_children + 2 * depth.saturating_sub(1) + 2 * depth;
+        let most_children = members.saturating_sub(1).min(2);
+        match collective {
+            Collective::AllReduce => {
+                // Up and down in one tree, up in the other.
+                let sent = members.min(4);
+                let work = Self::puts(2, 2 * depth, sent, sent).reducing(1, most_children);
+                work.along(2 * depth, passed_upwards)
+            }
+            Collective::Reduce { .. } => {
+                // The root combines its own with the top of either tree.
+                let work = Self::puts(2, depth + 2, most_children + 2, 2).reducing(2, 2);
+                work.along(depth + 1, passed_upwards + 3)
+            }
+            _ => Self::puts(2, depth + 2, most_children + 2, 2).along(depth + 1, 0),
+        }
+    }
+
+    fn puts(blocks: u32, rounds: u32, messages: u32, moved: u32) -> Self {
+        Self {
+            blocks,
+            rounds,
+            messages,
+            moved,
+            reduced: 0,
+            passed: 0,
+            moved_on_the_way: moved,
+            passed_on_the_way: 0,
+        }
+    }
+
+    /// With so many passes that combine so many chunks with the first of their sources.
+    fn reducing(mut self, passes: u32, reduced: u32) -> Self {
+        self.reduced = reduced;
+        // The first source and the one result are not among them.
+        self.passed = reduced + 2 * passes;
+        self.passed_on_the_way = self.passed;
+        self
+    }
+
+    fn along(mut self, moved: u32, passed: u32) -> Self {
+        self.moved_on_the_way = self.moved.max(moved);
+        self.passed_on_the_way = self.passed.max(passed);
+        self
+    }
+}
+
+/// What links and processors can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostModel {
+    /// From sending a notice to its being seen, in seconds (α).
+    pub latency_s: f64,
+    /// What a notice costs its sender, in seconds (o).
+    pub message_s: f64,
+    /// Bytes a rank puts in a second, and receives at the same time (1/β).
+    pub bytes_per_s: f64,
+    /// Bytes of each source a rank combines in a second, two sources to one result (1/γ).
+    pub reduce_bytes_per_s: f64,
+}
+
+impl CostModel {
+    /// Ranks of one host, before anything has been measured.
+    pub const SHARED_MEMORY: Self =
+        Self { latency_s: 400e-9, message_s: 80e-9, bytes_per_s: 6e9, reduce_bytes_per_s: 4e9 };
+    /// Ranks connected by TCP, before anything has been measured.
+    pub const TCP: Self =
+        Self { latency_s: 20e-6, message_s: 4e-6, bytes_per_s: 1.2e9, reduce_bytes_per_s: 4e9 };
+
+    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in seconds.
+    #[must_use]
+    pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
+        let block = bytes as f64 / f64::from(work.blocks);
+        let chunks = (block / chunk_bytes.max(1) as f64).ceil().max(1.0);
+        let chunk = block / chunks;
+        let pipelined = |way: u32, each: u32| (f64::from(way) + (chunks - 1.0) * f64::from(each)) * chunk;
+        // What fits in a notice's own line comes with it.
+        let moving = pipelined(work.moved_on_the_way, work.moved) / self.bytes_per_s;
+        f64::from(work.rounds) * self.latency_s
+            + chunks * f64::from(work.messages) * self.message_s
+            + if chunk <= CELL_PAYLOAD_BYTES as f64 { 0.0 } else { moving }
+            + pipelined(work.passed_on_the_way, work.passed) / 3.0 / self.reduce_bytes_per_s
+    }
+
+    /// The same for an algorithm: by its formula where it has one, else by counting.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such schedule.
+    pub fn predict(
+        &self,
+        collective: Collective,
+        algorithm: &Algorithm,
+        ranks: u32,
+        access: Access,
+        bytes: u64,
+        chunk_bytes: u64,
+    ) -> Result<f64, GenerateError> {
+        let work = match Work::formula(collective, algorithm, ranks, access) {
+            Some(work) => work,
+            None => Work::of(&generate(collective, algorithm, ranks, access)?),
+        };
+        Ok(self.time(&work, bytes, chunk_bytes))
+    }
+}
+
+/// What one rank does for a chunk of every block.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    messages: u32,
+    sent: u32,
+    received: u32,
+    passed: u32,
+    reduced: u32,
+}
+
+fn loads(schedule: &Schedule) -> Vec<Load> {
+    let mut loads = vec![Load::default(); schedule.programs.len()];
+    for (rank, lanes) in schedule.programs.iter().enumerate() {
+        for step in lanes.iter().flat_map(|lane| &lane.steps) {
+            match &step.op {
+                Op::Wait { .. } => {}
+                Op::Notify { .. } => loads[rank].messages += 1,
+                Op::Put { to, .. } => {
+                    loads[rank].messages += 1;
+                    loads[rank].sent += 1;
+                    loads[*to as usize].received += 1;
+                }
+                Op::Reduce { from, into } => {
+                    loads[rank].passed += passed(from, into);
+                    loads[rank].reduced += from.len() as u32 - 1;
+                }
+            }
+        }
+    }
+    loads
+}
+
+/// Places that a pass reads and writes, as if all memory were registered.
+fn passed(from: &[Place], into: &[Place]) -> u32 {
+    let place = |place: &Place| Place {
+        rank: place.rank,
+        part: match place.part {
+            Part::SharedInput => Part::Input,
+            Part::SharedOutput => Part::Output,
+            own => own,
+        },
+    };
+    let mut written: Vec<Place> = into.iter().map(place).collect();
+    written.sort_unstable();
+    written.dedup();
+    if let [only] = from {
+        let only = place(only);
+        written.retain(|&place| {
+            place != only && (place.rank, place.part, only.part) != (only.rank, Part::Output, Part::Input)
+        });
+    }
+    if written.is_empty() { 0 } else { (from.len() + written.len()) as u32 }
+}
+
+/// How long the way to a moment is, in each measure for itself.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    rounds: u32,
+    moved: u32,
+    passed: u32,
+}
+
+impl Way {
+    fn join(&mut self, other: Self) {
+        self.rounds = self.rounds.max(other.rounds);
+        self.moved = self.moved.max(other.moved);
+        self.passed = self.passed.max(other.passed);
+    }
+}
+
+/// A notice: to whom, from whom, for which block, in which cell.
+type NoticeName = (Rank, Rank, u32, u16);
+
+/// How far a lane has come.
+struct Progress {
+    next: usize,
+    issued: Way,
+    complete: Vec<Way>,
+}
+
+/// The longest way through one chunk of every block.
+fn longest_way(schedule: &Schedule) -> Way {
+    let mut longest = Way::default();
+    let mut shown: BTreeMap<NoticeName, Way> = BTreeMap::new();
+    let mut waiting: BTreeMap<NoticeName, (usize, usize)> = BTreeMap::new();
+    let mut progress: Vec<Vec<Progress>> = schedule
+        .programs
+        .iter()
+        .map(|lanes| {
+            let start = |_| Progress { next: 0, issued: Way::default(), complete: Vec::new() };
+            lanes.iter().map(start).collect()
+        })
+        .collect();
+    let mut ready: VecDeque<(usize, usize)> = progress
+        .iter()
+        .enumerate()
+        .flat_map(|(rank, lanes)| (0..lanes.len()).map(move |lane| (rank, lane)))
+        .collect();
+    while let Some((rank, lane_index)) = ready.pop_front() {
+        let lane = &schedule.programs[rank][lane_index];
+        let state = &mut progress[rank][lane_index];
+        while let Some(step) = lane.steps.get(state.next) {
+            for &(earlier, chunks) in &step.after {
+                if chunks == 0 {
+                    state.issued.join(state.complete.get(earlier as usize).copied().unwrap_or_default());
+                }
+            }
+            let mut complete = state.issued;
+            let mut arrival = state.issued;
+            arrival.rounds += 1;
+            let notice = match &step.op {
+                Op::Wait { from, cell } => {
+                    let name = (rank as Rank, *from, lane.block, cell.0);
+                    let Some(arrival) = shown.remove(&name) else {
+                        waiting.insert(name, (rank, lane_index));
+                        break;
+                    };
+                    state.issued.join(arrival);
+                    complete = state.issued;
+                    None
+                }
+                Op::Notify { to, cell } => Some((*to, rank as Rank, lane.block, cell.0)),
+                Op::Put { to, cell, .. } => {
+                    arrival.moved += 1;
+                    Some((*to, rank as Rank, lane.block, cell.0))
+                }
+                Op::Reduce { from, into } => {
+                    complete.passed += passed(from, into);
+                    None
+                }
+            };
+            if let Some(name) = notice {
+                shown.insert(name, arrival);
+                ready.extend(waiting.remove(&name));
+            }
+            longest.join(complete);
+            state.complete.push(complete);
+            state.next += 1;
+        }
+    }
+    longest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLLECTIVES: [Collective; 7] = [
+        Collective::AllReduce,
+        Collective::Reduce { root: 1 },
+        Collective::Broadcast { root: 1 },
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Barrier,
+        Collective::SendRecv { from: 1, to: 0 },
+    ];
+
+    fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
+        crate::select::candidates(collective, ranks)
+    }
+
+    #[test]
+    fn formulae_say_exactly_what_is_counted_in_the_schedules() {
+        let mut compared = 0;
+        for ranks in (2..=17).chain([24, 32, 64]) {
+            for collective in COLLECTIVES {
+                for algorithm in algorithms(collective, ranks) {
+                    let Some(formula) = Work::formula(collective, &algorithm, ranks, Access::Put) else {
+                        assert_eq!(algorithm, Algorithm::HalvingDoubling, "{collective}");
+                        assert!(!ranks.is_power_of_two());
+                        continue;
+                    };
+                    let schedule = generate(collective, &algorithm, ranks, Access::Put).expect("a candidate");
+                    assert_eq!(formula, Work::of(&schedule), "{collective} {algorithm} {ranks}");
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 300, "{compared}");
+    }
+
+    #[test]
+    fn every_rank_sends_and_reduces_its_share() {
+        for ranks in [2, 3, 5, 8, 12] {
+            for algorithm in ["ring", "direct", "grid"] {
+                let algorithm = match algorithm {
+                    "grid" => Algorithm::Grid(vec![ranks]),
+                    name => name.parse().expect("a known name"),
+                };
+                let schedule =
+                    generate(Collective::AllReduce, &algorithm, ranks, Access::Put).expect("it fits");
+                for load in loads(&schedule) {
+                    assert_eq!(load.sent, 2 * (ranks - 1), "{algorithm} {ranks}");
+                    assert_eq!(load.received, load.sent);
+                    assert_eq!(load.reduced, ranks - 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_mapped_direct_all_reduce_passes_over_the_data_once() {
+        let schedule =
+            generate(Collective::AllReduce, &Algorithm::Direct, 4, Access::Mapped).expect("it fits");
+        let work = Work::of(&schedule);
+        // Four places read and four written, of a block that is a quarter of the whole.
+        assert_eq!((work.moved, work.passed, work.blocks, work.reduced, work.rounds), (0, 8, 4, 3, 2));
+    }
+
+    #[test]
+    fn a_pipeline_through_a_chain_takes_what_the_textbook_says() {
+        let model = CostModel { latency_s: 0.0, message_s: 0.0, bytes_per_s: 1e9, reduce_bytes_per_s: 1e9 };
+        let (ranks, bytes, chunk) = (5, 1 << 20, 1 << 16);
+        let time = model
+            .predict(Collective::Broadcast { root: 0 }, &Algorithm::Chain, ranks, Access::Put, bytes, chunk)
+            .expect("it fits");
+        let chunks = (bytes / chunk) as f64;
+        let expected = (f64::from(ranks) - 2.0 + chunks) * (bytes as f64 / chunks) / 1e9;
+        assert!((time - expected).abs() < 1e-12, "{time} {expected}");
+    }
+
+    #[test]
+    fn formula_and_schedule_predict_the_same_time() {
+        for (bytes, chunk) in [(8, 1 << 18), (1 << 20, 1 << 18), (64 << 20, 1 << 18), (12_345_678, 4096)] {
+            for algorithm in algorithms(Collective::AllReduce, 12) {
+                let schedule =
+                    generate(Collective::AllReduce, &algorithm, 12, Access::Put).expect("a candidate");
+                let counted = CostModel::TCP.time(&Work::of(&schedule), bytes, chunk);
+                let predicted = CostModel::TCP
+                    .predict(Collective::AllReduce, &algorithm, 12, Access::Put, bytes, chunk)
+                    .expect("a candidate");
+                assert!((predicted - counted).abs() <= 1e-12 * counted, "{algorithm}: {predicted} {counted}");
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Which algorithm to take: the one that the cost model finds quickest, or the one that was named.
+//!
+//! [`select`] prices every algorithm that carries out the collective and keeps the prices, so that the choice can be
+//! looked at: a [`Choice`] prints as its table.
+
+use std::fmt;
+
+use crate::collective::{Collective, UnknownName};
+use crate::cost::{CostModel, Work};
+use crate::generate::{Access, Algorithm, GenerateError, check, generate};
+
+/// Chunk size that prices are made for, in bytes, unless another is given: what stays in a core's cache.
+pub const CHUNK_BYTES: u64 = 256 << 10;
+
+/// Above this rank count schedules are not made only to be priced; what has no formula is left out.
+const COUNTED_RANKS_MAX: u32 = 256;
+
+/// What was chosen, among what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// For what.
+    pub collective: Collective,
+    /// How many ranks.
+    pub ranks: u32,
+    /// How many bytes (of the whole).
+    pub bytes: u64,
+    /// The algorithm to take.
+    pub algorithm: Algorithm,
+    /// How peers are to be reached.
+    pub access: Access,
+    /// Everything that was looked at, the quickest first.
+    pub table: Vec<Candidate>,
+}
+
+/// A row of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Which algorithm.
+    pub algorithm: Algorithm,
+    /// In which form.
+    pub access: Access,
+    /// How long it should take, in seconds.
+    pub seconds: f64,
+}
+
+/// Why no algorithm can be taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SelectError {
+    /// The name is not that of an algorithm for this collective.
+    #[error(transparent)]
+    Name(#[from] UnknownName),
+    /// It cannot be done with these ranks.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+}
+
+/// Chooses for `bytes` bytes of the whole. `access` says what is possible: where peers are mapped, puts are too.
+///
+/// # Errors
+///
+/// When there is no schedule for that many ranks, or the collective names a rank that does not exist.
+pub fn select(
+    collective: Collective,
+    ranks: u32,
+    bytes: u64,
+    access: Access,
+    model: &CostModel,
+) -> Result<Choice, SelectError> {
+    let table = price(collective, ranks, bytes, access, model, &candidates(collective, ranks))?;
+    Ok(Choice {
+        collective,
+        ranks,
+        bytes,
+        algorithm: table[0].algorithm.clone(),
+        access: table[0].access,
+        table,
+    })
+}
+
+/// Takes the algorithm of this name (`auto`: chooses), in the quickest form.
+///
+/// # Errors
+///
+/// When there is no such algorithm for the collective, or it does not fit the rank count.
+pub fn select_named(
+    name: &str,
+    collective: Collective,
+    ranks: u32,
+    bytes: u64,
+    access: Access,
+    model: &CostModel,
+) -> Result<Choice, SelectError> {
+    if name == "auto" {
+        return select(collective, ranks, bytes, access, model);
+    }
+    let named = Algorithm::named(name, collective)?;
+    check(collective, &named, ranks)?;
+    let mut algorithms = vec![named.clone()];
+    algorithms.extend(candidates(collective, ranks).into_iter().filter(|algorithm| *algorithm != named));
+    let table = price(collective, ranks, bytes, access, model, &algorithms)?;
+    // Where it has no price, it is taken in the form that moves least.
+    let form = table.iter().find(|row| row.algorithm == named).map_or(access, |row| row.access);
+    Ok(Choice { collective, ranks, bytes, algorithm: named, access: form, table })
+}
+
+/// The algorithms that carry out a collective, with the grids that are most like a square; at equal prices the first
+/// one is taken.
+pub(crate) fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
+    let mut all = vec![
+        Algorithm::RecursiveDoubling,
+        Algorithm::Direct,
+        Algorithm::HalvingDoubling,
+        Algorithm::Ring,
+        Algorithm::DoubleTree,
+        Algorithm::Chain,
+    ];
+    if let Some(rows) = (2..=ranks.isqrt()).rev().find(|&rows| ranks.is_multiple_of(rows)) {
+        all.push(Algorithm::Grid(vec![rows, ranks / rows]));
+        all.push(Algorithm::GridStaged(vec![rows, ranks / rows]));
+    }
+    all.retain(|algorithm| algorithm.carries_out(collective));
+    all
+}
+
+/// Prices of the algorithms that fit, the lowest first. Fails when none does.
+fn price(
+    collective: Collective,
+    ranks: u32,
+    bytes: u64,
+    access: Access,
+    model: &CostModel,
+    algorithms: &[Algorithm],
+) -> Result<Vec<Candidate>, GenerateError> {
+    let forms: &[Access] =
+        if access == Access::Mapped { &[Access::Put, Access::Mapped] } else { &[Access::Put] };
+    let mut table = Vec::new();
+    let mut refused = None;
+    for algorithm in algorithms {
+        if let Err(error) = check(collective, algorithm, ranks) {
+            refused = Some(error);
+            continue;
+        }
+        for &access in forms {
+            let work = match Work::formula(collective, algorithm, ranks, access) {
+                Some(work) => Ok(work),
+                None if ranks > COUNTED_RANKS_MAX => continue,
+                None => generate(collective, algorithm, ranks, access).map(|made| Work::of(&made)),
+            };
+            let seconds = model.time(&work?, bytes, CHUNK_BYTES);
+            table.push(Candidate { algorithm: algorithm.clone(), access, seconds });
+        }
+    }
+    table.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    match refused {
+        Some(error) if table.is_empty() => Err(error),
+        _ => Ok(table),
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "{}, {} ranks, {} bytes:", self.collective, self.ranks, self.bytes)?;
+        for row in &self.table {
+            let chosen = row.algorithm == self.algorithm && row.access == self.access;
+            let name = row.algorithm.to_string();
+            let (mark, micros) = (if chosen { '>' } else { ' ' }, row.seconds * 1e6);
+            writeln!(formatter, "{mark} {name:<20} {:<6} {micros:>14.2} us", row.access.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(collective: Collective, ranks: u32, bytes: u64, access: Access) -> (Algorithm, Access) {
+        let model = match access {
+            Access::Mapped => CostModel::SHARED_MEMORY,
+            Access::Put => CostModel::TCP,
+        };
+        let choice = select(collective, ranks, bytes, access, &model).expect("a choice");
+        (choice.algorithm, choice.access)
+    }
+
+    #[test]
+    fn few_bytes_go_by_recursive_doubling_and_many_on_one_host_directly_in_place() {
+        for ranks in [2, 3, 4, 8] {
+            let few = chosen(Collective::AllReduce, ranks, 8, Access::Mapped);
+            let many = chosen(Collective::AllReduce, ranks, 64 << 20, Access::Mapped);
+            assert_eq!(many, (Algorithm::Direct, Access::Mapped), "{ranks} ranks");
+            if ranks.is_power_of_two() {
+                assert_eq!(few.0, Algorithm::RecursiveDoubling, "{ranks} ranks");
+                assert_eq!(few.1, Access::Put);
+            }
+        }
+    }
+
+    #[test]
+    fn many_bytes_over_links_go_by_an_algorithm_that_sends_no_more_than_it_must() {
+        for ranks in [4, 6, 8, 16] {
+            let (algorithm, access) = chosen(Collective::AllReduce, ranks, 256 << 20, Access::Put);
+            assert_eq!(access, Access::Put);
+            let work =
+                Work::formula(Collective::AllReduce, &algorithm, ranks, Access::Put).expect("a formula");
+            assert_eq!(work.moved * ranks, 2 * (ranks - 1) * work.blocks, "{algorithm}");
+        }
+    }
+
+    #[test]
+    fn a_name_overrides_the_prices_and_the_table_still_shows_them() {
+        let model = CostModel::SHARED_MEMORY;
+        let by_name = |name| select_named(name, Collective::AllReduce, 6, 8, Access::Mapped, &model);
+        let choice = by_name("grid:2x3").expect("it fits");
+        assert_eq!(choice.algorithm, Algorithm::Grid(vec![2, 3]));
+        assert!(choice.table.len() > 8);
+        let printed = choice.to_string();
+        assert_eq!(printed.lines().filter(|line| line.starts_with("> grid:2x3")).count(), 1, "{printed}");
+        assert!(printed.contains("ring"));
+        assert!(matches!(by_name("grid:2x2"), Err(SelectError::Generate(_))));
+        assert!(matches!(by_name("chain"), Err(SelectError::Name(_))));
+        assert_eq!(
+            by_name("auto").expect("a choice").algorithm,
+            chosen(Collective::AllReduce, 6, 8, Access::Mapped).0
+        );
+    }
+
+    #[test]
+    fn every_collective_has_a_choice_for_any_rank_count() {
+        for ranks in (1..=9).chain([1024, 2048]) {
+            for name in Collective::NAMES {
+                let collective = Collective::from_name(name).expect("a known name");
+                if ranks == 1 && name == "send-recv" {
+                    assert!(select(collective, ranks, 8, Access::Put, &CostModel::TCP).is_err());
+                    continue;
+                }
+                let choice =
+                    select(collective, ranks, 1 << 20, Access::Put, &CostModel::TCP).expect("a choice");
+                let made = generate(collective, &choice.algorithm, ranks.min(9), choice.access);
+                assert!(ranks > 9 || made.is_ok(), "{name} {ranks}");
+            }
+        }
+    }
+}
