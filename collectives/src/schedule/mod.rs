@@ -9,7 +9,8 @@
 //! The collective says which parts inputs and outputs hold ([`crate::Collective`]). Every part is cut into
 //! the [`Block`]s that name it, in the order of the list, in proportion to their weights. A block is cut into chunks of
 //! a size that is chosen when the schedule is run and is the same on all ranks. **A block always has at least one
-//! chunk**, if need be an empty one: ranks meet even when there is nothing to move.
+//! chunk**, if need be an empty one: ranks meet even when there is nothing to move. A barrier has no data, so its blocks
+//! have just one.
 //!
 //! # What a step does
 //!
@@ -26,7 +27,7 @@
 //! its own instance of it (`chunk % window`), so the notices of two chunks cannot be mistaken for each other. Each
 //! notify or put is matched by exactly one wait of the same block and cell at its target, and a cell instance is
 //! notified again only after that wait. Scratch slots are a rank's own memory, again for each block and chunk under
-//! way.
+//! way. A rank may have several lanes of a block; they share its cells and slots.
 //!
 //! # Whose memory
 //!
@@ -35,8 +36,13 @@
 //! touch is [`Part::SharedInput`] and [`Part::SharedOutput`]: the very same memory where the caller's slice is
 //! registered, else a window in scratch. A rank therefore copies (`Reduce` of one source) its input to its shared input
 //! before peers may read it, and its shared output to its output afterwards; where the two are the same memory such a
-//! copy is nothing and takes no time. A schedule must be right in either case, and also when output and input are the
-//! same slice. Mapped access is a [`Op::Reduce`] that names another rank's place.
+//! copy is nothing and takes no time (of several destinations those that are the source's memory are left out, and those
+//! that are one memory are written once). A schedule must be right in either case, on each rank by itself, and also when
+//! output and input are the same slice; the windows in scratch are there once for each chunk under way, as slots are.
+//! An input is never written, and a shared input only as a copy of its own rank's input, for it may be the same memory.
+//! Peers touch what is shared only between the rank's first and last step in the run; its scratch they may write, by a put
+//! or a mapped reduce, before they have heard of it in this run: who carries out the schedule writes to a peer only when
+//! that scratch is free of earlier runs. Mapped access is a [`Op::Reduce`] that names another rank's place.
 
 pub mod text;
 
