@@ -5,6 +5,10 @@
 //! the other, step by step, and keeps who has the block in its input, who in its output, and who contributes: every
 //! check speaks of ranks by these alone.
 //!
+//! A reduce may list its sources in another order: the order matters for nothing but the expression that the sources are
+//! combined to, and for two of them not even for that. Where three or more are reordered, that is looked at again
+//! ([`Classes::reordered`]).
+//!
 //! The renaming is guessed, by following the names from one rank on, and then nothing about it is taken for granted:
 //! all lanes of all ranks are compared under it.
 
@@ -45,6 +49,10 @@ pub(super) struct Classes<'a> {
     original: Vec<Rank>,
     /// Ranks whose lanes are still to be compared.
     open: Vec<Rank>,
+    /// Lists of several sources that are still to be compared.
+    sources: Vec<(&'a [Place], &'a [Place])>,
+    /// Whether a reduce of three or more sources lists them in another order.
+    reordered: bool,
 }
 
 impl<'a> Classes<'a> {
@@ -59,6 +67,8 @@ impl<'a> Classes<'a> {
             renamed: unnamed.clone(),
             original: unnamed,
             open: Vec::new(),
+            sources: Vec::new(),
+            reordered: false,
         }
     }
 
@@ -86,6 +96,11 @@ impl<'a> Classes<'a> {
     /// The rank of the block that [`Classes::find`] returned that is called `rank` in the one it was asked for.
     pub(super) fn original(&self, rank: Rank) -> Rank {
         self.original[rank as usize]
+    }
+
+    /// Whether values have to be looked at again: [`Classes::find`] met three or more sources in another order.
+    pub(super) fn reordered(&self) -> bool {
+        self.reordered
     }
 
     /// The block that [`Classes::find`] was asked for last has been proved.
@@ -127,6 +142,8 @@ impl<'a> Classes<'a> {
         self.renamed.fill(UNNAMED);
         self.original.fill(UNNAMED);
         self.open.clear();
+        self.sources.clear();
+        self.reordered = false;
         if !self.rename(representative.anchor, candidate) || !self.compare_open(representative.block, block) {
             return false;
         }
@@ -143,8 +160,10 @@ impl<'a> Classes<'a> {
                 }
             }
         }
-        (0..self.renamed.len())
-            .all(|rank| self.role(rank as Rank, representative.block) == self.role(self.renamed[rank], block))
+        self.compare_sources()
+            && (0..self.renamed.len()).all(|rank| {
+                self.role(rank as Rank, representative.block) == self.role(self.renamed[rank], block)
+            })
     }
 
     fn rename(&mut self, from: Rank, to: Rank) -> bool {
@@ -179,7 +198,7 @@ impl<'a> Classes<'a> {
         true
     }
 
-    fn same(&mut self, one: &Step, other: &Step) -> bool {
+    fn same(&mut self, one: &'a Step, other: &'a Step) -> bool {
         one.after == other.after
             && match (&one.op, &other.op) {
                 (Op::Notify { to, cell }, Op::Notify { to: other_to, cell: other_cell }) => {
@@ -193,10 +212,36 @@ impl<'a> Classes<'a> {
                     Op::Put { to: other_to, src: other_src, dst: other_dst, cell: other_cell },
                 ) => (src, dst, cell) == (other_src, other_dst, other_cell) && self.rename(*to, *other_to),
                 (Op::Reduce { from, into }, Op::Reduce { from: other_from, into: other_into }) => {
-                    self.same_places(from, other_from) && self.same_places(into, other_into)
+                    self.same_sources(from, other_from) && self.same_places(into, other_into)
                 }
                 _ => false,
             }
+    }
+
+    /// Sources are compared when all ranks have their names, regardless of their order.
+    fn same_sources(&mut self, one: &'a [Place], other: &'a [Place]) -> bool {
+        if let ([one], [other]) = (one, other) {
+            return one.part == other.part && self.rename(one.rank, other.rank);
+        }
+        self.sources.push((one, other));
+        one.len() == other.len()
+    }
+
+    fn compare_sources(&mut self) -> bool {
+        for (one, other) in std::mem::take(&mut self.sources) {
+            let renamed = |place: &Place| Place { rank: self.renamed[place.rank as usize], part: place.part };
+            let mut one: Vec<Place> = one.iter().map(renamed).collect();
+            if one != other {
+                self.reordered |= one.len() > 2;
+                let mut other = other.to_vec();
+                one.sort_unstable();
+                other.sort_unstable();
+                if one != other {
+                    return false;
+                }
+            }
+        }
+        true
     }
 
     fn same_places(&mut self, one: &[Place], other: &[Place]) -> bool {
@@ -249,7 +294,13 @@ impl Shape {
             }
             Op::Reduce { from, into } => {
                 self.add((from.len() as u64) << 32 | (into.len() as u64) << 2 | 3);
-                from.iter().chain(into).for_each(|&place| self.add_place(place, own));
+                let sources = from.iter().map(|&place| {
+                    let mut source = Shape(1);
+                    source.add_place(place, own);
+                    source.finish()
+                });
+                self.add(sources.fold(0, u64::wrapping_add));
+                into.iter().for_each(|&place| self.add_place(place, own));
             }
         }
         for &(earlier, lag) in &step.after {

@@ -6,18 +6,18 @@
 //!
 //! # What is proved
 //!
-//! * *Form*: everything that is named exists; inputs are never written; a rank's private slices are its own ([`form`]).
+//! * *Form*: everything that is named exists; inputs are never written; a rank's private slices are its own (`form`).
 //! * *Notices*: each notify or put has one wait and each wait one of them; a cell instance is notified again only after
 //!   the wait that consumed the notice before.
-//! * *No deadlock*: the events are ordered ([`graph`]).
-//! * *No race*: of two accesses to the same bytes, one a write, one ends before the other begins ([`memory`], [`order`]).
+//! * *No deadlock*: the events are ordered (`graph`).
+//! * *No race*: of two accesses to the same bytes, one a write, one ends before the other begins (`memory`, `order`).
 //! * *Presence*: another rank's shared slices are touched, and its scratch is read, only after something that this rank
 //!   did in this run; and whatever is touched of it, that is over before it ends.
 //! * *Result*: at the end every output holds just the contributions that the collective says, each once, and ranks that
-//!   end with the same block end with the same expression, so with the same bits ([`value`]). Nobody leaves a barrier
+//!   end with the same block end with the same expression, so with the same bits (`value`). Nobody leaves a barrier
 //!   before all have entered it.
 //! * All this with every combination, rank by rank, of shared slices that are the slice itself or apart from it, and of
-//!   output in place of input or apart from it ([`memory`]).
+//!   output in place of input or apart from it (`memory`).
 //!
 //! # What is not
 //!
@@ -72,6 +72,10 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
         let mut classes = Classes::new(&schedule, &lanes);
         for block in 0..schedule.blocks.len() as BlockId {
             if let Some(proved) = classes.find(block) {
+                if classes.reordered() {
+                    let graph = Graph::new(&schedule, block, lanes.of(block))?;
+                    value::check(&graph, &Memory::new(&graph))?;
+                }
                 facts.copy(&lanes, proved, block, &classes);
             } else {
                 prove(&schedule, block, lanes.of(block), &mut facts)?;

@@ -32,9 +32,17 @@ pub(super) struct Order<'g, 'a> {
     /// By level and event: the last search that saw it.
     seen: Vec<u32>,
     search: u32,
+    /// Events to look at, in the order in which they were found.
     queue: Vec<(Event, u32)>,
+    /// Events of `close` ranks, which are looked at before: mostly the way is a short one between two ranks.
+    near: Vec<(Event, u32)>,
+    close: [Rank; 2],
+    head: usize,
     visits: u64,
 }
+
+/// Nobody is close.
+const NOBODY: [Rank; 2] = [Rank::MAX; 2];
 
 impl<'g, 'a> Order<'g, 'a> {
     pub(super) fn new(graph: &'g Graph<'a>) -> Result<Self, Violation> {
@@ -48,7 +56,17 @@ impl<'g, 'a> Order<'g, 'a> {
             });
         }
         let seen = vec![0; events as usize];
-        Ok(Self { graph, top, seen, search: 0, queue: Vec::new(), visits: 0 })
+        Ok(Self {
+            graph,
+            top,
+            seen,
+            search: 0,
+            queue: Vec::new(),
+            near: Vec::new(),
+            close: NOBODY,
+            head: 0,
+            visits: 0,
+        })
     }
 
     /// Whether step `later` in chunk `chunk` is issued only after one of the `ends` of chunk 0.
@@ -67,16 +85,13 @@ impl<'g, 'a> Order<'g, 'a> {
         // In chunk 0 nothing that is placed before all of the ends can be after one of them.
         let earliest = ends.iter().map(|&end| graph.position[end as usize]).min().unwrap_or(0);
         let level = if chunk == Chunk::Window { self.top } else { 0 };
+        self.close = [graph.rank(later), ends.first().map_or(Rank::MAX, |end| graph.rank(end / 2))];
         self.begin(issued(later), level);
-        let mut head = 0;
-        while head < self.queue.len() {
-            let (event, level) = self.queue[head];
-            head += 1;
+        while let Some((event, level)) = self.next()? {
             if level == 0 && ends.contains(&event) {
                 return Ok(true);
             }
             self.push_predecessors(event, level, earliest);
-            self.count(head)?;
         }
         Ok(false)
     }
@@ -88,16 +103,13 @@ impl<'g, 'a> Order<'g, 'a> {
         later: u32,
         mut found: impl FnMut(Rank) -> bool,
     ) -> Result<bool, Violation> {
+        self.close = NOBODY;
         self.begin(issued(later), 0);
-        let mut head = 0;
-        while head < self.queue.len() {
-            let (event, level) = self.queue[head];
-            head += 1;
+        while let Some((event, level)) = self.next()? {
             if found(self.graph.rank(event / 2)) {
                 return Ok(true);
             }
             self.push_predecessors(event, level, 0);
-            self.count(head)?;
         }
         Ok(false)
     }
@@ -109,17 +121,14 @@ impl<'g, 'a> Order<'g, 'a> {
         earlier: u32,
         mut found: impl FnMut(Rank) -> bool,
     ) -> Result<bool, Violation> {
+        self.close = NOBODY;
         self.begin(complete(earlier), 0);
-        let mut head = 0;
-        while head < self.queue.len() {
-            let (event, _) = self.queue[head];
-            head += 1;
+        while let Some((event, _)) = self.next()? {
             if found(self.graph.rank(event / 2)) {
                 return Ok(true);
             }
             let graph = self.graph;
             graph.successors(event, |next| self.push(next, 0));
-            self.count(head)?;
         }
         Ok(false)
     }
@@ -131,6 +140,8 @@ impl<'g, 'a> Order<'g, 'a> {
             self.search = 1;
         }
         self.queue.clear();
+        self.near.clear();
+        self.head = 0;
         self.push(event, level);
     }
 
@@ -138,7 +149,8 @@ impl<'g, 'a> Order<'g, 'a> {
         let seen = &mut self.seen[level as usize * self.graph.events() + event as usize];
         if *seen != self.search {
             *seen = self.search;
-            self.queue.push((event, level));
+            let near = self.close != NOBODY && self.close.contains(&self.graph.rank(event / 2));
+            if near { &mut self.near } else { &mut self.queue }.push((event, level));
         }
     }
 
@@ -170,12 +182,17 @@ impl<'g, 'a> Order<'g, 'a> {
         }
     }
 
-    /// Every search is bounded by the graph; this bounds all of them together.
-    fn count(&mut self, head: usize) -> Result<(), Violation> {
+    /// The next event to look at. Every search is bounded by the graph; this bounds all of them together.
+    fn next(&mut self) -> Result<Option<(Event, u32)>, Violation> {
         self.visits += 1;
-        if self.visits > MAX_VISITS && head > 0 {
+        if self.visits > MAX_VISITS {
             return Err(Violation::TooHard { block: self.graph.block, most: MAX_VISITS });
         }
-        Ok(())
+        if let Some(near) = self.near.pop() {
+            return Ok(Some(near));
+        }
+        let next = self.queue.get(self.head).copied();
+        self.head += 1;
+        Ok(next)
     }
 }

@@ -9,9 +9,9 @@ use super::interpreter::{self, Random, Wrong};
 use super::{GOOD, parse};
 
 /// Runs of a schedule that was accepted.
-const RUNS: u64 = 150;
+const RUNS: u64 = 80;
 /// Runs of a schedule that was refused, to see whether it was with reason.
-const RUNS_REFUSED: u64 = 40;
+const RUNS_REFUSED: u64 = 20;
 
 fn runs(schedule: &Schedule, count: u64, salt: u64) -> Result<(), (u64, Wrong)> {
     for seed in 0..count {

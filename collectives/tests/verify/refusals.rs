@@ -325,6 +325,37 @@ fn ranks_combine_in_the_same_order() {
     );
 }
 
+/// The lanes of the second text become lanes of a second block of the first.
+fn two_blocks(first: &str, second: &str) -> pleach_collectives::Schedule {
+    let mut schedule = parse(first);
+    schedule.blocks.push(schedule.blocks[0]);
+    for (program, lanes) in schedule.programs.iter_mut().zip(parse(second).programs) {
+        program.extend(lanes.into_iter().map(|lane| pleach_collectives::Lane { block: 1, ..lane }));
+    }
+    schedule
+}
+
+#[test]
+fn a_block_that_is_another_one_renamed_is_not_taken_for_it_when_sources_are_reordered() {
+    let good = mapped_direct_of_3(|_| [2, 0, 1]);
+    verify(two_blocks(&good, &mapped_direct_of_3(|_| [0, 1, 2]))).expect("one order in each block");
+    let differing = mapped_direct_of_3(|rank| [rank, (rank + 1) % 3, (rank + 2) % 3]);
+    assert_eq!(
+        verify(two_blocks(&good, &differing)).expect_err("refused").to_string(),
+        "ranks 0 and 1 end with block 1 combined in different orders: their bits may differ"
+    );
+    let doubled = mapped_direct_of_3(|rank| if rank == 1 { [0, 2, 0] } else { [0, 1, 2] });
+    assert_eq!(
+        verify(two_blocks(&good, &doubled)).expect_err("refused").to_string(),
+        "rank 1 lane 1 (block 1) step 5 names 0.shared-input twice"
+    );
+    let without_staging = good.replacen("copy input -> shared-input", "copy input -> scratch-9", 1);
+    assert_eq!(
+        verify(two_blocks(&good, &without_staging)).expect_err("refused").to_string(),
+        "rank 0 lane 1 (block 1) step 5 reads 0.shared-input, in which nothing has been written"
+    );
+}
+
 #[test]
 fn nobody_leaves_a_barrier_before_all_have_entered() {
     let ring: String = (0..3)
