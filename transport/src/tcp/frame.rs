@@ -136,9 +136,9 @@ const NOTIFY: u8 = 1;
 const PUT: u8 = 2;
 const PIECE: u8 = 3;
 const GET: u8 = 4;
-const GET_REPLY: u8 = 5;
+const REPLY_TO_GET: u8 = 5;
 const ATOMIC: u8 = 6;
-const ATOMIC_REPLY: u8 = 7;
+const REPLY_TO_ATOMIC: u8 = 7;
 const ACCEPTED: u8 = 8;
 const REFUSED: u8 = 9;
 const BYE: u8 = 10;
@@ -274,9 +274,9 @@ impl Frame {
             }),
             PIECE => Some(Self::Piece { dst: fields.to_slice(), token }),
             GET => Some(Self::Get { src: fields.to_slice(), lane: fields.auxiliary, token }),
-            GET_REPLY => Some(Self::GetReply { len: fields.length, token }),
+            REPLY_TO_GET => Some(Self::GetReply { len: fields.length, token }),
             ATOMIC => fields.operation().map(|op| Self::Atomic { key, offset: fields.offset, op, token }),
-            ATOMIC_REPLY => Some(Self::AtomicReply { old: fields.length, token }),
+            REPLY_TO_ATOMIC => Some(Self::AtomicReply { old: fields.length, token }),
             ACCEPTED => Some(Self::Accepted { key, region_bytes: fields.length, token }),
             REFUSED => Some(Self::Refused { key, token }),
             BYE => Some(Self::Bye),
@@ -315,7 +315,7 @@ impl Frame {
             Self::Get { src, lane, token } => {
                 Fields { auxiliary: lane, token, ..Fields::new(GET).slice(&src) }
             }
-            Self::GetReply { len, token } => Fields { length: len, token, ..Fields::new(GET_REPLY) },
+            Self::GetReply { len, token } => Fields { length: len, token, ..Fields::new(REPLY_TO_GET) },
             Self::Atomic { key, offset, op, token } => {
                 let (auxiliary, operands, len) = match op {
                     AtomicOp::Add(value) => (ATOMIC_ADD, [value, 0], 8),
@@ -327,7 +327,7 @@ impl Frame {
                 let extra = Inline::new(&bytes[..len]).unwrap_or(Inline::EMPTY);
                 Fields { auxiliary, key: key.0, offset, token, extra, ..Fields::new(ATOMIC) }
             }
-            Self::AtomicReply { old, token } => Fields { length: old, token, ..Fields::new(ATOMIC_REPLY) },
+            Self::AtomicReply { old, token } => Fields { length: old, token, ..Fields::new(REPLY_TO_ATOMIC) },
             Self::Accepted { key, region_bytes, token } => {
                 Fields { key: key.0, length: region_bytes, token, ..Fields::new(ACCEPTED) }
             }
