@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::device::{Device, DeviceConfig};
+use crate::shm::ShmDevice;
+use crate::tcp::TcpDevice;
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,4 +82,23 @@ pub trait Fabrics {
     ///
     /// Where this machine, or this configuration, has none.
     fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError>;
+}
+
+/// Makes the devices that really move bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Machine;
+
+impl Fabrics for Machine {
+    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError> {
+        match fabric {
+            Fabric::Shm => match ShmDevice::new(config) {
+                Ok(device) => Ok(Box::new(device)),
+                Err(error) => Err(FabricError { source: Box::new(error) }),
+            },
+            Fabric::Tcp => match TcpDevice::new(config) {
+                Ok(device) => Ok(Box::new(device)),
+                Err(error) => Err(FabricError { source: Box::new(error) }),
+            },
+        }
+    }
 }

@@ -70,7 +70,20 @@ impl fmt::Debug for Joined {
     }
 }
 
-/// Meets all ranks of `world` and connects to them, over devices made by `fabrics`.
+/// Meets all ranks of `world` and connects to them, over the fabrics of this machine.
+///
+/// # Errors
+///
+/// See [`JoinError`]; at the latest when `options.timeout` has passed.
+pub fn join(
+    world: &World,
+    options: &JoinOptions,
+    responder: Arc<dyn Responder>,
+) -> Result<Joined, JoinError> {
+    join_over(world, options, responder, &mut super::Machine)
+}
+
+/// As [`join`], over devices made by `fabrics`.
 ///
 /// # Errors
 ///

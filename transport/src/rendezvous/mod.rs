@@ -1,7 +1,7 @@
 //! How ranks find each other: who is there, where, and with which settings.
 //!
 //! [`World`] says who this process is (from arguments or from a launcher's variables), a [`Store`] is a small table
-//! that all ranks of a job can reach ([`FileStore`], [`TcpStore`]), and [`join_over`] is the meeting: all ranks claim their
+//! that all ranks of a job can reach ([`FileStore`], [`TcpStore`]), and [`join`] is the meeting: all ranks claim their
 //! numbers, compare what must be equal, agree on a fabric and connect.
 //!
 //! **Invariant:** every wait ends at a deadline, with an error that names the ranks that did not come.
@@ -25,9 +25,9 @@ mod world;
 
 pub use environment::{Explicit, Found, Surroundings, Variables, WORLD_SIZE_MAX, WorldError, parse};
 pub use error::JoinError;
-pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, UnknownFabric};
+pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, Machine, UnknownFabric};
 pub use file::FileStore;
-pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join_over};
+pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_over};
 pub use record::Difference;
 pub use tcp::TcpStore;
 pub use world::{Launcher, Rendezvous, RendezvousError, World};

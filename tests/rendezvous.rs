@@ -1,0 +1,371 @@
+//! Ranks that are real processes find each other, or say in bounded time why not.
+//!
+//! A rank is this test program itself, told by its variables to run [`rank_process`] alone.
+
+mod launcher;
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use launcher::{finish, pleach};
+use pleach_transport::device::{LossCause, Responder};
+use pleach_transport::rendezvous::{FabricChoice, JoinOptions, World, join};
+use pleach_transport::{Rank, clock::now};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a rank may take to join, in milliseconds.
+const TIMEOUT_VARIABLE: &str = "PLEACH_TEST_TIMEOUT_MS";
+
+/// A setting that all ranks must share.
+const KNOB_VARIABLE: &str = "PLEACH_TEST_KNOB";
+
+/// Which fabric to ask for.
+const FABRIC_VARIABLE: &str = "PLEACH_TEST_FABRIC";
+
+struct Quiet;
+
+impl Responder for Quiet {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
+}
+
+#[test]
+#[ignore = "this is a rank, which the other tests start"]
+fn rank_process() {
+    let variable = |name| std::env::var(name).ok();
+    let joined = World::from_env().map_err(|error| error.to_string()).and_then(|world| {
+        let options = JoinOptions {
+            fabric: variable(FABRIC_VARIABLE)
+                .map_or(FabricChoice::Auto, |text| text.parse().expect("a fabric")),
+            knobs: vec![("knob".to_owned(), variable(KNOB_VARIABLE).unwrap_or_default())],
+            cells: 8,
+            timeout: variable(TIMEOUT_VARIABLE)
+                .map_or(launcher::PATIENCE, |text| Duration::from_millis(text.parse().expect("a number"))),
+        };
+        join(&world, &options, Arc::new(Quiet)).map_err(|error| error.to_string())
+    });
+    match joined {
+        Ok(mut joined) => {
+            println!("rank {} of {} joined over {}", joined.rank, joined.world_size, joined.fabric);
+            joined.device.leave();
+            let deadline = now() + Duration::from_secs(5);
+            let mut events = Vec::with_capacity(64);
+            while !joined.device.is_flushed() && now() < deadline {
+                joined.device.poll(now(), &mut events);
+                events.clear();
+            }
+        }
+        Err(error) => {
+            // One write: the ranks' lines go to one pipe here and there.
+            let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
+            std::process::exit(1);
+        }
+    }
+}
+
+/// The command that is a rank.
+fn rank_command() -> Vec<PathBuf> {
+    let own = std::env::current_exe().expect("has a name");
+    [own, "rank_process".into(), "--exact".into(), "--ignored".into(), "--nocapture".into()].into()
+}
+
+fn run(ranks: u32, options: &[&str]) -> Command {
+    let mut command = pleach();
+    command.arg("run").args(["-n", &ranks.to_string()]).args(options).arg("--").args(rank_command());
+    command
+}
+
+/// A rank that is started by hand.
+fn rank(number: u32, world_size: u32, rendezvous: &str) -> Command {
+    let rank = rank_command();
+    let mut command = Command::new(&rank[0]);
+    command
+        .args(&rank[1..])
+        .env("PLEACH_RANK", number.to_string())
+        .env("PLEACH_WORLD_SIZE", world_size.to_string())
+        .env("PLEACH_RENDEZVOUS", rendezvous)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn all(commands: impl IntoIterator<Item = Command>) -> Vec<Output> {
+    let children: Vec<Child> =
+        commands.into_iter().map(|mut command| command.spawn().expect("starts")).collect();
+    children.into_iter().map(|child| child.wait_with_output().expect("ends")).collect()
+}
+
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    format!("tcp://{}", listener.local_addr().expect("is bound"))
+}
+
+fn joined(output: &Output) -> usize {
+    String::from_utf8_lossy(&output.stdout).matches(" joined over ").count()
+}
+
+fn error(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A folder that goes away with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pleach-rendezvous-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).expect("a fresh folder");
+        Self(path)
+    }
+
+    fn secret(&self, name: &str) -> PathBuf {
+        let path = self.0.join(name);
+        let mut command = pleach();
+        command.arg("secret").arg(&path);
+        assert!(finish(command).status.success());
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_ranks_of_pleach_run_join_over_each_fabric() {
+    for (choice, fabric) in [("auto", "shm"), ("shm", "shm"), ("tcp", "tcp")] {
+        let mut command = run(4, &[]);
+        command.env(FABRIC_VARIABLE, choice);
+        let output = finish(command);
+        assert!(output.status.success() && joined(&output) == 4, "{output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stdout).contains(&format!("rank 3 of 4 joined over {fabric}"))
+        );
+    }
+}
+
+#[test]
+fn two_launchers_make_one_world() {
+    let address = free_address();
+    let part = |first: &str| run(2, &["--world-size", "4", "--first-rank", first, "--rendezvous", &address]);
+    let outputs = all([part("0"), part("2")].map(|mut command| {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }));
+    assert!(outputs.iter().all(|output| output.status.success() && joined(output) == 2), "{outputs:?}");
+}
+
+#[test]
+fn a_rank_with_another_host_name_is_not_on_this_host() {
+    let address = free_address();
+    let outputs = all([0, 1].map(|number| {
+        let mut command = rank(number, 2, &address);
+        command.env("PLEACH_HOST", format!("host-{number}"));
+        command
+    }));
+    for output in &outputs {
+        assert!(String::from_utf8_lossy(&output.stdout).contains("joined over tcp"), "{output:?}");
+    }
+    let outputs = all([0, 1].map(|number| {
+        let mut command = rank(number, 2, &address);
+        command.env("PLEACH_HOST", format!("host-{number}")).env(FABRIC_VARIABLE, "shm");
+        command
+    }));
+    for output in &outputs {
+        let error = error(output);
+        assert!(error.contains("no shared memory") && error.contains("rank 1 on host-1"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_in_bounded_time() {
+    let folder = Folder::new("missing");
+    for address in [free_address(), format!("file://{}", folder.0.display())] {
+        let mut command = run(3, &["--world-size", "4", "--rendezvous", &address]);
+        command.env(TIMEOUT_VARIABLE, "2000");
+        let before = now();
+        let error = error(&finish(command));
+        assert!(now().since(before) < launcher::PATIENCE);
+        assert!(error.contains("rank 3 of 4 did not come within "), "{error}");
+        assert_eq!(error.matches("error: ").count(), 1, "once for the job: {error}");
+    }
+}
+
+#[test]
+fn ranks_without_a_rank_0_say_so() {
+    let folder = Folder::new("headless");
+    for address in [free_address(), format!("file://{}", folder.0.display())] {
+        let mut command = rank(1, 2, &address);
+        command.env(TIMEOUT_VARIABLE, "300");
+        let error = error(&finish(command));
+        assert!(error.contains("rank 0 is missing"), "{error}");
+    }
+}
+
+#[test]
+fn two_processes_that_claim_one_rank_are_both_told() {
+    let address = free_address();
+    let outputs = all([0, 1, 1].map(|number| rank(number, 3, &address)));
+    for output in &outputs {
+        let error = error(output);
+        assert!(error.contains("both claim to be rank 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_fifth_rank_for_a_world_of_four_is_told_and_the_four_go_on() {
+    let address = free_address();
+    let mut outputs = all([4, 0, 1, 2, 3].map(|number| {
+        let mut command = rank(number, if number == 4 { 5 } else { 4 }, &address);
+        if number == 4 {
+            command.env(TIMEOUT_VARIABLE, "5000");
+        }
+        command
+    }));
+    let fifth = error(&outputs.remove(0));
+    let told = fifth.contains("the world size is 4 at rank 0 and 5 at rank 4");
+    assert!(told || fifth.contains("world complete") || fifth.contains("rank 0 is missing"), "{fifth}");
+    assert!(outputs.iter().all(|output| joined(output) == 1), "{outputs:?}");
+}
+
+#[test]
+fn settings_that_differ_are_named_with_both_values_and_ranks() {
+    let address = free_address();
+    let outputs = all([0, 1].map(|number| {
+        let mut command = rank(number, 2, &address);
+        command.env(KNOB_VARIABLE, format!("value-{number}"));
+        command
+    }));
+    for output in &outputs {
+        let error = error(output);
+        assert!(error.contains("value-0 at rank 0") && error.contains("value-1 at rank 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_wrong_secret_is_told_to_the_one_that_has_it_and_named_to_rank_0() {
+    let folder = Folder::new("secrets");
+    let secrets = [folder.secret("right"), folder.secret("wrong")];
+    let address = free_address();
+    let outputs = all([0, 1].map(|number| {
+        let mut command = rank(number, 2, &address);
+        command.env("PLEACH_SECRET_FILE", &secrets[number as usize]).env(TIMEOUT_VARIABLE, "3000");
+        command
+    }));
+    let (zero, one) = (error(&outputs[0]), error(&outputs[1]));
+    assert!(one.contains("wrong secret"), "{one}");
+    assert!(zero.contains("rank 1 of 2 did not come") && zero.contains("has a wrong secret"), "{zero}");
+    let outputs = all([0, 1].map(|number| {
+        let mut command = rank(number, 2, &address);
+        command.env("PLEACH_SECRET_FILE", &secrets[0]);
+        command
+    }));
+    assert!(outputs.iter().all(|output| joined(output) == 1), "{outputs:?}");
+}
+
+#[test]
+fn a_port_that_somebody_has_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("is bound").to_string();
+    let mut command = run(2, &["--rendezvous", &format!("tcp://{address}")]);
+    command.env(TIMEOUT_VARIABLE, "20000");
+    let error = error(&finish(command));
+    assert!(error.contains("port in use") && error.contains(&address), "{error}");
+}
+
+#[test]
+fn a_server_that_is_something_else_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("is bound").to_string();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("somebody comes");
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").expect("answers");
+        stream
+    });
+    let error = error(&finish(rank(1, 2, &format!("tcp://{address}"))));
+    assert!(error.contains("not a pleach rendezvous") && error.contains("HTTP/1.1 400"), "{error}");
+    drop(server.join());
+}
+
+#[test]
+fn an_address_that_is_not_loopback_needs_a_secret() {
+    let error = error(&finish(rank(0, 2, "tcp://192.0.2.1:4000")));
+    assert!(error.contains("secret required") && error.contains("pleach secret"), "{error}");
+}
+
+#[test]
+fn a_folder_that_a_killed_job_used_serves_the_next_one() {
+    let folder = Folder::new("stale");
+    let address = format!("file://{}", folder.0.display());
+    let mut zero = rank(0, 2, &address).spawn().expect("starts");
+    let current = folder.0.join("current");
+    launcher::wait_until("rank 0 has opened the folder", || current.exists());
+    kill_process(Pid::from_child(&zero), Signal::KILL).expect("it runs");
+    zero.wait().expect("ends");
+    let stale = std::fs::read_to_string(&current).expect("is left");
+    let outputs = all([1, 0].map(|number| rank(number, 2, &address)));
+    assert!(outputs.iter().all(|output| joined(output) == 1), "{outputs:?}");
+    assert!(!folder.0.join(stale).exists());
+}
+
+/// A real launcher, if this machine has it.
+fn installed(names: &[&'static str]) -> Option<&'static str> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        names.iter().find(|name| std::env::split_paths(&path).any(|folder| folder.join(name).exists()));
+    if found.is_none() {
+        println!("ignored: none of {names:?} is installed");
+    }
+    found.copied()
+}
+
+/// Ranks of a real mpirun, twice in a row in each of its processes: the second job must not take the first for its own.
+fn under_mpirun(program: &str, options: &[&str]) {
+    let rank =
+        rank_command().iter().map(|part| format!("'{}'", part.display())).collect::<Vec<_>>().join(" ");
+    let mut command = Command::new(program);
+    command.args(options).args(["-n", "3", "sh", "-c", &format!("{rank} && {rank}")]);
+    let output = finish(command);
+    assert!(output.status.success() && joined(&output) == 6, "{program}: {output:?}");
+}
+
+#[test]
+fn the_ranks_of_open_mpi_join() {
+    if let Some(program) = installed(&["mpirun.openmpi"]) {
+        under_mpirun(program, &["--allow-run-as-root", "--oversubscribe"]);
+    }
+}
+
+#[test]
+fn the_ranks_of_mpich_join() {
+    if let Some(program) = installed(&["mpirun.mpich", "mpiexec.hydra"]) {
+        under_mpirun(program, &[]);
+    }
+}
+
+#[test]
+fn the_folders_of_launchers_are_removed_with_their_jobs() {
+    let Some(program) = installed(&["mpirun.mpich", "mpiexec.hydra"]) else { return };
+    let folder = Folder::new("temporary");
+    let rank = rank_command();
+    let mut command = Command::new(program);
+    command.env("TMPDIR", &folder.0).args(["-n", "2"]).args(&rank);
+    let output = finish(command);
+    assert!(output.status.success(), "{output:?}");
+    let user = folder.0.join(format!("pleach-{}", rustix::process::geteuid().as_raw()));
+    assert_eq!(entries(&user), Vec::<PathBuf>::new());
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder).expect("is there").map(|entry| entry.expect("is readable").path()).collect()
+}
