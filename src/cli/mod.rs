@@ -12,7 +12,9 @@ mod error;
 mod launch;
 mod log;
 mod run;
+mod schedule;
 mod secret;
+mod verify;
 
 pub(crate) use error::CommandError;
 
@@ -33,6 +35,10 @@ enum Command {
     Run(run::Arguments),
     /// Write a file with a fresh secret that all ranks of a job share
     Secret(secret::Arguments),
+    /// Print the schedule by which an algorithm carries out a collective
+    Schedule(schedule::Arguments),
+    /// Prove that a schedule does its collective, or refute it
+    Verify(verify::Arguments),
     /// Become a rank's command, tied to the launcher
     #[command(hide = true)]
     RankShim(launch::guard::RankArguments),
@@ -61,6 +67,8 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
     match command {
         Command::Run(arguments) => run::run(arguments),
         Command::Secret(arguments) => secret::run(&arguments),
+        Command::Schedule(arguments) => schedule::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
         Command::RankShim(arguments) => launch::guard::rank(&arguments),
         Command::Guard => launch::guard::watch(),
     }

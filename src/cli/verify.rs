@@ -1,0 +1,67 @@
+//! `pleach verify`: proves a schedule file or refutes it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+use pleach::collectives::schedule::text::MAX_TEXT_BYTES;
+use pleach::collectives::verify::verify;
+use pleach::collectives::{Collective, Schedule};
+
+use super::CommandError;
+use super::schedule::collective;
+
+/// Arguments of `pleach verify`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  pleach schedule all-reduce --algorithm ring --ranks 4 > ring.schedule\n  \
+    pleach verify ring.schedule --collective all-reduce"
+)]
+pub(crate) struct Arguments {
+    /// The schedule, in the form that 'pleach schedule' prints
+    file: PathBuf,
+    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, barrier or send-recv
+    #[arg(long, value_name = "COLLECTIVE", value_parser = collective)]
+    collective: Collective,
+}
+
+/// Runs `pleach verify`. What the file says wrongly is a usage error; that it does not hold is none.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let path = arguments.file.display();
+    let schedule = Schedule::parse(&read(arguments)?)
+        .map_err(|error| CommandError::usage(format!("no schedule: {path}, {error}; correct it there")))?;
+    let (found, asked) = (schedule.collective, arguments.collective);
+    if found.name() != asked.name() {
+        return Err(CommandError::usage(format!(
+            "other collective: {path} is for {found}, not {}; give --collective {}",
+            asked.name(),
+            found.name()
+        )));
+    }
+    let ranks = schedule.ranks();
+    verify(schedule).map_err(|violation| {
+        CommandError::failed(format!(
+            "refuted: {path}, {violation}; it must not be run, correct the schedule"
+        ))
+    })?;
+    let line = format!("proved: {path} is a {found} of {ranks} ranks, in and out of place\n");
+    // Nobody is left to tell when standard output is closed; the exit status still says it.
+    let _ = std::io::stdout().write_all(line.as_bytes());
+    Ok(())
+}
+
+fn read(arguments: &Arguments) -> Result<String, CommandError> {
+    let path = arguments.file.display();
+    let unread = |error: std::io::Error| {
+        CommandError::usage(format!(
+            "schedule not read: {path} ({error}); name a file that 'pleach schedule' wrote"
+        ))
+    };
+    let mut text = String::new();
+    // One byte more than may be, so that the parser sees that it is too long.
+    let limit = MAX_TEXT_BYTES as u64 + 1;
+    File::open(&arguments.file)
+        .and_then(|file| file.take(limit).read_to_string(&mut text))
+        .map_err(unread)?;
+    Ok(text)
+}

@@ -1,0 +1,126 @@
+//! `pleach schedule` and `pleach verify`, as a person calls them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn pleach(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pleach")).args(arguments).output().expect("pleach starts")
+}
+
+/// Its exit status, standard output and standard error.
+fn told(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// A file that goes when the test is over.
+struct Written(PathBuf);
+
+impl Written {
+    fn new(name: &str, text: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        fs::write(&path, text).expect("a temporary file");
+        Self(path)
+    }
+
+    fn verified(&self, collective: &str) -> (Option<i32>, String, String) {
+        told(&pleach(&["verify", self.0.to_str().expect("UTF-8"), "--collective", collective]))
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn is_one_line_with_status(output: &Output, status: i32, parts: &[&str]) {
+    let (code, stdout, stderr) = told(output);
+    assert_eq!((code, stdout.as_str()), (Some(status), ""), "{stderr}");
+    assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1, "{stderr}");
+    for part in parts {
+        assert!(stderr.contains(part), "{part:?} is not in {stderr}");
+    }
+}
+
+#[test]
+fn what_schedule_prints_verify_proves() {
+    for (collective, algorithm, more) in [
+        ("all-reduce", "ring", &[][..]),
+        ("all-reduce", "direct", &["--mapped"]),
+        ("all-reduce", "grid:2x2", &[]),
+        ("broadcast", "chain", &["--root", "2"]),
+        ("barrier", "recursive-doubling", &[]),
+    ] {
+        let arguments = ["schedule", collective, "--algorithm", algorithm, "--ranks", "4"];
+        let (code, text, stderr) = told(&pleach(&[&arguments, more].concat()));
+        assert_eq!((code, stderr.as_str()), (Some(0), ""));
+        let file = Written::new(&format!("{collective}-{}", algorithm.replace(':', "-")), &text);
+        let (code, stdout, stderr) = file.verified(collective);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{collective} {algorithm}");
+        assert!(stdout.starts_with("proved: ") && stdout.contains("4 ranks"), "{stdout}");
+    }
+}
+
+#[test]
+fn a_schedule_without_one_of_its_waits_is_refuted_with_status_1() {
+    let (_, text, _) = told(&pleach(&["schedule", "send-recv", "--algorithm", "direct", "--ranks", "2"]));
+    let shorter = text.replacen("1: wait 0 cell 1", "1: wait 0 cell 7", 1);
+    assert_ne!(text, shorter, "{text}");
+    let (code, stdout, stderr) = Written::new("refuted", &shorter).verified("send-recv");
+    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
+    assert!(stderr.starts_with("error: refuted: ") && stderr.contains("rank"), "{stderr}");
+}
+
+#[test]
+fn a_syntax_error_is_told_with_line_and_column_and_status_2() {
+    let (_, text, _) =
+        told(&pleach(&["schedule", "barrier", "--algorithm", "recursive-doubling", "--ranks", "2"]));
+    let wrong = text.replacen("notify", "notfiy", 1);
+    let line = wrong.lines().position(|line| line.contains("notfiy")).expect("a notify") + 1;
+    let (code, _, stderr) = Written::new("syntax", &wrong).verified("barrier");
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains(&format!("line {line}, column ")), "{stderr}");
+}
+
+#[test]
+fn a_file_for_another_collective_or_none_is_a_usage_error() {
+    let (_, text, _) =
+        told(&pleach(&["schedule", "barrier", "--algorithm", "recursive-doubling", "--ranks", "2"]));
+    let (code, _, stderr) = Written::new("other", &text).verified("all-reduce");
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("--collective barrier"), "{stderr}");
+    let missing = pleach(&["verify", "/nowhere/ring", "--collective", "barrier"]);
+    is_one_line_with_status(&missing, 2, &["/nowhere/ring"]);
+}
+
+#[test]
+fn what_cannot_be_scheduled_is_a_usage_error_that_says_what_can() {
+    let schedule = |arguments: &[&str]| pleach(&[&["schedule"], arguments].concat());
+    is_one_line_with_status(
+        &schedule(&["all-gather", "--algorithm", "chain", "--ranks", "2"]),
+        2,
+        &["'chain' for all-gather", "direct ring halving-doubling grid:AxB"],
+    );
+    is_one_line_with_status(
+        &schedule(&["all-reduce", "--algorithm", "ring", "--ranks", "0"]),
+        2,
+        &["at least 1 rank"],
+    );
+    is_one_line_with_status(
+        &schedule(&["all-reduce", "--algorithm", "grid:2x2", "--ranks", "5"]),
+        2,
+        &["4 places for 5 ranks"],
+    );
+    is_one_line_with_status(
+        &schedule(&["sum", "--algorithm", "ring", "--ranks", "2"]),
+        2,
+        &["all-reduce reduce broadcast"],
+    );
+    is_one_line_with_status(
+        &schedule(&["barrier", "--algorithm", "recursive-doubling", "--ranks", "2", "--root", "1"]),
+        2,
+        &["no root"],
+    );
+}
