@@ -6,8 +6,8 @@
 //! check speaks of ranks by these alone.
 //!
 //! A reduce may list its sources in another order: the order matters for nothing but the expression that the sources are
-//! combined to, and for two of them not even for that. Where three or more are reordered, that is looked at again
-//! ([`Classes::reordered`]).
+//! combined to, and for two of them not even for that. And expressions matter only where two steps are to combine the same
+//! one. Where three or more sources are reordered and that is so, values are looked at again ([`Classes::reordered`]).
 //!
 //! The renaming is guessed, by following the names from one rank on, and then nothing about it is taken for granted:
 //! all lanes of all ranks are compared under it.
@@ -32,6 +32,8 @@ struct Representative {
     block: BlockId,
     anchor: Rank,
     shape: u64,
+    /// No reordering of its sources can matter.
+    by_copies_alone: bool,
 }
 
 /// Proved blocks and the renaming that was found last.
@@ -86,6 +88,7 @@ impl<'a> Classes<'a> {
                 .collect();
             for candidate in candidates {
                 if self.renames(representative, block, candidate) {
+                    self.reordered &= !representative.by_copies_alone;
                     return Some(representative.block);
                 }
             }
@@ -98,19 +101,20 @@ impl<'a> Classes<'a> {
         self.original[rank as usize]
     }
 
-    /// Whether values have to be looked at again: [`Classes::find`] met three or more sources in another order.
+    /// Whether values have to be looked at again: in what [`Classes::find`] returned three or more
+    /// sources are in another order, and that may matter.
     pub(super) fn reordered(&self) -> bool {
         self.reordered
     }
 
     /// The block that [`Classes::find`] was asked for last has been proved.
-    pub(super) fn learn(&mut self, block: BlockId) {
+    pub(super) fn learn(&mut self, block: BlockId, by_copies_alone: bool) {
         let rarest = self.shapes.chunk_by(|one, other| one.0 == other.0).min_by_key(|same| same.len());
         let representatives = self.known.entry(self.signature).or_default();
         if let Some(&(shape, anchor)) = rarest.and_then(<[_]>::first)
             && representatives.len() < MAX_REPRESENTATIVES
         {
-            representatives.push(Representative { block, anchor, shape });
+            representatives.push(Representative { block, anchor, shape, by_copies_alone });
         }
     }
 

@@ -64,7 +64,7 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
     if schedule.collective == Collective::Barrier {
         let mut heard = Heard::new(schedule.ranks());
         for block in 0..schedule.blocks.len() as BlockId {
-            let graph = prove(&schedule, block, lanes.of(block), &mut facts)?;
+            let (graph, _) = prove(&schedule, block, lanes.of(block), &mut facts)?;
             heard.add(&graph)?;
         }
         heard.check(schedule.ranks())?;
@@ -78,21 +78,21 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
                 }
                 facts.copy(&lanes, proved, block, &classes);
             } else {
-                prove(&schedule, block, lanes.of(block), &mut facts)?;
-                classes.learn(block);
+                let (_, by_copies_alone) = prove(&schedule, block, lanes.of(block), &mut facts)?;
+                classes.learn(block, by_copies_alone);
             }
         }
     }
     Ok(Proof { schedule, facts })
 }
 
-/// Proves one block.
+/// Proves one block. Says also whether equal values in it are copies ([`value::Outcome::by_copies_alone`]).
 fn prove<'a>(
     schedule: &'a Schedule,
     block: BlockId,
     lanes: &'a [LaneRef],
     facts: &mut Facts,
-) -> Result<Graph<'a>, Violation> {
+) -> Result<(Graph<'a>, bool), Violation> {
     let graph = Graph::new(schedule, block, lanes)?;
     let memory = Memory::new(&graph);
     let mut order = Order::new(&graph)?;
@@ -101,7 +101,7 @@ fn prove<'a>(
     }
     memory.check_races(&graph, &mut order)?;
     memory.check_presence(&graph, &mut order)?;
-    let completes = value::check(&graph, &memory)?;
+    let outcome = value::check(&graph, &memory)?;
     for step in 0..graph.steps.len() as u32 {
         let site = graph.site(step);
         let fact = match graph.steps[step as usize].op {
@@ -109,13 +109,13 @@ fn prove<'a>(
                 Op::Put { dst, .. } => landing_fact(dst),
                 _ => 0,
             },
-            _ if completes[step as usize] => COMPLETES,
+            _ if outcome.completes[step as usize] => COMPLETES,
             _ => 0,
         };
         let steps = facts.of_lane(LaneRef { rank: site.rank, lane: site.lane });
         facts.steps[steps.start + site.step as usize] = fact;
     }
-    Ok(graph)
+    Ok((graph, outcome.by_copies_alone))
 }
 
 /// That a cell is notified for a chunk only after the notice of the chunk a window before was consumed.

@@ -33,9 +33,18 @@ type Value = u32;
 /// What the places of a rank's data hold, by placement and memory.
 type Data = [[Value; 4]; PLACEMENTS];
 
-/// Carries the block out and checks the end. Returns by step whether it combines several sources into the complete
-/// result.
-pub(super) fn check(graph: &Graph<'_>, memory: &Memory) -> Result<Vec<bool>, Violation> {
+/// What carrying a block out has shown.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// By step: whether it combines several sources into the complete result.
+    pub(super) completes: Vec<bool>,
+    /// Whether no two steps combined the same expression. Then places that hold the same value hold copies of one result,
+    /// and would also do so if sources were listed in another order.
+    pub(super) by_copies_alone: bool,
+}
+
+/// Carries the block out and checks the end.
+pub(super) fn check(graph: &Graph<'_>, memory: &Memory) -> Result<Outcome, Violation> {
     let schedule = graph.schedule;
     let part = schedule.blocks[graph.block as usize].part;
     let mut required = Set::empty(schedule.ranks());
@@ -60,7 +69,7 @@ pub(super) fn check(graph: &Graph<'_>, memory: &Memory) -> Result<Vec<bool>, Vio
         }
     }
     run.check_outputs(&required, part)?;
-    Ok(completes)
+    Ok(Outcome { completes, by_copies_alone: !run.expressions.met_again })
 }
 
 fn initial(graph: &Graph<'_>, memory: &Memory, group: u32) -> Data {
@@ -216,11 +225,13 @@ struct Expressions {
     closed: Vec<Value>,
     /// By value from `ranks` on.
     sets: Vec<Set>,
+    /// Whether an expression was combined a second time.
+    met_again: bool,
 }
 
 impl Expressions {
     fn new(ranks: u32) -> Self {
-        Self { ranks, folds: HashMap::new(), closed: Vec::new(), sets: Vec::new() }
+        Self { ranks, folds: HashMap::new(), closed: Vec::new(), sets: Vec::new(), met_again: false }
     }
 
     /// The size of all sets.
@@ -243,6 +254,7 @@ impl Expressions {
             fold = self.fold(false, fold, source);
         }
         if self.closed[fold as usize] != UNDEFINED {
+            self.met_again = true;
             return Ok(self.closed[fold as usize]);
         }
         let mut union = Set::empty(self.ranks);
@@ -301,6 +313,7 @@ mod tests {
         assert_ne!(nested, combine(&[3, 99, 7]));
         assert_eq!(combine(&[3, 99, 7]), combine(&[99, 3, 7]));
         assert_ne!(combine(&[3, 99, 7]), combine(&[3, 7, 99]));
+        assert!(expressions.met_again);
         assert_eq!(expressions.set(nested).first_not_in(&expressions.set(pair)), Some(7));
     }
 
