@@ -192,9 +192,9 @@ fn names_say_what_things_are() {
             continue;
         }
         for (number, line) in blanked(&file.text).lines().enumerate() {
-            let Some(name) = defined(line) else { continue };
+            let Some((kind, name)) = defined(line) else { continue };
             let words = name_words(&name);
-            let getter = words.first().is_some_and(|word| word == "get") && words.len() > 1;
+            let getter = kind == "fn" && words.first().is_some_and(|word| word == "get") && words.len() > 1;
             if getter || words.iter().any(|word| place(word)) {
                 empty.push(format!("{}:{}: {name}", file.name, number + 1));
             }

@@ -116,14 +116,14 @@ pub(crate) fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|char: char| !char.is_alphanumeric() && char != '_').filter(|word| !word.is_empty())
 }
 
-/// What a line defines, if anything.
-pub(crate) fn defined(line: &str) -> Option<String> {
+/// Kind and name of what a line defines, if anything.
+pub(crate) fn defined(line: &str) -> Option<(String, String)> {
     const KINDS: [&str; 7] = ["fn", "struct", "enum", "trait", "mod", "type", "const"];
     let words: Vec<&str> = words(line).collect();
     let kind = words.iter().position(|word| KINDS.contains(word))?;
     // `const fn name` defines a function.
     let kind = if words.get(kind + 1) == Some(&"fn") { kind + 1 } else { kind };
-    words.get(kind + 1).map(|name| (*name).to_owned())
+    words.get(kind + 1).map(|name| (words[kind].to_owned(), (*name).to_owned()))
 }
 
 /// The words of `snake_case`, `CamelCase` and paths, in lower case.
@@ -151,7 +151,10 @@ fn the_measures_of_this_test_measure() {
     assert_eq!(blank.lines().count(), source.lines().count());
     assert_eq!(functions(&blank), [("yes".to_owned(), 1, 4)]);
     assert_eq!(name_words("transport/src/BufferManager_x"), ["transport", "src", "buffer", "manager", "x"]);
-    assert_eq!(defined("pub(crate) const fn len(&self) -> usize {"), Some("len".to_owned()));
+    assert_eq!(
+        defined("pub(crate) const fn len(&self) -> usize {"),
+        Some(("fn".to_owned(), "len".to_owned()))
+    );
     assert!(words("unsafe_code(unsafe fn)").any(|word| word == "unsafe"));
     assert!(!words("allow(unsafe_code)").any(|word| word == "unsafe"));
 }

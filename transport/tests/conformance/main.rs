@@ -23,7 +23,6 @@ mod regions;
 mod silence;
 mod world;
 
-mod loopback;
 mod shm;
 mod sim;
 mod tcp;
@@ -179,7 +178,6 @@ macro_rules! suite {
 
 mod backend {
     backends! {
-        loopback: crate::loopback::Loopback,
         shm: crate::shm::Shm,
         sim: crate::sim::Sim<false>,
         sim_mapped: crate::sim::Sim<true>,

@@ -2,7 +2,7 @@
 //!
 //! A test names what it waits for ([`World::until`]); every wait has a deadline and fails with what was seen.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -510,9 +510,12 @@ pub(crate) fn assert_bytes(got: &[u8], want: &[u8], what: &str) {
     panic!("{what}: {wrong} of {} bytes differ, first byte {at}: {} for {}", got.len(), got[at], want[at]);
 }
 
-/// Says why a test does not apply, on the terminal and not only in the captured output.
+/// Says why a test does not apply, on the terminal and not only in the captured output; once, however often it repeats.
 pub(crate) fn skip<B: Backend>(reason: &str) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let thread = std::thread::current();
-    let test = thread.name().unwrap_or("a test");
-    let _ = writeln!(std::io::stderr(), "skipped {test}: {} {reason}", B::NAME);
+    let line = format!("skipped {}: {} {reason}", thread.name().unwrap_or("a test"), B::NAME);
+    if SAID.lock().expect("nobody panics with it").insert(line.clone()) {
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
 }
