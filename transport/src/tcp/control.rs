@@ -73,3 +73,38 @@ impl<'a> ControlFrame<'a> {
         bytes.extend(body.iter().copied());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_back_as_they_were_and_parts_of_them_ask_for_more() {
+        let longest = [7; MESSAGE_BYTES_MAX];
+        let frames = [
+            ControlFrame::Message(b""),
+            ControlFrame::Message(b"what are you doing?"),
+            ControlFrame::Message(&longest),
+            ControlFrame::Revoked(RegionKey(0x0102_0304_0506_0708)),
+            ControlFrame::Ready,
+            ControlFrame::Bye,
+        ];
+        for frame in frames {
+            let mut bytes = Vec::new();
+            frame.encode(&mut bytes);
+            for part in 0..bytes.len() {
+                assert_eq!(ControlFrame::decode(&bytes[..part]), Ok(None));
+            }
+            assert_eq!(ControlFrame::decode(&bytes), Ok(Some((frame, bytes.len()))));
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused_before_its_bytes_are_awaited() {
+        let oversized = [0, 0, 0, 0, 1, 16, 0, 0];
+        assert_eq!(ControlFrame::decode(&oversized), Err(ProtocolViolation::OversizedFrame));
+        for header in [[0, 1, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 1, 0, 0, 0], [3, 0, 0, 0, 7, 0, 0, 0], [9; 8]] {
+            assert!(ControlFrame::decode(&header).is_err(), "{header:?}");
+        }
+    }
+}

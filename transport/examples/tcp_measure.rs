@@ -1,0 +1,261 @@
+//! Measures `tcp` on loopback beside plain sockets, in one run: `cargo run --release -p pleach-transport --example tcp_measure`.
+//!
+//! Each case runs plain and `tcp` in turn, several rounds; the medians are printed. Ranks are threads of this process.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use pleach_transport::tcp::TcpDevice;
+use pleach_transport::{
+    Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Notice, Rank, Region, RemoteSlice, Responder,
+    Source, Transfer, TransferId, clock,
+};
+
+const ROUNDS: usize = 7;
+const PING_PONGS: u64 = 5_000;
+const STREAM_BYTES: usize = 16 << 20;
+const STREAMS: u64 = 16;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Deaf;
+
+impl Responder for Deaf {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+    fn lost(&self, peer: Rank, cause: &LossCause) {
+        eprintln!("rank {peer} lost: {cause}");
+    }
+}
+
+/// One rank, its memory, and the peer's.
+struct End {
+    device: TcpDevice,
+    peer: Rank,
+    events: Vec<Event>,
+    done: u64,
+    source: Region,
+    target: Region,
+    remote: RemoteSlice,
+}
+
+impl End {
+    fn new(rank: Rank) -> Self {
+        let mut device = TcpDevice::new(DeviceConfig {
+            rank,
+            world_size: 2,
+            secret: None,
+            cells: 4,
+            connect_timeout: PATIENCE,
+            interface: None,
+            responder: Arc::new(Deaf),
+        })
+        .expect("listening on loopback");
+        let source = device.register(HostMemory::new(STREAM_BYTES)).expect("host memory");
+        let target = device.register(HostMemory::new(STREAM_BYTES)).expect("host memory");
+        source.whole().store(&vec![rank as u8 + 1; STREAM_BYTES]);
+        let remote = target.remote();
+        Self { device, peer: 1 - rank, events: Vec::with_capacity(64), done: 0, source, target, remote }
+    }
+
+    fn pump(&mut self) {
+        self.device.poll(clock::now(), &mut self.events);
+        for event in self.events.drain(..) {
+            match event {
+                Event::Done { result, .. } => {
+                    result.expect("nothing fails here");
+                    self.done += 1;
+                }
+                Event::Connected { .. } => self.done += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn put(&mut self, bytes: usize) {
+        let transfer = Transfer::Put {
+            src: Source::Slice(self.source.slice(0..bytes).expect("inside")),
+            dst: self.remote.slice(0..bytes as u64).expect("inside"),
+            notice: Some(Notice { cell: 0, payload: Inline::EMPTY }),
+        };
+        self.device.submit(self.peer, transfer, TransferId(0)).expect("room");
+    }
+
+    /// Polls until so many notices are here and so many transfers done.
+    fn until(&mut self, notices: u64, done: u64) {
+        let cells = self.device.cells(self.peer);
+        while cells.count(0) < notices || self.done < done {
+            self.pump();
+        }
+    }
+}
+
+/// Runs both ends on two threads and returns the time between barriers.
+fn time_both<T: Send>(ends: &mut [T; 2], run: impl Fn(&mut T, usize) + Sync) -> f64 {
+    let barrier = Barrier::new(2);
+    let [low, high] = ends;
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            barrier.wait();
+            run(high, 1);
+            barrier.wait();
+        });
+        barrier.wait();
+        let start = clock::now();
+        run(low, 0);
+        barrier.wait();
+        let took = clock::now().since(start);
+        other.join().expect("the other end only measures");
+        took.as_secs_f64()
+    })
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn plain_pair() -> [TcpStream; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let dialed = TcpStream::connect(listener.local_addr().expect("bound")).expect("listening");
+    let (accepted, _) = listener.accept().expect("dialed");
+    for stream in [&dialed, &accepted] {
+        stream.set_nodelay(true).expect("an option");
+    }
+    [accepted, dialed]
+}
+
+/// Reads busily, as the device does.
+fn read_busily(stream: &mut TcpStream, bytes: &mut [u8]) {
+    let mut at = 0;
+    while at < bytes.len() {
+        match stream.read(&mut bytes[at..]) {
+            Ok(count) => at += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn plain_ping_pong(ends: &mut [TcpStream; 2]) -> f64 {
+    for stream in ends.iter() {
+        stream.set_nonblocking(true).expect("an option");
+    }
+    time_both(ends, |stream, rank| {
+        let mut bytes = [0; 8];
+        for _ in 0..PING_PONGS {
+            if rank == 0 {
+                stream.write_all(&bytes).expect("written");
+                read_busily(stream, &mut bytes);
+            } else {
+                read_busily(stream, &mut bytes);
+                stream.write_all(&bytes).expect("written");
+            }
+        }
+    }) / PING_PONGS as f64
+        / 2.0
+}
+
+/// Bytes a second in all; `both`: on one connection in both directions, one thread an end.
+fn plain_stream(ends: &mut [TcpStream; 2], both: bool) -> f64 {
+    for stream in ends.iter() {
+        stream.set_nonblocking(true).expect("an option");
+    }
+    let seconds = time_both(ends, |stream, rank| {
+        let out = vec![1; STREAM_BYTES];
+        let mut into = vec![0; STREAM_BYTES];
+        let total = STREAM_BYTES * STREAMS as usize;
+        let to_send = if both || rank == 0 { total } else { 0 };
+        let to_read = if both || rank == 1 { total } else { 0 };
+        let (mut sent, mut read) = (0, 0);
+        while sent < to_send || read < to_read {
+            if sent < to_send
+                && let Ok(count) = stream.write(&out[sent % STREAM_BYTES..])
+            {
+                sent += count;
+            }
+            if read < to_read
+                && let Ok(count) = stream.read(&mut into[read % STREAM_BYTES..])
+            {
+                read += count;
+            }
+        }
+    });
+    (STREAM_BYTES as u64 * STREAMS * if both { 2 } else { 1 }) as f64 / seconds
+}
+
+fn ping_pong(ends: &mut [End; 2], notices: &mut [u64; 2]) -> f64 {
+    let before = *notices;
+    let seconds = time_both(ends, |end, rank| {
+        let done = end.done;
+        for number in 1..=PING_PONGS {
+            if rank == 0 {
+                end.put(8);
+                end.until(before[0] + number, 0);
+            } else {
+                end.until(before[1] + number, 0);
+                end.put(8);
+            }
+        }
+        end.until(0, done + PING_PONGS);
+    });
+    *notices = before.map(|count| count + PING_PONGS);
+    seconds / PING_PONGS as f64 / 2.0
+}
+
+fn stream(ends: &mut [End; 2], notices: &mut [u64; 2], both: bool) -> f64 {
+    let before = *notices;
+    let seconds = time_both(ends, |end, rank| {
+        let done = end.done;
+        let sends = if both || rank == 0 { STREAMS } else { 0 };
+        let gets = if both || rank == 1 { STREAMS } else { 0 };
+        for _ in 0..sends {
+            end.put(STREAM_BYTES);
+        }
+        end.until(before[rank] + gets, done + sends);
+    });
+    for (rank, count) in notices.iter_mut().enumerate() {
+        *count += if both || rank == 1 { STREAMS } else { 0 };
+    }
+    (STREAM_BYTES as u64 * STREAMS * if both { 2 } else { 1 }) as f64 / seconds
+}
+
+fn main() {
+    let mut ends = [End::new(0), End::new(1)];
+    let addresses = [ends[0].device.address(), ends[1].device.address()];
+    for rank in 0..2 {
+        let peer = 1 - rank;
+        ends[rank].device.connect(peer as Rank, &addresses[peer]).expect("starts");
+        ends[rank].remote = ends[peer].target.remote();
+    }
+    while ends[0].done == 0 || ends[1].done == 0 {
+        ends[0].pump();
+        ends[1].pump();
+    }
+    let mut notices = [0, 0];
+    let mut plain = plain_pair();
+    // Warm up: buffers grow, keys are proved.
+    ping_pong(&mut ends, &mut notices);
+    plain_ping_pong(&mut plain);
+    stream(&mut ends, &mut notices, true);
+    plain_stream(&mut plain, true);
+    let mut results: [Vec<f64>; 6] = Default::default();
+    for _ in 0..ROUNDS {
+        results[0].push(plain_ping_pong(&mut plain) * 1e6);
+        results[1].push(ping_pong(&mut ends, &mut notices) * 1e6);
+        for (both, at) in [(false, 2), (true, 4)] {
+            results[at].push(plain_stream(&mut plain, both) / 1e9);
+            results[at + 1].push(stream(&mut ends, &mut notices, both) / 1e9);
+        }
+    }
+    for (end, theirs) in ends.iter().zip([2, 1]) {
+        assert!(end.target.whole().to_vec().iter().all(|byte| *byte == theirs), "the right bytes arrived");
+    }
+    let [a, b, c, d, e, f] = results.map(median);
+    println!("8 bytes, one way      plain {a:7.2} us     tcp {b:7.2} us     ratio {:.2}", b / a);
+    println!("16 MiB, one way       plain {c:7.2} GB/s   tcp {d:7.2} GB/s   ratio {:.2}", d / c);
+    println!("16 MiB, both ways     plain {e:7.2} GB/s   tcp {f:7.2} GB/s   ratio {:.2}", f / e);
+}
