@@ -1,3 +1,11 @@
 //! RDMA-native tensor transport and collective communication.
+//!
+//! [`Group`] is what programs hold; [`transport`] and [`collectives`] are what it stands on.
+#![doc = include_str!("../README.md")]
+
 pub use pleach_collectives as collectives;
+pub use pleach_collectives::{
+    Algorithm, Buffer, Collective, CollectiveError, Data, DataMut, DataType, Element, Group, JoinGroupError,
+    Options, Pending, PendingError, Rank, ReduceOp,
+};
 pub use pleach_transport as transport;

@@ -6,15 +6,21 @@
 pub mod collective;
 pub mod compute;
 pub mod cost;
+pub mod engine;
 pub mod generate;
+pub mod group;
 pub mod rank_space;
 pub mod schedule;
 pub mod select;
+pub mod simulate;
 pub mod verify;
 
 pub use collective::{Collective, DataType, ReduceOp};
 pub use cost::CostModel;
 pub use generate::{Access, Algorithm, generate};
+pub use group::{
+    Buffer, CollectiveError, Data, DataMut, Element, Group, JoinGroupError, Options, Pending, PendingError,
+};
 pub use pleach_transport::Rank;
 pub use schedule::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
 pub use select::{Choice, select, select_named};

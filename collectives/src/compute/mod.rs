@@ -34,6 +34,7 @@ mod element;
 mod kernel;
 #[cfg(test)]
 mod oracle;
+pub mod simulated;
 #[cfg(test)]
 mod speed;
 mod strips;

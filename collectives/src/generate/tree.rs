@@ -3,8 +3,10 @@
 //! Contributions go up a tree to its root, results go down one. What an algorithm adds is the shape: a ring is a chain
 //! for each block, halving and doubling a binomial tree, a grid one of as many levels as dimensions.
 //!
-//! * **Up and down** (all-reduce): nothing but data is sent. A rank has the result of a chunk only when all have
-//!   done with its contribution, so its place there is free; and its output is written only after its contribution.
+//! * **Up and down** (all-reduce): nothing but data is sent where both trees are the same. A rank has the result of a chunk
+//!   only when all have done with its contribution, so its place there is free; and its output is written only after its
+//!   contribution. Where the rank above on the way down is another one than on the way up (a ring), it has not heard of
+//!   this rank otherwise, so each edge has one more notice a chunk, sent at the chunk's begin.
 //! * **Up alone** (reduce, reduce-scatter), **down alone** (broadcast, all-gather): each edge has one more notice a
 //!   chunk: by puts the receiver says that it is ready, mapped the reader says that it has read.
 //!
@@ -203,6 +205,10 @@ fn contributions(tree: &Tree, access: Access, rank: Rank) -> Vec<Place> {
 }
 
 fn all_reduce(lane: &mut Program, up: &Tree, down: &Tree, access: Access, rank: Rank) {
+    let is_stranger = |child: Rank, above: Rank| up.parent(child) != Some(above);
+    if let Some(above) = down.parent(rank).filter(|above| is_stranger(rank, *above)) {
+        lane.notify(above, READY, &[]);
+    }
     for &child in up.children(rank) {
         lane.wait(child, PARTIAL);
     }
@@ -212,7 +218,13 @@ fn all_reduce(lane: &mut Program, up: &Tree, down: &Tree, access: Access, rank: 
         .rev()
         .map(|&rank| Target { rank, part: Part::SharedOutput, cell: RESULT })
         .collect();
+    let meet = |lane: &mut Program| {
+        for &child in down.children(rank).iter().filter(|child| is_stranger(**child, rank)) {
+            lane.wait(child, READY);
+        }
+    };
     let Some(parent) = up.parent(rank) else {
+        meet(lane);
         lane.deliver_places(contributions(up, access, rank), &[Part::Output], Part::SharedOutput, &below);
         return;
     };
@@ -225,6 +237,7 @@ fn all_reduce(lane: &mut Program, up: &Tree, down: &Tree, access: Access, rank: 
     if let Some(above) = down.parent(rank) {
         lane.wait(above, RESULT);
     }
+    meet(lane);
     if below.is_empty() {
         lane.copy(Part::SharedOutput, Part::Output);
     } else {

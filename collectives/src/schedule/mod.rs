@@ -40,7 +40,8 @@
 //! that are one memory are written once). A schedule must be right in either case, on each rank by itself, and also when
 //! output and input are the same slice; the windows in scratch are there once for each chunk under way, as slots are.
 //! An input is never written, and a shared input only as a copy of its own rank's input, for it may be the same memory.
-//! Peers touch what is shared only between the rank's first and last step in the run; its scratch they may write, by a put
+//! Peers touch what is shared only between the rank's first and last step in the run, each only after it has waited for a
+//! notice of that rank in this run (which says where its slices are); its scratch they may write, by a put
 //! or a mapped reduce, before they have heard of it in this run: who carries out the schedule writes to a peer only when
 //! that scratch is free of earlier runs. Mapped access is a [`Op::Reduce`] that names another rank's place.
 
@@ -111,7 +112,7 @@ pub struct Step {
 }
 
 /// What a step does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Notifies a peer's cell.
     Notify {

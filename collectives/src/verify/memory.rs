@@ -239,7 +239,8 @@ impl Memory {
         Ok(())
     }
 
-    /// That the memory of other ranks is touched only while they are known to be in this run.
+    /// That the memory of other ranks is touched only while they are known to be in this run: their slices after a notice
+    /// of theirs to the rank that touches them, which says where the slices are.
     pub(super) fn check_presence(
         &self,
         graph: &Graph<'_>,
@@ -255,7 +256,7 @@ impl Memory {
             let late = |touch: &&Touch| foreign(touch) && !put;
             let touches = self.of_step(step);
             if let Some(touch) = self
-                .absent(touches.iter().filter(early), &mut wanted, |found| order.ranks_before(step, found))?
+                .absent(touches.iter().filter(early), &mut wanted, |found| order.heard_before(step, found))?
             {
                 return Err(Violation::TouchedEarly { access: self.access(graph, touch, 0) });
             }

@@ -8,6 +8,7 @@
 use super::graph::{Event, Graph, complete, issued};
 use super::violation::Violation;
 use crate::Rank;
+use crate::schedule::Op;
 
 /// Most events that the searches in a block look at, all together: some ten seconds of work.
 const MAX_VISITS: u64 = 1 << 31;
@@ -96,17 +97,24 @@ impl<'g, 'a> Order<'g, 'a> {
         Ok(false)
     }
 
-    /// Calls `found` for the rank of every event that is before `later` in chunk 0, nearest first, until it returns true;
-    /// says whether it did.
-    pub(super) fn ranks_before(
+    /// Calls `found` for every rank whose notice the rank of `later` has waited for before `later`, in chunk 0, nearest
+    /// first, until it returns true; says whether it did.
+    pub(super) fn heard_before(
         &mut self,
         later: u32,
         mut found: impl FnMut(Rank) -> bool,
     ) -> Result<bool, Violation> {
-        self.close = NOBODY;
+        let graph = self.graph;
+        let own = graph.rank(later);
+        self.close = [own, own];
         self.begin(issued(later), 0);
         while let Some((event, level)) = self.next()? {
-            if found(self.graph.rank(event / 2)) {
+            let step = event / 2;
+            if event == complete(step)
+                && graph.rank(step) == own
+                && let Op::Wait { from, .. } = graph.steps[step as usize].op
+                && found(from)
+            {
                 return Ok(true);
             }
             self.push_predecessors(event, level, 0);

@@ -294,8 +294,8 @@ pub enum Violation {
         /// The other.
         second: Box<Access>,
     },
-    /// Another rank's memory is touched before that rank is known to have begun.
-    #[error("{access} before anything says that rank {owner} has begun", owner = access.place.rank)]
+    /// Another rank's memory is touched before a notice of that rank to this one.
+    #[error("{access} before it has waited for a notice of rank {owner}", owner = access.place.rank)]
     TouchedEarly {
         /// The access.
         access: Box<Access>,

@@ -206,7 +206,7 @@ fn peers_are_touched_only_while_they_take_part() {
         refused_pair("send-recv from 0 to 1", 1, &["wait 1 cell 0", "notify 1 cell 1"], {
             &["copy 0.shared-input -> output", "notify 0 cell 0 after 0", "wait 0 cell 1"]
         }),
-        "rank 1 lane 0 (block 0) step 0 chunk 0 reads 0.shared-input before anything says that rank 0 has begun"
+        "rank 1 lane 0 (block 0) step 0 chunk 0 reads 0.shared-input before it has waited for a notice of rank 0"
     );
     assert_eq!(
         refused_pair(
@@ -228,7 +228,7 @@ fn peers_are_touched_only_while_they_take_part() {
             ],
             &["wait 0 cell 0", "copy shared-output -> output", "notify 0 cell 1 after 1"],
         ),
-        "rank 0 lane 0 (block 0) step 1 chunk 0 writes 1.shared-output before anything says that rank 1 has begun"
+        "rank 0 lane 0 (block 0) step 1 chunk 0 writes 1.shared-output before it has waited for a notice of rank 1"
     );
 }
 

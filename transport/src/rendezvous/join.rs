@@ -53,6 +53,8 @@ pub struct Joined {
     pub world_size: u32,
     /// This rank's number on its host, where known.
     pub local_rank: Option<u32>,
+    /// How many of the ranks, this one included, are on this host and share its processors.
+    pub ranks_here: u32,
     /// Which fabric was agreed on.
     pub fabric: Fabric,
     /// Connected to all peers.
@@ -107,9 +109,18 @@ pub fn join_over(
     {
         meeting.store.fail(&error.to_string(), now() + FAREWELL);
     }
-    let (fabric, Connected { device, events, .. }) = result?;
+    let (fabric, ranks_here, Connected { device, events, .. }) = result?;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
-    Ok(Joined { rank, world_size, local_rank, fabric, device, events, store: Some(meeting.store) })
+    Ok(Joined {
+        rank,
+        world_size,
+        local_rank,
+        ranks_here,
+        fabric,
+        device,
+        events,
+        store: Some(meeting.store),
+    })
 }
 
 /// A world of one: any device will do.
@@ -129,7 +140,17 @@ fn alone(
             Ok(device) => {
                 let (events, store) = (Vec::new(), None);
                 let local_rank = Some(0);
-                return Ok(Joined { rank: 0, world_size: 1, local_rank, fabric, device, events, store });
+                let (rank, world_size, ranks_here) = (0, 1, 1);
+                return Ok(Joined {
+                    rank,
+                    world_size,
+                    local_rank,
+                    ranks_here,
+                    fabric,
+                    device,
+                    events,
+                    store,
+                });
             }
             Err(error) => last = Some(JoinError::Fabric { fabric, rank: 0, reason: error.to_string() }),
         }
@@ -172,8 +193,11 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    fn meet(&mut self) -> Result<(Fabric, Connected), JoinError> {
+    /// The fabric agreed on, how many ranks are on this host, and the device.
+    fn meet(&mut self) -> Result<(Fabric, u32, Connected), JoinError> {
         let records = self.introduce()?;
+        let own = &records[self.world.rank as usize];
+        let ranks_here = records.iter().filter(|record| own.same_host(record)).count() as u32;
         self.store.seal(self.deadline);
         let (fabric, mut connected) = self.agree(&records)?;
         for (peer, reply) in connected.gate.open(&self.responder) {
@@ -181,7 +205,7 @@ impl Meeting<'_> {
             let _ = connected.device.post(peer, &reply);
         }
         self.part(&mut connected);
-        Ok((fabric, connected))
+        Ok((fabric, ranks_here, connected))
     }
 
     /// Claims this rank's number and compares with everybody.

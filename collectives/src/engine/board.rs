@@ -1,0 +1,256 @@
+//! The board: what this rank tells and hears while its engine may be busy elsewhere.
+//!
+//! Shared by the engine (which writes what it does and reads the news), the device's watcher (which answers peers'
+//! questions and stores what they say) and whoever aborts. The engine's fast path costs one relaxed load ([`Board::news`])
+//! and, once a run, a few stores into the ring of records.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pleach_transport::{LossCause, RemoteSlice, Responder};
+
+use crate::Rank;
+
+use super::fault::{Fault, FaultKind};
+use super::message::{Message, NO_RANK, Record, Verdict};
+use super::signature::{DESCRIPTOR_WORDS, Descriptor, Stream};
+
+/// How many runs back this rank can say what it did.
+const RECORDS: usize = 64;
+
+/// How many messages back, for each peer and direction.
+const MESSAGE_RECORDS: usize = 16;
+
+const RECORD_WORDS: usize = 3 + DESCRIPTOR_WORDS;
+
+/// A record that one thread writes and others read: a sequence lock on atomics.
+struct RecordSlot {
+    /// Odd while it is written. Release store pairs with the acquire load in `read`.
+    sequence: AtomicU64,
+    words: [AtomicU64; RECORD_WORDS],
+}
+
+impl RecordSlot {
+    const fn new() -> Self {
+        Self { sequence: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; RECORD_WORDS] }
+    }
+
+    fn write(&self, record: &Record) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence + 1, Ordering::Relaxed);
+        // Pairs with the acquire fence in `read`: who reads a new word also sees the odd sequence.
+        fence(Ordering::Release);
+        let words = [record.run, record.signature, record.history].into_iter().chain(record.descriptor);
+        for (slot, word) in self.words.iter().zip(words) {
+            slot.store(word, Ordering::Relaxed);
+        }
+        self.sequence.store(sequence + 2, Ordering::Release);
+    }
+
+    fn read(&self) -> Option<Record> {
+        let before = self.sequence.load(Ordering::Acquire);
+        let words: [u64; RECORD_WORDS] = std::array::from_fn(|word| self.words[word].load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let unchanged =
+            before != 0 && before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before;
+        let [run, signature, history, descriptor @ ..] = words;
+        unchanged.then_some(Record { run, signature, history, descriptor })
+    }
+}
+
+/// What peers said and the engine has not read yet.
+#[derive(Default)]
+pub(super) struct News {
+    pub(super) fault: Option<Fault>,
+    pub(super) scratch: Vec<(Rank, RemoteSlice)>,
+    pub(super) answers: Vec<Answer>,
+    /// Peers that asked about a run of ours and are in another call there.
+    pub(super) differs: Vec<(Rank, Stream, Record)>,
+}
+
+/// What a peer said of a run.
+pub(super) struct Answer {
+    pub(super) peer: Rank,
+    pub(super) stream: Stream,
+    pub(super) verdict: Verdict,
+    pub(super) record: Record,
+    pub(super) completed: u64,
+    pub(super) blocked_on: Option<Rank>,
+}
+
+/// Most unread answers kept; more come only from a peer that talks without being asked.
+const UNREAD_MAX: usize = 4096;
+
+/// See the module.
+pub struct Board {
+    rank: Rank,
+    /// Something is in `inbox`. Release stores pair with the engine's acquire swap.
+    news: AtomicBool,
+    inbox: Mutex<News>,
+    records: [RecordSlot; RECORDS],
+    messages: Mutex<BTreeMap<(Rank, Rank), Vec<Record>>>,
+    /// Runs of the group's collectives that this rank has completed, without a gap.
+    completed: AtomicU64,
+    /// Runs of the group's collectives that this rank has begun.
+    begun: AtomicU64,
+    /// For whom this rank waits. Relaxed: only told to those who ask.
+    blocked_on: AtomicU64,
+}
+
+fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks guard is consistent between any two statements, so a panic elsewhere does not spoil it.
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Board {
+    /// The board of `rank`; to be given to its device as [`Responder`] and to its engine.
+    #[must_use]
+    pub fn new(rank: Rank) -> Self {
+        Self {
+            rank,
+            news: AtomicBool::new(false),
+            inbox: Mutex::new(News::default()),
+            records: [const { RecordSlot::new() }; RECORDS],
+            messages: Mutex::new(BTreeMap::new()),
+            completed: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            blocked_on: AtomicU64::new(NO_RANK),
+        }
+    }
+
+    /// Ends the group's work on all ranks as soon as the engine looks. The caller rings the device's bell.
+    pub fn abort(&self) {
+        self.fail(Fault {
+            kind: FaultKind::Aborted,
+            found_by: self.rank,
+            subject: self.rank,
+            run: 0,
+            during: None,
+            theirs: None,
+            detail: String::new(),
+            waited: Duration::ZERO,
+        });
+    }
+
+    fn fail(&self, fault: Fault) {
+        unpoisoned(&self.inbox).fault.get_or_insert(fault);
+        self.news.store(true, Ordering::Release);
+    }
+
+    /// Whether there is news: the fast path's look.
+    pub(super) fn has_news(&self) -> bool {
+        self.news.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn take_news(&self) -> News {
+        self.news.swap(false, Ordering::Acquire);
+        std::mem::take(&mut *unpoisoned(&self.inbox))
+    }
+
+    /// The engine has entered a run.
+    pub(super) fn begin(&self, stream: Stream, record: &Record) {
+        match stream {
+            Stream::Collectives => {
+                self.records[record.run as usize % RECORDS].write(record);
+                self.begun.store(record.run + 1, Ordering::Release);
+            }
+            Stream::Messages { from, to } => {
+                let mut messages = unpoisoned(&self.messages);
+                let records = messages.entry((from, to)).or_default();
+                if records.len() == MESSAGE_RECORDS {
+                    records.remove(0);
+                }
+                records.push(*record);
+            }
+        }
+    }
+
+    pub(super) fn complete(&self, completed: u64) {
+        self.completed.store(completed, Ordering::Release);
+    }
+
+    /// Whom this rank waits for, as far as it knows.
+    pub(super) fn block_on(&self, peer: Option<Rank>) {
+        self.blocked_on.store(peer.map_or(NO_RANK, u64::from), Ordering::Relaxed);
+    }
+
+    pub(super) fn record(&self, stream: Stream, run: u64) -> Result<Record, Verdict> {
+        match stream {
+            Stream::Collectives => {
+                if run >= self.begun.load(Ordering::Acquire) {
+                    return Err(Verdict::NotYet);
+                }
+                // An unreadable slot is one that is being overwritten: the run is long past.
+                let record = self.records[run as usize % RECORDS].read();
+                record.filter(|record| record.run == run).ok_or(Verdict::Forgotten)
+            }
+            Stream::Messages { from, to } => {
+                let messages = unpoisoned(&self.messages);
+                let records = messages.get(&(from, to)).map_or(&[][..], |records| records);
+                match records.iter().find(|record| record.run == run) {
+                    Some(record) => Ok(*record),
+                    None if records.last().is_some_and(|last| last.run > run) => Err(Verdict::Forgotten),
+                    None => Err(Verdict::NotYet),
+                }
+            }
+        }
+    }
+
+    fn answer(&self, from: Rank, stream: Stream, asked: &Record) -> Message {
+        let completed = self.completed.load(Ordering::Acquire);
+        let (verdict, record) = match self.record(stream, asked.run) {
+            Ok(own) if own.signature != asked.signature => {
+                let mut inbox = unpoisoned(&self.inbox);
+                if inbox.differs.len() < UNREAD_MAX {
+                    inbox.differs.push((from, stream, *asked));
+                    self.news.store(true, Ordering::Release);
+                }
+                (Verdict::Different, own)
+            }
+            Ok(own) if own.history != asked.history => (Verdict::EarlierDiffers, own),
+            Ok(own) => (Verdict::Same, own),
+            Err(verdict) => (verdict, *asked),
+        };
+        let blocked_on = Rank::try_from(self.blocked_on.load(Ordering::Relaxed)).ok();
+        Message::Answer { stream, verdict, record, completed, blocked_on }
+    }
+}
+
+impl Responder for Board {
+    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        match Message::decode(message)? {
+            Message::Query { stream, record } => return Some(self.answer(from, stream, &record).encode()),
+            Message::Fault(fault) => self.fail(fault),
+            Message::Scratch(slice) => unpoisoned(&self.inbox).scratch.push((from, slice)),
+            Message::Answer { stream, verdict, record, completed, blocked_on } => {
+                let mut inbox = unpoisoned(&self.inbox);
+                if inbox.answers.len() < UNREAD_MAX {
+                    inbox.answers.push(Answer { peer: from, stream, verdict, record, completed, blocked_on });
+                }
+            }
+        }
+        self.news.store(true, Ordering::Release);
+        None
+    }
+
+    fn lost(&self, peer: Rank, cause: &LossCause) {
+        self.fail(Fault {
+            kind: FaultKind::Lost,
+            found_by: self.rank,
+            subject: peer,
+            run: 0,
+            during: None,
+            theirs: None,
+            detail: cause.to_string(),
+            waited: Duration::ZERO,
+        });
+    }
+}
+
+impl Record {
+    pub(super) fn describe(&self) -> Option<Descriptor> {
+        Descriptor::from_words(self.descriptor)
+    }
+}

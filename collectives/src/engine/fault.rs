@@ -1,0 +1,189 @@
+//! What ended a group: found by one rank, told to all, the same value everywhere.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::Rank;
+
+use super::message::{Reader, Writer};
+use super::signature::{DESCRIPTOR_WORDS, Descriptor};
+
+/// Longest text in a fault, in bytes; longer ones are cut.
+const TEXT_BYTES_MAX: usize = 240;
+
+/// What kind of thing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum FaultKind {
+    /// A deadline passed while waiting for [`Fault::subject`].
+    TimedOut = 1,
+    /// [`Fault::subject`] is gone without goodbye.
+    Lost = 2,
+    /// [`Fault::subject`] closed its group while others still needed it.
+    Left = 3,
+    /// [`Fault::subject`] was asked for something else.
+    Mismatch = 4,
+    /// [`Fault::subject`] called abort.
+    Aborted = 5,
+    /// [`Fault::subject`] refused an access or broke the protocol.
+    Protocol = 6,
+}
+
+impl FaultKind {
+    const ALL: [Self; 6] =
+        [Self::TimedOut, Self::Lost, Self::Left, Self::Mismatch, Self::Aborted, Self::Protocol];
+}
+
+/// The first thing that went wrong in a group. All of its ranks end up with the same one, or, when several things
+/// happen at once, with one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What happened.
+    pub kind: FaultKind,
+    /// The rank that found it out.
+    pub found_by: Rank,
+    /// The rank that it is about.
+    pub subject: Rank,
+    /// Number of the run in which it happened (collectives are numbered from 0).
+    pub run: u64,
+    /// What the finder was asked for, if it was in a call.
+    pub during: Option<Descriptor>,
+    /// What the subject was asked for, where they differ.
+    pub theirs: Option<Descriptor>,
+    /// The step of the schedule that waited, or the cause of a loss, in words.
+    pub detail: String,
+    /// How long the finder had waited.
+    pub waited: Duration,
+}
+
+impl Fault {
+    pub(super) fn write(&self, writer: &mut Writer) {
+        writer.u64(self.kind as u64);
+        writer.u64(u64::from(self.found_by) | u64::from(self.subject) << 32);
+        writer.u64(self.run);
+        for descriptor in [&self.during, &self.theirs] {
+            let words = descriptor.map_or([0; DESCRIPTOR_WORDS], Descriptor::to_words);
+            words.into_iter().for_each(|word| writer.u64(word));
+        }
+        writer.u64(u64::try_from(self.waited.as_nanos()).unwrap_or(u64::MAX));
+        let mut end = self.detail.len().min(TEXT_BYTES_MAX);
+        while !self.detail.is_char_boundary(end) {
+            end -= 1;
+        }
+        writer.bytes(&self.detail.as_bytes()[..end]);
+    }
+
+    pub(super) fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let kind = reader.u64()?;
+        let kind = FaultKind::ALL.into_iter().find(|item| *item as u64 == kind)?;
+        let ranks = reader.u64()?;
+        let run = reader.u64()?;
+        let mut descriptors = [None; 2];
+        for descriptor in &mut descriptors {
+            let mut words = [0; DESCRIPTOR_WORDS];
+            for word in &mut words {
+                *word = reader.u64()?;
+            }
+            *descriptor = Descriptor::from_words(words);
+        }
+        let waited = Duration::from_nanos(reader.u64()?);
+        let detail = String::from_utf8_lossy(reader.bytes(TEXT_BYTES_MAX)?).into_owned();
+        let [during, theirs] = descriptors;
+        Some(Self {
+            kind,
+            found_by: ranks as u32,
+            subject: (ranks >> 32) as u32,
+            run,
+            during,
+            theirs,
+            detail,
+            waited,
+        })
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { found_by, subject, run, detail, .. } = self;
+        let waited_ms = self.waited.as_secs_f64() * 1e3;
+        match self.kind {
+            FaultKind::TimedOut => write!(
+                formatter,
+                "rank {found_by} waited {waited_ms:.0} ms for rank {subject} at {detail}; look whether rank {subject} is \
+                 stopped, stuck or slow, or allow more time (Options::timeout, Group::within)"
+            ),
+            FaultKind::Lost => {
+                write!(
+                    formatter,
+                    "rank {subject} is lost: {detail} (found by rank {found_by}); see its own output"
+                )
+            }
+            FaultKind::Left => write!(
+                formatter,
+                "rank {subject} has closed the group while rank {found_by} still needs it ({detail}); it made fewer calls"
+            ),
+            FaultKind::Mismatch => {
+                let of = |descriptor: &Option<Descriptor>| {
+                    descriptor.map_or_else(|| "nothing".to_owned(), |descriptor| descriptor.to_string())
+                };
+                write!(
+                    formatter,
+                    "rank {found_by} called {} but rank {subject} called {} (call {run} of the group); make both call the \
+                     same",
+                    of(&self.during),
+                    of(&self.theirs)
+                )
+            }
+            FaultKind::Aborted => write!(formatter, "rank {subject} aborted the group"),
+            FaultKind::Protocol => write!(
+                formatter,
+                "rank {subject} broke the protocol as seen by rank {found_by}: {detail}; do all ranks run the same pleach?"
+            ),
+        }?;
+        match self.during {
+            Some(during) if self.kind != FaultKind::Mismatch => {
+                write!(formatter, " (during {during}, call {run} of the group)")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Collective, DataType, ReduceOp};
+
+    #[test]
+    fn a_fault_survives_the_wire_and_truncation_is_refused() {
+        let during = Descriptor {
+            collective: Collective::Reduce { root: 3 },
+            count: 5,
+            data_type: DataType::Bf16,
+            op: ReduceOp::Avg,
+            tag: 9,
+        };
+        let fault = Fault {
+            kind: FaultKind::Mismatch,
+            found_by: 1,
+            subject: 2,
+            run: 77,
+            during: Some(during),
+            theirs: Some(Descriptor { count: 6, ..during }),
+            detail: "lane 0".to_owned(),
+            waited: Duration::from_micros(5),
+        };
+        let mut writer = Writer::new(0);
+        fault.write(&mut writer);
+        let bytes = writer.finish();
+        assert_eq!(Fault::read(&mut Reader::new(&bytes[1..])), Some(fault.clone()));
+        for end in 1..bytes.len() - 1 {
+            assert!(
+                Fault::read(&mut Reader::new(&bytes[1..end])).is_none() || end > bytes.len() - 7,
+                "cut at {end}"
+            );
+        }
+        assert!(fault.to_string().contains("of 5 bf16 (avg)"), "{fault}");
+    }
+}

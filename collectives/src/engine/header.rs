@@ -1,0 +1,114 @@
+//! The header of every notice: which run, with which signature, and where the sender's slices are.
+//!
+//! | word | |
+//! | --- | --- |
+//! | 0 | run (48 bits), and how many runs before it the sender has not completed yet (16 bits, saturating) |
+//! | 1 | signature of the run and all before it |
+//! | 2, 3 | key and offset of the sender's input, zero: in scratch. Or the first half of the data |
+//! | 4, 5 | key and offset of the sender's output, zero: in scratch. Or the second half of the data |
+
+use pleach_transport::{CELL_PAYLOAD_BYTES, Inline, RegionKey};
+
+/// Bytes of data that fit beside the header, where the schedule exposes no slices.
+pub(super) const INLINE_DATA_BYTES: usize = CELL_PAYLOAD_BYTES - HEADER_BYTES;
+
+const HEADER_BYTES: usize = 16;
+const RUN_BITS: u32 = 48;
+
+/// Where a rank's slice is: part of a registered region, or in its scratch when the key is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Landing {
+    pub(super) key: RegionKey,
+    pub(super) offset: u64,
+}
+
+impl Default for Landing {
+    fn default() -> Self {
+        Self { key: RegionKey::NONE, offset: 0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) run: u64,
+    /// How many runs before `run` are not complete.
+    incomplete: u64,
+    pub(super) history: u64,
+}
+
+impl Header {
+    pub(super) fn new(run: u64, history: u64, completed: u64) -> Self {
+        Self { run, incomplete: (run - completed.min(run)).min(u64::from(u16::MAX)), history }
+    }
+
+    /// How many runs the sender has completed, at least.
+    pub(super) fn completed(&self) -> u64 {
+        if self.incomplete == u64::from(u16::MAX) { 0 } else { self.run.saturating_sub(self.incomplete) }
+    }
+
+    fn words(self) -> [u64; 2] {
+        [self.run | self.incomplete << RUN_BITS, self.history]
+    }
+
+    fn payload(self, rest: &[u8]) -> Inline {
+        let mut bytes = [0; CELL_PAYLOAD_BYTES];
+        let [first, second] = self.words().map(u64::to_le_bytes);
+        bytes[..8].copy_from_slice(&first);
+        bytes[8..HEADER_BYTES].copy_from_slice(&second);
+        bytes[HEADER_BYTES..HEADER_BYTES + rest.len()].copy_from_slice(rest);
+        Inline::new(&bytes[..HEADER_BYTES + rest.len()]).expect("no longer than a cell's payload")
+    }
+
+    pub(super) fn alone(self) -> Inline {
+        self.payload(&[])
+    }
+
+    pub(super) fn with_data(self, data: &[u8]) -> Inline {
+        self.payload(data)
+    }
+
+    pub(super) fn with_landings(self, input: Landing, output: Landing) -> Inline {
+        let words = [input.key.0, input.offset, output.key.0, output.offset].map(u64::to_le_bytes);
+        self.payload(words.as_flattened())
+    }
+
+    pub(super) fn decode(payload: &[u8; CELL_PAYLOAD_BYTES]) -> Self {
+        let first = word(payload, 0);
+        let run = first & ((1 << RUN_BITS) - 1);
+        Self { run, incomplete: first >> RUN_BITS, history: word(payload, 1) }
+    }
+
+    /// The data beside the header, as many bytes as the receiver knows there are.
+    pub(super) fn data<'a>(&self, payload: &'a [u8; CELL_PAYLOAD_BYTES]) -> &'a [u8] {
+        &payload[HEADER_BYTES..]
+    }
+
+    /// Where the sender's input and output are.
+    pub(super) fn landings(payload: &[u8; CELL_PAYLOAD_BYTES]) -> (Landing, Landing) {
+        let landing = |at| Landing { key: RegionKey(word(payload, at)), offset: word(payload, at + 1) };
+        (landing(2), landing(4))
+    }
+}
+
+fn word(payload: &[u8; CELL_PAYLOAD_BYTES], index: usize) -> u64 {
+    let bytes = payload[index * 8..index * 8 + 8].try_into().expect("8 bytes");
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_tells_run_signature_progress_and_landings() {
+        let header = Header::new(1000, 77, 998);
+        let landing = Landing { key: RegionKey(5), offset: 64 };
+        let payload = header.with_landings(landing, Landing::default());
+        let mut bytes = [0; CELL_PAYLOAD_BYTES];
+        bytes[..payload.len()].copy_from_slice(payload.as_bytes());
+        assert_eq!(Header::decode(&bytes), header);
+        assert_eq!(Header::decode(&bytes).completed(), 998);
+        assert_eq!(Header::landings(&bytes), (landing, Landing::default()));
+        assert_eq!(Header::new(1 << 20, 0, 0).completed(), 0, "too far behind to say: nothing is claimed");
+    }
+}

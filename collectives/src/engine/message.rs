@@ -1,0 +1,208 @@
+//! Control messages between engines. Bytes of a peer are hostile until decoded: every read is checked, every text has
+//! a limit, and what does not decode is ignored.
+
+use pleach_transport::{RegionKey, RemoteSlice};
+
+use super::fault::Fault;
+use super::signature::{DESCRIPTOR_WORDS, Stream};
+use crate::Rank;
+
+/// Builds a message.
+pub(super) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(super) fn new(kind: u8) -> Self {
+        Self(vec![kind])
+    }
+
+    pub(super) fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.u64(bytes.len() as u64);
+        self.0.extend(bytes);
+    }
+
+    pub(super) fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Reads a message.
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        let (value, rest) = self.0.split_first_chunk::<8>()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*value))
+    }
+
+    pub(super) fn bytes(&mut self, max: usize) -> Option<&'a [u8]> {
+        let len = usize::try_from(self.u64()?).ok().filter(|len| *len <= max && *len <= self.0.len())?;
+        let (bytes, rest) = self.0.split_at(len);
+        self.0 = rest;
+        Some(bytes)
+    }
+}
+
+/// A call that a rank has entered: what queries compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) run: u64,
+    /// Of the call itself.
+    pub(super) signature: u64,
+    /// Of the call and all before it in its stream: what notices carry.
+    pub(super) history: u64,
+    pub(super) descriptor: [u64; DESCRIPTOR_WORDS],
+}
+
+/// What an asked rank says of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Verdict {
+    /// It is or was in the same call.
+    Same = 0,
+    /// It is or was in another call.
+    Different = 1,
+    /// It is or was in the same call, but an earlier one differed.
+    EarlierDiffers = 2,
+    /// It has not come that far.
+    NotYet = 3,
+    /// It was there too long ago to know.
+    Forgotten = 4,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// Where peers put what is not for the caller's own slices.
+    Scratch(RemoteSlice),
+    /// I am in this run of that stream; what are you doing there?
+    Query { stream: Stream, record: Record },
+    /// What I am or was doing there.
+    /// (`blocked_on`: for whom I wait myself, if I do.)
+    Answer { stream: Stream, verdict: Verdict, record: Record, completed: u64, blocked_on: Option<Rank> },
+    /// The group has failed.
+    Fault(Fault),
+}
+
+/// Not a rank.
+pub(super) const NO_RANK: u64 = u64::MAX;
+
+const SCRATCH: u8 = 1;
+const QUERY: u8 = 2;
+const ANSWER: u8 = 3;
+const FAULT: u8 = 4;
+
+impl Record {
+    fn write(&self, writer: &mut Writer) {
+        [self.run, self.signature, self.history]
+            .into_iter()
+            .chain(self.descriptor)
+            .for_each(|word| writer.u64(word));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let (run, signature, history) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let mut descriptor = [0; DESCRIPTOR_WORDS];
+        for word in &mut descriptor {
+            *word = reader.u64()?;
+        }
+        Some(Self { run, signature, history, descriptor })
+    }
+}
+
+impl Message {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut writer;
+        match self {
+            Self::Scratch(slice) => {
+                writer = Writer::new(SCRATCH);
+                [slice.key.0, slice.offset, slice.len].into_iter().for_each(|word| writer.u64(word));
+            }
+            Self::Query { stream, record } => {
+                writer = Writer::new(QUERY);
+                writer.u64(stream.to_word());
+                record.write(&mut writer);
+            }
+            Self::Answer { stream, verdict, record, completed, blocked_on } => {
+                writer = Writer::new(ANSWER);
+                writer.u64(stream.to_word());
+                writer.u64(*verdict as u64);
+                record.write(&mut writer);
+                writer.u64(*completed);
+                writer.u64(blocked_on.map_or(NO_RANK, u64::from));
+            }
+            Self::Fault(fault) => {
+                writer = Writer::new(FAULT);
+                fault.write(&mut writer);
+            }
+        }
+        writer.finish()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (kind, rest) = bytes.split_first()?;
+        let mut reader = Reader::new(rest);
+        Some(match *kind {
+            SCRATCH => {
+                let (key, offset, len) = (RegionKey(reader.u64()?), reader.u64()?, reader.u64()?);
+                Self::Scratch(RemoteSlice { key, offset, len })
+            }
+            QUERY => {
+                Self::Query { stream: Stream::from_word(reader.u64()?), record: Record::read(&mut reader)? }
+            }
+            ANSWER => {
+                let stream = Stream::from_word(reader.u64()?);
+                let verdict = match reader.u64()? {
+                    0 => Verdict::Same,
+                    1 => Verdict::Different,
+                    2 => Verdict::EarlierDiffers,
+                    3 => Verdict::NotYet,
+                    4 => Verdict::Forgotten,
+                    _ => return None,
+                };
+                let record = Record::read(&mut reader)?;
+                let completed = reader.u64()?;
+                let blocked_on = Rank::try_from(reader.u64()?).ok();
+                Self::Answer { stream, verdict, record, completed, blocked_on }
+            }
+            FAULT => Self::Fault(Fault::read(&mut reader)?),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_wire_and_cut_or_unknown_ones_are_refused() {
+        let record = Record { run: 5, signature: 6, history: 7, descriptor: [1, 2, 3, 4] };
+        let messages = [
+            Message::Scratch(RemoteSlice { key: RegionKey(9), offset: 1, len: 2 }),
+            Message::Query { stream: Stream::Collectives, record },
+            Message::Answer {
+                stream: Stream::Messages { from: 1, to: 2 },
+                verdict: Verdict::Different,
+                record,
+                completed: 3,
+                blocked_on: Some(4),
+            },
+        ];
+        for message in messages {
+            let bytes = message.encode();
+            assert_eq!(Message::decode(&bytes), Some(message));
+            for end in 0..bytes.len() {
+                assert_eq!(Message::decode(&bytes[..end]), None);
+            }
+        }
+        assert_eq!(Message::decode(&[200, 0, 0]), None);
+    }
+}

@@ -1,0 +1,170 @@
+//! Where the places of a run are: in the caller's slices, in scratch, at a peer.
+
+use pleach_transport::{MapError, Mapped, RegionKey, RemoteSlice, Slice};
+
+use super::address::Address;
+use super::header::Landing;
+use super::program::{LaneProgram, NO_SLOT, PlaceAt};
+use super::run::{At, Bytes, Ground, Parameters, PutAt, Run, Trouble};
+use crate::schedule::Part;
+
+impl Run {
+    /// The registered bytes to put: in place, or copied to the bounce slot first.
+    pub(super) fn source(
+        &self,
+        ground: &Ground<'_>,
+        lane: &LaneProgram,
+        at: At,
+        chunk: u32,
+        put: &PutAt,
+        bytes: usize,
+    ) -> Slice {
+        let registered = match put.src.part {
+            Part::Input | Part::SharedInput => Some(&self.parameters.input),
+            Part::Output | Part::SharedOutput => Some(&self.parameters.output),
+            Part::Scratch(_) => None,
+        };
+        if let Some(Bytes::Registered(slice)) = registered {
+            let start = self.offset(put.src, lane, chunk);
+            return slice.slice(start..start + bytes).expect("lengths were checked when the run began");
+        }
+        let slot = if put.bounce == NO_SLOT { put.src.slot } else { put.bounce };
+        let start = (self.parameters.bank.scratch_base + self.slot_offset(slot, at.slot)) as usize;
+        let slice = ground.scratch.slice(start..start + bytes).expect("the bank has room for every slot");
+        if put.bounce != NO_SLOT {
+            let from = self.local(ground.scratch, lane, at, chunk, put.src);
+            from.copy_to(Address(slice.as_ptr()), bytes);
+        }
+        slice
+    }
+
+    /// Where the chunk begins in the input or output of the place's rank, in bytes.
+    pub(super) fn offset(&self, place: PlaceAt, lane: &LaneProgram, chunk: u32) -> usize {
+        let program = &self.parameters.program;
+        let parts = match place.part {
+            Part::Input | Part::SharedInput => program.collective.input_parts(place.rank, program.ranks),
+            _ => program.collective.output_parts(place.rank, program.ranks),
+        };
+        self.layout.offset(lane.block, chunk, parts.start)
+    }
+
+    pub(super) fn slot_offset(&self, slot: u32, instance: u32) -> u64 {
+        u64::from(slot * self.parameters.program.window + instance) * self.parameters.chunk_bytes as u64
+    }
+
+    /// Address of a place of this rank.
+    pub(super) fn local(
+        &self,
+        scratch: &Slice,
+        lane: &LaneProgram,
+        at: At,
+        chunk: u32,
+        place: PlaceAt,
+    ) -> Address {
+        let Parameters { input, output, .. } = &self.parameters;
+        let own = match place.part {
+            Part::Input => Some(input),
+            Part::Output => Some(output),
+            // When data travel in cells nobody else touches the shared parts.
+            Part::SharedInput => (self.inline || input.is_registered()).then_some(input),
+            Part::SharedOutput => (self.inline || output.is_registered()).then_some(output),
+            Part::Scratch(_) => None,
+        };
+        if let Some(own) = own {
+            return own.base().add(self.offset(place, lane, chunk));
+        }
+        let offset = self.parameters.bank.scratch_base + self.slot_offset(place.slot, at.slot);
+        Address(scratch.as_ptr()).add(offset as usize)
+    }
+
+    /// Name of a place of a peer.
+    pub(super) fn remote(
+        &self,
+        ground: &Ground<'_>,
+        lane: &LaneProgram,
+        at: At,
+        chunk: u32,
+        place: PlaceAt,
+        len: u64,
+    ) -> RemoteSlice {
+        let peer = &self.peers[place.rank as usize];
+        let landing = match place.part {
+            Part::SharedInput => peer.input,
+            Part::SharedOutput => peer.output,
+            _ => Landing::default(),
+        };
+        if landing.key != RegionKey::NONE {
+            let offset = landing.offset + self.offset(place, lane, chunk) as u64;
+            return RemoteSlice { key: landing.key, offset, len };
+        }
+        let scratch = &ground.peer_scratch[place.rank as usize];
+        let offset =
+            scratch.offset + self.parameters.bank.peer_scratch_base + self.slot_offset(place.slot, at.slot);
+        RemoteSlice { key: scratch.key, offset, len }
+    }
+
+    /// Whether the place of a peer may be touched yet: its slice once it said where that is, its scratch once it does not
+    /// use that for an earlier run any more.
+    pub(super) fn is_within_reach(&self, ground: &mut Ground<'_>, place: PlaceAt) -> bool {
+        match place.part {
+            Part::SharedInput | Part::SharedOutput => self.inline || self.peers[place.rank as usize].heard,
+            _ => self.may_write(ground, place.rank),
+        }
+    }
+
+    /// Address of a place of a peer through a mapping; `None`: not within reach or not mapped yet, try again.
+    pub(super) fn mapped(
+        &mut self,
+        ground: &mut Ground<'_>,
+        lane: &LaneProgram,
+        at: At,
+        chunk: u32,
+        place: PlaceAt,
+    ) -> Result<Option<Address>, Trouble> {
+        if !self.is_within_reach(ground, place) {
+            return Ok(None);
+        }
+        // Everything of one landing is mapped at once: chunk 0 of block 0 is not where it begins, its slice is.
+        let whole = self.peer_whole(ground, place);
+        let peer = &mut self.peers[place.rank as usize];
+        let (mapped, is_landing) = match place.part {
+            Part::SharedInput if peer.input.key != RegionKey::NONE => (&mut peer.input_mapped, true),
+            Part::SharedOutput if peer.output.key != RegionKey::NONE => (&mut peer.output_mapped, true),
+            _ => (&mut peer.scratch_mapped, false),
+        };
+        if mapped.is_none() {
+            match ground.device.map(place.rank, &whole) {
+                Ok(new) => *mapped = Some(new),
+                Err(MapError::Unknown { .. }) => return Ok(None),
+                Err(error) => return Err(Trouble::Map { peer: place.rank, error }),
+            }
+            if !peer.heard {
+                self.touched.push(place.rank);
+            }
+        }
+        let base = Address(mapped.as_ref().map_or(std::ptr::null_mut(), Mapped::as_ptr));
+        Ok(Some(if is_landing {
+            base.add(self.offset(place, lane, chunk))
+        } else {
+            base.add(
+                (self.parameters.bank.peer_scratch_base + self.slot_offset(place.slot, at.slot)) as usize,
+            )
+        }))
+    }
+
+    /// All of a peer's slice (or scratch) that holds the place.
+    pub(super) fn peer_whole(&self, ground: &Ground<'_>, place: PlaceAt) -> RemoteSlice {
+        let peer = &self.peers[place.rank as usize];
+        let program = &self.parameters.program;
+        let (landing, parts) = match place.part {
+            Part::SharedInput => (peer.input, program.collective.input_parts(place.rank, program.ranks)),
+            Part::SharedOutput => (peer.output, program.collective.output_parts(place.rank, program.ranks)),
+            _ => (Landing::default(), 0..0),
+        };
+        if landing.key == RegionKey::NONE {
+            return ground.peer_scratch[place.rank as usize];
+        }
+        let len = parts.len() as u64 * self.layout.part_bytes() as u64;
+        RemoteSlice { key: landing.key, offset: landing.offset, len }
+    }
+}

@@ -1,0 +1,366 @@
+//! A proof made ready to run on one rank: cells and scratch slots numbered, steps flattened.
+//!
+//! **Invariant:** the numbering is a function of the schedule alone, so every rank computes the same for itself and for
+//! its peers: a sender knows the cell and the scratch slot at its target without being told.
+//!
+//! Cells of a sender at a target are numbered in the order of (block, cell). Scratch slots of a rank are numbered block by
+//! block: first its schedule's slots, then a window of the shared input, then one of the shared output, where peers touch
+//! these; after all of them come the rank's own bounce slots (sources of puts in memory that is not registered).
+
+use std::collections::BTreeMap;
+
+use crate::Rank;
+use crate::collective::Collective;
+use crate::schedule::{BlockId, Cell, Op, Part, Place, Schedule};
+use crate::verify::Proof;
+
+/// What one rank runs. Independent of the number of elements, their type and the operation.
+#[derive(Debug)]
+pub struct Program {
+    pub(super) collective: Collective,
+    /// Names the schedule on all ranks: part of every run's signature.
+    pub(super) schedule_hash: u64,
+    pub(super) algorithm: String,
+    pub(super) rank: Rank,
+    pub(super) ranks: u32,
+    pub(super) window: u32,
+    pub(super) blocks: Vec<crate::schedule::Block>,
+    pub(super) lanes: Vec<LaneProgram>,
+    pub(super) steps: Vec<StepProgram>,
+    /// Steps and their lags, referred to by range from the steps.
+    pub(super) after: Vec<(u32, u32)>,
+    pub(super) places: Vec<PlaceAt>,
+    /// Most cells any rank keeps for one peer, times the window.
+    pub(super) cells: u32,
+    /// Most slots any rank has, times the window.
+    pub(super) slots: u32,
+    /// Whether any rank touches another's memory through a mapping.
+    pub(super) maps: bool,
+    pub(super) exposes_input: bool,
+    pub(super) exposes_output: bool,
+    /// Peers that notify this rank in a run but are not notified by it: they learn of its progress by credits.
+    pub(super) silent_to: Vec<Rank>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneProgram {
+    pub(super) block: BlockId,
+    pub(super) first_step: u32,
+    pub(super) steps: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepProgram {
+    pub(super) op: OpProgram,
+    pub(super) after: (u32, u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum OpProgram {
+    Notify {
+        to: Rank,
+        cell: u32,
+    },
+    Put {
+        to: Rank,
+        cell: u32,
+        src: PlaceAt,
+        dst: PlaceAt,
+        bounce: u32,
+    },
+    Wait {
+        from: Rank,
+        cell: u32,
+        landing: Option<PlaceAt>,
+    },
+    /// Ranges of [`Program::places`].
+    Reduce {
+        from: (u32, u32),
+        into: (u32, u32),
+        completes: bool,
+    },
+}
+
+/// A place with its slot number; for shared parts the slot is that of the window which stands in for them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlaceAt {
+    pub(super) rank: Rank,
+    pub(super) part: Part,
+    pub(super) slot: u32,
+}
+
+/// No slot: the part needs none.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
+/// The scratch slots of every rank.
+struct Slots {
+    /// By rank and block: where its slots begin and which windows follow them.
+    at: BTreeMap<(Rank, BlockId), BlockSlots>,
+    /// By rank: how many in all.
+    count: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct BlockSlots {
+    base: u32,
+    scratch: u32,
+    shared_input: bool,
+    shared_output: bool,
+}
+
+impl BlockSlots {
+    fn slot(self, part: Part) -> u32 {
+        match part {
+            Part::Input | Part::Output => NO_SLOT,
+            Part::Scratch(slot) => self.base + u32::from(slot),
+            Part::SharedInput => self.base + self.scratch,
+            Part::SharedOutput => self.base + self.scratch + u32::from(self.shared_input),
+        }
+    }
+
+    fn touch(&mut self, part: Part) {
+        match part {
+            Part::Input | Part::Output => {}
+            Part::Scratch(slot) => self.scratch = self.scratch.max(u32::from(slot) + 1),
+            Part::SharedInput => self.shared_input = true,
+            Part::SharedOutput => self.shared_output = true,
+        }
+    }
+
+    fn len(self) -> u32 {
+        self.scratch + u32::from(self.shared_input) + u32::from(self.shared_output)
+    }
+}
+
+/// Every place an operation of `rank` touches.
+fn places(rank: Rank, op: &Op) -> impl Iterator<Item = Place> + '_ {
+    let (put, reduce): (Option<[Place; 2]>, Option<_>) = match op {
+        Op::Put { to, src, dst, .. } => {
+            (Some([Place { rank, part: *src }, Place { rank: *to, part: *dst }]), None)
+        }
+        Op::Reduce { from, into } => (None, Some(from.iter().chain(into).copied())),
+        Op::Notify { .. } | Op::Wait { .. } => (None, None),
+    };
+    put.into_iter().flatten().chain(reduce.into_iter().flatten())
+}
+
+impl Slots {
+    fn new(schedule: &Schedule) -> Self {
+        let mut at: BTreeMap<(Rank, BlockId), BlockSlots> = BTreeMap::new();
+        for (rank, lanes) in schedule.programs.iter().enumerate() {
+            for lane in lanes {
+                for place in lane.steps.iter().flat_map(|step| places(rank as Rank, &step.op)) {
+                    if !matches!(place.part, Part::Input | Part::Output) {
+                        at.entry((place.rank, lane.block)).or_default().touch(place.part);
+                    }
+                }
+            }
+        }
+        let mut count = vec![0; schedule.programs.len()];
+        for ((rank, _), slots) in &mut at {
+            slots.base = count[*rank as usize];
+            count[*rank as usize] += slots.len();
+        }
+        Self { at, count }
+    }
+
+    fn place(&self, place: Place, block: BlockId) -> PlaceAt {
+        let slot = self.at.get(&(place.rank, block)).map_or(NO_SLOT, |slots| slots.slot(place.part));
+        PlaceAt { rank: place.rank, part: place.part, slot }
+    }
+}
+
+/// The cells of one pair of ranks, in the order of their numbers.
+type PairCells = BTreeMap<(BlockId, Cell), u32>;
+
+/// Numbers the cells that `rank` notifies (`outgoing`) or waits on, by peer, and says how many the largest pair of any
+/// two ranks has.
+fn number_cells(
+    schedule: &Schedule,
+    rank: Rank,
+) -> (BTreeMap<Rank, PairCells>, BTreeMap<Rank, PairCells>, u32) {
+    let (mut outgoing, mut incoming) =
+        (BTreeMap::<Rank, PairCells>::new(), BTreeMap::<Rank, PairCells>::new());
+    let mut pairs = BTreeMap::<(Rank, Rank), u32>::new();
+    for (own, lanes) in schedule.programs.iter().enumerate() {
+        let own = own as Rank;
+        for lane in lanes {
+            for step in &lane.steps {
+                match step.op {
+                    Op::Notify { to, cell } | Op::Put { to, cell, .. } => {
+                        *pairs.entry((own, to)).or_default() += 1;
+                        if own == rank {
+                            outgoing.entry(to).or_default().insert((lane.block, cell), 0);
+                        }
+                    }
+                    Op::Wait { from, cell } if own == rank => {
+                        incoming.entry(from).or_default().insert((lane.block, cell), 0);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    for pair in outgoing.values_mut().chain(incoming.values_mut()) {
+        for (number, cell) in pair.values_mut().enumerate() {
+            *cell = number as u32;
+        }
+    }
+    (outgoing, incoming, pairs.values().copied().max().unwrap_or(0))
+}
+
+impl Program {
+    /// `rank`'s share of what was proved; `algorithm` is how people call it.
+    #[must_use]
+    pub fn new(proof: &Proof, rank: Rank, algorithm: &str) -> Self {
+        let schedule = proof.schedule();
+        let slots = Slots::new(schedule);
+        let (outgoing, incoming, pair_cells) = number_cells(schedule, rank);
+        let mut builder = Builder {
+            slots: &slots,
+            outgoing: &outgoing,
+            incoming: &incoming,
+            proof,
+            rank,
+            bounce: slots.count[rank as usize],
+            lanes: Vec::new(),
+            steps: Vec::new(),
+            after: Vec::new(),
+            places: Vec::new(),
+        };
+        for (lane, program) in schedule.programs[rank as usize].iter().enumerate() {
+            builder.lane(lane, program);
+        }
+        // Bounce slots are the own rank's affair, but the size of a bank must be the same everywhere: count the
+        // largest number that any rank can need.
+        let bounces = schedule.programs.iter().map(|lanes| bounce_count(lanes)).max().unwrap_or(0);
+        let most_slots = slots.count.iter().copied().max().unwrap_or(0) + bounces;
+        let maps = schedule.programs.iter().enumerate().any(|(own, lanes)| {
+            lanes.iter().flat_map(|lane| &lane.steps).any(|step| {
+                matches!(&step.op, Op::Reduce { from, into }
+                    if from.iter().chain(into).any(|place| place.rank != own as Rank))
+            })
+        });
+        Self {
+            collective: schedule.collective,
+            schedule_hash: hash_schedule(schedule),
+            algorithm: algorithm.to_owned(),
+            rank,
+            ranks: schedule.ranks(),
+            window: schedule.window,
+            blocks: schedule.blocks.clone(),
+            lanes: builder.lanes,
+            steps: builder.steps,
+            after: builder.after,
+            places: builder.places,
+            cells: pair_cells * schedule.window,
+            slots: most_slots * schedule.window,
+            maps,
+            exposes_input: proof.exposes_input(rank),
+            exposes_output: proof.exposes_output(rank),
+            silent_to: incoming.keys().filter(|peer| !outgoing.contains_key(peer)).copied().collect(),
+        }
+    }
+
+    /// The collective it carries out.
+    #[must_use]
+    pub fn collective(&self) -> Collective {
+        self.collective
+    }
+
+    /// What people call its algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> &str {
+        &self.algorithm
+    }
+}
+
+fn bounce_count(lanes: &[crate::schedule::Lane]) -> u32 {
+    let steps = lanes.iter().flat_map(|lane| &lane.steps);
+    steps.filter(|step| matches!(step.op, Op::Put { src: Part::Input | Part::Output, .. })).count() as u32
+}
+
+struct Builder<'a> {
+    slots: &'a Slots,
+    outgoing: &'a BTreeMap<Rank, PairCells>,
+    incoming: &'a BTreeMap<Rank, PairCells>,
+    proof: &'a Proof,
+    rank: Rank,
+    bounce: u32,
+    lanes: Vec<LaneProgram>,
+    steps: Vec<StepProgram>,
+    after: Vec<(u32, u32)>,
+    places: Vec<PlaceAt>,
+}
+
+impl Builder<'_> {
+    fn lane(&mut self, lane_number: usize, lane: &crate::schedule::Lane) {
+        let first_step = self.steps.len() as u32;
+        for (step_number, step) in lane.steps.iter().enumerate() {
+            let after = self.after.len() as u32;
+            self.after.extend(&step.after);
+            let op = self.op(lane_number, lane.block, step_number, &step.op);
+            self.steps.push(StepProgram { op, after: (after, self.after.len() as u32) });
+        }
+        self.lanes.push(LaneProgram { block: lane.block, first_step, steps: lane.steps.len() as u32 });
+    }
+
+    fn op(&mut self, lane: usize, block: BlockId, step: usize, op: &Op) -> OpProgram {
+        let place = |rank, part| self.slots.place(Place { rank, part }, block);
+        match op {
+            Op::Notify { to, cell } => {
+                OpProgram::Notify { to: *to, cell: self.outgoing[to][&(block, *cell)] }
+            }
+            Op::Put { to, src, dst, cell } => {
+                let bounce = if matches!(src, Part::Input | Part::Output) {
+                    self.bounce += 1;
+                    self.bounce - 1
+                } else {
+                    NO_SLOT
+                };
+                OpProgram::Put {
+                    to: *to,
+                    cell: self.outgoing[to][&(block, *cell)],
+                    src: place(self.rank, *src),
+                    dst: place(*to, *dst),
+                    bounce,
+                }
+            }
+            Op::Wait { from, cell } => OpProgram::Wait {
+                from: *from,
+                cell: self.incoming[from][&(block, *cell)],
+                landing: self.proof.landing(self.rank, lane, step).map(|part| place(self.rank, part)),
+            },
+            Op::Reduce { from, into } => {
+                let from = self.range(from, block);
+                let into = self.range(into, block);
+                OpProgram::Reduce { from, into, completes: self.proof.completes(self.rank, lane, step) }
+            }
+        }
+    }
+
+    fn range(&mut self, places: &[Place], block: BlockId) -> (u32, u32) {
+        let start = self.places.len() as u32;
+        self.places.extend(places.iter().map(|place| self.slots.place(*place, block)));
+        (start, self.places.len() as u32)
+    }
+}
+
+/// FNV-1a over the schedule's words: equal on all ranks for equal schedules.
+fn hash_schedule(schedule: &Schedule) -> u64 {
+    use std::hash::{Hash, Hasher};
+    let mut hasher = super::signature::Hasher64::default();
+    format!("{}", schedule.collective).hash(&mut hasher);
+    schedule.window.hash(&mut hasher);
+    schedule.blocks.hash(&mut hasher);
+    for lanes in &schedule.programs {
+        for lane in lanes {
+            lane.block.hash(&mut hasher);
+            for step in &lane.steps {
+                step.op.hash(&mut hasher);
+                step.after.hash(&mut hasher);
+            }
+        }
+    }
+    hasher.finish()
+}

@@ -1,0 +1,142 @@
+//! What makes two calls the same call: the signature that every notice carries, and the description behind it.
+
+use std::fmt;
+use std::hash::Hasher;
+
+use crate::Rank;
+use crate::collective::{Collective, DataType, ReduceOp};
+
+/// FNV-1a, 64 bits: the same on every rank and release, unlike the standard library's hasher.
+#[derive(Clone, Copy)]
+pub(super) struct Hasher64(u64);
+
+impl Default for Hasher64 {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Hasher64 {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+/// What a rank was asked to do, as far as it must be the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// The operation and its root.
+    pub collective: Collective,
+    /// Elements of one part.
+    pub count: u64,
+    /// Element type.
+    pub data_type: DataType,
+    /// Reduction.
+    pub op: ReduceOp,
+    /// The caller's own tag.
+    pub tag: u32,
+}
+
+/// Words of an encoded descriptor.
+pub(super) const DESCRIPTOR_WORDS: usize = 4;
+
+impl Descriptor {
+    /// With the schedule and chunk size: what travels in every notice. Never zero.
+    pub(super) fn signature(&self, schedule_hash: u64, chunk_bytes: usize) -> u64 {
+        let words = self.to_words();
+        let mut hash = schedule_hash ^ (chunk_bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for word in words {
+            // splitmix64's finaliser: every bit of every word reaches every bit of the hash.
+            hash = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            hash ^= hash >> 31;
+        }
+        hash.max(1)
+    }
+
+    pub(super) fn to_words(self) -> [u64; DESCRIPTOR_WORDS] {
+        let (kind, a, b) = match self.collective {
+            Collective::AllReduce => (1u64, 0, 0),
+            Collective::Reduce { root } => (2, root, 0),
+            Collective::Broadcast { root } => (3, root, 0),
+            Collective::AllGather => (4, 0, 0),
+            Collective::ReduceScatter => (5, 0, 0),
+            Collective::Barrier => (6, 0, 0),
+            Collective::SendRecv { from, to } => (7, from, to),
+        };
+        let codes = kind | (self.data_type as u64) << 8 | (self.op as u64) << 16;
+        [codes, u64::from(a) | u64::from(b) << 32, self.count, u64::from(self.tag)]
+    }
+
+    /// `None` when a peer sent nonsense.
+    pub(super) fn from_words(words: [u64; DESCRIPTOR_WORDS]) -> Option<Self> {
+        let (a, b) = (words[1] as u32, (words[1] >> 32) as u32);
+        let collective = match words[0] & 0xff {
+            1 => Collective::AllReduce,
+            2 => Collective::Reduce { root: a },
+            3 => Collective::Broadcast { root: a },
+            4 => Collective::AllGather,
+            5 => Collective::ReduceScatter,
+            6 => Collective::Barrier,
+            7 => Collective::SendRecv { from: a, to: b },
+            _ => return None,
+        };
+        let data_type = DataType::ALL.into_iter().find(|item| *item as u64 == (words[0] >> 8) & 0xff)?;
+        let op = ReduceOp::ALL.into_iter().find(|item| *item as u64 == (words[0] >> 16) & 0xff)?;
+        Some(Self { collective, count: words[2], data_type, op, tag: words[3] as u32 })
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}", self.collective)?;
+        if self.collective != Collective::Barrier {
+            write!(formatter, " of {} {}", self.count, self.data_type)?;
+        }
+        if self.collective.reduces() {
+            write!(formatter, " ({})", self.op)?;
+        }
+        if self.tag != 0 {
+            write!(formatter, " tag {}", self.tag)?;
+        }
+        Ok(())
+    }
+}
+
+/// Which sequence of runs: the collectives of the group, or the messages from one rank to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Stream {
+    Collectives,
+    Messages { from: Rank, to: Rank },
+}
+
+impl Stream {
+    pub(super) fn of(collective: Collective) -> Self {
+        match collective {
+            Collective::SendRecv { from, to } => Self::Messages { from, to },
+            _ => Self::Collectives,
+        }
+    }
+
+    pub(super) fn to_word(self) -> u64 {
+        match self {
+            Self::Collectives => u64::MAX,
+            Self::Messages { from, to } => u64::from(from) | u64::from(to) << 32,
+        }
+    }
+
+    pub(super) fn from_word(word: u64) -> Self {
+        if word == u64::MAX {
+            Self::Collectives
+        } else {
+            Self::Messages { from: word as u32, to: (word >> 32) as u32 }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What goes wrong: who is late and why, what is told to whom, and how a group ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::{Nanos, SubmitError, TransferError, TransferId};
+
+use super::fault::{Fault, FaultKind};
+use super::message::{Message, Record, Verdict};
+use super::run::{Trouble, run_of};
+use super::signature::Stream;
+use super::{Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, State};
+use crate::Rank;
+
+impl Engine {
+    pub(super) fn transfer_failed(&mut self, id: TransferId, error: &TransferError, now: Nanos) {
+        let slot = Some(run_of(id) as u8);
+        let fault = match error {
+            TransferError::Lost { peer, cause } => {
+                self.fault(FaultKind::Lost, *peer, cause.to_string(), slot, now)
+            }
+            TransferError::Left { peer } => self.fault(FaultKind::Left, *peer, error.to_string(), slot, now),
+            TransferError::Refused { peer, .. } => {
+                self.fault(FaultKind::Protocol, *peer, error.to_string(), slot, now)
+            }
+            _ => return,
+        };
+        self.fail(fault, now);
+    }
+
+    /// A peer was in another call: unless it lies, the group has failed.
+    pub(super) fn compare(&mut self, peer: Rank, stream: Stream, theirs: &Record, now: Nanos) {
+        let Ok(own) = self.board.record(stream, theirs.run) else { return };
+        if own.signature == theirs.signature {
+            return;
+        }
+        let mut fault = self.fault(FaultKind::Mismatch, peer, String::new(), None, now);
+        fault.run = own.run;
+        fault.during = own.describe();
+        fault.theirs = theirs.describe();
+        self.fail(fault, now);
+    }
+
+    pub(super) fn ask_earlier(&mut self, peer: Rank, stream: Stream, run: u64) {
+        if let Some(earlier) = run.checked_sub(1)
+            && let Ok(record) = self.board.record(stream, earlier)
+        {
+            let _ = self.device.post(peer, &Message::Query { stream, record }.encode());
+        }
+    }
+
+    /// Deadlines, departed peers and questions; true when something failed.
+    pub(super) fn check_time(&mut self, now: Nanos) -> bool {
+        for index in 0..self.order.len() {
+            let slot = self.order[index];
+            let entry = &mut self.slots[usize::from(slot)];
+            let Some(run) = &mut entry.run else { continue };
+            let is_suspicious = run.suspect.take().is_some();
+            if now < entry.query_at.min(run.parameters.deadline)
+                && !(is_suspicious && entry.query_at > now + QUERY_AFTER)
+            {
+                continue;
+            }
+            if now >= run.parameters.deadline {
+                let fault = self.timed_out(slot, now);
+                self.fail(fault, now);
+                return true;
+            }
+            entry.query_interval = (entry.query_interval * 2).min(QUERY_INTERVAL_MAX);
+            entry.query_at = now + entry.query_interval;
+            if let Some(fault) = self.ask(slot, now) {
+                self.fail(fault, now);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Peers that a run waits for, with the first step that does.
+    pub(super) fn waits_for(&self, slot: u8) -> BTreeMap<Rank, String> {
+        let mut peers = BTreeMap::new();
+        let entry = &self.slots[usize::from(slot)];
+        if let Some(run) = &entry.run
+            && entry.state == State::Active
+        {
+            run.waits_for(&self.credits, &mut |peer, step| {
+                peers.entry(peer).or_insert_with(step);
+            });
+        }
+        peers
+    }
+
+    /// Asks those a run waits for what they are doing; a fault when one of them has left.
+    pub(super) fn ask(&mut self, slot: u8, now: Nanos) -> Option<Fault> {
+        let run = self.slots[usize::from(slot)].run.as_ref()?;
+        let stream = run.stream();
+        let record = self.board.record(stream, run.parameters.number).ok()?;
+        let message = Message::Query { stream, record }.encode();
+        let peers = self.waits_for(slot);
+        self.board.block_on(self.blame(slot, &peers).map(|(peer, _)| peer));
+        for (peer, step) in peers {
+            if self.left[peer as usize] {
+                return Some(self.fault(FaultKind::Left, peer, step, Some(slot), now));
+            }
+            // A full queue means that questions are on their way already.
+            let _ = self.device.post(peer, &message);
+        }
+        None
+    }
+
+    /// Which of the peers that a run waits for is the cause, by what they say: one that says nothing, else one that has
+    /// not made the call, else whom those wait for who have; and how it is to be put.
+    pub(super) fn blame(&self, slot: u8, peers: &BTreeMap<Rank, String>) -> Option<(Rank, String)> {
+        let run = self.slots[usize::from(slot)].run.as_ref()?;
+        let (stream, number) = (run.stream(), run.parameters.number);
+        let said = |peer: Rank| {
+            let answer = self.answers.get(&peer);
+            answer.filter(|answer| answer.stream == stream && answer.record.run == number)
+        };
+        if let Some((peer, step)) = peers.iter().find(|(peer, _)| said(**peer).is_none()) {
+            return Some((*peer, format!("{step} (it does not say what it is doing)")));
+        }
+        let is_absent = |peer: &Rank| said(*peer).is_some_and(|answer| answer.verdict == Verdict::NotYet);
+        if let Some((peer, step)) = peers.iter().find(|(peer, _)| is_absent(peer)) {
+            return Some((*peer, format!("{step} (it has not made this call yet)")));
+        }
+        let behind = peers.keys().find_map(|peer| Some((*peer, said(*peer)?.blocked_on?)));
+        if let Some((peer, culprit)) = behind.filter(|(_, culprit)| *culprit != self.rank) {
+            return Some((culprit, format!("{} of rank {peer}, which waits for it", peers[&peer])));
+        }
+        peers.iter().next().map(|(peer, step)| (*peer, step.clone()))
+    }
+
+    pub(super) fn timed_out(&self, slot: u8, now: Nanos) -> Fault {
+        let peers = self.waits_for(slot);
+        let (subject, detail) = match self.blame(slot, &peers) {
+            Some(found) => found,
+            None if self.is_ready() => {
+                (self.rank, "work of its own (earlier calls are unfinished)".to_owned())
+            }
+            None => (self.not_ready().next().unwrap_or(self.rank), "joining the group".to_owned()),
+        };
+        self.fault(FaultKind::TimedOut, subject, detail, Some(slot), now)
+    }
+
+    pub(super) fn fault_of(&self, slot: u8, trouble: &Trouble, now: Nanos) -> Fault {
+        let (kind, peer, detail) = match trouble {
+            Trouble::Submit { peer, error: SubmitError::Lost { cause, .. } } => {
+                (FaultKind::Lost, peer, cause.to_string())
+            }
+            Trouble::Submit { peer, error: error @ SubmitError::Left { .. } } => {
+                (FaultKind::Left, peer, error.to_string())
+            }
+            Trouble::Submit { peer, error } => (FaultKind::Protocol, peer, error.to_string()),
+            Trouble::Map { peer, error } => (FaultKind::Protocol, peer, error.to_string()),
+        };
+        self.fault(kind, *peer, detail, Some(slot), now)
+    }
+
+    pub(super) fn fault(
+        &self,
+        kind: FaultKind,
+        subject: Rank,
+        detail: String,
+        slot: Option<u8>,
+        now: Nanos,
+    ) -> Fault {
+        let slot = slot.or_else(|| self.order.first().copied());
+        let run = slot.and_then(|slot| self.slots.get(usize::from(slot))?.run.as_ref());
+        Fault {
+            kind,
+            found_by: self.rank,
+            subject,
+            run: run.map_or(self.next_run, |run| run.parameters.number),
+            during: run.map(|run| run.parameters.descriptor),
+            theirs: None,
+            detail,
+            waited: run.map_or(Duration::ZERO, |run| now.since(run.parameters.begun_at)),
+        }
+    }
+
+    /// The first fault ends the group.
+    pub(super) fn fail(&mut self, fault: Fault, now: Nanos) {
+        if fault.kind == FaultKind::Lost && self.board.has_news() {
+            // What a peer said before it went counts first: it may tell why it went.
+            self.read_news(now);
+        }
+        if !matches!(self.phase, Phase::Active) {
+            return;
+        }
+        tracing::info!(rank = self.rank, "group failed: {fault}");
+        let message = Message::Fault(fault.clone()).encode();
+        for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
+            // Who is gone need not know.
+            let _ = self.device.post(peer, &message);
+        }
+        let waiting_for = (0..self.ranks).map(|peer| peer != self.rank).collect();
+        let fault = Arc::new(fault);
+        self.phase = Phase::Failing { fault, sever_at: now + FLOOD_TIME, is_severing: false, waiting_for };
+    }
+
+    /// Cuts everybody off; the group has failed when nobody can touch this rank's memory any more.
+    pub(super) fn sever(&mut self, now: Nanos) -> bool {
+        let Phase::Failing { fault, sever_at, is_severing, waiting_for } = &mut self.phase else {
+            return false;
+        };
+        let was_severing = *is_severing;
+        if !*is_severing && (now >= *sever_at || self.device.is_flushed()) {
+            *is_severing = true;
+            for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
+                self.device.sever(peer);
+            }
+        }
+        if *is_severing && !waiting_for.contains(&true) {
+            self.phase = Phase::Failed(fault.clone());
+            return true;
+        }
+        *is_severing != was_severing
+    }
+}

@@ -1,0 +1,188 @@
+//! What collectives work on: elements, slices, registered buffers.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use half::{bf16, f16};
+use pleach_transport::Slice;
+
+use crate::collective::DataType;
+use crate::engine::{Address, Bytes};
+
+/// A type of element. Sealed: the element types are those of [`DataType`].
+pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + private::Sealed {
+    /// Its name on the wire.
+    const DATA_TYPE: DataType;
+}
+
+mod private {
+    pub trait Sealed {}
+}
+
+macro_rules! element {
+    ($($type:ty => $name:ident),*) => {
+        $(
+            impl private::Sealed for $type {}
+            impl Element for $type {
+                const DATA_TYPE: DataType = DataType::$name;
+            }
+        )*
+    };
+}
+
+element!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, i32 => I32, i64 => I64, u8 => U8);
+
+/// Elements that a collective may read: a slice of any memory, or a [`Buffer`], which peers reach without a copy.
+pub trait Data {
+    /// Type of element.
+    type Element: Element;
+    /// The elements.
+    fn elements(&self) -> &[Self::Element];
+    /// The registered memory behind them, if the group of this number registered it.
+    fn registered(&self, group: u64) -> Option<&Slice>;
+}
+
+/// Elements that a collective may write.
+pub trait DataMut: Data {
+    /// The elements.
+    fn elements_mut(&mut self) -> &mut [Self::Element];
+}
+
+/// Elements that a non-blocking collective may own while it works: [`Buffer`] or `Vec`.
+pub trait OwnedData: DataMut + Send + 'static {}
+
+impl<T: Element> Data for [T] {
+    type Element = T;
+    fn elements(&self) -> &[T] {
+        self
+    }
+    fn registered(&self, _group: u64) -> Option<&Slice> {
+        None
+    }
+}
+
+impl<T: Element> DataMut for [T] {
+    fn elements_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element, const N: usize> Data for [T; N] {
+    type Element = T;
+    fn elements(&self) -> &[T] {
+        self
+    }
+    fn registered(&self, _group: u64) -> Option<&Slice> {
+        None
+    }
+}
+
+impl<T: Element, const N: usize> DataMut for [T; N] {
+    fn elements_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element> Data for Vec<T> {
+    type Element = T;
+    fn elements(&self) -> &[T] {
+        self
+    }
+    fn registered(&self, _group: u64) -> Option<&Slice> {
+        None
+    }
+}
+
+impl<T: Element> DataMut for Vec<T> {
+    fn elements_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element> OwnedData for Vec<T> {}
+
+/// Registered memory of a group: collectives work on it in place, without copies. Derefs to a slice.
+pub struct Buffer<T: Element> {
+    slice: Slice,
+    len: usize,
+    group: u64,
+    _element: PhantomData<T>,
+}
+
+impl<T: Element> Buffer<T> {
+    /// The first `len` elements of a registered slice that nobody else uses.
+    pub(super) fn new(slice: Slice, len: usize, group: u64) -> Self {
+        assert!(len * size_of::<T>() <= slice.len() && slice.as_ptr().cast::<T>().is_aligned());
+        Self { slice, len, group, _element: PhantomData }
+    }
+}
+
+impl<T: Element> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the slice has room for `len` aligned elements (asserted in `new`), any bytes are elements (Pod), and
+        // it is this buffer's alone: peers touch it only during a run, and a run borrows or owns the buffer until its
+        // outcome is known (blocking calls hold the reference, `Pending` owns the buffer).
+        unsafe { std::slice::from_raw_parts(self.slice.as_ptr().cast::<T>(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; the mutable borrow makes it exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.slice.as_ptr().cast::<T>(), self.len) }
+    }
+}
+
+impl<T: Element> fmt::Debug for Buffer<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Buffer<{}>({} elements)", T::DATA_TYPE, self.len)
+    }
+}
+
+impl<T: Element> Data for Buffer<T> {
+    type Element = T;
+    fn elements(&self) -> &[T] {
+        self
+    }
+    fn registered(&self, group: u64) -> Option<&Slice> {
+        (self.group == group).then_some(&self.slice)
+    }
+}
+
+impl<T: Element> DataMut for Buffer<T> {
+    fn elements_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element> OwnedData for Buffer<T> {}
+
+/// The bytes of `data` as an engine takes them. A source is only read, whatever the pointer says.
+pub(super) fn source<D: Data + ?Sized>(data: &D, group: u64) -> Bytes {
+    let elements = data.elements();
+    match data.registered(group) {
+        Some(slice) => Bytes::Registered(exact(slice, size_of_val(elements))),
+        None => private(elements.as_ptr().cast_mut().cast(), size_of_val(elements)),
+    }
+}
+
+/// The bytes of `data` as an engine takes them, to be written.
+pub(super) fn destination<D: DataMut + ?Sized>(data: &mut D, group: u64) -> Bytes {
+    let bytes = size_of_val(data.elements());
+    if let Some(slice) = data.registered(group) {
+        return Bytes::Registered(exact(slice, bytes));
+    }
+    private(data.elements_mut().as_mut_ptr().cast(), bytes)
+}
+
+fn exact(slice: &Slice, bytes: usize) -> Slice {
+    slice.slice(0..bytes).expect("a buffer's slice holds its elements")
+}
+
+fn private(base: *mut u8, len: usize) -> Bytes {
+    Bytes::Private { base: Address(base), len }
+}

@@ -1,0 +1,121 @@
+//! One engine, many threads: who waits for a run drives all of them.
+//!
+//! The engine is behind one lock, uncontended in the common case of one calling thread. A driver looks once a round
+//! whether another thread wants in ([`Driver::lock`]) and then steps back. Waiting is: poll without a pause, poll with
+//! yields, then arm the device's bell and sleep. Every wait has a deadline, the run's own.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pleach_transport::{Nanos, Ring, clock};
+
+use super::planner::Planner;
+use crate::engine::{Board, Engine, Fault, RunId};
+
+/// Polls between two looks at the clock.
+const POLLS_PER_CLOCK: u32 = 32;
+/// Longest sleep, in case a bell is missed by mistake.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+
+/// What the lock guards.
+pub(super) struct Core {
+    pub(super) engine: Engine,
+    pub(super) planner: Planner,
+}
+
+pub(super) struct Driver {
+    core: Mutex<Core>,
+    /// Threads that want the lock. Relaxed: only a hint to the driver; the lock orders everything else.
+    waiting: AtomicUsize,
+    board: Arc<Board>,
+    ringer: Arc<dyn Ring>,
+    /// How long to poll before the first sleep.
+    spin: Duration,
+    /// Whether other ranks need this processor: then polling without yields only delays them.
+    is_crowded: bool,
+}
+
+impl Driver {
+    pub(super) fn new(mut core: Core, board: Arc<Board>, spin: Duration, is_crowded: bool) -> Self {
+        let ringer = core.engine.device().ringer();
+        Self { core: Mutex::new(core), waiting: AtomicUsize::new(0), board, ringer, spin, is_crowded }
+    }
+
+    /// Engine and planner, for a short time.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
+        if let Ok(core) = self.core.try_lock() {
+            return core;
+        }
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // The driver may be asleep with the lock.
+        self.ringer.ring();
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        core
+    }
+
+    pub(super) fn abort(&self) {
+        self.board.abort();
+        self.ringer.ring();
+    }
+
+    /// Drives the engine until `look` finds what it looks for, or `until` has passed.
+    pub(super) fn drive<'a, T>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        until: Nanos,
+        mut look: impl FnMut(&mut Engine) -> Option<T>,
+    ) -> Option<T> {
+        let mut now = clock::now();
+        let mut idle_since = now;
+        let polls = if self.is_crowded { 1 } else { POLLS_PER_CLOCK };
+        loop {
+            let mut moved = false;
+            for _ in 0..polls {
+                moved |= core.engine.poll(now);
+                if let Some(found) = look(&mut core.engine) {
+                    return Some(found);
+                }
+                std::hint::spin_loop();
+            }
+            now = clock::now();
+            if now >= until {
+                return None;
+            }
+            if moved {
+                idle_since = now;
+            }
+            let idle = now.since(idle_since);
+            if self.waiting.load(Ordering::Relaxed) > 0 {
+                drop(core);
+                std::thread::yield_now();
+                core = self.lock();
+            } else if idle < self.spin {
+                if self.is_crowded || idle > self.spin / 4 {
+                    std::thread::yield_now();
+                }
+            } else {
+                now = sleep(&mut core.engine, now, until);
+            }
+        }
+    }
+
+    /// Drives the engine until the run's outcome is known; its own deadline ends it.
+    pub(super) fn finish(&self, core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
+        self.drive(core, Nanos::MAX, |engine| engine.take_outcome(run))
+            .expect("an unlimited drive ends with what it looks for")
+    }
+}
+
+/// Sleeps until something can happen; the time afterwards.
+fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> Nanos {
+    let wake_at = engine.next_wakeup().unwrap_or(Nanos::MAX).min(until);
+    let limit = wake_at.since(now).min(SLEEP_MAX);
+    if !limit.is_zero()
+        && let Some(bell) = engine.device().arm()
+    {
+        bell.wait(limit);
+    }
+    clock::now()
+}

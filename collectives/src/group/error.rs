@@ -1,0 +1,85 @@
+//! What callers of a group can be told.
+
+use std::sync::Arc;
+
+use pleach_transport::{Rank, RegisterError};
+
+use crate::engine::{Fault, StartError, TooLarge};
+use crate::select::SelectError;
+use crate::verify::Violation;
+
+/// Why a collective did not happen. In any case no byte of the caller's memory changes afterwards.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// The group has failed, now or before; this is the first cause, and every later call returns it again.
+    #[error("{0}")]
+    Failed(Arc<Fault>),
+    /// The group was closed.
+    #[error("the group is closed; join a new one")]
+    Closed,
+    /// The process forked: only the parent's group works.
+    #[error("this group belongs to process {owner}; a forked child must join a group of its own")]
+    Forked {
+        /// The process that joined.
+        owner: u32,
+    },
+    /// A slice has the wrong length.
+    #[error("{what} has {actual} elements, not {expected}")]
+    Length {
+        /// Which slice.
+        what: &'static str,
+        /// What it should be.
+        expected: usize,
+        /// What it is.
+        actual: usize,
+    },
+    /// A rank that is not there.
+    #[error("rank {rank} is not in this group of {world_size} (ranks are 0 to {})", world_size - 1)]
+    NoSuchRank {
+        /// Which.
+        rank: Rank,
+        /// How many there are.
+        world_size: u32,
+    },
+    /// A message to oneself.
+    #[error("rank {rank} cannot send to or receive from itself")]
+    Own {
+        /// This rank.
+        rank: Rank,
+    },
+    /// The algorithm asked for does not exist for this collective and group.
+    #[error(transparent)]
+    Algorithm(#[from] SelectError),
+    /// The schedule was refused by the proof: a mistake of its generator.
+    #[error("the schedule is wrong: {0}")]
+    Violation(Arc<Violation>),
+    /// The schedule needs more than there is.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// Too many non-blocking operations.
+    #[error("too many operations are under way; wait for some of them")]
+    TooMany,
+    /// Memory cannot be registered.
+    #[error("memory cannot be registered: {0}")]
+    Register(Arc<RegisterError>),
+    /// Memory cannot be had.
+    #[error("{bytes} bytes cannot be had: {source}")]
+    Memory {
+        /// How many.
+        bytes: usize,
+        /// Why.
+        #[source]
+        source: Arc<std::io::Error>,
+    },
+}
+
+impl From<StartError> for CollectiveError {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Failed(fault) => Self::Failed(fault),
+            StartError::TooManyRuns => Self::TooMany,
+            StartError::TooLarge(error) => Self::TooLarge(error),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Memory that a caller lends for one blocking call, registered for that time where registering is free.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use pleach_transport::{Memory, RegisterError, Share, Space};
+
+use crate::engine::{Address, Bytes, Engine};
+
+/// From this length on, in bytes, registering for the time of a call is worth it; shorter slices are staged.
+const LENT_BYTES_MIN: usize = 4096;
+
+/// A slice of the caller. Nobody holds it after the call: see [`Lent::end`].
+struct LentMemory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the caller's slice stays where it is for the time of the call; `Lent::end` makes sure that nothing holds this
+// value longer.
+unsafe impl Memory for LentMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn space(&self) -> Space {
+        Space::Host
+    }
+    fn share(&self) -> Share<'_> {
+        Share::Private
+    }
+}
+
+// SAFETY: an address; see `Memory`.
+unsafe impl Send for LentMemory {}
+// SAFETY: as above.
+unsafe impl Sync for LentMemory {}
+
+/// What was lent to the engine for one call.
+#[derive(Default)]
+pub(super) struct Lent {
+    memory: Vec<Weak<LentMemory>>,
+}
+
+impl Lent {
+    /// The same bytes, registered if that is free and worth it.
+    pub(super) fn register(&mut self, engine: &mut Engine, bytes: Bytes) -> Result<Bytes, RegisterError> {
+        let Bytes::Private { base: Address(base), len } = bytes else { return Ok(bytes) };
+        let Some(base) = NonNull::new(base) else { return Ok(bytes) };
+        if len < LENT_BYTES_MIN || !engine.device().caps().registers_freely {
+            return Ok(bytes);
+        }
+        let memory = Arc::new(LentMemory { base, len });
+        self.memory.push(Arc::downgrade(&memory));
+        Ok(Bytes::Registered(engine.device().register(memory)?.whole()))
+    }
+
+    /// Whether the device has let go of everything, as it must before the caller gets the slice back.
+    pub(super) fn is_returned(&self) -> bool {
+        self.memory.iter().all(|memory| memory.strong_count() == 0)
+    }
+
+    /// Whether anything was lent.
+    pub(super) fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+}

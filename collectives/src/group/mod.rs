@@ -1,0 +1,535 @@
+//! Groups: what users hold.
+//!
+//! A [`Group`] is a cheap handle (clone it, share it between threads) of this rank's place in a group of ranks. All ranks
+//! call the same operations in the same order; send and receive match pair by pair. Calls block until this rank's
+//! part is done, at most until their deadline ([`Group::within`]); `start_` calls return a [`Pending`] that owns its
+//! memory.
+//!
+//! The first failure ends the group: every call returns its cause from then on, on every rank. When a call has returned,
+//! with whatever result, no peer changes a byte of the caller's memory any more.
+
+mod data;
+mod driver;
+mod error;
+mod join;
+mod lent;
+mod operation;
+mod options;
+mod pending;
+mod planner;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pleach_transport::rendezvous::Store;
+use pleach_transport::{Device, Event, SharedMemory, clock, fork};
+
+pub use data::{Buffer, Data, DataMut, Element, OwnedData};
+pub use error::CollectiveError;
+pub use join::JoinGroupError;
+pub use options::Options;
+pub use pending::{Pending, PendingError};
+pub use planner::Planner;
+
+use crate::Rank;
+use crate::collective::{Collective, ReduceOp};
+use crate::compute::Compute;
+use crate::engine::{Board, Bytes, Call, Engine, EngineError, RunId};
+use crate::generate::{Access, Algorithm};
+use data::{destination, source};
+use driver::{Core, Driver};
+use lent::Lent;
+use operation::{Operation, barrier_operation, expect_length};
+
+/// A handle of a group of ranks; see the module.
+#[derive(Clone)]
+pub struct Group {
+    shared: Arc<Shared>,
+    timeout: Duration,
+    algorithm: Option<Algorithm>,
+    tag: u32,
+}
+
+struct Shared {
+    driver: Arc<Driver>,
+    rank: Rank,
+    world_size: u32,
+    /// Tells this group's buffers from those of others.
+    number: u64,
+    close_timeout: Duration,
+    /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the driver's lock.
+    is_closed: AtomicBool,
+    process: fork::Process,
+    /// Rank 0's table keeps late comers out for as long as the group lives.
+    _store: Option<Mutex<Box<dyn Store>>>,
+}
+
+/// A device that is connected to all ranks, as a group takes it.
+pub struct Connection {
+    /// Connected to every other rank.
+    pub device: Box<dyn Device>,
+    /// What it said besides, not yet seen by anybody.
+    pub events: Vec<Event>,
+    /// The device's responder.
+    pub board: Arc<Board>,
+    /// How many ranks there are.
+    pub world_size: u32,
+    /// How many of them share this host's processors.
+    pub ranks_here: u32,
+    /// Where the ranks met.
+    pub store: Option<Box<dyn Store>>,
+}
+
+/// Numbers groups of this process. Relaxed: only uniqueness matters.
+static GROUPS: AtomicU64 = AtomicU64::new(1);
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Group(rank {} of {})", self.shared.rank, self.shared.world_size)
+    }
+}
+
+/// Why a group could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// The engine could not be made.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Peers are connected but do not talk.
+    #[error("ranks {missing:?} have connected but not said where their memory is within {} ms", .limit.as_millis())]
+    Silent {
+        /// Which ranks.
+        missing: Vec<Rank>,
+        /// How long they had.
+        limit: Duration,
+    },
+    /// A peer was lost meanwhile.
+    #[error("{0}")]
+    Failed(Arc<crate::engine::Fault>),
+}
+
+impl Group {
+    /// A group over a connected device.
+    ///
+    /// # Errors
+    ///
+    /// See [`GroupError`].
+    pub fn new(
+        connection: Connection,
+        compute: Box<dyn Compute>,
+        options: &Options,
+    ) -> Result<Self, GroupError> {
+        let Connection { device, events, board, world_size, ranks_here, store } = connection;
+        let rank = device.rank();
+        let access = if device.caps().maps { Access::Mapped } else { Access::Put };
+        let mut engine = Engine::new(device, compute, board.clone(), world_size)?;
+        engine.accept(events, clock::now());
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let planner = Planner::new(rank, world_size, access, options.algorithm.clone());
+        let core = Core { engine, planner };
+        let driver = Driver::new(core, board, options.spin, ranks_here as usize > processors);
+        let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
+            engine.failure().cloned().map(Err).or_else(|| engine.is_ready().then_some(Ok(())))
+        });
+        match ready {
+            Some(Ok(())) => {}
+            Some(Err(fault)) => return Err(GroupError::Failed(fault)),
+            None => {
+                let missing = driver.lock().engine.not_ready().collect();
+                return Err(GroupError::Silent { missing, limit: options.timeout });
+            }
+        }
+        let shared = Shared {
+            driver: Arc::new(driver),
+            rank,
+            world_size,
+            number: GROUPS.fetch_add(1, Ordering::Relaxed),
+            close_timeout: options.close_timeout,
+            is_closed: AtomicBool::new(false),
+            process: fork::Process::current(),
+            _store: store.map(Mutex::new),
+        };
+        let shared = Arc::new(shared);
+        Ok(Self { shared, timeout: options.timeout, algorithm: None, tag: 0 })
+    }
+
+    /// This rank, from 0.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.shared.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn world_size(&self) -> u32 {
+        self.shared.world_size
+    }
+
+    /// The same group, with this deadline for each call.
+    #[must_use]
+    pub fn within(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    /// The same group, using this algorithm (on all ranks) for the calls made through it.
+    #[must_use]
+    pub fn with_algorithm(&self, algorithm: Algorithm) -> Self {
+        Self { algorithm: Some(algorithm), ..self.clone() }
+    }
+
+    /// The same group, with a tag that must be equal on all ranks for calls to match; it tells apart calls that are
+    /// alike otherwise.
+    #[must_use]
+    pub fn tagged(&self, tag: u32) -> Self {
+        Self { tag, ..self.clone() }
+    }
+
+    /// `len` zeroed elements that collectives work on in place, without copies.
+    ///
+    /// # Errors
+    ///
+    /// No memory, or it cannot be registered.
+    pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<T>, CollectiveError> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        let memory = SharedMemory::new(bytes)
+            .map_err(|source| CollectiveError::Memory { bytes, source: Arc::new(source) })?;
+        let region = self.shared.driver.lock().engine.device().register(memory);
+        let region = region.map_err(|error| CollectiveError::Register(Arc::new(error)))?;
+        Ok(Buffer::new(region.whole(), len, self.shared.number))
+    }
+
+    /// Replaces every rank's `data` by the reduction of all of them.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn all_reduce<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Result<(), CollectiveError> {
+        self.blocking(self.all_reduce_operation(data, op))
+    }
+
+    /// Stores the reduction of every rank's `input` in every rank's `output`.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn all_reduce_into<T: Element, I, O>(
+        &self,
+        input: &I,
+        output: &mut O,
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError>
+    where
+        I: Data<Element = T> + ?Sized,
+        O: DataMut<Element = T> + ?Sized,
+    {
+        let count = input.elements().len();
+        expect_length("the output of all-reduce", count, output.elements().len())?;
+        let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
+        self.blocking(Operation {
+            collective: Collective::AllReduce,
+            data_type: T::DATA_TYPE,
+            op,
+            count,
+            input,
+            output,
+        })
+    }
+
+    /// Replaces `data` of the root by the reduction of every rank's; the other ranks' stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn reduce<D: DataMut + ?Sized>(
+        &self,
+        data: &mut D,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<(), CollectiveError> {
+        self.blocking(self.reduce_operation(data, op, root)?)
+    }
+
+    /// Replaces every rank's `data` by the root's.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn broadcast<D: DataMut + ?Sized>(&self, data: &mut D, root: Rank) -> Result<(), CollectiveError> {
+        self.blocking(self.broadcast_operation(data, root)?)
+    }
+
+    /// Stores every rank's `input` in every rank's `output`, one after the other in rank order.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn all_gather<T: Element, I, O>(&self, input: &I, output: &mut O) -> Result<(), CollectiveError>
+    where
+        I: Data<Element = T> + ?Sized,
+        O: DataMut<Element = T> + ?Sized,
+    {
+        self.blocking(self.all_gather_operation(input, output)?)
+    }
+
+    /// Stores part `r` of the reduction of every rank's `input` in rank `r`'s `output`.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn reduce_scatter<T: Element, I, O>(
+        &self,
+        input: &I,
+        output: &mut O,
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError>
+    where
+        I: Data<Element = T> + ?Sized,
+        O: DataMut<Element = T> + ?Sized,
+    {
+        self.blocking(self.reduce_scatter_operation(input, output, op)?)
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn barrier(&self) -> Result<(), CollectiveError> {
+        self.blocking(barrier_operation())
+    }
+
+    /// Sends `data` to a rank that receives as many elements of the same type; returns when it has them.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn send<D: Data + ?Sized>(&self, data: &D, to: Rank) -> Result<(), CollectiveError> {
+        self.blocking(self.send_operation(data, to)?)
+    }
+
+    /// Receives `data` from a rank that sends as many elements of the same type.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn recv<D: DataMut + ?Sized>(&self, data: &mut D, from: Rank) -> Result<(), CollectiveError> {
+        self.blocking(self.recv_operation(data, from)?)
+    }
+
+    /// Starts [`Group::all_reduce`].
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`]; the memory comes back with it.
+    pub fn start_all_reduce<D: OwnedData>(
+        &self,
+        mut data: D,
+        op: ReduceOp,
+    ) -> Result<Pending<D>, PendingError<D>> {
+        let operation = Ok(self.all_reduce_operation(&mut data, op));
+        self.start(operation, data)
+    }
+
+    /// Starts [`Group::reduce`].
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`]; the memory comes back with it.
+    pub fn start_reduce<D: OwnedData>(
+        &self,
+        mut data: D,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<Pending<D>, PendingError<D>> {
+        let operation = self.reduce_operation(&mut data, op, root);
+        self.start(operation, data)
+    }
+
+    /// Starts [`Group::broadcast`].
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`]; the memory comes back with it.
+    pub fn start_broadcast<D: OwnedData>(
+        &self,
+        mut data: D,
+        root: Rank,
+    ) -> Result<Pending<D>, PendingError<D>> {
+        let operation = self.broadcast_operation(&mut data, root);
+        self.start(operation, data)
+    }
+
+    /// Starts [`Group::all_gather`].
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`]; the memory comes back with it.
+    #[allow(clippy::type_complexity)]
+    pub fn start_all_gather<T: Element, I, O>(
+        &self,
+        input: I,
+        mut output: O,
+    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    where
+        I: OwnedData + Data<Element = T>,
+        O: OwnedData + DataMut<Element = T>,
+    {
+        let operation = self.all_gather_operation(&input, &mut output);
+        self.start(operation, (input, output))
+    }
+
+    /// Starts [`Group::reduce_scatter`].
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`]; the memory comes back with it.
+    #[allow(clippy::type_complexity)]
+    pub fn start_reduce_scatter<T: Element, I, O>(
+        &self,
+        input: I,
+        mut output: O,
+        op: ReduceOp,
+    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    where
+        I: OwnedData + Data<Element = T>,
+        O: OwnedData + DataMut<Element = T>,
+    {
+        let operation = self.reduce_scatter_operation(&input, &mut output, op);
+        self.start(operation, (input, output))
+    }
+
+    /// Starts [`Group::barrier`].
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn start_barrier(&self) -> Result<Pending<()>, PendingError<()>> {
+        self.start(Ok(barrier_operation()), ())
+    }
+
+    /// Starts [`Group::send`].
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`]; the memory comes back with it.
+    pub fn start_send<D: OwnedData>(&self, data: D, to: Rank) -> Result<Pending<D>, PendingError<D>> {
+        let operation = self.send_operation(&data, to);
+        self.start(operation, data)
+    }
+
+    /// Starts [`Group::recv`].
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`]; the memory comes back with it.
+    pub fn start_recv<D: OwnedData>(&self, mut data: D, from: Rank) -> Result<Pending<D>, PendingError<D>> {
+        let operation = self.recv_operation(&mut data, from);
+        self.start(operation, data)
+    }
+
+    /// Ends the group's work on all ranks: calls under way, here and there, return at once with an error. From any thread.
+    pub fn abort(&self) {
+        self.shared.driver.abort();
+    }
+
+    /// Meets all ranks once more and leaves the group; finds out what calls of theirs had nothing to do with this rank but
+    /// differed.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn close(self) -> Result<(), CollectiveError> {
+        let met = self.within(self.shared.close_timeout).barrier();
+        self.shared.leave();
+        met
+    }
+
+    fn expect_open(&self) -> Result<(), CollectiveError> {
+        if !self.shared.process.is_current() {
+            return Err(CollectiveError::Forked { owner: self.shared.process.id() });
+        }
+        if self.shared.is_closed.load(Ordering::Relaxed) { Err(CollectiveError::Closed) } else { Ok(()) }
+    }
+
+    fn begin(&self, core: &mut Core, operation: Operation) -> Result<RunId, CollectiveError> {
+        self.expect_open()?;
+        let Operation { collective, data_type, op, count, input, output } = operation;
+        let program = core.planner.program(collective, count * data_type.bytes(), self.algorithm.as_ref())?;
+        let now = clock::now();
+        let deadline = now + self.timeout;
+        let call = Call { program, data_type, op, count, tag: self.tag, input, output, deadline };
+        Ok(core.engine.start(call, now)?)
+    }
+
+    fn blocking(&self, mut operation: Operation) -> Result<(), CollectiveError> {
+        let driver = &self.shared.driver;
+        let mut core = driver.lock();
+        let lent = self.lend(&mut core.engine, &mut operation)?;
+        let run = self.begin(&mut core, operation)?;
+        let outcome = driver.finish(core, run).map_err(CollectiveError::Failed);
+        if !lent.is_empty() {
+            // A run ends after its transfers, so this is the device's own housekeeping, done when it is polled.
+            let returned = driver.drive(driver.lock(), clock::now() + self.shared.close_timeout, |_| {
+                lent.is_returned().then_some(())
+            });
+            assert!(returned.is_some(), "the device holds memory that was lent for one call");
+        }
+        outcome
+    }
+
+    /// Registers the caller's slices for the time of the call, where that is free; input and output stay the same slice
+    /// where they are.
+    fn lend(&self, engine: &mut Engine, operation: &mut Operation) -> Result<Lent, CollectiveError> {
+        let mut lent = Lent::default();
+        let in_place = matches!((&operation.input, &operation.output),
+            (Bytes::Private { base: input, len }, Bytes::Private { base: output, len: output_len })
+                if input == output && len == output_len);
+        let register = |error| CollectiveError::Register(Arc::new(error));
+        let input = std::mem::replace(&mut operation.input, Bytes::None);
+        operation.input = lent.register(engine, input).map_err(register)?;
+        if in_place {
+            operation.output = operation.input.clone();
+        } else {
+            let output = std::mem::replace(&mut operation.output, Bytes::None);
+            operation.output = lent.register(engine, output).map_err(register)?;
+        }
+        Ok(lent)
+    }
+
+    fn start<D>(
+        &self,
+        operation: Result<Operation, CollectiveError>,
+        data: D,
+    ) -> Result<Pending<D>, PendingError<D>> {
+        let run = operation.and_then(|operation| self.begin(&mut self.shared.driver.lock(), operation));
+        match run {
+            Ok(run) => Ok(Pending::new(self.shared.driver.clone(), run, data)),
+            Err(error) => Err(PendingError { error, data }),
+        }
+    }
+}
+
+impl Shared {
+    /// Says goodbye and lets go out what is still to go out.
+    fn leave(&self) {
+        if self.is_closed.swap(true, Ordering::Relaxed) || !self.process.is_current() {
+            return;
+        }
+        let mut core = self.driver.lock();
+        if core.engine.failure().is_some() {
+            return;
+        }
+        core.engine.leave();
+        let until = clock::now() + self.close_timeout;
+        self.driver
+            .drive(core, until, |engine| (engine.is_flushed() || engine.failure().is_some()).then_some(()));
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

@@ -1,0 +1,150 @@
+//! The operations of a group as data: which collective, of what, from and to which bytes; arguments checked.
+
+use super::Group;
+use super::data::{Data, DataMut, Element, destination, source};
+use super::error::CollectiveError;
+use crate::Rank;
+use crate::collective::{Collective, DataType, ReduceOp};
+use crate::engine::Bytes;
+
+/// One operation, as the calls below put it.
+pub(super) struct Operation {
+    pub(super) collective: Collective,
+    pub(super) data_type: DataType,
+    pub(super) op: ReduceOp,
+    /// Elements of a part.
+    pub(super) count: usize,
+    pub(super) input: Bytes,
+    pub(super) output: Bytes,
+}
+
+impl Group {
+    pub(super) fn all_reduce_operation<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Operation {
+        let count = data.elements().len();
+        let bytes = destination(data, self.shared.number);
+        let data_type = D::Element::DATA_TYPE;
+        Operation {
+            collective: Collective::AllReduce,
+            data_type,
+            op,
+            count,
+            input: bytes.clone(),
+            output: bytes,
+        }
+    }
+
+    pub(super) fn reduce_operation<D: DataMut + ?Sized>(
+        &self,
+        data: &mut D,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<Operation, CollectiveError> {
+        self.expect_rank(root)?;
+        let count = data.elements().len();
+        let input = destination(data, self.shared.number);
+        let output = if self.rank() == root { input.clone() } else { Bytes::None };
+        let data_type = D::Element::DATA_TYPE;
+        Ok(Operation { collective: Collective::Reduce { root }, data_type, op, count, input, output })
+    }
+
+    pub(super) fn broadcast_operation<D: DataMut + ?Sized>(
+        &self,
+        data: &mut D,
+        root: Rank,
+    ) -> Result<Operation, CollectiveError> {
+        self.expect_rank(root)?;
+        let count = data.elements().len();
+        let output = destination(data, self.shared.number);
+        let input = if self.rank() == root { output.clone() } else { Bytes::None };
+        Ok(moving(Collective::Broadcast { root }, D::Element::DATA_TYPE, count, input, output))
+    }
+
+    pub(super) fn all_gather_operation<I, O>(
+        &self,
+        input: &I,
+        output: &mut O,
+    ) -> Result<Operation, CollectiveError>
+    where
+        I: Data + ?Sized,
+        O: DataMut + ?Sized,
+    {
+        let count = input.elements().len();
+        let expected = count.saturating_mul(self.world_size() as usize);
+        expect_length("the output of all-gather (input times ranks)", expected, output.elements().len())?;
+        let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
+        Ok(moving(Collective::AllGather, I::Element::DATA_TYPE, count, input, output))
+    }
+
+    pub(super) fn reduce_scatter_operation<I, O>(
+        &self,
+        input: &I,
+        output: &mut O,
+        op: ReduceOp,
+    ) -> Result<Operation, CollectiveError>
+    where
+        I: Data + ?Sized,
+        O: DataMut + ?Sized,
+    {
+        let count = output.elements().len();
+        let expected = count.saturating_mul(self.world_size() as usize);
+        expect_length("the input of reduce-scatter (output times ranks)", expected, input.elements().len())?;
+        let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
+        let data_type = I::Element::DATA_TYPE;
+        Ok(Operation { collective: Collective::ReduceScatter, data_type, op, count, input, output })
+    }
+
+    pub(super) fn send_operation<D: Data + ?Sized>(
+        &self,
+        data: &D,
+        to: Rank,
+    ) -> Result<Operation, CollectiveError> {
+        self.expect_peer(to)?;
+        let collective = Collective::SendRecv { from: self.rank(), to };
+        let input = source(data, self.shared.number);
+        Ok(moving(collective, D::Element::DATA_TYPE, data.elements().len(), input, Bytes::None))
+    }
+
+    pub(super) fn recv_operation<D: DataMut + ?Sized>(
+        &self,
+        data: &mut D,
+        from: Rank,
+    ) -> Result<Operation, CollectiveError> {
+        self.expect_peer(from)?;
+        let collective = Collective::SendRecv { from, to: self.rank() };
+        let count = data.elements().len();
+        let output = destination(data, self.shared.number);
+        Ok(moving(collective, D::Element::DATA_TYPE, count, Bytes::None, output))
+    }
+
+    pub(super) fn expect_rank(&self, rank: Rank) -> Result<(), CollectiveError> {
+        let world_size = self.world_size();
+        if rank < world_size { Ok(()) } else { Err(CollectiveError::NoSuchRank { rank, world_size }) }
+    }
+
+    pub(super) fn expect_peer(&self, rank: Rank) -> Result<(), CollectiveError> {
+        self.expect_rank(rank)?;
+        if rank == self.rank() { Err(CollectiveError::Own { rank }) } else { Ok(()) }
+    }
+}
+
+fn moving(
+    collective: Collective,
+    data_type: DataType,
+    count: usize,
+    input: Bytes,
+    output: Bytes,
+) -> Operation {
+    Operation { collective, data_type, op: ReduceOp::Sum, count, input, output }
+}
+
+pub(super) fn barrier_operation() -> Operation {
+    moving(Collective::Barrier, DataType::U8, 0, Bytes::None, Bytes::None)
+}
+
+pub(super) fn expect_length(
+    what: &'static str,
+    expected: usize,
+    actual: usize,
+) -> Result<(), CollectiveError> {
+    if expected == actual { Ok(()) } else { Err(CollectiveError::Length { what, expected, actual }) }
+}

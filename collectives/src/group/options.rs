@@ -1,0 +1,52 @@
+//! How a group is joined and how it behaves.
+
+use std::time::Duration;
+
+use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
+
+use crate::generate::Algorithm;
+
+/// How a group is joined and how it behaves.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Who this process is and where the ranks meet.
+    pub world: World,
+    /// How bytes move; the same on all ranks.
+    pub fabric: FabricChoice,
+    /// Longest time to wait for the other ranks to come.
+    pub join_timeout: Duration,
+    /// Longest time a call waits for its peers; see also `Group::within`.
+    pub timeout: Duration,
+    /// Longest time that closing waits for the peers to close too.
+    pub close_timeout: Duration,
+    /// Use this algorithm wherever it fits (the same on all ranks); otherwise the best is chosen for each size.
+    pub algorithm: Option<Algorithm>,
+    /// How long a waiting call polls before it sleeps.
+    pub spin: Duration,
+}
+
+impl Options {
+    /// For this world, everything else as usual.
+    #[must_use]
+    pub fn new(world: World) -> Self {
+        Self {
+            world,
+            fabric: FabricChoice::Auto,
+            join_timeout: DEFAULT_JOIN_TIMEOUT,
+            timeout: Duration::from_secs(60),
+            close_timeout: Duration::from_secs(5),
+            algorithm: None,
+            spin: Duration::from_micros(200),
+        }
+    }
+
+    /// For the world that this process's launcher describes (`pleach run`, torchrun, mpirun, srun), or this process alone.
+    ///
+    /// # Errors
+    ///
+    /// See [`WorldError`].
+    pub fn from_env() -> Result<Self, WorldError> {
+        Ok(Self::new(World::from_env()?))
+    }
+}

@@ -1,0 +1,103 @@
+//! Which program carries out a call: chosen, generated, proved and compiled once, then found by a look into a table.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pleach_transport::Rank;
+
+use super::error::CollectiveError;
+use crate::collective::Collective;
+use crate::cost::CostModel;
+use crate::engine::Program;
+use crate::generate::{Access, Algorithm, generate};
+use crate::select::{SelectError, select, select_named};
+use crate::verify::verify;
+
+/// Makes and keeps the programs of one rank of one group. **Invariant:** what it chooses depends only on what is the same
+/// on all ranks.
+#[derive(Debug)]
+pub struct Planner {
+    rank: Rank,
+    ranks: u32,
+    /// Whether the ranks can map each other's memory.
+    access: Access,
+    model: CostModel,
+    /// Taken wherever it fits.
+    preferred: Option<Algorithm>,
+    /// By collective and size class (the logarithm of the bytes).
+    chosen: HashMap<(Collective, u32), Arc<Program>>,
+    made: HashMap<(Collective, Algorithm, Access), Arc<Program>>,
+}
+
+impl Planner {
+    /// `access`: whether the ranks can map each other's memory; `preferred` is taken wherever it fits.
+    #[must_use]
+    pub fn new(rank: Rank, ranks: u32, access: Access, preferred: Option<Algorithm>) -> Self {
+        let model = match access {
+            Access::Mapped => CostModel::SHARED_MEMORY,
+            Access::Put => CostModel::TCP,
+        };
+        Self { rank, ranks, access, model, preferred, chosen: HashMap::new(), made: HashMap::new() }
+    }
+
+    /// The program for `bytes` a part, by the named algorithm or the best one.
+    ///
+    /// # Errors
+    ///
+    /// The algorithm does not fit the collective or the number of ranks.
+    pub fn program(
+        &mut self,
+        collective: Collective,
+        bytes: usize,
+        algorithm: Option<&Algorithm>,
+    ) -> Result<Arc<Program>, CollectiveError> {
+        // One choice for all sizes of as many bits: that of the largest.
+        let class = usize::BITS - bytes.leading_zeros();
+        if algorithm.is_none()
+            && let Some(program) = self.chosen.get(&(collective, class))
+        {
+            return Ok(program.clone());
+        }
+        let largest = 1u64.checked_shl(class).map_or(u64::MAX, |end| end - 1);
+        let whole = largest.saturating_mul(u64::from(collective.parts(self.ranks)));
+        let (ranks, access) = (self.ranks, self.access);
+        let named = |algorithm: &Algorithm| {
+            select_named(&algorithm.to_string(), collective, ranks, whole, access, &self.model)
+        };
+        let choice = match (algorithm, &self.preferred) {
+            (Some(algorithm), _) => named(algorithm)?,
+            (None, Some(preferred)) => {
+                named(preferred).or_else(|_| select(collective, ranks, whole, access, &self.model))?
+            }
+            (None, None) => select(collective, ranks, whole, access, &self.model)?,
+        };
+        tracing::debug!("{collective} up to {largest} bytes a part: {choice}");
+        let program = self.make(collective, choice.algorithm, choice.access)?;
+        if algorithm.is_none() {
+            self.chosen.insert((collective, class), program.clone());
+        }
+        Ok(program)
+    }
+
+    /// The program of this algorithm and access.
+    ///
+    /// # Errors
+    ///
+    /// The algorithm does not fit the collective or the number of ranks.
+    pub fn make(
+        &mut self,
+        collective: Collective,
+        algorithm: Algorithm,
+        access: Access,
+    ) -> Result<Arc<Program>, CollectiveError> {
+        let key = (collective, algorithm, access);
+        if let Some(program) = self.made.get(&key) {
+            return Ok(program.clone());
+        }
+        let schedule = generate(collective, &key.1, self.ranks, access).map_err(SelectError::from)?;
+        let proof = verify(schedule).map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
+        let program = Arc::new(Program::new(&proof, self.rank, &key.1.to_string()));
+        self.made.insert(key, program.clone());
+        Ok(program)
+    }
+}

@@ -1,0 +1,160 @@
+//! A whole group in one process: one engine a rank, driven in virtual time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::sim::{self, World};
+use pleach_transport::{Device, DeviceConfig, Nanos};
+
+use crate::Rank;
+use crate::compute::simulated::SimulatedCompute;
+use crate::engine::{Board, CELLS, Engine, Witness};
+use crate::generate::Access;
+use crate::group::Planner;
+
+/// What a simulated processor touches in a second, in bytes.
+const COMPUTE_BYTES_PER_S: u64 = 20_000_000_000;
+/// How long ranks have to connect, in virtual time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most polls of a rank at one instant: more is a livelock.
+const POLLS_MAX: usize = 100_000;
+
+/// A rank of the cluster.
+pub struct Member {
+    /// Its engine.
+    pub engine: Engine,
+    /// Its board, to abort through.
+    pub board: Arc<Board>,
+    /// Its programs.
+    pub planner: Planner,
+}
+
+/// Simulated ranks that run real engines.
+pub struct Cluster {
+    /// The world they live in.
+    pub world: World,
+    /// By rank; dead ranks are gone.
+    pub members: Vec<Option<Member>>,
+}
+
+/// Nothing will ever happen any more, or ranks keep each other busy without virtual time passing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nothing moves any more at {now}")]
+pub struct Stuck {
+    /// When.
+    pub now: Nanos,
+}
+
+/// Tells the world which notices a rank has acted on.
+struct Reporter {
+    world: World,
+    rank: Rank,
+}
+
+impl Witness for Reporter {
+    fn consumed(&mut self, from: Rank, cell: u16, count: u64) {
+        self.world.consumed(self.rank, from, cell, count);
+    }
+}
+
+impl Cluster {
+    /// Ranks `0 .. n` of a world that has as many, connecting.
+    ///
+    /// # Panics
+    ///
+    /// When scratch memory cannot be had.
+    #[must_use]
+    pub fn new(options: sim::Options) -> Self {
+        let ranks = options.network.ranks();
+        let access = if options.maps { Access::Mapped } else { Access::Put };
+        let world = World::new(options);
+        let boards: Vec<Arc<Board>> = (0..ranks).map(|rank| Arc::new(Board::new(rank))).collect();
+        let mut devices: Vec<_> = boards
+            .iter()
+            .enumerate()
+            .map(|(rank, board)| {
+                world.device(DeviceConfig {
+                    rank: rank as Rank,
+                    world_size: ranks,
+                    secret: None,
+                    cells: CELLS,
+                    connect_timeout: CONNECT_TIMEOUT,
+                    interface: None,
+                    responder: board.clone(),
+                })
+            })
+            .collect();
+        let addresses: Vec<_> = devices.iter().map(Device::address).collect();
+        for device in &mut devices {
+            let own = device.rank();
+            for peer in (0..ranks).filter(|peer| *peer != own) {
+                device.connect(peer, &addresses[peer as usize]).expect("the address of a simulated rank");
+            }
+        }
+        let members = devices.into_iter().zip(boards).map(|(device, board)| {
+            let rank = device.rank();
+            let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S);
+            let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), ranks)
+                .expect("scratch memory for a simulated rank");
+            engine.witness(Box::new(Reporter { world: world.clone(), rank }));
+            Some(Member { engine, board, planner: Planner::new(rank, ranks, access, None) })
+        });
+        let members = members.collect();
+        Self { world, members }
+    }
+
+    /// Lets time pass until `is_done`, looked at whenever ranks have done all they can at an instant.
+    ///
+    /// # Errors
+    ///
+    /// Nothing moves any more.
+    pub fn run(&mut self, mut is_done: impl FnMut(&mut Self) -> bool) -> Result<(), Stuck> {
+        let mut due: Vec<Rank> = (0..self.members.len() as Rank).collect();
+        loop {
+            for rank in due.drain(..) {
+                self.poll(rank)?;
+            }
+            if is_done(self) {
+                return Ok(());
+            }
+            let now = self.world.now();
+            let wakeups = self.members.iter().enumerate().filter_map(|(rank, member)| {
+                let is_able = !self.world.is_frozen(rank as Rank);
+                member
+                    .as_ref()
+                    .filter(|_| is_able)?
+                    .engine
+                    .next_wakeup()
+                    .map(|at| (at.max(Nanos(now.0 + 1)), rank as Rank))
+            });
+            let wakeups: Vec<(Nanos, Rank)> = wakeups.collect();
+            let next = wakeups.iter().map(|(at, _)| *at).min();
+            if !self.world.advance(next) {
+                return Err(Stuck { now });
+            }
+            let now = self.world.now();
+            due.extend(self.world.take_rung());
+            due.extend(wakeups.iter().filter(|(at, _)| *at <= now).map(|(_, rank)| *rank));
+            due.sort_unstable();
+            due.dedup();
+        }
+    }
+
+    fn poll(&mut self, rank: Rank) -> Result<(), Stuck> {
+        let entry = &mut self.members[rank as usize];
+        if self.world.is_dead(rank) {
+            *entry = None;
+        }
+        let Some(member) = entry else { return Ok(()) };
+        if self.world.is_frozen(rank) {
+            return Ok(());
+        }
+        let now = self.world.now();
+        for _ in 0..POLLS_MAX {
+            if !member.engine.poll(now) {
+                return Ok(());
+            }
+        }
+        Err(Stuck { now })
+    }
+}

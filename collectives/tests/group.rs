@@ -1,0 +1,383 @@
+//! Groups of threads on real fabrics: the surface that users hold.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use pleach_collectives::engine::FaultKind;
+use pleach_collectives::{CollectiveError, Group, Options, Rank, ReduceOp};
+use pleach_transport::clock;
+use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+
+/// Longest time a test's calls may take on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn world(rank: Rank, world_size: u32, folder: &std::path::Path) -> World {
+    World {
+        rank,
+        world_size,
+        local_rank: Some(rank),
+        rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
+        secret: None,
+        host: None,
+        interface: None,
+        launcher: Launcher::Arguments,
+    }
+}
+
+/// Runs `body` as every rank of a group and gives what each returned.
+fn with_group<T: Send>(fabric: Fabric, ranks: u32, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    let folder = tempfile();
+    let results = thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let (folder, body) = (&folder, &body);
+                scope.spawn(move || {
+                    let mut options = Options::new(world(rank, ranks, folder));
+                    options.fabric = FabricChoice::Only(fabric);
+                    options.timeout = PATIENCE;
+                    body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    std::fs::remove_dir_all(&folder).ok();
+    results
+}
+
+/// A new folder of this test's own.
+fn tempfile() -> std::path::PathBuf {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("pleach-group-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn every_operation_gives_the_right_result(fabric: Fabric) {
+    for ranks in [1, 2, 3, 4] {
+        with_group(fabric, ranks, |group| {
+            let rank = group.rank() as i64;
+            let n = i64::from(ranks);
+            for count in [0usize, 1, 3, 1000, 300_000] {
+                let value = |rank: i64, index: usize| rank * 7 + (index % 1013) as i64;
+                let sum = |index: usize| (0..n).map(|rank| value(rank, index)).sum::<i64>();
+                let own: Vec<i64> = (0..count).map(|index| value(rank, index)).collect();
+                let sums: Vec<i64> = (0..count).map(sum).collect();
+
+                let mut plain = own.clone();
+                group.all_reduce(&mut plain, ReduceOp::Sum).unwrap();
+                assert!(plain == sums, "all_reduce of a Vec, {count}");
+
+                let mut buffer = group.buffer::<i64>(count).unwrap();
+                buffer.copy_from_slice(&own);
+                group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+                assert!(buffer[..] == sums, "all_reduce of a Buffer, {count}");
+
+                let mut apart = vec![0i64; count];
+                group.all_reduce_into(&own, &mut apart, ReduceOp::Max).unwrap();
+                assert!(apart.iter().enumerate().all(|(index, item)| *item == value(n - 1, index)));
+
+                for root in 0..ranks {
+                    let mut data = own.clone();
+                    group.reduce(&mut data, ReduceOp::Sum, root).unwrap();
+                    assert!(
+                        data == if root == group.rank() { &sums } else { &own }.clone(),
+                        "reduce {count} {root}"
+                    );
+                    let mut data = own.clone();
+                    group.broadcast(&mut data, root).unwrap();
+                    assert!(
+                        data.iter().enumerate().all(|(index, item)| *item == value(i64::from(root), index))
+                    );
+                }
+
+                let mut gathered = vec![0i64; count * ranks as usize];
+                group.all_gather(&own, &mut gathered).unwrap();
+                let at = |position: usize| value((position / count.max(1)) as i64, position % count.max(1));
+                assert!(
+                    gathered.iter().enumerate().all(|(position, item)| *item == at(position)),
+                    "all_gather {count}"
+                );
+
+                let mut part = vec![0i64; count];
+                let whole: Vec<i64> = (0..count * ranks as usize).map(|index| value(rank, index)).collect();
+                group.reduce_scatter(&whole, &mut part, ReduceOp::Sum).unwrap();
+                let first = count * group.rank() as usize;
+                assert!(
+                    part.iter().enumerate().all(|(index, item)| *item == sum(first + index)),
+                    "reduce_scatter"
+                );
+
+                if ranks > 1 {
+                    let (next, previous) = ((group.rank() + 1) % ranks, (group.rank() + ranks - 1) % ranks);
+                    let send = group.start_send(own.clone(), next).unwrap();
+                    let mut received = vec![0i64; count];
+                    group.recv(&mut received, previous).unwrap();
+                    assert!(
+                        received.iter().enumerate().all(|(i, item)| *item == value(i64::from(previous), i))
+                    );
+                    assert_eq!(send.wait().unwrap(), own);
+                }
+                group.barrier().unwrap();
+            }
+            group.close().unwrap();
+        });
+    }
+}
+
+fn averages_and_half_floats_are_the_same_on_all_ranks(fabric: Fabric) {
+    use half::{bf16, f16};
+    let results = with_group(fabric, 3, |group| {
+        let rank = group.rank() as f32;
+        let mut wide: Vec<f32> = (0..10_000).map(|index| rank * 0.37 + index as f32 * 0.001).collect();
+        let mut half: Vec<f16> = wide.iter().map(|value| f16::from_f32(*value)).collect();
+        let mut brain: Vec<bf16> = wide.iter().map(|value| bf16::from_f32(*value)).collect();
+        group.all_reduce(&mut wide, ReduceOp::Avg).unwrap();
+        group.all_reduce(&mut half, ReduceOp::Avg).unwrap();
+        group.all_reduce(&mut brain, ReduceOp::Avg).unwrap();
+        (wide, half, brain)
+    });
+    let (wide, half, brain) = &results[0];
+    assert!((wide[5000] - (5.0 + 0.37)).abs() < 1e-4, "{}", wide[5000]);
+    assert!((half[5000].to_f32() - 5.37).abs() < 1e-2 && (brain[5000].to_f32() - 5.37).abs() < 1e-1);
+    for other in &results[1..] {
+        assert!(other.0.iter().zip(wide).all(|(a, b)| a.to_bits() == b.to_bits()));
+        assert!(other.1.iter().zip(half).all(|(a, b)| a.to_bits() == b.to_bits()));
+        assert!(other.2.iter().zip(brain).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+}
+
+fn several_operations_can_be_under_way(fabric: Fabric) {
+    with_group(fabric, 2, |group| {
+        let rank = group.rank() as f32;
+        let pending: Vec<_> = (0..20)
+            .map(|number| {
+                let mut buffer = group.buffer::<f32>(1000 * (number + 1)).unwrap();
+                buffer.fill(rank + number as f32);
+                group.start_all_reduce(buffer, ReduceOp::Sum).unwrap()
+            })
+            .collect();
+        for (number, pending) in pending.into_iter().enumerate().rev() {
+            let buffer = pending.wait().unwrap();
+            assert!(buffer.iter().all(|value| *value == 1.0 + 2.0 * number as f32));
+        }
+        let mut polled = group.start_all_reduce(vec![rank], ReduceOp::Sum).unwrap();
+        while !polled.test() {
+            thread::yield_now();
+        }
+        assert_eq!(polled.wait().unwrap(), [1.0]);
+    });
+}
+
+fn threads_share_a_group(fabric: Fabric) {
+    with_group(fabric, 2, |group| {
+        let peer = 1 - group.rank();
+        thread::scope(|scope| {
+            let other = group.clone();
+            let receiver = scope.spawn(move || {
+                let mut data = [0u8; 64];
+                for round in 0..100u8 {
+                    other.recv(&mut data, peer).unwrap();
+                    assert_eq!(data, [round; 64]);
+                }
+            });
+            for round in 0..100u8 {
+                group.send(&[round; 64], peer).unwrap();
+            }
+            receiver.join().unwrap();
+        });
+    });
+}
+
+fn fault(error: &CollectiveError) -> &pleach_collectives::engine::Fault {
+    match error {
+        CollectiveError::Failed(fault) => fault,
+        other => panic!("{other}"),
+    }
+}
+
+fn a_rank_that_does_not_come_is_named_at_the_deadline(fabric: Fabric) {
+    let (done, wait) = mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
+    with_group(fabric, 3, |group| {
+        if group.rank() == 2 {
+            wait.lock().unwrap().recv_timeout(PATIENCE).unwrap();
+            return;
+        }
+        let begun = clock::now();
+        let mut data = vec![1.0f32; 1000];
+        let limit = Duration::from_millis(300);
+        let error = group.within(limit).all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
+        let waited = clock::now().since(begun);
+        assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::TimedOut, 2), "{error}");
+        assert!(
+            error.to_string().contains("rank 2") && error.to_string().contains("all-reduce of 1000 f32"),
+            "{error}"
+        );
+        assert!(waited >= limit / 2 && waited < Duration::from_secs(10), "{waited:?}");
+        let again = group.barrier().unwrap_err();
+        assert_eq!(fault(&again), fault(&error), "the group refuses further work with the first cause");
+        if group.rank() == 0 {
+            done.send(()).unwrap();
+        }
+    });
+}
+
+fn different_calls_are_an_error_that_names_both(fabric: Fabric) {
+    type Body = fn(&Group) -> Result<(), CollectiveError>;
+    let cases: [(&str, Body, &str, Body); 7] = [
+        (
+            "of 4 f32",
+            |group| group.all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+            "of 8 f32",
+            |group| group.all_reduce(&mut [0f32; 8], ReduceOp::Sum),
+        ),
+        (
+            "f32",
+            |group| group.all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+            "i32",
+            |group| group.all_reduce(&mut [0i32; 4], ReduceOp::Sum),
+        ),
+        (
+            "sum",
+            |group| group.all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+            "max",
+            |group| group.all_reduce(&mut [0f32; 4], ReduceOp::Max),
+        ),
+        (
+            "all-reduce",
+            |group| group.all_reduce(&mut vec![0f32; 100_000], ReduceOp::Sum),
+            "barrier",
+            Group::barrier,
+        ),
+        (
+            "of 0 f32",
+            |group| group.all_reduce(&mut [0f32; 0], ReduceOp::Sum),
+            "of 1 f32",
+            |group| group.all_reduce(&mut [0f32; 1], ReduceOp::Sum),
+        ),
+        (
+            "all-gather",
+            |group| group.all_gather(&[0f32; 4], &mut [0f32; 8]),
+            "reduce-scatter",
+            |group| group.reduce_scatter(&[0f32; 8], &mut [0f32; 4], ReduceOp::Sum),
+        ),
+        (
+            "tag 1",
+            |group| group.tagged(1).all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+            "tag 2",
+            |group| group.tagged(2).all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+        ),
+    ];
+    for (first_name, first, second_name, second) in cases {
+        with_group(fabric, 2, |group| {
+            group.all_reduce(&mut [1u8], ReduceOp::Sum).unwrap();
+            let begun = clock::now();
+            let error = if group.rank() == 0 { first(&group) } else { second(&group) }.unwrap_err();
+            let text = error.to_string();
+            assert_eq!(fault(&error).kind, FaultKind::Mismatch, "{text}");
+            assert!(text.contains(first_name) && text.contains(second_name), "{text}");
+            assert!(clock::now().since(begun) < Duration::from_secs(5));
+        });
+    }
+}
+
+fn a_different_root_is_found_at_the_latest_in_the_next_call(fabric: Fabric) {
+    with_group(fabric, 3, |group| {
+        let mut data = [group.rank() as f32; 2];
+        let root = if group.rank() == 1 { 1 } else { 0 };
+        let first = group.broadcast(&mut data, root);
+        let error = first.and_then(|()| group.barrier()).unwrap_err();
+        assert_eq!(fault(&error).kind, FaultKind::Mismatch, "{error}");
+        assert!(error.to_string().contains("root 0") && error.to_string().contains("root 1"), "{error}");
+    });
+}
+
+fn abort_ends_a_blocked_call_at_once_everywhere(fabric: Fabric) {
+    with_group(fabric, 2, |group| {
+        let begun = clock::now();
+        if group.rank() == 0 {
+            let other = group.clone();
+            let error = thread::scope(|scope| {
+                scope.spawn(move || {
+                    // Let the call block first; should it not have by then, it fails all the same.
+                    let (_keep, never) = mpsc::channel::<()>();
+                    never.recv_timeout(Duration::from_millis(100)).unwrap_err();
+                    other.abort();
+                });
+                group.recv(&mut [0u8; 8], 1).unwrap_err()
+            });
+            assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::Aborted, 0), "{error}");
+        } else {
+            let error = group.barrier().unwrap_err();
+            assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::Aborted, 0), "{error}");
+        }
+        assert!(clock::now().since(begun) < Duration::from_secs(10));
+    });
+}
+
+fn a_rank_that_leaves_early_is_named(fabric: Fabric) {
+    with_group(fabric, 2, |group| {
+        if group.rank() == 1 {
+            drop(group);
+            return;
+        }
+        let error = group.all_reduce(&mut [1f32; 10], ReduceOp::Sum).unwrap_err();
+        assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::Left, 1), "{error}");
+    });
+}
+
+fn wrong_arguments_are_errors_that_harm_nobody(fabric: Fabric) {
+    with_group(fabric, 2, |group| {
+        let mut data = [1f32; 4];
+        let wrong = group.all_gather(&data, &mut [0f32; 7]);
+        assert!(matches!(wrong, Err(CollectiveError::Length { expected: 8, actual: 7, .. })));
+        assert!(matches!(
+            group.broadcast(&mut data, 2),
+            Err(CollectiveError::NoSuchRank { rank: 2, world_size: 2 })
+        ));
+        let own = group.rank();
+        assert!(matches!(group.send(&data, own), Err(CollectiveError::Own { .. })));
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, [2.0; 4]);
+        let clone = group.clone();
+        group.close().unwrap();
+        assert!(matches!(clone.barrier(), Err(CollectiveError::Closed)));
+    });
+}
+
+macro_rules! on {
+    ($fabric:expr, $module:ident: $($test:ident),* $(,)?) => {
+        mod $module {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test($fabric);
+                }
+            )*
+        }
+    };
+}
+
+macro_rules! on_every_fabric {
+    ($($test:ident),* $(,)?) => {
+        on!(pleach_transport::rendezvous::Fabric::Shm, shm: $($test),*);
+        on!(pleach_transport::rendezvous::Fabric::Tcp, tcp: $($test),*);
+    };
+}
+
+on_every_fabric!(
+    every_operation_gives_the_right_result,
+    averages_and_half_floats_are_the_same_on_all_ranks,
+    several_operations_can_be_under_way,
+    threads_share_a_group,
+    a_rank_that_does_not_come_is_named_at_the_deadline,
+    different_calls_are_an_error_that_names_both,
+    a_different_root_is_found_at_the_latest_in_the_next_call,
+    abort_ends_a_blocked_call_at_once_everywhere,
+    a_rank_that_leaves_early_is_named,
+    wrong_arguments_are_errors_that_harm_nobody,
+);

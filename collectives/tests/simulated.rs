@@ -1,0 +1,215 @@
+//! Every collective on simulated ranks: the real engine over the simulated device, against an oracle.
+
+use std::time::Duration;
+
+use pleach_collectives::engine::{Address, Bytes, Call, RunId};
+use pleach_collectives::simulate::Cluster;
+use pleach_collectives::{Access, Algorithm, Collective, DataType, Rank, ReduceOp};
+use pleach_transport::sim::{FaultKinds, Faults, Network, Options};
+use pleach_transport::{Device, Nanos, SharedMemory};
+
+const DEADLINE: Nanos = Nanos(3_600_000_000_000);
+
+/// Memory of one rank for one call.
+struct Memory {
+    bytes: Bytes,
+    /// Where it is not registered.
+    private: Vec<u8>,
+}
+
+impl Memory {
+    fn new(device: &mut dyn Device, len: usize, is_registered: bool, fill: &[u8]) -> Self {
+        let mut private = vec![0u8; len];
+        let bytes = if is_registered {
+            let region = device.register(SharedMemory::new(len).unwrap()).unwrap();
+            region.whole().store(fill);
+            Bytes::Registered(region.whole().slice(0..len).unwrap())
+        } else {
+            private[..fill.len()].copy_from_slice(fill);
+            Bytes::Private { base: Address::of(&mut private), len }
+        };
+        Self { bytes, private }
+    }
+
+    fn read(&self) -> Vec<i32> {
+        let bytes = match &self.bytes {
+            Bytes::Registered(slice) => slice.to_vec(),
+            _ => self.private.clone(),
+        };
+        bytes.chunks_exact(4).map(|bytes| i32::from_ne_bytes(bytes.try_into().unwrap())).collect()
+    }
+}
+
+fn input_value(rank: Rank, index: usize) -> i32 {
+    (rank as i32 + 1) * 1000 + (index % 997) as i32
+}
+
+/// What `rank`'s output must hold.
+fn expected(collective: Collective, rank: Rank, ranks: u32, count: usize) -> Option<Vec<i32>> {
+    let sum = |index: usize| (0..ranks).map(|rank| input_value(rank, index)).sum::<i32>();
+    match collective {
+        Collective::AllReduce => Some((0..count).map(sum).collect()),
+        Collective::Reduce { root } => (root == rank).then(|| (0..count).map(sum).collect()),
+        Collective::Broadcast { root } => Some((0..count).map(|index| input_value(root, index)).collect()),
+        Collective::AllGather => {
+            Some((0..ranks).flat_map(|rank| (0..count).map(move |index| input_value(rank, index))).collect())
+        }
+        Collective::ReduceScatter => {
+            Some((0..count).map(|index| sum(rank as usize * count + index)).collect())
+        }
+        Collective::SendRecv { from, to } => {
+            (to == rank).then(|| (0..count).map(|index| input_value(from, index)).collect())
+        }
+        _ => None,
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    collective: Collective,
+    algorithm: Algorithm,
+    ranks: u32,
+    count: usize,
+    maps: bool,
+    /// By rank, cyclic: whether its slices are registered.
+    registered: [bool; 2],
+    in_place: bool,
+    seed: u64,
+}
+
+/// One rank's share of a call.
+struct Share {
+    input: Option<Memory>,
+    output: Option<Memory>,
+    run: RunId,
+}
+
+fn start(cluster: &mut Cluster, case: &Case, rank: Rank) -> Share {
+    let Case { collective, ranks, count, .. } = *case;
+    let now = cluster.world.now();
+    let member = cluster.members[rank as usize].as_mut().unwrap();
+    let registered = case.registered[rank as usize % 2];
+    let inputs = collective.input_parts(rank, ranks).len() * count;
+    let outputs = collective.output_parts(rank, ranks).len() * count;
+    let fill: Vec<u8> = (0..inputs)
+        .flat_map(|index| {
+            // Reduce-scatter's parts differ, so that a part in a wrong place is seen.
+            input_value(rank, index).to_ne_bytes()
+        })
+        .collect();
+    let has_input = !collective.input_parts(rank, ranks).is_empty();
+    let has_output = !collective.output_parts(rank, ranks).is_empty();
+    let in_place = case.in_place && has_input && has_output && inputs == outputs;
+    let input = has_input.then(|| Memory::new(member.engine.device(), inputs * 4, registered, &fill));
+    let output =
+        (has_output && !in_place).then(|| Memory::new(member.engine.device(), outputs * 4, registered, &[]));
+    let access = if case.maps { Access::Mapped } else { Access::Put };
+    let program = member.planner.make(collective, case.algorithm.clone(), access).unwrap();
+    let bytes = |memory: &Option<Memory>| memory.as_ref().map_or(Bytes::None, |memory| memory.bytes.clone());
+    let (input_bytes, output_bytes) = (bytes(&input), if in_place { bytes(&input) } else { bytes(&output) });
+    let call = Call {
+        program,
+        data_type: DataType::I32,
+        op: ReduceOp::Sum,
+        count,
+        tag: 0,
+        input: input_bytes,
+        output: output_bytes,
+        deadline: DEADLINE,
+    };
+    let run = member.engine.start(call, now).unwrap();
+    Share { input, output, run }
+}
+
+fn check(case: &Case) {
+    let ranks = case.ranks;
+    let network = Network::full_mesh(ranks, 10_000_000_000, Duration::from_micros(1));
+    let mut options = Options::new(network.clone(), case.seed);
+    options.maps = case.maps;
+    options.passive = case.maps;
+    options.faults = Faults::draw(&FaultKinds::harmless(), case.seed, &network, Duration::from_millis(1));
+    let mut cluster = Cluster::new(options);
+    // Twelve calls, so that banks come round.
+    for round in 0..12 {
+        let shares: Vec<Share> = (0..ranks).map(|rank| start(&mut cluster, case, rank)).collect();
+        let mut outcomes = vec![None; ranks as usize];
+        let run = cluster.run(|cluster| {
+            for (rank, outcome) in outcomes.iter_mut().enumerate().filter(|(_, outcome)| outcome.is_none()) {
+                let engine = &mut cluster.members[rank].as_mut().unwrap().engine;
+                *outcome = engine.take_outcome(shares[rank].run);
+            }
+            outcomes.iter().all(Option::is_some)
+        });
+        assert!(run.is_ok(), "{case:?} round {round}: {run:?} {outcomes:?}");
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            if let Some(Err(fault)) = outcome {
+                panic!("{case:?} round {round}: {fault}");
+            }
+            let Some(expected) = expected(case.collective, rank as Rank, ranks, case.count) else { continue };
+            let values = shares[rank].output.as_ref().or(shares[rank].input.as_ref()).unwrap().read();
+            let wrong = values.iter().zip(&expected).position(|(value, expected)| value != expected);
+            assert!(
+                values.len() == expected.len() && wrong.is_none(),
+                "{case:?} round {round} rank {rank} from {wrong:?}: {:?} not {:?}",
+                &values[wrong.unwrap_or(0)..][..8.min(values.len() - wrong.unwrap_or(0))],
+                &expected[wrong.unwrap_or(0)..][..8.min(values.len() - wrong.unwrap_or(0))],
+            );
+        }
+    }
+}
+
+fn check_all(collective: Collective, algorithm: &Algorithm) {
+    for ranks in [1, 2, 3, 4, 5] {
+        if matches!(collective, Collective::SendRecv { .. }) && ranks < 2 {
+            continue;
+        }
+        for (number, count) in [0usize, 1, 7, 100, 1000, 70_000].into_iter().enumerate() {
+            for maps in [false, true] {
+                let seed = u64::from(ranks) * 100 + number as u64 * 10 + u64::from(maps);
+                check(&Case {
+                    collective,
+                    algorithm: algorithm.clone(),
+                    ranks,
+                    count,
+                    maps,
+                    registered: [[true, true], [false, false], [true, false]][number % 3],
+                    in_place: seed.is_multiple_of(3),
+                    seed,
+                });
+            }
+        }
+    }
+}
+
+macro_rules! collectives {
+    ($($name:ident: $collective:expr, $algorithm:expr;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check_all($collective, &$algorithm);
+            }
+        )*
+    };
+}
+
+collectives! {
+    all_reduce_direct: Collective::AllReduce, Algorithm::Direct;
+    all_reduce_recursive_doubling: Collective::AllReduce, Algorithm::RecursiveDoubling;
+    all_reduce_halving_doubling: Collective::AllReduce, Algorithm::HalvingDoubling;
+    all_reduce_double_tree: Collective::AllReduce, Algorithm::DoubleTree;
+    broadcast_double_tree: Collective::Broadcast { root: 0 }, Algorithm::DoubleTree;
+    broadcast_chain: Collective::Broadcast { root: 0 }, Algorithm::Chain;
+    reduce_chain: Collective::Reduce { root: 0 }, Algorithm::Chain;
+    reduce_double_tree: Collective::Reduce { root: 0 }, Algorithm::DoubleTree;
+    all_gather_halving_doubling: Collective::AllGather, Algorithm::HalvingDoubling;
+    reduce_scatter_halving_doubling: Collective::ReduceScatter, Algorithm::HalvingDoubling;
+    all_reduce_ring: Collective::AllReduce, Algorithm::Ring;
+    reduce_direct: Collective::Reduce { root: 0 }, Algorithm::Direct;
+    broadcast_direct: Collective::Broadcast { root: 0 }, Algorithm::Direct;
+    all_gather_direct: Collective::AllGather, Algorithm::Direct;
+    all_gather_ring: Collective::AllGather, Algorithm::Ring;
+    reduce_scatter_direct: Collective::ReduceScatter, Algorithm::Direct;
+    reduce_scatter_ring: Collective::ReduceScatter, Algorithm::Ring;
+    send_recv_direct: Collective::SendRecv { from: 0, to: 1 }, Algorithm::Direct;
+    barrier: Collective::Barrier, Algorithm::RecursiveDoubling;
+}
