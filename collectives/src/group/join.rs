@@ -1,11 +1,8 @@
-//! From a world to a group: the meeting, the devices, the engine.
+//! From a world to a group: the meeting, the device, the engine.
 
 use std::sync::Arc;
 
-use pleach_transport::rendezvous::{Fabric, FabricError, Fabrics, JoinError, JoinOptions, join_over};
-use pleach_transport::shm::ShmDevice;
-use pleach_transport::tcp::TcpDevice;
-use pleach_transport::{Device, DeviceConfig};
+use pleach_transport::rendezvous::{JoinError, JoinOptions, join};
 
 use super::{Connection, Group, GroupError, Options};
 use crate::compute::HostCompute;
@@ -23,19 +20,6 @@ pub enum JoinGroupError {
     Group(#[from] GroupError),
 }
 
-/// The devices of this machine.
-struct Machine;
-
-impl Fabrics for Machine {
-    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError> {
-        let failed = |source: Box<dyn std::error::Error + Send + Sync>| FabricError { source };
-        Ok(match fabric {
-            Fabric::Shm => Box::new(ShmDevice::new(config).map_err(|error| failed(error.into()))?),
-            Fabric::Tcp => Box::new(TcpDevice::new(config).map_err(|error| failed(error.into()))?),
-        })
-    }
-}
-
 impl Group {
     /// Meets the other ranks and connects to all of them. Returns when all are there.
     ///
@@ -45,7 +29,7 @@ impl Group {
     pub fn join(options: &Options) -> Result<Self, JoinGroupError> {
         let board = Arc::new(Board::new(options.world.rank));
         let algorithm = options.algorithm.as_ref().map_or_else(|| "auto".to_owned(), ToString::to_string);
-        let join = JoinOptions {
+        let settings = JoinOptions {
             fabric: options.fabric,
             // What must be equal for ranks to choose the same schedules and number the same cells.
             knobs: vec![
@@ -56,7 +40,7 @@ impl Group {
             cells: CELLS,
             timeout: options.join_timeout,
         };
-        let joined = join_over(&options.world, &join, board.clone(), &mut Machine)?;
+        let joined = join(&options.world, &settings, board.clone())?;
         let connection = Connection {
             device: joined.device,
             events: joined.events,
