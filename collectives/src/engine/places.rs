@@ -135,7 +135,8 @@ impl Run {
         if mapped.is_none() {
             match ground.device.map(place.rank, &whole) {
                 Ok(new) => *mapped = Some(new),
-                Err(MapError::Unknown { .. }) => return Ok(None),
+                // Gone: its own event says how.
+                Err(MapError::Unknown { .. } | MapError::Disconnected { .. }) => return Ok(None),
                 Err(error) => return Err(Trouble::Map { peer: place.rank, error }),
             }
             if !peer.heard {

@@ -648,7 +648,13 @@ impl Run {
                                 tell(step, to, "a write that it has no room for yet");
                             }
                         }
-                        OpProgram::Reduce { .. } => {}
+                        OpProgram::Reduce { from, into, .. } => {
+                            let places = program.places[from.0 as usize..from.1 as usize].iter();
+                            let places = places.chain(&program.places[into.0 as usize..into.1 as usize]);
+                            for place in places.filter(|place| place.rank != program.rank) {
+                                tell(step, place.rank, "its memory, which is out of reach");
+                            }
+                        }
                     }
                 }
             }

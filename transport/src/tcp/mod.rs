@@ -432,7 +432,7 @@ impl TcpDevice {
 
     fn receive_from(&mut self, peer: Rank) {
         let Peer::Open(open) = &mut self.peers[peer as usize] else { return };
-        if open.departed {
+        if open.departed || open.suspect.is_some() {
             return;
         }
         let outcome = open.pair.receive(&mut self.regions, &mut self.outbox);
@@ -449,7 +449,11 @@ impl TcpDevice {
                 self.departed(peer);
                 self.list_sending(peer);
             }
-            Err(cause) => self.shared.lose(peer, cause),
+            Err(cause @ LossCause::Protocol(_)) => self.shared.lose(peer, cause),
+            // What it said last stands on the control stream, which the watcher reads; a lane's end may be seen first.
+            Err(cause) => {
+                open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
+            }
         }
     }
 
