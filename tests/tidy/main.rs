@@ -24,7 +24,11 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/src/shm", "maps segments of other processes"),
     ("transport/src/cells.rs", "cells in shared memory"),
     ("transport/src/device.rs", "addresses of mapped memory"),
+    ("transport/src/fork.rs", "is told of forks"),
     ("collectives/src/compute", "kernels over raw memory"),
+    ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
+    ("collectives/src/group/data.rs", "registered memory as slices"),
+    ("collectives/src/group/lent.rs", "memory lent for one call"),
 ];
 
 /// Who may depend on whom among the crates of the workspace.

@@ -1,5 +1,4 @@
 use crate::collective::Collective;
-use crate::verify::verify;
 
 use super::interpreter::{LAYOUTS, interpret};
 use crate::schedule::{Op, Part, Schedule, Step};
