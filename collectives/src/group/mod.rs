@@ -530,6 +530,11 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.leave();
+        if self.process.is_current() {
+            self.leave();
+        } else {
+            // Closing anything would close it for the parent, and the device's threads are not here to be joined.
+            std::mem::forget(self.driver.clone());
+        }
     }
 }
