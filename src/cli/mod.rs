@@ -11,9 +11,11 @@ use clap::{Parser, Subcommand};
 mod error;
 mod launch;
 mod log;
+mod progress;
 mod run;
 mod schedule;
 mod secret;
+mod train;
 mod verify;
 
 pub(crate) use error::CommandError;
@@ -33,6 +35,8 @@ const EXAMPLE: &str = "Example:\n  pleach run -n 4 -- ./my-training-program\n\n\
 enum Command {
     /// Start N local ranks of a command, and end them all when one fails
     Run(run::Arguments),
+    /// Train a small network on handwritten digits with several ranks
+    Train(train::Arguments),
     /// Write a file with a fresh secret that all ranks of a job share
     Secret(secret::Arguments),
     /// Print the schedule by which an algorithm carries out a collective
@@ -66,6 +70,7 @@ pub(crate) fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<(), CommandError> {
     match command {
         Command::Run(arguments) => run::run(arguments),
+        Command::Train(arguments) => train::run(&arguments),
         Command::Secret(arguments) => secret::run(&arguments),
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),

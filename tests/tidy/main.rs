@@ -221,7 +221,6 @@ fn nothing_is_left_over() {
 }
 
 #[test]
-#[ignore = "until `train`, which README opens with, is one of the commands"]
 fn the_commands_in_the_documents_exist() {
     let Some(pleach) = option_env!("CARGO_BIN_EXE_pleach") else {
         say("skipped the_commands_in_the_documents_exist: this build has no command (feature cli)");

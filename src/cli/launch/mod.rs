@@ -108,7 +108,6 @@ pub(crate) struct WorldArguments {
 
 /// This process's place in the world it was started in; or, outside any, `None` after this same command has run as
 /// `ranks` (or else `default_ranks`) ranks. One rank needs no launching.
-#[allow(dead_code)] // Until the first subcommand that runs as several ranks lands.
 pub(crate) fn rank_or_launch(
     arguments: &WorldArguments,
     ranks: Option<u32>,
