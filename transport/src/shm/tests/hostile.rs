@@ -1,0 +1,192 @@
+//! A peer that knows the secret and lies: it costs itself, and nobody else anything.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use super::super::frame::{Claim, FRAME_BYTES_MAX, Frame, PROTOCOL_VERSION, decode};
+use super::super::socket::{dial, parse, receive, send};
+use super::{PATIENCE, Station};
+use crate::auth::{Secret, Side, challenge};
+use crate::clock;
+use crate::device::{Device, Event, LossCause, ProtocolViolation};
+use crate::memory::{SEALS_FIXED_SIZE, sealed_file};
+use crate::region::{RegionKey, RemoteSlice};
+
+const ENOUGH_BYTES: usize = 1 << 20;
+
+/// Rank 1 of 2, spoken by hand.
+struct Liar {
+    stream: OwnedFd,
+}
+
+impl Liar {
+    /// Connects to `zero` and hands over what it likes.
+    fn connect(zero: &mut Station, files: &[BorrowedFd<'_>]) -> Self {
+        let address = zero.device.address();
+        zero.device.connect(1, &address).expect("an address");
+        let liar = Self { stream: dial(parse(&address).expect("an address")).expect("it listens") };
+        let claim = Claim { version: PROTOCOL_VERSION, from: 1, to: 0, world_size: 2, cells: 8 };
+        let own = challenge();
+        liar.say(&Frame::Hello { claim, challenge: own }, &[]);
+        let mut buffer = vec![0; FRAME_BYTES_MAX];
+        let deadline = clock::now() + PATIENCE;
+        let bytes = loop {
+            assert!(clock::now() < deadline, "no welcome");
+            match receive(&liar.stream, &mut buffer) {
+                Ok(packet) => break packet.bytes,
+                Err(_) => zero.pump(),
+            }
+        };
+        let Ok(Frame::Welcome { challenge: theirs, .. }) = decode(&buffer[..bytes]) else {
+            panic!("no welcome")
+        };
+        let answer = Secret::answer(None, Side::Dialer, &own, &theirs, &claim.to_bytes());
+        liar.say(&Frame::Grant { answer }, files);
+        liar
+    }
+
+    /// Connects as an honest peer does.
+    fn connect_honestly(zero: &mut Station) -> Self {
+        let (process, file) = (own_process(), sealed());
+        let liar = Self::connect(zero, &[process.as_fd(), file.as_fd(), file.as_fd(), file.as_fd()]);
+        zero.until_event(&Event::Connected { peer: 1 });
+        liar
+    }
+
+    fn say(&self, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
+        send(&self.stream, &frame.encode(), files).expect("room in the stream");
+    }
+}
+
+fn own_process() -> OwnedFd {
+    pidfd_open(getpid(), PidfdFlags::empty()).expect("a process descriptor")
+}
+
+fn sealed() -> OwnedFd {
+    sealed_file("test", ENOUGH_BYTES, SealFlags::empty()).expect("memory")
+}
+
+/// A file that its maker could shorten under our mapping.
+fn unsealed() -> OwnedFd {
+    let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+    ftruncate(&file, ENOUGH_BYTES as u64).expect("memory");
+    file
+}
+
+fn expect_violation(zero: &mut Station, violation: ProtocolViolation) {
+    assert_eq!(zero.until_lost(1), LossCause::Protocol(violation));
+}
+
+#[test]
+fn files_that_could_be_shortened_are_too_short_or_are_no_memory_are_refused() {
+    let (process, good) = (own_process(), sealed());
+    let short = sealed_file("test", 64, SealFlags::empty()).expect("memory");
+    let (pipe, _other) =
+        std::io::pipe().map(|(reader, writer)| (OwnedFd::from(reader), writer)).expect("a pipe");
+    for bad in [&unsealed(), &short, &pipe, &process] {
+        for place in 0..4 {
+            let mut files = [process.as_fd(), good.as_fd(), good.as_fd(), good.as_fd()];
+            // A bell of 64 bytes is long enough.
+            if (place == 2 && std::ptr::eq(bad, &short)) || (place == 0 && std::ptr::eq(bad, &process)) {
+                continue;
+            }
+            files[place] = bad.as_fd();
+            let mut zero = Station::new(0, 2);
+            let _liar = Liar::connect(&mut zero, &files);
+            expect_violation(&mut zero, ProtocolViolation::UnsafeFile);
+        }
+    }
+}
+
+#[test]
+fn too_few_files_are_refused() {
+    let mut zero = Station::new(0, 2);
+    let _liar = Liar::connect(&mut zero, &[own_process().as_fd()]);
+    expect_violation(&mut zero, ProtocolViolation::MalformedFrame);
+}
+
+#[test]
+fn a_region_whose_file_could_be_shortened_or_is_too_short_is_refused() {
+    for (file, offset, len) in
+        [(unsealed(), 0, 4096), (sealed(), 0, ENOUGH_BYTES as u64 + 1), (sealed(), ENOUGH_BYTES as u64, 1)]
+    {
+        let mut zero = Station::new(0, 2);
+        let liar = Liar::connect_honestly(&mut zero);
+        liar.say(&Frame::Announce { slot: 3, key: RegionKey(0x77_0003), offset, len }, &[file.as_fd()]);
+        expect_violation(&mut zero, ProtocolViolation::UnsafeFile);
+    }
+}
+
+#[test]
+fn frames_that_make_no_sense_cost_the_pair() {
+    let key = RegionKey(0x77_0003);
+    let file = sealed();
+    let cases: [(Frame<'_>, &[BorrowedFd<'_>]); 6] = [
+        (Frame::Announce { slot: 3, key, offset: u64::MAX, len: 2 }, &[file.as_fd()]),
+        (Frame::Announce { slot: 4, key, offset: 0, len: 2 }, &[file.as_fd()]),
+        (Frame::Announce { slot: u16::MAX, key: RegionKey(u64::MAX), offset: 0, len: 2 }, &[file.as_fd()]),
+        (Frame::Announce { slot: 3, key, offset: 0, len: 2 }, &[]),
+        (Frame::Revoke { slot: u16::MAX }, &[]),
+        (Frame::Accept, &[]),
+    ];
+    for (frame, files) in cases {
+        let mut zero = Station::new(0, 2);
+        let liar = Liar::connect_honestly(&mut zero);
+        liar.say(&frame, files);
+        expect_violation(&mut zero, ProtocolViolation::MalformedFrame);
+    }
+}
+
+#[test]
+fn a_region_that_is_sealed_against_writing_is_unknown_and_costs_nothing() {
+    let mut zero = Station::new(0, 2);
+    let liar = Liar::connect_honestly(&mut zero);
+    let file = sealed_file("test", ENOUGH_BYTES, SealFlags::WRITE).expect("memory");
+    let key = RegionKey(0x77_0003);
+    liar.say(&Frame::Announce { slot: 3, key, offset: 0, len: 4096 }, &[file.as_fd()]);
+    liar.say(&Frame::Message(b"after it"), &[]);
+    zero.until("the message", |zero| !zero.inbox.messages.lock().expect("no panic").is_empty());
+    assert!(zero.device.map(1, &RemoteSlice { key, offset: 0, len: 8 }).is_err());
+    assert!(!zero.log.iter().any(|event| matches!(event, Event::PeerLost { .. })));
+}
+
+#[test]
+fn what_this_rank_hands_out_cannot_be_shortened_grown_or_sealed_further_and_keys_cannot_be_written() {
+    let mut zero = Station::new(0, 2);
+    let address = zero.device.address();
+    let (process, file) = (own_process(), sealed());
+    let liar = Liar::connect(&mut zero, &[process.as_fd(), file.as_fd(), file.as_fd(), file.as_fd()]);
+    let region = zero.region(4096);
+    let mut files = Vec::new();
+    let mut buffer = vec![0; FRAME_BYTES_MAX];
+    zero.until("all files", |_| {
+        if let Ok(packet) = receive(&liar.stream, &mut buffer) {
+            files.extend(packet.files);
+        }
+        files.len() == 5
+    });
+    for file in &files[1..] {
+        let seals = rustix::fs::fcntl_get_seals(file).expect("memory");
+        assert!(seals.contains(SEALS_FIXED_SIZE | SealFlags::SEAL), "{seals:?}");
+        assert!(ftruncate(file, 0).is_err());
+    }
+    assert!(rustix::io::pwrite(&files[3], &[1; 8], 0).is_err(), "the table of keys is its owner's to write");
+    drop((region, address));
+}
+
+#[test]
+fn a_stranger_that_talks_nonsense_does_not_keep_a_peer_away() {
+    let mut zero = Station::new(0, 2);
+    let address = zero.device.address();
+    let stranger = dial(parse(&address).expect("an address")).expect("it listens");
+    send(&stranger, b"GET / HTTP/1.1", &[]).expect("room");
+    let silent = dial(parse(&address).expect("an address")).expect("it listens");
+    let mut one = Station::new(1, 2);
+    zero.device.connect(1, &one.device.address()).expect("an address");
+    one.device.connect(0, &address).expect("an address");
+    zero.until_event(&Event::Connected { peer: 1 });
+    one.until_event(&Event::Connected { peer: 0 });
+    drop(silent);
+}

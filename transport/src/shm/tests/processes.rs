@@ -1,0 +1,325 @@
+//! Real processes: stopped, continued, killed, forked. The peer is this test binary run again with a role.
+
+use std::io::{Read as _, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+use super::{PATIENCE, Station, connect, pair};
+use crate::cells::{Inline, Notice};
+use crate::clock;
+use crate::device::{Address, Device, Event, LossCause, Mapped, Source, Transfer, TransferId};
+use crate::memory::random_key;
+use crate::region::{RegionKey, RemoteSlice};
+
+const ROLE: &str = "PLEACH_TEST_ROLE";
+const ADDRESS: &str = "PLEACH_TEST_ADDRESS";
+const REGION_BYTES: usize = 8 << 20;
+const CELL: u16 = 2;
+const ROUNDS: usize = 100;
+
+/// What a peer process prints for each step it has taken, and nothing else does.
+const MARK: u8 = b'#';
+
+/// A killed process that is not found by then was not found by its process descriptor.
+const LOSS_LIMIT: Duration = Duration::from_secs(10);
+
+struct Process {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: ChildStdout,
+}
+
+impl Process {
+    fn start(role: &str, address: &Address) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("a test binary"))
+            .args(["--exact", "shm::tests::processes::peer", "--ignored", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env(ADDRESS, &address.0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the test binary runs");
+        let (input, output) = (child.stdin.take(), child.stdout.take().expect("piped"));
+        Self { child, input, output }
+    }
+
+    fn id(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32).expect("a process id is positive")
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.id(), signal).expect("it is a child of this process");
+    }
+
+    /// Reads so many marks; false at the end of the output.
+    fn read_marks(&mut self, marks: usize) -> bool {
+        let mut seen = 0;
+        let mut buffer = [0; 4096];
+        while seen < marks {
+            match self.output.read(&mut buffer) {
+                Ok(0) | Err(_) => return false,
+                Ok(bytes) => seen += buffer[..bytes].iter().filter(|byte| **byte == MARK).count(),
+            }
+        }
+        true
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn mark() {
+    let mut output = std::io::stdout().lock();
+    output.write_all(&[MARK]).expect("the test reads");
+    output.flush().expect("the test reads");
+}
+
+/// Rank 0 of a world whose rank 1 is a process of that role, to which a region was told.
+fn with_peer(role: &str) -> (Station, Process, crate::Region) {
+    let mut zero = Station::new(0, 2);
+    // Which address a listener is given does not matter: it is dialed.
+    let address = zero.device.address();
+    let process = Process::start(role, &address);
+    zero.device.connect(1, &address).expect("an address");
+    zero.until_event(&Event::Connected { peer: 1 });
+    let region = zero.region(REGION_BYTES);
+    zero.device.post(1, &region.key().0.to_le_bytes()).expect("connected");
+    (zero, process, region)
+}
+
+fn is_filled_with(region: &crate::Region, byte: u8) -> bool {
+    region.whole().to_vec().iter().all(|other| *other == byte)
+}
+
+/// Writes where no peer may write any more, lets the process write on, and compares.
+fn check_silent(region: &crate::Region, mut peer_writes: impl FnMut()) {
+    let before = region.whole().to_vec();
+    peer_writes();
+    assert!(region.whole().to_vec() == before, "what was there at the silence has changed");
+    region.whole().store(&vec![0xAA; REGION_BYTES]);
+    peer_writes();
+    assert!(is_filled_with(region, 0xAA), "what was written after the silence has changed");
+}
+
+#[test]
+fn a_peer_stopped_in_the_middle_of_writing_and_continued_after_the_silence_changes_no_byte() {
+    let (mut zero, mut process, region) = with_peer("writer");
+    let cells = zero.device.cells(1);
+    assert!(process.read_marks(2), "it writes");
+    zero.until("notices", |_| cells.count(CELL) > 0);
+    process.signal(Signal::STOP);
+    let (_, status) = waitpid(Some(process.id()), WaitOptions::UNTRACED).expect("a child").expect("it stops");
+    assert!(status.stopped());
+    zero.device.sever(1);
+    zero.until_event(&Event::Severed { peer: 1 });
+    let count = cells.count(CELL);
+    process.signal(Signal::CONT);
+    check_silent(&region, || assert!(process.read_marks(3), "it writes on"));
+    assert_eq!(cells.count(CELL), count, "it notifies in vain");
+}
+
+#[test]
+fn a_killed_peer_is_found_though_its_forked_child_holds_its_sockets_and_the_child_is_silenced_too() {
+    let (mut zero, mut process, region) = with_peer("parent");
+    assert!(process.read_marks(1), "it has forked");
+    let began = clock::now();
+    process.signal(Signal::KILL);
+    assert_eq!(zero.until_lost(1), LossCause::ProcessEnded);
+    let took = clock::now().since(began);
+    assert!(took < LOSS_LIMIT, "found after {took:?}");
+    // The forked child writes through the mapping it has inherited whenever it is told to.
+    let mut input = process.input.take().expect("piped");
+    let mut order = || {
+        input.write_all(b"w").expect("the child lives");
+        assert!(process.read_marks(1), "the forked child lives and writes");
+    };
+    order();
+    assert!(!is_filled_with(&region, 0), "a mapping outlives its process in a child");
+    zero.device.sever(1);
+    zero.until_event(&Event::Severed { peer: 1 });
+    check_silent(&region, &mut order);
+}
+
+#[test]
+fn a_peer_process_that_says_goodbye_is_not_lost() {
+    let (mut zero, mut process, _region) = with_peer("leaver");
+    zero.until_event(&Event::Left { peer: 1 });
+    assert!(process.child.wait().expect("a child").success());
+    assert!(!zero.log.iter().any(|event| matches!(event, Event::PeerLost { .. })));
+}
+
+#[test]
+fn nothing_is_left_after_a_hundred_connections() {
+    let mut process = Process::start("rounds", &Address(String::new()));
+    let mut output = String::new();
+    process.output.read_to_string(&mut output).expect("text");
+    assert!(process.child.wait().expect("a child").success(), "{output}");
+}
+
+#[test]
+fn a_forked_child_may_drop_the_device_and_harms_nobody() {
+    let mut process = Process::start("fork", &Address(String::new()));
+    let mut output = String::new();
+    process.output.read_to_string(&mut output).expect("text");
+    assert!(process.child.wait().expect("a child").success(), "{output}");
+}
+
+#[test]
+#[ignore = "a process that other tests start"]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    match role.as_str() {
+        "writer" => writer(&mut Told::connect()),
+        "parent" => parent(Told::connect()),
+        "leaver" => leaver(Told::connect()),
+        "rounds" => rounds(),
+        "fork" => fork_and_drop(),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Rank 1, told of a region of rank 0.
+struct Told {
+    station: Station,
+    remote: RemoteSlice,
+    mapped: Mapped,
+}
+
+impl Told {
+    fn connect() -> Self {
+        let address = Address(std::env::var(ADDRESS).expect("set by the test"));
+        let mut station = Station::new(1, 2);
+        station.device.connect(0, &address).expect("an address");
+        let inbox = station.inbox.clone();
+        let told = || inbox.messages.lock().expect("no panic").first().map(|(_, message)| message.clone());
+        station.until("a key", |_| told().is_some());
+        let bytes = told().expect("`until` has returned");
+        let key = RegionKey(u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+        let remote = RemoteSlice { key, offset: 0, len: REGION_BYTES as u64 };
+        let mut mapped = None;
+        station.until("the region", |station| {
+            mapped = station.device.map(0, &remote).ok();
+            mapped.is_some()
+        });
+        Self { station, remote, mapped: mapped.expect("`until` has returned") }
+    }
+}
+
+/// Writes without end through its mapping, by puts, and to a cell.
+fn writer(told: &mut Told) {
+    let deadline = clock::now() + PATIENCE * 2;
+    let mut bytes = vec![0; 64 << 10];
+    for round in 1_u64.. {
+        assert!(clock::now() < deadline, "the test ends this process");
+        bytes.fill(round as u8);
+        for offset in (0..REGION_BYTES).step_by(bytes.len()) {
+            told.mapped.store(offset, &bytes);
+        }
+        let notice = Notice { cell: CELL, payload: Inline::EMPTY };
+        let src = Source::Inline(Inline::new(&[round as u8; 8]).expect("short"));
+        let dst = told.remote.slice(0..8).expect("inside");
+        // Refused after the silence, which is the point.
+        let _ = told.station.device.submit(
+            0,
+            Transfer::Put { src, dst, notice: Some(notice) },
+            TransferId(round),
+        );
+        told.station.pump();
+        mark();
+    }
+}
+
+/// Forks a child that writes whenever it is told to, and waits to be killed.
+fn parent(told: Told) {
+    let mut round = 0;
+    // SAFETY: the child calls only what needs no lock that another thread may have held: raw reads and writes.
+    if unsafe { libc::fork() } == 0 {
+        let mut order = [0];
+        // The test closes its end when it is over.
+        while rustix::io::read(std::io::stdin(), &mut order) == Ok(1) {
+            round += 1;
+            for offset in (0..REGION_BYTES).step_by(64) {
+                told.mapped.store(offset, &[round; 64]);
+            }
+            let _ = rustix::io::write(std::io::stdout(), &[MARK]);
+        }
+        // SAFETY: ends the child without running what belongs to its parent.
+        unsafe { libc::_exit(0) };
+    }
+    mark();
+    let mut station = told.station;
+    station.until("to be killed", |_| false);
+}
+
+fn leaver(told: Told) {
+    let Told { mut station, .. } = told;
+    station.device.leave();
+    station.until("the goodbye to be said", |station| station.device.is_flushed());
+}
+
+fn count(folder: &str) -> usize {
+    std::fs::read_dir(folder).expect("a folder").count()
+}
+
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps")
+        .expect("a file")
+        .lines()
+        .filter(|line| line.contains("pleach"))
+        .count()
+}
+
+fn rounds() {
+    let shared = count("/dev/shm");
+    let mut after_first = None;
+    for _ in 0..ROUNDS {
+        {
+            let [zero, one] = &mut pair();
+            let region = zero.region(100_000);
+            let src = zero.region(100_000).whole();
+            let target = one.region(100_000);
+            let put = Transfer::Put { src: Source::Slice(src), dst: target.remote(), notice: None };
+            zero.device.submit(1, put, TransferId(1)).expect("room");
+            zero.until_event(&Event::Done { id: TransferId(1), result: Ok(0) });
+            if random_key().0 % 2 == 0 {
+                zero.device.sever(1);
+                zero.until_event(&Event::Severed { peer: 1 });
+            }
+            drop(region);
+        }
+        let now = (count("/proc/self/fd"), count("/proc/self/task"), mappings());
+        assert_eq!(*after_first.get_or_insert(now), now, "files, threads and mappings");
+    }
+    assert_eq!(count("/dev/shm"), shared);
+}
+
+fn fork_and_drop() {
+    let mut stations = [Station::new(0, 2), Station::new(1, 2)];
+    connect(&mut stations);
+    // SAFETY: the child drops two devices, which takes locks that only this thread and idle watchers use, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(stations);
+        // SAFETY: ends the child without running what belongs to its parent.
+        unsafe { libc::_exit(7) };
+    }
+    let child = Pid::from_raw(child).expect("fork works");
+    let deadline = clock::now() + PATIENCE;
+    let status = loop {
+        assert!(clock::now() < deadline, "the child hangs in dropping the devices");
+        if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).expect("a child") {
+            break status;
+        }
+        stations[0].pump();
+    };
+    assert_eq!(status.exit_status(), Some(7));
+    let [zero, one] = &mut stations;
+    zero.device.post(1, b"still connected").expect("connected");
+    one.until("a message", |one| !one.inbox.messages.lock().expect("no panic").is_empty());
+}
