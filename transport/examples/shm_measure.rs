@@ -176,5 +176,11 @@ fn measure() {
 fn print(what: &str, samples: &mut [f64], unit: &str) {
     samples.sort_by(f64::total_cmp);
     let at = |share: f64| samples[((samples.len() - 1) as f64 * share) as usize];
-    println!("{what:<28} p10 {:>8.1}  p50 {:>8.1}  p90 {:>8.1} {unit}", at(0.1), at(0.5), at(0.9));
+    println!(
+        "{what:<28} lowest {:>7.1}  p50 {:>7.1}  p90 {:>7.1}  highest {:>7.1} {unit}",
+        at(0.0),
+        at(0.5),
+        at(0.9),
+        at(1.0)
+    );
 }

@@ -178,7 +178,8 @@ macro_rules! suite {
 
 mod backend {
     backends! {
-        shm: crate::shm::Shm,
+        shm: crate::shm::Shm<false>,
+        shm_mapped: crate::shm::Shm<true>,
         sim: crate::sim::Sim<false>,
         sim_mapped: crate::sim::Sim<true>,
         tcp: crate::tcp::Tcp,

@@ -1,17 +1,22 @@
 //! `shm` under the suite: every rank a device of this process, with real files, sockets, watchers and mappings between.
+//! Once as it is, and once with every put and get done through a mapping by the caller.
 
 use std::sync::Arc;
 
 use pleach_transport::shm::ShmDevice;
-use pleach_transport::{Device, DeviceConfig, Memory, Nanos, SharedMemory, clock};
+use pleach_transport::{
+    Address, Bell, Caps, Cells, ConnectError, Device, DeviceConfig, Event, Inline, MapError, Mapped, Memory,
+    Nanos, PostError, Rank, Region, RegionKey, RegisterError, RemoteSlice, Ring, SharedMemory, Source,
+    SubmitError, Transfer, TransferId, clock,
+};
 
 use crate::world::Backend;
 
 /// Shared memory of this host; ranks find each other by address, so there is nothing to keep.
-pub(crate) struct Shm;
+pub(crate) struct Shm<const MAPPED: bool>;
 
-impl Backend for Shm {
-    const NAME: &'static str = "shm";
+impl<const MAPPED: bool> Backend for Shm<MAPPED> {
+    const NAME: &'static str = if MAPPED { "shm through mappings" } else { "shm" };
     const LIVE: bool = true;
 
     fn start(_world_size: u32) -> Self {
@@ -19,7 +24,12 @@ impl Backend for Shm {
     }
 
     fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
-        Box::new(ShmDevice::new(config).expect("the system gives memory and sockets"))
+        let device = ShmDevice::new(config).expect("the system gives memory and sockets");
+        if MAPPED {
+            Box::new(ThroughMappings { device, keys: Vec::new(), under_way: 0 })
+        } else {
+            Box::new(device)
+        }
     }
 
     fn memory(&self, len: usize) -> Arc<dyn Memory> {
@@ -28,5 +38,118 @@ impl Backend for Shm {
 
     fn tick(&mut self) -> Nanos {
         clock::now()
+    }
+}
+
+/// Copies through a mapping what a transfer asks for, then submits the transfer of no bytes that is left of it. What
+/// it cannot map, or what would not be accepted, it passes on whole.
+struct ThroughMappings {
+    device: ShmDevice,
+    keys: Vec<RegionKey>,
+    /// Transfers to all peers: as many as one queue takes, and the next is passed on whole, as it may be refused.
+    under_way: usize,
+}
+
+impl ThroughMappings {
+    fn map_for(
+        &mut self,
+        peer: Rank,
+        remote: &RemoteSlice,
+        local: Option<&Region>,
+        len: usize,
+    ) -> Option<Mapped> {
+        let has_room = self.under_way < self.device.caps().queue_depth;
+        let is_own = local.is_none_or(|region| self.keys.contains(&region.key()));
+        let fits = len as u64 == remote.len;
+        if has_room && is_own && fits { self.device.map(peer, remote).ok() } else { None }
+    }
+
+    fn copy(&mut self, peer: Rank, transfer: Transfer) -> Transfer {
+        let none_of = |remote: RemoteSlice| RemoteSlice { len: 0, ..remote };
+        match transfer {
+            Transfer::Put { src, dst, notice }
+                if notice.is_none_or(|notice| usize::from(notice.cell) < self.device.caps().cells) =>
+            {
+                let (region, bytes) = match &src {
+                    Source::Slice(slice) => (Some(slice.region()), slice.to_vec()),
+                    Source::Inline(inline) => (None, inline.as_bytes().to_vec()),
+                };
+                let Some(mapped) = self.map_for(peer, &dst, region, bytes.len()) else {
+                    return Transfer::Put { src, dst, notice };
+                };
+                mapped.store(0, &bytes);
+                Transfer::Put { src: Source::Inline(Inline::EMPTY), dst: none_of(dst), notice }
+            }
+            Transfer::Get { src, dst } => {
+                let Some(mapped) = self.map_for(peer, &src, Some(dst.region()), dst.len()) else {
+                    return Transfer::Get { src, dst };
+                };
+                let mut bytes = vec![0; dst.len()];
+                mapped.load(0, &mut bytes);
+                dst.store(&bytes);
+                Transfer::Get { src: none_of(src), dst: dst.slice(0..0).expect("inside") }
+            }
+            other => other,
+        }
+    }
+}
+
+impl Device for ThroughMappings {
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+        let transfer = self.copy(peer, transfer);
+        self.device.submit(peer, transfer, id)?;
+        self.under_way += 1;
+        Ok(())
+    }
+
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        let region = self.device.register(memory)?;
+        self.keys.push(region.key());
+        Ok(region)
+    }
+
+    fn caps(&self) -> &Caps {
+        self.device.caps()
+    }
+    fn rank(&self) -> Rank {
+        self.device.rank()
+    }
+    fn address(&self) -> Address {
+        self.device.address()
+    }
+    fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        self.device.map(peer, slice)
+    }
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        self.device.connect(peer, address)
+    }
+    fn sever(&mut self, peer: Rank) {
+        self.device.sever(peer);
+    }
+    fn cells(&self, peer: Rank) -> Cells {
+        self.device.cells(peer)
+    }
+    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.device.post(peer, message)
+    }
+    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        let before = events.len();
+        self.device.poll(now, events);
+        self.under_way -= events[before..].iter().filter(|event| matches!(event, Event::Done { .. })).count();
+    }
+    fn arm(&mut self) -> Option<Bell> {
+        self.device.arm()
+    }
+    fn ringer(&self) -> Arc<dyn Ring> {
+        self.device.ringer()
+    }
+    fn next_wakeup(&self) -> Option<Nanos> {
+        self.device.next_wakeup()
+    }
+    fn leave(&mut self) {
+        self.device.leave();
+    }
+    fn is_flushed(&self) -> bool {
+        self.device.is_flushed()
     }
 }

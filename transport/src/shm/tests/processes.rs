@@ -10,7 +10,6 @@ use super::{PATIENCE, Station, connect, pair};
 use crate::cells::{Inline, Notice};
 use crate::clock;
 use crate::device::{Address, Device, Event, LossCause, Mapped, Source, Transfer, TransferId};
-use crate::memory::random_key;
 use crate::region::{RegionKey, RemoteSlice};
 
 const ROLE: &str = "PLEACH_TEST_ROLE";
@@ -278,7 +277,7 @@ fn mappings() -> usize {
 fn rounds() {
     let shared = count("/dev/shm");
     let mut after_first = None;
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         {
             let [zero, one] = &mut pair();
             let region = zero.region(100_000);
@@ -287,7 +286,7 @@ fn rounds() {
             let put = Transfer::Put { src: Source::Slice(src), dst: target.remote(), notice: None };
             zero.device.submit(1, put, TransferId(1)).expect("room");
             zero.until_event(&Event::Done { id: TransferId(1), result: Ok(0) });
-            if random_key().0 % 2 == 0 {
+            if round % 2 == 0 {
                 zero.device.sever(1);
                 zero.until_event(&Event::Severed { peer: 1 });
             }
