@@ -254,7 +254,7 @@ impl Device for ShmDevice {
 impl Drop for ShmDevice {
     fn drop(&mut self) {
         // A forked child has no watcher thread to wait for, and its parent's streams are not its to close.
-        if rustix::process::getpid() != self.process {
+        if self.shared.is_forked() {
             return;
         }
         self.ring_due();

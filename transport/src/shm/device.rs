@@ -10,8 +10,6 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::process::Pid;
-
 use super::bell;
 use super::board::{End, Known};
 use super::link::{BellPage, CELLS_MAX, Link, PeerRegion, slot_of};
@@ -83,7 +81,6 @@ pub struct ShmDevice {
     pub(super) is_armed: bool,
     pub(super) is_leaving: bool,
     pub(super) watcher: Option<JoinHandle<()>>,
-    pub(super) process: Pid,
 }
 
 pub(super) struct Peer {
@@ -167,7 +164,6 @@ impl ShmDevice {
             is_armed: false,
             is_leaving: false,
             watcher: Some(watcher),
-            process: rustix::process::getpid(),
         })
     }
 

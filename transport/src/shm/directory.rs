@@ -55,6 +55,15 @@ enum Kind {
     Bye,
 }
 
+/// Why a flush stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flushed {
+    /// All is sent, or the stream is full: then the watcher is told when it has room.
+    AllOrFull,
+    /// The stream has room, but the system takes no more now.
+    SystemFull,
+}
+
 /// See the module.
 pub(crate) struct Directory {
     epoll: Arc<OwnedFd>,
@@ -221,13 +230,17 @@ impl Directory {
     }
 
     /// Sends what waits, as far as there is room; asks the watcher to come back when there is more.
-    pub(crate) fn flush(&mut self, peer: Rank) {
-        let Some(control) = &mut self.controls[peer as usize] else { return };
+    pub(crate) fn flush(&mut self, peer: Rank) -> Flushed {
+        let Some(control) = &mut self.controls[peer as usize] else { return Flushed::AllOrFull };
         let sent = control.send_all(&self.entries);
+        let flushed = match sent {
+            // This user has as many files under way as it may have open, or there is no memory.
+            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Flushed::SystemFull,
+            _ => Flushed::AllOrFull,
+        };
         let is_stalled = match sent {
             Ok(()) => false,
-            // TOOMANYREFS: this user has as many files under way as it may have open.
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => true,
+            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => true,
             Err(_) => {
                 // The stream broke: the watcher sees that too, and knows what it means.
                 control.slots.clear();
@@ -237,15 +250,15 @@ impl Directory {
             }
         };
         if is_stalled != control.is_stalled {
-            control.is_stalled = is_stalled;
-            let interest = if is_stalled {
-                epoll::EventFlags::IN | epoll::EventFlags::OUT
-            } else {
-                epoll::EventFlags::IN
-            };
-            let data = epoll::EventData::new_u64(control.token);
-            // It fails only when the watcher has already taken the stream away.
-            let _ = epoll::modify(&*self.epoll, &*control.stream, data, interest);
+            control.wait_for_room(&self.epoll, is_stalled);
+        }
+        flushed
+    }
+
+    /// For the watcher: it will flush this peer by itself, as room in its stream says nothing now.
+    pub(crate) fn rest(&mut self, peer: Rank) {
+        if let Some(control) = &mut self.controls[peer as usize] {
+            control.wait_for_room(&self.epoll, false);
         }
     }
 
@@ -269,6 +282,14 @@ impl Directory {
 }
 
 impl Control {
+    fn wait_for_room(&mut self, epoll: &OwnedFd, is_stalled: bool) {
+        self.is_stalled = is_stalled;
+        let interest =
+            if is_stalled { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+        // It fails only when the watcher has already taken the stream away.
+        let _ = epoll::modify(epoll, &*self.stream, epoll::EventData::new_u64(self.token), interest);
+    }
+
     fn send_all(&mut self, entries: &[Option<Entry>]) -> Result<(), Errno> {
         while let Some(&slot) = self.slots.front() {
             let entry = entries.get(usize::from(slot)).and_then(Option::as_ref);

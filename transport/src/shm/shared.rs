@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::process::{Pid, getpid};
 use rustix::thread::futex;
 
 use super::bell;
@@ -28,6 +29,8 @@ pub(crate) enum Command {
 }
 
 pub(crate) struct Shared {
+    /// Whose device this is; a forked child has a copy that is not its to use.
+    process: Pid,
     pub(crate) rank: Rank,
     pub(crate) world_size: u32,
     pub(crate) own: Own,
@@ -51,6 +54,7 @@ impl Shared {
     pub(crate) fn new(config: &DeviceConfig) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         Ok(Self {
+            process: getpid(),
             rank: config.rank,
             world_size: config.world_size,
             own: Own::new()?,
@@ -66,6 +70,11 @@ impl Shared {
             finish: Condvar::new(),
             epoll,
         })
+    }
+
+    /// Whether this is a forked child of the process whose device this is.
+    pub(crate) fn is_forked(&self) -> bool {
+        getpid() != self.process
     }
 
     pub(crate) fn board(&self) -> MutexGuard<'_, Board> {
@@ -152,6 +161,10 @@ impl Ring for Shared {
 
 impl Registry for Shared {
     fn released(&self, key: RegionKey) {
+        // The table of keys and the streams are shared with the parent, whose region lives on.
+        if self.is_forked() {
+            return;
+        }
         let entry = self.directory().remove(key, &self.own.keys);
         // Dropping the memory may take long, so not under the lock.
         drop(entry);

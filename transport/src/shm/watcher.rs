@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use super::board::End;
+use super::directory::Flushed;
 use super::frame::FRAME_BYTES_MAX;
 use super::shared::{Command, Shared};
 use super::socket::{self, Packet, ReceiveError};
@@ -33,6 +34,9 @@ const PROCESS_END_LIMIT: Duration = Duration::from_millis(50);
 
 /// How long to wait before dialing again where too many wait to be accepted.
 const DIAL_AGAIN_AFTER: Duration = Duration::from_millis(5);
+
+/// How long to wait before sending again where the system has no room for more, whatever the stream has.
+const SYSTEM_FULL_REST: Duration = Duration::from_millis(5);
 
 /// Connections that have not said yet who they are; further ones are turned away.
 const STRANGERS_MAX: usize = 1024;
@@ -125,6 +129,8 @@ pub(super) struct Watcher {
     connect_timeout: Duration,
     pub(super) connections: Vec<Option<Connection>>,
     pub(super) wants: Vec<Want>,
+    /// Peers to which nothing can be sent before that time, though their streams have room.
+    resting: Vec<(Rank, Nanos)>,
     generation: u32,
     buffer: Vec<u8>,
 }
@@ -141,6 +147,7 @@ impl Watcher {
             connect_timeout: config.connect_timeout,
             connections: Vec::new(),
             wants: (0..config.world_size).map(|_| Want::Nothing).collect(),
+            resting: Vec::new(),
             generation: 0,
             buffer: vec![0; FRAME_BYTES_MAX],
             shared,
@@ -252,6 +259,15 @@ impl Watcher {
                 _ => {}
             }
         }
+        self.resting.retain(|&(peer, until)| {
+            let is_over = until <= now;
+            if is_over {
+                // If it fails again, the stream's room is asked for again, and with it comes the next rest.
+                self.shared.directory().flush(peer);
+            }
+            !is_over
+        });
+        let rests = self.resting.iter().map(|&(_, until)| until);
         let wants = self.wants.iter().filter_map(|want| match want {
             Want::Dial { again_at, deadline, .. } => Some(*again_at.min(deadline)),
             Want::Connection { deadline } => Some(*deadline),
@@ -261,7 +277,7 @@ impl Watcher {
             Phase::Stranger { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
             _ => None,
         });
-        wants.chain(phases).min().map(|next| next.since(now))
+        wants.chain(phases).chain(rests).min().map(|next| next.since(now))
     }
 
     fn event(&mut self, token: u64, flags: epoll::EventFlags) {
@@ -312,7 +328,11 @@ impl Watcher {
             && let Some(Phase::Open { peer, .. }) = self.phase(index)
         {
             let peer = *peer;
-            self.shared.directory().flush(peer);
+            let mut directory = self.shared.directory();
+            if directory.flush(peer) == Flushed::SystemFull {
+                directory.rest(peer);
+                self.resting.push((peer, clock::now() + SYSTEM_FULL_REST));
+            }
         }
         self.read(index, PACKETS_AT_ONCE);
     }

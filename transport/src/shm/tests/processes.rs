@@ -301,10 +301,11 @@ fn rounds() {
 fn fork_and_drop() {
     let mut stations = [Station::new(0, 2), Station::new(1, 2)];
     connect(&mut stations);
+    let region = stations[0].region(4096);
     // SAFETY: the child drops two devices, which takes locks that only this thread and idle watchers use, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        drop(stations);
+        drop((region, stations));
         // SAFETY: ends the child without running what belongs to its parent.
         unsafe { libc::_exit(7) };
     }
@@ -319,6 +320,10 @@ fn fork_and_drop() {
     };
     assert_eq!(status.exit_status(), Some(7));
     let [zero, one] = &mut stations;
+    let src = Source::Inline(Inline::new(&[9; 8]).expect("short"));
+    let dst = region.slice(0..8).expect("inside").remote();
+    one.device.submit(0, Transfer::Put { src, dst, notice: None }, TransferId(4)).expect("room");
+    one.until_event(&Event::Done { id: TransferId(4), result: Ok(0) });
     zero.device.post(1, b"still connected").expect("connected");
     one.until("a message", |one| !one.inbox.messages.lock().expect("no panic").is_empty());
 }
