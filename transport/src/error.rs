@@ -1,0 +1,309 @@
+//! What can go wrong at a device: one type an operation, each saying who and how much.
+
+use std::time::Duration;
+
+use crate::Rank;
+use crate::device::{Address, MESSAGE_BYTES_MAX};
+use crate::memory::Space;
+use crate::region::{OutOfBounds, RegionKey};
+
+/// How a loss was found out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// Its process ended without goodbye.
+    #[error("its process ended without closing the group")]
+    ProcessEnded,
+    /// Its end of a connection was closed without goodbye.
+    #[error("its connection closed without a goodbye")]
+    ConnectionClosed,
+    /// The operating system reported a broken connection.
+    #[error("its connection broke ({0})")]
+    ConnectionBroke(std::io::ErrorKind),
+    /// Its host did not answer keep-alives.
+    #[error("its host has not answered for {} ms", .0.as_millis())]
+    HostSilent(Duration),
+    /// It sent something that the protocol does not allow.
+    #[error("it broke the protocol: {0}")]
+    Protocol(ProtocolViolation),
+    /// It did not come within the time to connect.
+    #[error("it was not reached within {} ms", .0.as_millis())]
+    NotReached(Duration),
+    /// A link on the way is down (simulated).
+    #[error("the link to it is down")]
+    LinkDown,
+}
+
+/// What a peer sent that it may not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtocolViolation {
+    /// A frame that does not decode.
+    #[error("a malformed frame")]
+    MalformedFrame,
+    /// A frame longer than its kind allows.
+    #[error("an oversized frame")]
+    OversizedFrame,
+    /// A cell that does not exist.
+    #[error("a notice to a cell that does not exist")]
+    UnknownCell,
+    /// An answer to nothing.
+    #[error("an answer that nothing asked for")]
+    UnexpectedAnswer,
+    /// A file descriptor that is not what it should be, or whose memory could be taken away under a mapping.
+    #[error("a file that cannot be mapped safely")]
+    UnsafeFile,
+    /// More questions at once than were agreed on, or questions without reading the answers.
+    #[error("too many requests at once")]
+    TooManyRequests,
+    /// A different protocol version, or not pleach at all.
+    #[error("another protocol or version")]
+    Version,
+    /// It could not prove that it knows the shared secret.
+    #[error("a wrong shared secret")]
+    WrongSecret,
+    /// It says it is another rank than the one expected.
+    #[error("another rank than expected")]
+    WrongRank,
+}
+
+/// Why a transfer failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// The peer is gone.
+    #[error("rank {peer} is lost: {cause}")]
+    Lost {
+        /// Who.
+        peer: Rank,
+        /// How it was found out.
+        cause: LossCause,
+    },
+    /// The peer said goodbye before it was carried out.
+    #[error("rank {peer} has left")]
+    Left {
+        /// Who.
+        peer: Rank,
+    },
+    /// [`Device::sever`] ended it.
+    #[error("the connection to rank {peer} was severed here")]
+    Severed {
+        /// From whom.
+        peer: Rank,
+    },
+    /// The peer has no such region, or the range does not lie inside it.
+    #[error("rank {peer} refuses the access: region {key:?} is unknown there or too short")]
+    Refused {
+        /// By whom.
+        peer: Rank,
+        /// The key that was used.
+        key: RegionKey,
+    },
+}
+
+/// Why a transfer was not accepted. Nothing has happened then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// Too many transfers are under way; poll, then try again.
+    #[error("rank {peer} has too many transfers under way")]
+    QueueFull {
+        /// To whom.
+        peer: Rank,
+    },
+    /// `Connected` has not come yet.
+    #[error("rank {peer} is not connected")]
+    NotConnected {
+        /// Who.
+        peer: Rank,
+    },
+    /// The peer is gone.
+    #[error("rank {peer} is lost: {cause}")]
+    Lost {
+        /// Who.
+        peer: Rank,
+        /// How it was found out.
+        cause: LossCause,
+    },
+    /// The peer said goodbye.
+    #[error("rank {peer} has left")]
+    Left {
+        /// Who.
+        peer: Rank,
+    },
+    /// The peer was severed.
+    #[error("the connection to rank {peer} was severed here")]
+    Severed {
+        /// Who.
+        peer: Rank,
+    },
+    /// Source and destination differ in length.
+    #[error("{source_bytes} bytes do not fit a destination of {destination_bytes} exactly")]
+    Lengths {
+        /// Length of the source.
+        source_bytes: u64,
+        /// Length of the destination.
+        destination_bytes: u64,
+    },
+    /// The local slice belongs to another device.
+    #[error("the region was registered with another device")]
+    ForeignRegion,
+    /// The peer has no such cell.
+    #[error("cell {cell} does not exist, there are {cells}")]
+    NoSuchCell {
+        /// The cell.
+        cell: u16,
+        /// How many there are.
+        cells: usize,
+    },
+    /// More bytes than [`Caps::transfer_bytes_max`].
+    #[error("{bytes} bytes are more than the {max} of one transfer")]
+    TooLong {
+        /// How many.
+        bytes: u64,
+        /// How many are allowed.
+        max: u64,
+    },
+    /// An atomic's word is not 8 aligned bytes.
+    #[error("an atomic needs 8 bytes at a multiple of 8")]
+    MisalignedWord,
+}
+
+/// Why memory was not registered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The fabric needs memory that peers can map.
+    #[error(
+        "{fabric} moves only memory that other processes can map; allocate it with SharedMemory or Group::buffer"
+    )]
+    NotShareable {
+        /// Which fabric.
+        fabric: &'static str,
+    },
+    /// The fabric does not reach this kind of memory.
+    #[error("{fabric} does not reach {space:?} memory")]
+    Space {
+        /// Which fabric.
+        fabric: &'static str,
+        /// Which memory.
+        space: Space,
+    },
+    /// It was cut off from all peers when one of them was severed, and nobody else can see what is written to it.
+    #[error("this memory was cut off from other processes by a severed peer; allocate new memory")]
+    Detached {
+        /// Which fabric.
+        fabric: &'static str,
+    },
+    /// As many regions exist as the fabric can name.
+    #[error("{fabric} has {regions} regions already; drop some, or register larger ones")]
+    TooMany {
+        /// Which fabric.
+        fabric: &'static str,
+        /// How many there are.
+        regions: usize,
+    },
+    /// The operating system refused.
+    #[error("registering {bytes} bytes failed")]
+    System {
+        /// How many.
+        bytes: usize,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Why a peer's memory was not mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The peer has announced no such region (yet: the announcement may be on its way, poll and try again).
+    #[error("rank {peer} has announced no region {key:?}")]
+    Unknown {
+        /// Whose.
+        peer: Rank,
+        /// Which.
+        key: RegionKey,
+    },
+    /// The range does not lie inside the region.
+    #[error("rank {peer}'s region is shorter")]
+    OutOfBounds {
+        /// Whose.
+        peer: Rank,
+        /// Which part.
+        #[source]
+        source: OutOfBounds,
+    },
+    /// This device maps nothing ([`Caps::maps`]).
+    #[error("{fabric} does not map")]
+    Unsupported {
+        /// Which fabric.
+        fabric: &'static str,
+    },
+    /// The peer is gone, has left or was severed.
+    #[error("rank {peer} is not connected any more")]
+    Disconnected {
+        /// Who.
+        peer: Rank,
+    },
+}
+
+/// Why connecting did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The text is no address of this fabric.
+    #[error("'{address}' is not an address of {fabric}")]
+    Address {
+        /// Which fabric.
+        fabric: &'static str,
+        /// What was given.
+        address: Address,
+    },
+    /// A rank outside the world, or this one.
+    #[error("rank {peer} is not a peer of rank {own} in a world of {world_size}")]
+    Peer {
+        /// Who was named.
+        peer: Rank,
+        /// Who asks.
+        own: Rank,
+        /// How many there are.
+        world_size: u32,
+    },
+    /// The operating system refused.
+    #[error("connecting to rank {peer} at {address} failed")]
+    System {
+        /// To whom.
+        peer: Rank,
+        /// Where.
+        address: Address,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Why a message was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The peer is gone, has left, was severed or is not connected yet.
+    #[error("rank {peer} is not connected")]
+    NotConnected {
+        /// Who.
+        peer: Rank,
+    },
+    /// Too many messages wait to be sent.
+    #[error("too many messages to rank {peer} are waiting")]
+    QueueFull {
+        /// To whom.
+        peer: Rank,
+    },
+    /// Longer than [`MESSAGE_BYTES_MAX`].
+    #[error("a message of {bytes} bytes is longer than {MESSAGE_BYTES_MAX}")]
+    TooLong {
+        /// How long.
+        bytes: usize,
+    },
+}
