@@ -1,10 +1,11 @@
 //! Along the lines of a grid, one dimension at a time: in each a whole all-reduce among the ranks of a line (BIDMach).
 //!
-//! Within a line it is a direct all-reduce: of each block one rank of the line, the one whose coordinate is the block's, combines the line's results so far, in the order of
-//! the coordinate, and gives the sum to the line.
+//! Within a line it is a direct all-reduce: of each block one rank of the line, the one whose coordinate is the block's,
+//! combines the line's results so far, in the order of the coordinate from its own on, and gives the sum to the line.
+//! Everything is numbered relative to that rank, so that all blocks are renamings of one another and are proved once.
 //!
-//! Cost for extents `a × b × …` and `n` bytes, for every rank, summed over the dimensions of extent `e`; the vector is cut in as many
-//! blocks as ranks, so that each dimension can share it out evenly:
+//! Cost for extents `a × b × …` and `n` bytes, for every rank, summed over the dimensions of extent `e`; the vector is
+//! cut in as many blocks as ranks, so that each dimension can share it out evenly:
 //!
 //! | rounds | messages with data | bytes sent | bytes reduced |
 //! |--|--|--|--|
@@ -71,19 +72,22 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    fn slot(&self, rank: Rank) -> Part {
-        Part::Scratch(self.first_slot + self.space.coordinate(rank, self.dimension) as u16)
+    /// Where the owner of a block finds what a rank of its line gives.
+    fn slot(&self, owner: Rank, rank: Rank) -> Part {
+        let extent = self.space.extents()[self.dimension];
+        let coordinate = |rank| self.space.coordinate(rank, self.dimension);
+        Part::Scratch(self.first_slot + ((coordinate(rank) + extent - coordinate(owner)) % extent) as u16)
     }
 
     fn contribute(&self, lane: &mut Program, owner: Rank, last: bool) {
         match (self.access, self.first) {
             (Access::Put, true) => {
-                lane.put(Part::Input, Target { rank: owner, part: self.slot(self.rank), cell: DATA });
+                lane.put(Part::Input, Target { rank: owner, part: self.slot(owner, self.rank), cell: DATA });
             }
             (Access::Put, false) => {
                 // This leads to the next sum being written here, so the last one must have left.
                 let leaving = lane.readers(Part::SharedOutput);
-                let target = Target { rank: owner, part: self.slot(self.rank), cell: DATA };
+                let target = Target { rank: owner, part: self.slot(owner, self.rank), cell: DATA };
                 let step = lane.put(Part::SharedOutput, target);
                 for reader in leaving {
                     lane.after_earlier(step, reader, 0);
@@ -112,11 +116,11 @@ impl Line<'_> {
         for &peer in &peers {
             lane.wait(peer, DATA);
         }
-        let from = members.iter().map(|&rank| {
+        let from = std::iter::once(&self.rank).chain(&peers).map(|&rank| {
             let part = match (self.access, self.first) {
                 (_, true) if rank == self.rank => Part::Input,
                 (_, false) if rank == self.rank => Part::SharedOutput,
-                (Access::Put, _) => return lane.own(self.slot(rank)),
+                (Access::Put, _) => return lane.own(self.slot(self.rank, rank)),
                 (Access::Mapped, true) => Part::SharedInput,
                 (Access::Mapped, false) => Part::SharedOutput,
             };
