@@ -17,6 +17,9 @@ pub mod verify;
 
 pub use collective::{Collective, DataType, ReduceOp};
 pub use cost::CostModel;
+/// The half-width elements, as [`Buffer`] and slices hold them.
+pub use half::{bf16, f16};
+
 pub use generate::{Access, Algorithm, generate};
 pub use group::{
     Buffer, CollectiveError, Data, DataMut, Element, Group, JoinGroupError, Options, Pending, PendingError,

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod error;
 mod launch;
 mod log;
@@ -33,6 +34,8 @@ const EXAMPLE: &str = "Example:\n  pleach run -n 4 -- ./my-training-program\n\n\
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Measure collectives, and check every result
+    Bench(bench::Arguments),
     /// Start N local ranks of a command, and end them all when one fails
     Run(run::Arguments),
     /// Train a small network on handwritten digits with several ranks
@@ -69,6 +72,7 @@ pub(crate) fn main() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<(), CommandError> {
     match command {
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Train(arguments) => train::run(&arguments),
         Command::Secret(arguments) => secret::run(&arguments),

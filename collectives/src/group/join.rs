@@ -49,6 +49,8 @@ impl Group {
             ranks_here: joined.ranks_here,
             store: joined.store,
         };
-        Ok(Self::new(connection, Box::new(HostCompute::new()), options)?)
+        let mut group = Self::new(connection, Box::new(HostCompute::new()), options)?;
+        group.fabric = Some(joined.fabric);
+        Ok(group)
     }
 }

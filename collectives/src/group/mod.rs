@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pleach_transport::rendezvous::Store;
+use pleach_transport::rendezvous::{Fabric, Store};
 use pleach_transport::{Device, Event, SharedMemory, clock, fork};
 
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
@@ -49,6 +49,7 @@ pub struct Group {
     timeout: Duration,
     algorithm: Option<Algorithm>,
     tag: u32,
+    fabric: Option<Fabric>,
 }
 
 struct Shared {
@@ -152,7 +153,7 @@ impl Group {
             _store: store.map(Mutex::new),
         };
         let shared = Arc::new(shared);
-        Ok(Self { shared, timeout: options.timeout, algorithm: None, tag: 0 })
+        Ok(Self { shared, timeout: options.timeout, algorithm: None, tag: 0, fabric: None })
     }
 
     /// This rank, from 0.
@@ -165,6 +166,12 @@ impl Group {
     #[must_use]
     pub fn world_size(&self) -> u32 {
         self.shared.world_size
+    }
+
+    /// What the ranks agreed to move bytes over; `None` for a group over a device of the caller's.
+    #[must_use]
+    pub fn fabric(&self) -> Option<Fabric> {
+        self.fabric
     }
 
     /// The same group, with this deadline for each call.
@@ -184,6 +191,22 @@ impl Group {
     #[must_use]
     pub fn tagged(&self, tag: u32) -> Self {
         Self { tag, ..self.clone() }
+    }
+
+    /// The name of the algorithm that a call through this handle takes for so many bytes of one part (see
+    /// [`Collective`]). Local; makes and proves the schedule if that has not been done.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn algorithm_for(
+        &self,
+        collective: Collective,
+        part_bytes: usize,
+    ) -> Result<String, CollectiveError> {
+        let mut core = self.shared.driver.lock();
+        let program = core.planner.program(collective, part_bytes, self.algorithm.as_ref())?;
+        Ok(program.algorithm().to_owned())
     }
 
     /// `len` zeroed elements that collectives work on in place, without copies.

@@ -106,6 +106,41 @@ pub(crate) struct WorldArguments {
     rendezvous: Option<Rendezvous>,
 }
 
+/// The world this process was started in, which `ranks` must not contradict.
+fn find_world(arguments: &WorldArguments, ranks: Option<u32>) -> Result<Option<World>, CommandError> {
+    let WorldArguments { rank, world_size, rendezvous } = arguments.clone();
+    let world = World::find(&Explicit { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
+    match (&world, ranks) {
+        (Some(World { world_size, launcher, .. }), Some(ranks)) if ranks != *world_size => {
+            Err(CommandError::usage(format!(
+                "ranks contradict: --ranks {ranks}, but {launcher} says {world_size}; leave --ranks away"
+            )))
+        }
+        _ => Ok(world),
+    }
+}
+
+/// Whether this process was started as one of several ranks.
+pub(crate) fn is_one_of_several(arguments: &WorldArguments) -> Result<bool, CommandError> {
+    Ok(find_world(arguments, None)?.is_some_and(|world| world.world_size > 1))
+}
+
+/// How many ranks [`rank_or_launch`] will have, so that what was typed can be checked before any is started.
+pub(crate) fn rank_count(
+    arguments: &WorldArguments,
+    ranks: Option<u32>,
+    default_ranks: u32,
+) -> Result<u32, CommandError> {
+    if let Some(world) = find_world(arguments, ranks)? {
+        return Ok(world.world_size);
+    }
+    let ranks = ranks.unwrap_or(default_ranks);
+    if (1..=WORLD_SIZE_MAX).contains(&ranks) {
+        return Ok(ranks);
+    }
+    Err(CommandError::usage(format!("bad number of ranks: --ranks {ranks}; give 1 to {WORLD_SIZE_MAX}")))
+}
+
 /// This process's place in the world it was started in; or, outside any, `None` after this same command has run as
 /// `ranks` (or else `default_ranks`) ranks. One rank needs no launching.
 pub(crate) fn rank_or_launch(
@@ -113,23 +148,10 @@ pub(crate) fn rank_or_launch(
     ranks: Option<u32>,
     default_ranks: u32,
 ) -> Result<Option<World>, CommandError> {
-    let WorldArguments { rank, world_size, rendezvous } = arguments.clone();
-    let world = World::find(&Explicit { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
-    if let Some(world) = world {
-        let (world_size, launcher) = (world.world_size, world.launcher);
-        return match ranks {
-            Some(ranks) if ranks != world_size => Err(CommandError::usage(format!(
-                "ranks contradict: --ranks {ranks}, but {launcher} says {world_size}; leave --ranks away"
-            ))),
-            _ => Ok(Some(world)),
-        };
+    if let Some(world) = find_world(arguments, ranks)? {
+        return Ok(Some(world));
     }
-    let ranks = ranks.unwrap_or(default_ranks);
-    if !(1..=WORLD_SIZE_MAX).contains(&ranks) {
-        return Err(CommandError::usage(format!(
-            "bad number of ranks: --ranks {ranks}; give 1 to {WORLD_SIZE_MAX}"
-        )));
-    }
+    let ranks = rank_count(arguments, ranks, default_ranks)?;
     if ranks == 1 {
         return Ok(Some(World::alone()));
     }

@@ -1,0 +1,216 @@
+//! Measures real ranks: each process runs this with its own rank.
+//!
+//! All decisions (iterations of a sample, whether to measure again) come from numbers that all ranks share, so that all
+//! make the same calls.
+
+use std::time::Duration;
+
+use pleach::collectives::{bf16, f16};
+use pleach::transport::clock;
+use pleach::{Buffer, Collective, CollectiveError, DataType, Element, Group, ReduceOp};
+
+use super::pattern::Pattern;
+use super::{Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task};
+
+/// Up to this many bytes of the whole a size gets all iterations; larger ones get fewer.
+const SMALL_BYTES: u64 = 32 << 10;
+const ITERATIONS: u64 = 2000;
+const ITERATIONS_MIN: u64 = 10;
+const WARMUP: u64 = 20;
+const WARMUP_MIN: u64 = 2;
+
+/// How much longer a sample is planned than it must be: the median iteration of a warm-up is not the quickest.
+const MARGIN: u64 = 2;
+
+/// How often samples that came out too short are taken again with more iterations.
+const ATTEMPTS: u32 = 4;
+
+/// Whether one clock ticks for all ranks: whether they run under one boot of one kernel.
+pub(super) fn share_a_clock(group: &Group) -> Result<bool, CollectiveError> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    std::fs::read("/proc/sys/kernel/random/boot_id").ok().hash(&mut hasher);
+    let boot = hasher.finish() as i64;
+    let mut extremes = [boot, !boot];
+    group.all_reduce(&mut extremes, ReduceOp::Max)?;
+    Ok(extremes[0] == !extremes[1])
+}
+
+/// Measures one size. `one_clock`: whether the ranks' clocks can be compared.
+pub(super) fn measure(
+    group: &Group,
+    task: &Task,
+    bytes: u64,
+    one_clock: bool,
+) -> Result<Measured, CollectiveError> {
+    match task.data_type {
+        DataType::F32 => Bench::<f32>::new(group, task, bytes, one_clock).measure(),
+        DataType::F64 => Bench::<f64>::new(group, task, bytes, one_clock).measure(),
+        DataType::F16 => Bench::<f16>::new(group, task, bytes, one_clock).measure(),
+        DataType::Bf16 => Bench::<bf16>::new(group, task, bytes, one_clock).measure(),
+        DataType::I32 => Bench::<i32>::new(group, task, bytes, one_clock).measure(),
+        DataType::I64 => Bench::<i64>::new(group, task, bytes, one_clock).measure(),
+        _ => Bench::<u8>::new(group, task, bytes, one_clock).measure(),
+    }
+}
+
+/// Memory of one iteration.
+struct Slot<T: Element> {
+    /// The input; also the output, where that has as many elements.
+    data: Buffer<T>,
+    output: Option<Buffer<T>>,
+}
+
+struct Bench<'a, T: Element> {
+    /// For what is not measured.
+    group: &'a Group,
+    /// With the algorithm that was asked for.
+    measured: Group,
+    task: &'a Task,
+    pattern: Pattern,
+    count: usize,
+    slots: Vec<Slot<T>>,
+    /// When each iteration of the sample began and the last ended; for barriers.
+    stamps: Vec<i64>,
+    one_clock: bool,
+    /// Iterations so far.
+    iteration: usize,
+    errors: u64,
+}
+
+impl<'a, T: Element> Bench<'a, T> {
+    fn new(group: &'a Group, task: &'a Task, bytes: u64, one_clock: bool) -> Self {
+        let measured = match &task.algorithm {
+            Some(algorithm) => group.with_algorithm(algorithm.clone()),
+            None => group.clone(),
+        };
+        Self {
+            group,
+            measured,
+            task,
+            pattern: Pattern::new(task),
+            count: task.count(bytes),
+            slots: Vec::new(),
+            stamps: Vec::new(),
+            one_clock,
+            iteration: 0,
+            errors: 0,
+        }
+    }
+
+    fn measure(mut self) -> Result<Measured, CollectiveError> {
+        let bytes = self.task.whole_bytes(self.count);
+        let scaled = |most: u64, least: u64| (most * SMALL_BYTES / bytes.max(SMALL_BYTES)).max(least);
+        let warmup = self.task.warmup.map_or_else(|| scaled(WARMUP, WARMUP_MIN), u64::from);
+        let iterations = self.task.iterations.map_or_else(|| scaled(ITERATIONS, ITERATIONS_MIN), u64::from);
+        self.grow(1)?;
+        let warm: Result<Vec<_>, _> = (0..warmup).map(|_| self.sample()).collect();
+        let mut warm = self.slowest(&warm?)?;
+        warm.sort_unstable();
+        let usual = warm[warm.len() / 2];
+        let mut wanted = SAMPLE_MIN.as_nanos() as u64 * MARGIN / (usual.as_nanos() as u64).max(1) + 1;
+        let mut samples = Vec::new();
+        for _ in 0..ATTEMPTS {
+            self.grow((wanted as usize).min(SAMPLE_ITERATIONS_MAX))?;
+            let in_sample = self.slots.len();
+            // Whatever is done at first use only, on every rank.
+            self.sample()?;
+            let own: Result<Vec<_>, _> =
+                (0..iterations.div_ceil(in_sample as u64)).map(|_| self.sample()).collect();
+            samples = self.slowest(&own?)?;
+            let shortest = samples.iter().min().copied().unwrap_or_default();
+            if shortest >= SAMPLE_MIN || in_sample == SAMPLE_ITERATIONS_MAX {
+                break;
+            }
+            wanted = in_sample as u64 * MARGIN;
+        }
+        let mut errors = [self.errors as i64];
+        self.group.all_reduce(&mut errors, ReduceOp::Sum)?;
+        let in_sample = self.slots.len() as u32;
+        let part_bytes = self.count * self.task.data_type.bytes();
+        Ok(Measured {
+            algorithm: self.measured.algorithm_for(self.task.collective, part_bytes)?,
+            count: self.count,
+            samples: samples.into_iter().map(|time| time / in_sample).collect(),
+            errors: errors[0] as u64,
+        })
+    }
+
+    /// Each sample's time on the rank that took longest.
+    fn slowest(&self, own: &[Duration]) -> Result<Vec<Duration>, CollectiveError> {
+        let mut times: Vec<i64> = own.iter().map(|time| time.as_nanos() as i64).collect();
+        self.group.all_reduce(&mut times, ReduceOp::Max)?;
+        Ok(times.into_iter().map(|time| Duration::from_nanos(time as u64)).collect())
+    }
+
+    /// Memory for so many iterations.
+    fn grow(&mut self, iterations: usize) -> Result<(), CollectiveError> {
+        let all = self.count * self.task.ranks as usize;
+        let (data, output) = match self.task.collective {
+            Collective::AllGather => (self.count, Some(all)),
+            Collective::ReduceScatter => (all, Some(self.count)),
+            _ => (self.count, None),
+        };
+        while self.slots.len() < iterations {
+            let output = output.map(|len| self.group.buffer(len)).transpose()?;
+            self.slots.push(Slot { data: self.group.buffer(data)?, output });
+        }
+        Ok(())
+    }
+
+    /// Fills, meets, runs an iteration in each slot, and checks; how long the runs took on this rank.
+    fn sample(&mut self) -> Result<Duration, CollectiveError> {
+        let (rank, first) = (self.group.rank(), self.iteration);
+        for (slot, iteration) in self.slots.iter_mut().zip(first..) {
+            self.pattern.fill(rank, iteration, bytemuck::cast_slice_mut(&mut slot.data));
+        }
+        self.stamps.clear();
+        self.group.barrier()?;
+        let begin = clock::now();
+        if matches!(self.task.collective, Collective::Barrier) {
+            for _ in 0..self.slots.len() {
+                self.stamps.push(clock::now().0 as i64);
+                self.measured.barrier()?;
+            }
+        } else {
+            for slot in &mut self.slots {
+                run(&self.measured, self.task, slot)?;
+            }
+        }
+        let end = clock::now();
+        self.stamps.push(end.0 as i64);
+        for (slot, iteration) in self.slots.iter().zip(first..) {
+            let output = slot.output.as_ref().unwrap_or(&slot.data);
+            self.errors += self.pattern.wrong(rank, iteration, bytemuck::cast_slice(output));
+        }
+        self.iteration += self.slots.len();
+        if matches!(self.task.collective, Collective::Barrier) && self.one_clock {
+            self.check_barriers()?;
+        }
+        Ok(end - begin)
+    }
+
+    /// Nobody may have gone on to the next barrier before the last had come to this one.
+    fn check_barriers(&mut self) -> Result<(), CollectiveError> {
+        let mut latest = self.stamps.clone();
+        self.group.all_reduce(&mut latest, ReduceOp::Max)?;
+        let left = &self.stamps[1..];
+        self.errors += left.iter().zip(&latest).filter(|(left, came)| left < came).count() as u64;
+        Ok(())
+    }
+}
+
+fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(), CollectiveError> {
+    let Slot { data, output } = slot;
+    match (task.collective, output) {
+        (Collective::AllReduce, _) => group.all_reduce(data, task.op),
+        (Collective::Reduce { root }, _) => group.reduce(data, task.op, root),
+        (Collective::Broadcast { root }, _) => group.broadcast(data, root),
+        (Collective::AllGather, Some(output)) => group.all_gather(data, output),
+        (Collective::ReduceScatter, Some(output)) => group.reduce_scatter(data, output, task.op),
+        (Collective::SendRecv { from, to }, _) if group.rank() == from => group.send(data, to),
+        (Collective::SendRecv { from, to }, _) if group.rank() == to => group.recv(data, from),
+        // The other ranks of a message have no part in it.
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,249 @@
+//! `pleach bench`: how long collectives take, size by size, with every result checked.
+//!
+//! A [`Task`] says what is measured, [`sizes`] what sizes; `live` measures real ranks, `simulated` ranks in virtual time;
+//! both fill and check memory by the same `pattern` and give [`Measured`], which `report` prints.
+//! **Invariant:** nothing but the collective is timed, and no iteration's output is overwritten before it was checked.
+
+use std::time::Duration;
+
+use pleach::collectives::select::SelectError;
+use pleach::collectives::{Access, CostModel, select_named};
+use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
+use pleach::{Algorithm, Collective, DataType, Group, Options, ReduceOp};
+
+use super::CommandError;
+use super::launch::{WorldArguments, is_one_of_several, rank_count, rank_or_launch};
+use super::schedule::collective;
+
+mod live;
+mod pattern;
+mod report;
+mod simulated;
+mod sizes;
+
+use report::Report;
+use sizes::{Size, Sweep};
+
+/// Ranks that are started where nothing says how many: they have a processor each on any machine.
+const DEFAULT_RANKS: u32 = 2;
+
+/// Shortest sample: what is shorter is mostly the clock's own time.
+const SAMPLE_MIN: Duration = Duration::from_micros(10);
+
+/// Most iterations of a sample; each has memory of its own.
+const SAMPLE_ITERATIONS_MAX: usize = 256;
+
+/// Arguments of `pleach bench`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  pleach bench\n  \
+    pleach bench all-gather --fabric shm --ranks 4 --min 1K --max 16M --factor 2 --dtype bf16\n  \
+    mpirun -n 4 pleach bench all-reduce --algorithm ring --json\n\n\
+    K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. bytes is one rank's vector, for all-gather and\n\
+    reduce-scatter the blocks of all ranks. A sample is as many iterations as last 10 us or more; its time is that of\n\
+    the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for all-reduce, (n-1)/n for all-gather\n\
+    and reduce-scatter, 1 for the others. errors counts wrong elements of all iterations and ranks.")]
+pub(crate) struct Arguments {
+    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, barrier or send-recv
+    #[arg(value_parser = collective, default_value = "all-reduce")]
+    collective: Collective,
+    /// How bytes move: shm, tcp or sim (virtual time) [default: shm if the ranks share a host, then tcp]
+    #[arg(long, value_name = "FABRIC", value_parser = fabric)]
+    fabric: Option<BenchFabric>,
+    /// How many ranks to start here [default: 2]
+    #[arg(long, value_name = "N")]
+    ranks: Option<u32>,
+    /// Smallest size
+    #[arg(long, value_name = "BYTES", default_value = "8")]
+    min: Size,
+    /// Largest size
+    #[arg(long, value_name = "BYTES", default_value = "64M")]
+    max: Size,
+    /// From one size to the next
+    #[arg(long, value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    factor: u64,
+    /// Type of an element: f32, f64, f16, bf16, i32, i64 or u8
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    dtype: DataType,
+    /// How inputs are combined: sum, prod, min, max or avg
+    #[arg(long, value_name = "OP", default_value = "sum")]
+    op: ReduceOp,
+    /// direct, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB or auto
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    algorithm: String,
+    /// Iterations of each size before the measured ones [default: fewer for larger sizes]
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    warmup: Option<u32>,
+    /// Measured iterations of each size, rounded up to whole samples [default: fewer for larger sizes]
+    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    iterations: Option<u32>,
+    /// Print results as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    world: WorldArguments,
+}
+
+/// What the bytes move over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BenchFabric {
+    Real(Fabric),
+    Simulated,
+}
+
+fn fabric(name: &str) -> Result<BenchFabric, String> {
+    match name {
+        "shm" => Ok(BenchFabric::Real(Fabric::Shm)),
+        "tcp" => Ok(BenchFabric::Real(Fabric::Tcp)),
+        "sim" => Ok(BenchFabric::Simulated),
+        _ => Err("there are shm tcp sim".to_owned()),
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Debug)]
+struct Task {
+    collective: Collective,
+    data_type: DataType,
+    op: ReduceOp,
+    ranks: u32,
+    /// `None`: the best one for each size.
+    algorithm: Option<Algorithm>,
+    warmup: Option<u32>,
+    iterations: Option<u32>,
+}
+
+impl Task {
+    /// Elements of a part for a size: as many as are whole on every rank.
+    fn count(&self, bytes: u64) -> usize {
+        let parts = u64::from(self.collective.parts(self.ranks));
+        (bytes / (parts * self.data_type.bytes() as u64)) as usize
+    }
+
+    /// What so many elements of a part are in bytes of the whole.
+    fn whole_bytes(&self, count: usize) -> u64 {
+        count as u64 * self.data_type.bytes() as u64 * u64::from(self.collective.parts(self.ranks))
+    }
+}
+
+/// What was found out about one size.
+#[derive(Clone, Debug)]
+struct Measured {
+    algorithm: String,
+    /// Elements of a part.
+    count: usize,
+    /// Time of an iteration, by sample.
+    samples: Vec<Duration>,
+    /// Wrong elements of all iterations and ranks.
+    errors: u64,
+}
+
+/// Runs `pleach bench`.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let ranks = rank_count(&arguments.world, arguments.ranks, DEFAULT_RANKS)?;
+    let task = task(arguments, ranks)?;
+    let sweep = if matches!(task.collective, Collective::Barrier) {
+        Sweep::empty()
+    } else {
+        Sweep::new(arguments.min, arguments.max, arguments.factor, task.data_type)
+            .map_err(CommandError::usage)?
+    };
+    if arguments.fabric == Some(BenchFabric::Simulated) {
+        return simulate(arguments, &task, &sweep);
+    }
+    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS)? else {
+        return Ok(());
+    };
+    let choice = match arguments.fabric {
+        Some(BenchFabric::Real(fabric)) => FabricChoice::Only(fabric),
+        _ => FabricChoice::Auto,
+    };
+    let (mut errors, used) = measure_over(choice, &world, &task, &sweep, arguments.json)?;
+    if choice == FabricChoice::Auto && used == Fabric::Shm {
+        let tcp = FabricChoice::Only(Fabric::Tcp);
+        errors += measure_over(tcp, &world, &task, &sweep, arguments.json)?.0;
+    }
+    // The error is that of the job; one rank says it.
+    if world.rank == 0 { verdict(errors) } else { Ok(()) }
+}
+
+/// What was asked for, checked.
+fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
+    let Arguments { collective, dtype: data_type, op, .. } = *arguments;
+    let name = &arguments.algorithm;
+    // The size and the model do not matter: whether there is such a schedule is the question.
+    let choice = select_named(name, collective, ranks, 8, Access::Put, &CostModel::TCP);
+    let choice = choice.map_err(|error| {
+        CommandError::usage(match error {
+            SelectError::Name(error) => {
+                let (collective, known) = (collective.name(), error.known);
+                format!("unknown algorithm: '{name}' for {collective}; use one of auto {known}")
+            }
+            error => format!("no schedule: {name} {collective} of {ranks} ranks; {error}"),
+        })
+    })?;
+    if collective.reduces() && ranks > pattern::ranks_max(data_type, op) {
+        return Err(CommandError::usage(format!(
+            "not exact: the {op} of {ranks} ranks cannot be checked in {data_type}; use f32 or another --op"
+        )));
+    }
+    let algorithm = (name != "auto").then_some(choice.algorithm);
+    let Arguments { warmup, iterations, .. } = *arguments;
+    Ok(Task { collective, data_type, op, ranks, algorithm, warmup, iterations })
+}
+
+/// Measures all sizes on real ranks; how many elements were wrong, and what the bytes moved over.
+fn measure_over(
+    choice: FabricChoice,
+    world: &World,
+    task: &Task,
+    sweep: &Sweep,
+    as_json: bool,
+) -> Result<(u64, Fabric), CommandError> {
+    let mut options = Options::new(world.clone());
+    options.fabric = choice;
+    let group = Group::join(&options).map_err(CommandError::failed)?;
+    let fabric = group.fabric().unwrap_or(Fabric::Tcp);
+    let name = fabric.to_string();
+    let mut report = (group.rank() == 0).then(|| Report::new(task, &name, as_json));
+    let one_clock = live::share_a_clock(&group).map_err(CommandError::failed)?;
+    let mut errors = 0;
+    if let Some(report) = &mut report {
+        report.head()?;
+    }
+    for bytes in sweep.sizes() {
+        let measured = live::measure(&group, task, bytes, one_clock).map_err(CommandError::failed)?;
+        errors += measured.errors;
+        if let Some(report) = &mut report {
+            report.row(&measured)?;
+        }
+    }
+    group.close().map_err(CommandError::failed)?;
+    Ok((errors, fabric))
+}
+
+fn simulate(arguments: &Arguments, task: &Task, sweep: &Sweep) -> Result<(), CommandError> {
+    if is_one_of_several(&arguments.world)? {
+        return Err(CommandError::usage(
+            "one process too many: sim runs all ranks in one process; start it once, without a launcher",
+        ));
+    }
+    let mut report = Report::new(task, "sim", arguments.json);
+    let mut simulation = simulated::Simulation::new(task)?;
+    report.head()?;
+    let mut errors = 0;
+    for bytes in sweep.sizes() {
+        let measured = simulation.measure(bytes)?;
+        errors += measured.errors;
+        report.row(&measured)?;
+    }
+    verdict(errors)
+}
+
+fn verdict(errors: u64) -> Result<(), CommandError> {
+    if errors == 0 {
+        return Ok(());
+    }
+    Err(CommandError::failed(format!(
+        "wrong results: {errors} elements; look at the rows with errors, and report them with this command line"
+    )))
+}

@@ -1,0 +1,223 @@
+//! What ranks give, and what they must get: small whole numbers, so that every result is exact in every element type.
+//!
+//! A rank's input repeats a table of [`PERIOD`] elements, and iterations begin at different places of it; the result repeats a
+//! table too, which is computed here from those of all ranks, one number at a time. The period is prime, so that a
+//! block in the wrong place, of another iteration or of another rank is seen.
+
+use pleach::collectives::{bf16, f16};
+use pleach::{Collective, DataType, Rank, ReduceOp};
+
+use super::Task;
+
+/// Elements after which inputs repeat.
+const PERIOD: usize = 1009;
+
+/// How far the next iteration begins in the table.
+const ITERATION_STRIDE: usize = 17;
+
+/// How far the next rank's table is shifted.
+const RANK_STRIDE: usize = 31;
+
+/// Most ranks that give more than the neutral element at a place: of a sum (each at most 3, so at most 192 together,
+/// exact in bf16 and u8) and of a product (each at most 2).
+const SUMMANDS_MAX: usize = 64;
+const FACTORS_MAX: usize = 6;
+
+/// Most ranks whose results can be checked exactly.
+pub(super) fn ranks_max(data_type: DataType, op: ReduceOp) -> u32 {
+    match (op, data_type) {
+        (ReduceOp::Avg, DataType::U8) => 255,
+        (ReduceOp::Avg, DataType::Bf16) => 256,
+        (ReduceOp::Avg, DataType::F16) => 2048,
+        _ => u32::MAX,
+    }
+}
+
+/// Tables of one task, as bytes.
+pub(super) struct Pattern {
+    collective: Collective,
+    ranks: u32,
+    element: usize,
+    /// By rank.
+    inputs: Vec<Vec<u8>>,
+    reduced: Vec<u8>,
+}
+
+impl Pattern {
+    pub(super) fn new(task: &Task) -> Self {
+        let Task { collective, data_type, op, ranks, .. } = *task;
+        let numbers: Vec<Vec<u8>> = (0..ranks)
+            .map(|rank| {
+                let give = |place| match collective.reduces() {
+                    true => contribution(op, rank, ranks, place),
+                    false => mixed(place + rank as usize * RANK_STRIDE) % 251,
+                };
+                (0..PERIOD).map(|place| give(place) as u8).collect()
+            })
+            .collect();
+        let result = |place: usize| {
+            let all = numbers.iter().map(|table| u32::from(table[place]));
+            match op {
+                ReduceOp::Prod => all.product(),
+                ReduceOp::Min => all.min().unwrap_or_default(),
+                ReduceOp::Max => all.max().unwrap_or_default(),
+                ReduceOp::Avg => all.sum::<u32>() / ranks,
+                _ => all.sum::<u32>(),
+            }
+        };
+        let reduced: Vec<u8> = match collective.reduces() {
+            true => (0..PERIOD).map(|place| result(place) as u8).collect(),
+            false => Vec::new(),
+        };
+        let encode = |table: &Vec<u8>| table.iter().flat_map(|&number| encode(data_type, number)).collect();
+        Self {
+            collective,
+            ranks,
+            element: data_type.bytes(),
+            inputs: numbers.iter().map(encode).collect(),
+            reduced: encode(&reduced),
+        }
+    }
+
+    /// Writes what `rank` gives in an iteration.
+    pub(super) fn fill(&self, rank: Rank, iteration: usize, input: &mut [u8]) {
+        let table = &self.inputs[rank as usize];
+        for (part, place) in pieces(input.len(), self.element, iteration * ITERATION_STRIDE) {
+            let len = part.len();
+            input[part].copy_from_slice(&table[place..place + len]);
+        }
+    }
+
+    /// How many elements are not what `rank` must have after an iteration; `output` is its output, or its input where it
+    /// has none, which must be as it was.
+    pub(super) fn wrong(&self, rank: Rank, iteration: usize, output: &[u8]) -> u64 {
+        let begin = iteration * ITERATION_STRIDE;
+        let own = &self.inputs[rank as usize];
+        match self.collective {
+            Collective::AllReduce => self.differing(output, &self.reduced, begin),
+            Collective::Reduce { root } if rank == root => self.differing(output, &self.reduced, begin),
+            Collective::ReduceScatter => {
+                let first = rank as usize * (output.len() / self.element);
+                self.differing(output, &self.reduced, begin + first)
+            }
+            Collective::Broadcast { root: from } => {
+                self.differing(output, &self.inputs[from as usize], begin)
+            }
+            Collective::SendRecv { from, to } if rank == to => {
+                self.differing(output, &self.inputs[from as usize], begin)
+            }
+            Collective::AllGather if !output.is_empty() => {
+                let parts = output.chunks_exact(output.len() / self.ranks as usize);
+                parts.zip(&self.inputs).map(|(part, table)| self.differing(part, table, begin)).sum()
+            }
+            _ => self.differing(output, own, begin),
+        }
+    }
+
+    fn differing(&self, found: &[u8], table: &[u8], begin: usize) -> u64 {
+        let mut count = 0;
+        for (part, place) in pieces(found.len(), self.element, begin) {
+            let (found, expected) = (&found[part.clone()], &table[place..place + part.len()]);
+            if found != expected {
+                let pairs = found.chunks_exact(self.element).zip(expected.chunks_exact(self.element));
+                count += pairs.filter(|(found, expected)| found != expected).count() as u64;
+            }
+        }
+        count
+    }
+}
+
+/// Cuts `len` bytes into ranges that lie together in a table, each with where it begins there.
+fn pieces(len: usize, element: usize, begin: usize) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
+    let end = PERIOD * element;
+    let (mut at, mut place) = (0, begin % PERIOD * element);
+    std::iter::from_fn(move || {
+        let bytes = (len - at).min(end - place);
+        let piece = (at..at + bytes, place);
+        (at, place) = (at + bytes, 0);
+        (bytes > 0).then_some(piece)
+    })
+}
+
+/// What a rank gives at a place of the period.
+fn contribution(op: ReduceOp, rank: Rank, ranks: u32, place: usize) -> u32 {
+    let (rank, ranks) = (rank as usize, ranks as usize);
+    let number = mixed(place + rank * RANK_STRIDE);
+    // With many ranks every so-many-th gives something, others at another place.
+    let is_turn = |most: usize| (place + rank).is_multiple_of(ranks.div_ceil(most));
+    match op {
+        ReduceOp::Sum if is_turn(SUMMANDS_MAX) => number % 4,
+        ReduceOp::Sum => 0,
+        ReduceOp::Prod if is_turn(FACTORS_MAX) => 1 + number % 2,
+        ReduceOp::Prod => 1,
+        // Divides evenly only if every rank's share is in it once.
+        ReduceOp::Avg => mixed(place) % (255 / ranks as u32).clamp(2, 4),
+        _ => number % 251,
+    }
+}
+
+/// A number that looks random.
+fn mixed(place: usize) -> u32 {
+    let mut bits = (place as u32).wrapping_add(1).wrapping_mul(0x9e37_79b1);
+    bits ^= bits >> 15;
+    bits = bits.wrapping_mul(0x85eb_ca77);
+    bits ^ bits >> 13
+}
+
+fn encode(data_type: DataType, number: u8) -> Vec<u8> {
+    match data_type {
+        DataType::F32 => f32::from(number).to_ne_bytes().to_vec(),
+        DataType::F64 => f64::from(number).to_ne_bytes().to_vec(),
+        DataType::F16 => f16::from(number).to_ne_bytes().to_vec(),
+        DataType::Bf16 => bf16::from(number).to_ne_bytes().to_vec(),
+        DataType::I32 => i32::from(number).to_ne_bytes().to_vec(),
+        DataType::I64 => i64::from(number).to_ne_bytes().to_vec(),
+        _ => vec![number],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(collective: Collective, op: ReduceOp, data_type: DataType, ranks: u32) -> Task {
+        Task { collective, data_type, op, ranks, algorithm: None, warmup: None, iterations: None }
+    }
+
+    #[test]
+    fn sums_of_any_number_of_ranks_are_exact_in_the_narrowest_types() {
+        for ranks in [1, 2, 7, 64, 65, 1000] {
+            for place in 0..PERIOD {
+                let all = (0..ranks).map(|rank| contribution(ReduceOp::Sum, rank, ranks, place));
+                assert!(all.sum::<u32>() <= 255);
+                let all = (0..ranks).map(|rank| contribution(ReduceOp::Prod, rank, ranks, place));
+                assert!(all.product::<u32>() <= 64);
+            }
+        }
+        for ranks in [1, 2, 64, 85, 127, 255] {
+            let most = (0..PERIOD).map(|place| contribution(ReduceOp::Avg, 0, ranks, place)).max();
+            assert!(most.is_some_and(|most| most > 0 && most * ranks <= 255), "{ranks} {most:?}");
+        }
+    }
+
+    #[test]
+    fn a_missing_share_a_shifted_block_and_another_iteration_are_seen() {
+        let task = task(Collective::AllReduce, ReduceOp::Sum, DataType::F32, 2);
+        let pattern = Pattern::new(&task);
+        let mut right = vec![0; 4000];
+        for (part, place) in pieces(right.len(), 4, ITERATION_STRIDE) {
+            let len = part.len();
+            right[part].copy_from_slice(&pattern.reduced[place..place + len]);
+        }
+        assert_eq!(pattern.wrong(0, 1, &right), 0);
+        assert!(pattern.wrong(0, 2, &right) > 500);
+        let mut own = vec![0; 4000];
+        pattern.fill(0, 1, &mut own);
+        assert!(pattern.wrong(0, 1, &own) > 500);
+        right.rotate_left(256);
+        assert!(pattern.wrong(0, 1, &right) > 500);
+        right.rotate_right(256);
+        right[8] ^= 1;
+        assert_eq!(pattern.wrong(1, 1, &right), 1);
+    }
+}

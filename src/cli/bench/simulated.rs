@@ -1,0 +1,258 @@
+//! Measures simulated ranks: all of them in this process, in virtual time.
+
+use std::time::Duration;
+
+use pleach::collectives::engine::{Bytes, Call, RunId};
+use pleach::collectives::simulate::Cluster;
+use pleach::transport::sim::{Network, Options};
+use pleach::transport::{Nanos, SharedMemory, Slice};
+use pleach::{Collective, Rank};
+
+use super::pattern::Pattern;
+use super::{CommandError, Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task};
+
+/// The network, in words.
+pub(super) const NOTE: &str = " (full mesh, 12.5 GB/s and 1.5 us a link, virtual time)";
+const LINK_BYTES_PER_S: u64 = 12_500_000_000;
+const LINK_LATENCY: Duration = Duration::from_nanos(1500);
+
+/// Most simulated ranks.
+const RANKS_MAX: u32 = 64;
+
+/// Nothing varies in virtual time, so that few iterations say all.
+const SMALL_BYTES: u64 = 64 << 10;
+const ITERATIONS: u64 = 20;
+const ITERATIONS_MIN: u64 = 2;
+
+/// How long an iteration may take, in virtual time.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Most polls of a rank at one instant: more is a livelock.
+const POLLS_MAX: usize = 100_000;
+
+/// Ranks and what they do.
+pub(super) struct Simulation<'a> {
+    task: &'a Task,
+    cluster: Cluster,
+    pattern: Pattern,
+    iteration: usize,
+}
+
+/// Memory of one iteration of one rank.
+struct Slot {
+    /// The input; also the output, where that has as many elements.
+    data: Slice,
+    output: Option<Slice>,
+}
+
+/// A rank's share of a sample.
+struct Share {
+    slots: Vec<Slot>,
+    run: Option<RunId>,
+    done: usize,
+    /// When each iteration began, and the last ended.
+    stamps: Vec<Nanos>,
+}
+
+impl<'a> Simulation<'a> {
+    pub(super) fn new(task: &'a Task) -> Result<Self, CommandError> {
+        let ranks = task.ranks;
+        if ranks > RANKS_MAX {
+            return Err(CommandError::usage(format!(
+                "bad number of ranks: --ranks {ranks}; at most {RANKS_MAX} are simulated"
+            )));
+        }
+        let network = Network::full_mesh(ranks, LINK_BYTES_PER_S, LINK_LATENCY);
+        let cluster = Cluster::new(Options::new(network, 0));
+        Ok(Self { task, cluster, pattern: Pattern::new(task), iteration: 0 })
+    }
+
+    /// Measures one size.
+    pub(super) fn measure(&mut self, bytes: u64) -> Result<Measured, CommandError> {
+        let task = self.task;
+        let count = task.count(bytes);
+        let scaled = (ITERATIONS * SMALL_BYTES / bytes.max(SMALL_BYTES)).max(ITERATIONS_MIN);
+        let iterations = task.iterations.map_or(scaled, u64::from);
+        let mut shares: Vec<Share> = (0..task.ranks)
+            .map(|_| Share { slots: Vec::new(), run: None, done: 0, stamps: Vec::new() })
+            .collect();
+        self.grow(&mut shares, count, 1)?;
+        let mut errors = 0;
+        let mut usual = SAMPLE_MIN;
+        for _ in 0..task.warmup.unwrap_or(1) {
+            usual = self.sample(&mut shares, count, &mut errors)?;
+        }
+        let in_sample = SAMPLE_MIN.as_nanos() as u64 / (usual.as_nanos() as u64).max(1) + 1;
+        let in_sample = (in_sample as usize).min(SAMPLE_ITERATIONS_MAX);
+        self.grow(&mut shares, count, in_sample)?;
+        let samples: Result<Vec<_>, _> = (0..iterations.div_ceil(in_sample as u64))
+            .map(|_| Ok(self.sample(&mut shares, count, &mut errors)? / in_sample as u32))
+            .collect();
+        let program = program(&mut self.cluster, task, 0, count)?;
+        Ok(Measured { algorithm: program.algorithm().to_owned(), count, samples: samples?, errors })
+    }
+
+    fn grow(&mut self, shares: &mut [Share], count: usize, iterations: usize) -> Result<(), CommandError> {
+        let part = count * self.task.data_type.bytes();
+        let all = part * self.task.ranks as usize;
+        let (data, output) = match self.task.collective {
+            Collective::AllGather => (part, Some(all)),
+            Collective::ReduceScatter => (all, Some(part)),
+            _ => (part, None),
+        };
+        for (share, member) in shares.iter_mut().zip(&mut self.cluster.members) {
+            let Some(member) = member else { continue };
+            let mut register = |bytes: usize| {
+                let memory = SharedMemory::new(bytes).map_err(|error| {
+                    CommandError::failed(format!("no memory: {bytes} bytes ({error}); give a smaller --max"))
+                })?;
+                let region = member.engine.device().register(memory).map_err(CommandError::failed)?;
+                region.whole().slice(0..bytes).map_err(CommandError::failed)
+            };
+            while share.slots.len() < iterations {
+                share
+                    .slots
+                    .push(Slot { data: register(data)?, output: output.map(&mut register).transpose()? });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs an iteration in each slot and checks; how long that took until the last rank had ended.
+    fn sample(
+        &mut self,
+        shares: &mut [Share],
+        count: usize,
+        errors: &mut u64,
+    ) -> Result<Duration, CommandError> {
+        let task = self.task;
+        let begin = self.cluster.world.now();
+        for (share, rank) in shares.iter_mut().zip(0..) {
+            let mut input = vec![0; share.slots[0].data.len()];
+            for (slot, iteration) in share.slots.iter().zip(self.iteration..) {
+                self.pattern.fill(rank, iteration, &mut input);
+                slot.data.store(&input);
+            }
+            (share.done, share.run) = (0, None);
+            share.stamps.clear();
+            share.next(&mut self.cluster, task, rank, count)?;
+        }
+        let mut failed = None;
+        let run = self.cluster.run(|cluster| {
+            for (share, rank) in shares.iter_mut().zip(0..) {
+                if let Err(error) = share.advance(cluster, task, rank, count) {
+                    failed.get_or_insert(error);
+                }
+            }
+            failed.is_some() || shares.iter().all(|share| share.run.is_none())
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        run.map_err(|stuck| CommandError::failed(format!("simulation stuck: {stuck}; report it")))?;
+        *errors += self.wrong(shares);
+        self.iteration += shares[0].slots.len();
+        let ends = shares.iter().filter_map(|share| share.stamps.last());
+        Ok(ends.max().map_or(Duration::ZERO, |end| end.since(begin)))
+    }
+
+    fn wrong(&self, shares: &[Share]) -> u64 {
+        let mut count = 0;
+        for (share, rank) in shares.iter().zip(0..) {
+            for (slot, iteration) in share.slots.iter().zip(self.iteration..) {
+                let output = slot.output.as_ref().unwrap_or(&slot.data).to_vec();
+                count += self.pattern.wrong(rank, iteration, &output);
+            }
+            if matches!(self.task.collective, Collective::Barrier) {
+                // Nobody may have gone on before the last had come.
+                let came = |iteration: usize| shares.iter().map(|share| share.stamps[iteration]).max();
+                let left = share.stamps[1..].iter().enumerate();
+                count += left.filter(|(iteration, left)| Some(**left) < came(*iteration)).count() as u64;
+            }
+        }
+        count
+    }
+}
+
+impl Share {
+    /// Starts the next iteration, if there is one and this rank has a part in it.
+    fn next(
+        &mut self,
+        cluster: &mut Cluster,
+        task: &Task,
+        rank: Rank,
+        count: usize,
+    ) -> Result<(), CommandError> {
+        let now = cluster.world.now();
+        self.stamps.push(now);
+        let is_part = match task.collective {
+            Collective::SendRecv { from, to } => rank == from || rank == to,
+            _ => true,
+        };
+        let Some(slot) = self.slots.get(self.done).filter(|_| is_part) else { return Ok(()) };
+        let program = program(cluster, task, rank, count)?;
+        let bytes = |slice: &Slice, has: bool| match has {
+            true => Bytes::Registered(slice.clone()),
+            false => Bytes::None,
+        };
+        let has_input = !task.collective.input_parts(rank, task.ranks).is_empty();
+        let has_output = !task.collective.output_parts(rank, task.ranks).is_empty();
+        let call = Call {
+            program,
+            data_type: task.data_type,
+            op: task.op,
+            count,
+            tag: 0,
+            input: bytes(&slot.data, has_input),
+            output: bytes(slot.output.as_ref().unwrap_or(&slot.data), has_output),
+            deadline: now + TIMEOUT,
+        };
+        let engine = &mut member(cluster, rank)?.engine;
+        self.run = Some(engine.start(call, now).map_err(CommandError::failed)?);
+        Ok(())
+    }
+
+    /// Takes the outcome of the iteration under way and starts the next, as often as that goes at this instant.
+    fn advance(
+        &mut self,
+        cluster: &mut Cluster,
+        task: &Task,
+        rank: Rank,
+        count: usize,
+    ) -> Result<(), CommandError> {
+        let now = cluster.world.now();
+        while let Some(run) = self.run {
+            let Some(outcome) = member(cluster, rank)?.engine.take_outcome(run) else { break };
+            outcome.map_err(CommandError::failed)?;
+            self.run = None;
+            self.done += 1;
+            self.next(cluster, task, rank, count)?;
+            let engine = &mut member(cluster, rank)?.engine;
+            for _ in 0..POLLS_MAX {
+                if !engine.poll(now) {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn member(
+    cluster: &mut Cluster,
+    rank: Rank,
+) -> Result<&mut pleach::collectives::simulate::Member, CommandError> {
+    let member = cluster.members.get_mut(rank as usize).and_then(Option::as_mut);
+    member.ok_or_else(|| CommandError::failed(format!("rank died: rank {rank} of the simulation; report it")))
+}
+
+fn program(
+    cluster: &mut Cluster,
+    task: &Task,
+    rank: Rank,
+    count: usize,
+) -> Result<std::sync::Arc<pleach::collectives::engine::Program>, CommandError> {
+    let part_bytes = count * task.data_type.bytes();
+    let planner = &mut member(cluster, rank)?.planner;
+    planner.program(task.collective, part_bytes, task.algorithm.as_ref()).map_err(CommandError::failed)
+}

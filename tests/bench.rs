@@ -1,0 +1,203 @@
+//! `pleach bench` with real processes: every collective over every fabric, and what is refused.
+
+#[allow(dead_code)] // Not every test looks at processes.
+mod launcher;
+
+use std::process::Output;
+
+use launcher::{finish, pleach};
+
+const COLLECTIVES: [&str; 7] =
+    ["all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "barrier", "send-recv"];
+
+const FIELDS: [&str; 12] = [
+    "collective",
+    "fabric",
+    "algorithm",
+    "dtype",
+    "op",
+    "ranks",
+    "bytes",
+    "time_us_p50",
+    "time_us_p99",
+    "algbw_gb_s",
+    "busbw_gb_s",
+    "errors",
+];
+
+/// Few iterations: these tests are about what is printed and whether it is right.
+const QUICK: [&str; 4] = ["--warmup", "2", "--iterations", "20"];
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = pleach();
+    command.arg("bench").args(arguments);
+    finish(command)
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("is text")
+}
+
+/// The fields of a flat JSON object without commas or colons in its strings, in order.
+fn fields(line: &str) -> Vec<(&str, &str)> {
+    let inner = line.strip_prefix('{').and_then(|line| line.strip_suffix('}')).expect(line);
+    let fields = inner.split(',').map(|field| field.split_once(':').expect(line));
+    fields.map(|(name, value)| (name.trim_matches('"'), value.trim_matches('"'))).collect()
+}
+
+/// Rows of a run that succeeded, each with exactly the promised fields and no wrong element.
+fn rows(arguments: &[&str]) -> Vec<Vec<String>> {
+    let output = bench(&[arguments, &QUICK, &["--json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    assert!(output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    let lines = text(&output.stdout).lines();
+    lines
+        .map(|line| {
+            let fields = fields(line);
+            let names: Vec<_> = fields.iter().map(|(name, _)| *name).collect();
+            assert_eq!(names, FIELDS, "{line}");
+            let values: Vec<String> = fields.iter().map(|(_, value)| (*value).to_owned()).collect();
+            assert_eq!(values[11], "0", "errors: {line}");
+            let number = |index: usize| values[index].parse::<f64>().expect(line);
+            assert!(number(7) > 0.0 && number(8) >= number(7), "times: {line}");
+            let bandwidth = number(6) / number(7) / 1e3;
+            assert!((number(9) - bandwidth).abs() <= 1e-3 + 0.01 * bandwidth, "bandwidth: {line}");
+            values
+        })
+        .collect()
+}
+
+fn every_collective_is_measured_and_right(fabric: &str, ranks: &str) {
+    for collective in COLLECTIVES {
+        let arguments = [
+            collective, "--fabric", fabric, "--ranks", ranks, "--min", "24", "--max", "60K", "--factor", "50",
+        ];
+        let rows = rows(&arguments);
+        let parts: u64 = match collective {
+            "all-gather" | "reduce-scatter" => ranks.parse().expect("a number"),
+            _ => 1,
+        };
+        let sizes = if collective == "barrier" { vec![0] } else { vec![24, 1200, 60_000, 61_440] };
+        let sizes: Vec<u64> = sizes.into_iter().map(|size| size / (4 * parts) * 4 * parts).collect();
+        let bytes: Vec<u64> = rows.iter().map(|row| row[6].parse().expect("a number")).collect();
+        assert_eq!(bytes, sizes, "{collective}");
+        for row in &rows {
+            assert_eq!([&row[0], &row[1], &row[5]], [collective, fabric, ranks]);
+            let is_reduction = matches!(collective, "all-reduce" | "reduce" | "reduce-scatter");
+            assert_eq!(row[4], if is_reduction { "sum" } else { "none" });
+        }
+    }
+}
+
+#[test]
+fn every_collective_over_shared_memory_is_measured_and_right() {
+    every_collective_is_measured_and_right("shm", "3");
+}
+
+#[test]
+fn every_collective_over_sockets_is_measured_and_right() {
+    every_collective_is_measured_and_right("tcp", "2");
+}
+
+#[test]
+fn every_collective_in_virtual_time_is_measured_and_right() {
+    every_collective_is_measured_and_right("sim", "5");
+}
+
+#[test]
+fn every_type_and_reduction_is_exact() {
+    for dtype in ["f32", "f64", "f16", "bf16", "i32", "i64", "u8"] {
+        for op in ["sum", "prod", "min", "max", "avg"] {
+            let rows = rows(&[
+                "--fabric", "sim", "--ranks", "3", "--max", "8K", "--factor", "1024", "--dtype", dtype,
+                "--op", op,
+            ]);
+            assert_eq!(rows.len(), 2);
+            assert!(rows.iter().all(|row| row[3] == dtype && row[4] == op));
+        }
+    }
+}
+
+#[test]
+fn without_a_fabric_both_are_measured_and_the_named_algorithm_is_taken() {
+    let rows = rows(&["--max", "8", "--algorithm", "ring"]);
+    assert_eq!(rows.len(), 2);
+    assert_eq!([&rows[0][1], &rows[1][1]], ["shm", "tcp"]);
+    assert!(rows.iter().all(|row| row[2] == "ring" && row[5] == "2"));
+}
+
+#[test]
+fn virtual_time_is_the_same_each_time() {
+    let arguments = ["--fabric", "sim", "--ranks", "4", "--max", "128K", "--factor", "128"];
+    assert_eq!(rows(&arguments), rows(&arguments));
+}
+
+#[test]
+fn a_table_has_a_head_and_a_row_for_each_size() {
+    let output = bench(&["--fabric", "sim", "--ranks", "2", "--max", "128"]);
+    assert!(output.status.success());
+    let lines: Vec<_> = text(&output.stdout).lines().collect();
+    assert_eq!(lines.len(), 3 + 3, "{lines:?}");
+    assert!(lines[0].contains("all-reduce") && lines[0].contains("2 ranks"), "{}", lines[0]);
+    for column in ["bytes", "count", "dtype", "op", "algorithm", "p50", "p99", "algbw", "busbw", "errors"] {
+        assert!(lines[1].contains(column), "{}", lines[1]);
+    }
+    for (line, bytes) in lines[3..].iter().zip(["8", "32", "128"]) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        assert_eq!((words[0], words[9]), (bytes, "0"), "{line}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
+    let cases: [(&[&str], &str); 13] = [
+        (&["all-reduced"], "all-reduce reduce broadcast"),
+        (&["--fabric", "smoke"], "shm tcp sim"),
+        (&["--algorithm", "chain"], "direct recursive-doubling halving-doubling ring double-tree grid:AxB"),
+        (&["broadcast", "--algorithm", "ring"], "direct double-tree chain"),
+        (&["--algorithm", "grid:3x3", "--ranks", "4"], "grid:3x3"),
+        (&["--ranks", "0"], "give 1 to"),
+        (&["--min", "10"], "the nearest is 12"),
+        (&["--max", "65", "--dtype", "f64"], "the nearest is 64"),
+        (&["--min", "1M", "--max", "1K"], "exchange them"),
+        (&["--factor", "1"], "--factor"),
+        (&["--dtype", "f31"], "f32 f64"),
+        (&["--op", "mean"], "sum prod min max avg"),
+        (&["send-recv", "--ranks", "1"], "send-recv"),
+    ];
+    for (arguments, what) in cases {
+        let output = bench(arguments);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(errors.starts_with("error: ") && errors.lines().count() == 1, "{arguments:?}: {errors}");
+        assert!(errors.contains(what), "{arguments:?}: {errors}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn inside_a_world_its_ranks_are_taken_and_not_contradicted() {
+    let program = env!("CARGO_BIN_EXE_pleach");
+    let inside = |bench: &[&str]| {
+        let mut command = pleach();
+        command.args(["run", "-n", "2", "--", program, "bench", "--max", "8", "--fabric", "tcp"]);
+        command.args(QUICK).args(bench);
+        finish(command)
+    };
+    let output = inside(&["--json"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stdout).lines().count(), 1, "{output:?}");
+    assert!(text(&output.stdout).contains("\"ranks\":2"), "{output:?}");
+
+    let output = inside(&["--ranks", "3"]);
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("ranks contradict: --ranks 3"), "{output:?}");
+    assert!(output.stdout.is_empty());
+
+    let mut command = pleach();
+    command.args(["bench", "--ranks", "3"]);
+    command.env("PLEACH_RANK", "0").env("PLEACH_WORLD_SIZE", "2");
+    command.env("PLEACH_RENDEZVOUS", "tcp://127.0.0.1:9");
+    let output = finish(command);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
