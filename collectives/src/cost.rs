@@ -96,7 +96,9 @@ impl Work {
             }),
             Algorithm::Ring => Some(match collective {
                 Collective::AllReduce => {
-                    Self::puts(p, 2 * (p - 1), 2 * (p - 1), 2 * (p - 1)).reducing(p - 1, p - 1)
+                    // Of more than two ranks the one before has to be told that results may come.
+                    let messages = if p > 2 { 3 * (p - 1) } else { 2 * (p - 1) };
+                    Self::puts(p, 2 * (p - 1), messages, 2 * (p - 1)).reducing(p - 1, p - 1)
                 }
                 Collective::ReduceScatter => Self::puts(p, p, 2 * (p - 1), p - 1).reducing(p - 1, p - 1),
                 _ => Self::puts(p, p, 2 * (p - 1), p - 1),
