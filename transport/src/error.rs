@@ -85,7 +85,7 @@ pub enum TransferError {
         /// Who.
         peer: Rank,
     },
-    /// [`Device::sever`] ended it.
+    /// [`crate::Device::sever`] ended it.
     #[error("the connection to rank {peer} was severed here")]
     Severed {
         /// From whom.
@@ -156,7 +156,7 @@ pub enum SubmitError {
         /// How many there are.
         cells: usize,
     },
-    /// More bytes than [`Caps::transfer_bytes_max`].
+    /// More bytes than [`crate::Caps::transfer_bytes_max`].
     #[error("{bytes} bytes are more than the {max} of one transfer")]
     TooLong {
         /// How many.
@@ -235,7 +235,7 @@ pub enum MapError {
         #[source]
         source: OutOfBounds,
     },
-    /// This device maps nothing ([`Caps::maps`]).
+    /// This device maps nothing ([`crate::Caps::maps`]).
     #[error("{fabric} does not map")]
     Unsupported {
         /// Which fabric.
