@@ -74,7 +74,10 @@ fn advance_own(memory: &dyn Memory, private_bytes: &mut Option<usize>) -> std::i
     let Some((file, offset)) = file_of(memory) else { return Ok(true) };
     // Registered memory lies at the same place in its pages as in the file's, see `ShmDevice::register`.
     let (start, len) = (memory.base().as_ptr() as u64, memory.len() as u64);
-    let Some((first, bytes)) = pages_around(start, len) else { return Ok(true) };
+    // No pages, nothing to take back; and the system refuses to map none of them.
+    let Some((first, bytes)) = pages_around(start, len).filter(|(_, bytes)| *bytes > 0) else {
+        return Ok(true);
+    };
     let (before, bytes) = ((start - first) as usize, bytes as usize);
     // SAFETY: the first byte of the page that the memory begins in.
     let base: NonNull<u8> = unsafe { memory.base().sub(before) };
