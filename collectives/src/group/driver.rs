@@ -18,6 +18,10 @@ const POLLS_PER_CLOCK: u32 = 32;
 /// Longest sleep, in case a bell is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
+/// Longest time that a call which is done waits until its last words have gone out; longer only peers take that do not
+/// read, and what is left then goes out with the next call.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// What the lock guards.
 pub(super) struct Core {
     pub(super) engine: Engine,
@@ -103,8 +107,27 @@ impl Driver {
 
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
     pub(super) fn finish(&self, core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
-        self.drive(core, Nanos::MAX, |engine| engine.take_outcome(run))
-            .expect("an unlimited drive ends with what it looks for")
+        self.outcome(core, run, Nanos::MAX).expect("an unlimited drive ends with what it looks for")
+    }
+
+    /// The run's outcome, if it is known until then. What its last steps told the peers has gone out by then: this rank
+    /// may poll nothing for a long time now, while they wait for it.
+    pub(super) fn outcome(
+        &self,
+        core: MutexGuard<'_, Core>,
+        run: RunId,
+        until: Nanos,
+    ) -> Option<Result<(), Arc<Fault>>> {
+        let (outcome, is_flushed) = self.drive(core, until, |engine| {
+            let outcome = engine.take_outcome(run)?;
+            Some((outcome, engine.is_flushed()))
+        })?;
+        if outcome.is_ok() && !is_flushed {
+            self.drive(self.lock(), clock::now() + FLUSH_TIME_MAX, |engine| {
+                (engine.is_flushed() || engine.failure().is_some()).then_some(())
+            });
+        }
+        Some(outcome)
     }
 }
 

@@ -50,9 +50,7 @@ impl<D> Pending<D> {
     /// Waits at most `limit`; whether it is done.
     pub fn wait_for(&mut self, limit: Duration) -> bool {
         if let Some(run) = self.run {
-            let found = self
-                .driver
-                .drive(self.driver.lock(), clock::now() + limit, |engine| engine.take_outcome(run));
+            let found = self.driver.outcome(self.driver.lock(), run, clock::now() + limit);
             let Some(outcome) = found else { return false };
             self.run = None;
             self.outcome = Some(outcome.map_err(CollectiveError::Failed));
