@@ -305,9 +305,11 @@ impl Engine {
     /// When to poll at the latest even if the device's bell does not ring.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
+        let is_active = matches!(self.phase, Phase::Active);
         let runs = self.order.iter().filter_map(|slot| {
             let slot = &self.slots[usize::from(*slot)];
-            let run = slot.run.as_ref()?;
+            // A failing group waits for silence, not for its runs.
+            let run = slot.run.as_ref().filter(|_| is_active)?;
             let computed = if run.is_computing() {
                 self.compute.next_wakeup().unwrap_or(Nanos::ZERO)
             } else {
