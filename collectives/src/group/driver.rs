@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pleach_transport::{Nanos, Ring, clock};
+use pleach_transport::{Nanos, Ring, clock, fork};
 
 use super::planner::Planner;
 use crate::engine::{Board, Engine, Fault, RunId};
@@ -34,6 +34,8 @@ pub(super) struct Driver {
     waiting: AtomicUsize,
     board: Arc<Board>,
     ringer: Arc<dyn Ring>,
+    /// The process whose engine this is.
+    pub(super) process: fork::Process,
     /// How long to poll before the first sleep.
     spin: Duration,
     /// Whether other ranks need this processor: then polling without yields only delays them.
@@ -43,7 +45,16 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn new(mut core: Core, board: Arc<Board>, spin: Duration, is_crowded: bool) -> Self {
         let ringer = core.engine.device().ringer();
-        Self { core: Mutex::new(core), waiting: AtomicUsize::new(0), board, ringer, spin, is_crowded }
+        let process = fork::Process::current();
+        Self {
+            core: Mutex::new(core),
+            waiting: AtomicUsize::new(0),
+            board,
+            ringer,
+            process,
+            spin,
+            is_crowded,
+        }
     }
 
     /// Engine and planner, for a short time.

@@ -61,7 +61,6 @@ struct Shared {
     close_timeout: Duration,
     /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the driver's lock.
     is_closed: AtomicBool,
-    process: fork::Process,
     /// Rank 0's table keeps late comers out for as long as the group lives.
     _store: Option<Mutex<Box<dyn Store>>>,
 }
@@ -149,7 +148,6 @@ impl Group {
             number: GROUPS.fetch_add(1, Ordering::Relaxed),
             close_timeout: options.close_timeout,
             is_closed: AtomicBool::new(false),
-            process: fork::Process::current(),
             _store: store.map(Mutex::new),
         };
         let shared = Arc::new(shared);
@@ -215,6 +213,7 @@ impl Group {
     ///
     /// No memory, or it cannot be registered.
     pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<T>, CollectiveError> {
+        self.expect_own_process()?;
         let bytes = len.saturating_mul(size_of::<T>());
         let memory = SharedMemory::new(bytes)
             .map_err(|source| CollectiveError::Memory { bytes, source: Arc::new(source) })?;
@@ -469,10 +468,13 @@ impl Group {
         met
     }
 
+    /// To be asked before the driver is locked: another thread may have held it when the process forked.
+    fn expect_own_process(&self) -> Result<(), CollectiveError> {
+        expect_own_process(self.shared.driver.process)
+    }
+
     fn expect_open(&self) -> Result<(), CollectiveError> {
-        if !self.shared.process.is_current() {
-            return Err(CollectiveError::Forked { owner: self.shared.process.id() });
-        }
+        self.expect_own_process()?;
         if self.shared.is_closed.load(Ordering::Relaxed) { Err(CollectiveError::Closed) } else { Ok(()) }
     }
 
@@ -487,6 +489,7 @@ impl Group {
     }
 
     fn blocking(&self, mut operation: Operation) -> Result<(), CollectiveError> {
+        self.expect_own_process()?;
         let driver = &self.shared.driver;
         let mut core = driver.lock();
         let lent = self.lend(&mut core.engine, &mut operation)?;
@@ -526,7 +529,10 @@ impl Group {
         operation: Result<Operation, CollectiveError>,
         data: D,
     ) -> Result<Pending<D>, PendingError<D>> {
-        let run = operation.and_then(|operation| self.begin(&mut self.shared.driver.lock(), operation));
+        let run = operation.and_then(|operation| {
+            self.expect_own_process()?;
+            self.begin(&mut self.shared.driver.lock(), operation)
+        });
         match run {
             Ok(run) => Ok(Pending::new(self.shared.driver.clone(), run, data)),
             Err(error) => Err(PendingError { error, data }),
@@ -537,7 +543,7 @@ impl Group {
 impl Shared {
     /// Says goodbye and lets go out what is still to go out.
     fn leave(&self) {
-        if self.is_closed.swap(true, Ordering::Relaxed) || !self.process.is_current() {
+        if self.is_closed.swap(true, Ordering::Relaxed) || !self.driver.process.is_current() {
             return;
         }
         let mut core = self.driver.lock();
@@ -553,11 +559,17 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.process.is_current() {
-            self.leave();
-        } else {
+        if !self.driver.process.is_current() {
             // Closing anything would close it for the parent, and the device's threads are not here to be joined.
             std::mem::forget(self.driver.clone());
+        } else if !std::thread::panicking() {
+            // A panic is no goodbye: without one the peers are told that this rank is lost.
+            self.leave();
         }
     }
+}
+
+/// Refuses what belongs to the process that this one was forked from.
+fn expect_own_process(process: fork::Process) -> Result<(), CollectiveError> {
+    if process.is_current() { Ok(()) } else { Err(CollectiveError::Forked { owner: process.id() }) }
 }

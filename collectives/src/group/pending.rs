@@ -7,6 +7,7 @@ use pleach_transport::clock;
 
 use super::driver::Driver;
 use super::error::CollectiveError;
+use super::expect_own_process;
 use crate::engine::RunId;
 
 /// A collective under way. It owns what it works on and gives it back when it is done, also with an error.
@@ -49,6 +50,7 @@ impl<D> Pending<D> {
 
     /// Waits at most `limit`; whether it is done.
     pub fn wait_for(&mut self, limit: Duration) -> bool {
+        self.refuse_in_child();
         if let Some(run) = self.run {
             let found = self.driver.outcome(self.driver.lock(), run, clock::now() + limit);
             let Some(outcome) = found else { return false };
@@ -86,7 +88,18 @@ impl<D> Pending<D> {
         self.wait()
     }
 
+    /// In a forked child the collective is the parent's: here it ends with an error and this copy of the memory.
+    fn refuse_in_child(&mut self) {
+        if self.run.is_some()
+            && let Err(error) = expect_own_process(self.driver.process)
+        {
+            self.run = None;
+            self.outcome = Some(Err(error));
+        }
+    }
+
     fn finish(&mut self) {
+        self.refuse_in_child();
         if let Some(run) = self.run.take() {
             self.outcome = Some(self.driver.finish(self.driver.lock(), run).map_err(CollectiveError::Failed));
         }
