@@ -29,6 +29,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
     ("collectives/src/group/data.rs", "registered memory as slices"),
     ("collectives/src/group/lent.rs", "memory lent for one call"),
+    ("tests/failure/children.rs", "forks without exec"),
 ];
 
 /// Who may depend on whom among the crates of the workspace.

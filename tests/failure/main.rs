@@ -1,0 +1,34 @@
+//! What real processes do when one of them is killed, stopped, forked, leaves, or calls something else: every survivor is
+//! told who and where, in time, and nothing of its memory changes afterwards.
+//!
+//! This binary starts itself as ranks ([`rank_process`]), which obey what a test tells them line by line ([`script`]);
+//! [`ranks`] is the test's side.
+
+mod children;
+mod killed;
+mod left;
+mod mismatched;
+mod ranks;
+mod repeated;
+mod script;
+mod stopped;
+
+/// Not a test: one rank of one of the tests, which start it.
+#[test]
+#[ignore = "is started by the other tests as one of their ranks"]
+fn rank_process() {
+    script::obey();
+}
+
+/// Each of these functions of the module as a test on each fabric.
+macro_rules! on_every_fabric {
+    ($($test:ident),* $(,)?) => {
+        mod shm {
+            $(#[test] fn $test() { super::$test(pleach::transport::rendezvous::Fabric::Shm); })*
+        }
+        mod tcp {
+            $(#[test] fn $test() { super::$test(pleach::transport::rendezvous::Fabric::Tcp); })*
+        }
+    };
+}
+pub(crate) use on_every_fabric;

@@ -1,0 +1,116 @@
+//! Ranks that make different calls are told so, with both calls, and no rank gets a wrong number.
+
+use std::time::Duration;
+
+use pleach::transport::clock::now;
+use pleach::transport::rendezvous::Fabric;
+
+use crate::on_every_fabric;
+use crate::ranks::{Failure, Outcome, Ranks, report};
+
+/// It should be 100 ms; this is for machines that are busy with other things.
+const FOUND_WITHIN: Duration = Duration::from_secs(2);
+
+/// What the ranks call at the same time, and which words every error about it holds.
+struct Case {
+    calls: [&'static str; 3],
+    words: [&'static str; 2],
+}
+
+const CASES: &[Case] = &[
+    Case { calls: ["all-reduce", "all-reduce", "barrier"], words: ["all-reduce of 4 f32", "barrier"] },
+    Case {
+        calls: ["all-reduce count=5", "all-reduce", "all-reduce"],
+        words: ["all-reduce of 5 f32", "all-reduce of 4 f32"],
+    },
+    Case {
+        calls: ["all-reduce count=3000000", "all-reduce count=3000001", "all-reduce count=3000000"],
+        words: ["3000000 f32", "3000001 f32"],
+    },
+    Case { calls: ["all-reduce", "all-reduce type=i32", "all-reduce"], words: ["4 f32", "4 i32"] },
+    Case { calls: ["all-reduce", "all-reduce op=max", "all-reduce"], words: ["(sum)", "(max)"] },
+    Case { calls: ["broadcast root=0", "broadcast root=0", "broadcast root=1"], words: ["root 0", "root 1"] },
+    Case { calls: ["reduce root=1", "reduce root=2", "reduce root=1"], words: ["root 1", "root 2"] },
+    Case { calls: ["broadcast root=2", "broadcast root=2", "reduce root=2"], words: ["broadcast", "reduce"] },
+    Case { calls: ["all-gather", "all-gather count=1", "all-gather"], words: ["of 4 f32", "of 1 f32"] },
+];
+
+/// Sees what became of calls that were made from `begun` on; those that end well without depending on anybody close.
+fn expect_mismatch(ranks: &mut Ranks, fabric: Fabric, begun: pleach::transport::Nanos, words: [&str; 2]) {
+    let mut failed = 0;
+    let check = |rank: u32, failure: &Failure| {
+        assert_eq!(failure.kind, "Mismatch", "rank {rank}: {}", failure.text);
+        assert!(words.iter().all(|word| failure.text.contains(word)), "{words:?}: {}", failure.text);
+    };
+    let mut later = Vec::new();
+    let mut took = Duration::ZERO;
+    for rank in 0..3 {
+        match ranks.outcome(rank) {
+            Outcome::Done { .. } => later.push(rank),
+            Outcome::Failed(failure) => {
+                check(rank, &failure);
+                took = took.max(failure.at.since(begun));
+                failed += 1;
+            }
+        }
+    }
+    report(&format!("{words:?} told to {failed} ranks after"), fabric, took);
+    assert!(took < FOUND_WITHIN, "{took:?}");
+    for rank in later {
+        ranks.tell(rank, "close");
+        let failure = ranks.failure(rank);
+        check(rank, &failure);
+        failed += 1;
+    }
+    assert_eq!(failed, 3);
+}
+
+fn different_calls_are_an_error_that_names_both(fabric: Fabric) {
+    for case in CASES {
+        let mut ranks = Ranks::join(fabric, 3);
+        ranks.tell_all("call barrier");
+        (0..3).for_each(|rank| assert!(matches!(ranks.outcome(rank), Outcome::Done { .. })));
+        let begun = now();
+        for (rank, call) in case.calls.iter().enumerate() {
+            ranks.tell(rank as u32, &format!("call {call}"));
+        }
+        expect_mismatch(&mut ranks, fabric, begun, case.words);
+        ranks.end(0..3);
+    }
+}
+
+fn a_rank_that_makes_one_call_more_is_found_where_the_calls_differ(fabric: Fabric) {
+    let mut ranks = Ranks::join(fabric, 3);
+    let begun = now();
+    // Alike but for their number: rank 1 is one behind from the second on.
+    for rank in 0..3 {
+        let times = if rank == 1 { 4 } else { 3 };
+        for _ in 0..times {
+            ranks.tell(rank, "call all-reduce");
+        }
+        ranks.tell(rank, "call barrier");
+    }
+    for _ in 0..3 {
+        (0..3).for_each(|rank| assert!(matches!(ranks.outcome(rank), Outcome::Done { .. })));
+    }
+    expect_mismatch(&mut ranks, fabric, begun, ["all-reduce", "barrier"]);
+    ranks.end(0..3);
+}
+
+fn one_call_more_is_found_at_close(fabric: Fabric) {
+    let mut ranks = Ranks::join(fabric, 3);
+    let begun = now();
+    ranks.tell(2, "call broadcast root=2");
+    ranks.tell_all("close");
+    if let Outcome::Failed(failure) = ranks.outcome(2) {
+        assert_eq!(failure.kind, "Mismatch", "{}", failure.text);
+    }
+    expect_mismatch(&mut ranks, fabric, begun, ["broadcast", "barrier"]);
+    ranks.end(0..3);
+}
+
+on_every_fabric!(
+    different_calls_are_an_error_that_names_both,
+    a_rank_that_makes_one_call_more_is_found_where_the_calls_differ,
+    one_call_more_is_found_at_close,
+);
