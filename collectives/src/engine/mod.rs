@@ -330,12 +330,6 @@ impl Engine {
     ///
     /// See [`StartError`].
     pub fn start(&mut self, call: Call, now: Nanos) -> Result<RunId, StartError> {
-        if let Phase::Failing { fault, .. } | Phase::Failed(fault) = &self.phase {
-            return Err(StartError::Failed(fault.clone()));
-        }
-        let part_bytes = call.count * call.data_type.bytes();
-        let (chunk_bytes, class) = bank::chunking(&call.program, part_bytes)?;
-        let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
         let collective = call.program.collective();
         let descriptor = Descriptor {
             collective,
@@ -344,6 +338,17 @@ impl Engine {
             op: call.op,
             tag: call.tag,
         };
+        if let Phase::Failing { fault, .. } | Phase::Failed(fault) = &mut self.phase {
+            if fault.during.is_none() {
+                // It was found between two calls: the first that is told of it says which it was.
+                let fault = Arc::make_mut(fault);
+                (fault.during, fault.run) = (Some(descriptor), self.next_run);
+            }
+            return Err(StartError::Failed(fault.clone()));
+        }
+        let part_bytes = call.count * call.data_type.bytes();
+        let (chunk_bytes, class) = bank::chunking(&call.program, part_bytes)?;
+        let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
         let signature = descriptor.signature(call.program.schedule_hash, chunk_bytes);
         let stream = Stream::of(collective);
         let (number, history, bank) = self.number(stream, signature, class);
@@ -653,7 +658,13 @@ impl Engine {
             self.answers.insert(peer, answer);
         }
         if let Some(mut fault) = news.fault {
-            if fault.found_by == self.rank && fault.during.is_none() {
+            if fault.during.is_none() && fault.found_by != self.rank {
+                // Who found it was in no call; this rank's own says what it ended.
+                let run = self.order.first().and_then(|slot| self.slots[usize::from(*slot)].run.as_ref());
+                if let Some(run) = run {
+                    (fault.during, fault.run) = (Some(run.parameters.descriptor), run.parameters.number);
+                }
+            } else if fault.during.is_none() {
                 let slot = self.order.first().copied();
                 let own = self.fault(fault.kind, fault.subject, std::mem::take(&mut fault.detail), slot, now);
                 fault = own;

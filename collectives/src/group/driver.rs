@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pleach_transport::{Nanos, Ring, clock, fork};
 
+use super::error::CollectiveError;
 use super::planner::Planner;
 use crate::engine::{Board, Engine, Fault, RunId};
 
@@ -119,6 +120,14 @@ impl Driver {
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
     pub(super) fn finish(&self, core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
         self.outcome(core, run, Nanos::MAX).expect("an unlimited drive ends with what it looks for")
+    }
+
+    /// Before a call is refused because the group has failed: waits until no peer can touch this rank's memory any more,
+    /// which is this rank's own work.
+    pub(super) fn silence(&self, core: MutexGuard<'_, Core>, error: &CollectiveError, limit: Duration) {
+        if matches!(error, CollectiveError::Failed(_)) && core.engine.failure().is_none() {
+            self.drive(core, clock::now() + limit, |engine| engine.failure().map(|_| ()));
+        }
     }
 
     /// The run's outcome, if it is known until then. What its last steps told the peers has gone out by then: this rank

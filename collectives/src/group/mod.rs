@@ -493,8 +493,14 @@ impl Group {
         let driver = &self.shared.driver;
         let mut core = driver.lock();
         let lent = self.lend(&mut core.engine, &mut operation)?;
-        let run = self.begin(&mut core, operation)?;
-        let outcome = driver.finish(core, run).map_err(CollectiveError::Failed);
+        let run = self.begin(&mut core, operation);
+        let outcome = match run {
+            Ok(run) => driver.finish(core, run).map_err(CollectiveError::Failed),
+            Err(error) => {
+                driver.silence(core, &error, self.timeout);
+                Err(error)
+            }
+        };
         if !lent.is_empty() {
             // A run ends after its transfers, so this is the device's own housekeeping, done when it is polled.
             let returned = driver.drive(driver.lock(), clock::now() + self.shared.close_timeout, |_| {
@@ -531,7 +537,9 @@ impl Group {
     ) -> Result<Pending<D>, PendingError<D>> {
         let run = operation.and_then(|operation| {
             self.expect_own_process()?;
-            self.begin(&mut self.shared.driver.lock(), operation)
+            let driver = &self.shared.driver;
+            let mut core = driver.lock();
+            self.begin(&mut core, operation).inspect_err(|error| driver.silence(core, error, self.timeout))
         });
         match run {
             Ok(run) => Ok(Pending::new(self.shared.driver.clone(), run, data)),
