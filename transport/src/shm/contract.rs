@@ -68,9 +68,11 @@ impl Device for ShmDevice {
             return Err(MapError::OutOfBounds { peer, source });
         };
         let region = region.clone();
-        let mapped = &mut self.peers[peer as usize].mapped;
-        mapped.retain(|region| region.strong_count() > 0);
-        mapped.push(Arc::downgrade(&region));
+        if region.is_given_out_first() {
+            let mapped = &mut self.peers[peer as usize].mapped;
+            mapped.retain(|region| region.strong_count() > 0);
+            mapped.push(Arc::downgrade(&region));
+        }
         // SAFETY: `locate` found all of the slice inside the region, which stays mapped while it is held.
         Ok(unsafe { Mapped::new(address, slice.len as usize, region) })
     }

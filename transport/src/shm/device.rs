@@ -91,7 +91,7 @@ pub(super) struct Peer {
     pub(super) pending: usize,
     is_due: bool,
     pub(super) said_bye: bool,
-    /// What was given out by `map`.
+    /// What was given out by `map`, each region once.
     pub(super) mapped: Vec<Weak<PeerRegion>>,
 }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{io, slice};
 
@@ -201,6 +202,8 @@ pub(crate) struct PeerRegion {
     base: NonNull<u8>,
     /// Absent for a region without bytes.
     mapping: Option<Mapping>,
+    /// Relaxed: only the device asks, and it has one owner.
+    was_given_out: AtomicBool,
 }
 
 // SAFETY: an address inside a mapping that the value owns; its bytes are touched through raw pointers only.
@@ -212,7 +215,8 @@ impl PeerRegion {
     /// Maps `len` bytes of a checked file from `offset` on.
     pub(crate) fn new(key: RegionKey, file: &OwnedFd, offset: u64, len: u64) -> io::Result<Self> {
         if len == 0 {
-            return Ok(Self { key, len, base: NonNull::dangling(), mapping: None });
+            let (base, was_given_out) = (NonNull::dangling(), AtomicBool::new(false));
+            return Ok(Self { key, len, base, mapping: None, was_given_out });
         }
         let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
         let (first, bytes) = super::mapping::pages_around(offset, len).ok_or_else(too_long)?;
@@ -220,7 +224,12 @@ impl PeerRegion {
         let mapping = Mapping::new(file.as_fd(), first, bytes, Access::ReadWrite)?;
         // SAFETY: `offset` lies in the first of the mapped pages.
         let base = unsafe { mapping.base().add((offset - first) as usize) };
-        Ok(Self { key, len, base, mapping: Some(mapping) })
+        Ok(Self { key, len, base, mapping: Some(mapping), was_given_out: AtomicBool::new(false) })
+    }
+
+    /// Whether the device gives this region's address to somebody for the first time.
+    pub(crate) fn is_given_out_first(&self) -> bool {
+        !self.was_given_out.swap(true, Ordering::Relaxed)
     }
 
     /// Length in bytes.

@@ -109,6 +109,18 @@ fn transfers_and_notices_allocate_nothing() {
 }
 
 #[test]
+fn mapping_a_region_again_allocates_nothing_and_remembers_nothing() {
+    let mut traffic = Traffic::new();
+    let Traffic { stations: [zero, _], target, .. } = &mut traffic;
+    zero.device.map(1, target).expect("is known");
+    let before = ALLOCATIONS.get();
+    for _ in 0..ROUNDS {
+        zero.device.map(1, target).expect("is known");
+    }
+    assert_eq!(ALLOCATIONS.get(), before);
+}
+
+#[test]
 fn transfers_and_notices_call_no_system_while_the_peer_is_awake() {
     let mut traffic = Traffic::new();
     traffic.run(2);
