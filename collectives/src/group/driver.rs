@@ -15,7 +15,10 @@ use super::planner::Planner;
 use crate::engine::{Board, Engine, Fault, RunId};
 
 /// Polls between two looks at the clock.
-const POLLS_PER_CLOCK: u32 = 32;
+const POLLS_PER_CLOCK: u32 = 16;
+/// How long to poll before the first yield. A peer that is awake on a processor of its own answers much sooner; one that
+/// was put on this very processor can only answer after a yield.
+const YIELD_AFTER: Duration = Duration::from_micros(2);
 /// Longest sleep, in case a bell is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
@@ -108,7 +111,7 @@ impl Driver {
                 std::thread::yield_now();
                 core = self.lock();
             } else if idle < self.spin {
-                if self.is_crowded || idle > self.spin / 4 {
+                if self.is_crowded || idle > YIELD_AFTER {
                     std::thread::yield_now();
                 }
             } else {
