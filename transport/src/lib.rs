@@ -18,6 +18,8 @@ pub mod fork;
 pub mod memory;
 mod primitive;
 pub mod region;
+// Makes devices, which have no place among loom's threads.
+#[cfg(not(loom))]
 pub mod rendezvous;
 pub mod shm;
 pub mod sim;

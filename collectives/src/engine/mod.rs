@@ -154,7 +154,8 @@ pub struct Engine {
     cells: Vec<Cells>,
     consumed: Vec<Vec<u64>>,
     credits: Vec<u64>,
-    scratch: Slice,
+    /// Gone when the group has failed: nobody reads it any more, so it need not be kept from peers.
+    scratch: Option<Slice>,
     peer_scratch: Vec<Option<RemoteSlice>>,
     /// The same without the options, once all are known.
     peer_scratch_known: Vec<RemoteSlice>,
@@ -227,7 +228,7 @@ impl Engine {
             consumed: cells.iter().map(|cells| vec![0; cells.len()]).collect(),
             cells,
             credits: vec![0; ranks as usize],
-            scratch,
+            scratch: Some(scratch),
             peer_scratch,
             peer_scratch_known: Vec::new(),
             connected: (0..ranks).map(|peer| peer == rank).collect(),
@@ -250,7 +251,8 @@ impl Engine {
     }
 
     fn greet(&mut self, peer: Rank) -> Result<(), PostError> {
-        self.device.post(peer, &Message::Scratch(self.scratch.remote()).encode())
+        let scratch = self.peer_scratch[self.rank as usize].expect("known since this engine was made");
+        self.device.post(peer, &Message::Scratch(scratch).encode())
     }
 
     /// Installs a checker.
@@ -521,14 +523,16 @@ impl Engine {
 
     fn advance(&mut self, slot: u8, now: Nanos) -> Result<bool, Box<Fault>> {
         let entry = &mut self.slots[usize::from(slot)];
-        let Some(run) = &mut entry.run else { unreachable!("an active slot holds a run") };
+        let (Some(run), Some(scratch)) = (&mut entry.run, &self.scratch) else {
+            unreachable!("an active slot holds a run, and a group that works has scratch")
+        };
         let mut ground = Ground {
             device: &mut *self.device,
             compute: &mut *self.compute,
             cells: &self.cells,
             consumed: &mut self.consumed,
             credits: &mut self.credits,
-            scratch: &self.scratch,
+            scratch,
             peer_scratch: &self.peer_scratch_known,
             completed: self.completed,
             witness: self.witness.as_deref_mut(),

@@ -208,6 +208,8 @@ impl Engine {
         let was_severing = *is_severing;
         if !*is_severing && (now >= *sever_at || self.device.is_flushed()) {
             *is_severing = true;
+            // Deregistered first: on shm severing would make every page of it private, which takes long.
+            self.scratch = None;
             for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
                 self.device.sever(peer);
             }
