@@ -196,9 +196,14 @@ impl Device for SimDevice {
                 Some(alias) => alias,
                 None => {
                     let Ok(alias) = Alias::of(&**region.memory()) else { return Err(unknown) };
-                    let owner_base = region.base().as_ptr() as usize;
-                    let view = View { alias: Arc::downgrade(&alias), owner_base };
-                    state.views.insert((rank, peer, slice.key), view);
+                    if state.side(rank, peer).cut {
+                        // The owner is out of reach, only this rank does not know yet: what it maps now reaches nobody.
+                        alias.cut().expect("the host has memory for a copy of a mapping");
+                    } else {
+                        let owner_base = region.base().as_ptr() as usize;
+                        let view = View { alias: Arc::downgrade(&alias), owner_base };
+                        state.views.insert((rank, peer, slice.key), view);
+                    }
                     alias
                 }
             };

@@ -434,9 +434,15 @@ impl State {
         for number in numbers {
             let lives_on = !cut && self.choices.coin();
             let Some(flight) = self.flights.get_mut(&number) else { continue };
-            if flight.over && matches!(flight.outcome, Err(TransferError::Refused { .. })) {
-                // Already refused, only not told yet.
-            } else {
+            let is_decided = match (&flight.outcome, error) {
+                _ if !flight.over => false,
+                (Err(TransferError::Refused { .. }), _) => true,
+                // A goodbye comes behind the word that something has landed.
+                (Ok(_), TransferError::Left { .. }) => true,
+                _ => false,
+            };
+            // What was decided was only not told yet.
+            if !is_decided {
                 flight.outcome = Err(error.clone());
             }
             let is_put = matches!(flight.work, Work::Put { .. });

@@ -2,7 +2,8 @@
 //!
 //! Records come in the order of virtual time and of cause. They suffice to build vector clocks: a rank's thread and
 //! every transfer are actors; `Submitted` orders a rank before its transfer, `Noticed` then `Consumed` a transfer
-//! before the rank that saw its notice, `Completed` a transfer's reads (a get's writes) before its submitter.
+//! before the rank that saw its notice, `Completed` a transfer's reads (a get's writes) before its submitter. What ranks
+//! tell each other by control messages or in payload orders them by `Released` and `Acquired`.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -95,6 +96,23 @@ pub enum Record {
         cell: u16,
         /// The count that was seen.
         count: u64,
+    },
+    /// `rank` says, on a way that carries no notice, that all it did so far for `number` things is over (told by
+    /// [`super::World::released`]).
+    Released {
+        /// Who says so.
+        rank: Rank,
+        /// Of how many things.
+        number: u64,
+    },
+    /// `rank` has heard that `from` [`Record::Released`] at least `number` things, and goes on because of it.
+    Acquired {
+        /// Who heard.
+        rank: Rank,
+        /// Whose word it is.
+        from: Rank,
+        /// Of how many things.
+        number: u64,
     },
     /// The submitter has polled the transfer's `Done`.
     Completed {

@@ -77,6 +77,10 @@ impl RegionTable {
         })
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
     pub(super) fn clear(&self) {
         let _gone = std::mem::take(&mut *self.lock());
     }

@@ -177,6 +177,22 @@ impl World {
         });
     }
 
+    /// For whoever runs a rank: what it did for `number` things is over, and it may tell others so by any way.
+    pub fn released(&self, rank: Rank, number: u64) {
+        self.with(|state| state.note(|| Record::Released { rank, number }));
+    }
+
+    /// For whoever runs a rank: it was told that `from` released `number` things and goes on because of it.
+    pub fn acquired(&self, rank: Rank, from: Rank, number: u64) {
+        self.with(|state| state.note(|| Record::Acquired { rank, from, number }));
+    }
+
+    /// How many regions a rank has registered; none when it is dead.
+    #[must_use]
+    pub fn regions(&self, rank: Rank) -> usize {
+        self.with(|state| state.ranks[rank as usize].table.len())
+    }
+
     /// For a simulated processor: `rank` touches these bytes, own or mapped, at some time from `start` to now.
     pub fn accessed(&self, rank: Rank, address: *const u8, len: usize, kind: AccessKind, start: Nanos) {
         self.with(|state| state.accessed_by_rank(rank, address as usize, len, kind, start));
