@@ -18,8 +18,8 @@ pub(super) const CREDIT_CELL: u16 = 0;
 
 /// First cell of the messages between two ranks.
 const MESSAGE_CELLS_BASE: u32 = 16;
-/// Cells of messages in each direction.
-const MESSAGE_CELLS: u32 = 16;
+/// Cells of a message in each direction.
+const MESSAGE_CELLS: u32 = 12;
 /// Scratch of messages for each peer and direction, in bytes.
 const MESSAGE_SCRATCH_BYTES: u64 = 256 << 10;
 /// Largest chunk of a message, in bytes.
@@ -28,6 +28,7 @@ const MESSAGE_CHUNK_BYTES: usize = 64 << 10;
 const SMALL_BANKS: usize = 8;
 const SMALL_CELLS_BASE: u32 = 64;
 const SMALL_CELLS: u32 = 32;
+const _: () = assert!(MESSAGE_CELLS_BASE + 4 * MESSAGE_CELLS <= SMALL_CELLS_BASE);
 /// Scratch of a small bank, in bytes.
 const SMALL_SCRATCH_BYTES: u64 = 64 << 10;
 
@@ -143,13 +144,18 @@ impl Banks {
     }
 }
 
-/// The bank of the messages from one rank to another, as `rank` (one of them) sees it.
-pub(super) fn message_bank(rank: Rank, from: Rank, to: Rank) -> Bank {
+/// The bank of message `number` from one rank to another, as `rank` (one of them) sees it.
+///
+/// Cells alternate from message to message: whoever ends a message with a notice may begin the next one with another
+/// before the peer has seen the first. Two messages on neither can, for in every message each of the two hears from the
+/// other, who has ended the one before by then. Scratch is written only after the peer was heard of in the same message.
+pub(super) fn message_bank(rank: Rank, from: Rank, to: Rank, number: u64) -> Bank {
     let (peer, role) = if rank == from { (to, 0) } else { (from, 1) };
     let scratch =
         |peer: Rank, role: u64| message_base() + (u64::from(peer) * 2 + role) * MESSAGE_SCRATCH_BYTES;
     // What the sender notifies lies below what the receiver notifies.
-    let (data, ready) = (MESSAGE_CELLS_BASE, MESSAGE_CELLS_BASE + MESSAGE_CELLS);
+    let data = MESSAGE_CELLS_BASE + (number % 2) as u32 * 2 * MESSAGE_CELLS;
+    let ready = data + MESSAGE_CELLS;
     let (notify_base, wait_base) = if role == 0 { (data, ready) } else { (ready, data) };
     Bank {
         notify_base,

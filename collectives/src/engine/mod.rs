@@ -420,7 +420,7 @@ impl Engine {
                 let next = self.message_runs.entry((from, to)).or_default();
                 let number = *next;
                 *next += 1;
-                (number, signature, bank::message_bank(self.rank, from, to))
+                (number, signature, bank::message_bank(self.rank, from, to, number))
             }
         }
     }
@@ -569,6 +569,9 @@ impl Engine {
         }
         // Without a gap: earlier runs may be under way still, and then their banks are not free.
         let unfinished = self.first_unfinished(Some(slot));
+        if let Some(witness) = &mut self.witness {
+            witness.completed(unfinished);
+        }
         let Some(run) = &self.slots[usize::from(slot)].run else { return };
         for peer in &run.parameters.program.silent_to {
             let payload = Inline::new(&unfinished.to_le_bytes()).expect("8 bytes fit");
@@ -589,6 +592,9 @@ impl Engine {
 
     fn note_completed(&mut self) {
         self.completed = self.first_unfinished(None);
+        if let Some(witness) = &mut self.witness {
+            witness.completed(self.completed);
+        }
         self.board.complete(self.completed);
     }
 
@@ -653,6 +659,9 @@ impl Engine {
             let Answer { peer, stream, verdict, record, completed, .. } = answer;
             if let Some(credit) = self.credits.get_mut(peer as usize) {
                 *credit = (*credit).max(completed);
+            }
+            if let Some(witness) = &mut self.witness {
+                witness.heard_completed(peer, completed);
             }
             match verdict {
                 Verdict::Different => self.compare(peer, stream, &record, now),

@@ -68,6 +68,12 @@ impl Bytes {
 pub trait Witness: Send {
     /// The rank goes on because the cell that it keeps for `from` counts `count`.
     fn consumed(&mut self, from: Rank, cell: u16, count: u64);
+
+    /// So many runs of this rank are complete, from the first one on without a gap; peers may be told from now on.
+    fn completed(&mut self, runs: u64);
+
+    /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so many runs.
+    fn heard_completed(&mut self, from: Rank, runs: u64);
 }
 
 /// What a run stands on; owned by the engine.
@@ -485,7 +491,11 @@ impl Run {
         if *credit < needed && ground.cells[to as usize].count(CREDIT_CELL) > 0 {
             let payload = ground.cells[to as usize].payload(CREDIT_CELL);
             // One word, stored at once: the newest credit or the one before it, both true.
-            *credit = (*credit).max(u64::from_le_bytes(payload[..8].try_into().expect("8 bytes")));
+            let told = u64::from_le_bytes(payload[..8].try_into().expect("8 bytes"));
+            *credit = (*credit).max(told);
+            if let Some(witness) = &mut ground.witness {
+                witness.heard_completed(to, told);
+            }
         }
         *credit >= needed
     }

@@ -57,9 +57,9 @@ impl Engine {
             let entry = &mut self.slots[usize::from(slot)];
             let Some(run) = &mut entry.run else { continue };
             let is_suspicious = run.suspect.take().is_some();
-            if now < entry.query_at.min(run.parameters.deadline)
-                && !(is_suspicious && entry.query_at > now + QUERY_AFTER)
-            {
+            // A notice that does not match is asked about at once, but only once: it is seen again at every poll.
+            let asks_early = is_suspicious && entry.query_interval == QUERY_AFTER;
+            if now < entry.query_at.min(run.parameters.deadline) && !asks_early {
                 continue;
             }
             if now >= run.parameters.deadline {
