@@ -16,6 +16,7 @@ mod progress;
 mod run;
 mod schedule;
 mod secret;
+mod sim;
 mod train;
 mod verify;
 
@@ -46,6 +47,8 @@ enum Command {
     Schedule(schedule::Arguments),
     /// Prove that a schedule does its collective, or refute it
     Verify(verify::Arguments),
+    /// Simulate whole groups with faults drawn from seeds, and check everything they do
+    Sim(sim::Arguments),
     /// Become a rank's command, tied to the launcher
     #[command(hide = true)]
     RankShim(launch::guard::RankArguments),
@@ -78,6 +81,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Secret(arguments) => secret::run(&arguments),
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
+        Command::Sim(arguments) => sim::run(&arguments),
         Command::RankShim(arguments) => launch::guard::rank(&arguments),
         Command::Guard => launch::guard::watch(),
     }

@@ -12,6 +12,15 @@ use super::{Compute, HostCompute, Job};
 /// Most pieces a job is cut into.
 const PIECES_MAX: u64 = 4;
 
+/// What a processor does wrong on purpose, to see whether checkers notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sabotage {
+    /// The last source of every reduction is combined into the result once more.
+    Twice,
+    /// Every reduction is called complete before its last element is done.
+    Unfinished,
+}
+
 /// One simulated rank's processor.
 #[derive(Debug)]
 pub struct SimulatedCompute {
@@ -22,6 +31,7 @@ pub struct SimulatedCompute {
     /// How many bytes of sources and destinations it touches in a second.
     bytes_per_s: u64,
     busy_until: Nanos,
+    sabotage: Option<Sabotage>,
 }
 
 impl SimulatedCompute {
@@ -36,7 +46,14 @@ impl SimulatedCompute {
             host: HostCompute::new(),
             bytes_per_s,
             busy_until: Nanos::ZERO,
+            sabotage: None,
         }
+    }
+
+    /// The same processor, which does this wrong from now on.
+    #[must_use]
+    pub fn sabotaged(self, sabotage: Option<Sabotage>) -> Self {
+        Self { sabotage, ..self }
     }
 
     /// Tells checkers which bytes a piece touches, at some time since the piece before it.
@@ -70,12 +87,33 @@ impl Compute for SimulatedCompute {
         } else {
             self.random.between(1, left.max(1)).max(left / PIECES_MAX)
         };
-        let piece = piece.min(left) as usize;
+        let mut piece = piece.min(left) as usize;
+        let reduces = job.from.len() > 1;
+        if reduces && self.sabotage == Some(Sabotage::Unfinished) && piece as u64 == left {
+            piece -= 1;
+            job.elements -= 1;
+        }
+        let first = job.elements_done;
         self.report(job, piece);
         let elements = std::mem::replace(&mut job.elements, job.elements_done + piece);
         // SAFETY: a part of the job whose memory the caller vouches for.
         while !unsafe { self.host.advance(job, now) } {}
         job.elements = elements;
+        if reduces && self.sabotage == Some(Sabotage::Twice) && piece > 0 {
+            let skip = first * job.data_type.bytes();
+            let result = job.into[0].wrapping_add(skip);
+            let last = job.from[job.from.len() - 1].wrapping_add(skip);
+            let mut again = Job {
+                from: vec![result.cast_const(), last],
+                into: vec![result],
+                elements: piece,
+                elements_done: 0,
+                ..*job
+            };
+            // SAFETY: the same memory as the job's, whose caller vouches for it; the result is one of the sources, and
+            // the other one overlaps it wholly or not at all.
+            while !unsafe { self.host.advance(&mut again, now) } {}
+        }
         let bytes = (piece * job.data_type.bytes() * (job.from.len() + job.into.len())) as u64;
         self.busy_until = now + Duration::from_nanos(bytes * 1_000_000_000 / self.bytes_per_s + 1);
         job.elements_done == job.elements

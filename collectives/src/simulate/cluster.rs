@@ -1,5 +1,6 @@
 //! A whole group in one process: one engine a rank, driven in virtual time.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use pleach_transport::sim::{self, World};
 use pleach_transport::{Device, DeviceConfig, Nanos};
 
 use crate::Rank;
-use crate::compute::simulated::SimulatedCompute;
+use crate::compute::simulated::{Sabotage, SimulatedCompute};
 use crate::engine::{Board, CELLS, Engine, Witness};
 use crate::generate::Access;
 use crate::group::Planner;
@@ -35,6 +36,8 @@ pub struct Cluster {
     pub world: World,
     /// By rank; dead ranks are gone.
     pub members: Vec<Option<Member>>,
+    /// Whom to poll next.
+    due: BTreeSet<Rank>,
 }
 
 /// Nothing will ever happen any more, or ranks keep each other busy without virtual time passing.
@@ -55,6 +58,14 @@ impl Witness for Reporter {
     fn consumed(&mut self, from: Rank, cell: u16, count: u64) {
         self.world.consumed(self.rank, from, cell, count);
     }
+
+    fn completed(&mut self, runs: u64) {
+        self.world.released(self.rank, runs);
+    }
+
+    fn heard_completed(&mut self, from: Rank, runs: u64) {
+        self.world.acquired(self.rank, from, runs);
+    }
 }
 
 impl Cluster {
@@ -65,6 +76,16 @@ impl Cluster {
     /// When scratch memory cannot be had.
     #[must_use]
     pub fn new(options: sim::Options) -> Self {
+        Self::sabotaged(options, None)
+    }
+
+    /// The same, with processors that do something wrong on purpose.
+    ///
+    /// # Panics
+    ///
+    /// When scratch memory cannot be had.
+    #[must_use]
+    pub fn sabotaged(options: sim::Options, sabotage: Option<Sabotage>) -> Self {
         let ranks = options.network.ranks();
         let access = if options.maps { Access::Mapped } else { Access::Put };
         let world = World::new(options);
@@ -93,14 +114,14 @@ impl Cluster {
         }
         let members = devices.into_iter().zip(boards).map(|(device, board)| {
             let rank = device.rank();
-            let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S);
+            let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S).sabotaged(sabotage);
             let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), ranks)
                 .expect("scratch memory for a simulated rank");
             engine.witness(Box::new(Reporter { world: world.clone(), rank }));
             Some(Member { engine, board, planner: Planner::new(rank, ranks, access, None) })
         });
         let members = members.collect();
-        Self { world, members }
+        Self { world, members, due: (0..ranks).collect() }
     }
 
     /// Lets time pass until `is_done`, looked at whenever ranks have done all they can at an instant.
@@ -109,35 +130,54 @@ impl Cluster {
     ///
     /// Nothing moves any more.
     pub fn run(&mut self, mut is_done: impl FnMut(&mut Self) -> bool) -> Result<(), Stuck> {
-        let mut due: Vec<Rank> = (0..self.members.len() as Rank).collect();
+        // Whatever was started before is looked at first.
+        self.due.extend(0..self.members.len() as Rank);
         loop {
-            for rank in due.drain(..) {
-                self.poll(rank)?;
-            }
+            self.settle()?;
             if is_done(self) {
                 return Ok(());
             }
-            let now = self.world.now();
-            let wakeups = self.members.iter().enumerate().filter_map(|(rank, member)| {
-                let is_able = !self.world.is_frozen(rank as Rank);
-                member
-                    .as_ref()
-                    .filter(|_| is_able)?
-                    .engine
-                    .next_wakeup()
-                    .map(|at| (at.max(Nanos(now.0 + 1)), rank as Rank))
-            });
-            let wakeups: Vec<(Nanos, Rank)> = wakeups.collect();
-            let next = wakeups.iter().map(|(at, _)| *at).min();
-            if !self.world.advance(next) {
-                return Err(Stuck { now });
+            if !self.advance(None) {
+                return Err(Stuck { now: self.world.now() });
             }
-            let now = self.world.now();
-            due.extend(self.world.take_rung());
-            due.extend(wakeups.iter().filter(|(at, _)| *at <= now).map(|(_, rank)| *rank));
-            due.sort_unstable();
-            due.dedup();
         }
+    }
+
+    /// Has a rank polled at the next [`Cluster::settle`], because something was asked of its engine.
+    pub fn wake(&mut self, rank: Rank) {
+        self.due.insert(rank);
+    }
+
+    /// Polls the ranks that can find something new until they have done all they can at this instant.
+    ///
+    /// # Errors
+    ///
+    /// A rank finds something to do for ever without virtual time passing.
+    pub fn settle(&mut self) -> Result<(), Stuck> {
+        for rank in std::mem::take(&mut self.due) {
+            self.poll(rank)?;
+        }
+        Ok(())
+    }
+
+    /// Goes to the next event, to the first instant at which an engine wants to be polled, or to `wakeup`, whichever
+    /// comes first. False when there is none of them.
+    pub fn advance(&mut self, wakeup: Option<Nanos>) -> bool {
+        let now = self.world.now();
+        let wakeups = self.members.iter().enumerate().filter_map(|(rank, member)| {
+            let engine = &member.as_ref()?.engine;
+            let at = engine.next_wakeup().filter(|_| !self.world.is_frozen(rank as Rank))?;
+            Some((at.max(Nanos(now.0 + 1)), rank as Rank))
+        });
+        let wakeups: Vec<(Nanos, Rank)> = wakeups.collect();
+        let next = wakeups.iter().map(|(at, _)| *at).chain(wakeup).min();
+        if !self.world.advance(next) {
+            return false;
+        }
+        let now = self.world.now();
+        self.due.extend(self.world.take_rung());
+        self.due.extend(wakeups.iter().filter(|(at, _)| *at <= now).map(|(_, rank)| *rank));
+        true
     }
 
     fn poll(&mut self, rank: Rank) -> Result<(), Stuck> {

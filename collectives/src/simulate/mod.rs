@@ -1,5 +1,23 @@
 //! Whole groups in one process and in virtual time: the real engine over the simulated device.
+//!
+//! A [`Scenario`] is everything that one simulation does, drawn from a seed; [`run`] carries it out and checks it, with
+//! checkers that share no code with what they check (results against an oracle, guard bytes, races by vector clocks,
+//! silence, liveness, causes of errors, release). [`Cluster`] is what it stands on.
+//!
+//! **Invariant:** a run is a function of the code and the scenario, so a seed that fails fails again.
 
+mod bound;
+mod cause;
 mod cluster;
+mod oracle;
+mod scenario;
+mod slices;
+mod trial;
+mod watch;
 
+pub use crate::compute::simulated::Sabotage;
 pub use cluster::{Cluster, Member, Stuck};
+pub use scenario::{
+    Abort, CALLS_MAX, CallPlan, DEPTH_MAX, Limits, Mismatch, RANKS_MAX, Scenario, TIMEOUT_FAR,
+};
+pub use trial::{Checker, Failure, GRACE, MISMATCH_NOTICED_WITHIN, Report, run};

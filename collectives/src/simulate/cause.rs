@@ -1,0 +1,84 @@
+//! Whether an error tells of something that was injected.
+
+use pleach_transport::sim::Fault as Injected;
+
+use super::bound::bound;
+use super::scenario::{CallPlan, Scenario, TIMEOUT_FAR};
+use crate::Rank;
+use crate::collective::Collective;
+use crate::engine::{Fault, FaultKind};
+
+/// Whether something that this scenario injects explains the fault; `failed` says, by rank, whose group has failed so far.
+pub(super) fn explains(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> bool {
+    let Fault { found_by, subject, .. } = *fault;
+    match fault.kind {
+        FaultKind::Aborted => scenario.abort.is_some_and(|abort| abort.rank == subject),
+        FaultKind::Mismatch => scenario
+            .mismatch
+            .as_ref()
+            .is_some_and(|mismatch| mismatch.rank == subject || mismatch.rank == found_by),
+        FaultKind::Lost => {
+            let is_injected = injected(scenario).any(|trouble| match trouble {
+                Trouble::Dead(rank) => rank == subject,
+                // Its own end of the pair, or somebody whom one of the two has cut off because of it, and could not tell.
+                Trouble::Apart(one, other) => [one, other].contains(&subject),
+                Trouble::Slow(_) => false,
+            });
+            is_injected || is_echo(scenario, fault, failed)
+        }
+        FaultKind::TimedOut => {
+            let last = scenario.calls.len() - 1;
+            let is_injected = injected(scenario).any(|trouble| match trouble {
+                Trouble::Dead(rank) | Trouble::Slow(rank) => rank == subject,
+                Trouble::Apart(one, other) => [one, other].contains(&subject),
+            });
+            scenario.timeout < TIMEOUT_FAR && (is_injected || bound(scenario, last) > scenario.timeout)
+        }
+        FaultKind::Left | FaultKind::Protocol => false,
+    }
+}
+
+/// A rank whose group has failed cuts its peers off. One that could not be told why in time (its watcher was stopped, or
+/// the way between the two is down) finds only that.
+fn is_echo(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> bool {
+    let is_deaf = scenario.faults.timed.iter().any(|(_, injected)| match injected {
+        Injected::Freeze { rank, watcher, .. } => *watcher && *rank == fault.found_by,
+        _ => false,
+    });
+    is_deaf && failed.iter().any(|failed| *failed)
+}
+
+/// What ails whom.
+enum Trouble {
+    Dead(Rank),
+    Slow(Rank),
+    Apart(Rank, Rank),
+}
+
+fn injected(scenario: &Scenario) -> impl Iterator<Item = Trouble> + '_ {
+    let late = scenario.calls.iter().filter_map(|plan| Some(Trouble::Slow(plan.late?.0)));
+    let timed = scenario.faults.timed.iter().flat_map(|(_, fault)| match *fault {
+        Injected::RankDeath { rank } => vec![Trouble::Dead(rank)],
+        Injected::Freeze { rank, .. } => vec![Trouble::Slow(rank)],
+        Injected::OneSidedLoss { rank, peer } => vec![Trouble::Apart(rank, peer)],
+        Injected::LinkDown { link } => {
+            let pairs = scenario.network.pairs_over(link).into_iter();
+            pairs.map(|(low, high)| Trouble::Apart(low, high)).collect()
+        }
+        _ => Vec::new(),
+    });
+    late.chain(timed)
+}
+
+/// Whether `rank`'s call must fail because `differing` calls something else.
+pub(super) fn must_fail(plan: &CallPlan, differing: Rank, rank: Rank, ranks: u32) -> bool {
+    if ranks == 1 {
+        return false;
+    }
+    match plan.collective {
+        Collective::Reduce { root } => rank == root,
+        Collective::Broadcast { root } => rank != root && (differing == root || differing == rank),
+        Collective::SendRecv { to, .. } => rank == to,
+        _ => true,
+    }
+}

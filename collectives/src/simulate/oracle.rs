@@ -1,0 +1,153 @@
+//! What calls must give, from every rank's input alone and with none of the code that is tested.
+
+use half::{bf16, f16};
+use pleach_transport::sim::Random;
+
+use super::scenario::CallPlan;
+use crate::Rank;
+use crate::collective::{Collective, DataType, ReduceOp};
+
+/// `rank`'s input of a call, drawn from the seed: any integers, floats small enough that nothing overflows.
+pub(super) fn input(seed: u64, call: usize, rank: Rank, plan: &CallPlan, ranks: u32) -> Vec<u8> {
+    let parts = plan.collective.input_parts(rank, ranks).len();
+    let elements = parts * plan.count;
+    let mut random = Random::new(seed).split("input").split_number(call as u64).split_number(u64::from(rank));
+    let mut bytes = vec![0; elements * plan.data_type.bytes()];
+    let is_float = !matches!(plan.data_type, DataType::I32 | DataType::I64 | DataType::U8);
+    if !is_float {
+        random.fill(&mut bytes);
+        return bytes;
+    }
+    let (low, width) = if plan.op == ReduceOp::Prod { (0.9, 0.2) } else { (-1.0, 2.0) };
+    for element in bytes.chunks_exact_mut(plan.data_type.bytes()) {
+        let unit = (random.bits() >> 11) as f64 / (1u64 << 53) as f64;
+        write_float(plan.data_type, low + width * unit, element);
+    }
+    bytes
+}
+
+fn write_float(data_type: DataType, value: f64, element: &mut [u8]) {
+    match data_type {
+        DataType::F64 => element.copy_from_slice(&value.to_ne_bytes()),
+        DataType::F32 => element.copy_from_slice(&(value as f32).to_ne_bytes()),
+        DataType::F16 => element.copy_from_slice(&f16::from_f64(value).to_ne_bytes()),
+        _ => element.copy_from_slice(&bf16::from_f64(value).to_ne_bytes()),
+    }
+}
+
+fn read_float(data_type: DataType, bytes: &[u8]) -> f64 {
+    let four = |bytes: &[u8]| u32::from_ne_bytes(std::array::from_fn(|index| bytes[index]));
+    let two = |bytes: &[u8]| u16::from_ne_bytes([bytes[0], bytes[1]]);
+    match data_type {
+        DataType::F64 => f64::from_ne_bytes(std::array::from_fn(|index| bytes[index])),
+        DataType::F32 => f64::from(f32::from_bits(four(bytes))),
+        DataType::F16 => f16::from_bits(two(bytes)).to_f64(),
+        _ => bf16::from_bits(two(bytes)).to_f64(),
+    }
+}
+
+fn read_integer(data_type: DataType, bytes: &[u8]) -> i128 {
+    match data_type {
+        DataType::I64 => i64::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
+        DataType::I32 => i32::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
+        _ => bytes[0].into(),
+    }
+}
+
+fn wrapped(data_type: DataType, value: i128) -> i128 {
+    match data_type {
+        DataType::I64 => (value as i64).into(),
+        DataType::I32 => (value as i32).into(),
+        _ => (value as u8).into(),
+    }
+}
+
+/// Half of the distance between 1 and the next number, generously.
+fn rounding(data_type: DataType) -> f64 {
+    match data_type {
+        DataType::F64 => f64::EPSILON,
+        DataType::F32 => f64::from(f32::EPSILON),
+        DataType::F16 => 2f64.powi(-10),
+        _ => 2f64.powi(-7),
+    }
+}
+
+/// What is wrong with a rank's output: the first element that differs, and how.
+pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Vec<u8>], output: &[u8]) -> Option<String> {
+    let ranks = inputs.len() as u32;
+    let size = plan.data_type.bytes();
+    let part_bytes = plan.count * size;
+    let parts = plan.collective.output_parts(rank, ranks);
+    if output.len() != parts.len() * part_bytes {
+        return Some(format!("{} bytes instead of {}", output.len(), parts.len() * part_bytes));
+    }
+    let (collective, first) = (plan.collective, parts.start as usize);
+    let expect = |index: usize| -> (usize, Vec<&[u8]>) {
+        let part = first + index / plan.count.max(1);
+        let within = index % plan.count.max(1);
+        let sources = (0..ranks).filter(|source| collective.contributes(*source, part as u32));
+        let elements = sources.map(|source| {
+            // Which of the parts that its input holds.
+            let held = collective.input_parts(source, ranks).start as usize;
+            let at = (part.saturating_sub(held)) * part_bytes + within * size;
+            &inputs[source as usize][at..at + size]
+        });
+        (index, elements.collect())
+    };
+    output.chunks_exact(size).enumerate().find_map(|(index, found)| {
+        let (index, sources) = expect(index);
+        wrong_element(plan, &sources, found).map(|how| format!("element {index} is {how}"))
+    })
+}
+
+fn wrong_element(plan: &CallPlan, sources: &[&[u8]], found: &[u8]) -> Option<String> {
+    let CallPlan { data_type, op, .. } = *plan;
+    if !plan.collective.reduces() {
+        return (found != sources[0]).then(|| format!("{found:?}, not {:?}", sources[0]));
+    }
+    let ranks = sources.len();
+    if matches!(data_type, DataType::I32 | DataType::I64 | DataType::U8) {
+        let values = sources.iter().map(|bytes| read_integer(data_type, bytes));
+        let folded = values.reduce(|a, b| match op {
+            ReduceOp::Sum | ReduceOp::Avg => wrapped(data_type, a + b),
+            ReduceOp::Prod => wrapped(data_type, a * b),
+            ReduceOp::Min => a.min(b),
+            ReduceOp::Max => a.max(b),
+        });
+        let divisor = if op == ReduceOp::Avg { ranks as i128 } else { 1 };
+        let expected = folded.unwrap_or_default() / divisor;
+        let found = read_integer(data_type, found);
+        return (found != expected).then(|| format!("{found}, not {expected}"));
+    }
+    let values: Vec<f64> = sources.iter().map(|bytes| read_float(data_type, bytes)).collect();
+    let found = read_float(data_type, found);
+    let step = rounding(data_type) * ranks as f64;
+    let magnitude: f64 = values.iter().map(|value| value.abs()).sum();
+    let (expected, tolerance) = match op {
+        ReduceOp::Sum => (values.iter().sum(), step * magnitude),
+        ReduceOp::Avg => (
+            values.iter().sum::<f64>() / ranks as f64,
+            2.0 * step * magnitude / ranks as f64 + f64::MIN_POSITIVE,
+        ),
+        ReduceOp::Prod => {
+            let product: f64 = values.iter().product();
+            (product, 2.0 * step * product.abs())
+        }
+        ReduceOp::Min => (values.iter().copied().fold(f64::INFINITY, f64::min), 0.0),
+        ReduceOp::Max => (values.iter().copied().fold(f64::NEG_INFINITY, f64::max), 0.0),
+    };
+    // Averages of half precision may be so small that their last bit is worth more than their value.
+    let least = if data_type == DataType::F16 { 2f64.powi(-23) } else { 0.0 };
+    let close = (found - expected).abs() <= tolerance + if op == ReduceOp::Avg { least } else { 0.0 };
+    (!close).then(|| format!("{found}, not {expected} (within {tolerance})"))
+}
+
+/// Whether a rank's result depends on what other ranks give.
+pub(super) fn depends_on_others(collective: Collective, rank: Rank, ranks: u32) -> bool {
+    match collective {
+        _ if ranks == 1 => false,
+        Collective::Barrier => true,
+        Collective::Broadcast { root } => rank != root,
+        _ => !collective.output_parts(rank, ranks).is_empty(),
+    }
+}

@@ -1,0 +1,455 @@
+//! What is simulated, as data that a seed draws: ranks, wires, faults and what every rank is asked for.
+
+use std::fmt;
+use std::time::Duration;
+
+use pleach_transport::sim::{Canary, FaultKind, FaultKinds, Faults, Network, Random};
+
+use crate::Rank;
+use crate::collective::{Collective, DataType, ReduceOp};
+use crate::compute::simulated::Sabotage;
+use crate::generate::{Access, Algorithm, check};
+use crate::select::candidates;
+
+/// Most ranks of a scenario.
+pub const RANKS_MAX: u32 = 64;
+/// Most ranks that map each other: when a group fails, each of its mappings of scratch becomes a copy.
+const MAPPED_RANKS_MAX: u32 = 8;
+/// Most calls that a script has before the barrier at its end.
+pub const CALLS_MAX: u64 = 8;
+/// Most calls that a rank has under way at once.
+pub const DEPTH_MAX: u64 = 4;
+/// Most bytes of all ranks' inputs and outputs of one call, so that a seed takes little time.
+const CALL_BYTES_MAX: u64 = 4 << 20;
+/// The same for all but a few calls.
+const CALL_BYTES_USUAL: u64 = 512 << 10;
+/// Longest part of a call that is repeated many times, in bytes.
+const REPEATED_BYTES_MAX: usize = 4096;
+/// The deadline of calls that must not time out, in virtual time.
+pub const TIMEOUT_FAR: Duration = Duration::from_secs(100);
+
+/// What a scenario may be drawn from.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// So many ranks; `None`: mostly few, now and then many.
+    pub ranks: Option<u32>,
+    /// A scenario has some of these kinds of faults.
+    pub faults: FaultKinds,
+}
+
+/// One call, as all ranks make it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallPlan {
+    /// The operation and its root.
+    pub collective: Collective,
+    /// Element type.
+    pub data_type: DataType,
+    /// Reduction.
+    pub op: ReduceOp,
+    /// Elements of one part.
+    pub count: usize,
+    /// How; `None` leaves it to the planner.
+    pub algorithm: Option<Algorithm>,
+    /// In which form, if the algorithm is named.
+    pub access: Access,
+    /// Whether output and input are one memory, where they can be.
+    pub in_place: bool,
+    /// By rank: whether input and output are registered.
+    pub registered: Vec<(bool, bool)>,
+    /// A rank that enters the call so much later than it could.
+    pub late: Option<(Rank, Duration)>,
+}
+
+/// A rank that makes another call than the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Instead of which call of the script.
+    pub call: usize,
+    /// Which rank.
+    pub rank: Rank,
+    /// What it calls.
+    pub instead: CallPlan,
+}
+
+/// A rank that ends the group's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abort {
+    /// Which rank.
+    pub rank: Rank,
+    /// When.
+    pub after: Duration,
+}
+
+/// Everything that one simulation does; a function of its seed and limits.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Where it comes from.
+    pub seed: u64,
+    /// How many ranks.
+    pub ranks: u32,
+    /// The wires.
+    pub network: Network,
+    /// Whether ranks map each other's memory.
+    pub maps: bool,
+    /// Whether bytes land while nobody polls.
+    pub passive: bool,
+    /// Transfers under way to one peer.
+    pub queue_depth: usize,
+    /// Which kinds of faults were drawn.
+    pub kinds: FaultKinds,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// What the ranks call, one after the other; the last one is the barrier of closing.
+    pub calls: Vec<CallPlan>,
+    /// By rank: how many calls it has under way at once.
+    pub depth: Vec<usize>,
+    /// How long each call may take.
+    pub timeout: Duration,
+    /// At most one rank that calls something else.
+    pub mismatch: Option<Mismatch>,
+    /// At most one rank that aborts.
+    pub abort: Option<Abort>,
+    /// A contract that the device breaks, to see whether that is caught.
+    pub canary: Option<Canary>,
+    /// What the processors do wrong, to see whether that is caught.
+    pub sabotage: Option<Sabotage>,
+}
+
+impl Scenario {
+    /// The scenario of this seed.
+    ///
+    /// # Panics
+    ///
+    /// When the limits ask for no ranks, or more than [`RANKS_MAX`].
+    #[must_use]
+    pub fn draw(seed: u64, limits: &Limits) -> Self {
+        let root = Random::new(seed).split("scenario");
+        let ranks = limits.ranks.unwrap_or_else(|| draw_ranks(&mut root.split("ranks")));
+        assert!((1..=RANKS_MAX).contains(&ranks), "{ranks} ranks; there are scenarios of 1 to {RANKS_MAX}");
+        let random = &mut root.split("world");
+        let maps = random.coin() && ranks <= MAPPED_RANKS_MAX;
+        let passive = maps || random.coin();
+        let queue_depth = *pick(random, &[1, 2, 4, 16, 64]);
+        let network = draw_network(random, ranks);
+        let depth = (0..ranks).map(|_| random.between(1, DEPTH_MAX) as usize).collect();
+        let calls = draw_calls(&root.split("calls"), ranks, maps);
+        let kinds = draw_kinds(&mut root.split("kinds"), &limits.faults);
+        let within = span(&network, &calls);
+        let faults = Faults::draw(&kinds, seed, &network, within);
+        let mut scenario = Self {
+            seed,
+            ranks,
+            network,
+            maps,
+            passive,
+            queue_depth,
+            kinds,
+            faults,
+            calls,
+            depth,
+            timeout: TIMEOUT_FAR,
+            mismatch: None,
+            abort: None,
+            canary: None,
+            sabotage: None,
+        };
+        let random = &mut root.split("trouble");
+        if random.chance(150_000) {
+            scenario.mismatch = draw_mismatch(random, &scenario.calls, ranks);
+        }
+        if random.chance(60_000) {
+            let rank = random.below(u64::from(ranks)) as Rank;
+            let after = Duration::from_nanos(random.below(within.as_nanos() as u64 + 1));
+            scenario.abort = Some(Abort { rank, after });
+        }
+        let may_be_near = scenario.kinds.iter().any(|kind| !kind.is_harmless());
+        if may_be_near && random.chance(350_000) {
+            scenario.timeout = Duration::from_micros(random.between(2_000, 40_000));
+        }
+        scenario
+    }
+
+    /// The call that `rank` makes as number `call`; `None` where it has no part in it.
+    #[must_use]
+    pub fn plan(&self, call: usize, rank: Rank) -> Option<&CallPlan> {
+        let plan = match &self.mismatch {
+            Some(mismatch) if mismatch.call == call && mismatch.rank == rank => &mismatch.instead,
+            _ => &self.calls[call],
+        };
+        match plan.collective {
+            Collective::SendRecv { from, to } if rank != from && rank != to => None,
+            _ => Some(plan),
+        }
+    }
+
+    /// Whether every call must succeed.
+    #[must_use]
+    pub fn is_harmless(&self) -> bool {
+        let nothing = self.mismatch.is_none() && self.abort.is_none() && self.faults.is_harmless();
+        nothing && self.timeout >= TIMEOUT_FAR
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, ranks, maps, passive, queue_depth, kinds, .. } = self;
+        write!(
+            formatter,
+            "seed {seed}: {ranks} ranks, {}, {}, queues of {queue_depth}, faults {kinds}; ",
+            if *maps { "mapped" } else { "put" },
+            if *passive { "passive" } else { "polled" },
+        )?;
+        for (number, alike) in self.calls.chunk_by(PartialEq::eq).enumerate() {
+            let separator = if number > 0 { ", " } else { "" };
+            write!(formatter, "{separator}{}", alike[0])?;
+            if alike.len() > 1 {
+                write!(formatter, " ({} times)", alike.len())?;
+            }
+        }
+        if let Some(Mismatch { call, rank, instead }) = &self.mismatch {
+            write!(formatter, "; rank {rank} calls {instead} as number {call}")?;
+        }
+        if let Some(Abort { rank, after }) = self.abort {
+            write!(formatter, "; rank {rank} aborts after {after:?}")?;
+        }
+        for (at, fault) in &self.faults.timed {
+            write!(formatter, "; at {at} {fault:?}")?;
+        }
+        if self.timeout < TIMEOUT_FAR {
+            write!(formatter, "; calls time out after {:?}", self.timeout)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for CallPlan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { collective, data_type, op, count, .. } = self;
+        write!(formatter, "{collective} of {count} {data_type} ({op}) by ")?;
+        match &self.algorithm {
+            Some(algorithm) => write!(formatter, "{algorithm} ({})", self.access)?,
+            None => write!(formatter, "choice")?,
+        }
+        if self.in_place {
+            write!(formatter, " in place")?;
+        }
+        if let Some((rank, by)) = self.late {
+            write!(formatter, ", rank {rank} late by {by:?}")?;
+        }
+        Ok(())
+    }
+}
+
+fn pick<'a, T>(random: &mut Random, items: &'a [T]) -> &'a T {
+    &items[random.index(items.len())]
+}
+
+fn draw_ranks(random: &mut Random) -> u32 {
+    match random.below(1000) {
+        0..900 => random.between(1, 8) as u32,
+        900..990 => random.between(9, 17) as u32,
+        990..998 => random.between(18, 33) as u32,
+        _ => random.between(34, u64::from(RANKS_MAX)) as u32,
+    }
+}
+
+fn draw_network(random: &mut Random, ranks: u32) -> Network {
+    let bytes_per_s = *pick(random, &[100_000_000, 1_000_000_000, 10_000_000_000, 50_000_000_000]);
+    let latency = Duration::from_nanos(random.between(1, 40) * *pick(random, &[50, 1_000]));
+    if random.coin() {
+        Network::full_mesh(ranks, bytes_per_s, latency)
+    } else {
+        Network::star(ranks, bytes_per_s, latency)
+    }
+}
+
+/// Often only what is harmless, else almost every scenario would end with an error.
+fn draw_kinds(random: &mut Random, allowed: &FaultKinds) -> FaultKinds {
+    let drawn = allowed.swarm(random);
+    let has_harmless = allowed.iter().any(FaultKind::is_harmless);
+    if has_harmless && random.chance(600_000) {
+        let harmless: Vec<FaultKind> = drawn.iter().filter(|kind| kind.is_harmless()).collect();
+        return FaultKinds::of(&harmless);
+    }
+    drawn
+}
+
+fn draw_calls(random: &Random, ranks: u32, maps: bool) -> Vec<CallPlan> {
+    let mut shape = random.split("shape");
+    let calls = shape.between(1, CALLS_MAX);
+    // Many ranks are slow to simulate and to prove.
+    let calls = if ranks > 16 { calls.min(2) } else { calls };
+    let repeats = shape.chance(300_000);
+    let mut plans: Vec<CallPlan> = Vec::new();
+    for number in 0..calls {
+        let mut random = random.split_number(number);
+        let plan = match plans.last() {
+            // The same call again and again is what programs do, and what makes banks come round.
+            Some(last) if repeats => CallPlan { late: None, ..last.clone() },
+            _ => draw_call(&mut random, ranks, maps),
+        };
+        plans.push(plan);
+    }
+    let is_small = plans[0].count * plans[0].data_type.bytes() <= REPEATED_BYTES_MAX;
+    if repeats && ranks <= 8 && is_small {
+        for _ in 0..shape.below(12) {
+            let again = CallPlan { late: None, ..plans[0].clone() };
+            plans.push(again);
+        }
+    }
+    plans.push(CallPlan {
+        collective: Collective::Barrier,
+        data_type: DataType::U8,
+        op: ReduceOp::Sum,
+        count: 0,
+        algorithm: None,
+        access: Access::Put,
+        in_place: false,
+        registered: vec![(false, false); ranks as usize],
+        late: None,
+    });
+    plans
+}
+
+fn draw_collective(random: &mut Random, ranks: u32) -> Collective {
+    let rank = random.below(u64::from(ranks)) as Rank;
+    match random.below(10) {
+        0..3 => Collective::AllReduce,
+        3 => Collective::Reduce { root: rank },
+        4 => Collective::Broadcast { root: rank },
+        5 => Collective::AllGather,
+        6 => Collective::ReduceScatter,
+        7 => Collective::Barrier,
+        _ if ranks == 1 => Collective::AllReduce,
+        _ => {
+            let to = (rank + 1 + random.below(u64::from(ranks) - 1) as Rank) % ranks;
+            Collective::SendRecv { from: rank, to }
+        }
+    }
+}
+
+fn draw_call(random: &mut Random, ranks: u32, maps: bool) -> CallPlan {
+    let collective = draw_collective(random, ranks);
+    let data_type = *pick(random, &DataType::ALL);
+    let op = if collective.reduces() { *pick(random, &ReduceOp::ALL) } else { ReduceOp::Sum };
+    let fitting: Vec<Algorithm> = candidates(collective, ranks)
+        .into_iter()
+        .filter(|algorithm| check(collective, algorithm, ranks).is_ok())
+        .collect();
+    // The planner prices and proves for each rank by itself, which is slow where ranks are many.
+    let algorithm = (ranks > 8 || random.coin()).then(|| pick(random, &fitting).clone());
+    let access = if maps && random.chance(700_000) { Access::Mapped } else { Access::Put };
+    let all = *pick(random, &[(true, true), (false, false)]);
+    let alike = random.chance(600_000);
+    let registered = (0..ranks).map(|_| if alike { all } else { (random.coin(), random.coin()) }).collect();
+    let late = random.chance(100_000).then(|| {
+        let rank = random.below(u64::from(ranks)) as Rank;
+        (rank, Duration::from_nanos(random.between(1_000, 30_000_000)))
+    });
+    CallPlan {
+        collective,
+        data_type,
+        op,
+        count: draw_count(random, collective, data_type, ranks),
+        algorithm,
+        access,
+        in_place: random.coin(),
+        registered,
+        late,
+    }
+}
+
+fn draw_count(random: &mut Random, collective: Collective, data_type: DataType, ranks: u32) -> usize {
+    if collective == Collective::Barrier {
+        return 0;
+    }
+    let count = match random.below(12) {
+        0 => 0,
+        1 => 1,
+        2..5 => random.between(2, 40),
+        5..8 => random.between(41, 5_000),
+        8..11 => random.between(5_001, 60_000),
+        _ => random.between(60_001, 600_000),
+    };
+    let parts = u64::from(collective.parts(ranks));
+    let budget = if random.chance(30_000) { CALL_BYTES_MAX } else { CALL_BYTES_USUAL };
+    let most = budget / (2 * u64::from(ranks) * parts * data_type.bytes() as u64);
+    count.min(most.max(1)) as usize
+}
+
+/// About how long the calls take, from above where nothing goes wrong: faults fall into this time.
+fn span(network: &Network, calls: &[CallPlan]) -> Duration {
+    let ranks = network.ranks();
+    let latency = (1..ranks).map(|peer| network.latency(0, peer)).max().unwrap_or(Duration::from_nanos(100));
+    let bytes_per_s = network.links().iter().map(|link| link.bytes_per_s).min().unwrap_or(1_000_000_000);
+    let of = |call: &CallPlan| {
+        let bytes = (call.count * call.data_type.bytes()) as u64 * u64::from(call.collective.parts(ranks));
+        let moved = Duration::from_nanos(2 * bytes * 1_000_000_000 / bytes_per_s);
+        let late = call.late.map_or(Duration::ZERO, |(_, by)| by);
+        latency * (2 + ranks.ilog2()) * 2 + moved + late
+    };
+    calls.iter().map(of).sum::<Duration>() + 4 * latency + Duration::from_micros(1)
+}
+
+/// Another rank's mistake: wrong operation, count, type, root, or collective.
+fn draw_mismatch(random: &mut Random, calls: &[CallPlan], ranks: u32) -> Option<Mismatch> {
+    if ranks < 2 {
+        return None;
+    }
+    let call = random.index(calls.len());
+    let mut rank = random.below(u64::from(ranks)) as Rank;
+    let mut instead = calls[call].clone();
+    if let Collective::SendRecv { from, to } = instead.collective {
+        rank = if random.coin() { from } else { to };
+    }
+    instead.late = None;
+    let another_count = |count: usize| if count == 0 { 1 } else { count - 1 };
+    match (random.below(4), instead.collective) {
+        (_, Collective::Barrier) => {
+            instead.collective = Collective::AllReduce;
+            instead.count = random.between(1, 100) as usize;
+        }
+        (0, collective) if collective.reduces() => {
+            let others = ReduceOp::ALL.into_iter().filter(|op| *op != instead.op);
+            instead.op = *pick(random, &others.collect::<Vec<_>>());
+        }
+        (1, _) => {
+            let others = DataType::ALL.into_iter().filter(|item| *item != instead.data_type);
+            instead.data_type = *pick(random, &others.collect::<Vec<_>>());
+        }
+        (2, Collective::Broadcast { root }) => {
+            instead.collective = Collective::Broadcast { root: (root + 1) % ranks };
+        }
+        (2, Collective::Reduce { root }) => {
+            instead.collective = Collective::Reduce { root: (root + 1) % ranks }
+        }
+        (2, Collective::AllReduce) => {
+            instead.collective = Collective::Barrier;
+            (instead.count, instead.algorithm) = (0, None);
+            (instead.data_type, instead.op) = (DataType::U8, ReduceOp::Sum);
+        }
+        _ => instead.count = another_count(instead.count),
+    }
+    if instead.algorithm.as_ref().is_some_and(|algorithm| !algorithm.carries_out(instead.collective)) {
+        instead.algorithm = None;
+    }
+    // A named algorithm is part of a call, but the planner's choice for a barrier names none.
+    Some(Mismatch { call, rank, instead })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_draws_the_same_scenario_twice_and_limits_hold() {
+        let limits = Limits { ranks: Some(3), faults: FaultKinds::harmless() };
+        for seed in 0..200 {
+            let scenario = Scenario::draw(seed, &limits);
+            assert_eq!(scenario.to_string(), Scenario::draw(seed, &limits).to_string());
+            assert_eq!(scenario.ranks, 3);
+            assert!(scenario.faults.is_harmless());
+            assert!(scenario.mismatch.is_none_or(|it| scenario.calls[it.call] != it.instead));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Whole groups in virtual time: seeds that failed once, fresh ones, and canaries that checkers must catch.
+
+use std::process::Command;
+
+use pleach::collectives::simulate::{Abort, Checker, Limits, Report, Sabotage, Scenario, TIMEOUT_FAR, run};
+use pleach::transport::sim::{Canary, FaultKinds, Faults, Network};
+
+/// Fresh seeds in every test run.
+const FRESH_SEEDS: u64 = 150;
+/// Where they begin; each release may move it on.
+const FRESH_FROM: u64 = 1_000_000;
+/// Seeds within which a canary must be caught.
+const CANARY_SEEDS: u64 = 60;
+
+fn holds(seed: u64, limits: &Limits) -> Report {
+    let scenario = Scenario::draw(seed, limits);
+    match run(&scenario, None) {
+        Ok(report) => report,
+        Err(failure) => panic!(
+            "{failure}\n{scenario}\nrun it again by 'pleach sim --seed {seed}{} --faults {}'",
+            limits.ranks.map_or(String::new(), |ranks| format!(" --ranks {ranks}")),
+            limits.faults
+        ),
+    }
+}
+
+fn any() -> Limits {
+    Limits { ranks: None, faults: FaultKinds::all() }
+}
+
+#[test]
+fn seeds_that_failed_once_hold() {
+    for line in include_str!("seeds.txt").lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let mut words = line.split_whitespace();
+        let seed = words.next().and_then(|word| word.parse().ok()).expect("a seed");
+        let mut limits = any();
+        for word in words {
+            match word.split_once('=') {
+                Some(("ranks", ranks)) => limits.ranks = Some(ranks.parse().expect("a number of ranks")),
+                Some(("faults", list)) => limits.faults = list.parse().expect("faults"),
+                _ => panic!("'{word}' in seeds.txt"),
+            }
+        }
+        holds(seed, &limits);
+    }
+}
+
+#[test]
+fn fresh_seeds_hold() {
+    let reports: Vec<Report> =
+        (FRESH_FROM..FRESH_FROM + FRESH_SEEDS).map(|seed| holds(seed, &any())).collect();
+    let succeeded: u64 = reports.iter().map(|report| report.succeeded).sum();
+    let failed: u64 = reports.iter().map(|report| report.failed).sum();
+    assert!(succeeded > 10 * FRESH_SEEDS && failed > FRESH_SEEDS, "{succeeded} succeeded, {failed} failed");
+}
+
+#[test]
+fn a_seed_gives_the_same_trace_twice() {
+    for seed in 0..10 {
+        assert_eq!(holds(seed, &any()), holds(seed, &any()), "seed {seed}");
+    }
+}
+
+/// What catches this in the first scenarios that it shows in; red when nothing does.
+fn caught_by(change: impl Fn(&mut Scenario)) -> Vec<Checker> {
+    let limits = Limits { ranks: None, faults: FaultKinds::harmless() };
+    let found = (0..CANARY_SEEDS).filter_map(|seed| {
+        let mut scenario = Scenario::draw(seed, &limits);
+        (scenario.mismatch, scenario.abort) = (None, None);
+        change(&mut scenario);
+        run(&scenario, None).err().map(|failure| failure.checker)
+    });
+    found.take(3).collect()
+}
+
+#[test]
+fn a_notice_before_its_bytes_is_caught_as_a_race() {
+    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::NoticeBeforeBytes));
+    assert!(checkers.contains(&Checker::Race), "{checkers:?}");
+}
+
+#[test]
+fn swapped_notices_are_caught_as_a_race() {
+    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::NoticesSwapped));
+    assert!(checkers.contains(&Checker::Race), "{checkers:?}");
+}
+
+#[test]
+fn a_source_that_is_read_after_done_is_caught_as_a_race() {
+    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SourceReadAfterDone));
+    assert!(checkers.contains(&Checker::Race), "{checkers:?}");
+}
+
+#[test]
+fn a_severed_peer_that_writes_is_caught_by_the_silence_checker() {
+    let checkers = caught_by(|scenario| {
+        scenario.canary = Some(Canary::SeveredPeerWrites);
+        // So slow that much is still on the wire when everybody has been severed.
+        let wire = std::time::Duration::from_millis(3);
+        scenario.network = Network::full_mesh(scenario.ranks, 1_000_000, wire);
+        scenario.passive = true;
+        scenario.abort = Some(Abort { rank: 0, after: 4 * wire });
+    });
+    assert!(checkers.contains(&Checker::Silence), "{checkers:?}");
+}
+
+#[test]
+fn a_reduction_that_is_applied_twice_is_caught_by_the_oracle() {
+    let checkers = caught_by(|scenario| scenario.sabotage = Some(Sabotage::Twice));
+    assert!(checkers.contains(&Checker::Result), "{checkers:?}");
+}
+
+#[test]
+fn a_reduction_that_is_called_complete_too_early_is_caught_by_the_oracle() {
+    let checkers = caught_by(|scenario| scenario.sabotage = Some(Sabotage::Unfinished));
+    assert!(checkers.contains(&Checker::Result), "{checkers:?}");
+}
+
+#[test]
+fn a_rank_that_enters_late_is_waited_for() {
+    let limits = Limits { ranks: Some(4), faults: FaultKinds::default() };
+    for seed in 0..20 {
+        let mut scenario = Scenario::draw(seed, &limits);
+        (scenario.mismatch, scenario.abort, scenario.timeout) = (None, None, TIMEOUT_FAR);
+        scenario.faults = Faults::none();
+        for (number, call) in scenario.calls.iter_mut().enumerate() {
+            call.late = Some((number as u32 % 4, std::time::Duration::from_millis(200)));
+        }
+        let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
+        assert_eq!(report.failed, 0);
+    }
+}
+
+#[test]
+fn the_command_tells_what_it_ran_and_refuses_unknown_faults_with_the_list() {
+    let pleach = |arguments: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_pleach")).args(arguments).output().expect("pleach starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, stdout, stderr) = pleach(&["sim", "--seed", "3", "--seeds", "4", "--faults", "none"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.starts_with("4 seeds from 3: ") && stdout.contains("hash"), "{stdout}");
+    assert_eq!(pleach(&["sim", "--seed", "3", "--seeds", "4", "--faults", "none"]).1, stdout);
+    let (code, stdout, stderr) = pleach(&["sim", "--faults", "gremlin"]);
+    assert_eq!((code, stdout.as_str()), (Some(2), ""));
+    assert!(stderr.contains("'gremlin'") && stderr.contains("rank-death"), "{stderr}");
+}
