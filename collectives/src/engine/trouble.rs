@@ -123,7 +123,10 @@ impl Engine {
         }
         let is_absent = |peer: &Rank| said(*peer).is_some_and(|answer| answer.verdict == Verdict::NotYet);
         if let Some((peer, step)) = peers.iter().find(|(peer, _)| is_absent(peer)) {
-            return Some((*peer, format!("{step} (it has not made this call yet)")));
+            let elsewhere = said(*peer).and_then(|answer| answer.blocked_on);
+            let elsewhere = elsewhere
+                .map_or_else(String::new, |other| format!(": in another one it waits for rank {other}"));
+            return Some((*peer, format!("{step} (it has not made this call yet{elsewhere})")));
         }
         let behind = peers.keys().find_map(|peer| Some((*peer, said(*peer)?.blocked_on?)));
         if let Some((peer, culprit)) = behind.filter(|(_, culprit)| *culprit != self.rank) {
