@@ -85,7 +85,8 @@ fn a_rank_stopped_outside_of_a_call_is_named_at_the_deadline(fabric: Fabric) {
         assert!(failure.after < DEADLINE + TARDINESS, "{:?}", failure.after);
     }
     ranks.signal(2, Signal::CONT);
-    ranks.tell(2, "call barrier");
+    // The call that the others made: another one would be told to differ from theirs.
+    ranks.tell(2, "call all-reduce count=1000");
     let own = ranks.failure(2);
     assert!(["TimedOut", "Lost"].contains(&own.kind.as_str()), "{}", own.text);
     ranks.end(0..3);
