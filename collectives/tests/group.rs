@@ -27,13 +27,13 @@ fn world(rank: Rank, world_size: u32, folder: &std::path::Path) -> World {
 
 /// Runs `body` as every rank of a group and gives what each returned.
 fn with_group<T: Send>(fabric: Fabric, ranks: u32, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let folder = tempfile();
-    let results = thread::scope(|scope| {
+    let folder = Folder::new();
+    thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
                 let (folder, body) = (&folder, &body);
                 scope.spawn(move || {
-                    let mut options = Options::new(world(rank, ranks, folder));
+                    let mut options = Options::new(world(rank, ranks, &folder.0));
                     options.fabric = FabricChoice::Only(fabric);
                     options.timeout = PATIENCE;
                     body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
@@ -41,19 +41,27 @@ fn with_group<T: Send>(fabric: Fabric, ranks: u32, body: impl Fn(Group) -> T + S
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    std::fs::remove_dir_all(&folder).ok();
-    results
+    })
 }
 
-/// A new folder of this test's own.
-fn tempfile() -> std::path::PathBuf {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let folder = std::env::temp_dir().join(format!("pleach-group-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    folder
+/// A new folder of this test's own, gone with it however it ends.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("pleach-group-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
 }
 
 fn every_operation_gives_the_right_result(fabric: Fabric) {
