@@ -90,8 +90,14 @@ fn a_rank_that_makes_one_call_more_is_found_where_the_calls_differ(fabric: Fabri
         }
         ranks.tell(rank, "call barrier");
     }
-    for _ in 0..3 {
+    for _ in 0..2 {
         (0..3).for_each(|rank| assert!(matches!(ranks.outcome(rank), Outcome::Done { .. })));
+    }
+    for rank in 0..3 {
+        // Who is ahead may have ended the group before this rank's third call was through.
+        if let Outcome::Failed(failure) = ranks.outcome(rank) {
+            assert_eq!(failure.kind, "Mismatch", "{}", failure.text);
+        }
     }
     expect_mismatch(&mut ranks, fabric, begun, ["all-reduce", "barrier"]);
     ranks.end(0..3);

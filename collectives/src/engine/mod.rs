@@ -51,6 +51,8 @@ use signature::Stream;
 pub const QUERY_AFTER: Duration = Duration::from_millis(1);
 /// Longest time between two such questions.
 const QUERY_INTERVAL_MAX: Duration = Duration::from_millis(32);
+/// A peer that has not answered for so long says nothing, whatever it said before.
+const SILENT_AFTER: Duration = Duration::from_millis(100);
 /// How long a failing group tries to tell its peers before it severs them.
 const FLOOD_TIME: Duration = Duration::from_millis(20);
 /// Events taken from the device at a time.
@@ -162,6 +164,8 @@ pub struct Engine {
     connected: Vec<bool>,
     /// What each peer said last of what it does.
     answers: BTreeMap<Rank, Answer>,
+    /// Since when a question to a peer is unanswered.
+    asked: BTreeMap<Rank, Nanos>,
     left: Vec<bool>,
     slots: Vec<SlotOfRun>,
     /// Unfinished runs in the order of their calls.
@@ -233,6 +237,7 @@ impl Engine {
             peer_scratch_known: Vec::new(),
             connected: (0..ranks).map(|peer| peer == rank).collect(),
             answers: BTreeMap::new(),
+            asked: BTreeMap::new(),
             left: vec![false; ranks as usize],
             slots: Vec::new(),
             order: Vec::new(),
@@ -668,6 +673,7 @@ impl Engine {
                 Verdict::EarlierDiffers => self.ask_earlier(peer, stream, record.run),
                 Verdict::Same | Verdict::NotYet | Verdict::Forgotten => {}
             }
+            self.asked.remove(&peer);
             self.answers.insert(peer, answer);
         }
         if let Some(mut fault) = news.fault {

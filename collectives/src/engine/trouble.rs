@@ -10,7 +10,7 @@ use super::fault::{Fault, FaultKind};
 use super::message::{Message, Record, Verdict};
 use super::run::{Trouble, run_of};
 use super::signature::Stream;
-use super::{Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, State};
+use super::{Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State};
 use crate::Rank;
 
 impl Engine {
@@ -98,26 +98,39 @@ impl Engine {
         let record = self.board.record(stream, run.parameters.number).ok()?;
         let message = Message::Query { stream, record }.encode();
         let peers = self.waits_for(slot);
-        self.board.block_on(self.blame(slot, &peers).map(|(peer, _)| peer));
+        self.board.block_on(self.blame(slot, &peers, now).map(|(peer, _)| peer));
         for (peer, step) in peers {
             if self.left[peer as usize] {
                 return Some(self.fault(FaultKind::Left, peer, step, Some(slot), now));
             }
             // A full queue means that questions are on their way already.
             let _ = self.device.post(peer, &message);
+            self.asked.entry(peer).or_insert(now);
         }
         None
     }
 
     /// Which of the peers that a run waits for is the cause, by what they say: one that says nothing, else one that has
     /// not made the call, else whom those wait for who have; and how it is to be put.
-    pub(super) fn blame(&self, slot: u8, peers: &BTreeMap<Rank, String>) -> Option<(Rank, String)> {
+    pub(super) fn blame(
+        &self,
+        slot: u8,
+        peers: &BTreeMap<Rank, String>,
+        now: Nanos,
+    ) -> Option<(Rank, String)> {
         let run = self.slots[usize::from(slot)].run.as_ref()?;
         let (stream, number) = (run.stream(), run.parameters.number);
         let said = |peer: Rank| {
             let answer = self.answers.get(&peer);
             answer.filter(|answer| answer.stream == stream && answer.record.run == number)
         };
+        let since =
+            |peer: Rank| self.asked.get(&peer).copied().filter(|asked| now.since(*asked) >= SILENT_AFTER);
+        if let Some((peer, step)) =
+            peers.iter().filter(|(peer, _)| since(**peer).is_some()).min_by_key(|(peer, _)| since(**peer))
+        {
+            return Some((*peer, format!("{step} (it does not say any more what it is doing)")));
+        }
         if let Some((peer, step)) = peers.iter().find(|(peer, _)| said(**peer).is_none()) {
             return Some((*peer, format!("{step} (it does not say what it is doing)")));
         }
@@ -137,7 +150,7 @@ impl Engine {
 
     pub(super) fn timed_out(&self, slot: u8, now: Nanos) -> Fault {
         let peers = self.waits_for(slot);
-        let (subject, detail) = match self.blame(slot, &peers) {
+        let (subject, detail) = match self.blame(slot, &peers, now) {
             Some(found) => found,
             None if self.is_ready() => {
                 (self.rank, "work of its own (earlier calls are unfinished)".to_owned())
