@@ -38,9 +38,12 @@ pub(super) fn explains(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> b
     }
 }
 
-/// A rank whose group has failed cuts its peers off. One that could not be told why in time (its watcher was stopped, or
-/// the way between the two is down) finds only that.
+/// A rank whose group has failed cuts its peers off. One that could not be told why in time (its watcher was stopped,
+/// words are delayed, or the way between the two is down) finds only that.
 fn is_echo(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> bool {
+    if scenario.faults.delay_per_million > 0 && injected(scenario).next().is_some() {
+        return true;
+    }
     let is_deaf = scenario.faults.timed.iter().any(|(_, injected)| match injected {
         Injected::Freeze { rank, watcher, .. } => *watcher && *rank == fault.found_by,
         _ => false,
