@@ -688,7 +688,7 @@ impl Engine {
                 let own = self.fault(fault.kind, fault.subject, std::mem::take(&mut fault.detail), slot, now);
                 fault = own;
             }
-            self.fail(fault, now);
+            self.settle(fault, now);
         }
     }
 

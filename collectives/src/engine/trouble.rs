@@ -202,6 +202,11 @@ impl Engine {
             // What a peer said before it went counts first: it may tell why it went.
             self.read_news(now);
         }
+        self.settle(fault, now);
+    }
+
+    /// As [`Engine::fail`], for what was read from the news: newer ones are echoes of it.
+    pub(super) fn settle(&mut self, fault: Fault, now: Nanos) {
         if !matches!(self.phase, Phase::Active) {
             return;
         }
