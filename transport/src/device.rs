@@ -19,7 +19,7 @@
 //!    error of that transfer.
 //! 9. Silence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs, is stopped, or is
 //!    continued later. It also ends this rank's transfers to it ([`TransferError::Severed`]).
-//! 10. Progress: a transfer needs both ends to be polled and nothing else; where [`Caps::passive`], the target need
+//! 10. Progress: a transfer needs both ends to be polled and nothing else; where [`Reach::passive`], the target need
 //!     not be polled.
 //! 11. After [`Device::arm`] returned a bell, no event can come and no cell can change without ringing it.
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
@@ -164,19 +164,13 @@ impl fmt::Display for Address {
     }
 }
 
-/// What a backend can do. Fixed when the device is made.
+/// What a backend can do, whichever peer it is about. Fixed when the device is made.
 #[derive(Clone, Debug)]
 pub struct Caps {
-    /// Its name: `sim`, `shm`, `tcp`.
+    /// Its name: `sim`, `shm`, `tcp`, `shm+tcp`.
     pub fabric: &'static str,
-    /// Whether [`Device::map`] works.
-    pub maps: bool,
-    /// Whether a transfer ends without its target being polled.
-    pub passive: bool,
     /// Whether a bad remote slice is an error of its transfer. Otherwise it may cost the pair.
     pub checks_keys: bool,
-    /// Whether severing one peer takes local regions away from all of them (they keep their bytes and addresses).
-    pub sever_detaches: bool,
     /// Whether any host memory can be registered, at the cost of a table entry: then slices that a caller lends for
     /// one operation are registered for its duration instead of being staged.
     pub registers_freely: bool,
@@ -184,7 +178,21 @@ pub struct Caps {
     pub cells: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
-    /// Transfers under way to one peer before `QueueFull`.
+}
+
+/// How a device reaches one peer. Fixed when the device is made, and the same at both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// The fabric that joins the two: that of [`Caps`], or the one of several that it takes for this peer.
+    pub fabric: &'static str,
+    /// Whether [`Device::map`] works.
+    pub maps: bool,
+    /// Whether a transfer ends without its target being polled.
+    pub passive: bool,
+    /// Whether severing this peer takes local regions away from all peers of the same fabric (they keep their bytes and
+    /// addresses).
+    pub sever_detaches: bool,
+    /// Transfers under way to the peer before `QueueFull`.
     pub queue_depth: usize,
 }
 
@@ -335,6 +343,9 @@ pub trait Device: Send {
     /// What it can do.
     fn caps(&self) -> &Caps;
 
+    /// How it reaches a peer; of a rank that is no peer, anything.
+    fn reach(&self, peer: Rank) -> Reach;
+
     /// This rank.
     fn rank(&self) -> Rank;
 
@@ -348,7 +359,7 @@ pub trait Device: Send {
     /// See [`RegisterError`].
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError>;
 
-    /// A peer's memory at an address here, where [`Caps::maps`].
+    /// A peer's memory at an address here, where [`Reach::maps`].
     ///
     /// # Errors
     ///

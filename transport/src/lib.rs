@@ -5,7 +5,8 @@
 //! the target that a put has landed, by adding one to a *cell* ([`Cells`]).
 //!
 //! Read [`device`] first: it holds the contract. The backends are `sim` (one process, one seed, virtual time, the
-//! harshest), `shm` (one host) and `tcp` (anywhere); each passes the same conformance suite.
+//! harshest), `shm` (one host), `tcp` (anywhere) and `hybrid` (both of them, by peer); each passes the same conformance
+//! suite.
 //!
 //! Nothing here reads a clock except [`clock`], and nothing here decides what to send: that is `pleach-collectives`.
 
@@ -15,6 +16,8 @@ pub mod clock;
 pub mod device;
 mod error;
 pub mod fork;
+#[cfg(not(loom))]
+pub mod hybrid;
 pub mod memory;
 mod primitive;
 pub mod region;
@@ -30,7 +33,7 @@ pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 pub use clock::Nanos;
 pub use device::{
     Address, AtomicOp, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX,
-    MapError, Mapped, PostError, RegisterError, Responder, Ring, Source, SubmitError, Transfer,
+    MapError, Mapped, PostError, Reach, RegisterError, Responder, Ring, Source, SubmitError, Transfer,
     TransferError, TransferId,
 };
 pub use memory::{HostMemory, Memory, Share, SharedMemory, Space};

@@ -123,7 +123,8 @@ impl Group {
     ) -> Result<Self, GroupError> {
         let Connection { device, events, board, world_size, ranks_here, store } = connection;
         let rank = device.rank();
-        let access = if device.caps().maps { Access::Mapped } else { Access::Put };
+        let maps = (0..world_size).filter(|&peer| peer != rank).all(|peer| device.reach(peer).maps);
+        let access = if maps { Access::Mapped } else { Access::Put };
         let mut engine = Engine::new(device, compute, board.clone(), world_size)?;
         engine.accept(events, clock::now());
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -9,7 +9,7 @@ use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
 use rustix::param::page_size;
 
 use super::bell;
-use super::device::{FABRIC, Place, QUEUE_DEPTH, ShmDevice, State, TRANSFER_BYTES_MAX};
+use super::device::{FABRIC, Place, QUEUE_DEPTH, REACH, ShmDevice, State, TRANSFER_BYTES_MAX};
 use super::directory::{file_of, was_detached};
 use super::link::REGIONS_MAX;
 use super::mapping::check;
@@ -20,7 +20,7 @@ use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError,
+    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
     RegisterError, Ring, SubmitError, Transfer, TransferError, TransferId,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
@@ -33,6 +33,10 @@ const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
 impl Device for ShmDevice {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn reach(&self, _peer: Rank) -> Reach {
+        REACH
     }
 
     fn rank(&self) -> Rank {

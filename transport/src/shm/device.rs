@@ -22,7 +22,7 @@ use crate::Rank;
 use crate::cells::Notice;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Caps, DeviceConfig, Event, LossCause, Source, SubmitError, TransferError, TransferId,
+    Address, Caps, DeviceConfig, Event, LossCause, Reach, Source, SubmitError, TransferError, TransferId,
 };
 use crate::region::{Registry, RemoteSlice};
 
@@ -36,6 +36,10 @@ pub(super) const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 
 /// How long the announcement of a region that is alive may be on its way.
 const ANNOUNCEMENT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How it reaches any peer.
+pub(super) const REACH: Reach =
+    Reach { fabric: FABRIC, maps: true, passive: true, sever_detaches: true, queue_depth: QUEUE_DEPTH };
 
 /// Why the device was not made.
 #[derive(Debug, thiserror::Error)]
@@ -144,14 +148,10 @@ impl ShmDevice {
             shared,
             caps: Caps {
                 fabric: FABRIC,
-                maps: true,
-                passive: true,
                 checks_keys: true,
-                sever_detaches: true,
                 registers_freely: false,
                 cells,
                 transfer_bytes_max: TRANSFER_BYTES_MAX,
-                queue_depth: QUEUE_DEPTH,
             },
             address,
             peers: (0..world_size).map(|_| Peer::new()).collect(),
@@ -165,6 +165,16 @@ impl ShmDevice {
             is_leaving: false,
             watcher: Some(watcher),
         })
+    }
+
+    /// Who is told that regions are gone.
+    pub(crate) fn registry(&self) -> Arc<dyn Registry> {
+        self.registry.clone()
+    }
+
+    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
+        self.registry = registry;
     }
 
     pub(super) fn peer(&self, rank: Rank) -> Option<&Peer> {

@@ -8,7 +8,7 @@ use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, Mapped, PostError,
-    RegisterError, Ring, Source, SubmitError, Transfer, TransferId,
+    Reach, RegisterError, Ring, Source, SubmitError, Transfer, TransferId,
 };
 use crate::memory::{Alias, Memory, Share};
 use crate::region::{Region, RegionKey, Registry, RemoteSlice};
@@ -54,14 +54,10 @@ impl SimDevice {
             let (table, bell) = (rank_state.table.clone(), rank_state.bell.clone());
             let caps = Caps {
                 fabric: FABRIC,
-                maps: state.maps,
-                passive: state.passive,
                 checks_keys: true,
-                sever_detaches: false,
                 registers_freely: !state.maps,
                 cells,
                 transfer_bytes_max: state.transfer_bytes_max,
-                queue_depth: state.queue_depth,
             };
             (caps, table, bell)
         });
@@ -114,7 +110,7 @@ impl SimDevice {
         if let Some(notice) = notice.filter(|notice| usize::from(notice.cell) >= cells) {
             return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
         }
-        if state.side(self.rank, peer).under_way >= self.caps.queue_depth {
+        if state.side(self.rank, peer).under_way >= state.queue_depth {
             return Err(SubmitError::QueueFull { peer });
         }
         Ok(())
@@ -147,6 +143,16 @@ impl Device for SimDevice {
         &self.caps
     }
 
+    fn reach(&self, peer: Rank) -> Reach {
+        self.world.with(|state| Reach {
+            fabric: FABRIC,
+            maps: state.maps(self.rank, peer),
+            passive: state.is_passive(self.rank, peer),
+            sever_detaches: false,
+            queue_depth: state.queue_depth,
+        })
+    }
+
     fn rank(&self) -> Rank {
         self.rank
     }
@@ -157,11 +163,12 @@ impl Device for SimDevice {
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         // Like shared memory: what others shall map must be mappable.
-        if self.caps.maps && !matches!(memory.share(), Share::File { .. }) {
-            return Err(RegisterError::NotShareable { fabric: FABRIC });
-        }
+        let is_shareable = matches!(memory.share(), Share::File { .. });
         let rank = self.rank;
         let key = self.world.with(|state| {
+            if state.maps && !is_shareable {
+                return None;
+            }
             let key = RegionKey(state.keys.bits().max(1));
             let wait = state.lateness();
             state.event("register", &[u64::from(rank), memory.len() as u64]);
@@ -173,17 +180,18 @@ impl Device for SimDevice {
             if !state.ranks[rank as usize].dead {
                 self.table.insert(memory.clone(), key, state.now + wait);
             }
-            key
+            Some(key)
         });
+        let key = key.ok_or(RegisterError::NotShareable { fabric: FABRIC })?;
         Ok(Region::new(memory, key, self.registry.clone()))
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
-        if !self.caps.maps {
-            return Err(MapError::Unsupported { fabric: FABRIC });
-        }
         let rank = self.rank;
         self.world.with(|state| {
+            if !state.maps(rank, peer) {
+                return Err(MapError::Unsupported { fabric: FABRIC });
+            }
             if peer as usize >= state.ranks.len() || state.side(rank, peer).bond != Bond::Connected {
                 return Err(MapError::Disconnected { peer });
             }

@@ -134,7 +134,8 @@ pub(super) struct State {
     pub(super) views: BTreeMap<(Rank, Rank, RegionKey), View>,
     pub(super) faults: Faults,
     pub(super) maps: bool,
-    pub(super) passive: bool,
+    passive: bool,
+    hosts: Vec<u32>,
     pub(super) queue_depth: usize,
     pub(super) transfer_bytes_max: u64,
     pub(super) canary: Option<Canary>,
@@ -168,6 +169,7 @@ impl State {
             faults: options.faults,
             maps: options.maps,
             passive: options.passive,
+            hosts: options.hosts,
             transfer_bytes_max: options.transfer_bytes_max,
             canary: options.canary,
             observer: None,
@@ -255,13 +257,31 @@ impl State {
         true
     }
 
-    /// Whose poll it takes, where polls are needed.
+    /// Whether two ranks are on one host.
+    fn are_neighbours(&self, rank: Rank, peer: Rank) -> bool {
+        self.hosts.get(rank as usize) == self.hosts.get(peer as usize)
+    }
+
+    /// Whether two ranks map each other's memory.
+    pub(super) fn maps(&self, rank: Rank, peer: Rank) -> bool {
+        self.maps && self.are_neighbours(rank, peer)
+    }
+
+    /// Whether transfers between two ranks need nobody to be polled.
+    pub(super) fn is_passive(&self, rank: Rank, peer: Rank) -> bool {
+        self.passive && self.are_neighbours(rank, peer)
+    }
+
+    /// Whose poll it takes, if any's.
     fn waits_for(&self, happening: &Happening) -> Option<Rank> {
         let number = match happening {
             Happening::Depart(number) | Happening::Piece(number) | Happening::Arrive(number) => number,
             _ => return None,
         };
         let flight = self.flights.get(number)?;
+        if self.is_passive(flight.sender(), flight.receiver()) {
+            return None;
+        }
         match happening {
             Happening::Depart(_) => Some(flight.sender()),
             _ => Some(flight.receiver()),
@@ -270,13 +290,13 @@ impl State {
 
     fn happen_or_wait(&mut self, happening: Happening) {
         match self.waits_for(&happening) {
-            Some(rank) if !self.passive => {
+            Some(rank) => {
                 if !self.ranks[rank as usize].dead {
                     self.ranks[rank as usize].inbox.push_back(happening);
                     self.ring(rank);
                 }
             }
-            _ => self.happen(happening),
+            None => self.happen(happening),
         }
     }
 

@@ -37,11 +37,14 @@ pub struct Options {
     pub seed: u64,
     /// What goes wrong.
     pub faults: Faults,
-    /// Whether ranks map each other's memory; then, as on shared memory, only memory that others can map is
+    /// Whether ranks of one host map each other's memory; then, as on shared memory, only memory that others can map is
     /// registered.
     pub maps: bool,
-    /// Whether transfers need nobody to be polled: bytes land and sources are read while their ranks do nothing.
+    /// Whether transfers inside a host need nobody to be polled: bytes land and sources are read while their ranks do
+    /// nothing.
     pub passive: bool,
+    /// By rank: the number of its host. Empty: all are on one.
+    pub hosts: Vec<u32>,
     /// Transfers under way to one peer, unless the faults allow fewer.
     pub queue_depth: usize,
     /// Longest transfer, in bytes.
@@ -57,7 +60,7 @@ const QUEUE_DEPTH: usize = 64;
 const TRANSFER_BYTES_MAX: u64 = 16 << 20;
 
 impl Options {
-    /// No faults, no mappings, ranks have to be polled.
+    /// No faults, no mappings, one host, ranks have to be polled.
     #[must_use]
     pub fn new(network: Network, seed: u64) -> Self {
         Self {
@@ -66,6 +69,7 @@ impl Options {
             faults: Faults::none(),
             maps: false,
             passive: false,
+            hosts: Vec::new(),
             queue_depth: QUEUE_DEPTH,
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             canary: None,
@@ -93,6 +97,8 @@ impl World {
     /// When the queue depth is zero: nothing could ever be submitted.
     #[must_use]
     pub fn new(options: Options) -> Self {
+        let hosts = options.hosts.len();
+        assert!(hosts == 0 || hosts == options.network.ranks() as usize, "{hosts} ranks have a host");
         assert!(options.queue_depth > 0 && options.faults.queue_depth != Some(0), "queues hold at least 1");
         Self { state: Arc::new(Mutex::new(State::new(options))) }
     }

@@ -46,7 +46,7 @@ use crate::cells::Cells;
 use crate::clock::{self, Nanos};
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, Mapped, PostError,
-    RegisterError, Ring, SubmitError, Transfer, TransferError, TransferId,
+    Reach, RegisterError, Ring, SubmitError, Transfer, TransferError, TransferId,
 };
 use crate::memory::{Memory, Space, random_key};
 use crate::region::{Region, Registry, RemoteSlice};
@@ -231,14 +231,10 @@ impl TcpDevice {
             world_size: config.world_size,
             caps: Caps {
                 fabric: FABRIC,
-                maps: false,
-                passive: false,
                 checks_keys: true,
-                sever_detaches: false,
                 registers_freely: true,
                 cells: cells_each,
                 transfer_bytes_max: frame::TRANSFER_BYTES_MAX,
-                queue_depth: QUEUE_DEPTH,
             },
             address: socket::to_text(bound),
             cells_each,
@@ -259,6 +255,27 @@ impl TcpDevice {
             leaving: false,
             now: Nanos::ZERO,
         })
+    }
+
+    /// Who is told that regions are gone.
+    pub(crate) fn registry(&self) -> Arc<dyn Registry> {
+        Arc::clone(&self.registry)
+    }
+
+    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
+        self.registry = registry;
+    }
+
+    /// Makes a region of the shared registry reachable by its own key.
+    pub(crate) fn adopt(&mut self, region: &Region) {
+        debug_assert!(region.belongs_to(&self.registry), "released regions are told to the shared registry");
+        self.regions.insert(region);
+    }
+
+    /// The file that `arm` returns, always the same one.
+    pub(crate) fn bell_file(&self) -> &OwnedFd {
+        &self.epoll
     }
 
     fn check(&self, peer: Rank, transfer: &Transfer) -> Result<(), SubmitError> {
@@ -542,6 +559,11 @@ impl TcpDevice {
 impl Device for TcpDevice {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn reach(&self, _peer: Rank) -> Reach {
+        let (fabric, queue_depth) = (FABRIC, QUEUE_DEPTH);
+        Reach { fabric, maps: false, passive: false, sever_detaches: false, queue_depth }
     }
 
     fn rank(&self) -> Rank {

@@ -16,7 +16,7 @@ fn fill<B: Backend>(
     to: Rank,
     mut transfer: impl FnMut(usize) -> Transfer,
 ) -> Vec<TransferId> {
-    let depth = world.device(from).caps().queue_depth;
+    let depth = world.device(from).reach(to).queue_depth;
     let mut accepted = vec![world.submit(from, to, transfer(0))];
     loop {
         match world.try_submit(from, to, transfer(accepted.len())) {

@@ -23,6 +23,7 @@ mod regions;
 mod silence;
 mod world;
 
+mod hybrid;
 mod shm;
 mod sim;
 mod tcp;
@@ -178,6 +179,8 @@ macro_rules! suite {
 
 mod backend {
     backends! {
+        hybrid_here: crate::hybrid::Hybrid<true>,
+        hybrid_across: crate::hybrid::Hybrid<false>,
         shm: crate::shm::Shm<false>,
         shm_mapped: crate::shm::Shm<true>,
         sim: crate::sim::Sim<false>,

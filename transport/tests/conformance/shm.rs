@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
     Address, Bell, Caps, Cells, ConnectError, Device, DeviceConfig, Event, Inline, MapError, Mapped, Memory,
-    Nanos, PostError, Rank, Region, RegionKey, RegisterError, RemoteSlice, Ring, SharedMemory, Source,
+    Nanos, PostError, Rank, Reach, Region, RegionKey, RegisterError, RemoteSlice, Ring, SharedMemory, Source,
     SubmitError, Transfer, TransferId, clock,
 };
 
@@ -58,7 +58,7 @@ impl ThroughMappings {
         local: Option<&Region>,
         len: usize,
     ) -> Option<Mapped> {
-        let has_room = self.under_way < self.device.caps().queue_depth;
+        let has_room = self.under_way < self.device.reach(peer).queue_depth;
         let is_own = local.is_none_or(|region| self.keys.contains(&region.key()));
         let fits = len as u64 == remote.len;
         if has_room && is_own && fits { self.device.map(peer, remote).ok() } else { None }
@@ -110,6 +110,9 @@ impl Device for ThroughMappings {
 
     fn caps(&self) -> &Caps {
         self.device.caps()
+    }
+    fn reach(&self, peer: Rank) -> Reach {
+        self.device.reach(peer)
     }
     fn rank(&self) -> Rank {
         self.device.rank()

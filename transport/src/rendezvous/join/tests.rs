@@ -8,7 +8,7 @@ use std::thread;
 use super::*;
 use crate::cells::Cells;
 use crate::device::{
-    Bell, Caps, MapError, Mapped, PostError, RegisterError, Ring, SubmitError, Transfer, TransferId,
+    Bell, Caps, MapError, Mapped, PostError, Reach, RegisterError, Ring, SubmitError, Transfer, TransferId,
 };
 use crate::memory::Memory;
 use crate::region::{Region, RemoteSlice};
@@ -48,17 +48,7 @@ impl Fabrics for Paper {
 }
 
 fn paper_caps() -> Caps {
-    Caps {
-        fabric: "paper",
-        maps: false,
-        passive: false,
-        checks_keys: false,
-        registers_freely: true,
-        sever_detaches: false,
-        cells: 1,
-        transfer_bytes_max: 0,
-        queue_depth: 1,
-    }
+    Caps { fabric: "paper", checks_keys: false, registers_freely: true, cells: 1, transfer_bytes_max: 0 }
 }
 
 struct PaperDevice {
@@ -81,6 +71,9 @@ impl Ring for Silent {
 impl Device for PaperDevice {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+    fn reach(&self, _: Rank) -> Reach {
+        Reach { fabric: "paper", maps: false, passive: false, sever_detaches: false, queue_depth: 1 }
     }
     fn rank(&self) -> Rank {
         self.rank

@@ -1,0 +1,104 @@
+//! One bell for a futex word and a file: a thread sleeps on the file, and rings the word.
+//!
+//! The thread waits on an epoll of its own in which the file is listed for one shot. [`Bridge::arm`] loads the shot,
+//! [`Bridge::disarm`] takes it out again: one system call each, and only of who really goes to sleep. A busy poller wakes
+//! nobody.
+//!
+//! **Invariant:** from `arm` to `disarm` the file does not stay readable without the word having been rung: loading the
+//! shot looks at the file, and so does everything that makes it readable later.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+use crate::Rank;
+use crate::device::Ring;
+use crate::fork::Process;
+
+/// Epoll data of the file that is watched.
+const FILE: u64 = 0;
+
+/// Epoll data of the order to end.
+const STOP: u64 = 1;
+
+/// Events taken at a time: there are two sources.
+const EVENTS: usize = 2;
+
+/// See the module.
+pub(super) struct Bridge {
+    epoll: Arc<OwnedFd>,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+    is_armed: bool,
+    process: Process,
+}
+
+impl Bridge {
+    /// Between `file` and `bell`, not armed. The file must be open as long as the bridge is used.
+    pub(super) fn new(rank: Rank, file: &OwnedFd, bell: Arc<dyn Ring>) -> io::Result<Self> {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, file, epoll::EventData::new_u64(FILE), epoll::EventFlags::ONESHOT)?;
+        epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        let waits = Arc::clone(&epoll);
+        let thread = thread::Builder::new()
+            .name(format!("pleach-bell-{rank}"))
+            .spawn(move || carry(&waits, &*bell))?;
+        Ok(Self { epoll, stop, thread: Some(thread), is_armed: false, process: Process::current() })
+    }
+
+    /// From now on the word is rung when the file is readable. An error: look again instead of sleeping.
+    pub(super) fn arm(&mut self, file: &OwnedFd) -> io::Result<()> {
+        self.set(file, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)?;
+        self.is_armed = true;
+        Ok(())
+    }
+
+    /// Nobody sleeps any more.
+    pub(super) fn disarm(&mut self, file: &OwnedFd) {
+        if self.is_armed {
+            self.is_armed = false;
+            // It cannot fail for a file that is listed; and if it did, the word would be rung once in vain.
+            let _ = self.set(file, epoll::EventFlags::ONESHOT);
+        }
+    }
+
+    fn set(&self, file: &OwnedFd, flags: epoll::EventFlags) -> io::Result<()> {
+        Ok(epoll::modify(&self.epoll, file, epoll::EventData::new_u64(FILE), flags)?)
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        // A forked child has no thread to end, and its parent's is not its to end.
+        if !self.process.is_current() {
+            return;
+        }
+        // It fails only when the counter is full, and then the file is readable already.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // The thread does nothing that panics.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn carry(epoll: &OwnedFd, bell: &dyn Ring) {
+    let mut space = Vec::with_capacity(EVENTS);
+    loop {
+        space.clear();
+        // Interrupted: nothing was taken, so nothing is missed.
+        if epoll::wait(epoll, rustix::buffer::spare_capacity(&mut space), None).is_err() {
+            continue;
+        }
+        if space.iter().any(|event: &epoll::Event| event.data.u64() == STOP) {
+            return;
+        }
+        if !space.is_empty() {
+            bell.ring();
+        }
+    }
+}

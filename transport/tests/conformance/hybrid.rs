@@ -1,0 +1,133 @@
+//! Shared memory and sockets in one device, under the suite: once with the pair that most tests are about on one host, and
+//! once with it on two, where rank 0 shares its host with others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::hybrid::{HybridDevice, Route};
+use pleach_transport::{
+    Device, DeviceConfig, Event, HostMemory, Memory, Nanos, Rank, RegisterError, SharedMemory, Transfer,
+    TransferError, clock,
+};
+
+use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put};
+
+const CELL: u16 = 3;
+const LEN: usize = 70_000;
+
+/// Two hosts. `TOGETHER`: ranks 0 and 1 are on the first one, all others on the second; else the ranks take turns.
+pub(crate) struct Hybrid<const TOGETHER: bool>;
+
+fn host<const TOGETHER: bool>(rank: Rank) -> Rank {
+    if TOGETHER { u32::from(rank > 1) } else { rank % 2 }
+}
+
+impl<const TOGETHER: bool> Backend for Hybrid<TOGETHER> {
+    const NAME: &'static str = if TOGETHER { "hybrid, to a neighbour" } else { "hybrid, across" };
+    const LIVE: bool = true;
+
+    fn start(_world_size: u32) -> Self {
+        Self
+    }
+
+    fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
+        let here = host::<TOGETHER>(config.rank);
+        let route = |peer| if host::<TOGETHER>(peer) == here { Route::Shm } else { Route::Tcp };
+        let routes = (0..config.world_size).map(route).collect();
+        Box::new(HybridDevice::new(config, routes).expect("the system gives memory and sockets"))
+    }
+
+    fn memory(&self, len: usize) -> Arc<dyn Memory> {
+        SharedMemory::new(len).expect("the system gives memory")
+    }
+
+    fn tick(&mut self) -> Nanos {
+        clock::now()
+    }
+}
+
+/// Ranks 0 and 1 on one host, 2 on another.
+fn both_kinds() -> World<Hybrid<true>> {
+    World::connected(3)
+}
+
+#[test]
+fn a_region_has_one_key_for_neighbours_and_for_peers_across() {
+    let mut world = both_kinds();
+    let target = world.region(0, LEN);
+    for (turn, from) in [1, 2, 2, 1].into_iter().enumerate() {
+        let source = world.region_of(from, &noise(turn as u64, LEN));
+        world.carry_out(from, 0, put(&source.whole(), target.remote(), Some(CELL))).expect("reaches rank 0");
+        world.until("the notice", |world| world.count(0, from, CELL) == turn as u64 / 2 + 1);
+        assert_bytes(&target.whole().to_vec(), &noise(turn as u64, LEN), "what either peer put");
+    }
+    let (stale, memory) = (target.remote(), Arc::downgrade(target.memory()));
+    drop(target);
+    world.announce(0);
+    for from in [1, 2] {
+        let source = world.region(from, LEN);
+        let ending = world.carry_out(from, 0, put(&source.whole(), stale, None));
+        assert_eq!(ending, Err(TransferError::Refused { peer: 0, key: stale.key }), "rank {from}");
+    }
+    world.until("the memory to be released by both fabrics", |_| memory.strong_count() == 0);
+}
+
+#[test]
+fn severing_a_neighbour_leaves_regions_to_peers_across_and_the_other_way_round() {
+    for (severed, other) in [(1, 2), (2, 1)] {
+        let mut world = both_kinds();
+        let (target, source) = (world.region(0, LEN), world.region_of(other, &noise(7, LEN)));
+        world.device(0).sever(severed);
+        world.until("the silence", |world| world.saw(0, &Event::Severed { peer: severed }) == 1);
+        world
+            .carry_out(other, 0, put(&source.whole(), target.remote(), Some(CELL)))
+            .expect("the other fabric has heard of nothing");
+        world.until("the notice", |world| world.count(0, other, CELL) == 1);
+        assert_bytes(&target.whole().to_vec(), &noise(7, LEN), "a put over the other fabric");
+    }
+}
+
+#[test]
+fn one_bell_is_rung_by_neighbours_and_by_peers_across() {
+    const ROUNDS: u64 = 50;
+    let mut world = both_kinds();
+    let cells = [world.cells(0, 1), world.cells(0, 2)];
+    let mut sleeper = world.take(0);
+    let slept = std::thread::spawn(move || {
+        let mut events = Vec::with_capacity(16);
+        let (deadline, mut slowest) = (clock::now() + PATIENCE, Duration::ZERO);
+        while cells.iter().any(|cells| cells.count(CELL) < ROUNDS) {
+            assert!(clock::now() < deadline, "{cells:?} do not count to {ROUNDS}");
+            sleeper.poll(clock::now(), &mut events);
+            let seen = cells.each_ref().map(|cells| cells.count(CELL));
+            if let Some(bell) = sleeper.arm()
+                && seen == cells.each_ref().map(|cells| cells.count(CELL))
+                && seen != [ROUNDS; 2]
+            {
+                let began = clock::now();
+                bell.wait(PATIENCE);
+                slowest = slowest.max(clock::now().since(began));
+            }
+        }
+        slowest
+    });
+    for round in 1..=ROUNDS {
+        for from in [1, 2] {
+            world.submit(from, 0, Transfer::Notify(notice(CELL, b"")));
+            // Sometimes one after the other, sometimes both at once.
+            for _ in 0..if round % 2 == 0 { 50 } else { 0 } {
+                world.pump();
+            }
+        }
+    }
+    world.until("the sleeper to have seen all", |_| slept.is_finished());
+    let slowest = slept.join().expect("the sleeper saw every notice");
+    assert!(slowest < PATIENCE / 2, "slept {slowest:?}: a bell was missed");
+}
+
+#[test]
+fn memory_that_no_neighbour_could_map_is_refused() {
+    let mut world = both_kinds();
+    let refused = world.device(0).register(HostMemory::new(LEN));
+    assert!(matches!(refused, Err(RegisterError::NotShareable { .. })), "{refused:?}");
+}
