@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use pleach::collectives::{bf16, f16};
 use pleach::transport::clock;
-use pleach::{Buffer, Collective, CollectiveError, DataType, Element, Group, ReduceOp};
+use pleach::{Collective, CollectiveError, Data, DataMut, DataType, Element, Group, Rank, ReduceOp};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::pattern::Pattern;
+use super::memory::Space;
+use super::pattern::{Pattern, times_max};
 use super::{Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task};
 
 /// Up to this many bytes of the whole a size gets all iterations; larger ones get fewer.
@@ -24,6 +26,28 @@ const MARGIN: u64 = 2;
 
 /// How often samples that came out too short are taken again with more iterations.
 const ATTEMPTS: u32 = 4;
+
+/// Where memory is reused: least and most iterations on the same, most where they move no more than so many bytes together.
+const REUSE_MIN: u64 = 4;
+const REUSE_MAX: u64 = 16;
+const REUSE_BYTES: u64 = 64 << 20;
+
+/// Least and most samples in a given time.
+const SAMPLES_MIN: u64 = 5;
+const SAMPLES_MAX: u64 = 1000;
+
+/// How many times the given time a size may take with filling and checking, and after how many samples that is looked at.
+const PATIENCE: u32 = 20;
+const PATIENCE_SAMPLES: u64 = 16;
+
+/// Keeps this thread on one of the processors it may use; the next rank is on the next one.
+pub(super) fn pin(rank: Rank) -> rustix::io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let mut only = CpuSet::new();
+    only.set(processors[rank as usize % processors.len()]);
+    sched_setaffinity(None, &only)
+}
 
 /// Whether one clock ticks for all ranks: whether they run under one boot of one kernel.
 pub(super) fn share_a_clock(group: &Group) -> Result<bool, CollectiveError> {
@@ -54,11 +78,11 @@ pub(super) fn measure(
     }
 }
 
-/// Memory of one iteration.
+/// Memory of one iteration, or of several in a row.
 struct Slot<T: Element> {
     /// The input; also the output, where that has as many elements.
-    data: Buffer<T>,
-    output: Option<Buffer<T>>,
+    data: Space<T>,
+    output: Option<Space<T>>,
 }
 
 struct Bench<'a, T: Element> {
@@ -70,6 +94,8 @@ struct Bench<'a, T: Element> {
     pattern: Pattern,
     count: usize,
     slots: Vec<Slot<T>>,
+    /// Iterations on each slot.
+    times: usize,
     /// When each iteration of the sample began and the last ended; for barriers.
     stamps: Vec<i64>,
     one_clock: bool,
@@ -91,6 +117,7 @@ impl<'a, T: Element> Bench<'a, T> {
             pattern: Pattern::new(task),
             count: task.count(bytes),
             slots: Vec::new(),
+            times: 1,
             stamps: Vec::new(),
             one_clock,
             iteration: 0,
@@ -111,22 +138,26 @@ impl<'a, T: Element> Bench<'a, T> {
         let mut wanted = SAMPLE_MIN.as_nanos() as u64 * MARGIN / (usual.as_nanos() as u64).max(1) + 1;
         let mut samples = Vec::new();
         for _ in 0..ATTEMPTS {
-            self.grow((wanted as usize).min(SAMPLE_ITERATIONS_MAX))?;
-            let in_sample = self.slots.len();
+            let in_sample = self.shape(wanted, bytes)?;
             // Whatever is done at first use only, on every rank.
             self.sample()?;
-            let own: Result<Vec<_>, _> =
-                (0..iterations.div_ceil(in_sample as u64)).map(|_| self.sample()).collect();
-            samples = self.slowest(&own?)?;
+            samples = match self.task.time {
+                Some(time) => self.samples_for(time)?,
+                None => {
+                    let own: Result<Vec<_>, _> =
+                        (0..iterations.div_ceil(in_sample as u64)).map(|_| self.sample()).collect();
+                    self.slowest(&own?)?
+                }
+            };
             let shortest = samples.iter().min().copied().unwrap_or_default();
-            if shortest >= SAMPLE_MIN || in_sample == SAMPLE_ITERATIONS_MAX {
+            if shortest >= SAMPLE_MIN || in_sample >= SAMPLE_ITERATIONS_MAX {
                 break;
             }
             wanted = in_sample as u64 * MARGIN;
         }
         let mut errors = [self.errors as i64];
         self.group.all_reduce(&mut errors, ReduceOp::Sum)?;
-        let in_sample = self.slots.len() as u32;
+        let in_sample = (self.slots.len() * self.times) as u32;
         let part_bytes = self.count * self.task.data_type.bytes();
         Ok(Measured {
             algorithm: self.measured.algorithm_for(self.task.collective, part_bytes)?,
@@ -143,6 +174,40 @@ impl<'a, T: Element> Bench<'a, T> {
         Ok(times.into_iter().map(|time| Duration::from_nanos(time as u64)).collect())
     }
 
+    /// Slots and iterations on each for a sample of about so many iterations; how many these are.
+    fn shape(&mut self, wanted: u64, bytes: u64) -> Result<usize, CollectiveError> {
+        let most = SAMPLE_ITERATIONS_MAX as u64;
+        let wanted = match self.task.reuse {
+            true => wanted.max((REUSE_BYTES / bytes.max(1)).clamp(REUSE_MIN, REUSE_MAX)).min(most),
+            false => wanted.min(most),
+        } as usize;
+        let times = if self.task.reuse { times_max(self.task) } else { 1 };
+        let slots = wanted.div_ceil(times);
+        self.times = wanted.div_ceil(slots);
+        self.grow(slots)?;
+        Ok(self.slots.len() * self.times)
+    }
+
+    /// As many samples as fit into a time.
+    fn samples_for(&mut self, time: Duration) -> Result<Vec<Duration>, CollectiveError> {
+        let own = [self.sample()?];
+        let usual = self.slowest(&own)?[0].as_nanos().max(1);
+        let count = ((time.as_nanos() / usual) as u64).clamp(SAMPLES_MIN, SAMPLES_MAX);
+        let began = clock::now();
+        let mut own = Vec::new();
+        while (own.len() as u64) < count {
+            let batch = PATIENCE_SAMPLES.min(count - own.len() as u64);
+            for _ in 0..batch {
+                own.push(self.sample()?);
+            }
+            // All ranks come to the same end.
+            if self.slowest(&[clock::now() - began])?[0] > time * PATIENCE {
+                break;
+            }
+        }
+        self.slowest(&own)
+    }
+
     /// Memory for so many iterations.
     fn grow(&mut self, iterations: usize) -> Result<(), CollectiveError> {
         let all = self.count * self.task.ranks as usize;
@@ -152,36 +217,39 @@ impl<'a, T: Element> Bench<'a, T> {
             _ => (self.count, None),
         };
         while self.slots.len() < iterations {
-            let output = output.map(|len| self.group.buffer(len)).transpose()?;
-            self.slots.push(Slot { data: self.group.buffer(data)?, output });
+            let space = |len| Space::new(self.group, self.task.memory, len);
+            self.slots.push(Slot { data: space(data)?, output: output.map(space).transpose()? });
         }
         Ok(())
     }
 
-    /// Fills, meets, runs an iteration in each slot, and checks; how long the runs took on this rank.
+    /// Fills, meets, runs the iterations of each slot, and checks; how long the runs took on this rank.
     fn sample(&mut self) -> Result<Duration, CollectiveError> {
         let (rank, first) = (self.group.rank(), self.iteration);
         for (slot, iteration) in self.slots.iter_mut().zip(first..) {
-            self.pattern.fill(rank, iteration, bytemuck::cast_slice_mut(&mut slot.data));
+            self.pattern.fill(rank, iteration, bytemuck::cast_slice_mut(slot.data.elements_mut()));
         }
         self.stamps.clear();
         self.group.barrier()?;
         let begin = clock::now();
         if matches!(self.task.collective, Collective::Barrier) {
-            for _ in 0..self.slots.len() {
+            for _ in 0..self.slots.len() * self.times {
                 self.stamps.push(clock::now().0 as i64);
                 self.measured.barrier()?;
             }
         } else {
             for slot in &mut self.slots {
-                run(&self.measured, self.task, slot)?;
+                for _ in 0..self.times {
+                    run(&self.measured, self.task, slot)?;
+                }
             }
         }
         let end = clock::now();
         self.stamps.push(end.0 as i64);
         for (slot, iteration) in self.slots.iter().zip(first..) {
             let output = slot.output.as_ref().unwrap_or(&slot.data);
-            self.errors += self.pattern.wrong(rank, iteration, bytemuck::cast_slice(output));
+            self.errors +=
+                self.pattern.wrong(rank, iteration, self.times, bytemuck::cast_slice(output.elements()));
         }
         self.iteration += self.slots.len();
         if matches!(self.task.collective, Collective::Barrier) && self.one_clock {

@@ -1,8 +1,9 @@
 //! `pleach bench`: how long collectives take, size by size, with every result checked.
 //!
-//! A [`Task`] says what is measured, [`sizes`] what sizes; `live` measures real ranks, `simulated` ranks in virtual time;
+//! A [`Task`] says what is measured and in what memory, [`sizes`] what sizes; `live` measures real ranks, `simulated` ranks in virtual time;
 //! both fill and check memory by the same `pattern` and give [`Measured`], which `report` prints.
-//! **Invariant:** nothing but the collective is timed, and no iteration's output is overwritten before it was checked.
+//! **Invariant:** nothing but the collective is timed, and every iteration has a part in what is checked: its output is not
+//! overwritten before it was checked, or (`--reuse`) is what the next one works on.
 
 use std::time::Duration;
 
@@ -16,11 +17,13 @@ use super::launch::{WorldArguments, is_one_of_several, rank_count, rank_or_launc
 use super::schedule::collective;
 
 mod live;
+mod memory;
 mod pattern;
 mod report;
 mod simulated;
 mod sizes;
 
+use memory::MemoryKind;
 use report::Report;
 use sizes::{Size, Sweep};
 
@@ -30,8 +33,11 @@ const DEFAULT_RANKS: u32 = 2;
 /// Shortest sample: what is shorter is mostly the clock's own time.
 const SAMPLE_MIN: Duration = Duration::from_micros(10);
 
-/// Most iterations of a sample; each has memory of its own.
+/// Most iterations of a sample.
 const SAMPLE_ITERATIONS_MAX: usize = 256;
+
+/// Longest time for a size that can be asked for, in ms.
+const TIME_MAX_MS: i64 = 3_600_000;
 
 /// Arguments of `pleach bench`.
 #[derive(Debug, clap::Args)]
@@ -61,6 +67,9 @@ pub(crate) struct Arguments {
     /// From one size to the next
     #[arg(long, value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     factor: u64,
+    /// Exactly these sizes, with commas between
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"])]
+    sizes: Vec<Size>,
     /// Type of an element: f32, f64, f16, bf16, i32, i64 or u8
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: DataType,
@@ -76,6 +85,18 @@ pub(crate) struct Arguments {
     /// Measured iterations of each size, rounded up to whole samples [default: fewer for larger sizes]
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iterations: Option<u32>,
+    /// Measure each size for about so long, instead of a number of iterations
+    #[arg(long, value_name = "MS", conflicts_with = "iterations", value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
+    time: Option<u32>,
+    /// Where the data is: registered (peers reach it) or slice (any memory of the process)
+    #[arg(long, value_name = "KIND", default_value = "registered")]
+    memory: MemoryKind,
+    /// Run the iterations of a sample on the same memory, as other benchmarks do, not each on its own
+    #[arg(long)]
+    reuse: bool,
+    /// Keep each rank on one processor
+    #[arg(long)]
+    pin: bool,
     /// Print results as JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -110,6 +131,10 @@ struct Task {
     algorithm: Option<Algorithm>,
     warmup: Option<u32>,
     iterations: Option<u32>,
+    /// For each size, about.
+    time: Option<Duration>,
+    memory: MemoryKind,
+    reuse: bool,
 }
 
 impl Task {
@@ -143,9 +168,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let task = task(arguments, ranks)?;
     let sweep = if matches!(task.collective, Collective::Barrier) {
         Sweep::empty()
-    } else {
+    } else if arguments.sizes.is_empty() {
         Sweep::new(arguments.min, arguments.max, arguments.factor, task.data_type)
             .map_err(CommandError::usage)?
+    } else {
+        Sweep::of(&arguments.sizes, task.data_type).map_err(CommandError::usage)?
     };
     if arguments.fabric == Some(BenchFabric::Simulated) {
         return simulate(arguments, &task, &sweep);
@@ -157,10 +184,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         Some(BenchFabric::Real(fabric)) => FabricChoice::Only(fabric),
         _ => FabricChoice::Auto,
     };
-    let (mut errors, used) = measure_over(choice, &world, &task, &sweep, arguments.json)?;
+    let (mut errors, used) = measure_over(choice, &world, &task, &sweep, arguments)?;
     if choice == FabricChoice::Auto && used == Fabric::Shm {
         let tcp = FabricChoice::Only(Fabric::Tcp);
-        errors += measure_over(tcp, &world, &task, &sweep, arguments.json)?.0;
+        errors += measure_over(tcp, &world, &task, &sweep, arguments)?.0;
     }
     // The error is that of the job; one rank says it.
     if world.rank == 0 { verdict(errors) } else { Ok(()) }
@@ -187,8 +214,9 @@ fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
         )));
     }
     let algorithm = (name != "auto").then_some(choice.algorithm);
-    let Arguments { warmup, iterations, .. } = *arguments;
-    Ok(Task { collective, data_type, op, ranks, algorithm, warmup, iterations })
+    let Arguments { warmup, iterations, memory, reuse, .. } = *arguments;
+    let time = arguments.time.map(|ms| Duration::from_millis(ms.into()));
+    Ok(Task { collective, data_type, op, ranks, algorithm, warmup, iterations, time, memory, reuse })
 }
 
 /// Measures all sizes on real ranks; how many elements were wrong, and what the bytes moved over.
@@ -197,14 +225,22 @@ fn measure_over(
     world: &World,
     task: &Task,
     sweep: &Sweep,
-    as_json: bool,
+    arguments: &Arguments,
 ) -> Result<(u64, Fabric), CommandError> {
     let mut options = Options::new(world.clone());
     options.fabric = choice;
     let group = Group::join(&options).map_err(CommandError::failed)?;
+    if arguments.pin {
+        live::pin(group.rank()).map_err(|error| {
+            CommandError::failed(format!(
+                "no processor: rank {} cannot be kept on one ({error}); leave --pin away",
+                group.rank()
+            ))
+        })?;
+    }
     let fabric = group.fabric().unwrap_or(Fabric::Tcp);
     let name = fabric.to_string();
-    let mut report = (group.rank() == 0).then(|| Report::new(task, &name, as_json));
+    let mut report = (group.rank() == 0).then(|| Report::new(task, &name, arguments.json));
     let one_clock = live::share_a_clock(&group).map_err(CommandError::failed)?;
     let mut errors = 0;
     if let Some(report) = &mut report {
@@ -225,6 +261,15 @@ fn simulate(arguments: &Arguments, task: &Task, sweep: &Sweep) -> Result<(), Com
     if is_one_of_several(&arguments.world)? {
         return Err(CommandError::usage(
             "one process too many: sim runs all ranks in one process; start it once, without a launcher",
+        ));
+    }
+    if arguments.pin
+        || arguments.reuse
+        || arguments.time.is_some()
+        || arguments.memory != MemoryKind::Registered
+    {
+        return Err(CommandError::usage(
+            "not simulated: --pin, --reuse, --time and --memory are about real ranks; leave them away with --fabric sim",
         ));
     }
     let mut report = Report::new(task, "sim", arguments.json);

@@ -4,10 +4,12 @@
 //! table too, which is computed here from those of all ranks, one number at a time. The period is prime, so that a
 //! block in the wrong place, of another iteration or of another rank is seen.
 
+use std::borrow::Cow;
+
 use pleach::collectives::{bf16, f16};
 use pleach::{Collective, DataType, Rank, ReduceOp};
 
-use super::Task;
+use super::{SAMPLE_ITERATIONS_MAX, Task};
 
 /// Elements after which inputs repeat.
 const PERIOD: usize = 1009;
@@ -33,13 +35,56 @@ pub(super) fn ranks_max(data_type: DataType, op: ReduceOp) -> u32 {
     }
 }
 
+/// Bits of the largest sum of one iteration.
+const SUM_BITS: u32 = 8;
+
+/// How often a collective may be done on the same memory, each iteration on what the last one left, with a result that is
+/// exact: sums in place grow.
+pub(super) fn times_max(task: &Task) -> usize {
+    let Task { collective, op, data_type, ranks, .. } = *task;
+    match (collective, op) {
+        (Collective::AllReduce | Collective::Reduce { .. }, ReduceOp::Min | ReduceOp::Max) => {
+            SAMPLE_ITERATIONS_MAX
+        }
+        (Collective::AllReduce, ReduceOp::Sum) => {
+            let growth = ranks.next_power_of_two().ilog2();
+            // A sum of 2^k ranks grows by its exponent alone.
+            let (digits, exponent) = match data_type {
+                DataType::F32 => (24, 127),
+                DataType::F64 => (53, 1023),
+                DataType::F16 => (11, 15),
+                DataType::Bf16 => (8, 127),
+                DataType::I32 => (31, 31),
+                DataType::I64 => (53, 53),
+                _ => (SUM_BITS, SUM_BITS),
+            };
+            let bits: u32 = if ranks.is_power_of_two() { exponent } else { digits };
+            let times =
+                (bits - SUM_BITS).checked_div(growth).map_or(SAMPLE_ITERATIONS_MAX, |times| times as usize);
+            (1 + times).min(SAMPLE_ITERATIONS_MAX)
+        }
+        (Collective::Reduce { .. }, ReduceOp::Sum) => match data_type {
+            DataType::F32 | DataType::F64 | DataType::I32 | DataType::I64 => SAMPLE_ITERATIONS_MAX,
+            _ => 1,
+        },
+        (Collective::AllReduce | Collective::Reduce { .. }, _) => 1,
+        _ => SAMPLE_ITERATIONS_MAX,
+    }
+}
+
 /// Tables of one task, as bytes.
 pub(super) struct Pattern {
     collective: Collective,
+    data_type: DataType,
+    op: ReduceOp,
     ranks: u32,
     element: usize,
     /// By rank.
     inputs: Vec<Vec<u8>>,
+    /// What the root of a reduction gives, as numbers.
+    root: Vec<u8>,
+    /// The result, as numbers.
+    numbers: Vec<u8>,
     reduced: Vec<u8>,
 }
 
@@ -69,13 +114,22 @@ impl Pattern {
             true => (0..PERIOD).map(|place| result(place) as u8).collect(),
             false => Vec::new(),
         };
-        let encode = |table: &Vec<u8>| table.iter().flat_map(|&number| encode(data_type, number)).collect();
+        let encode =
+            |table: &Vec<u8>| table.iter().flat_map(|&number| encode(data_type, number.into())).collect();
+        let root = match collective {
+            Collective::Reduce { root } => numbers[root as usize].clone(),
+            _ => Vec::new(),
+        };
         Self {
             collective,
+            data_type,
+            op,
             ranks,
             element: data_type.bytes(),
             inputs: numbers.iter().map(encode).collect(),
+            root,
             reduced: encode(&reduced),
+            numbers: reduced,
         }
     }
 
@@ -88,14 +142,16 @@ impl Pattern {
         }
     }
 
-    /// How many elements are not what `rank` must have after an iteration; `output` is its output, or its input where it
-    /// has none, which must be as it was.
-    pub(super) fn wrong(&self, rank: Rank, iteration: usize, output: &[u8]) -> u64 {
+    /// How many elements are not what `rank` must have after an iteration was done so many times, at most
+    /// [`times_max`], on the same memory; `output` is its output, or its input where it has none, which must be as it was.
+    pub(super) fn wrong(&self, rank: Rank, iteration: usize, times: usize, output: &[u8]) -> u64 {
         let begin = iteration * ITERATION_STRIDE;
         let own = &self.inputs[rank as usize];
         match self.collective {
-            Collective::AllReduce => self.differing(output, &self.reduced, begin),
-            Collective::Reduce { root } if rank == root => self.differing(output, &self.reduced, begin),
+            Collective::AllReduce => self.differing(output, &self.reduced_again(times), begin),
+            Collective::Reduce { root } if rank == root => {
+                self.differing(output, &self.reduced_again(times), begin)
+            }
             Collective::ReduceScatter => {
                 let first = rank as usize * (output.len() / self.element);
                 self.differing(output, &self.reduced, begin + first)
@@ -112,6 +168,22 @@ impl Pattern {
             }
             _ => self.differing(output, own, begin),
         }
+    }
+
+    /// The table of results in place after so many iterations.
+    fn reduced_again(&self, times: usize) -> Cow<'_, [u8]> {
+        if times == 1 || self.op != ReduceOp::Sum {
+            return Cow::Borrowed(&self.reduced);
+        }
+        let growth = f64::from(self.ranks).powi(times as i32 - 1);
+        let again = (times - 1) as f64;
+        let numbers = self.numbers.iter().map(|sum| f64::from(*sum)).zip(0..);
+        let grown = numbers.map(|(sum, place): (f64, usize)| match self.root.get(place) {
+            // The others of a reduce give the same again.
+            Some(own) => sum + again * (sum - f64::from(*own)),
+            None => sum * growth,
+        });
+        grown.flat_map(|number| encode(self.data_type, number)).collect()
     }
 
     fn differing(&self, found: &[u8], table: &[u8], begin: usize) -> u64 {
@@ -164,24 +236,37 @@ fn mixed(place: usize) -> u32 {
     bits ^ bits >> 13
 }
 
-fn encode(data_type: DataType, number: u8) -> Vec<u8> {
+/// An element of a number that the type holds exactly.
+fn encode(data_type: DataType, number: f64) -> Vec<u8> {
     match data_type {
-        DataType::F32 => f32::from(number).to_ne_bytes().to_vec(),
-        DataType::F64 => f64::from(number).to_ne_bytes().to_vec(),
-        DataType::F16 => f16::from(number).to_ne_bytes().to_vec(),
-        DataType::Bf16 => bf16::from(number).to_ne_bytes().to_vec(),
-        DataType::I32 => i32::from(number).to_ne_bytes().to_vec(),
-        DataType::I64 => i64::from(number).to_ne_bytes().to_vec(),
-        _ => vec![number],
+        DataType::F32 => (number as f32).to_ne_bytes().to_vec(),
+        DataType::F64 => number.to_ne_bytes().to_vec(),
+        DataType::F16 => f16::from_f64(number).to_ne_bytes().to_vec(),
+        DataType::Bf16 => bf16::from_f64(number).to_ne_bytes().to_vec(),
+        DataType::I32 => (number as i32).to_ne_bytes().to_vec(),
+        DataType::I64 => (number as i64).to_ne_bytes().to_vec(),
+        _ => vec![number as u8],
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::bench::memory::MemoryKind;
 
     fn task(collective: Collective, op: ReduceOp, data_type: DataType, ranks: u32) -> Task {
-        Task { collective, data_type, op, ranks, algorithm: None, warmup: None, iterations: None }
+        Task {
+            collective,
+            data_type,
+            op,
+            ranks,
+            algorithm: None,
+            warmup: None,
+            iterations: None,
+            time: None,
+            memory: MemoryKind::Registered,
+            reuse: false,
+        }
     }
 
     #[test]
@@ -209,15 +294,55 @@ mod tests {
             let len = part.len();
             right[part].copy_from_slice(&pattern.reduced[place..place + len]);
         }
-        assert_eq!(pattern.wrong(0, 1, &right), 0);
-        assert!(pattern.wrong(0, 2, &right) > 500);
+        assert_eq!(pattern.wrong(0, 1, 1, &right), 0);
+        assert!(pattern.wrong(0, 2, 1, &right) > 500);
         let mut own = vec![0; 4000];
         pattern.fill(0, 1, &mut own);
-        assert!(pattern.wrong(0, 1, &own) > 500);
+        assert!(pattern.wrong(0, 1, 1, &own) > 500);
         right.rotate_left(256);
-        assert!(pattern.wrong(0, 1, &right) > 500);
+        assert!(pattern.wrong(0, 1, 1, &right) > 500);
         right.rotate_right(256);
         right[8] ^= 1;
-        assert_eq!(pattern.wrong(1, 1, &right), 1);
+        assert_eq!(pattern.wrong(1, 1, 1, &right), 1);
+    }
+
+    /// Does it to one element of each rank, in f64 rounded to the type, as often as [`times_max`] allows.
+    #[test]
+    fn what_is_done_again_on_the_same_memory_is_exact_and_each_time_counts() {
+        let collectives = [Collective::AllReduce, Collective::Reduce { root: 1 }];
+        for (collective, ranks) in collectives.iter().flat_map(|one| [2, 3, 4, 6].map(|ranks| (*one, ranks)))
+        {
+            for data_type in [
+                DataType::F32,
+                DataType::F64,
+                DataType::F16,
+                DataType::Bf16,
+                DataType::I32,
+                DataType::I64,
+                DataType::U8,
+            ] {
+                let task = task(collective, ReduceOp::Sum, data_type, ranks);
+                let (pattern, times) = (Pattern::new(&task), times_max(&task));
+                let decode =
+                    |bytes: &[u8]| (0..PERIOD).find(|place| bytes == &encode(data_type, *place as f64)[..]);
+                let mut values: Vec<f64> = (pattern.inputs.iter())
+                    .map(|table| decode(&table[..data_type.bytes()]).expect("a small number") as f64)
+                    .collect();
+                for time in 1..=times {
+                    let sum: f64 = values.iter().sum();
+                    match collective {
+                        Collective::Reduce { root } => values[root as usize] = sum,
+                        _ => values.fill(sum),
+                    }
+                    let found = encode(data_type, sum);
+                    let at_0 = |times| pattern.differing(&found, &pattern.reduced_again(times), 0);
+                    assert_eq!(at_0(time), 0, "{collective} {ranks} {data_type} {time} of {times}");
+                    assert!(
+                        sum == 0.0 || time == 1 || at_0(time - 1) == 1,
+                        "{collective} {ranks} {data_type}"
+                    );
+                }
+            }
+        }
     }
 }

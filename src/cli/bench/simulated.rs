@@ -161,7 +161,7 @@ impl<'a> Simulation<'a> {
         for (share, rank) in shares.iter().zip(0..) {
             for (slot, iteration) in share.slots.iter().zip(self.iteration..) {
                 let output = slot.output.as_ref().unwrap_or(&slot.data).to_vec();
-                count += self.pattern.wrong(rank, iteration, &output);
+                count += self.pattern.wrong(rank, iteration, 1, &output);
             }
             if matches!(self.task.collective, Collective::Barrier) {
                 // Nobody may have gone on before the last had come.

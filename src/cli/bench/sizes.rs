@@ -64,12 +64,8 @@ impl Sweep {
     /// From `min` by `factor`, and `max` itself.
     pub(super) fn new(min: Size, max: Size, factor: u64, data_type: DataType) -> Result<Self, SweepError> {
         let element = data_type.bytes() as u64;
-        for (argument, size) in [("min", min), ("max", max)] {
-            if !size.0.is_multiple_of(element) {
-                let nearest = (size.0 + element / 2) / element * element;
-                return Err(SweepError::Multiple { argument, size, element, data_type, nearest });
-            }
-        }
+        check("min", min, data_type)?;
+        check("max", max, data_type)?;
         if min > max {
             return Err(SweepError::Order { min, max });
         }
@@ -85,6 +81,12 @@ impl Sweep {
         Ok(Self { sizes })
     }
 
+    /// These, in this order.
+    pub(super) fn of(sizes: &[Size], data_type: DataType) -> Result<Self, SweepError> {
+        sizes.iter().try_for_each(|size| check("sizes", *size, data_type))?;
+        Ok(Self { sizes: sizes.iter().map(|size| size.0).collect() })
+    }
+
     /// For what has no data: once.
     pub(super) fn empty() -> Self {
         Self { sizes: vec![0] }
@@ -94,6 +96,16 @@ impl Sweep {
     pub(super) fn sizes(&self) -> impl Iterator<Item = u64> + '_ {
         self.sizes.iter().copied()
     }
+}
+
+/// A size is one of whole elements.
+fn check(argument: &'static str, size: Size, data_type: DataType) -> Result<(), SweepError> {
+    let element = data_type.bytes() as u64;
+    if size.0.is_multiple_of(element) {
+        return Ok(());
+    }
+    let nearest = (size.0 + element / 2) / element * element;
+    Err(SweepError::Multiple { argument, size, element, data_type, nearest })
 }
 
 #[cfg(test)]
@@ -130,6 +142,8 @@ mod tests {
     fn what_is_no_sweep_is_refused_with_what_to_write() {
         let error = Sweep::new(Size(10), Size(64), 4, DataType::F32).expect_err("10 is no multiple of 4");
         assert!(error.to_string().ends_with("the nearest is 12"), "{error}");
+        let error = Sweep::of(&[Size(8), Size(9)], DataType::F32).expect_err("9 is no multiple of 4");
+        assert!(error.to_string().contains("--sizes 9 is not a multiple of 4 bytes"), "{error}");
         let error = Sweep::new(Size(16), Size(8), 4, DataType::F32).expect_err("in the wrong order");
         assert!(matches!(error, SweepError::Order { .. }));
     }
