@@ -1,0 +1,227 @@
+//! What is measured, by whom, and what the goals are.
+
+/// Who does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Runner {
+    /// The command `pleach bench`, with this memory and element type.
+    Pleach {
+        memory: &'static str,
+        data_type: &'static str,
+    },
+    /// pleach's transport alone: puts of a few bytes into a peer's cell.
+    Notice,
+    OpenMpi,
+    Mpich,
+    Gloo,
+    /// What two processes reach by hand.
+    Bound,
+}
+
+/// pleach with memory that peers reach, in f32.
+pub(crate) const REGISTERED: Runner = Runner::Pleach { memory: "registered", data_type: "f32" };
+/// pleach with any memory of the caller's, in f32.
+pub(crate) const SLICE: Runner = Runner::Pleach { memory: "slice", data_type: "f32" };
+const BF16: Runner = Runner::Pleach { memory: "registered", data_type: "bf16" };
+const F16: Runner = Runner::Pleach { memory: "registered", data_type: "f16" };
+
+impl Runner {
+    /// For heads of columns.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Pleach { data_type: "bf16", .. } => "pleach bf16",
+            Self::Pleach { data_type: "f16", .. } => "pleach f16",
+            Self::Pleach { memory: "slice", .. } => "pleach slice",
+            Self::Pleach { .. } | Self::Notice => "pleach",
+            Self::OpenMpi => "Open MPI",
+            Self::Mpich => "MPICH",
+            Self::Gloo => "Gloo",
+            Self::Bound => "bound",
+        }
+    }
+
+    /// Bytes of an element.
+    pub(crate) fn element_bytes(self) -> f64 {
+        match self {
+            Self::Pleach { data_type: "bf16" | "f16", .. } => 2.0,
+            _ => 4.0,
+        }
+    }
+}
+
+/// How bytes move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fabric {
+    Shm,
+    Tcp,
+}
+
+/// One thing that is measured.
+pub(crate) struct Row {
+    /// For `--only` and for files.
+    pub(crate) name: &'static str,
+    /// In words.
+    pub(crate) title: String,
+    /// As `pleach bench` and `benches/peers/` call it.
+    pub(crate) collective: &'static str,
+    pub(crate) fabric: Fabric,
+    pub(crate) ranks: u32,
+    /// Whether each iteration has memory of its own, which its rank has just written.
+    pub(crate) fresh: bool,
+    /// The first one is what others are compared with.
+    pub(crate) runners: Vec<Runner>,
+    /// In bytes, ascending.
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) goals: Vec<Goal>,
+}
+
+/// How many times as quick as another runner one must be, in elements a second, at all sizes from one to another.
+pub(crate) struct Goal {
+    pub(crate) ours: Runner,
+    pub(crate) against: Runner,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) speed: f64,
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const ALL: [u64; 11] = [8, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB];
+const QUICK: [u64; 5] = [8, KIB, 64 * KIB, MIB, 16 * MIB];
+const END: u64 = u64::MAX;
+
+fn goal(ours: Runner, against: Runner, from: u64, to: u64, speed: f64) -> Goal {
+    Goal { ours, against, from, to, speed }
+}
+
+/// A row of an all-reduce in place, without goals.
+fn all_reduce(name: &'static str, title: &str, fabric: Fabric, ranks: u32, runners: &[Runner]) -> Row {
+    Row {
+        name,
+        title: format!("all-reduce, f32 sum in place, {title}"),
+        collective: "all-reduce",
+        fabric,
+        ranks,
+        fresh: false,
+        runners: runners.to_vec(),
+        sizes: Vec::new(),
+        goals: Vec::new(),
+    }
+}
+
+/// All rows.
+pub(crate) fn rows(quick: bool) -> Vec<Row> {
+    use Runner::{Bound, Gloo, Mpich, OpenMpi};
+    let sizes: &[u64] = if quick { &QUICK } else { &ALL };
+    let of = |from: u64, to: u64| -> Vec<u64> {
+        sizes.iter().copied().filter(|bytes| (from..=to).contains(bytes)).collect()
+    };
+    let mut rows = vec![
+        Row {
+            sizes: of(0, END),
+            goals: vec![
+                goal(REGISTERED, OpenMpi, 8, KIB, 2.0),
+                goal(REGISTERED, OpenMpi, 64 * KIB, 4 * MIB, 5.0),
+                goal(REGISTERED, OpenMpi, 16 * MIB, END, 4.0),
+                goal(REGISTERED, Bound, 64 * KIB, END, 0.7),
+            ],
+            ..all_reduce(
+                "shm2",
+                "shared memory, 2 ranks, registered",
+                Fabric::Shm,
+                2,
+                &[REGISTERED, OpenMpi, Mpich, Bound],
+            )
+        },
+        Row {
+            sizes: of(MIB, END),
+            goals: vec![goal(SLICE, OpenMpi, MIB, END, 2.0)],
+            ..all_reduce(
+                "slice2",
+                "shared memory, 2 ranks, any slice",
+                Fabric::Shm,
+                2,
+                &[SLICE, OpenMpi, Mpich],
+            )
+        },
+        Row {
+            sizes: of(KIB, 16 * MIB),
+            fresh: true,
+            ..all_reduce(
+                "fresh2",
+                "shared memory, 2 ranks, registered, on memory that each rank has just written",
+                Fabric::Shm,
+                2,
+                &[REGISTERED, OpenMpi, Mpich, Bound],
+            )
+        },
+        Row {
+            sizes: of(0, 16 * MIB),
+            goals: vec![
+                goal(REGISTERED, OpenMpi, 0, 256 * KIB - 1, 1.0),
+                goal(REGISTERED, OpenMpi, 256 * KIB, END, 3.0),
+            ],
+            ..all_reduce(
+                "shm4",
+                "shared memory, 4 ranks, registered",
+                Fabric::Shm,
+                4,
+                &[REGISTERED, OpenMpi, Mpich],
+            )
+        },
+    ];
+    for (name, ranks) in [("tcp2", 2), ("tcp4", 4)] {
+        rows.push(Row {
+            sizes: of(0, 16 * MIB),
+            goals: vec![
+                goal(REGISTERED, OpenMpi, 0, 64 * KIB - 1, 1.0),
+                goal(REGISTERED, OpenMpi, 64 * KIB, END, 1.2),
+                goal(REGISTERED, Gloo, 0, END, 2.0),
+            ],
+            ..all_reduce(
+                name,
+                &format!("TCP over loopback, {ranks} ranks"),
+                Fabric::Tcp,
+                ranks,
+                &[REGISTERED, OpenMpi, Mpich, Gloo],
+            )
+        });
+    }
+    rows.push(Row {
+        collective: "ping-pong",
+        title: "a put with a notice, 8 bytes, one way, against half a ping-pong".to_owned(),
+        sizes: vec![8],
+        goals: vec![goal(Runner::Notice, OpenMpi, 0, END, 2.0)],
+        ..all_reduce("notice", "", Fabric::Shm, 2, &[Runner::Notice, OpenMpi, Mpich, Bound])
+    });
+    rows.push(Row {
+        title: "all-reduce, sum in place, shared memory, 2 ranks, by element type, in elements a second"
+            .to_owned(),
+        sizes: vec![64 * MIB],
+        goals: vec![goal(BF16, REGISTERED, 0, END, 1.5), goal(F16, REGISTERED, 0, END, 1.5)],
+        ..all_reduce("types", "", Fabric::Shm, 2, &[REGISTERED, BF16, F16])
+    });
+    rows.extend(collectives());
+    rows
+}
+
+/// The other collectives, at a few sizes.
+fn collectives() -> impl Iterator<Item = Row> {
+    let names = [
+        "broadcast",
+        "reduce",
+        "all-gather",
+        "reduce-scatter",
+        "gather",
+        "scatter",
+        "all-to-all",
+        "send-recv",
+        "barrier",
+    ];
+    names.into_iter().map(|name| Row {
+        title: format!("{name}, f32, shared memory, 2 ranks, registered"),
+        collective: name,
+        sizes: if name == "barrier" { vec![0] } else { vec![8, 64 * KIB, 4 * MIB] },
+        goals: vec![goal(REGISTERED, Runner::OpenMpi, 0, END, 1.0)],
+        ..all_reduce(name, "", Fabric::Shm, 2, &[REGISTERED, Runner::OpenMpi, Runner::Mpich])
+    })
+}

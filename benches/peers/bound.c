@@ -1,0 +1,190 @@
+/* The bound: what two processes reach by hand, without any library. See measure.h for the arguments.
+ *
+ * All-reduce of float, two ways, of which the quicker counts:
+ *   eager   up to EAGER_BYTES each rank writes its input into a slot, beside a sequence word and a signature, and adds what
+ *           the other wrote; run and signature are checked as a library must;
+ *   mapped  the two meet by a cache line each, each adds its half straight out of both buffers into both, and they meet again.
+ * Ping-pong of up to 48 bytes: payload and counter in one cache line, written by one side and read by the other.
+ */
+#include "measure.h"
+
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define EAGER_BYTES 4096L
+#define LINE_BYTES 48L /* of payload beside counter and signature */
+#define SLOTS 2 /* a rank is at most one run ahead */
+#define SEGMENT_BYTES (32L << 30) /* of addresses; only what is touched is memory */
+#define ALIGNED __attribute__((aligned(64)))
+
+struct slot {
+    _Atomic uint64_t run;
+    uint64_t signature;
+    char payload[EAGER_BYTES];
+} ALIGNED;
+
+struct line {
+    _Atomic uint64_t count;
+} ALIGNED;
+
+struct shared {
+    struct slot slots[2][SLOTS];
+    struct line meeting[2];
+    double number[2][2];
+};
+
+/* A rank's own view. */
+struct bound {
+    struct shared *shared;
+    char *segment[2]; /* of both ranks, at the same offsets */
+    size_t used;
+    uint64_t met, run, signature, balls, numbers;
+    int eager;
+};
+
+static void meet(struct peer *peer) {
+    struct bound *bound = peer->context;
+    uint64_t met = ++bound->met;
+    /* Release: pairs with the acquire of the other rank, which then sees all that was written before. */
+    atomic_store_explicit(&bound->shared->meeting[peer->rank].count, met, memory_order_release);
+    while (atomic_load_explicit(&bound->shared->meeting[1 - peer->rank].count, memory_order_acquire) < met) {
+    }
+}
+
+static double greatest(struct peer *peer, double own) {
+    struct bound *bound = peer->context;
+    double *number = bound->shared->number[++bound->numbers & 1];
+    number[peer->rank] = own;
+    meet(peer);
+    return number[0] > number[1] ? number[0] : number[1];
+}
+
+/* What makes two calls the same, chained over all calls. */
+static uint64_t signed_call(uint64_t before, long count) {
+    return (before ^ ((uint64_t)count << 16 | 7)) * 0x9E3779B97F4A7C15u;
+}
+
+static void add(float *restrict into, const float *restrict other, long count) {
+    for (long place = 0; place < count; place++) into[place] += other[place];
+}
+
+static void eager(struct peer *peer, float *data, long count) {
+    struct bound *bound = peer->context;
+    uint64_t run = ++bound->run;
+    bound->signature = signed_call(bound->signature, count);
+    struct slot *mine = &bound->shared->slots[peer->rank][run % SLOTS];
+    struct slot *others = &bound->shared->slots[1 - peer->rank][run % SLOTS];
+    memcpy(mine->payload, data, (size_t)count * sizeof(float));
+    mine->signature = bound->signature;
+    /* Release: pairs with the acquire of the other rank, which then reads payload and signature. */
+    atomic_store_explicit(&mine->run, run, memory_order_release);
+    uint64_t seen;
+    while ((seen = atomic_load_explicit(&others->run, memory_order_acquire)) < run) {
+    }
+    if (seen != run || others->signature != bound->signature) fail("the other rank makes another call");
+    /* Two summands: the sum is the same in either order. */
+    add(data, (const float *)others->payload, count);
+}
+
+static void mapped(struct peer *peer, float *data, long count) {
+    struct bound *bound = peer->context;
+    size_t offset = (size_t)((char *)data - bound->segment[peer->rank]);
+    float *restrict first = (float *)(bound->segment[0] + offset);
+    float *restrict second = (float *)(bound->segment[1] + offset);
+    long half = (count / 2 + 15) / 16 * 16;
+    long begin = peer->rank ? half : 0, end = peer->rank ? count : half;
+    if (end > count) end = count;
+    meet(peer);
+    for (long place = begin; place < end; place++) {
+        float sum = first[place] + second[place];
+        first[place] = sum;
+        second[place] = sum;
+    }
+    meet(peer);
+}
+
+static void ping_pong(struct peer *peer, float *data, long count) {
+    struct bound *bound = peer->context;
+    uint64_t ball = ++bound->balls;
+    size_t bytes = (size_t)count * sizeof(float);
+    struct slot *mine = &bound->shared->slots[peer->rank][0], *others = &bound->shared->slots[1 - peer->rank][0];
+    bound->signature = signed_call(bound->signature, count);
+    for (int turn = 0; turn < 2; turn++) {
+        if (turn == peer->rank) {
+            memcpy(mine->payload, data, bytes);
+            mine->signature = bound->signature;
+            /* Release: pairs with the acquire below, on the other rank. */
+            atomic_store_explicit(&mine->run, ball, memory_order_release);
+        } else {
+            while (atomic_load_explicit(&others->run, memory_order_acquire) != ball) {
+            }
+            if (others->signature != bound->signature) fail("the other rank makes another call");
+            memcpy(data, others->payload, bytes);
+        }
+    }
+}
+
+static void run(struct peer *peer, enum collective collective, float *data, float *output, long count) {
+    (void)output;
+    struct bound *bound = peer->context;
+    if (collective == BARRIER) {
+        meet(peer);
+    } else if (collective == PING_PONG) {
+        ping_pong(peer, data, count);
+    } else if (bound->eager) {
+        eager(peer, data, count);
+    } else {
+        mapped(peer, data, count);
+    }
+}
+
+static int next_way(struct peer *peer, enum collective collective, long bytes, int way) {
+    struct bound *bound = peer->context;
+    bound->eager = way == 1;
+    return way == 0 || (way == 1 && collective == ALL_REDUCE && bytes <= EAGER_BYTES);
+}
+
+/* The same offsets on both ranks, as both allocate in the same order. */
+static void *allocate(struct peer *peer, size_t bytes) {
+    struct bound *bound = peer->context;
+    char *memory = bound->segment[peer->rank] + bound->used;
+    bound->used += bytes;
+    if (bound->used > SEGMENT_BYTES) fail("no memory: give smaller sizes");
+    return memory;
+}
+
+static void release(struct peer *peer, void *memory, size_t bytes) {
+    struct bound *bound = peer->context;
+    meet(peer); /* The other rank may still be reading. */
+    madvise(memory, bytes, MADV_REMOVE);
+    bound->used -= bytes;
+}
+
+static void *shared_memory(size_t bytes) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) fail("no memory: no address space for the segments");
+    return memory;
+}
+
+int main(int count, char **arguments) {
+    struct task task = read_task(count, arguments);
+    if (task.collective != ALL_REDUCE && task.collective != BARRIER && task.collective != PING_PONG)
+        fail("no bound for this collective: there is one for all-reduce, barrier and ping-pong");
+    for (int size = 0; size < task.sizes; size++) {
+        if (task.collective == PING_PONG && task.bytes[size] > LINE_BYTES) fail("ping-pong of a line: at most 48 bytes");
+    }
+    struct bound bound = {.shared = shared_memory(sizeof(struct shared))};
+    for (int rank = 0; rank < 2; rank++) bound.segment[rank] = shared_memory(SEGMENT_BYTES);
+    pid_t child = fork();
+    if (child < 0) fail("no process: fork fails");
+    struct peer peer = {
+        .rank = child == 0, .ranks = 2, .context = &bound, .barrier = meet, .greatest = greatest,
+        .run = run, .allocate = allocate, .release = release, .next_way = next_way,
+    };
+    int status = measure_all(&peer, &task);
+    if (child == 0) _exit(status);
+    int others = 0;
+    waitpid(child, &others, 0);
+    return status || others;
+}
