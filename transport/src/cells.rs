@@ -33,6 +33,7 @@ impl Inline {
 
     /// These bytes, or `None` when there are more than [`CELL_PAYLOAD_BYTES`].
     #[must_use]
+    #[inline]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > CELL_PAYLOAD_BYTES {
             return None;
@@ -157,6 +158,7 @@ impl Cells {
         self.len == 0
     }
 
+    #[inline]
     fn line(&self, cell: u16) -> &CellLine {
         let index = usize::from(cell);
         assert!(index < self.len, "cell {cell} of {}", self.len);
@@ -173,6 +175,7 @@ impl Cells {
     ///
     /// When there is no such cell.
     #[must_use]
+    #[inline]
     pub fn count(&self, cell: u16) -> u64 {
         self.line(cell).count.load(Ordering::Acquire)
     }
@@ -180,6 +183,7 @@ impl Cells {
     /// The payload of the cell's last notice; read after [`Cells::count`] showed it. Shorter payloads are followed
     /// by whatever was there. A sender that breaks the protocol can make this a mixture, never undefined behaviour.
     #[must_use]
+    #[inline]
     pub fn payload(&self, cell: u16) -> [u8; CELL_PAYLOAD_BYTES] {
         let line = self.line(cell);
         let words: [u64; PAYLOAD_WORDS] =
@@ -191,6 +195,7 @@ impl Cells {
     ///
     /// Release: pairs with the acquire in [`Cells::count`], so the bytes this thread wrote before are visible to who
     /// sees the count.
+    #[inline]
     pub fn notify(&self, notice: &Notice) {
         let line = self.line(notice.cell);
         let words = notice.payload.len().div_ceil(8);

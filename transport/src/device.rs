@@ -6,13 +6,14 @@
 //! backend, and once more through mappings where it maps:
 //!
 //! 1. The bytes of a put are visible when its notice is, to whoever saw the notice. Payload bytes are never polled.
-//! 2. Two transfers are never ordered, not even by `Done`. The only order is put → its notice → what is submitted
+//! 2. Two transfers are never ordered, not even by their ends. The only order is put → its notice → what is submitted
 //!    because of it. However a put is split, it gives one notice.
-//! 3. While the device is polled, every submitted transfer yields exactly one `Done`, also after loss.
+//! 3. Every accepted transfer ends exactly once: `submit` says that it has ended ([`Submitted::Ended`]), or, while the
+//!    device is polled, one `Done` comes, also after loss.
 //! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are refused with it. A
 //!    peer that said goodbye (`Left`) is not lost; what it had sent before arrives first.
 //! 5. `QueueFull` is back-pressure and leaves no trace; polling always makes room again.
-//! 6. `Done` of a put means that its source may be reused, nothing more; of a get, that the bytes are here.
+//! 6. The end of a put means that its source may be reused, nothing more; of a get, that the bytes are here.
 //! 7. A transfer in flight holds its slice; a region is deregistered when its last handle is dropped.
 //! 8. Zero-length, one-byte, unaligned and maximum-length transfers work. A forged, stale or out-of-range remote
 //!    slice changes no byte that its owner can read and harms no other pair; where [`Caps::checks_keys`] it is an
@@ -20,7 +21,7 @@
 //! 9. Silence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs, is stopped, or is
 //!    continued later. It also ends this rank's transfers to it ([`TransferError::Severed`]).
 //! 10. Progress: a transfer needs both ends to be polled and nothing else; where [`Reach::passive`], the target need
-//!     not be polled.
+//!     not be polled. Who submitted polls until [`Device::flush`] is true.
 //! 11. After [`Device::arm`] returned a bell, no event can come and no cell can change without ringing it.
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
 
@@ -118,6 +119,15 @@ pub enum AtomicOp {
         /// The value it then gets.
         new: u64,
     },
+}
+
+/// What became of a transfer that was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// It has ended well, no `Done` will come. The value is an atomic's old value, zero otherwise.
+    Ended(u64),
+    /// [`Event::Done`] with its name will come.
+    UnderWay,
 }
 
 /// What happened.
@@ -377,12 +387,12 @@ pub trait Device: Send {
     /// peer is in: not connected yet, lost, gone or severed before.
     fn sever(&mut self, peer: Rank);
 
-    /// Starts a transfer; `Done` with the same id ends it. Never blocks.
+    /// Starts a transfer, and ends it where that takes no waiting. Never blocks.
     ///
     /// # Errors
     ///
     /// See [`SubmitError`]; nothing has happened then.
-    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError>;
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
     /// The cells that this rank keeps for `peer`'s notices.
     fn cells(&self, peer: Rank) -> Cells;
@@ -409,6 +419,10 @@ pub trait Device: Send {
     /// Says goodbye to every connected peer: what this rank ends from now on is no loss. Transfers submitted before
     /// are still carried out while the device is polled.
     fn leave(&mut self);
+
+    /// Hands on what was submitted, as far as that goes without waiting. True when the peers get all of it, and are woken
+    /// by it, without another poll here: then this rank may go and do something else for as long as it likes.
+    fn flush(&mut self) -> bool;
 
     /// Whether everything submitted and said has gone out, so that dropping the device loses nothing.
     fn is_flushed(&self) -> bool;

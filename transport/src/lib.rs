@@ -33,8 +33,8 @@ pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 pub use clock::Nanos;
 pub use device::{
     Address, AtomicOp, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX,
-    MapError, Mapped, PostError, Reach, RegisterError, Responder, Ring, Source, SubmitError, Transfer,
-    TransferError, TransferId,
+    MapError, Mapped, PostError, Reach, RegisterError, Responder, Ring, Source, SubmitError, Submitted,
+    Transfer, TransferError, TransferId,
 };
 pub use memory::{HostMemory, Memory, Share, SharedMemory, Space};
 pub use region::{OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use pleach_transport::{
     Cells, Device, Inline, MapError, Mapped, Nanos, Notice, RegionKey, RemoteSlice, Slice, Source,
-    SubmitError, Transfer, TransferId,
+    SubmitError, Submitted, Transfer, TransferId,
 };
 
 use super::address::{Address, advance};
@@ -513,7 +513,7 @@ impl Run {
         let cell = self.cell(self.parameters.bank.notify_base, cell, at.slot);
         let notice = Notice { cell, payload: self.payload(ground, data) };
         match ground.device.submit(to, Transfer::Notify(notice), NOBODY) {
-            Ok(()) => Ok(Issue::Complete),
+            Ok(_) => Ok(Issue::Complete),
             Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
             Err(error) => Err(Trouble::Submit { peer: to, error }),
         }
@@ -542,7 +542,8 @@ impl Run {
         let dst = self.remote(ground, lane, at, chunk, put.dst, bytes as u64);
         let transfer = Transfer::Put { src: Source::Slice(src), dst, notice: Some(notice) };
         match ground.device.submit(put.to, transfer, at.id(self.slot_in_engine)) {
-            Ok(()) => Ok(Issue::UnderWay),
+            Ok(Submitted::Ended(_)) => Ok(Issue::Complete),
+            Ok(Submitted::UnderWay) => Ok(Issue::UnderWay),
             Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
             Err(error) => Err(Trouble::Submit { peer: put.to, error }),
         }

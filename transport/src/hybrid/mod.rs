@@ -28,7 +28,7 @@ use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, MapError, Mapped, PostError, Reach,
-    RegisterError, Ring, SubmitError, Transfer, TransferId,
+    RegisterError, Ring, SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::Memory;
 use crate::region::{Region, RegionKey, Registry, RemoteSlice};
@@ -170,7 +170,7 @@ impl Device for HybridDevice {
     }
 
     #[inline]
-    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         match self.routes.get(peer as usize) {
             Some(Route::Shm) => self.shm.submit(peer, transfer, id),
             Some(Route::Tcp) | None => self.tcp.submit(peer, transfer, id),
@@ -219,6 +219,11 @@ impl Device for HybridDevice {
     fn leave(&mut self) {
         self.shm.leave();
         self.tcp.leave();
+    }
+
+    fn flush(&mut self) -> bool {
+        let both = [self.shm.flush(), self.tcp.flush()];
+        both == [true; 2]
     }
 
     fn is_flushed(&self) -> bool {

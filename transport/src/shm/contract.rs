@@ -21,7 +21,7 @@ use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
-    RegisterError, Ring, SubmitError, Transfer, TransferError, TransferId,
+    RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
@@ -130,7 +130,7 @@ impl Device for ShmDevice {
         self.severing.push(peer);
     }
 
-    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         let state = self.peers.get(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
         let connected = state.connected(peer)?;
         match &transfer {
@@ -155,19 +155,20 @@ impl Device for ShmDevice {
         if state.under_way >= QUEUE_DEPTH {
             return Err(SubmitError::QueueFull { peer });
         }
-        self.peers[peer as usize].under_way += 1;
         let request = match transfer {
             Transfer::Notify(notice) => {
                 self.notify(peer, &notice);
-                self.done(peer, id, Ok(0));
-                return Ok(());
+                return Ok(Submitted::Ended(0));
             }
             Transfer::Put { src, dst, notice } => Request::Put { src, dst, notice },
             Transfer::Get { src, dst } => Request::Get { src, dst },
             Transfer::Atomic { word, op } => Request::Atomic { word, op },
         };
-        self.start(peer, request, id, None);
-        Ok(())
+        let submitted = self.start(peer, request, id, None);
+        if submitted == Submitted::UnderWay {
+            self.peers[peer as usize].under_way += 1;
+        }
+        Ok(submitted)
     }
 
     /// # Panics
@@ -199,7 +200,7 @@ impl Device for ShmDevice {
         if !self.waiting.is_empty() {
             self.retry_waiting(now);
         }
-        self.ring_due();
+        self.ring_due_sometime();
         if !self.severing.is_empty() {
             self.advance_silence();
         }
@@ -242,6 +243,11 @@ impl Device for ShmDevice {
     fn leave(&mut self) {
         self.is_leaving = true;
         self.say_bye();
+    }
+
+    fn flush(&mut self) -> bool {
+        self.ring_due();
+        self.large.is_empty() && self.waiting.is_empty()
     }
 
     fn is_flushed(&self) -> bool {

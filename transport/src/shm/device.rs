@@ -1,6 +1,7 @@
 //! The device: what runs on the thread that owns it. How it meets the contract is in [`super::contract`].
 //!
-//! **Invariant:** what is submitted is in exactly one of `large`, `waiting` and `events` until its `Done` is handed out.
+//! **Invariant:** what is submitted is in exactly one of `large`, `waiting` and `events` until its `Done`
+//! is handed out; nothing of it is left when submit said that it has ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,9 +23,10 @@ use crate::Rank;
 use crate::cells::Notice;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Caps, DeviceConfig, Event, LossCause, Reach, Source, SubmitError, TransferError, TransferId,
+    Address, Caps, DeviceConfig, Event, LossCause, Reach, Source, SubmitError, Submitted, TransferError,
+    TransferId,
 };
-use crate::region::{Registry, RemoteSlice};
+use crate::region::{RegionKey, Registry, RemoteSlice};
 
 pub(super) const FABRIC: &str = "shm";
 
@@ -33,6 +35,9 @@ pub(super) const QUEUE_DEPTH: usize = 256;
 
 /// Longest transfer, in bytes.
 pub(super) const TRANSFER_BYTES_MAX: u64 = 1 << 40;
+
+/// Polls after which those are rung who may have been about to sleep when they were notified.
+const DUE_POLLS: u32 = 4;
 
 /// How long the announcement of a region that is alive may be on its way.
 const ANNOUNCEMENT_LIMIT: Duration = Duration::from_secs(10);
@@ -77,6 +82,8 @@ pub struct ShmDevice {
     pub(super) peers: Vec<Peer>,
     /// Who is notified but may have been about to sleep: looked at again after one fence.
     pub(super) due: Vec<Rank>,
+    /// Polls since then.
+    polls_due: u32,
     pub(super) large: VecDeque<Large>,
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) silence: Silence,
@@ -89,7 +96,7 @@ pub struct ShmDevice {
 
 pub(super) struct Peer {
     pub(super) state: State,
-    /// Submitted, and not yet `Done` in the caller's hands.
+    /// Submitted, and not yet ended in the caller's hands.
     pub(super) under_way: usize,
     /// Of those, too long or too early to be carried out at once.
     pub(super) pending: usize,
@@ -156,6 +163,7 @@ impl ShmDevice {
             address,
             peers: (0..world_size).map(|_| Peer::new()).collect(),
             due: Vec::with_capacity(world_size as usize),
+            polls_due: 0,
             large: VecDeque::new(),
             waiting: VecDeque::new(),
             silence: Silence::default(),
@@ -196,11 +204,24 @@ impl ShmDevice {
         }
     }
 
+    /// As [`Self::ring_due`] after some polls: until then the notices' own lines are on their way to their targets, and a
+    /// fence would wait for them in vain when the answer comes first.
+    pub(super) fn ring_due_sometime(&mut self) {
+        if self.due.is_empty() {
+            return;
+        }
+        self.polls_due += 1;
+        if self.polls_due > DUE_POLLS {
+            self.ring_due();
+        }
+    }
+
     /// One fence for all notices since the last time, then no target of theirs sleeps over them.
     pub(super) fn ring_due(&mut self) {
         if self.due.is_empty() {
             return;
         }
+        self.polls_due = 0;
         // Partner: the fence in `bell::arm`.
         fence(Ordering::SeqCst);
         for rank in self.due.drain(..) {
@@ -220,24 +241,32 @@ impl ShmDevice {
     }
 
     /// Carries out a request whose remote slice was asked for, or puts it where poll finds it.
-    pub(super) fn start(&mut self, rank: Rank, request: Request, id: TransferId, deadline: Option<Nanos>) {
-        let State::Connected(connected) = &self.peers[rank as usize].state else { return };
+    pub(super) fn start(
+        &mut self,
+        rank: Rank,
+        request: Request,
+        id: TransferId,
+        deadline: Option<Nanos>,
+    ) -> Submitted {
+        let State::Connected(connected) = &self.peers[rank as usize].state else {
+            unreachable!("the caller looked, and what waits goes when the peer goes")
+        };
         let (address, region) = match connected.place(request.remote()) {
             Place::Here(address, region) => (address, region),
             Place::Later => {
                 self.peers[rank as usize].pending += 1;
                 self.waiting.push_back(Waiting { peer: rank, id, request, deadline });
-                return;
+                return Submitted::UnderWay;
             }
             Place::Refused => {
-                let error = TransferError::Refused { peer: rank, key: request.remote().key };
-                return self.done(rank, id, Err(error));
+                self.refuse(rank, request.remote().key, id);
+                return Submitted::UnderWay;
             }
         };
         if matches!(request, Request::Atomic { .. }) && !address.cast::<u64>().is_aligned() {
             // Only a region that begins at an odd place gets here, see `submit`.
-            let error = TransferError::Refused { peer: rank, key: request.remote().key };
-            return self.done(rank, id, Err(error));
+            self.refuse(rank, request.remote().key, id);
+            return Submitted::UnderWay;
         }
         let len = request.len();
         let mut value = 0;
@@ -262,7 +291,7 @@ impl ShmDevice {
                 let region = region.clone();
                 self.peers[rank as usize].pending += 1;
                 self.large.push_back(Large { peer: rank, id, copy, done: 0, region });
-                return;
+                return Submitted::UnderWay;
             }
             // SAFETY: `place` found all of the slice mapped, and submit that both are of one length.
             unsafe { copy.run(0, len) };
@@ -270,7 +299,11 @@ impl ShmDevice {
         if let Some(notice) = notice {
             self.notify(rank, &notice);
         }
-        self.done(rank, id, Ok(value));
+        Submitted::Ended(value)
+    }
+
+    fn refuse(&mut self, peer: Rank, key: RegionKey, id: TransferId) {
+        self.done(peer, id, Err(TransferError::Refused { peer, key }));
     }
 
     /// Copies pieces of large transfers, in turn.
@@ -284,7 +317,7 @@ impl ShmDevice {
             let key = large.region.key;
             if !connected.link.keys.holds(key) {
                 self.peers[rank as usize].pending -= 1;
-                self.done(rank, large.id, Err(TransferError::Refused { peer: rank, key }));
+                self.refuse(rank, key, large.id);
                 continue;
             }
             let bytes = PIECE_BYTES.min(large.copy.len() - large.done);
@@ -311,11 +344,14 @@ impl ShmDevice {
             self.peers[waiting.peer as usize].pending -= 1;
             let deadline = waiting.deadline.unwrap_or(now + ANNOUNCEMENT_LIMIT);
             if deadline <= now {
-                let error = TransferError::Refused { peer: waiting.peer, key: waiting.request.remote().key };
-                self.done(waiting.peer, waiting.id, Err(error));
+                self.refuse(waiting.peer, waiting.request.remote().key, waiting.id);
                 continue;
             }
-            self.start(waiting.peer, waiting.request, waiting.id, Some(deadline));
+            if let Submitted::Ended(value) =
+                self.start(waiting.peer, waiting.request, waiting.id, Some(deadline))
+            {
+                self.done(waiting.peer, waiting.id, Ok(value));
+            }
         }
     }
 

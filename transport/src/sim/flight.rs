@@ -52,14 +52,21 @@ pub(super) struct Flight {
     drained: bool,
     arrived: bool,
     outcome: Result<u64, TransferError>,
-    /// Its `Done` is there to be polled.
+    /// Its `Done` is there to be polled, or not needed.
     reported: bool,
     /// Nothing of it will land any more.
     over: bool,
 }
 
 impl Flight {
-    pub(super) fn new(submitter: Rank, peer: Rank, id: TransferId, transfer: Transfer) -> Self {
+    /// `reported`: its submitter knows already that it has ended.
+    pub(super) fn new(
+        submitter: Rank,
+        peer: Rank,
+        id: TransferId,
+        transfer: Transfer,
+        reported: bool,
+    ) -> Self {
         let work = match transfer {
             Transfer::Notify(notice) => Work::Put { source: None, destination: None, notice: Some(notice) },
             Transfer::Put { src, dst, notice } => {
@@ -80,7 +87,7 @@ impl Flight {
             drained: false,
             arrived: false,
             outcome: Ok(0),
-            reported: false,
+            reported,
             over: false,
         }
     }
@@ -150,7 +157,11 @@ impl State {
             Work::Get { .. } => 1,
             Work::Atomic { .. } => 2,
         };
-        self.event("submit", &[number.0, u64::from(rank), u64::from(peer), kind, flight.len() as u64]);
+        let reported = u64::from(flight.reported);
+        self.event(
+            "submit",
+            &[number.0, u64::from(rank), u64::from(peer), kind, flight.len() as u64, reported],
+        );
         self.note(|| Record::Submitted { rank, peer, transfer: number });
         let request = match flight.work {
             Work::Put { .. } => Duration::ZERO,

@@ -46,7 +46,7 @@ use crate::cells::Cells;
 use crate::clock::{self, Nanos};
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, Mapped, PostError,
-    Reach, RegisterError, Ring, SubmitError, Transfer, TransferError, TransferId,
+    Reach, RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 use crate::memory::{Memory, Space, random_key};
 use crate::region::{Region, Registry, RemoteSlice};
@@ -416,7 +416,7 @@ impl TcpDevice {
     }
 
     /// Sends what the sockets take.
-    fn flush(&mut self) {
+    fn flush_lanes(&mut self) {
         let mut sending = std::mem::take(&mut self.sending);
         sending.retain(|peer| {
             let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
@@ -619,7 +619,7 @@ impl Device for TcpDevice {
         self.outbox.push_back(Event::Severed { peer });
     }
 
-    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         if self.shared.has_mail() {
             // A key may have been taken back.
             self.take_mail();
@@ -642,7 +642,7 @@ impl Device for TcpDevice {
                 self.sending.push(peer);
             }
         }
-        Ok(())
+        Ok(Submitted::UnderWay)
     }
 
     fn cells(&self, peer: Rank) -> Cells {
@@ -677,12 +677,12 @@ impl Device for TcpDevice {
             self.release_regions();
         }
         if !self.sending.is_empty() {
-            self.flush();
+            self.flush_lanes();
         }
         self.receive();
         // Answers, and what could not go before the peer's word came.
         if !self.sending.is_empty() {
-            self.flush();
+            self.flush_lanes();
         }
         self.convict_suspects();
         if self.shared.has_mail() {
@@ -733,7 +733,17 @@ impl Device for TcpDevice {
                 self.list_sending(peer);
             }
         }
-        self.flush();
+        self.flush_lanes();
+    }
+
+    fn flush(&mut self) -> bool {
+        if !self.sending.is_empty() {
+            self.flush_lanes();
+        }
+        self.peers.iter().all(|peer| match peer {
+            Peer::Open(open) => open.suspect.is_none() && open.pair.is_flushed(),
+            _ => true,
+        })
     }
 
     fn is_flushed(&self) -> bool {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pleach_transport::{Device, Event, Transfer, TransferId, clock};
+use pleach_transport::{Device, Event, Submitted, Transfer, TransferId, clock};
 
 use crate::world::{Backend, PATIENCE, QUESTION, World, noise, notice, put, skip};
 
@@ -126,7 +126,9 @@ pub(crate) fn the_end_of_a_transfer_wakes_a_sleeper<B: Backend>() {
             0 => put(&source.whole(), target.remote(), Some(CELL)),
             _ => Transfer::Get { src: target.remote(), dst: source.whole() },
         };
-        sleeper.submit(1, transfer, id).expect("one under way");
+        if sleeper.submit(1, transfer, id).expect("one under way") != Submitted::UnderWay {
+            continue;
+        }
         let done = Event::Done { id, result: Ok(0) };
         sleep_until(sleeper.as_mut(), "the end of a transfer", |events| events.contains(&done));
     }
@@ -138,12 +140,16 @@ pub(crate) fn a_bell_armed_when_something_is_there_already_does_not_keep_silent<
         return skip::<B>(NO_THREADS);
     }
     let mut world = World::<B>::connected(2);
+    let (source, target) = (world.region(0, B::LONG_BYTES), world.region(1, B::LONG_BYTES));
     let mut sleeper = world.take(0);
     let companion = Companion::start(world.take(1), |_, _| {});
     let mut events = Vec::with_capacity(64);
     for number in 0..50 {
         let id = TransferId(number);
-        sleeper.submit(1, Transfer::Notify(notice(CELL, b"")), id).expect("one under way");
+        let long = put(&source.whole(), target.remote(), Some(CELL));
+        if sleeper.submit(1, long, id).expect("one under way") != Submitted::UnderWay {
+            continue;
+        }
         let done = Event::Done { id, result: Ok(0) };
         let deadline = clock::now() + PATIENCE;
         // Arms first: whatever submit has brought about is there before the first polling.

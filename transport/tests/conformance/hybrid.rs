@@ -25,6 +25,7 @@ fn host<const TOGETHER: bool>(rank: Rank) -> Rank {
 impl<const TOGETHER: bool> Backend for Hybrid<TOGETHER> {
     const NAME: &'static str = if TOGETHER { "hybrid, to a neighbour" } else { "hybrid, across" };
     const LIVE: bool = true;
+    const LONG_BYTES: usize = 300 << 10;
 
     fn start(_world_size: u32) -> Self {
         Self

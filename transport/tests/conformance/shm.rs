@@ -7,7 +7,7 @@ use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
     Address, Bell, Caps, Cells, ConnectError, Device, DeviceConfig, Event, Inline, MapError, Mapped, Memory,
     Nanos, PostError, Rank, Reach, Region, RegionKey, RegisterError, RemoteSlice, Ring, SharedMemory, Source,
-    SubmitError, Transfer, TransferId, clock,
+    SubmitError, Submitted, Transfer, TransferId, clock,
 };
 
 use crate::world::Backend;
@@ -18,6 +18,8 @@ pub(crate) struct Shm<const MAPPED: bool>;
 impl<const MAPPED: bool> Backend for Shm<MAPPED> {
     const NAME: &'static str = if MAPPED { "shm through mappings" } else { "shm" };
     const LIVE: bool = true;
+    // Longer ones are copied by `poll`.
+    const LONG_BYTES: usize = 300 << 10;
 
     fn start(_world_size: u32) -> Self {
         Self
@@ -95,11 +97,11 @@ impl ThroughMappings {
 }
 
 impl Device for ThroughMappings {
-    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         let transfer = self.copy(peer, transfer);
-        self.device.submit(peer, transfer, id)?;
-        self.under_way += 1;
-        Ok(())
+        let submitted = self.device.submit(peer, transfer, id)?;
+        self.under_way += usize::from(submitted == Submitted::UnderWay);
+        Ok(submitted)
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
@@ -151,6 +153,9 @@ impl Device for ThroughMappings {
     }
     fn leave(&mut self) {
         self.device.leave();
+    }
+    fn flush(&mut self) -> bool {
+        self.device.flush()
     }
     fn is_flushed(&self) -> bool {
         self.device.is_flushed()

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use pleach_transport::{
     Cells, Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, Notice, PostError, Rank, Region,
-    RemoteSlice, Responder, Slice, Source, SubmitError, Transfer, TransferError, TransferId, clock,
+    RemoteSlice, Responder, Slice, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    clock,
 };
 
 /// How long a test waits for anything, in real time. Generous: machines are loaded.
@@ -42,6 +43,9 @@ pub(crate) trait Backend: Sized {
     /// Whether time passes by itself and devices may be used on different threads at once. A simulation says no, and
     /// is spared the tests about threads and sleeping.
     const LIVE: bool;
+
+    /// Puts and gets of so many bytes do not end with their submission.
+    const LONG_BYTES: usize = 512;
 
     /// Runs a test, several times where runs differ (a simulation: once a seed).
     fn repeat(test: fn()) {
@@ -297,7 +301,11 @@ impl<B: Backend> World<B> {
     ) -> Result<TransferId, SubmitError> {
         let id = TransferId(self.next_id);
         self.next_id += 1;
-        self.device(from).submit(to, transfer, id).map(|()| id)
+        let submitted = self.device(from).submit(to, transfer, id)?;
+        if let Submitted::Ended(value) = submitted {
+            self.stations[from as usize].keep(Event::Done { id, result: Ok(value) });
+        }
+        Ok(id)
     }
 
     /// Submits under a new name, polling as long as the queue is full.

@@ -287,8 +287,9 @@ fn a_full_queue_refuses_without_a_trace_and_polling_makes_room() {
     options.faults.queue_depth = Some(1);
     let mut ranks = Ranks::connected(options);
     assert_eq!(ranks.device(0).reach(1).queue_depth, 1);
-    let first = ranks.submit(0, 1, Transfer::Notify(notice(0)));
-    let refused = ranks.try_submit(0, 1, Transfer::Notify(notice(0)));
+    let (ours, theirs) = (ranks.register(0, 100), ranks.register(1, 100));
+    let first = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
+    let refused = ranks.try_submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
     assert_eq!(refused, Err(SubmitError::QueueFull { peer: 1 }));
     ranks.until(|ranks| ranks.done(0, first).is_some());
     let second = ranks.submit(0, 1, Transfer::Notify(notice(0)));
@@ -466,6 +467,6 @@ fn events_are_traced_as_lines_when_asked_for() {
     ranks.until(|ranks| ranks.done(0, id).is_some() && ranks.count(1, 0, 5) == 1);
     ranks.world.finish();
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    assert!(text.contains("4000 notice 0 5 1"), "{text}");
+    assert!(text.contains(" notice 0 5 1"), "{text}");
     assert!(!ranks.saw(0, &Event::Left { peer: 1 }));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pleach_transport::sim::{Faults, Network, Options, SimDevice, World};
 use pleach_transport::{
     Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Region, RemoteSlice, Responder,
-    SharedMemory, Slice, Source, SubmitError, Transfer, TransferError, TransferId,
+    SharedMemory, Slice, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 
 pub(crate) const LATENCY: Duration = Duration::from_micros(2);
@@ -161,7 +161,9 @@ impl Ranks {
         transfer: Transfer,
     ) -> Result<TransferId, SubmitError> {
         let id = TransferId(self.next);
-        self.device(rank).submit(peer, transfer, id)?;
+        if let Submitted::Ended(value) = self.device(rank).submit(peer, transfer, id)? {
+            self.events[rank as usize].push(Event::Done { id, result: Ok(value) });
+        }
         self.next += 1;
         Ok(id)
     }

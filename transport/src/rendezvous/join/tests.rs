@@ -8,7 +8,8 @@ use std::thread;
 use super::*;
 use crate::cells::Cells;
 use crate::device::{
-    Bell, Caps, MapError, Mapped, PostError, Reach, RegisterError, Ring, SubmitError, Transfer, TransferId,
+    Bell, Caps, MapError, Mapped, PostError, Reach, RegisterError, Ring, SubmitError, Submitted, Transfer,
+    TransferId,
 };
 use crate::memory::Memory;
 use crate::region::{Region, RemoteSlice};
@@ -96,7 +97,7 @@ impl Device for PaperDevice {
         Ok(())
     }
     fn sever(&mut self, _peer: Rank) {}
-    fn submit(&mut self, peer: Rank, _transfer: Transfer, _id: TransferId) -> Result<(), SubmitError> {
+    fn submit(&mut self, peer: Rank, _transfer: Transfer, _id: TransferId) -> Result<Submitted, SubmitError> {
         Err(SubmitError::NotConnected { peer })
     }
     fn cells(&self, _peer: Rank) -> Cells {
@@ -131,6 +132,9 @@ impl Device for PaperDevice {
         None
     }
     fn leave(&mut self) {}
+    fn flush(&mut self) -> bool {
+        true
+    }
     fn is_flushed(&self) -> bool {
         true
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{PATIENCE, Station, pair};
 use crate::cells::{Inline, Notice};
 use crate::clock::{self, Nanos};
-use crate::device::{AtomicOp, Device, Event, Source, Transfer, TransferId};
+use crate::device::{AtomicOp, Device, Event, Source, Submitted, Transfer, TransferId};
 use crate::region::{RemoteSlice, Slice};
 
 const ROUNDS: u64 = 2_000;
@@ -79,12 +79,15 @@ impl Traffic {
             let atomic = Transfer::Atomic { word, op: AtomicOp::Add(1) };
             let transfers = [Transfer::Notify(notice), put(short), put(LONG_BYTES), get, atomic];
             let count = transfers.len();
-            for transfer in transfers {
-                zero.device.submit(1, transfer, TransferId(round)).expect("room");
-            }
-            one.device.submit(0, Transfer::Notify(notice), TransferId(round)).expect("room");
             let mut done = 0;
-            while done < count + 1 {
+            for transfer in transfers {
+                let submitted = zero.device.submit(1, transfer, TransferId(round)).expect("room");
+                done += usize::from(submitted != Submitted::UnderWay);
+            }
+            assert_eq!(done, count - 1, "all but the long one end at once");
+            let submitted = one.device.submit(0, Transfer::Notify(notice), TransferId(round)).expect("room");
+            assert_eq!(submitted, Submitted::Ended(0));
+            while done < count {
                 for station in [&mut *zero, &mut *one] {
                     station.device.poll(Nanos::ZERO, &mut self.events);
                     done += self.events.len();

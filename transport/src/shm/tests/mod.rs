@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::ShmDevice;
 use crate::clock;
-use crate::device::{Device, DeviceConfig, Event, LossCause, Responder};
+use crate::device::{Device, DeviceConfig, Event, LossCause, Responder, Submitted, Transfer, TransferId};
 use crate::memory::SharedMemory;
 use crate::region::Region;
 use crate::{Rank, Secret};
@@ -80,6 +80,13 @@ impl Station {
 
     fn until_event(&mut self, event: &Event) {
         self.until(&format!("{event:?}"), |station| station.log.contains(event));
+    }
+
+    /// Submits, and waits for the end unless that has come already.
+    fn carry_out(&mut self, peer: Rank, transfer: Transfer, id: TransferId) {
+        if self.device.submit(peer, transfer, id).expect("room") == Submitted::UnderWay {
+            self.until_event(&Event::Done { id, result: Ok(0) });
+        }
     }
 
     fn until_lost(&mut self, peer: Rank) -> LossCause {

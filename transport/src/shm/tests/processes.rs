@@ -284,8 +284,7 @@ fn rounds() {
             let src = zero.region(100_000).whole();
             let target = one.region(100_000);
             let put = Transfer::Put { src: Source::Slice(src), dst: target.remote(), notice: None };
-            zero.device.submit(1, put, TransferId(1)).expect("room");
-            zero.until_event(&Event::Done { id: TransferId(1), result: Ok(0) });
+            zero.carry_out(1, put, TransferId(1));
             if round % 2 == 0 {
                 zero.device.sever(1);
                 zero.until_event(&Event::Severed { peer: 1 });
@@ -322,8 +321,7 @@ fn fork_and_drop() {
     let [zero, one] = &mut stations;
     let src = Source::Inline(Inline::new(&[9; 8]).expect("short"));
     let dst = region.slice(0..8).expect("inside").remote();
-    one.device.submit(0, Transfer::Put { src, dst, notice: None }, TransferId(4)).expect("room");
-    one.until_event(&Event::Done { id: TransferId(4), result: Ok(0) });
+    one.carry_out(0, Transfer::Put { src, dst, notice: None }, TransferId(4));
     zero.device.post(1, b"still connected").expect("connected");
     one.until("a message", |one| !one.inbox.messages.lock().expect("no panic").is_empty());
 }
