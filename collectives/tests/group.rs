@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pleach_collectives::engine::FaultKind;
+use pleach_collectives::engine::{CIRCLE_AFTER, FaultKind};
 use pleach_collectives::{CollectiveError, Group, Options, Rank, ReduceOp};
 use pleach_transport::clock;
 use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
@@ -27,15 +27,26 @@ fn world(rank: Rank, world_size: u32, folder: &std::path::Path) -> World {
 
 /// Runs `body` as every rank of a group and gives what each returned.
 fn with_group<T: Send>(fabric: Fabric, ranks: u32, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    with_options(fabric, ranks, |_| {}, body)
+}
+
+/// The same with other options.
+fn with_options<T: Send>(
+    fabric: Fabric,
+    ranks: u32,
+    change: impl Fn(&mut Options) + Sync,
+    body: impl Fn(Group) -> T + Sync,
+) -> Vec<T> {
     let folder = Folder::new();
     thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
-                let (folder, body) = (&folder, &body);
+                let (folder, body, change) = (&folder, &body, &change);
                 scope.spawn(move || {
                     let mut options = Options::new(world(rank, ranks, &folder.0));
                     options.fabric = FabricChoice::Only(fabric);
                     options.timeout = PATIENCE;
+                    change(&mut options);
                     body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
                 })
             })
@@ -181,7 +192,7 @@ fn several_operations_can_be_under_way(fabric: Fabric) {
 }
 
 fn threads_share_a_group(fabric: Fabric) {
-    with_group(fabric, 2, |group| {
+    with_options(fabric, 2, several_threads, |group| {
         let peer = 1 - group.rank();
         thread::scope(|scope| {
             let other = group.clone();
@@ -198,6 +209,34 @@ fn threads_share_a_group(fabric: Fabric) {
             receiver.join().unwrap();
         });
     });
+}
+
+fn several_threads(options: &mut Options) {
+    options.concurrent_calls = true;
+}
+
+/// Both ranks first receive; what they wait for another thread sends much later.
+fn two_receives(group: &Group) -> Result<(), CollectiveError> {
+    let peer = 1 - group.rank();
+    thread::scope(|scope| {
+        let (other, (done, is_done)) = (group.clone(), mpsc::channel());
+        let receiver = scope.spawn(move || {
+            let result = other.recv(&mut [0u8; 64], peer);
+            done.send(result.is_err()).unwrap();
+            result
+        });
+        let has_failed = is_done.recv_timeout(CIRCLE_AFTER * 10) == Ok(true);
+        let sent = if has_failed { Ok(()) } else { group.send(&[1u8; 64], peer) };
+        sent.and(receiver.join().unwrap())
+    })
+}
+
+fn receives_that_wait_for_each_other_are_a_mismatch_unless_threads_share_the_group(fabric: Fabric) {
+    for error in with_group(fabric, 2, |group| two_receives(&group).unwrap_err()) {
+        assert_eq!(fault(&error).kind, FaultKind::Mismatch, "{error}");
+        assert!(error.to_string().contains("concurrent_calls"), "{error}");
+    }
+    with_options(fabric, 2, several_threads, |group| two_receives(&group).unwrap());
 }
 
 fn fault(error: &CollectiveError) -> &pleach_collectives::engine::Fault {
@@ -305,7 +344,14 @@ fn a_different_root_is_found_at_the_latest_in_the_next_call(fabric: Fabric) {
 }
 
 fn abort_ends_a_blocked_call_at_once_everywhere(fabric: Fabric) {
-    with_group(fabric, 2, |group| {
+    let (done, wait) = mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
+    with_group(fabric, 3, |group| {
+        if group.rank() == 2 {
+            // In no call until the others are through: else nobody would be blocked.
+            let wait = wait.lock().unwrap();
+            (0..2).for_each(|_| wait.recv_timeout(PATIENCE).unwrap());
+        }
         let begun = clock::now();
         if group.rank() == 0 {
             let other = group.clone();
@@ -316,7 +362,7 @@ fn abort_ends_a_blocked_call_at_once_everywhere(fabric: Fabric) {
                     never.recv_timeout(Duration::from_millis(100)).unwrap_err();
                     other.abort();
                 });
-                group.recv(&mut [0u8; 8], 1).unwrap_err()
+                group.barrier().unwrap_err()
             });
             assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::Aborted, 0), "{error}");
         } else {
@@ -324,6 +370,7 @@ fn abort_ends_a_blocked_call_at_once_everywhere(fabric: Fabric) {
             assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::Aborted, 0), "{error}");
         }
         assert!(clock::now().since(begun) < Duration::from_secs(10));
+        done.send(()).unwrap();
     });
 }
 
@@ -382,6 +429,7 @@ on_every_fabric!(
     averages_and_half_floats_are_the_same_on_all_ranks,
     several_operations_can_be_under_way,
     threads_share_a_group,
+    receives_that_wait_for_each_other_are_a_mismatch_unless_threads_share_the_group,
     a_rank_that_does_not_come_is_named_at_the_deadline,
     different_calls_are_an_error_that_names_both,
     a_different_root_is_found_at_the_latest_in_the_next_call,

@@ -5,6 +5,7 @@
 //! [`ranks`] is the test's side.
 
 mod children;
+mod circular;
 mod killed;
 mod left;
 mod mismatched;

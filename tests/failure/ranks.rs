@@ -226,6 +226,9 @@ impl Member {
 pub(crate) enum Outcome {
     /// Well, with the right result.
     Done {
+        /// When it returned.
+        at: Nanos,
+        /// How long the call took.
         after: Duration,
     },
     Failed(Failure),
@@ -249,7 +252,7 @@ impl Outcome {
         let words: Vec<_> = line.splitn(6, ' ').collect();
         let nanos = |index: usize| words[index].parse().unwrap_or_else(|_| panic!("{line}"));
         match words[0] {
-            "done" => Self::Done { after: Duration::from_nanos(nanos(2)) },
+            "done" => Self::Done { at: Nanos(nanos(1)), after: Duration::from_nanos(nanos(2)) },
             "failed" => Self::Failed(Failure {
                 at: Nanos(nanos(1)),
                 after: Duration::from_nanos(nanos(2)),
@@ -259,6 +262,12 @@ impl Outcome {
             }),
             _ => panic!("{line}"),
         }
+    }
+
+    /// When the rank entered the call.
+    pub(crate) fn entered(&self) -> Nanos {
+        let (Self::Done { at, after } | Self::Failed(Failure { at, after, .. })) = self;
+        Nanos(at.0 - after.as_nanos() as u64)
     }
 }
 

@@ -146,6 +146,7 @@ impl Player {
             }
             "fork-holding" => say(&fork(hold).as_raw_nonzero().to_string()),
             "fork-using" => self.fork_using(),
+            "overlap" => self.overlap(rest),
             "rejoin" => self.rejoin(rest.parse().expect("is a number")),
             _ => panic!("unknown command: {line}"),
         }
@@ -319,6 +320,20 @@ impl Player {
         // The parent goes on where it was.
         let begun = now();
         let result = pending.wait().map_err(|error| error.error);
+        tell(begun, result.map(|data| expect(&data, |index| u64::from(sender) + 1 + ripple(index))));
+    }
+
+    /// A receive that is under way while this rank is in no call, until it is told to go on; then a collective, and only
+    /// then the receive's end.
+    fn overlap(&mut self, line: &str) {
+        let (asked, _, _) = self.asked(line);
+        let (group, sender) = (asked.group, asked.root);
+        let pending = group.start_recv(vec![0f32; asked.elements], sender).expect("is accepted");
+        say("started");
+        assert_eq!(self.commands.recv().as_deref(), Ok("go on"));
+        let begun = now();
+        let result = group.barrier();
+        let result = result.and_then(|()| pending.wait().map_err(|error| error.error));
         tell(begun, result.map(|data| expect(&data, |index| u64::from(sender) + 1 + ripple(index))));
     }
 

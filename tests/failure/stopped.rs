@@ -18,7 +18,7 @@ const TARDINESS: Duration = Duration::from_secs(10);
 fn deadline(ranks: &mut Ranks, call: &str) -> Duration {
     ranks.tell_all(&format!("call {call}"));
     let took = (0..3).map(|rank| match ranks.outcome(rank) {
-        Outcome::Done { after } => after,
+        Outcome::Done { after, .. } => after,
         Outcome::Failed(failure) => panic!("{}", failure.text),
     });
     DEADLINE.max(took.max().unwrap_or_default() * 8)

@@ -14,7 +14,7 @@ use pleach_transport::{LossCause, RemoteSlice, Responder};
 use crate::Rank;
 
 use super::fault::{Fault, FaultKind};
-use super::message::{Message, NO_RANK, Record, Verdict};
+use super::message::{Blocked, Message, NO_RANK, Record, Standing, Verdict};
 use super::signature::{DESCRIPTOR_WORDS, Descriptor, Stream};
 
 /// How many runs back this rank can say what it did.
@@ -66,6 +66,8 @@ pub(super) struct News {
     pub(super) fault: Option<Fault>,
     pub(super) scratch: Vec<(Rank, RemoteSlice)>,
     pub(super) answers: Vec<Answer>,
+    /// Where peers stand that were asked for it.
+    pub(super) standings: Vec<(Rank, Standing)>,
     /// Peers that asked about a run of ours and are in another call there.
     pub(super) differs: Vec<(Rank, Stream, Record)>,
 }
@@ -97,6 +99,8 @@ pub struct Board {
     begun: AtomicU64,
     /// For whom this rank waits. Relaxed: only told to those who ask.
     blocked_on: AtomicU64,
+    /// Where it waits, if it can make no other call before.
+    blocked: Mutex<Option<Blocked>>,
 }
 
 fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -117,6 +121,7 @@ impl Board {
             completed: AtomicU64::new(0),
             begun: AtomicU64::new(0),
             blocked_on: AtomicU64::new(NO_RANK),
+            blocked: Mutex::new(None),
         }
     }
 
@@ -176,6 +181,22 @@ impl Board {
         self.blocked_on.store(peer.map_or(NO_RANK, u64::from), Ordering::Relaxed);
     }
 
+    /// Where this rank waits, if it can make no other call before; to be taken back before it does.
+    pub(super) fn stand(&self, blocked: Option<Blocked>) {
+        *unpoisoned(&self.blocked) = blocked;
+    }
+
+    pub(super) fn has_entered(&self, stream: Stream, run: u64) -> bool {
+        self.record(stream, run) != Err(Verdict::NotYet)
+    }
+
+    /// Where it waits is read first: who was blocked then, and had not entered the run later, was free to at no time
+    /// between.
+    fn standing(&self, wave: u64, stream: Stream, run: u64) -> Standing {
+        let blocked = *unpoisoned(&self.blocked);
+        Standing { wave, stream, run, has_entered: self.has_entered(stream, run), blocked }
+    }
+
     pub(super) fn record(&self, stream: Stream, run: u64) -> Result<Record, Verdict> {
         match stream {
             Stream::Collectives => {
@@ -222,6 +243,15 @@ impl Responder for Board {
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
         match Message::decode(message)? {
             Message::Query { stream, record } => return Some(self.answer(from, stream, &record).encode()),
+            Message::Probe { wave, stream, run } => {
+                return Some(Message::Standing(self.standing(wave, stream, run)).encode());
+            }
+            Message::Standing(standing) => {
+                let mut inbox = unpoisoned(&self.inbox);
+                if inbox.standings.len() < UNREAD_MAX {
+                    inbox.standings.push((from, standing));
+                }
+            }
             Message::Fault(fault) => self.fail(fault),
             Message::Scratch(slice) => unpoisoned(&self.inbox).scratch.push((from, slice)),
             Message::Answer { stream, verdict, record, completed, blocked_on } => {

@@ -51,7 +51,7 @@ pub struct Fault {
     pub during: Option<Descriptor>,
     /// What the subject was asked for, where they differ.
     pub theirs: Option<Descriptor>,
-    /// The step of the schedule that waited, or the cause of a loss, in words.
+    /// The step of the schedule that waited, the cause of a loss, or who waits for whom in a circle, in words.
     pub detail: String,
     /// How long the finder had waited.
     pub waited: Duration,
@@ -133,6 +133,15 @@ impl fmt::Display for Fault {
                      same",
                     of(&self.during),
                     of(&self.theirs)
+                )?;
+                if detail.is_empty() {
+                    return Ok(());
+                }
+                // They wait for each other in a circle.
+                write!(
+                    formatter,
+                    ", for {detail}; where another thread is about to make the missing call, set \
+                     Options::concurrent_calls"
                 )
             }
             FaultKind::Aborted => write!(formatter, "rank {subject} aborted the group"),

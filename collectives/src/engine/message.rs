@@ -87,8 +87,31 @@ pub(super) enum Message {
     /// What I am or was doing there.
     /// (`blocked_on`: for whom I wait myself, if I do.)
     Answer { stream: Stream, verdict: Verdict, record: Record, completed: u64, blocked_on: Option<Rank> },
+    /// Have you entered this run, and where do you wait? `wave` comes back with the answer.
+    Probe { wave: u64, stream: Stream, run: u64 },
+    /// Whether I have entered it, and where I wait.
+    Standing(Standing),
     /// The group has failed.
     Fault(Fault),
+}
+
+/// Where a rank stands that was asked whether it has entered a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) wave: u64,
+    pub(super) stream: Stream,
+    pub(super) run: u64,
+    pub(super) has_entered: bool,
+    pub(super) blocked: Option<Blocked>,
+}
+
+/// A rank makes no other call before this run of its ends, and that needs a call of `on`, as far as the rank knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blocked {
+    pub(super) stream: Stream,
+    pub(super) run: u64,
+    pub(super) descriptor: [u64; DESCRIPTOR_WORDS],
+    pub(super) on: Rank,
 }
 
 /// Not a rank.
@@ -98,6 +121,8 @@ const SCRATCH: u8 = 1;
 const QUERY: u8 = 2;
 const ANSWER: u8 = 3;
 const FAULT: u8 = 4;
+const PROBE: u8 = 5;
+const STANDING: u8 = 6;
 
 impl Record {
     fn write(&self, writer: &mut Writer) {
@@ -114,6 +139,35 @@ impl Record {
             *word = reader.u64()?;
         }
         Some(Self { run, signature, history, descriptor })
+    }
+}
+
+impl Standing {
+    fn write(&self, writer: &mut Writer) {
+        let Self { wave, stream, run, has_entered, blocked } = self;
+        [*wave, stream.to_word(), *run, u64::from(*has_entered)]
+            .into_iter()
+            .for_each(|word| writer.u64(word));
+        writer.u64(blocked.map_or(NO_RANK, |blocked| u64::from(blocked.on)));
+        if let Some(blocked) = blocked {
+            let words = [blocked.stream.to_word(), blocked.run].into_iter().chain(blocked.descriptor);
+            words.for_each(|word| writer.u64(word));
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let (wave, stream, run) = (reader.u64()?, Stream::from_word(reader.u64()?), reader.u64()?);
+        let has_entered = reader.u64()? != 0;
+        let mut blocked = None;
+        if let Ok(on) = Rank::try_from(reader.u64()?) {
+            let (stream, run) = (Stream::from_word(reader.u64()?), reader.u64()?);
+            let mut descriptor = [0; DESCRIPTOR_WORDS];
+            for word in &mut descriptor {
+                *word = reader.u64()?;
+            }
+            blocked = Some(Blocked { stream, run, descriptor, on });
+        }
+        Some(Self { wave, stream, run, has_entered, blocked })
     }
 }
 
@@ -137,6 +191,14 @@ impl Message {
                 record.write(&mut writer);
                 writer.u64(*completed);
                 writer.u64(blocked_on.map_or(NO_RANK, u64::from));
+            }
+            Self::Probe { wave, stream, run } => {
+                writer = Writer::new(PROBE);
+                [*wave, stream.to_word(), *run].into_iter().for_each(|word| writer.u64(word));
+            }
+            Self::Standing(standing) => {
+                writer = Writer::new(STANDING);
+                standing.write(&mut writer);
             }
             Self::Fault(fault) => {
                 writer = Writer::new(FAULT);
@@ -173,6 +235,12 @@ impl Message {
                 Self::Answer { stream, verdict, record, completed, blocked_on }
             }
             FAULT => Self::Fault(Fault::read(&mut reader)?),
+            PROBE => Self::Probe {
+                wave: reader.u64()?,
+                stream: Stream::from_word(reader.u64()?),
+                run: reader.u64()?,
+            },
+            STANDING => Self::Standing(Standing::read(&mut reader)?),
             _ => return None,
         })
     }
@@ -195,6 +263,26 @@ mod tests {
                 completed: 3,
                 blocked_on: Some(4),
             },
+            Message::Probe { wave: 1, stream: Stream::Collectives, run: 2 },
+            Message::Standing(Standing {
+                wave: 1,
+                stream: Stream::Messages { from: 1, to: 0 },
+                run: 2,
+                has_entered: true,
+                blocked: None,
+            }),
+            Message::Standing(Standing {
+                wave: 1,
+                stream: Stream::Collectives,
+                run: 2,
+                has_entered: false,
+                blocked: Some(Blocked {
+                    stream: Stream::Messages { from: 1, to: 0 },
+                    run: 3,
+                    descriptor: [4, 5, 6, 7],
+                    on: 8,
+                }),
+            }),
         ];
         for message in messages {
             let bytes = message.encode();

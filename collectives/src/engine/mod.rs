@@ -4,12 +4,14 @@
 //! * A run is carried out by its executor (`run`) from a [`Program`], which only a proof can make.
 //! * Who waits longer than [`QUERY_AFTER`] asks those it waits for what they are doing (`board`); so a rank that
 //!   was asked for something else is found although neither of them does anything wrong by itself.
+//! * Who is blocked looks whether those it waits for wait for it (`circle`).
 //! * The first [`Fault`] ends the group: it is told to all, every peer is severed, and **only when no peer can touch
 //!   local memory any more are the calls' outcomes given out**.
 
 mod address;
 mod bank;
 mod board;
+mod circle;
 mod fault;
 mod header;
 mod layout;
@@ -34,6 +36,8 @@ pub use address::Address;
 pub use bank::{CELLS, TooLarge};
 use board::Answer;
 pub use board::Board;
+pub use circle::CIRCLE_AFTER;
+use circle::Circles;
 pub use fault::{Fault, FaultKind};
 pub use program::Program;
 pub use run::{Bytes, Witness};
@@ -167,6 +171,7 @@ pub struct Engine {
     /// Since when a question to a peer is unanswered.
     asked: BTreeMap<Rank, Nanos>,
     left: Vec<bool>,
+    circles: Circles,
     slots: Vec<SlotOfRun>,
     /// Unfinished runs in the order of their calls.
     order: Vec<u8>,
@@ -239,6 +244,7 @@ impl Engine {
             answers: BTreeMap::new(),
             asked: BTreeMap::new(),
             left: vec![false; ranks as usize],
+            circles: Circles::default(),
             slots: Vec::new(),
             order: Vec::new(),
             issues: 0,
@@ -564,6 +570,9 @@ impl Engine {
                 self.note_completed_run(slot, number, class);
             }
         }
+        if moved {
+            self.note_moved(slot);
+        }
         Ok(moved)
     }
 
@@ -659,6 +668,11 @@ impl Engine {
         self.note_scratch();
         for (peer, stream, theirs) in news.differs {
             self.compare(peer, stream, &theirs, now);
+        }
+        for (peer, standing) in news.standings {
+            if let Some(fault) = self.read_standing(peer, &standing, now) {
+                self.fail(fault, now);
+            }
         }
         for answer in news.answers {
             let Answer { peer, stream, verdict, record, completed, .. } = answer;

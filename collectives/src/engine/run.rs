@@ -259,6 +259,11 @@ impl Run {
     pub(super) fn release(&mut self) {
         self.parameters.input = Bytes::None;
         self.parameters.output = Bytes::None;
+        self.stop();
+    }
+
+    /// Goes on no more: lets go of what it was computing and of peers' memory.
+    pub(super) fn stop(&mut self) {
         let Self { jobs, spare_jobs, .. } = self;
         spare_jobs.extend(jobs.drain(..).map(|active| active.job));
         for rank in self.touched.drain(..) {
@@ -627,6 +632,24 @@ impl Run {
     /// Whether something of this run is being computed here and now.
     pub(super) fn is_computing(&self) -> bool {
         !self.jobs.is_empty()
+    }
+
+    /// The peers without whose next notices this run does not go on.
+    pub(super) fn needs_notice(&self, found: &mut dyn FnMut(Rank)) {
+        let program = &self.parameters.program;
+        for (lane_number, lane) in program.lanes.iter().enumerate() {
+            let state = self.lanes[lane_number];
+            for chunk in state.first..state.next {
+                let slot = chunk % program.window;
+                let instance = self.instances[lane_number * program.window as usize + slot as usize];
+                if instance.program_counter < lane.steps
+                    && let OpProgram::Wait { from, .. } =
+                        program.steps[(lane.first_step + instance.program_counter) as usize].op
+                {
+                    found(from);
+                }
+            }
+        }
     }
 
     /// The peers whose doing this run waits for, each with the step in words.

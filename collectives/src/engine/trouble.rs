@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use pleach_transport::{Nanos, SubmitError, TransferError, TransferId};
 
+use super::circle::LOOK_INTERVAL_MAX;
 use super::fault::{Fault, FaultKind};
 use super::message::{Message, Record, Verdict};
-use super::run::{Trouble, run_of};
+use super::run::{Run, Trouble, run_of};
 use super::signature::Stream;
 use super::{Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State};
 use crate::Rank;
@@ -68,11 +69,14 @@ impl Engine {
                 return true;
             }
             entry.query_interval = (entry.query_interval * 2).min(QUERY_INTERVAL_MAX);
-            entry.query_at = now + entry.query_interval;
+            let interval = entry.query_interval;
             if let Some(fault) = self.ask(slot, now) {
                 self.fail(fault, now);
                 return true;
             }
+            self.look_for_circle(slot, now);
+            let longest = if self.suspects_circle(slot) { LOOK_INTERVAL_MAX } else { interval };
+            self.slots[usize::from(slot)].query_at = now + interval.min(longest);
         }
         false
     }
@@ -229,8 +233,10 @@ impl Engine {
         let was_severing = *is_severing;
         if !*is_severing && (now >= *sever_at || self.device.is_flushed()) {
             *is_severing = true;
-            // Deregistered first: on shm severing would make every page of it private, which takes long.
+            // Deregistered first: on shm severing would make every page of it private, which takes long. For the same
+            // reason peers' memory is let go of, which it would copy: no run goes on.
             self.scratch = None;
+            self.slots.iter_mut().filter_map(|slot| slot.run.as_mut()).for_each(Run::stop);
             for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
                 self.device.sever(peer);
             }

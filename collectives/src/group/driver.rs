@@ -69,7 +69,9 @@ impl Driver {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // The driver may be asleep with the lock.
         self.ringer.ring();
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        // Two threads at once: the one that is blocked may depend on what the other is about to call.
+        core.engine.allow_concurrent_calls(true);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         core
     }
@@ -121,7 +123,8 @@ impl Driver {
     }
 
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
-    pub(super) fn finish(&self, core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
+    pub(super) fn finish(&self, mut core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
+        core.engine.await_run(run);
         self.outcome(core, run, Nanos::MAX).expect("an unlimited drive ends with what it looks for")
     }
 

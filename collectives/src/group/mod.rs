@@ -127,6 +127,7 @@ impl Group {
         let access = if maps { Access::Mapped } else { Access::Put };
         let mut engine = Engine::new(device, compute, board.clone(), world_size)?;
         engine.accept(events, clock::now());
+        engine.allow_concurrent_calls(options.concurrent_calls);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let planner = Planner::new(rank, world_size, access, options.algorithm.clone());
         let core = Core { engine, planner };

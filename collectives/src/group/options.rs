@@ -24,6 +24,11 @@ pub struct Options {
     pub algorithm: Option<Algorithm>,
     /// How long a waiting call polls before it sleeps.
     pub spin: Duration,
+    /// Set it when several threads of a rank make calls in this group at the same time, so that one call may depend on
+    /// another thread's call that has not been made yet. Otherwise ranks that wait for each other's calls in a circle, as
+    /// one in a receive and its peer in an all-reduce, are told of the mismatch within 100 ms; with it only at
+    /// the deadline. Found out by itself when two threads meet in a call.
+    pub concurrent_calls: bool,
 }
 
 impl Options {
@@ -38,6 +43,7 @@ impl Options {
             close_timeout: Duration::from_secs(5),
             algorithm: None,
             spin: Duration::from_micros(200),
+            concurrent_calls: false,
         }
     }
 
