@@ -2,7 +2,11 @@
 
 use std::process::Command;
 
-use pleach::collectives::simulate::{Abort, Checker, Limits, Report, Sabotage, Scenario, TIMEOUT_FAR, run};
+use pleach::collectives::engine::CIRCLE_AFTER;
+use pleach::collectives::simulate::{
+    Abort, CallPlan, Checker, Limits, Mismatch, Report, Sabotage, Scenario, TIMEOUT_FAR, run,
+};
+use pleach::collectives::{Collective, DataType};
 use pleach::transport::sim::{Canary, FaultKinds, Faults, Network};
 
 /// Fresh seeds in every test run.
@@ -11,6 +15,10 @@ const FRESH_SEEDS: u64 = 150;
 const FRESH_FROM: u64 = 1_000_000;
 /// Seeds within which a canary must be caught.
 const CANARY_SEEDS: u64 = 60;
+/// Scenarios that are looked at for each canary.
+const CAUGHT: usize = 3;
+/// Scenarios of ranks that wait for each other.
+const CIRCLE_SEEDS: u64 = 40;
 
 fn holds(seed: u64, limits: &Limits) -> Report {
     let scenario = Scenario::draw(seed, limits);
@@ -70,7 +78,7 @@ fn caught_by(change: impl Fn(&mut Scenario)) -> Vec<Checker> {
         change(&mut scenario);
         run(&scenario, None).err().map(|failure| failure.checker)
     });
-    found.take(3).collect()
+    found.take(CAUGHT).collect()
 }
 
 #[test]
@@ -89,6 +97,20 @@ fn swapped_notices_are_caught_as_a_race() {
 fn a_source_that_is_read_after_done_is_caught_as_a_race() {
     let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SourceReadAfterDone));
     assert!(checkers.contains(&Checker::Race), "{checkers:?}");
+}
+
+#[test]
+fn a_notice_that_is_submitted_after_done_and_overtakes_is_caught_as_a_race() {
+    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::NoticeAfterDone));
+    assert!(checkers.contains(&Checker::Race), "{checkers:?}");
+}
+
+#[test]
+fn a_schedule_that_lost_a_dependency_after_its_proof_is_caught() {
+    let checkers =
+        caught_by(|scenario| scenario.lost_dependency = Some((0, scenario.seed.wrapping_mul(0x9e37_79b9))));
+    let is_meant = |checker: &Checker| matches!(checker, Checker::Race | Checker::Result | Checker::Equality);
+    assert!(checkers.len() == CAUGHT && checkers.iter().all(is_meant), "{checkers:?}");
 }
 
 #[test]
@@ -128,6 +150,46 @@ fn a_rank_that_enters_late_is_waited_for() {
         }
         let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
         assert_eq!(report.failed, 0);
+    }
+}
+
+/// A harmless scenario in which rank 1 receives from, or sends to, rank 0 while the others are in the last barrier, and
+/// every rank makes one call after the other.
+fn with_circle(seed: u64) -> Scenario {
+    let limits = Limits { ranks: Some(2 + seed as u32 % 5), faults: FaultKinds::harmless() };
+    let mut scenario = Scenario::draw(seed, &limits);
+    (scenario.abort, scenario.timeout) = (None, TIMEOUT_FAR);
+    scenario.depth.fill(1);
+    let call = scenario.calls.len() - 1;
+    let (from, to) = if seed.is_multiple_of(3) { (1, 0) } else { (0, 1) };
+    let (data_type, count) = (DataType::F32, 1 + seed as usize * 777);
+    let barrier = scenario.calls[call].clone();
+    let instead = CallPlan { collective: Collective::SendRecv { from, to }, data_type, count, ..barrier };
+    scenario.mismatch = Some(Mismatch { call, rank: 1, instead });
+    scenario
+}
+
+#[test]
+fn a_message_against_a_collective_is_a_mismatch_within_a_tenth_of_a_second() {
+    for seed in 0..CIRCLE_SEEDS {
+        let scenario = with_circle(seed);
+        // It checks that every rank learns of it, and how late.
+        let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
+        assert_eq!(report.failed, u64::from(scenario.ranks), "{scenario}");
+    }
+}
+
+#[test]
+fn ranks_that_are_slow_in_no_call_are_no_mismatch() {
+    for seed in 0..CIRCLE_SEEDS {
+        let mut scenario = with_circle(seed);
+        scenario.mismatch = None;
+        // Every rank makes every call at its own time, messages too.
+        for (number, call) in scenario.calls.iter_mut().enumerate() {
+            call.late = Some((number as u32 % scenario.ranks, 4 * CIRCLE_AFTER));
+        }
+        let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
+        assert_eq!(report.failed, 0, "{scenario}");
     }
 }
 

@@ -14,6 +14,7 @@ mod scenario;
 mod slices;
 mod trial;
 mod watch;
+mod weaken;
 
 pub use crate::compute::simulated::Sabotage;
 pub use cluster::{Cluster, Member, Stuck};

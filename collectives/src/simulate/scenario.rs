@@ -113,6 +113,9 @@ pub struct Scenario {
     pub canary: Option<Canary>,
     /// What the processors do wrong, to see whether that is caught.
     pub sabotage: Option<Sabotage>,
+    /// A rank's programs of named algorithms lose a dependency after they were proved, this one of those that are needed, to
+    /// see whether that is caught.
+    pub lost_dependency: Option<(Rank, u64)>,
 }
 
 impl Scenario {
@@ -152,6 +155,7 @@ impl Scenario {
             abort: None,
             canary: None,
             sabotage: None,
+            lost_dependency: None,
         };
         let random = &mut root.split("trouble");
         if random.chance(150_000) {

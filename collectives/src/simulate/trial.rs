@@ -16,6 +16,7 @@ use super::oracle;
 use super::scenario::{CallPlan, Scenario};
 use super::slices::Guarded;
 use super::watch::Watch;
+use super::weaken::weakened;
 use crate::Rank;
 use crate::collective::Collective;
 use crate::engine::{Bytes, Call, Fault, Program, RunId, StartError};
@@ -358,7 +359,13 @@ impl<'a> Trial<'a> {
         };
         self.entered[call][rank as usize] = Some(now);
         match member.engine.start(request, now) {
-            Ok(run) => self.ranks[rank as usize].live.push(Live { call, run, memory, deadline }),
+            Ok(run) => {
+                if self.scenario.depth[rank as usize] == 1 {
+                    // As who makes one call after the other.
+                    member.engine.await_run(run);
+                }
+                self.ranks[rank as usize].live.push(Live { call, run, memory, deadline });
+            }
             Err(StartError::Failed(fault)) => {
                 self.failed += 1;
                 memory.refill();
@@ -397,7 +404,10 @@ impl<'a> Trial<'a> {
                 proof
             }
         };
-        Ok(Arc::new(Program::new(&proof, rank, &algorithm.to_string())))
+        let name = algorithm.to_string();
+        let lost = self.scenario.lost_dependency.filter(|(loser, _)| *loser == rank);
+        let weakened = lost.and_then(|(_, number)| weakened(&proof, rank, &name, number));
+        Ok(Arc::new(weakened.unwrap_or_else(|| Program::new(&proof, rank, &name))))
     }
 
     fn take_outcomes(&mut self, rank: Rank) -> Result<(), Failure> {

@@ -52,6 +52,8 @@ pub(super) struct Flight {
     drained: bool,
     arrived: bool,
     outcome: Result<u64, TransferError>,
+    /// The canary: what is submitted at its `Done`.
+    then: Option<Notice>,
     /// Its `Done` is there to be polled, or not needed.
     reported: bool,
     /// Nothing of it will land any more.
@@ -87,6 +89,7 @@ impl Flight {
             drained: false,
             arrived: false,
             outcome: Ok(0),
+            then: None,
             reported,
             over: false,
         }
@@ -148,7 +151,12 @@ impl Flight {
 
 impl State {
     /// Takes a transfer that was checked.
-    pub(super) fn launch(&mut self, flight: Flight) {
+    pub(super) fn launch(&mut self, mut flight: Flight) {
+        if self.canary == Some(Canary::NoticeAfterDone)
+            && let Work::Put { source: Some(_), notice, .. } = &mut flight.work
+        {
+            flight.then = notice.take();
+        }
         let number = TransferNumber(self.submitted);
         self.submitted += 1;
         let (rank, peer) = (flight.submitter, flight.peer);
@@ -416,6 +424,7 @@ impl State {
         flight.reported = true;
         let (rank, peer, id) = (flight.submitter, flight.peer, flight.id);
         let result = flight.outcome.clone();
+        let then = flight.then.take().filter(|_| result.is_ok());
         let read = match &flight.work {
             Work::Put { source: Some(Source::Slice(slice)), .. } if flight.snapshot.is_none() => {
                 flight.pieces.iter().filter_map(|piece| slice.slice(piece.clone()).ok()).collect()
@@ -431,6 +440,10 @@ impl State {
         }
         self.event("complete", &[number.0, u64::from(result.is_ok())]);
         self.push_ready(rank, Event::Done { id, result }, Some((peer, number)));
+        if let Some(notice) = then {
+            // Nobody polls its `Done`.
+            self.launch(Flight::new(rank, peer, id, Transfer::Notify(notice), true));
+        }
         self.forget_if_ended(number);
         self.say_goodbye_if_quiet(rank, peer);
     }

@@ -26,6 +26,9 @@ pub enum Canary {
     NoticesSwapped,
     /// A put's source is still read after its `Done`.
     SourceReadAfterDone,
+    /// A put's notice is a transfer of its own that is submitted after the put's `Done`, as by someone who thinks that
+    /// `Done` means landed: it overtakes the put's bytes.
+    NoticeAfterDone,
 }
 
 /// What a world is made from.

@@ -215,6 +215,21 @@ fn the_canaries_do_what_they_say() {
     }
     assert!(early > 10, "{early}");
     assert!(swapped > 3, "{swapped}");
+    let mut overtaken = 0;
+    for seed in 0..100 {
+        let mut ranks = Ranks::connected(Options { canary: Some(Canary::NoticeAfterDone), ..harsh(2, seed) });
+        let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
+        ours.whole().store(&[1; 1_000]);
+        let id = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
+        ranks.until(|ranks| ranks.count(1, 0, 0) == 1);
+        assert!(ranks.done(0, id).is_some(), "the notice is submitted after Done");
+        overtaken += usize::from(theirs.whole().to_vec().contains(&0));
+        ranks.drain();
+        assert_eq!(theirs.whole().to_vec(), [1; 1_000]);
+        assert_eq!(ranks.count(1, 0, 0), 1, "one notice all the same");
+        assert_eq!(ranks.world.transfers_under_way(), 0);
+    }
+    assert!(overtaken > 3, "{overtaken}");
 }
 
 #[test]
