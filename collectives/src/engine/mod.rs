@@ -309,6 +309,12 @@ impl Engine {
         }
     }
 
+    /// Whether this rank's memory is being taken out of its peers' reach: work of its own, which waits for nobody.
+    #[must_use]
+    pub fn is_severing(&self) -> bool {
+        matches!(self.phase, Phase::Failing { is_severing: true, .. })
+    }
+
     /// Whether no run is unfinished.
     #[must_use]
     pub fn is_idle(&self) -> bool {

@@ -113,7 +113,8 @@ impl Driver {
                 std::thread::yield_now();
                 core = self.lock();
             } else if idle < self.spin {
-                if self.is_crowded || idle > YIELD_AFTER {
+                // Not while silence is made: that is this rank's own work, and each yield would cost it a turn of everybody.
+                if !core.engine.is_severing() && (self.is_crowded || idle > YIELD_AFTER) {
                     std::thread::yield_now();
                 }
             } else {
