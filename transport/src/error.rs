@@ -235,7 +235,7 @@ pub enum MapError {
         #[source]
         source: OutOfBounds,
     },
-    /// This device maps nothing ([`crate::Caps::maps`]).
+    /// This device maps nothing ([`crate::Reach::maps`]).
     #[error("{fabric} does not map")]
     Unsupported {
         /// Which fabric.
