@@ -1,14 +1,15 @@
 //! Every collective on simulated ranks: the real engine over the simulated device, against an oracle.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_collectives::engine::{Address, Bytes, Call, RunId};
+use pleach_collectives::engine::{Address, Bytes, Descriptor, Plan, RunId};
 use pleach_collectives::simulate::Cluster;
 use pleach_collectives::{Access, Algorithm, Collective, DataType, Rank, ReduceOp};
 use pleach_transport::sim::{FaultKinds, Faults, Network, Options};
-use pleach_transport::{Device, Nanos, SharedMemory};
+use pleach_transport::{Device, SharedMemory};
 
-const DEADLINE: Nanos = Nanos(3_600_000_000_000);
+const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Memory of one rank for one call.
 struct Memory {
@@ -86,7 +87,6 @@ struct Share {
 
 fn start(cluster: &mut Cluster, case: &Case, rank: Rank) -> Share {
     let Case { collective, ranks, count, .. } = *case;
-    let now = cluster.world.now();
     let member = cluster.members[rank as usize].as_mut().unwrap();
     let registered = case.registered[rank as usize % 2];
     let inputs = collective.input_parts(rank, ranks).len() * count;
@@ -107,17 +107,10 @@ fn start(cluster: &mut Cluster, case: &Case, rank: Rank) -> Share {
     let program = member.planner.make(collective, case.algorithm.clone(), access).unwrap();
     let bytes = |memory: &Option<Memory>| memory.as_ref().map_or(Bytes::None, |memory| memory.bytes.clone());
     let (input_bytes, output_bytes) = (bytes(&input), if in_place { bytes(&input) } else { bytes(&output) });
-    let call = Call {
-        program,
-        data_type: DataType::I32,
-        op: ReduceOp::Sum,
-        count,
-        tag: 0,
-        input: input_bytes,
-        output: output_bytes,
-        deadline: DEADLINE,
-    };
-    let run = member.engine.start(call, now).unwrap();
+    let descriptor =
+        Descriptor { collective, count: count as u64, data_type: DataType::I32, op: ReduceOp::Sum, tag: 0 };
+    let plan = Arc::new(Plan::new(program, descriptor).unwrap());
+    let run = member.engine.start(&plan, input_bytes, output_bytes, TIMEOUT).unwrap();
     Share { input, output, run }
 }
 

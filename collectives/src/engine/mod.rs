@@ -17,13 +17,14 @@ mod header;
 mod layout;
 mod message;
 mod places;
+mod plan;
 mod program;
 mod run;
 mod signature;
+mod step;
 mod trouble;
 
 use std::collections::BTreeMap;
-use std::hash::Hasher;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,16 +40,16 @@ pub use board::Board;
 pub use circle::CIRCLE_AFTER;
 use circle::Circles;
 pub use fault::{Fault, FaultKind};
+pub use plan::Plan;
 pub use program::Program;
 pub use run::{Bytes, Witness};
 pub use signature::Descriptor;
 
 use crate::Rank;
-use crate::collective::{DataType, ReduceOp};
 use crate::compute::Compute;
 use bank::{Banks, CREDIT_CELL, Class};
 use message::{Message, Record, Verdict};
-use run::{Ground, NOBODY, Parameters, RUNS_MAX, Run, run_of};
+use run::{Bank, Ground, NOBODY, Parameters, RUNS_MAX, Run, run_of};
 use signature::Stream;
 
 /// How long a run may make no progress before peers are asked what they are doing.
@@ -61,27 +62,6 @@ const SILENT_AFTER: Duration = Duration::from_millis(100);
 const FLOOD_TIME: Duration = Duration::from_millis(20);
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
-
-/// What to run.
-#[derive(Debug)]
-pub struct Call {
-    /// How.
-    pub program: Arc<Program>,
-    /// Element type.
-    pub data_type: DataType,
-    /// Reduction; [`ReduceOp::Sum`] where nothing is reduced.
-    pub op: ReduceOp,
-    /// Elements of one part.
-    pub count: usize,
-    /// The caller's own tag, compared between ranks.
-    pub tag: u32,
-    /// This rank's input, as long as its parts say.
-    pub input: Bytes,
-    /// This rank's output, as long as its parts say; may be the input (or hold it as one of its parts).
-    pub output: Bytes,
-    /// When to give up.
-    pub deadline: Nanos,
-}
 
 /// Names a run of an engine until its outcome was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +80,6 @@ pub enum StartError {
     /// Too many operations are under way.
     #[error("more than {RUNS_MAX} operations are under way; wait for some")]
     TooManyRuns,
-    /// The schedule does not fit.
-    #[error(transparent)]
-    TooLarge(#[from] TooLarge),
 }
 
 /// Why an engine could not be made.
@@ -138,10 +115,19 @@ struct SlotOfRun {
     run: Option<Run>,
     state: State,
     issue: u64,
-    class: Class,
-    moved_at: Nanos,
+    timeout: Duration,
+    /// When it was first seen by a poll that knew the time, and when it is given up.
+    times: Option<Times>,
+    /// It has moved since.
+    has_moved: bool,
     query_at: Nanos,
     query_interval: Duration,
+}
+
+#[derive(Clone, Copy)]
+struct Times {
+    begun_at: Nanos,
+    deadline: Nanos,
 }
 
 enum Phase {
@@ -334,7 +320,9 @@ impl Engine {
             } else {
                 Nanos::MAX
             };
-            Some(computed.min(slot.query_at).min(run.parameters.deadline))
+            // What has not been seen yet wants to be.
+            let timed = slot.times.map_or(Nanos::ZERO, |times| times.deadline.min(slot.query_at));
+            Some(computed.min(timed))
         });
         let failing = match &self.phase {
             Phase::Failing { sever_at, is_severing: false, .. } => Some(*sever_at),
@@ -343,63 +331,59 @@ impl Engine {
         runs.chain(failing).chain(self.device.next_wakeup()).min()
     }
 
-    /// Accepts a call; its run begins when its turn comes.
+    /// Accepts a call; its run begins when its turn comes, its time with the next poll. `input` and `output` are as long as
+    /// the collective's parts say; the output may be the input (or hold it as one of its parts).
     ///
     /// # Errors
     ///
     /// See [`StartError`].
-    pub fn start(&mut self, call: Call, now: Nanos) -> Result<RunId, StartError> {
-        let collective = call.program.collective();
-        let descriptor = Descriptor {
-            collective,
-            count: call.count as u64,
-            data_type: call.data_type,
-            op: call.op,
-            tag: call.tag,
-        };
-        if let Phase::Failing { fault, .. } | Phase::Failed(fault) = &mut self.phase {
-            if fault.during.is_none() {
-                // It was found between two calls: the first that is told of it says which it was.
-                let fault = Arc::make_mut(fault);
-                (fault.during, fault.run) = (Some(descriptor), self.next_run);
-            }
-            return Err(StartError::Failed(fault.clone()));
+    pub fn start(
+        &mut self,
+        plan: &Arc<Plan>,
+        input: Bytes,
+        output: Bytes,
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
+        if !matches!(self.phase, Phase::Active) {
+            return Err(StartError::Failed(self.failure_during(plan)));
         }
-        let part_bytes = call.count * call.data_type.bytes();
-        let (chunk_bytes, class) = bank::chunking(&call.program, part_bytes)?;
         let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
-        let signature = descriptor.signature(call.program.schedule_hash, chunk_bytes);
-        let stream = Stream::of(collective);
-        let (number, history, bank) = self.number(stream, signature, class);
-        let record = Record { run: number, signature, history, descriptor: descriptor.to_words() };
-        self.board.begin(stream, &record);
-        self.issues += 1;
-        let parameters = Parameters {
-            program: call.program,
-            descriptor,
-            number,
+        let (number, history, bank) = self.number(plan);
+        let record = Record {
+            run: number,
+            signature: plan.signature,
             history,
-            bank,
-            chunk_bytes,
-            input: call.input,
-            output: call.output,
-            deadline: call.deadline,
-            begun_at: now,
+            descriptor: plan.descriptor.to_words(),
         };
+        self.board.begin(plan.stream, &record);
+        self.issues += 1;
         let issue = self.issues;
+        let parameters = Parameters { number, history, bank, input, output };
         let entry = &mut self.slots[usize::from(slot)];
         match &mut entry.run {
-            Some(run) => run.begin(parameters),
-            None => entry.run = Some(Run::new(slot, parameters)),
+            Some(run) => run.begin(plan, parameters),
+            None => entry.run = Some(Run::new(slot, plan, parameters)),
         }
         entry.state = State::Queued;
         entry.issue = issue;
-        entry.class = class;
-        entry.moved_at = now;
+        entry.timeout = timeout;
+        entry.times = None;
         entry.query_interval = QUERY_AFTER;
-        entry.query_at = now + QUERY_AFTER;
         self.order.push(slot);
         Ok(RunId { slot, issue })
+    }
+
+    /// Why the group has failed, as the first call that is told of it sees it.
+    fn failure_during(&mut self, plan: &Plan) -> Arc<Fault> {
+        let (Phase::Failing { fault, .. } | Phase::Failed(fault)) = &mut self.phase else {
+            unreachable!("asked of a group that has failed")
+        };
+        if fault.during.is_none() {
+            // It was found between two calls: the first that is told of it says which it was.
+            let fault = Arc::make_mut(fault);
+            (fault.during, fault.run) = (Some(plan.descriptor), self.next_run);
+        }
+        fault.clone()
     }
 
     fn free_slot(&mut self) -> Option<u8> {
@@ -413,33 +397,37 @@ impl Engine {
             run: None,
             state: State::Free,
             issue: 0,
-            class: Class::Small,
-            moved_at: Nanos::ZERO,
+            timeout: Duration::ZERO,
+            times: None,
+            has_moved: false,
             query_at: Nanos::ZERO,
             query_interval: QUERY_AFTER,
         });
         Some(self.slots.len() as u8 - 1)
     }
 
-    /// Number, history and bank of the next run of a stream.
-    fn number(&mut self, stream: Stream, signature: u64, class: Class) -> (u64, u64, run::Bank) {
-        match stream {
+    /// Number, history and bank of the next run of this plan's stream.
+    fn number(&mut self, plan: &Plan) -> (u64, u64, Bank) {
+        match plan.stream {
             Stream::Collectives => {
                 let number = self.next_run;
                 self.next_run += 1;
-                let mut hasher = signature::Hasher64::default();
-                hasher.write_u64(self.history);
-                hasher.write_u64(signature);
-                self.history = hasher.finish();
-                (number, self.history, self.banks.take(class, number))
+                self.history = signature::chain(self.history, plan.signature);
+                (number, self.history, self.banks.take(plan.class, number))
             }
             Stream::Messages { from, to } => {
                 let next = self.message_runs.entry((from, to)).or_default();
                 let number = *next;
                 *next += 1;
-                (number, signature, bank::message_bank(self.rank, from, to, number))
+                (number, plan.signature, bank::message_bank(self.rank, from, to, number))
             }
         }
+    }
+
+    /// Whether a run has ended well and its outcome was not taken.
+    #[must_use]
+    pub fn has_ended(&self, id: RunId) -> bool {
+        self.slots[usize::from(id.slot)].state == State::Finished
     }
 
     /// The outcome of a run, once; `None` while it is under way.
@@ -476,10 +464,28 @@ impl Engine {
             moved = true;
         }
         match self.phase {
-            Phase::Active => moved | self.advance_runs(now),
+            Phase::Active => moved | self.advance_runs(now) | self.check_time(now),
             Phase::Failing { .. } => moved | self.sever(now),
             Phase::Failed(_) => moved,
         }
+    }
+
+    /// Goes as far as what peers did by themselves allows, where they can ([`pleach_transport::Reach::passive`]): neither
+    /// the device nor the time is looked at, so `now` may be old where computing takes no time. Not instead of
+    /// [`Engine::poll`], but many times between two of it: it costs a tenth. True when anything moved.
+    pub fn glance(&mut self, now: Nanos) -> bool {
+        matches!(self.phase, Phase::Active) && !self.board.has_news() && self.advance_runs(now)
+    }
+
+    /// Whether all peers write here without this rank's device being polled.
+    #[must_use]
+    pub fn is_passive(&self) -> bool {
+        (0..self.ranks).filter(|peer| *peer != self.rank).all(|peer| self.device.reach(peer).passive)
+    }
+
+    /// Hands on what was submitted; see [`Device::flush`].
+    pub fn flush(&mut self) -> bool {
+        self.device.flush()
     }
 
     /// Says goodbye to the peers; see [`Device::leave`].
@@ -495,7 +501,7 @@ impl Engine {
 
     fn advance_runs(&mut self, now: Nanos) -> bool {
         if !self.is_ready() {
-            return self.check_time(now);
+            return false;
         }
         let mut moved = false;
         let mut index = 0;
@@ -535,7 +541,7 @@ impl Engine {
             }
             index += 1;
         }
-        moved | self.check_time(now)
+        moved
     }
 
     fn advance(&mut self, slot: u8, now: Nanos) -> Result<bool, Box<Fault>> {
@@ -559,11 +565,7 @@ impl Engine {
             Ok(moved) => moved,
             Err(trouble) => return Err(Box::new(self.fault_of(slot, &trouble, now))),
         };
-        if moved {
-            entry.moved_at = now;
-            entry.query_interval = QUERY_AFTER;
-            entry.query_at = now + QUERY_AFTER;
-        }
+        entry.has_moved |= moved;
         if run.is_complete() {
             entry.state = State::Finished;
             run.release();
@@ -572,7 +574,7 @@ impl Engine {
             }
             if run.stream() == Stream::Collectives {
                 let number = run.parameters.number;
-                let class = entry.class;
+                let class = run.plan().class;
                 self.note_completed_run(slot, number, class);
             }
         }
@@ -593,7 +595,7 @@ impl Engine {
             witness.completed(unfinished);
         }
         let Some(run) = &self.slots[usize::from(slot)].run else { return };
-        for peer in &run.parameters.program.silent_to {
+        for peer in &run.plan().program.silent_to {
             let payload = Inline::new(&unfinished.to_le_bytes()).expect("8 bytes fit");
             let notice = Notice { cell: CREDIT_CELL, payload };
             // Lost, left or full: then the peer asks when it needs to know.
@@ -701,7 +703,7 @@ impl Engine {
                 // Who found it was in no call; this rank's own says what it ended.
                 let run = self.order.first().and_then(|slot| self.slots[usize::from(*slot)].run.as_ref());
                 if let Some(run) = run {
-                    (fault.during, fault.run) = (Some(run.parameters.descriptor), run.parameters.number);
+                    (fault.during, fault.run) = (Some(run.plan().descriptor), run.parameters.number);
                 }
             } else if fault.during.is_none() {
                 let slot = self.order.first().copied();

@@ -4,76 +4,49 @@ use pleach_transport::{MapError, Mapped, RegionKey, RemoteSlice, Slice};
 
 use super::address::Address;
 use super::header::Landing;
-use super::program::{LaneProgram, NO_SLOT, PlaceAt};
-use super::run::{At, Bytes, Ground, Parameters, PutAt, Run, Trouble};
+use super::plan::Plan;
+use super::program::{NO_SLOT, PlaceAt, PutProgram};
+use super::run::{Bytes, Ground, Parameters, Run, Site, Trouble};
 use crate::schedule::Part;
 
 impl Run {
     /// The registered bytes to put: in place, or copied to the bounce slot first.
-    pub(super) fn source(
-        &self,
-        ground: &Ground<'_>,
-        lane: &LaneProgram,
-        at: At,
-        chunk: u32,
-        put: &PutAt,
-        bytes: usize,
-    ) -> Slice {
+    pub(super) fn source(&self, ground: &Ground<'_>, site: Site<'_>, put: &PutProgram) -> Slice {
+        let bytes = site.bytes();
         let registered = match put.src.part {
             Part::Input | Part::SharedInput => Some(&self.parameters.input),
             Part::Output | Part::SharedOutput => Some(&self.parameters.output),
             Part::Scratch(_) => None,
         };
         if let Some(Bytes::Registered(slice)) = registered {
-            let start = self.offset(put.src, lane, chunk);
+            let start = offset(site, put.src);
             return slice.slice(start..start + bytes).expect("lengths were checked when the run began");
         }
         let slot = if put.bounce == NO_SLOT { put.src.slot } else { put.bounce };
-        let start = (self.parameters.bank.scratch_base + self.slot_offset(slot, at.slot)) as usize;
+        let start = (self.parameters.bank.scratch_base + slot_offset(site, slot)) as usize;
         let slice = ground.scratch.slice(start..start + bytes).expect("the bank has room for every slot");
         if put.bounce != NO_SLOT {
-            let from = self.local(ground.scratch, lane, at, chunk, put.src);
+            let from = self.local(ground.scratch, site, put.src);
             from.copy_to(Address(slice.as_ptr()), bytes);
         }
         slice
     }
 
-    /// Where the chunk begins in the input or output of the place's rank, in bytes.
-    pub(super) fn offset(&self, place: PlaceAt, lane: &LaneProgram, chunk: u32) -> usize {
-        let program = &self.parameters.program;
-        let parts = match place.part {
-            Part::Input | Part::SharedInput => program.collective.input_parts(place.rank, program.ranks),
-            _ => program.collective.output_parts(place.rank, program.ranks),
-        };
-        self.layout.offset(lane.block, chunk, parts.start)
-    }
-
-    pub(super) fn slot_offset(&self, slot: u32, instance: u32) -> u64 {
-        u64::from(slot * self.parameters.program.window + instance) * self.parameters.chunk_bytes as u64
-    }
-
     /// Address of a place of this rank.
-    pub(super) fn local(
-        &self,
-        scratch: &Slice,
-        lane: &LaneProgram,
-        at: At,
-        chunk: u32,
-        place: PlaceAt,
-    ) -> Address {
+    pub(super) fn local(&self, scratch: &Slice, site: Site<'_>, place: PlaceAt) -> Address {
         let Parameters { input, output, .. } = &self.parameters;
         let own = match place.part {
             Part::Input => Some(input),
             Part::Output => Some(output),
             // When data travel in cells nobody else touches the shared parts.
-            Part::SharedInput => (self.inline || input.is_registered()).then_some(input),
-            Part::SharedOutput => (self.inline || output.is_registered()).then_some(output),
+            Part::SharedInput => (site.plan.inline || input.is_registered()).then_some(input),
+            Part::SharedOutput => (site.plan.inline || output.is_registered()).then_some(output),
             Part::Scratch(_) => None,
         };
         if let Some(own) = own {
-            return own.base().add(self.offset(place, lane, chunk));
+            return own.base().add(offset(site, place));
         }
-        let offset = self.parameters.bank.scratch_base + self.slot_offset(place.slot, at.slot);
+        let offset = self.parameters.bank.scratch_base + slot_offset(site, place.slot);
         Address(scratch.as_ptr()).add(offset as usize)
     }
 
@@ -81,9 +54,7 @@ impl Run {
     pub(super) fn remote(
         &self,
         ground: &Ground<'_>,
-        lane: &LaneProgram,
-        at: At,
-        chunk: u32,
+        site: Site<'_>,
         place: PlaceAt,
         len: u64,
     ) -> RemoteSlice {
@@ -94,21 +65,34 @@ impl Run {
             _ => Landing::default(),
         };
         if landing.key != RegionKey::NONE {
-            let offset = landing.offset + self.offset(place, lane, chunk) as u64;
+            let offset = landing.offset + offset(site, place) as u64;
             return RemoteSlice { key: landing.key, offset, len };
         }
         let scratch = &ground.peer_scratch[place.rank as usize];
-        let offset =
-            scratch.offset + self.parameters.bank.peer_scratch_base + self.slot_offset(place.slot, at.slot);
+        let offset = scratch.offset + self.parameters.bank.peer_scratch_base + slot_offset(site, place.slot);
         RemoteSlice { key: scratch.key, offset, len }
     }
 
     /// Whether the place of a peer may be touched yet: its slice once it said where that is, its scratch once it does not
     /// use that for an earlier run any more.
-    pub(super) fn is_within_reach(&self, ground: &mut Ground<'_>, place: PlaceAt) -> bool {
+    pub(super) fn is_within_reach(&self, plan: &Plan, ground: &mut Ground<'_>, place: PlaceAt) -> bool {
         match place.part {
-            Part::SharedInput | Part::SharedOutput => self.inline || self.peers[place.rank as usize].heard,
+            Part::SharedInput | Part::SharedOutput => plan.inline || self.peers[place.rank as usize].heard,
             _ => self.may_write(ground, place.rank),
+        }
+    }
+
+    /// Address of any place; `None`: not within reach yet.
+    pub(super) fn reach(
+        &mut self,
+        ground: &mut Ground<'_>,
+        site: Site<'_>,
+        place: PlaceAt,
+    ) -> Result<Option<Address>, Trouble> {
+        if place.rank == site.plan.program.rank {
+            Ok(Some(self.local(ground.scratch, site, place)))
+        } else {
+            self.mapped(ground, site, place)
         }
     }
 
@@ -116,16 +100,14 @@ impl Run {
     pub(super) fn mapped(
         &mut self,
         ground: &mut Ground<'_>,
-        lane: &LaneProgram,
-        at: At,
-        chunk: u32,
+        site: Site<'_>,
         place: PlaceAt,
     ) -> Result<Option<Address>, Trouble> {
-        if !self.is_within_reach(ground, place) {
+        if !self.is_within_reach(site.plan, ground, place) {
             return Ok(None);
         }
         // Everything of one landing is mapped at once: chunk 0 of block 0 is not where it begins, its slice is.
-        let whole = self.peer_whole(ground, place);
+        let whole = self.peer_whole(site.plan, ground, place);
         let peer = &mut self.peers[place.rank as usize];
         let (mapped, is_landing) = match place.part {
             Part::SharedInput if peer.input.key != RegionKey::NONE => (&mut peer.input_mapped, true),
@@ -145,18 +127,16 @@ impl Run {
         }
         let base = Address(mapped.as_ref().map_or(std::ptr::null_mut(), Mapped::as_ptr));
         Ok(Some(if is_landing {
-            base.add(self.offset(place, lane, chunk))
+            base.add(offset(site, place))
         } else {
-            base.add(
-                (self.parameters.bank.peer_scratch_base + self.slot_offset(place.slot, at.slot)) as usize,
-            )
+            base.add((self.parameters.bank.peer_scratch_base + slot_offset(site, place.slot)) as usize)
         }))
     }
 
     /// All of a peer's slice (or scratch) that holds the place.
-    pub(super) fn peer_whole(&self, ground: &Ground<'_>, place: PlaceAt) -> RemoteSlice {
+    pub(super) fn peer_whole(&self, plan: &Plan, ground: &Ground<'_>, place: PlaceAt) -> RemoteSlice {
         let peer = &self.peers[place.rank as usize];
-        let program = &self.parameters.program;
+        let program = &plan.program;
         let (landing, parts) = match place.part {
             Part::SharedInput => (peer.input, program.collective.input_parts(place.rank, program.ranks)),
             Part::SharedOutput => (peer.output, program.collective.output_parts(place.rank, program.ranks)),
@@ -165,7 +145,22 @@ impl Run {
         if landing.key == RegionKey::NONE {
             return ground.peer_scratch[place.rank as usize];
         }
-        let len = parts.len() as u64 * self.layout.part_bytes() as u64;
+        let len = parts.len() as u64 * plan.layout.part_bytes() as u64;
         RemoteSlice { key: landing.key, offset: landing.offset, len }
     }
+}
+
+/// Where the chunk begins in the input or output of the place's rank, in bytes.
+fn offset(site: Site<'_>, place: PlaceAt) -> usize {
+    let program = &site.plan.program;
+    let parts = match place.part {
+        Part::Input | Part::SharedInput => program.collective.input_parts(place.rank, program.ranks),
+        _ => program.collective.output_parts(place.rank, program.ranks),
+    };
+    site.plan.layout.offset(site.lane.block, site.chunk, parts.start)
+}
+
+/// Where the chunk's instance of a slot begins in its bank, in bytes.
+fn slot_offset(site: Site<'_>, slot: u32) -> u64 {
+    u64::from(slot * site.plan.program.window + site.at.slot) * site.plan.chunk_bytes as u64
 }

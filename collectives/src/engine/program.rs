@@ -61,13 +61,7 @@ pub(super) enum OpProgram {
         to: Rank,
         cell: u32,
     },
-    Put {
-        to: Rank,
-        cell: u32,
-        src: PlaceAt,
-        dst: PlaceAt,
-        bounce: u32,
-    },
+    Put(PutProgram),
     Wait {
         from: Rank,
         cell: u32,
@@ -79,6 +73,17 @@ pub(super) enum OpProgram {
         into: (u32, u32),
         completes: bool,
     },
+}
+
+/// What a put needs to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PutProgram {
+    pub(super) to: Rank,
+    pub(super) cell: u32,
+    pub(super) src: PlaceAt,
+    pub(super) dst: PlaceAt,
+    /// Where the source is copied to when it is not registered.
+    pub(super) bounce: u32,
 }
 
 /// A place with its slot number; for shared parts the slot is that of the window which stands in for them.
@@ -330,13 +335,13 @@ impl Builder<'_> {
                 } else {
                     NO_SLOT
                 };
-                OpProgram::Put {
+                OpProgram::Put(PutProgram {
                     to: *to,
                     cell: self.outgoing[to][&(block, *cell)],
                     src: place(self.rank, *src),
                     dst: place(*to, *dst),
                     bounce,
-                }
+                })
             }
             Op::Wait { from, cell } => OpProgram::Wait {
                 from: *from,

@@ -28,8 +28,17 @@ impl Hasher for Hasher64 {
     }
 }
 
+/// The history of a stream when a call with this signature follows: splitmix64's finaliser, so that every bit of both
+/// reaches every bit of it.
+pub(super) fn chain(history: u64, signature: u64) -> u64 {
+    let mut hash = history.rotate_left(23).wrapping_add(signature).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
 /// What a rank was asked to do, as far as it must be the same on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor {
     /// The operation and its root.
     pub collective: Collective,
@@ -52,11 +61,7 @@ impl Descriptor {
         let words = self.to_words();
         let mut hash = schedule_hash ^ (chunk_bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for word in words {
-            // splitmix64's finaliser: every bit of every word reaches every bit of the hash.
-            hash = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            hash ^= hash >> 31;
+            hash = chain(hash, word);
         }
         hash.max(1)
     }

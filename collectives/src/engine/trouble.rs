@@ -11,7 +11,7 @@ use super::fault::{Fault, FaultKind};
 use super::message::{Message, Record, Verdict};
 use super::run::{Run, Trouble, run_of};
 use super::signature::Stream;
-use super::{Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State};
+use super::{Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State, Times};
 use crate::Rank;
 
 impl Engine {
@@ -57,13 +57,21 @@ impl Engine {
             let slot = self.order[index];
             let entry = &mut self.slots[usize::from(slot)];
             let Some(run) = &mut entry.run else { continue };
+            let times = *entry.times.get_or_insert_with(|| {
+                entry.has_moved = true;
+                Times { begun_at: now, deadline: now + entry.timeout }
+            });
             let is_suspicious = run.suspect.take().is_some();
+            if std::mem::take(&mut entry.has_moved) {
+                entry.query_interval = QUERY_AFTER;
+                entry.query_at = now + QUERY_AFTER;
+            }
             // A notice that does not match is asked about at once, but only once: it is seen again at every poll.
             let asks_early = is_suspicious && entry.query_interval == QUERY_AFTER;
-            if now < entry.query_at.min(run.parameters.deadline) && !asks_early {
+            if now < entry.query_at.min(times.deadline) && !asks_early {
                 continue;
             }
-            if now >= run.parameters.deadline {
+            if now >= times.deadline {
                 let fault = self.timed_out(slot, now);
                 self.fail(fault, now);
                 return true;
@@ -187,16 +195,18 @@ impl Engine {
         now: Nanos,
     ) -> Fault {
         let slot = slot.or_else(|| self.order.first().copied());
-        let run = slot.and_then(|slot| self.slots.get(usize::from(slot))?.run.as_ref());
+        let entry = slot.and_then(|slot| self.slots.get(usize::from(slot)));
+        let run = entry.and_then(|entry| entry.run.as_ref());
+        let begun_at = entry.and_then(|entry| entry.times).map(|times| times.begun_at);
         Fault {
             kind,
             found_by: self.rank,
             subject,
             run: run.map_or(self.next_run, |run| run.parameters.number),
-            during: run.map(|run| run.parameters.descriptor),
+            during: run.map(|run| run.plan().descriptor),
             theirs: None,
             detail,
-            waited: run.map_or(Duration::ZERO, |run| now.since(run.parameters.begun_at)),
+            waited: begun_at.map_or(Duration::ZERO, |begun_at| now.since(begun_at)),
         }
     }
 

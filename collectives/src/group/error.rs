@@ -79,7 +79,6 @@ impl From<StartError> for CollectiveError {
         match error {
             StartError::Failed(fault) => Self::Failed(fault),
             StartError::TooManyRuns => Self::TooMany,
-            StartError::TooLarge(error) => Self::TooLarge(error),
         }
     }
 }

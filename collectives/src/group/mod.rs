@@ -35,7 +35,7 @@ pub use planner::Planner;
 use crate::Rank;
 use crate::collective::{Collective, ReduceOp};
 use crate::compute::Compute;
-use crate::engine::{Board, Bytes, Call, Engine, EngineError, RunId};
+use crate::engine::{Board, Bytes, Descriptor, Engine, EngineError, RunId};
 use crate::generate::{Access, Algorithm};
 use data::{destination, source};
 use driver::{Core, Driver};
@@ -483,11 +483,9 @@ impl Group {
     fn begin(&self, core: &mut Core, operation: Operation) -> Result<RunId, CollectiveError> {
         self.expect_open()?;
         let Operation { collective, data_type, op, count, input, output } = operation;
-        let program = core.planner.program(collective, count * data_type.bytes(), self.algorithm.as_ref())?;
-        let now = clock::now();
-        let deadline = now + self.timeout;
-        let call = Call { program, data_type, op, count, tag: self.tag, input, output, deadline };
-        Ok(core.engine.start(call, now)?)
+        let descriptor = Descriptor { collective, count: count as u64, data_type, op, tag: self.tag };
+        let plan = core.planner.plan(&descriptor, self.algorithm.as_ref())?;
+        Ok(core.engine.start(plan, input, output, self.timeout)?)
     }
 
     fn blocking(&self, mut operation: Operation) -> Result<(), CollectiveError> {

@@ -8,7 +8,7 @@ use pleach_transport::Rank;
 use super::error::CollectiveError;
 use crate::collective::Collective;
 use crate::cost::CostModel;
-use crate::engine::Program;
+use crate::engine::{Descriptor, Plan, Program};
 use crate::generate::{Access, Algorithm, generate};
 use crate::select::{SelectError, select, select_named};
 use crate::verify::verify;
@@ -27,7 +27,24 @@ pub struct Planner {
     /// By collective and size class (the logarithm of the bytes).
     chosen: HashMap<(Collective, u32), Arc<Program>>,
     made: HashMap<(Collective, Algorithm, Access), Arc<Program>>,
+    plans: HashMap<(Descriptor, Option<Algorithm>), Arc<Plan>>,
+    /// Those used last, for which a table takes too long.
+    recent: Vec<Recent>,
+    /// Which of them gives way next.
+    oldest: usize,
 }
+
+#[derive(Debug)]
+struct Recent {
+    descriptor: Descriptor,
+    algorithm: Option<Algorithm>,
+    plan: Arc<Plan>,
+}
+
+/// Plans that are compared one by one.
+const RECENT_PLANS: usize = 8;
+/// Plans kept; a program whose calls have more shapes makes them anew now and then.
+const PLANS_MAX: usize = 4096;
 
 impl Planner {
     /// `access`: whether the ranks can map each other's memory; `preferred` is taken wherever it fits.
@@ -37,7 +54,60 @@ impl Planner {
             Access::Mapped => CostModel::SHARED_MEMORY,
             Access::Put => CostModel::TCP,
         };
-        Self { rank, ranks, access, model, preferred, chosen: HashMap::new(), made: HashMap::new() }
+        Self {
+            rank,
+            ranks,
+            access,
+            model,
+            preferred,
+            chosen: HashMap::new(),
+            made: HashMap::new(),
+            plans: HashMap::new(),
+            recent: Vec::with_capacity(RECENT_PLANS),
+            oldest: 0,
+        }
+    }
+
+    /// What carries out calls of this shape, by the named algorithm or the best one.
+    ///
+    /// # Errors
+    ///
+    /// The algorithm does not fit the collective or the number of ranks.
+    pub fn plan(
+        &mut self,
+        descriptor: &Descriptor,
+        algorithm: Option<&Algorithm>,
+    ) -> Result<&Arc<Plan>, CollectiveError> {
+        let is_it =
+            |recent: &Recent| recent.descriptor == *descriptor && recent.algorithm.as_ref() == algorithm;
+        if let Some(index) = self.recent.iter().position(is_it) {
+            return Ok(&self.recent[index].plan);
+        }
+        let key = (*descriptor, algorithm.cloned());
+        let plan = match self.plans.get(&key) {
+            Some(plan) => plan.clone(),
+            None => {
+                let bytes = (descriptor.count as usize).saturating_mul(descriptor.data_type.bytes());
+                let program = self.program(descriptor.collective, bytes, algorithm)?;
+                let plan = Arc::new(Plan::new(program, *descriptor)?);
+                if self.plans.len() >= PLANS_MAX {
+                    self.plans.clear();
+                }
+                self.plans.insert(key, plan.clone());
+                plan
+            }
+        };
+        let recent = Recent { descriptor: *descriptor, algorithm: algorithm.cloned(), plan };
+        let index = if self.recent.len() < RECENT_PLANS {
+            self.recent.push(recent);
+            self.recent.len() - 1
+        } else {
+            let index = self.oldest;
+            self.recent[index] = recent;
+            self.oldest = (index + 1) % RECENT_PLANS;
+            index
+        };
+        Ok(&self.recent[index].plan)
     }
 
     /// The program for `bytes` a part, by the named algorithm or the best one.

@@ -19,7 +19,7 @@ use super::watch::Watch;
 use super::weaken::weakened;
 use crate::Rank;
 use crate::collective::Collective;
-use crate::engine::{Bytes, Call, Fault, Program, RunId, StartError};
+use crate::engine::{Bytes, Descriptor, Fault, Plan, Program, RunId, StartError};
 use crate::generate::{Access, Algorithm, generate};
 use crate::verify::{Proof, verify};
 
@@ -338,6 +338,15 @@ impl<'a> Trial<'a> {
 
     fn enter(&mut self, rank: Rank, call: usize, plan: &CallPlan) -> Result<(), Failure> {
         let program = self.program(rank, plan)?;
+        let descriptor = Descriptor {
+            collective: plan.collective,
+            count: plan.count as u64,
+            data_type: plan.data_type,
+            op: plan.op,
+            tag: 0,
+        };
+        let made = Plan::new(program, descriptor)
+            .map_err(|error| self.failure(Checker::Refused, format!("rank {rank}, {plan}: {error}")))?;
         let now = self.cluster.world.now();
         let Some(member) = &mut self.cluster.members[rank as usize] else { return Ok(()) };
         let mut memory = Lent::new(member.engine.device(), self.scenario, rank, call, plan);
@@ -347,18 +356,8 @@ impl<'a> Trial<'a> {
         memory.report(&self.cluster.world, rank, AccessKind::Write);
         let (input, output) = memory.bytes(rank, self.scenario.ranks, plan);
         let deadline = now + self.scenario.timeout;
-        let request = Call {
-            program,
-            data_type: plan.data_type,
-            op: plan.op,
-            count: plan.count,
-            tag: 0,
-            input,
-            output,
-            deadline,
-        };
         self.entered[call][rank as usize] = Some(now);
-        match member.engine.start(request, now) {
+        match member.engine.start(&Arc::new(made), input, output, self.scenario.timeout) {
             Ok(run) => {
                 if self.scenario.depth[rank as usize] == 1 {
                     // As who makes one call after the other.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pleach::collectives::engine::{Bytes, Call, RunId};
-use pleach::collectives::simulate::Cluster;
+use pleach::collectives::engine::{Bytes, Descriptor, RunId};
+use pleach::collectives::simulate::{Cluster, Member};
 use pleach::transport::sim::{Network, Options};
 use pleach::transport::{Nanos, SharedMemory, Slice};
 use pleach::{Collective, Rank};
@@ -88,7 +88,11 @@ impl<'a> Simulation<'a> {
         let samples: Result<Vec<_>, _> = (0..iterations.div_ceil(in_sample as u64))
             .map(|_| Ok(self.sample(&mut shares, count, &mut errors)? / in_sample as u32))
             .collect();
-        let program = program(&mut self.cluster, task, 0, count)?;
+        let planner = &mut member(&mut self.cluster, 0)?.planner;
+        let part_bytes = count * task.data_type.bytes();
+        let program = planner
+            .program(task.collective, part_bytes, task.algorithm.as_ref())
+            .map_err(CommandError::failed)?;
         Ok(Measured { algorithm: program.algorithm().to_owned(), count, samples: samples?, errors })
     }
 
@@ -190,25 +194,24 @@ impl Share {
             _ => true,
         };
         let Some(slot) = self.slots.get(self.done).filter(|_| is_part) else { return Ok(()) };
-        let program = program(cluster, task, rank, count)?;
+        let descriptor = Descriptor {
+            collective: task.collective,
+            count: count as u64,
+            data_type: task.data_type,
+            op: task.op,
+            tag: 0,
+        };
         let bytes = |slice: &Slice, has: bool| match has {
             true => Bytes::Registered(slice.clone()),
             false => Bytes::None,
         };
         let has_input = !task.collective.input_parts(rank, task.ranks).is_empty();
         let has_output = !task.collective.output_parts(rank, task.ranks).is_empty();
-        let call = Call {
-            program,
-            data_type: task.data_type,
-            op: task.op,
-            count,
-            tag: 0,
-            input: bytes(&slot.data, has_input),
-            output: bytes(slot.output.as_ref().unwrap_or(&slot.data), has_output),
-            deadline: now + TIMEOUT,
-        };
-        let engine = &mut member(cluster, rank)?.engine;
-        self.run = Some(engine.start(call, now).map_err(CommandError::failed)?);
+        let input = bytes(&slot.data, has_input);
+        let output = bytes(slot.output.as_ref().unwrap_or(&slot.data), has_output);
+        let Member { engine, planner, .. } = member(cluster, rank)?;
+        let plan = planner.plan(&descriptor, task.algorithm.as_ref()).map_err(CommandError::failed)?;
+        self.run = Some(engine.start(plan, input, output, TIMEOUT).map_err(CommandError::failed)?);
         Ok(())
     }
 
@@ -238,21 +241,7 @@ impl Share {
     }
 }
 
-fn member(
-    cluster: &mut Cluster,
-    rank: Rank,
-) -> Result<&mut pleach::collectives::simulate::Member, CommandError> {
+fn member(cluster: &mut Cluster, rank: Rank) -> Result<&mut Member, CommandError> {
     let member = cluster.members.get_mut(rank as usize).and_then(Option::as_mut);
     member.ok_or_else(|| CommandError::failed(format!("rank died: rank {rank} of the simulation; report it")))
-}
-
-fn program(
-    cluster: &mut Cluster,
-    task: &Task,
-    rank: Rank,
-    count: usize,
-) -> Result<std::sync::Arc<pleach::collectives::engine::Program>, CommandError> {
-    let part_bytes = count * task.data_type.bytes();
-    let planner = &mut member(cluster, rank)?.planner;
-    planner.program(task.collective, part_bytes, task.algorithm.as_ref()).map_err(CommandError::failed)
 }

@@ -1,0 +1,210 @@
+//! What the steps of a run do: wait, notify, put, reduce.
+
+use pleach_transport::{Inline, Notice, Source, SubmitError, Submitted, Transfer};
+
+use super::address::advance;
+use super::bank::CREDIT_CELL;
+use super::header::{Header, INLINE_DATA_BYTES};
+use super::plan::Plan;
+use super::program::{PlaceAt, PutProgram};
+use super::run::{Ground, Issue, NOBODY, PeerState, Run, Site, Trouble};
+use super::signature::Stream;
+use crate::Rank;
+use crate::collective::{DataType, ReduceOp};
+use crate::compute::Job;
+
+impl Run {
+    fn cell(&self, base: u32, cell: u32, site: Site<'_>) -> u16 {
+        // The engine chose a bank with room for all cells, and banks end below 65,536.
+        (base + cell * site.plan.program.window + site.at.slot) as u16
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        ground: &mut Ground<'_>,
+        site: Site<'_>,
+        (from, cell, landing): (Rank, u32, Option<PlaceAt>),
+    ) -> Issue {
+        let cell = self.cell(self.parameters.bank.wait_base, cell, site);
+        let cells = &ground.cells[from as usize];
+        let consumed = &mut ground.consumed[from as usize][usize::from(cell)];
+        if cells.count(cell) == *consumed {
+            return Issue::Blocked;
+        }
+        let payload = cells.payload(cell);
+        let header = Header::decode(&payload);
+        if header.history != self.parameters.history || header.run != self.parameters.number {
+            self.suspect = Some(from);
+            return Issue::Blocked;
+        }
+        *consumed += 1;
+        if let Some(witness) = &mut ground.witness {
+            witness.consumed(from, cell, *consumed);
+        }
+        if site.plan.stream == Stream::Collectives {
+            let credit = &mut ground.credits[from as usize];
+            *credit = (*credit).max(header.completed());
+        }
+        if site.plan.inline {
+            if let Some(place) = landing {
+                let into = self.local(ground.scratch, site, place);
+                into.store(&header.data(&payload)[..site.bytes()]);
+            }
+        } else if !self.peers[from as usize].heard {
+            self.touched.push(from);
+            let (input, output) = Header::landings(&payload);
+            self.peers[from as usize] = PeerState { heard: true, input, output, ..PeerState::default() };
+        }
+        Issue::Complete
+    }
+
+    fn payload(&self, plan: &Plan, ground: &Ground<'_>, data: &[u8]) -> Inline {
+        let completed =
+            if plan.stream == Stream::Collectives { ground.completed } else { self.parameters.number };
+        let header = Header::new(self.parameters.number, self.parameters.history, completed);
+        if plan.inline {
+            header.with_data(data)
+        } else if plan.program.exposes_input || plan.program.exposes_output {
+            header.with_landings(self.parameters.input.landing(), self.parameters.output.landing())
+        } else {
+            header.alone()
+        }
+    }
+
+    /// Whether the peer is known not to use this run's bank any more.
+    pub(super) fn may_write(&self, ground: &mut Ground<'_>, to: Rank) -> bool {
+        let needed = self.parameters.bank.needed;
+        let credit = &mut ground.credits[to as usize];
+        if *credit < needed && ground.cells[to as usize].count(CREDIT_CELL) > 0 {
+            let payload = ground.cells[to as usize].payload(CREDIT_CELL);
+            // One word, stored at once: the newest credit or the one before it, both true.
+            let told = u64::from_le_bytes(payload[..8].try_into().expect("8 bytes"));
+            *credit = (*credit).max(told);
+            if let Some(witness) = &mut ground.witness {
+                witness.heard_completed(to, told);
+            }
+        }
+        *credit >= needed
+    }
+
+    pub(super) fn notify(
+        &self,
+        ground: &mut Ground<'_>,
+        site: Site<'_>,
+        (to, cell): (Rank, u32),
+        data: &[u8],
+    ) -> Result<Issue, Trouble> {
+        if !self.may_write(ground, to) {
+            return Ok(Issue::Blocked);
+        }
+        let cell = self.cell(self.parameters.bank.notify_base, cell, site);
+        let notice = Notice { cell, payload: self.payload(site.plan, ground, data) };
+        match ground.device.submit(to, Transfer::Notify(notice), NOBODY) {
+            Ok(_) => Ok(Issue::Complete),
+            Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
+            Err(error) => Err(Trouble::Submit { peer: to, error }),
+        }
+    }
+
+    pub(super) fn put(
+        &self,
+        ground: &mut Ground<'_>,
+        site: Site<'_>,
+        put: &PutProgram,
+    ) -> Result<Issue, Trouble> {
+        if !self.may_write(ground, put.to) || !self.is_within_reach(site.plan, ground, put.dst) {
+            return Ok(Issue::Blocked);
+        }
+        let bytes = site.bytes();
+        if site.plan.inline {
+            let mut data = [0; INLINE_DATA_BYTES];
+            self.local(ground.scratch, site, put.src).load(&mut data[..bytes]);
+            return self.notify(ground, site, (put.to, put.cell), &data[..bytes]);
+        }
+        let cell = self.cell(self.parameters.bank.notify_base, put.cell, site);
+        let notice = Notice { cell, payload: self.payload(site.plan, ground, &[]) };
+        let src = self.source(ground, site, put);
+        let dst = self.remote(ground, site, put.dst, bytes as u64);
+        let transfer = Transfer::Put { src: Source::Slice(src), dst, notice: Some(notice) };
+        match ground.device.submit(put.to, transfer, site.at.id(self.slot_in_engine)) {
+            Ok(Submitted::Ended(_)) => Ok(Issue::Complete),
+            Ok(Submitted::UnderWay) => Ok(Issue::UnderWay),
+            Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
+            Err(error) => Err(Trouble::Submit { peer: put.to, error }),
+        }
+    }
+
+    pub(super) fn reduce(
+        &mut self,
+        ground: &mut Ground<'_>,
+        site: Site<'_>,
+        from: &[PlaceAt],
+        into: &[PlaceAt],
+        completes: bool,
+    ) -> Result<Issue, Trouble> {
+        let bytes = site.bytes();
+        if bytes == 0 {
+            return Ok(Issue::Complete);
+        }
+        let mut job = self.spare_jobs.pop().unwrap_or_else(empty_job);
+        let descriptor = &site.plan.descriptor;
+        job.data_type = descriptor.data_type;
+        job.op = descriptor.op;
+        let divides = completes && descriptor.op == ReduceOp::Avg;
+        job.divide_by = if divides { site.plan.program.ranks } else { 1 };
+        job.elements = bytes / descriptor.data_type.bytes();
+        job.elements_done = 0;
+        match self.address(ground, site, from, into, &mut job) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.spare_jobs.push(job);
+                return Ok(Issue::Blocked);
+            }
+            Err(trouble) => return Err(trouble),
+        }
+        if job.into.is_empty() || advance(ground.compute, &mut job, ground.now) {
+            self.spare_jobs.push(job);
+            return Ok(Issue::Complete);
+        }
+        self.compute(site.at, job);
+        Ok(Issue::UnderWay)
+    }
+
+    /// Gives the job its addresses; false when one of them is out of reach yet.
+    fn address(
+        &mut self,
+        ground: &mut Ground<'_>,
+        site: Site<'_>,
+        from: &[PlaceAt],
+        into: &[PlaceAt],
+        job: &mut Job,
+    ) -> Result<bool, Trouble> {
+        job.from.clear();
+        job.into.clear();
+        for place in from {
+            let Some(address) = self.reach(ground, site, *place)? else { return Ok(false) };
+            job.from.push(address.0.cast_const());
+        }
+        for place in into {
+            let Some(address) = self.reach(ground, site, *place)? else { return Ok(false) };
+            // A copy onto itself is nothing, and two places that are one memory are written once.
+            let is_copy_onto_itself = job.from.len() == 1 && job.from[0] == address.0.cast_const();
+            if !is_copy_onto_itself && !job.into.contains(&address.0) {
+                job.into.push(address.0);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn empty_job() -> Job {
+    Job {
+        data_type: DataType::U8,
+        op: ReduceOp::Sum,
+        divide_by: 1,
+        from: Vec::new(),
+        into: Vec::new(),
+        elements: 0,
+        elements_done: 0,
+    }
+}
