@@ -263,6 +263,7 @@ impl Slice {
 
     /// Address of the slice's first byte; valid while the slice lives.
     #[must_use]
+    #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: the offset lies inside the region (checked when the slice was made).
         unsafe { self.region().base().as_ptr().add(self.offset()) }

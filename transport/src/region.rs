@@ -39,10 +39,20 @@ pub struct Region {
 }
 
 struct Inner {
+    // Asked of the memory once: an address is wanted at every step of every collective.
+    base: NonNull<u8>,
+    len: usize,
     memory: Arc<dyn Memory>,
     key: RegionKey,
     registry: Arc<dyn Registry>,
 }
+
+// SAFETY: `base` is the address of `memory`, which is Send + Sync and says where its bytes stay; nothing is read here.
+#[allow(unsafe_code)]
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
@@ -59,25 +69,29 @@ impl fmt::Debug for Region {
 impl Region {
     /// For backends: `memory`, known to peers under `key`, reported to `registry` when the last handle is dropped.
     pub fn new(memory: Arc<dyn Memory>, key: RegionKey, registry: Arc<dyn Registry>) -> Self {
-        Self { inner: Arc::new(Inner { memory, key, registry }) }
+        let (base, len) = (memory.base(), memory.len());
+        Self { inner: Arc::new(Inner { base, len, memory, key, registry }) }
     }
 
     /// The key by which peers name it.
     #[must_use]
+    #[inline]
     pub fn key(&self) -> RegionKey {
         self.inner.key
     }
 
     /// Address of the first byte.
     #[must_use]
+    #[inline]
     pub fn base(&self) -> NonNull<u8> {
-        self.inner.memory.base()
+        self.inner.base
     }
 
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
-        self.inner.memory.len()
+        self.inner.len
     }
 
     /// Whether it has no bytes.
@@ -103,6 +117,7 @@ impl Region {
     /// # Errors
     ///
     /// When the range ends beyond the region or is reversed.
+    #[inline]
     pub fn slice(&self, range: Range<usize>) -> Result<Slice, OutOfBounds> {
         if range.start > range.end || range.end > self.len() {
             return Err(OutOfBounds {
@@ -122,6 +137,7 @@ impl Region {
 
     /// All of it, as a peer names it.
     #[must_use]
+    #[inline]
     pub fn remote(&self) -> RemoteSlice {
         RemoteSlice { key: self.key(), offset: 0, len: self.len() as u64 }
     }
@@ -162,12 +178,14 @@ pub struct Slice {
 impl Slice {
     /// The region it is part of.
     #[must_use]
+    #[inline]
     pub fn region(&self) -> &Region {
         &self.region
     }
 
     /// Where in the region it begins, in bytes.
     #[must_use]
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
@@ -189,6 +207,7 @@ impl Slice {
     /// # Errors
     ///
     /// When the range ends beyond the slice or is reversed.
+    #[inline]
     pub fn slice(&self, range: Range<usize>) -> Result<Self, OutOfBounds> {
         if range.start > range.end || range.end > self.len {
             return Err(OutOfBounds {
@@ -206,6 +225,7 @@ impl Slice {
 
     /// The same bytes, as a peer names them.
     #[must_use]
+    #[inline]
     pub fn remote(&self) -> RemoteSlice {
         RemoteSlice { key: self.region.key(), offset: self.offset as u64, len: self.len as u64 }
     }
@@ -228,6 +248,7 @@ impl RemoteSlice {
     /// # Errors
     ///
     /// When the range ends beyond the slice or is reversed.
+    #[inline]
     pub fn slice(&self, range: Range<u64>) -> Result<Self, OutOfBounds> {
         if range.start > range.end || range.end > self.len {
             return Err(OutOfBounds { start: range.start, end: range.end, len: self.len });

@@ -251,7 +251,7 @@ impl Run {
     }
 
     fn forget_peers(&mut self) {
-        for rank in self.touched.drain(..) {
+        while let Some(rank) = self.touched.pop() {
             self.peers[rank as usize] = PeerState::default();
         }
     }
@@ -265,8 +265,9 @@ impl Run {
 
     /// Goes on no more: lets go of what it was computing and of peers' memory.
     pub(super) fn stop(&mut self) {
-        let Self { jobs, spare_jobs, .. } = self;
-        spare_jobs.extend(jobs.drain(..).map(|active| active.job));
+        while let Some(active) = self.jobs.pop() {
+            self.spare_jobs.push(active.job);
+        }
         self.forget_peers();
     }
 
@@ -461,7 +462,7 @@ impl Run {
 
     /// The peers without whose next notices this run does not go on.
     pub(super) fn needs_notice(&self, found: &mut dyn FnMut(Rank)) {
-        let program = &self.parameters.program;
+        let program = &*self.plan().program;
         for (lane_number, lane) in program.lanes.iter().enumerate() {
             let state = self.lanes[lane_number];
             for chunk in state.first..state.next {
