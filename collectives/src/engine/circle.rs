@@ -188,7 +188,7 @@ impl Engine {
         }
         let Some(run) = self.slots[usize::from(slot)].run.as_ref() else { return };
         let at = (run.stream(), run.parameters.number);
-        let descriptor = run.parameters.descriptor.to_words();
+        let descriptor = run.plan().descriptor.to_words();
         let mut needed = self.circles.named.clone();
         run.needs_notice(&mut |peer| {
             needed.insert(peer);
@@ -215,7 +215,7 @@ impl Engine {
         let slot = self.circles.told.filter(|slot| self.blocked_slot() == Some(*slot))?;
         let own = self.slots[usize::from(slot)].run.as_ref()?;
         let own_run = (own.stream(), own.parameters.number);
-        let collective = own.parameters.descriptor.collective;
+        let collective = own.plan().descriptor.collective;
         let wave = self.circles.waves.iter_mut().find(|wave| wave.number == number)?;
         let index = wave.links.iter().position(|link| link.rank == peer && link.run == (stream, run))?;
         let blocked = blocked.filter(|blocked| blocked.on < self.ranks)?;
