@@ -270,6 +270,14 @@ impl Slice {
     }
 }
 
+/// Where some memory begins, kept beside the memory.
+pub(crate) struct Base(pub(crate) NonNull<u8>);
+
+// SAFETY: an address; who touches the bytes vouches for it.
+unsafe impl Send for Base {}
+// SAFETY: as above.
+unsafe impl Sync for Base {}
+
 impl Mapped {
     /// Copies `bytes` into the mapping from byte `offset` on.
     ///

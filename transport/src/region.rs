@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use crate::memory::Memory;
+use crate::memory::{Base, Memory};
 
 /// Names a region of some rank. Whoever knows the key may read and write the region; keys are random, live as long
 /// as the region, and zero names none.
@@ -40,19 +40,12 @@ pub struct Region {
 
 struct Inner {
     // Asked of the memory once: an address is wanted at every step of every collective.
-    base: NonNull<u8>,
+    base: Base,
     len: usize,
     memory: Arc<dyn Memory>,
     key: RegionKey,
     registry: Arc<dyn Registry>,
 }
-
-// SAFETY: `base` is the address of `memory`, which is Send + Sync and says where its bytes stay; nothing is read here.
-#[allow(unsafe_code)]
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
@@ -69,7 +62,7 @@ impl fmt::Debug for Region {
 impl Region {
     /// For backends: `memory`, known to peers under `key`, reported to `registry` when the last handle is dropped.
     pub fn new(memory: Arc<dyn Memory>, key: RegionKey, registry: Arc<dyn Registry>) -> Self {
-        let (base, len) = (memory.base(), memory.len());
+        let (base, len) = (Base(memory.base()), memory.len());
         Self { inner: Arc::new(Inner { base, len, memory, key, registry }) }
     }
 
@@ -84,7 +77,7 @@ impl Region {
     #[must_use]
     #[inline]
     pub fn base(&self) -> NonNull<u8> {
-        self.inner.base
+        self.inner.base.0
     }
 
     /// Length in bytes.
