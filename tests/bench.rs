@@ -7,8 +7,18 @@ use std::process::Output;
 
 use launcher::{finish, pleach};
 
-const COLLECTIVES: [&str; 7] =
-    ["all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "barrier", "send-recv"];
+const COLLECTIVES: [&str; 10] = [
+    "all-reduce",
+    "reduce",
+    "broadcast",
+    "all-gather",
+    "reduce-scatter",
+    "gather",
+    "scatter",
+    "all-to-all",
+    "barrier",
+    "send-recv",
+];
 
 const FIELDS: [&str; 12] = [
     "collective",
@@ -74,7 +84,9 @@ fn every_collective_is_measured_and_right(fabric: &str, ranks: &str) {
         ];
         let rows = rows(&arguments);
         let parts: u64 = match collective {
-            "all-gather" | "reduce-scatter" => ranks.parse().expect("a number"),
+            "all-gather" | "reduce-scatter" | "gather" | "scatter" | "all-to-all" => {
+                ranks.parse().expect("a number")
+            }
             _ => 1,
         };
         let sizes = if collective == "barrier" { vec![0] } else { vec![24, 1200, 60_000, 61_440] };

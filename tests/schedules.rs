@@ -51,6 +51,10 @@ fn what_schedule_prints_verify_proves() {
         ("all-reduce", "direct", &["--mapped"]),
         ("all-reduce", "grid:2x2", &[]),
         ("broadcast", "chain", &["--root", "2"]),
+        ("gather", "direct", &["--root", "3", "--mapped"]),
+        ("scatter", "direct", &["--root", "1"]),
+        ("all-to-all", "direct", &[]),
+        ("all-to-all", "direct", &["--mapped"]),
         ("barrier", "recursive-doubling", &[]),
     ] {
         let arguments = ["schedule", collective, "--algorithm", algorithm, "--ranks", "4"];

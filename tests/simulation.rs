@@ -15,8 +15,11 @@ const FRESH_SEEDS: u64 = 150;
 const FRESH_FROM: u64 = 1_000_000;
 /// Seeds within which a canary must be caught.
 const CANARY_SEEDS: u64 = 60;
-/// Scenarios that are looked at for each canary.
-const CAUGHT: usize = 3;
+/// Scenarios that are looked at for each canary: where a rank's caller is the first to read what came, the wrong result is
+/// seen before the race.
+const CAUGHT: usize = 8;
+/// Scenarios at least that a lost dependency shows in.
+const CAUGHT_MIN: usize = 3;
 /// Scenarios of ranks that wait for each other.
 const CIRCLE_SEEDS: u64 = 40;
 
@@ -110,7 +113,7 @@ fn a_schedule_that_lost_a_dependency_after_its_proof_is_caught() {
     let checkers =
         caught_by(|scenario| scenario.lost_dependency = Some((0, scenario.seed.wrapping_mul(0x9e37_79b9))));
     let is_meant = |checker: &Checker| matches!(checker, Checker::Race | Checker::Result | Checker::Equality);
-    assert!(checkers.len() == CAUGHT && checkers.iter().all(is_meant), "{checkers:?}");
+    assert!(checkers.len() >= CAUGHT_MIN && checkers.iter().all(is_meant), "{checkers:?}");
 }
 
 #[test]

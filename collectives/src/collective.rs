@@ -1,15 +1,18 @@
 //! What is asked for: collectives, element types, reduction operations.
 
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
 
 use pleach_transport::Rank;
 
+use crate::parts::Parts;
+
 /// A collective operation, with its root where it has one.
 ///
-/// Data are described by *parts*. All-reduce, reduce, broadcast and send-recv have one part: the vector. All-gather
-/// and reduce-scatter have one part a rank: part `r` is what rank `r` gives (all-gather) or gets (reduce-scatter).
+/// Data are described by *parts*. All-reduce, reduce, broadcast and send-recv have one part: the vector. All-gather,
+/// reduce-scatter, gather and scatter have one part a rank: part `r` is what rank `r` gives (all-gather, gather) or gets
+/// (reduce-scatter, scatter). All-to-all has one for every two ranks: of `p` ranks part `s·p + d` is what rank `s` gives
+/// to rank `d`. The parts of one call need not be equally long, but each is as long on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Collective {
@@ -29,6 +32,18 @@ pub enum Collective {
     AllGather,
     /// Rank `r` ends with part `r` of the reduction of all inputs.
     ReduceScatter,
+    /// The root ends with all inputs, in rank order.
+    Gather {
+        /// Who gets them.
+        root: Rank,
+    },
+    /// Rank `r` ends with part `r` of the root's input.
+    Scatter {
+        /// Who gives.
+        root: Rank,
+    },
+    /// Rank `r` ends with part `r` of every rank's input, in rank order.
+    AllToAll,
     /// Nobody ends before all have begun. No data.
     Barrier,
     /// `to` ends with `from`'s input; the other ranks have no part in it.
@@ -45,44 +60,64 @@ impl Collective {
     #[must_use]
     pub fn parts(self, ranks: u32) -> u32 {
         match self {
-            Self::AllGather | Self::ReduceScatter => ranks,
+            Self::AllGather | Self::ReduceScatter | Self::Gather { .. } | Self::Scatter { .. } => ranks,
+            Self::AllToAll => ranks.saturating_mul(ranks),
             _ => 1,
         }
     }
 
     /// The parts that `rank`'s input holds, in order; empty when it has no input.
     #[must_use]
-    pub fn input_parts(self, rank: Rank, ranks: u32) -> Range<u32> {
+    pub fn input_parts(self, rank: Rank, ranks: u32) -> Parts {
         match self {
-            Self::AllReduce | Self::Reduce { .. } => 0..1,
-            Self::Broadcast { root: from } | Self::SendRecv { from, .. } => 0..u32::from(rank == from),
-            Self::AllGather => rank..rank + 1,
-            Self::ReduceScatter => 0..ranks,
-            Self::Barrier => 0..0,
+            Self::AllReduce | Self::Reduce { .. } => Parts::one(0),
+            Self::Broadcast { root: from } | Self::SendRecv { from, .. } => Parts::one_if(rank == from, 0),
+            Self::AllGather | Self::Gather { .. } => Parts::one(rank),
+            Self::ReduceScatter => Parts::run(0, ranks),
+            Self::Scatter { root } if rank == root => Parts::run(0, ranks),
+            Self::AllToAll => Parts::run(rank * ranks, ranks),
+            Self::Scatter { .. } | Self::Barrier => Parts::NONE,
         }
     }
 
     /// The parts that `rank`'s output holds, in order; empty when it has no output.
     #[must_use]
-    pub fn output_parts(self, rank: Rank, ranks: u32) -> Range<u32> {
+    pub fn output_parts(self, rank: Rank, ranks: u32) -> Parts {
         match self {
-            Self::AllReduce | Self::Broadcast { .. } => 0..1,
-            Self::Reduce { root: to } | Self::SendRecv { to, .. } => 0..u32::from(rank == to),
-            Self::AllGather => 0..ranks,
-            Self::ReduceScatter => rank..rank + 1,
-            Self::Barrier => 0..0,
+            Self::AllReduce | Self::Broadcast { .. } => Parts::one(0),
+            Self::Reduce { root: to } | Self::SendRecv { to, .. } => Parts::one_if(rank == to, 0),
+            Self::AllGather => Parts::run(0, ranks),
+            Self::Gather { root } if rank == root => Parts::run(0, ranks),
+            Self::ReduceScatter | Self::Scatter { .. } => Parts::one(rank),
+            Self::AllToAll => Parts::every(rank, ranks, ranks),
+            Self::Gather { .. } | Self::Barrier => Parts::NONE,
         }
     }
 
     /// Whether `contributor`'s input must be in part `part` of `rank`'s output (exactly once), for every rank and
     /// part that has an output.
     #[must_use]
-    pub fn contributes(self, contributor: Rank, part: u32) -> bool {
+    pub fn contributes(self, contributor: Rank, part: u32, ranks: u32) -> bool {
         match self {
             Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter => true,
-            Self::Broadcast { root: from } | Self::SendRecv { from, .. } => contributor == from,
-            Self::AllGather => contributor == part,
+            Self::Broadcast { root: from } | Self::SendRecv { from, .. } | Self::Scatter { root: from } => {
+                contributor == from
+            }
+            Self::AllGather | Self::Gather { .. } => contributor == part,
+            Self::AllToAll => contributor == part / ranks,
             Self::Barrier => false,
+        }
+    }
+
+    /// Who gives a part and who gets it, where each part has one of either.
+    #[must_use]
+    pub fn ends(self, part: u32, ranks: u32) -> Option<(Rank, Rank)> {
+        match self {
+            Self::Gather { root } => Some((part, root)),
+            Self::Scatter { root } => Some((root, part)),
+            Self::AllToAll => Some((part / ranks, part % ranks)),
+            Self::SendRecv { from, to } => Some((from, to)),
+            _ => None,
         }
     }
 
@@ -96,8 +131,23 @@ impl Collective {
     #[must_use]
     pub fn root(self) -> Option<Rank> {
         match self {
-            Self::Reduce { root } | Self::Broadcast { root } => Some(root),
+            Self::Reduce { root }
+            | Self::Broadcast { root }
+            | Self::Gather { root }
+            | Self::Scatter { root } => Some(root),
             _ => None,
+        }
+    }
+
+    /// The same with another root; itself when it has none.
+    #[must_use]
+    pub fn with_root(self, root: Rank) -> Self {
+        match self {
+            Self::Reduce { .. } => Self::Reduce { root },
+            Self::Broadcast { .. } => Self::Broadcast { root },
+            Self::Gather { .. } => Self::Gather { root },
+            Self::Scatter { .. } => Self::Scatter { root },
+            other => other,
         }
     }
 
@@ -110,38 +160,55 @@ impl Collective {
             Self::Broadcast { .. } => "broadcast",
             Self::AllGather => "all-gather",
             Self::ReduceScatter => "reduce-scatter",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { .. } => "scatter",
+            Self::AllToAll => "all-to-all",
             Self::Barrier => "barrier",
             Self::SendRecv { .. } => "send-recv",
         }
     }
 
+    /// One of each, in the order of [`Collective::NAMES`]; roots are rank 0, send-recv goes from rank 0 to rank 1.
+    pub const ALL: [Self; 10] = [
+        Self::AllReduce,
+        Self::Reduce { root: 0 },
+        Self::Broadcast { root: 0 },
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Gather { root: 0 },
+        Self::Scatter { root: 0 },
+        Self::AllToAll,
+        Self::Barrier,
+        Self::SendRecv { from: 0, to: 1 },
+    ];
+
     /// The collective of this name; roots are rank 0, send-recv goes from rank 0 to rank 1.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        let all = [
-            Self::AllReduce,
-            Self::Reduce { root: 0 },
-            Self::Broadcast { root: 0 },
-            Self::AllGather,
-            Self::ReduceScatter,
-            Self::Barrier,
-            Self::SendRecv { from: 0, to: 1 },
-        ];
-        all.into_iter().find(|collective| collective.name() == name)
+        Self::ALL.into_iter().find(|collective| collective.name() == name)
     }
 
     /// All names, as the command line spells them.
-    pub const NAMES: [&'static str; 7] =
-        ["all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "barrier", "send-recv"];
+    pub const NAMES: [&'static str; 10] = [
+        "all-reduce",
+        "reduce",
+        "broadcast",
+        "all-gather",
+        "reduce-scatter",
+        "gather",
+        "scatter",
+        "all-to-all",
+        "barrier",
+        "send-recv",
+    ];
 }
 
 impl fmt::Display for Collective {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())?;
         match self {
-            Self::Reduce { root } | Self::Broadcast { root } => write!(formatter, " root {root}"),
             Self::SendRecv { from, to } => write!(formatter, " from {from} to {to}"),
-            _ => Ok(()),
+            other => other.root().map_or(Ok(()), |root| write!(formatter, " root {root}")),
         }
     }
 }

@@ -92,6 +92,8 @@ impl Work {
                 Collective::AllGather => Self::puts(p, 2, 2 * (p - 1), p - 1),
                 Collective::Reduce { .. } => Self::puts(1, 2, p - 1, p - 1).reducing(1, p - 1),
                 Collective::Broadcast { .. } => Self::puts(1, 2, p - 1, p - 1),
+                Collective::Gather { .. } | Collective::Scatter { .. } => Self::puts(p, 2, p - 1, p - 1),
+                Collective::AllToAll => Self::puts(p * p, 2, 2 * (p - 1), p - 1),
                 _ => Self::puts(1, 2, 1, 1),
             }),
             Algorithm::Ring => Some(match collective {
@@ -436,12 +438,15 @@ fn longest_way(schedule: &Schedule) -> Way {
 mod tests {
     use super::*;
 
-    const COLLECTIVES: [Collective; 7] = [
+    const COLLECTIVES: [Collective; 10] = [
         Collective::AllReduce,
         Collective::Reduce { root: 1 },
         Collective::Broadcast { root: 1 },
         Collective::AllGather,
         Collective::ReduceScatter,
+        Collective::Gather { root: 1 },
+        Collective::Scatter { root: 1 },
+        Collective::AllToAll,
         Collective::Barrier,
         Collective::SendRecv { from: 1, to: 0 },
     ];

@@ -9,6 +9,7 @@ pub mod cost;
 pub mod engine;
 pub mod generate;
 pub mod group;
+pub mod parts;
 pub mod rank_space;
 pub mod schedule;
 pub mod select;
@@ -24,6 +25,7 @@ pub use generate::{Access, Algorithm, generate};
 pub use group::{
     Buffer, CollectiveError, Data, DataMut, Element, Group, JoinGroupError, Options, Pending, PendingError,
 };
+pub use parts::Parts;
 pub use pleach_transport::Rank;
 pub use schedule::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
 pub use select::{Choice, select, select_named};

@@ -1,5 +1,8 @@
 //! Groups of threads on real fabrics: the surface that users hold.
 
+#[path = "group/blocks.rs"]
+mod blocks;
+
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -8,6 +11,11 @@ use pleach_collectives::engine::{CIRCLE_AFTER, FaultKind};
 use pleach_collectives::{CollectiveError, Group, Options, Rank, ReduceOp};
 use pleach_transport::clock;
 use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+
+use blocks::{
+    a_different_length_of_blocks_is_a_mismatch, blocks_go_where_they_belong,
+    blocks_of_a_wrong_length_are_refused, blocks_under_way_give_their_memory_back,
+};
 
 /// Longest time a test's calls may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -426,6 +434,10 @@ macro_rules! on_every_fabric {
 
 on_every_fabric!(
     every_operation_gives_the_right_result,
+    blocks_go_where_they_belong,
+    blocks_under_way_give_their_memory_back,
+    blocks_of_a_wrong_length_are_refused,
+    a_different_length_of_blocks_is_a_mismatch,
     averages_and_half_floats_are_the_same_on_all_ranks,
     several_operations_can_be_under_way,
     threads_share_a_group,

@@ -58,6 +58,16 @@ fn expected(collective: Collective, rank: Rank, ranks: u32, count: usize) -> Opt
         Collective::ReduceScatter => {
             Some((0..count).map(|index| sum(rank as usize * count + index)).collect())
         }
+        Collective::Gather { root } => (root == rank).then(|| {
+            (0..ranks).flat_map(|rank| (0..count).map(move |index| input_value(rank, index))).collect()
+        }),
+        Collective::Scatter { root } => {
+            Some((0..count).map(|index| input_value(root, rank as usize * count + index)).collect())
+        }
+        Collective::AllToAll => {
+            let part = |from| (0..count).map(move |index| input_value(from, rank as usize * count + index));
+            Some((0..ranks).flat_map(part).collect())
+        }
         Collective::SendRecv { from, to } => {
             (to == rank).then(|| (0..count).map(|index| input_value(from, index)).collect())
         }
@@ -99,7 +109,8 @@ fn start(cluster: &mut Cluster, case: &Case, rank: Rank) -> Share {
         .collect();
     let has_input = !collective.input_parts(rank, ranks).is_empty();
     let has_output = !collective.output_parts(rank, ranks).is_empty();
-    let in_place = case.in_place && has_input && has_output && inputs == outputs;
+    let is_exchange = collective == Collective::AllToAll && ranks > 1;
+    let in_place = case.in_place && has_input && has_output && inputs == outputs && !is_exchange;
     let input = has_input.then(|| Memory::new(member.engine.device(), inputs * 4, registered, &fill));
     let output =
         (has_output && !in_place).then(|| Memory::new(member.engine.device(), outputs * 4, registered, &[]));
@@ -203,6 +214,9 @@ collectives! {
     all_gather_ring: Collective::AllGather, Algorithm::Ring;
     reduce_scatter_direct: Collective::ReduceScatter, Algorithm::Direct;
     reduce_scatter_ring: Collective::ReduceScatter, Algorithm::Ring;
+    gather_direct: Collective::Gather { root: 0 }, Algorithm::Direct;
+    scatter_direct: Collective::Scatter { root: 0 }, Algorithm::Direct;
+    all_to_all_direct: Collective::AllToAll, Algorithm::Direct;
     send_recv_direct: Collective::SendRecv { from: 0, to: 1 }, Algorithm::Direct;
     barrier: Collective::Barrier, Algorithm::RecursiveDoubling;
 }

@@ -12,7 +12,7 @@ use super::CommandError;
 #[command(after_help = "Example:\n  pleach schedule all-reduce --algorithm ring --ranks 4\n  \
     pleach schedule all-reduce --algorithm grid:2x4 --ranks 8 --mapped > grid.schedule")]
 pub(crate) struct Arguments {
-    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, barrier or send-recv
+    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(value_parser = collective)]
     collective: Collective,
     /// direct, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB or grid-staged:AxB
@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     /// How many ranks take part
     #[arg(long, value_name = "N")]
     ranks: u32,
-    /// The root of a reduce or broadcast
+    /// The root of a reduce, broadcast, gather or scatter
     #[arg(long, value_name = "RANK")]
     root: Option<Rank>,
     /// Read and write peers' memory in place, instead of putting into it
@@ -38,8 +38,7 @@ pub(crate) fn collective(name: &str) -> Result<Collective, String> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let Arguments { algorithm, ranks, mapped, .. } = arguments;
     let collective = match (arguments.collective, arguments.root) {
-        (Collective::Reduce { .. }, Some(root)) => Collective::Reduce { root },
-        (Collective::Broadcast { .. }, Some(root)) => Collective::Broadcast { root },
+        (rooted, Some(root)) if rooted.root().is_some() => rooted.with_root(root),
         (other, Some(root)) => {
             return Err(CommandError::usage(format!(
                 "root {root}: {} has no root; leave it out",

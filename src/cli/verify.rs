@@ -20,7 +20,7 @@ use super::schedule::collective;
 pub(crate) struct Arguments {
     /// The schedule, in the form that 'pleach schedule' prints
     file: PathBuf,
-    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, barrier or send-recv
+    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(long, value_name = "COLLECTIVE", value_parser = collective)]
     collective: Collective,
 }

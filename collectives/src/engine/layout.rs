@@ -1,6 +1,7 @@
 //! Where blocks and chunks are, for a given number of elements.
 
 use super::program::Program;
+use crate::parts::Parts;
 
 /// Block boundaries are multiples of this many bytes within their part, so that no two ranks write one cache line.
 const ALIGN_BYTES: usize = 64;
@@ -27,35 +28,10 @@ impl Layout {
         self.blocks.clear();
         self.part_bytes = count * element_bytes;
         self.chunk_bytes = chunk_bytes;
-        let parts = program.collective.parts(program.ranks);
-        // Blocks of a part need not stand together in the list: first weigh, then cut.
-        if parts == 1 {
-            self.cut(program, self.part_bytes);
-            return;
-        }
-        let mut weights = vec![(0u64, 0u64); parts as usize];
-        for block in &program.blocks {
-            weights[block.part as usize].0 += u64::from(block.weight);
-        }
-        for block in &program.blocks {
-            let (total, passed) = &mut weights[block.part as usize];
-            let start = boundary(self.part_bytes, *passed, *total);
-            *passed += u64::from(block.weight);
-            let bytes = boundary(self.part_bytes, *passed, *total) - start;
-            self.blocks.push(BlockAt { part: block.part, start, bytes });
-        }
-    }
-
-    /// The common case without any allocation: one part.
-    fn cut(&mut self, program: &Program, part_bytes: usize) {
-        let total = program.blocks.iter().map(|block| u64::from(block.weight)).sum();
-        let mut passed = 0;
-        let mut start = 0;
-        for block in &program.blocks {
-            passed += u64::from(block.weight);
-            let end = boundary(part_bytes, passed, total);
-            self.blocks.push(BlockAt { part: block.part, start, bytes: end - start });
-            start = end;
+        for cut in &program.blocks {
+            let start = boundary(self.part_bytes, cut.before, cut.total);
+            let bytes = boundary(self.part_bytes, cut.before + cut.weight, cut.total) - start;
+            self.blocks.push(BlockAt { part: cut.part, start, bytes });
         }
     }
 
@@ -70,10 +46,12 @@ impl Layout {
         (self.blocks[block as usize].bytes - start).min(self.chunk_bytes)
     }
 
-    /// Where a chunk begins in a slice that begins with part `first_part`, in bytes.
-    pub(super) fn offset(&self, block: u32, chunk: u32, first_part: u32) -> usize {
+    /// Where a chunk begins in a slice that holds these parts, in bytes.
+    pub(super) fn offset(&self, block: u32, chunk: u32, parts: Parts) -> usize {
         let block = &self.blocks[block as usize];
-        (block.part - first_part) as usize * self.part_bytes + block.start + chunk as usize * self.chunk_bytes
+        parts.position(block.part) as usize * self.part_bytes
+            + block.start
+            + chunk as usize * self.chunk_bytes
     }
 
     pub(super) fn part_bytes(&self) -> usize {
@@ -86,24 +64,25 @@ fn boundary(part_bytes: usize, passed: u64, total: u64) -> usize {
     if passed == total {
         return part_bytes;
     }
-    let exact = (part_bytes as u128 * u128::from(passed) / u128::from(total.max(1))) as usize;
+    if passed == 0 {
+        return 0;
+    }
+    let exact = match (part_bytes as u64).checked_mul(passed) {
+        Some(product) => (product / total) as usize,
+        None => (part_bytes as u128 * u128::from(passed) / u128::from(total)) as usize,
+    };
     exact / ALIGN_BYTES * ALIGN_BYTES
 }
 
-/// Longest block of a program for `part_bytes`, in bytes: what a chunk need not exceed.
+/// Longest block of a program for parts of at most `part_bytes`, in bytes: what a chunk need not exceed. The same on
+/// every rank.
 pub(super) fn longest_block(program: &Program, part_bytes: usize) -> usize {
-    let parts = program.collective.parts(program.ranks) as usize;
-    if parts == 1 {
-        let total: u64 = program.blocks.iter().map(|block| u64::from(block.weight)).sum();
-        let most = program.blocks.iter().map(|block| u64::from(block.weight)).max().unwrap_or(1);
-        let exact = (part_bytes as u128 * u128::from(most)).div_ceil(u128::from(total.max(1))) as usize;
-        return if program.blocks.len() == 1 {
-            part_bytes
-        } else {
-            (exact + ALIGN_BYTES * program.blocks.len()).min(part_bytes)
-        };
+    let (weight, total, blocks) = program.largest_share;
+    if weight == total {
+        return part_bytes;
     }
-    part_bytes
+    let exact = (part_bytes as u128 * u128::from(weight)).div_ceil(u128::from(total)) as usize;
+    (exact + ALIGN_BYTES * blocks).min(part_bytes)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use super::header::Landing;
 use super::plan::Plan;
 use super::program::{NO_SLOT, PlaceAt, PutProgram};
 use super::run::{Bytes, Ground, Parameters, Run, Site, Trouble};
+use crate::parts::Parts;
 use crate::schedule::Part;
 
 impl Run {
@@ -140,7 +141,7 @@ impl Run {
         let (landing, parts) = match place.part {
             Part::SharedInput => (peer.input, program.collective.input_parts(place.rank, program.ranks)),
             Part::SharedOutput => (peer.output, program.collective.output_parts(place.rank, program.ranks)),
-            _ => (Landing::default(), 0..0),
+            _ => (Landing::default(), Parts::NONE),
         };
         if landing.key == RegionKey::NONE {
             return ground.peer_scratch[place.rank as usize];
@@ -157,7 +158,7 @@ fn offset(site: Site<'_>, place: PlaceAt) -> usize {
         Part::Input | Part::SharedInput => program.collective.input_parts(place.rank, program.ranks),
         _ => program.collective.output_parts(place.rank, program.ranks),
     };
-    site.plan.layout.offset(site.lane.block, site.chunk, parts.start)
+    site.plan.layout.offset(site.lane.block, site.chunk, parts)
 }
 
 /// Where the chunk's instance of a slot begins in its bank, in bytes.

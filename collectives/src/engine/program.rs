@@ -24,7 +24,10 @@ pub struct Program {
     pub(super) rank: Rank,
     pub(super) ranks: u32,
     pub(super) window: u32,
-    pub(super) blocks: Vec<crate::schedule::Block>,
+    /// Those that this rank has lanes for; lanes name them by their place here.
+    pub(super) blocks: Vec<Cut>,
+    /// The largest share that a block has of its part, in weights of it and of all; and how many blocks there are.
+    pub(super) largest_share: (u64, u64, usize),
     pub(super) lanes: Vec<LaneProgram>,
     pub(super) steps: Vec<StepProgram>,
     /// Steps and their lags, referred to by range from the steps.
@@ -42,9 +45,22 @@ pub struct Program {
     pub(super) silent_to: Vec<Rank>,
 }
 
+/// Where a block lies in its part, in weights.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    pub(super) part: u32,
+    pub(super) before: u64,
+    pub(super) weight: u64,
+    /// Of all blocks of the part.
+    pub(super) total: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneProgram {
-    pub(super) block: BlockId,
+    /// Its place in [`Program::blocks`].
+    pub(super) block: u32,
+    /// What the schedule calls it.
+    pub(super) block_id: BlockId,
     pub(super) first_step: u32,
     pub(super) steps: u32,
 }
@@ -228,6 +244,7 @@ impl Program {
             proof,
             rank,
             bounce: slots.count[rank as usize],
+            own_blocks: BTreeMap::new(),
             lanes: Vec::new(),
             steps: Vec::new(),
             after: Vec::new(),
@@ -246,6 +263,14 @@ impl Program {
                     if from.iter().chain(into).any(|place| place.rank != own as Rank))
             })
         });
+        let cuts = cuts(schedule);
+        let largest = cuts.iter().max_by(|one, other| {
+            let share = |cut: &Cut, total: u64| u128::from(cut.weight) * u128::from(total);
+            share(one, other.total).cmp(&share(other, one.total))
+        });
+        let largest_share = largest.map_or((1, 1, 1), |cut| (cut.weight, cut.total, cuts.len()));
+        let mut own_blocks: Vec<(BlockId, u32)> = builder.own_blocks.into_iter().collect();
+        own_blocks.sort_unstable_by_key(|(_, place)| *place);
         Self {
             collective: schedule.collective,
             schedule_hash: hash_schedule(schedule),
@@ -253,7 +278,8 @@ impl Program {
             rank,
             ranks: schedule.ranks(),
             window: schedule.window,
-            blocks: schedule.blocks.clone(),
+            blocks: own_blocks.into_iter().map(|(block, _)| cuts[block as usize]).collect(),
+            largest_share,
             lanes: builder.lanes,
             steps: builder.steps,
             after: builder.after,
@@ -292,6 +318,20 @@ impl Program {
     }
 }
 
+/// By block: where it lies. Blocks of a part need not stand together in the list.
+fn cuts(schedule: &Schedule) -> Vec<Cut> {
+    let mut weights = vec![0; schedule.collective.parts(schedule.ranks()) as usize];
+    let mut cuts: Vec<Cut> = Vec::with_capacity(schedule.blocks.len());
+    for block in &schedule.blocks {
+        let before = &mut weights[block.part as usize];
+        let weight = u64::from(block.weight);
+        cuts.push(Cut { part: block.part, before: *before, weight, total: 0 });
+        *before += weight;
+    }
+    cuts.iter_mut().for_each(|cut| cut.total = weights[cut.part as usize]);
+    cuts
+}
+
 fn bounce_count(lanes: &[crate::schedule::Lane]) -> u32 {
     let steps = lanes.iter().flat_map(|lane| &lane.steps);
     steps.filter(|step| matches!(step.op, Op::Put { src: Part::Input | Part::Output, .. })).count() as u32
@@ -304,6 +344,7 @@ struct Builder<'a> {
     proof: &'a Proof,
     rank: Rank,
     bounce: u32,
+    own_blocks: BTreeMap<BlockId, u32>,
     lanes: Vec<LaneProgram>,
     steps: Vec<StepProgram>,
     after: Vec<(u32, u32)>,
@@ -319,7 +360,10 @@ impl Builder<'_> {
             let op = self.op(lane_number, lane.block, step_number, &step.op);
             self.steps.push(StepProgram { op, after: (after, self.after.len() as u32) });
         }
-        self.lanes.push(LaneProgram { block: lane.block, first_step, steps: lane.steps.len() as u32 });
+        let known = self.own_blocks.len() as u32;
+        let block = *self.own_blocks.entry(lane.block).or_insert(known);
+        let steps = lane.steps.len() as u32;
+        self.lanes.push(LaneProgram { block, block_id: lane.block, first_step, steps });
     }
 
     fn op(&mut self, lane: usize, block: BlockId, step: usize, op: &Op) -> OpProgram {

@@ -489,7 +489,8 @@ impl Run {
                 let instance = self.instances[lane_number * program.window as usize + slot as usize];
                 let mut tell = |step: u32, peer: Rank, what: &str| {
                     found(peer, &|| {
-                        format!("{what}, block {} chunk {chunk} lane {lane_number} step {step}", lane.block)
+                        let block = lane.block_id;
+                        format!("{what}, block {block} chunk {chunk} lane {lane_number} step {step}")
                     });
                 };
                 for step in 0..instance.program_counter.min(lane.steps) {

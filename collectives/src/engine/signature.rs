@@ -75,6 +75,9 @@ impl Descriptor {
             Collective::ReduceScatter => (5, 0, 0),
             Collective::Barrier => (6, 0, 0),
             Collective::SendRecv { from, to } => (7, from, to),
+            Collective::Gather { root } => (8, root, 0),
+            Collective::Scatter { root } => (9, root, 0),
+            Collective::AllToAll => (10, 0, 0),
         };
         let codes = kind | (self.data_type as u64) << 8 | (self.op as u64) << 16;
         [codes, u64::from(a) | u64::from(b) << 32, self.count, u64::from(self.tag)]
@@ -91,6 +94,9 @@ impl Descriptor {
             5 => Collective::ReduceScatter,
             6 => Collective::Barrier,
             7 => Collective::SendRecv { from: a, to: b },
+            8 => Collective::Gather { root: a },
+            9 => Collective::Scatter { root: a },
+            10 => Collective::AllToAll,
             _ => return None,
         };
         let data_type = DataType::ALL.into_iter().find(|item| *item as u64 == (words[0] >> 8) & 0xff)?;

@@ -2,7 +2,8 @@
 //!
 //! All-reduce and reduce-scatter: rank `r` owns block `r` and combines all contributions to it in one pass, in rank
 //! order; all-gather: it gives block `r` to everybody. Every rank begins with another peer, so that nobody is
-//! addressed by all at once. Rooted collectives move everything between the root and each of the others.
+//! addressed by all at once. Reduce and broadcast move everything between the root and each of the others. Where every part
+//! has one rank that gives it and one that gets it, see [`super::pairwise`].
 //!
 //! Cost for `p` ranks and `n` bytes (of the whole). By puts, every rank:
 //!
@@ -22,7 +23,7 @@ use crate::collective::Collective;
 use crate::schedule::Schedule;
 
 use super::tree::{Forest, Shape, Tree};
-use super::{Access, block_for_each_rank, one_block};
+use super::{Access, block_for_each_rank, one_block, pairwise};
 
 const WINDOW: u32 = 2;
 
@@ -34,7 +35,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     };
     match collective {
         Collective::Reduce { root } | Collective::Broadcast { root } => whole(&|| Tree::star(ranks, root)),
-        Collective::SendRecv { from, to } => whole(&|| Tree::new(ranks, [(to, from)])),
+        _ if collective.ends(0, ranks).is_some() => pairwise::schedule(collective, ranks, access),
         _ => Forest {
             collective,
             ranks,

@@ -111,7 +111,7 @@ impl<'a> Machine<'a> {
         let ranks = schedule.ranks();
         for rank in 0..ranks {
             for (block, cut) in schedule.blocks.iter().enumerate() {
-                if schedule.collective.input_parts(rank, ranks).contains(&cut.part) {
+                if schedule.collective.input_parts(rank, ranks).contains(cut.part) {
                     let mut counts = vec![0; ranks as usize];
                     counts[rank as usize] = 1;
                     let value = Value { counts, expression: hash(&[u64::from(rank), 17]) };
@@ -143,7 +143,7 @@ impl<'a> Machine<'a> {
                 other => other,
             };
         }
-        let has_input = self.schedule.collective.input_parts(place.rank, ranks).contains(&part);
+        let has_input = self.schedule.collective.input_parts(place.rank, ranks).contains(part);
         if self.layout.in_place && physical == Part::Output && has_input {
             physical = Part::Input;
         }
@@ -379,7 +379,7 @@ impl<'a> Machine<'a> {
         let mut seen: BTreeMap<(u32, u32), Value> = BTreeMap::new();
         for rank in 0..ranks {
             for (block, cut) in schedule.blocks.iter().enumerate() {
-                if !schedule.collective.output_parts(rank, ranks).contains(&cut.part) {
+                if !schedule.collective.output_parts(rank, ranks).contains(cut.part) {
                     continue;
                 }
                 for chunk in 0..self.chunks {
@@ -388,7 +388,7 @@ impl<'a> Machine<'a> {
                     let value =
                         value.ok_or_else(|| format!("rank {rank} has no output for block {block}"))?;
                     for contributor in 0..ranks {
-                        let due = u8::from(schedule.collective.contributes(contributor, cut.part));
+                        let due = u8::from(schedule.collective.contributes(contributor, cut.part, ranks));
                         if value.counts[contributor as usize] != due {
                             return Err(format!(
                                 "rank {rank} block {block}: contributions {:?}",
@@ -430,7 +430,7 @@ fn hash(words: &[u64]) -> u64 {
 
 impl Collective {
     /// One of each, with a root that is not rank 0.
-    pub(super) fn each(ranks: u32) -> [Self; 7] {
+    pub(super) fn each(ranks: u32) -> [Self; 10] {
         let root = ranks / 2;
         [
             Self::AllReduce,
@@ -438,6 +438,9 @@ impl Collective {
             Self::Broadcast { root },
             Self::AllGather,
             Self::ReduceScatter,
+            Self::Gather { root },
+            Self::Scatter { root },
+            Self::AllToAll,
             Self::Barrier,
             Self::SendRecv { from: root, to: 0 },
         ]

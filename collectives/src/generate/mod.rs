@@ -20,6 +20,7 @@ mod grid_staged;
 mod halving_doubling;
 #[cfg(test)]
 mod interpreter;
+mod pairwise;
 mod program;
 mod recursive_doubling;
 mod ring;
@@ -96,7 +97,10 @@ impl Algorithm {
                 &["direct", "ring", "halving-doubling", "grid:AxB"]
             }
             Collective::Barrier => &["recursive-doubling"],
-            Collective::SendRecv { .. } => &["direct"],
+            Collective::Gather { .. }
+            | Collective::Scatter { .. }
+            | Collective::AllToAll
+            | Collective::SendRecv { .. } => &["direct"],
         }
     }
 
@@ -237,6 +241,8 @@ pub enum GenerateError {
 pub const RANKS_MAX: u32 = 4096;
 /// Most ranks of an algorithm in which every rank talks to every other.
 pub const DIRECT_RANKS_MAX: u32 = 1024;
+/// Most ranks of an all-to-all, which has a block for every two of them.
+pub const ALL_TO_ALL_RANKS_MAX: u32 = 256;
 
 /// Makes the schedule by which `ranks` ranks carry out a collective.
 ///
@@ -281,9 +287,15 @@ pub(crate) fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -
         let known = Algorithm::names(collective);
         return Err(GenerateError::NotForThis { algorithm: algorithm.clone(), collective, known });
     }
-    let all_to_all = *algorithm == Algorithm::Direct
-        && matches!(collective, Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter);
-    let limit = if all_to_all { DIRECT_RANKS_MAX } else { RANKS_MAX };
+    let limit = match collective {
+        Collective::AllToAll => ALL_TO_ALL_RANKS_MAX,
+        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter
+            if *algorithm == Algorithm::Direct =>
+        {
+            DIRECT_RANKS_MAX
+        }
+        _ => RANKS_MAX,
+    };
     if ranks > limit {
         return Err(GenerateError::TooManyRanks { algorithm: algorithm.clone(), ranks, limit });
     }
@@ -294,9 +306,8 @@ pub(crate) fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -
         }
     }
     let named = match collective {
-        Collective::Reduce { root } | Collective::Broadcast { root } => [root, root],
         Collective::SendRecv { from, to } => [from, to],
-        _ => [0, 0],
+        _ => [collective.root().unwrap_or(0); 2],
     };
     match named.into_iter().find(|&rank| rank >= ranks) {
         Some(rank) => Err(GenerateError::NoSuchRank { rank, collective, ranks }),

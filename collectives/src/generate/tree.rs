@@ -106,8 +106,6 @@ enum Ways<'a> {
     Up(&'a Tree),
     /// The root's input to all.
     Down(&'a Tree),
-    /// The root's input to all but itself.
-    Away(&'a Tree),
 }
 
 /// Which ways the blocks of a collective go.
@@ -152,7 +150,6 @@ impl Forest<'_> {
             let ways = match self.collective {
                 Collective::AllReduce => Ways::UpAndDown(up, down),
                 collective if collective.reduces() => Ways::Up(up),
-                Collective::SendRecv { .. } => Ways::Away(down),
                 _ => Ways::Down(down),
             };
             for (rank, lanes) in programs.iter_mut().enumerate() {
@@ -175,11 +172,8 @@ fn lane(ways: Ways<'_>, access: Access, rank: Rank, block: BlockId) -> Option<La
         (Ways::UpAndDown(up, down), _) => all_reduce(&mut lane, up, down, access, rank),
         (Ways::Up(tree), Access::Put) => up_by_puts(&mut lane, tree, rank),
         (Ways::Up(tree), Access::Mapped) => up_mapped(&mut lane, tree, rank),
-        (Ways::Down(tree), Access::Put) => down_by_puts(&mut lane, tree, rank, true),
-        (Ways::Down(tree), Access::Mapped) => down_mapped(&mut lane, tree, rank, true),
-        (Ways::Away(tree), _) if tree.parent(rank).is_none() && tree.children(rank).is_empty() => {}
-        (Ways::Away(tree), Access::Put) => down_by_puts(&mut lane, tree, rank, false),
-        (Ways::Away(tree), Access::Mapped) => down_mapped(&mut lane, tree, rank, false),
+        (Ways::Down(tree), Access::Put) => down_by_puts(&mut lane, tree, rank),
+        (Ways::Down(tree), Access::Mapped) => down_mapped(&mut lane, tree, rank),
     }
     lane.finish()
 }
@@ -294,7 +288,7 @@ fn up_mapped(lane: &mut Program, tree: &Tree, rank: Rank) {
     }
 }
 
-fn down_by_puts(lane: &mut Program, tree: &Tree, rank: Rank, root_keeps: bool) {
+fn down_by_puts(lane: &mut Program, tree: &Tree, rank: Rank) {
     let source = match tree.parent(rank) {
         Some(parent) => {
             lane.notify(parent, READY, &[]);
@@ -307,12 +301,10 @@ fn down_by_puts(lane: &mut Program, tree: &Tree, rank: Rank, root_keeps: bool) {
         lane.wait(child, READY);
         lane.put(source, Target { rank: child, part: Part::SharedOutput, cell: RESULT });
     }
-    if tree.parent(rank).is_some() || root_keeps {
-        lane.copy(source, Part::Output);
-    }
+    lane.copy(source, Part::Output);
 }
 
-fn down_mapped(lane: &mut Program, tree: &Tree, rank: Rank, root_keeps: bool) {
+fn down_mapped(lane: &mut Program, tree: &Tree, rank: Rank) {
     let children = tree.children(rank);
     let readable = match tree.parent(rank) {
         Some(parent) => {
@@ -333,10 +325,9 @@ fn down_mapped(lane: &mut Program, tree: &Tree, rank: Rank, root_keeps: bool) {
         Some(parent) => {
             lane.notify(parent, READY, &[readable]);
         }
-        None if root_keeps => {
+        None => {
             lane.copy(Part::Input, Part::Output);
         }
-        None => {}
     }
     for &child in children {
         lane.wait(child, READY);

@@ -8,6 +8,7 @@
 //! The first failure ends the group: every call returns its cause from then on, on every rank. When a call has returned,
 //! with whatever result, no peer changes a byte of the caller's memory any more.
 
+mod blocks;
 mod data;
 mod driver;
 mod error;

@@ -127,7 +127,7 @@ impl Group {
     }
 }
 
-fn moving(
+pub(super) fn moving(
     collective: Collective,
     data_type: DataType,
     count: usize,

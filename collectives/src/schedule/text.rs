@@ -173,8 +173,8 @@ fn header(lines: &mut Lines<'_>) -> Result<Schedule, ParseError> {
 }
 
 fn collective(lines: &mut Lines<'_>) -> Result<Collective, ParseError> {
-    const WHAT: &str =
-        "a collective: all-reduce reduce broadcast all-gather reduce-scatter barrier send-recv";
+    const WHAT: &str = "a collective: all-reduce reduce broadcast all-gather reduce-scatter gather scatter \
+        all-to-all barrier send-recv";
     let Some(plain) = Collective::from_name(lines.word()) else { return Err(lines.expected(WHAT)) };
     lines.skip_word();
     let mut rank_after = |keyword, what| {
@@ -182,11 +182,10 @@ fn collective(lines: &mut Lines<'_>) -> Result<Collective, ParseError> {
         lines.number("the number of a rank")
     };
     Ok(match plain {
-        Collective::Reduce { .. } => Collective::Reduce { root: rank_after("root", "'root'")? },
-        Collective::Broadcast { .. } => Collective::Broadcast { root: rank_after("root", "'root'")? },
         Collective::SendRecv { .. } => {
             Collective::SendRecv { from: rank_after("from", "'from'")?, to: rank_after("to", "'to'")? }
         }
+        rooted if rooted.root().is_some() => rooted.with_root(rank_after("root", "'root'")?),
         other => other,
     })
 }

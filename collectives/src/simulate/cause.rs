@@ -79,8 +79,10 @@ pub(super) fn must_fail(plan: &CallPlan, differing: Rank, rank: Rank, ranks: u32
         return false;
     }
     match plan.collective {
-        Collective::Reduce { root } => rank == root,
-        Collective::Broadcast { root } => rank != root && (differing == root || differing == rank),
+        Collective::Reduce { root } | Collective::Gather { root } => rank == root,
+        Collective::Broadcast { root } | Collective::Scatter { root } => {
+            rank != root && (differing == root || differing == rank)
+        }
         Collective::SendRecv { to, .. } => rank == to,
         _ => true,
     }

@@ -9,10 +9,8 @@ use crate::collective::{Collective, DataType, ReduceOp};
 
 /// `rank`'s input of a call, drawn from the seed: any integers, floats small enough that nothing overflows.
 pub(super) fn input(seed: u64, call: usize, rank: Rank, plan: &CallPlan, ranks: u32) -> Vec<u8> {
-    let parts = plan.collective.input_parts(rank, ranks).len();
-    let elements = parts * plan.count;
     let mut random = Random::new(seed).split("input").split_number(call as u64).split_number(u64::from(rank));
-    let mut bytes = vec![0; elements * plan.data_type.bytes()];
+    let mut bytes = vec![0; plan.bytes_of(plan.collective.input_parts(rank, ranks))];
     let is_float = !matches!(plan.data_type, DataType::I32 | DataType::I64 | DataType::U8);
     if !is_float {
         random.fill(&mut bytes);
@@ -76,27 +74,22 @@ fn rounding(data_type: DataType) -> f64 {
 pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Vec<u8>], output: &[u8]) -> Option<String> {
     let ranks = inputs.len() as u32;
     let size = plan.data_type.bytes();
-    let part_bytes = plan.count * size;
-    let parts = plan.collective.output_parts(rank, ranks);
-    if output.len() != parts.len() * part_bytes {
-        return Some(format!("{} bytes instead of {}", output.len(), parts.len() * part_bytes));
+    let collective = plan.collective;
+    let parts = collective.output_parts(rank, ranks);
+    if output.len() != plan.bytes_of(parts) {
+        return Some(format!("{} bytes instead of {}", output.len(), plan.bytes_of(parts)));
     }
-    let (collective, first) = (plan.collective, parts.start as usize);
-    let expect = |index: usize| -> (usize, Vec<&[u8]>) {
-        let part = first + index / plan.count.max(1);
-        let within = index % plan.count.max(1);
-        let sources = (0..ranks).filter(|source| collective.contributes(*source, part as u32));
-        let elements = sources.map(|source| {
-            // Which of the parts that its input holds.
-            let held = collective.input_parts(source, ranks).start as usize;
-            let at = (part.saturating_sub(held)) * part_bytes + within * size;
-            &inputs[source as usize][at..at + size]
-        });
-        (index, elements.collect())
-    };
-    output.chunks_exact(size).enumerate().find_map(|(index, found)| {
-        let (index, sources) = expect(index);
-        wrong_element(plan, &sources, found).map(|how| format!("element {index} is {how}"))
+    parts.iter().find_map(|part| {
+        let contributors = (0..ranks).filter(|source| collective.contributes(*source, part, ranks));
+        let contributions: Vec<&[u8]> = contributors
+            .map(|source| &inputs[source as usize][plan.range(collective.input_parts(source, ranks), part)])
+            .collect();
+        output[plan.range(parts, part)].chunks_exact(size).enumerate().find_map(|(index, found)| {
+            let at = index * size..(index + 1) * size;
+            let sources: Vec<&[u8]> = contributions.iter().map(|bytes| &bytes[at.clone()]).collect();
+            let how = wrong_element(plan, &sources, found)?;
+            Some(format!("element {index} of part {part} is {how}"))
+        })
     })
 }
 
@@ -147,7 +140,7 @@ pub(super) fn depends_on_others(collective: Collective, rank: Rank, ranks: u32) 
     match collective {
         _ if ranks == 1 => false,
         Collective::Barrier => true,
-        Collective::Broadcast { root } => rank != root,
+        Collective::Broadcast { root } | Collective::Scatter { root } => rank != root,
         _ => !collective.output_parts(rank, ranks).is_empty(),
     }
 }

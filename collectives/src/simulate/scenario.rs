@@ -1,6 +1,7 @@
 //! What is simulated, as data that a seed draws: ranks, wires, faults and what every rank is asked for.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use pleach_transport::sim::{Canary, FaultKind, FaultKinds, Faults, Network, Random};
@@ -9,6 +10,7 @@ use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::simulated::Sabotage;
 use crate::generate::{Access, Algorithm, check};
+use crate::parts::Parts;
 use crate::select::candidates;
 
 /// Most ranks of a scenario.
@@ -226,6 +228,44 @@ impl fmt::Display for Scenario {
     }
 }
 
+impl CallPlan {
+    /// The length of an input or output that holds these parts, in bytes.
+    pub(super) fn bytes_of(&self, parts: Parts) -> usize {
+        parts.len() * self.count * self.data_type.bytes()
+    }
+
+    /// Where a part lies in an input or output that holds these parts, in bytes.
+    pub(super) fn range(&self, parts: Parts, part: u32) -> Range<usize> {
+        let start = parts.position(part) as usize * self.count * self.data_type.bytes();
+        start..start + self.bytes_of(Parts::one(part))
+    }
+
+    /// How input and output of a rank lie in one memory, if they are to and can.
+    pub(super) fn overlap(&self, rank: Rank, ranks: u32) -> Option<Overlap> {
+        let inputs = self.collective.input_parts(rank, ranks);
+        let outputs = self.collective.output_parts(rank, ranks);
+        // What goes to a rank and what comes from it would lie at the same place.
+        let is_exchange = self.collective == Collective::AllToAll && ranks > 1;
+        if !self.in_place || is_exchange || inputs.is_empty() || outputs.is_empty() {
+            return None;
+        }
+        let first = |parts: Parts| parts.iter().next().unwrap_or_default();
+        Some(if inputs.len() <= outputs.len() {
+            let start = self.range(outputs, first(inputs)).start;
+            Overlap::InputInOutput(start..start + self.bytes_of(inputs))
+        } else {
+            let start = self.range(inputs, first(outputs)).start;
+            Overlap::OutputInInput(start..start + self.bytes_of(outputs))
+        })
+    }
+}
+
+/// Which of input and output lies in the other one, and where, in bytes.
+pub(super) enum Overlap {
+    InputInOutput(Range<usize>),
+    OutputInInput(Range<usize>),
+}
+
 impl fmt::Display for CallPlan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { collective, data_type, op, count, .. } = self;
@@ -317,13 +357,16 @@ fn draw_calls(random: &Random, ranks: u32, maps: bool) -> Vec<CallPlan> {
 
 fn draw_collective(random: &mut Random, ranks: u32) -> Collective {
     let rank = random.below(u64::from(ranks)) as Rank;
-    match random.below(10) {
+    match random.below(14) {
         0..3 => Collective::AllReduce,
         3 => Collective::Reduce { root: rank },
         4 => Collective::Broadcast { root: rank },
         5 => Collective::AllGather,
         6 => Collective::ReduceScatter,
         7 => Collective::Barrier,
+        8 => Collective::Gather { root: rank },
+        9 => Collective::Scatter { root: rank },
+        10 | 11 => Collective::AllToAll,
         _ if ranks == 1 => Collective::AllReduce,
         _ => {
             let to = (rank + 1 + random.below(u64::from(ranks) - 1) as Rank) % ranks;
@@ -375,7 +418,10 @@ fn draw_count(random: &mut Random, collective: Collective, data_type: DataType, 
         8..11 => random.between(5_001, 60_000),
         _ => random.between(60_001, 600_000),
     };
-    let parts = u64::from(collective.parts(ranks));
+    let parts = match collective {
+        Collective::AllToAll => u64::from(ranks),
+        _ => u64::from(collective.parts(ranks)),
+    };
     let budget = if random.chance(30_000) { CALL_BYTES_MAX } else { CALL_BYTES_USUAL };
     let most = budget / (2 * u64::from(ranks) * parts * data_type.bytes() as u64);
     count.min(most.max(1)) as usize
@@ -421,11 +467,9 @@ fn draw_mismatch(random: &mut Random, calls: &[CallPlan], ranks: u32) -> Option<
             let others = DataType::ALL.into_iter().filter(|item| *item != instead.data_type);
             instead.data_type = *pick(random, &others.collect::<Vec<_>>());
         }
-        (2, Collective::Broadcast { root }) => {
-            instead.collective = Collective::Broadcast { root: (root + 1) % ranks };
-        }
-        (2, Collective::Reduce { root }) => {
-            instead.collective = Collective::Reduce { root: (root + 1) % ranks }
+        (2, collective) if collective.root().is_some() => {
+            let root = collective.root().unwrap_or_default();
+            instead.collective = collective.with_root((root + 1) % ranks);
         }
         (2, Collective::AllReduce) => {
             instead.collective = Collective::Barrier;

@@ -13,7 +13,7 @@ use super::bound::bound;
 use super::cause;
 use super::cluster::Cluster;
 use super::oracle;
-use super::scenario::{CallPlan, Scenario};
+use super::scenario::{CallPlan, Overlap, Scenario};
 use super::slices::Guarded;
 use super::watch::Watch;
 use super::weaken::weakened;
@@ -131,6 +131,7 @@ struct Live {
 struct Lent {
     input: Option<Guarded>,
     output: Option<Guarded>,
+    overlap: Option<Overlap>,
     given: Vec<u8>,
 }
 
@@ -354,7 +355,7 @@ impl<'a> Trial<'a> {
             lock(&self.watch).lend(rank, slice.addresses());
         }
         memory.report(&self.cluster.world, rank, AccessKind::Write);
-        let (input, output) = memory.bytes(rank, self.scenario.ranks, plan);
+        let (input, output) = memory.bytes();
         let deadline = now + self.scenario.timeout;
         self.entered[call][rank as usize] = Some(now);
         match member.engine.start(&Arc::new(made), input, output, self.scenario.timeout) {
@@ -499,7 +500,11 @@ impl<'a> Trial<'a> {
         let Some(output) = memory.output() else { return Ok(()) };
         if differs {
             // Only what it gave itself can be right.
-            let is_own = output == memory.given;
+            let inputs = plan.collective.input_parts(rank, ranks);
+            let own = plan.collective.output_parts(rank, ranks).iter();
+            let own: Vec<u8> =
+                own.flat_map(|part| &memory.given[plan.range(inputs, part)]).copied().collect();
+            let is_own = output == own;
             return if is_own { Ok(()) } else { Err(self.failure(Checker::Result, name())) };
         }
         let alike = matches!(plan.collective, Collective::AllReduce);
@@ -636,37 +641,42 @@ impl Lent {
     ) -> Self {
         let ranks = scenario.ranks;
         let given = oracle::input(scenario.seed, call, rank, plan, ranks);
-        let part = plan.count * plan.data_type.bytes();
-        let inputs = plan.collective.input_parts(rank, ranks);
         let outputs = plan.collective.output_parts(rank, ranks);
-        let (has_input, has_output) = (!inputs.is_empty(), !outputs.is_empty());
+        let has_input = !plan.collective.input_parts(rank, ranks).is_empty();
+        let has_output = !outputs.is_empty();
         let (input_registered, output_registered) = plan.registered[rank as usize];
         let skew = (call * 3 + rank as usize) % SKEW_ELEMENTS * plan.data_type.bytes();
-        let junk = vec![0xee; outputs.len() * part];
-        if plan.in_place && has_input && has_output && inputs.len() <= outputs.len() {
-            let mut content = junk;
-            let start = inputs.start as usize * part;
-            content[start..start + given.len()].copy_from_slice(&given);
-            let output = Some(Guarded::new(device, &content, output_registered, skew));
-            return Self { input: None, output, given };
-        }
-        let input = has_input.then(|| Guarded::new(device, &given, input_registered, skew));
-        let output = has_output.then(|| Guarded::new(device, &junk, output_registered, skew));
-        Self { input, output, given }
+        let mut junk = vec![0xee; plan.bytes_of(outputs)];
+        let overlap = plan.overlap(rank, ranks);
+        let (input, output) = match &overlap {
+            Some(Overlap::InputInOutput(range)) => {
+                junk[range.clone()].copy_from_slice(&given);
+                (None, Some(Guarded::new(device, &junk, output_registered, skew)))
+            }
+            Some(Overlap::OutputInInput(_)) => {
+                (Some(Guarded::new(device, &given, input_registered, skew)), None)
+            }
+            None => (
+                has_input.then(|| Guarded::new(device, &given, input_registered, skew)),
+                has_output.then(|| Guarded::new(device, &junk, output_registered, skew)),
+            ),
+        };
+        Self { input, output, overlap, given }
     }
 
-    fn bytes(&mut self, rank: Rank, ranks: u32, plan: &CallPlan) -> (Bytes, Bytes) {
-        let inputs = plan.collective.input_parts(rank, ranks);
+    /// Input and output.
+    fn bytes(&mut self) -> (Bytes, Bytes) {
+        let input = self.input.as_mut().map_or(Bytes::None, Guarded::bytes);
         let output = self.output.as_mut().map_or(Bytes::None, Guarded::bytes);
-        let input = match (&mut self.input, &mut self.output) {
-            (Some(input), _) => input.bytes(),
-            (None, Some(output)) if !inputs.is_empty() => {
-                let part = plan.count * plan.data_type.bytes();
-                output.part(inputs.start as usize * part, inputs.len() * part)
+        match (&self.overlap, &mut self.input, &mut self.output) {
+            (Some(Overlap::InputInOutput(range)), _, Some(whole)) => {
+                (whole.part(range.start, range.len()), output)
             }
-            _ => Bytes::None,
-        };
-        (input, output)
+            (Some(Overlap::OutputInInput(range)), Some(whole), _) => {
+                (input, whole.part(range.start, range.len()))
+            }
+            _ => (input, output),
+        }
     }
 
     fn slices(&self) -> impl Iterator<Item = &Guarded> {
@@ -686,10 +696,22 @@ impl Lent {
     }
 
     fn has_changed_input(&self) -> bool {
-        self.input.as_ref().is_some_and(|input| input.content() != self.given)
+        let Some(content) = self.input.as_ref().map(Guarded::content) else { return false };
+        match &self.overlap {
+            Some(Overlap::OutputInInput(output)) => {
+                content[..output.start] != self.given[..output.start]
+                    || content[output.end..] != self.given[output.end..]
+            }
+            _ => content != self.given,
+        }
     }
 
     fn output(&self) -> Option<Vec<u8>> {
-        self.output.as_ref().map(Guarded::content)
+        match (&self.overlap, &self.input) {
+            (Some(Overlap::OutputInInput(range)), Some(input)) => {
+                Some(input.content()[range.clone()].to_vec())
+            }
+            _ => self.output.as_ref().map(Guarded::content),
+        }
     }
 }

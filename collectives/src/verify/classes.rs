@@ -138,7 +138,7 @@ impl<'a> Classes<'a> {
         let part = self.schedule.blocks[block as usize].part;
         u8::from(has_input(self.schedule, rank, part))
             | u8::from(has_output(self.schedule, rank, part)) << 1
-            | u8::from(self.schedule.collective.contributes(rank, part)) << 2
+            | u8::from(self.schedule.collective.contributes(rank, part, self.schedule.ranks())) << 2
     }
 
     /// Whether there is a renaming that turns the representative into the block and calls its anchor `candidate`.

@@ -76,19 +76,22 @@ fn sizes(schedule: &Schedule) -> Result<(), Violation> {
 fn blocks(schedule: &Schedule) -> Result<(), Violation> {
     let ranks = schedule.ranks();
     let parts = schedule.collective.parts(ranks);
-    let mut covered = vec![false; parts as usize];
     for (number, block) in schedule.blocks.iter().enumerate() {
         let number = number as u32;
-        let Some(covered) = covered.get_mut(block.part as usize) else {
+        if block.part >= parts {
             return Err(Violation::UnknownPart { block: number, part: block.part, parts });
-        };
-        *covered = true;
+        }
         if block.weight == 0 {
             return Err(Violation::NoWeight { block: number });
         }
     }
+    // In proportion to what was given, not to the number of parts, which a short text can make very large.
+    let mut covered: Vec<u32> = schedule.blocks.iter().map(|block| block.part).collect();
+    covered.sort_unstable();
+    covered.dedup();
     let has_data = |part: u32| (0..ranks).any(|rank| has_output(schedule, rank, part));
-    match (0..parts).find(|&part| !covered[part as usize] && has_data(part)) {
+    let mut next = covered.iter().peekable();
+    match (0..parts).find(|part| next.next_if_eq(&part).is_none() && has_data(*part)) {
         Some(part) => Err(Violation::Uncovered { part }),
         None => Ok(()),
     }
@@ -96,12 +99,12 @@ fn blocks(schedule: &Schedule) -> Result<(), Violation> {
 
 /// Whether the rank's input holds the part.
 pub(super) fn has_input(schedule: &Schedule, rank: Rank, part: u32) -> bool {
-    schedule.collective.input_parts(rank, schedule.ranks()).contains(&part)
+    schedule.collective.input_parts(rank, schedule.ranks()).contains(part)
 }
 
 /// Whether the rank's output holds the part.
 pub(super) fn has_output(schedule: &Schedule, rank: Rank, part: u32) -> bool {
-    schedule.collective.output_parts(rank, schedule.ranks()).contains(&part)
+    schedule.collective.output_parts(rank, schedule.ranks()).contains(part)
 }
 
 fn operation(schedule: &Schedule, site: Site, block: Block, op: &Op) -> Result<(), Violation> {

@@ -49,7 +49,7 @@ pub(super) fn check(graph: &Graph<'_>, memory: &Memory) -> Result<Outcome, Viola
     let part = schedule.blocks[graph.block as usize].part;
     let mut required = Set::empty(schedule.ranks());
     for rank in 0..schedule.ranks() {
-        if schedule.collective.contributes(rank, part) {
+        if schedule.collective.contributes(rank, part, schedule.ranks()) {
             required.insert(rank);
         }
     }

@@ -289,9 +289,9 @@ impl Run<'_> {
         let (collective, ranks) = (self.schedule.collective, self.schedule.ranks());
         let part = self.schedule.blocks[block].part;
         if input {
-            collective.input_parts(rank, ranks).contains(&part)
+            collective.input_parts(rank, ranks).contains(part)
         } else {
-            collective.output_parts(rank, ranks).contains(&part)
+            collective.output_parts(rank, ranks).contains(part)
         }
     }
 
@@ -448,7 +448,7 @@ impl Run<'_> {
                             continue;
                         }
                         let contributors =
-                            (0..ranks).filter(|&who| self.schedule.collective.contributes(who, part));
+                            (0..ranks).filter(|&who| self.schedule.collective.contributes(who, part, ranks));
                         let sum = contributors.fold(0u64, |sum, who| {
                             sum.wrapping_add(contribution(who, block, chunk, piece)[0])
                         });

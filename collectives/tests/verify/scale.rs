@@ -8,23 +8,11 @@ use pleach_collectives::generate::{Access, Algorithm, generate};
 use pleach_collectives::verify::{Proof, Violation, verify};
 use pleach_transport::clock;
 
-const COLLECTIVES: [Collective; 7] = [
-    Collective::AllReduce,
-    Collective::Reduce { root: 0 },
-    Collective::Broadcast { root: 0 },
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Barrier,
-    Collective::SendRecv { from: 0, to: 1 },
-];
-
 /// The same collective with the last rank as root.
 fn rooted_last(collective: Collective, ranks: u32) -> Collective {
     match collective {
-        Collective::Reduce { .. } => Collective::Reduce { root: ranks - 1 },
-        Collective::Broadcast { .. } => Collective::Broadcast { root: ranks - 1 },
         Collective::SendRecv { .. } => Collective::SendRecv { from: ranks - 1, to: 0 },
-        other => other,
+        other => other.with_root(ranks - 1),
     }
 }
 
@@ -69,7 +57,7 @@ fn measure(
 fn check_all(ranks: impl Iterator<Item = u32>) {
     let mut refused = String::new();
     for ranks in ranks {
-        for collective in COLLECTIVES {
+        for collective in Collective::ALL {
             for collective in [collective, rooted_last(collective, ranks)] {
                 for algorithm in algorithms(collective, ranks) {
                     for access in [Access::Put, Access::Mapped] {
@@ -100,21 +88,28 @@ fn whatever_is_generated_for_some_larger_counts_is_proved() {
 #[test]
 #[ignore = "times are those of a release build on an idle machine"]
 fn proofs_take_as_long_as_they_may() {
+    let all_reduce = Collective::AllReduce;
     let cases = [
-        (32, vec!["direct", "recursive-doubling", "halving-doubling", "ring", "double-tree"], 0.05),
-        (32, vec!["grid:4x8", "grid-staged:4x8"], 0.05),
-        (256, vec!["direct"], 5.0),
-        (1024, vec!["ring", "double-tree", "grid:32x32", "halving-doubling"], 5.0),
-        (1024, vec!["grid-staged:32x32"], 15.0),
-        (256, vec!["recursive-doubling"], 5.0),
+        (Collective::AllToAll, 32, vec!["direct"], 0.05),
+        (Collective::AllToAll, 256, vec!["direct"], 5.0),
+        (
+            all_reduce,
+            32,
+            vec!["direct", "recursive-doubling", "halving-doubling", "ring", "double-tree"],
+            0.05,
+        ),
+        (all_reduce, 32, vec!["grid:4x8", "grid-staged:4x8"], 0.05),
+        (all_reduce, 256, vec!["direct"], 5.0),
+        (all_reduce, 1024, vec!["ring", "double-tree", "grid:32x32", "halving-doubling"], 5.0),
+        (all_reduce, 1024, vec!["grid-staged:32x32"], 15.0),
+        (all_reduce, 256, vec!["recursive-doubling"], 5.0),
     ];
     let mut late = String::new();
-    for (ranks, names, limit) in cases {
+    for (collective, ranks, names, limit) in cases {
         for name in names {
             for access in [Access::Put, Access::Mapped] {
-                let algorithm = Algorithm::named(name, Collective::AllReduce).expect("a known name");
-                let Some((measured, proof)) = measure(Collective::AllReduce, &algorithm, ranks, access)
-                else {
+                let algorithm = Algorithm::named(name, collective).expect("a known name");
+                let Some((measured, proof)) = measure(collective, &algorithm, ranks, access) else {
                     continue;
                 };
                 let said = proof.map_or_else(|violation| violation.to_string(), |_| "proved".to_owned());

@@ -12,7 +12,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::memory::Space;
 use super::pattern::{Pattern, times_max};
-use super::{Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task};
+use super::{Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task, lengths};
 
 /// Up to this many bytes of the whole a size gets all iterations; larger ones get fewer.
 const SMALL_BYTES: u64 = 32 << 10;
@@ -210,12 +210,7 @@ impl<'a, T: Element> Bench<'a, T> {
 
     /// Memory for so many iterations.
     fn grow(&mut self, iterations: usize) -> Result<(), CollectiveError> {
-        let all = self.count * self.task.ranks as usize;
-        let (data, output) = match self.task.collective {
-            Collective::AllGather => (self.count, Some(all)),
-            Collective::ReduceScatter => (all, Some(self.count)),
-            _ => (self.count, None),
-        };
+        let (data, output) = lengths(self.task, self.group.rank(), self.count);
         while self.slots.len() < iterations {
             let space = |len| Space::new(self.group, self.task.memory, len);
             self.slots.push(Slot { data: space(data)?, output: output.map(space).transpose()? });
@@ -276,6 +271,10 @@ fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(),
         (Collective::Broadcast { root }, _) => group.broadcast(data, root),
         (Collective::AllGather, Some(output)) => group.all_gather(data, output),
         (Collective::ReduceScatter, Some(output)) => group.reduce_scatter(data, output, task.op),
+        (Collective::Gather { root }, Some(output)) => group.gather(data, output, root),
+        (Collective::Gather { root }, None) => group.gather(data, &mut [][..], root),
+        (Collective::Scatter { root }, Some(output)) => group.scatter(data, output, root),
+        (Collective::AllToAll, Some(output)) => group.all_to_all(data, output),
         (Collective::SendRecv { from, to }, _) if group.rank() == from => group.send(data, to),
         (Collective::SendRecv { from, to }, _) if group.rank() == to => group.recv(data, from),
         // The other ranks of a message have no part in it.

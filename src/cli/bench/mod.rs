@@ -10,7 +10,7 @@ use std::time::Duration;
 use pleach::collectives::select::SelectError;
 use pleach::collectives::{Access, CostModel, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
-use pleach::{Algorithm, Collective, DataType, Group, Options, ReduceOp};
+use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp};
 
 use super::CommandError;
 use super::launch::{WorldArguments, is_one_of_several, rank_count, rank_or_launch};
@@ -44,12 +44,12 @@ const TIME_MAX_MS: i64 = 3_600_000;
 #[command(after_help = "Examples:\n  pleach bench\n  \
     pleach bench all-gather --fabric shm --ranks 4 --min 1K --max 16M --factor 2 --dtype bf16\n  \
     mpirun -n 4 pleach bench all-reduce --algorithm ring --json\n\n\
-    K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. bytes is one rank's vector, for all-gather and\n\
-    reduce-scatter the blocks of all ranks. A sample is as many iterations as last 10 us or more; its time is that of\n\
-    the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for all-reduce, (n-1)/n for all-gather\n\
-    and reduce-scatter, 1 for the others. errors counts wrong elements of all iterations and ranks.")]
+    K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. bytes is one rank's vector, for all-gather,\n\
+    reduce-scatter, gather, scatter and all-to-all the blocks of all ranks. A sample is as many iterations as last 10 us\n\
+    or more; its time is that of the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for\n\
+    all-reduce, (n-1)/n for what has blocks, 1 for the others. errors counts wrong elements of all iterations and ranks.")]
 pub(crate) struct Arguments {
-    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, barrier or send-recv
+    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(value_parser = collective, default_value = "all-reduce")]
     collective: Collective,
     /// How bytes move: shm, tcp or sim (virtual time) [default: shm if the ranks share a host, then tcp]
@@ -140,13 +140,34 @@ struct Task {
 impl Task {
     /// Elements of a part for a size: as many as are whole on every rank.
     fn count(&self, bytes: u64) -> usize {
-        let parts = u64::from(self.collective.parts(self.ranks));
-        (bytes / (parts * self.data_type.bytes() as u64)) as usize
+        (bytes / (u64::from(self.blocks()) * self.data_type.bytes() as u64)) as usize
+    }
+
+    /// How many parts a size is of: those that are together at one rank.
+    fn blocks(&self) -> u32 {
+        match self.collective {
+            Collective::AllToAll => self.ranks,
+            other => other.parts(self.ranks),
+        }
     }
 
     /// What so many elements of a part are in bytes of the whole.
     fn whole_bytes(&self, count: usize) -> u64 {
-        count as u64 * self.data_type.bytes() as u64 * u64::from(self.collective.parts(self.ranks))
+        count as u64 * self.data_type.bytes() as u64 * u64::from(self.blocks())
+    }
+}
+
+/// Elements of an iteration's memory on `rank`: of the input, which is the output too where there is no other; and of
+/// the output.
+fn lengths(task: &Task, rank: Rank, count: usize) -> (usize, Option<usize>) {
+    let all = count * task.ranks as usize;
+    match task.collective {
+        Collective::AllGather => (count, Some(all)),
+        Collective::ReduceScatter => (all, Some(count)),
+        Collective::Gather { root } if rank == root => (count, Some(all)),
+        Collective::Scatter { root } => (if rank == root { all } else { 0 }, Some(count)),
+        Collective::AllToAll => (all, Some(all)),
+        _ => (count, None),
     }
 }
 

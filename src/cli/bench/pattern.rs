@@ -162,9 +162,15 @@ impl Pattern {
             Collective::SendRecv { from, to } if rank == to => {
                 self.differing(output, &self.inputs[from as usize], begin)
             }
-            Collective::AllGather if !output.is_empty() => {
-                let parts = output.chunks_exact(output.len() / self.ranks as usize);
-                parts.zip(&self.inputs).map(|(part, table)| self.differing(part, table, begin)).sum()
+            Collective::AllGather if !output.is_empty() => self.gathered(output, begin),
+            Collective::Gather { root } if rank == root && !output.is_empty() => self.gathered(output, begin),
+            Collective::Scatter { root } => {
+                let first = rank as usize * (output.len() / self.element);
+                self.differing(output, &self.inputs[root as usize], begin + first)
+            }
+            Collective::AllToAll if !output.is_empty() => {
+                let block = output.len() / self.ranks as usize;
+                self.gathered(output, begin + rank as usize * (block / self.element))
             }
             _ => self.differing(output, own, begin),
         }
@@ -184,6 +190,12 @@ impl Pattern {
             None => sum * growth,
         });
         grown.flat_map(|number| encode(self.data_type, number)).collect()
+    }
+
+    /// Elements of a block of each rank, in rank order, that are not as from there on in its table.
+    fn gathered(&self, found: &[u8], begin: usize) -> u64 {
+        let blocks = found.chunks_exact(found.len() / self.ranks as usize);
+        blocks.zip(&self.inputs).map(|(block, table)| self.differing(block, table, begin)).sum()
     }
 
     fn differing(&self, found: &[u8], table: &[u8], begin: usize) -> u64 {

@@ -88,7 +88,11 @@ fn bus_factor(collective: Collective, ranks: u32) -> f64 {
     let ranks = f64::from(ranks);
     match collective {
         Collective::AllReduce => 2.0 * (ranks - 1.0) / ranks,
-        Collective::AllGather | Collective::ReduceScatter => (ranks - 1.0) / ranks,
+        Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::Gather { .. }
+        | Collective::Scatter { .. }
+        | Collective::AllToAll => (ranks - 1.0) / ranks,
         _ => 1.0,
     }
 }
@@ -127,6 +131,9 @@ mod tests {
         assert_eq!(bus_factor(Collective::AllReduce, 4), 1.5);
         assert_eq!(bus_factor(Collective::AllGather, 4), 0.75);
         assert_eq!(bus_factor(Collective::ReduceScatter, 2), 0.5);
+        assert_eq!(bus_factor(Collective::Gather { root: 0 }, 4), 0.75);
+        assert_eq!(bus_factor(Collective::Scatter { root: 0 }, 4), 0.75);
+        assert_eq!(bus_factor(Collective::AllToAll, 4), 0.75);
         assert_eq!(bus_factor(Collective::Broadcast { root: 0 }, 4), 1.0);
         assert_eq!(bus_factor(Collective::AllReduce, 1), 0.0);
     }

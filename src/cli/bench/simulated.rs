@@ -9,7 +9,7 @@ use pleach::transport::{Nanos, SharedMemory, Slice};
 use pleach::{Collective, Rank};
 
 use super::pattern::Pattern;
-use super::{CommandError, Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task};
+use super::{CommandError, Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task, lengths};
 
 /// The network, in words.
 pub(super) const NOTE: &str = " (full mesh, 12.5 GB/s and 1.5 us a link, virtual time)";
@@ -97,15 +97,11 @@ impl<'a> Simulation<'a> {
     }
 
     fn grow(&mut self, shares: &mut [Share], count: usize, iterations: usize) -> Result<(), CommandError> {
-        let part = count * self.task.data_type.bytes();
-        let all = part * self.task.ranks as usize;
-        let (data, output) = match self.task.collective {
-            Collective::AllGather => (part, Some(all)),
-            Collective::ReduceScatter => (all, Some(part)),
-            _ => (part, None),
-        };
-        for (share, member) in shares.iter_mut().zip(&mut self.cluster.members) {
+        let element = self.task.data_type.bytes();
+        for ((share, member), rank) in shares.iter_mut().zip(&mut self.cluster.members).zip(0..) {
             let Some(member) = member else { continue };
+            let (data, output) = lengths(self.task, rank, count);
+            let (data, output) = (data * element, output.map(|output| output * element));
             let mut register = |bytes: usize| {
                 let memory = SharedMemory::new(bytes).map_err(|error| {
                     CommandError::failed(format!("no memory: {bytes} bytes ({error}); give a smaller --max"))

@@ -72,8 +72,8 @@ fn errors_name_line_column_and_what_was_expected() {
     });
     assert_eq!(
         refused("collective broadcast", "collective brodcast"),
-        "line 2, column 12: expected a collective: all-reduce reduce broadcast all-gather reduce-scatter barrier \
-         send-recv, found 'brodcast'"
+        "line 2, column 12: expected a collective: all-reduce reduce broadcast all-gather reduce-scatter gather \
+         scatter all-to-all barrier send-recv, found 'brodcast'"
     );
     assert_eq!(refused("after 2\n", "after 2 x\n"), {
         "line 17, column 32: expected the number of a step, found 'x'"

@@ -1,0 +1,97 @@
+//! Gather, scatter and all-to-all of blocks of one length.
+
+use pleach_collectives::{CollectiveError, Rank};
+use pleach_transport::rendezvous::Fabric;
+
+use super::with_group;
+
+/// What rank `from` gives to rank `to`: different for every two ranks, and along the block.
+fn block(from: Rank, to: Rank, count: usize) -> Vec<i32> {
+    (0..count).map(|index| (from * 1000 + to * 100) as i32 + (index % 97) as i32).collect()
+}
+
+fn row(from: Rank, ranks: u32, count: usize) -> Vec<i32> {
+    (0..ranks).flat_map(|to| block(from, to, count)).collect()
+}
+
+pub(super) fn blocks_go_where_they_belong(fabric: Fabric) {
+    for ranks in [1, 2, 3, 4] {
+        with_group(fabric, ranks, |group| {
+            let rank = group.rank();
+            for count in [0usize, 1, 5, 2000, 150_000] {
+                let whole = count * ranks as usize;
+                for root in 0..ranks {
+                    let gathered: Vec<i32> = (0..ranks).flat_map(|from| block(from, root, count)).collect();
+                    let mut output = vec![-1; if rank == root { whole } else { 0 }];
+                    group.gather(&block(rank, root, count), &mut output, root).unwrap();
+                    assert!(
+                        output == if rank == root { gathered } else { Vec::new() },
+                        "gather {count} {root}"
+                    );
+
+                    let input = if rank == root { row(root, ranks, count) } else { Vec::new() };
+                    let mut output = vec![-1; count];
+                    group.scatter(&input, &mut output, root).unwrap();
+                    assert!(output == block(root, rank, count), "scatter {count} {root}");
+                }
+                let expected: Vec<i32> = (0..ranks).flat_map(|from| block(from, rank, count)).collect();
+                let mut output = vec![-1; whole];
+                group.all_to_all(&row(rank, ranks, count), &mut output).unwrap();
+                assert!(output == expected, "all_to_all {count}");
+
+                let mut input = group.buffer::<i32>(whole).unwrap();
+                input.copy_from_slice(&row(rank, ranks, count));
+                let mut output = group.buffer::<i32>(whole).unwrap();
+                group.all_to_all(&input, &mut output).unwrap();
+                assert!(output[..] == expected, "all_to_all of Buffers {count}");
+                assert!(input[..] == row(rank, ranks, count), "an input stays as it is");
+            }
+            group.close().unwrap();
+        });
+    }
+}
+
+pub(super) fn blocks_under_way_give_their_memory_back(fabric: Fabric) {
+    with_group(fabric, 3, |group| {
+        let (rank, ranks, count) = (group.rank(), group.world_size(), 3000);
+        let gather = group.start_gather(block(rank, 1, count), vec![0; 3 * count], 1).unwrap();
+        let scatter = group.start_scatter(row(2, ranks, count), vec![0; count], 2).unwrap();
+        let exchange = group.start_all_to_all(row(rank, ranks, count), vec![0; 3 * count]).unwrap();
+        let (given, output) = exchange.wait().unwrap();
+        assert_eq!(given, row(rank, ranks, count));
+        assert_eq!(output, (0..3).flat_map(|from| block(from, rank, count)).collect::<Vec<_>>());
+        assert_eq!(scatter.wait().unwrap().1, block(2, rank, count));
+        let (given, output) = gather.wait().unwrap();
+        assert_eq!(given, block(rank, 1, count));
+        let gathered: Vec<i32> = (0..3).flat_map(|from| block(from, 1, count)).collect();
+        assert_eq!(output, if rank == 1 { gathered } else { vec![0; 3 * count] });
+    });
+}
+
+pub(super) fn blocks_of_a_wrong_length_are_refused(fabric: Fabric) {
+    with_group(fabric, 2, |group| {
+        let root = group.rank();
+        let length = |error: Result<(), CollectiveError>| match error.unwrap_err() {
+            CollectiveError::Length { expected, actual, .. } => (expected, actual),
+            other => panic!("{other}"),
+        };
+        assert_eq!(length(group.gather(&[0f32; 3], &mut [0f32; 5], root)), (6, 5));
+        assert_eq!(length(group.scatter(&[0f32; 5], &mut [0f32; 3], root)), (6, 5));
+        assert_eq!(length(group.all_to_all(&[0f32; 5], &mut [0f32; 5])), (4, 5));
+        assert_eq!(length(group.all_to_all(&[0f32; 4], &mut [0f32; 5])), (4, 5));
+        assert!(matches!(
+            group.gather(&[0f32; 3], &mut [0f32; 6], 2),
+            Err(CollectiveError::NoSuchRank { rank: 2, world_size: 2 })
+        ));
+        group.barrier().unwrap();
+    });
+}
+
+pub(super) fn a_different_length_of_blocks_is_a_mismatch(fabric: Fabric) {
+    with_group(fabric, 3, |group| {
+        let count = if group.rank() == 1 { 5 } else { 7 };
+        let error = group.all_to_all(&row(group.rank(), 3, count), &mut vec![0; 3 * count]).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("all-to-all of 5 i32") && text.contains("all-to-all of 7 i32"), "{text}");
+    });
+}
