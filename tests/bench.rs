@@ -131,6 +131,26 @@ fn every_type_and_reduction_is_exact() {
 }
 
 #[test]
+fn the_same_memory_again_any_slice_and_given_sizes_are_measured_and_right() {
+    for collective in COLLECTIVES {
+        for memory in ["registered", "slice"] {
+            let arguments = ["--fabric", "shm", "--ranks", "2", "--reuse", "--pin", "--memory", memory];
+            let sizes = if collective == "barrier" { vec![] } else { vec!["--sizes", "4K,40"] };
+            let rows = rows(&[&[collective][..], &arguments, &sizes].concat());
+            let bytes: Vec<&str> = rows.iter().map(|row| row[6].as_str()).collect();
+            assert_eq!(bytes, if collective == "barrier" { vec!["0"] } else { vec!["4096", "40"] });
+        }
+    }
+}
+
+#[test]
+fn a_time_for_each_size_takes_the_place_of_iterations() {
+    let output = bench(&["--fabric", "shm", "--sizes", "8,1M", "--time", "5", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stdout).lines().filter(|line| line.contains("\"errors\":0}")).count(), 2);
+}
+
+#[test]
 fn without_a_fabric_both_are_measured_and_the_named_algorithm_is_taken() {
     let rows = rows(&["--max", "8", "--algorithm", "ring"]);
     assert_eq!(rows.len(), 2);
@@ -162,7 +182,7 @@ fn a_table_has_a_head_and_a_row_for_each_size() {
 
 #[test]
 fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 17] = [
         (&["all-reduced"], "all-reduce reduce broadcast"),
         (&["--fabric", "smoke"], "shm tcp sim"),
         (&["--algorithm", "chain"], "direct recursive-doubling halving-doubling ring double-tree grid:AxB"),
@@ -176,6 +196,10 @@ fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
         (&["--dtype", "f31"], "f32 f64"),
         (&["--op", "mean"], "sum prod min max avg"),
         (&["send-recv", "--ranks", "1"], "send-recv"),
+        (&["--sizes", "8,10"], "--sizes 10 is not a multiple of 4 bytes"),
+        (&["--sizes", "8", "--max", "64"], "--sizes"),
+        (&["--memory", "borrowed"], "registered slice"),
+        (&["--fabric", "sim", "--reuse"], "leave them away with --fabric sim"),
     ];
     for (arguments, what) in cases {
         let output = bench(arguments);

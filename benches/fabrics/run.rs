@@ -118,7 +118,10 @@ fn outcome(command: &Command, limit_s: u64) -> Outcome {
             .clone()
             .find(|line| line.contains("error:"))
             .or_else(|| lines.find(|line| !line.is_empty()));
-        Some(said.map_or_else(|| output.status.to_string(), str::to_owned))
+        // What to do about it is for whoever typed the command.
+        let said = said
+            .map(|line| line.trim_start_matches("error: ").split(':').next().unwrap_or_default().to_owned());
+        Some(said.unwrap_or_else(|| output.status.to_string()))
     };
     let right = lines.into_iter().filter(|(_, errors)| *errors == 0);
     Outcome { measured: right.map(|(measured, _)| measured).collect(), failure }

@@ -95,10 +95,11 @@ static inline void fail(const char *what) {
     exit(1);
 }
 
-/* Keeps this thread on the given one of the processors that it may use. */
+/* Keeps this thread on the given one of the processors that the program might use when it first called this. */
 static inline void pin_to(int index) {
-    cpu_set_t allowed, only;
-    sched_getaffinity(0, sizeof allowed, &allowed);
+    static cpu_set_t allowed;
+    cpu_set_t only;
+    if (CPU_COUNT(&allowed) == 0) sched_getaffinity(0, sizeof allowed, &allowed);
     index %= CPU_COUNT(&allowed);
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         if (CPU_ISSET(cpu, &allowed) && index-- == 0) {

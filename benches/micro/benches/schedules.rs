@@ -1,0 +1,47 @@
+//! What happens before a run: the proof of a schedule (at the first call of its kind) and the look-up of a plan (at each).
+#![allow(missing_docs)] // criterion's macros
+
+use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
+use pleach_collectives::group::Planner;
+use pleach_collectives::verify::verify;
+use pleach_collectives::{Access, Algorithm, Collective, CostModel, generate, select};
+
+const BYTES: usize = 1 << 20;
+
+fn proofs(criterion: &mut Criterion) {
+    let schedules = [
+        (Algorithm::Direct, 2, Access::Mapped),
+        (Algorithm::Direct, 8, Access::Mapped),
+        (Algorithm::Ring, 8, Access::Put),
+        (Algorithm::HalvingDoubling, 16, Access::Put),
+    ];
+    let mut group = criterion.benchmark_group("verify all-reduce");
+    group.sample_size(20);
+    for (algorithm, ranks, access) in schedules {
+        let schedule = generate(Collective::AllReduce, &algorithm, ranks, access).expect("fits the ranks");
+        group.bench_function(BenchmarkId::new(algorithm.to_string(), ranks), |bencher| {
+            bencher.iter_batched(
+                || schedule.clone(),
+                |schedule| verify(schedule).expect("is right"),
+                BatchSize::SmallInput,
+            );
+        });
+    }
+    group.finish();
+}
+
+fn plans(criterion: &mut Criterion) {
+    let mut planner = Planner::new(0, 8, Access::Mapped, None);
+    criterion.bench_function("plan, known", |bencher| {
+        bencher.iter(|| planner.program(Collective::AllReduce, BYTES, None).expect("there is one"));
+    });
+    criterion.bench_function("select", |bencher| {
+        bencher.iter(|| {
+            select(Collective::AllReduce, 8, BYTES as u64, Access::Mapped, &CostModel::SHARED_MEMORY)
+                .expect("there is one")
+        });
+    });
+}
+
+criterion_group!(benches, proofs, plans);
+criterion_main!(benches);
