@@ -212,3 +212,16 @@ fn the_command_tells_what_it_ran_and_refuses_unknown_faults_with_the_list() {
     assert_eq!((code, stdout.as_str()), (Some(2), ""));
     assert!(stderr.contains("'gremlin'") && stderr.contains("rank-death"), "{stderr}");
 }
+
+#[test]
+fn a_trace_that_cannot_be_written_whole_is_no_success() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
+    let output =
+        command.args(["sim", "--ranks", "3", "--trace", "/dev/full"]).output().expect("pleach starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.starts_with("error: trace not whole: /dev/full") && errors.lines().count() == 1,
+        "{errors}"
+    );
+}

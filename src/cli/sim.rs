@@ -1,8 +1,9 @@
 //! `pleach sim`: simulates whole groups and checks everything they do.
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pleach::collectives::simulate::{Failure, Limits, RANKS_MAX, Report, Scenario, run as simulate};
 use pleach::transport::sim::FaultKinds;
@@ -11,9 +12,12 @@ use super::CommandError;
 
 /// Arguments of `pleach sim`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  pleach sim --seeds 1000\n  \
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:\n  pleach sim --seeds 1000\n  \
     pleach sim --seed 42 --ranks 5 --faults delay,rank-death --trace run.trace\n\n\
-    A run is a function of the program and the seed: the same seed fails again, in the same way.")]
+    A run is a function of the program and the seed: the same seed fails again, in the same way."
+)]
 pub(crate) struct Arguments {
     /// The first seed
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -71,8 +75,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     for number in 0..arguments.seeds {
         let seed = arguments.seed.wrapping_add(number);
         let scenario = Scenario::draw(seed, &limits);
-        let trace = arguments.trace.as_ref().map(|path| open_trace(path)).transpose()?;
+        let first_error = FirstError::default();
+        let trace = arguments.trace.as_ref().map(|path| open_trace(path, &first_error)).transpose()?;
         let report = simulate(&scenario, trace).map_err(|failure| failed(arguments, &scenario, &failure))?;
+        if let (Some(path), Some(error)) = (&arguments.trace, first_error.take()) {
+            return Err(CommandError::failed(format!(
+                "trace not whole: {} ({error}); name a file where there is room",
+                path.display()
+            )));
+        }
         sums.add(&report);
         if arguments.seeds == 1 {
             return print(&format!("{scenario}: {}", told(&sums, &report.hash.to_string())));
@@ -108,9 +119,51 @@ fn print(line: &str) -> Result<(), CommandError> {
     }
 }
 
-fn open_trace(path: &PathBuf) -> Result<Box<dyn Write + Send>, CommandError> {
+/// What first went wrong with a trace, told when its writer is gone.
+#[derive(Clone, Default)]
+struct FirstError(Arc<Mutex<Option<io::Error>>>);
+
+impl FirstError {
+    fn put(&self, error: io::Error) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    fn take(&self) -> Option<io::Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// The file of a trace. The simulation goes on whatever becomes of it.
+struct Trace {
+    file: BufWriter<File>,
+    first_error: FirstError,
+}
+
+impl Write for Trace {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Err(error) = self.file.write_all(bytes) {
+            self.first_error.put(error);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if let Err(error) = self.file.flush() {
+            self.first_error.put(error);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = self.flush();
+    }
+}
+
+fn open_trace(path: &PathBuf, first_error: &FirstError) -> Result<Box<dyn Write + Send>, CommandError> {
     match File::create(path) {
-        Ok(file) => Ok(Box::new(BufWriter::new(file))),
+        Ok(file) => Ok(Box::new(Trace { file: BufWriter::new(file), first_error: first_error.clone() })),
         Err(error) => Err(CommandError::usage(format!(
             "trace not written: {} ({error}); name another file",
             path.display()
