@@ -63,7 +63,10 @@ fn what_schedule_prints_verify_proves() {
         let file = Written::new(&format!("{collective}-{}", algorithm.replace(':', "-")), &text);
         let (code, stdout, stderr) = file.verified(collective);
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{collective} {algorithm}");
-        assert!(stdout.starts_with("proved: ") && stdout.contains("4 ranks"), "{stdout}");
+        assert!(
+            stdout.starts_with("proved: ") && !stdout.contains(" a a") && stdout.contains("4 ranks"),
+            "{stdout}"
+        );
     }
 }
 
@@ -86,6 +89,17 @@ fn a_syntax_error_is_told_with_line_and_column_and_status_2() {
     let (code, _, stderr) = Written::new("syntax", &wrong).verified("barrier");
     assert_eq!(code, Some(2), "{stderr}");
     assert!(stderr.contains(&format!("line {line}, column ")), "{stderr}");
+}
+
+#[test]
+fn a_byte_that_is_no_text_is_told_with_line_and_column() {
+    let file = Written::new("bytes", "pleach-schedule 1\nab");
+    let mut bytes = fs::read(&file.0).expect("was written");
+    bytes.extend([0xff, b'\n']);
+    fs::write(&file.0, bytes).expect("a temporary file");
+    let (code, _, stderr) = file.verified("barrier");
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("line 2, column 3: ") && stderr.lines().count() == 1, "{stderr}");
 }
 
 #[test]

@@ -44,7 +44,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
             "refuted: {path}, {violation}; it must not be run, correct the schedule"
         ))
     })?;
-    let line = format!("proved: {path} is a {found} of {ranks} ranks, in and out of place\n");
+    let article = if found.name().starts_with('a') { "an" } else { "a" };
+    let line = format!("proved: {path} is {article} {found} of {ranks} ranks, in and out of place\n");
     // Nobody is left to tell when standard output is closed; the exit status still says it.
     let _ = std::io::stdout().write_all(line.as_bytes());
     Ok(())
@@ -57,11 +58,16 @@ fn read(arguments: &Arguments) -> Result<String, CommandError> {
             "schedule not read: {path} ({error}); name a file that 'pleach schedule' wrote"
         ))
     };
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     // One byte more than may be, so that the parser sees that it is too long.
     let limit = MAX_TEXT_BYTES as u64 + 1;
-    File::open(&arguments.file)
-        .and_then(|file| file.take(limit).read_to_string(&mut text))
-        .map_err(unread)?;
-    Ok(text)
+    File::open(&arguments.file).and_then(|file| file.take(limit).read_to_end(&mut bytes)).map_err(unread)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let good = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
+        let line = good.matches('\n').count() + 1;
+        let column = good.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        CommandError::usage(format!(
+            "no schedule: {path}, line {line}, column {column}: expected text, found a byte that is none; name a file that 'pleach schedule' wrote"
+        ))
+    })
 }
