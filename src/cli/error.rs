@@ -6,12 +6,20 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
+use pleach::transport::rendezvous::{Explicit, Launcher, World};
+use rustix::event::poll;
+use rustix::time::Timespec;
+
+/// How long a rank that leaves the word to rank 0 stays: other launchers end all ranks with the first that fails.
+const FIRST_WORD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What a subcommand ends with when it does not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CommandError {
     /// What the person typed or wrote (arguments, files, variables) does not do: exit status 2.
     Usage(String),
+    /// The same, for what is wrong on every rank alike (arguments): under a launcher rank 0 alone says it.
+    Typed(String),
     /// Something happened or did not hold: exit status 1.
     Failed(String),
 }
@@ -22,6 +30,11 @@ impl CommandError {
         Self::Usage(error.to_string())
     }
 
+    /// As [`CommandError::usage`], for what is wrong on every rank alike.
+    pub(crate) fn typed(error: impl Display) -> Self {
+        Self::Typed(error.to_string())
+    }
+
     /// As [`CommandError::usage`], for what is not the person's doing.
     pub(crate) fn failed(error: impl Display) -> Self {
         Self::Failed(error.to_string())
@@ -30,7 +43,7 @@ impl CommandError {
     /// Folds clap's paragraphs into one line and says where to read on. `arguments` are those of the process.
     pub(crate) fn from_clap(error: &clap::Error, arguments: impl IntoIterator<Item = OsString>) -> Self {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-            return Self::usage("no command: pleach; see 'pleach --help'");
+            return Self::typed("no command: pleach; see 'pleach --help'");
         }
         let known = super::CommandLine::command();
         let subcommand = arguments.into_iter().nth(1).and_then(|name| name.into_string().ok());
@@ -42,25 +55,36 @@ impl CommandError {
             .filter(|line| !line.is_empty() && !line.starts_with("For more information"))
             .map(|line| line.strip_prefix("error: ").unwrap_or(line))
             .collect();
-        Self::Usage(format!("{}; see '{help} --help'", parts.join(" ")))
+        Self::Typed(format!("{}; see '{help} --help'", parts.join(" ").replace(" tip: ", "; ")))
     }
 
     /// The exit status.
     pub(crate) fn status(&self) -> u8 {
         match self {
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::Typed(_) => 2,
             Self::Failed(_) => 1,
         }
     }
 
     /// Prints the line and gives the exit status.
     pub(crate) fn report(&self) -> ExitCode {
-        let (Self::Usage(text) | Self::Failed(text)) = self;
+        let (Self::Usage(text) | Self::Typed(text) | Self::Failed(text)) = self;
+        if matches!(self, Self::Typed(_)) && is_said_by_rank_0() {
+            // A signal of the launcher ends it early.
+            let _ = poll(&mut [], Some(&FIRST_WORD));
+            return ExitCode::from(self.status());
+        }
         // One write, so that lines of several processes do not mix; nobody is left to tell if it fails.
         let line = format!("error: {}\n", text.trim().replace('\n', " "));
         let _ = std::io::stderr().write_all(line.as_bytes());
         ExitCode::from(self.status())
     }
+}
+
+/// Whether this is a further rank of a launcher that passes on what every rank says. `pleach run` chooses by itself.
+fn is_said_by_rank_0() -> bool {
+    let world = World::find(&Explicit::default()).ok().flatten();
+    world.is_some_and(|world| world.rank > 0 && world.launcher != Launcher::Pleach)
 }
 
 #[cfg(test)]
@@ -77,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_usage_error_is_one_line_that_names_the_help_of_its_subcommand() {
-        let CommandError::Usage(text) = parse_error(&["pleach", "run", "-n", "many", "true"]) else {
+        let CommandError::Typed(text) = parse_error(&["pleach", "run", "-n", "many", "true"]) else {
             panic!("a usage error")
         };
         assert!(text.contains("many") && !text.contains('\n'), "{text}");
@@ -87,7 +111,7 @@ mod tests {
     #[test]
     fn a_missing_or_unknown_command_is_a_usage_error() {
         assert_eq!(parse_error(&["pleach"]).status(), 2);
-        let CommandError::Usage(text) = parse_error(&["pleach", "secrat"]) else { panic!("a usage error") };
+        let CommandError::Typed(text) = parse_error(&["pleach", "secrat"]) else { panic!("a usage error") };
         assert!(text.contains("'secrat'") && text.contains("'secret'"), "{text}");
     }
 }

@@ -9,9 +9,12 @@ use super::launch::{Launch, Output, is_executable};
 
 /// Arguments of `pleach run`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  \
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:\n  \
     pleach run -n 4 -- ./my-training-program --epochs 3\n  \
-    pleach run -n 4 --world-size 8 --first-rank 4 --rendezvous tcp://node-0:4000 -- ./my-training-program")]
+    pleach run -n 4 --world-size 8 --first-rank 4 --rendezvous tcp://node-0:4000 -- ./my-training-program"
+)]
 pub(crate) struct Arguments {
     /// How many ranks to start here
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORLD_SIZE_MAX)))]
@@ -48,6 +51,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output: Output::Prefixed };
     // Whatever the command's own status says, for this one it is a job that failed.
     launch.run().map_err(|error| match error {
-        CommandError::Usage(text) | CommandError::Failed(text) => CommandError::Failed(text),
+        CommandError::Usage(text) | CommandError::Typed(text) | CommandError::Failed(text) => {
+            CommandError::Failed(text)
+        }
     })
 }

@@ -9,8 +9,11 @@ use super::CommandError;
 
 /// Arguments of `pleach schedule`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  pleach schedule all-reduce --algorithm ring --ranks 4\n  \
-    pleach schedule all-reduce --algorithm grid:2x4 --ranks 8 --mapped > grid.schedule")]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Example:\n  pleach schedule all-reduce --algorithm ring --ranks 4\n  \
+    pleach schedule all-reduce --algorithm grid:2x4 --ranks 8 --mapped > grid.schedule"
+)]
 pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(value_parser = collective)]

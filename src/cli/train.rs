@@ -42,6 +42,7 @@ const ROUNDING: f32 = 2e-5;
 /// Arguments of `pleach train`.
 #[derive(Debug, clap::Args)]
 #[command(
+    allow_negative_numbers = true,
     after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5"
 )]
 pub(crate) struct Arguments {

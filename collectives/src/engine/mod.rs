@@ -87,7 +87,9 @@ pub enum StartError {
 #[non_exhaustive]
 pub enum EngineError {
     /// No scratch memory.
-    #[error("{bytes} bytes of scratch memory cannot be had")]
+    #[error(
+        "{bytes} bytes of scratch memory cannot be had; free memory on its host, or raise its limit ('ulimit -v')"
+    )]
     Scratch {
         /// How many.
         bytes: u64,

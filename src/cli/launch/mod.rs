@@ -112,7 +112,7 @@ fn find_world(arguments: &WorldArguments, ranks: Option<u32>) -> Result<Option<W
     let world = World::find(&Explicit { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
     match (&world, ranks) {
         (Some(World { world_size, launcher, .. }), Some(ranks)) if ranks != *world_size => {
-            Err(CommandError::usage(format!(
+            Err(CommandError::typed(format!(
                 "ranks contradict: --ranks {ranks}, but {launcher} says {world_size}; leave --ranks away"
             )))
         }
@@ -138,7 +138,7 @@ pub(crate) fn rank_count(
     if (1..=WORLD_SIZE_MAX).contains(&ranks) {
         return Ok(ranks);
     }
-    Err(CommandError::usage(format!("bad number of ranks: --ranks {ranks}; give 1 to {WORLD_SIZE_MAX}")))
+    Err(CommandError::typed(format!("bad number of ranks: --ranks {ranks}; give 1 to {WORLD_SIZE_MAX}")))
 }
 
 /// This process's place in the world it was started in; or, outside any, `None` after this same command has run as
