@@ -182,7 +182,7 @@ fn a_table_has_a_head_and_a_row_for_each_size() {
 
 #[test]
 fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["all-reduced"], "all-reduce reduce broadcast"),
         (&["--fabric", "smoke"], "shm tcp sim"),
         (&["--algorithm", "chain"], "direct recursive-doubling halving-doubling ring double-tree grid:AxB"),
@@ -200,6 +200,9 @@ fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
         (&["--sizes", "8", "--max", "64"], "--sizes"),
         (&["--memory", "borrowed"], "registered slice"),
         (&["--fabric", "sim", "--reuse"], "leave them away with --fabric sim"),
+        (&["--ranks", "-1"], "'-1' for '--ranks"),
+        (&["--min", "512G", "--max", "512G"], "needs 1024G for 2 ranks"),
+        (&["--max", "1024G", "--fabric", "sim", "--ranks", "3"], "needs 3072G for 3 ranks"),
     ];
     for (arguments, what) in cases {
         let output = bench(arguments);
@@ -236,4 +239,17 @@ fn inside_a_world_its_ranks_are_taken_and_not_contradicted() {
     command.env("PLEACH_RENDEZVOUS", "tcp://127.0.0.1:9");
     let output = finish(command);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+#[test]
+fn what_was_typed_wrongly_is_said_once_by_the_ranks_of_another_launcher() {
+    for (rank, said) in [("0", 1), ("1", 0)] {
+        let mut command = pleach();
+        command.args(["bench", "--algorithm", "smoke"]);
+        command.env("OMPI_COMM_WORLD_RANK", rank).env("OMPI_COMM_WORLD_SIZE", "2");
+        command.env("PLEACH_RENDEZVOUS", "tcp://127.0.0.1:9");
+        let output = finish(command);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert_eq!(text(&output.stderr).lines().count(), said, "rank {rank}: {output:?}");
+    }
 }

@@ -21,6 +21,9 @@ const ITERATIONS_MIN: u64 = 10;
 const WARMUP: u64 = 20;
 const WARMUP_MIN: u64 = 2;
 
+/// How long the measured iterations of a size may take, about: a machine that is busy with other things gives fewer.
+const SIZE_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// How much longer a sample is planned than it must be: the median iteration of a warm-up is not the quickest.
 const MARGIN: u64 = 2;
 
@@ -129,12 +132,15 @@ impl<'a, T: Element> Bench<'a, T> {
         let bytes = self.task.whole_bytes(self.count);
         let scaled = |most: u64, least: u64| (most * SMALL_BYTES / bytes.max(SMALL_BYTES)).max(least);
         let warmup = self.task.warmup.map_or_else(|| scaled(WARMUP, WARMUP_MIN), u64::from);
-        let iterations = self.task.iterations.map_or_else(|| scaled(ITERATIONS, ITERATIONS_MIN), u64::from);
         self.grow(1)?;
         let warm: Result<Vec<_>, _> = (0..warmup).map(|_| self.sample()).collect();
         let mut warm = self.slowest(&warm?)?;
         warm.sort_unstable();
         let usual = warm[warm.len() / 2];
+        let iterations = self
+            .task
+            .iterations
+            .map_or_else(|| in_time(scaled(ITERATIONS, ITERATIONS_MIN), usual), u64::from);
         let mut wanted = SAMPLE_MIN.as_nanos() as u64 * MARGIN / (usual.as_nanos() as u64).max(1) + 1;
         let mut samples = Vec::new();
         for _ in 0..ATTEMPTS {
@@ -263,6 +269,12 @@ impl<'a, T: Element> Bench<'a, T> {
     }
 }
 
+/// So many iterations, or as many as there is time for if each takes about as long as `usual`.
+fn in_time(wanted: u64, usual: Duration) -> u64 {
+    let possible = SIZE_TIME_MAX.as_nanos() / usual.as_nanos().max(1);
+    wanted.min(u64::try_from(possible).unwrap_or(u64::MAX)).max(ITERATIONS_MIN)
+}
+
 fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(), CollectiveError> {
     let Slot { data, output } = slot;
     match (task.collective, output) {
@@ -279,5 +291,18 @@ fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(),
         (Collective::SendRecv { from, to }, _) if group.rank() == to => group.recv(data, from),
         // The other ranks of a message have no part in it.
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_takes_its_iterations_or_its_time() {
+        assert_eq!(in_time(2000, Duration::from_micros(1)), 2000);
+        assert_eq!(in_time(2000, Duration::ZERO), 2000);
+        assert_eq!(in_time(2000, Duration::from_millis(20)), 50);
+        assert_eq!(in_time(2000, Duration::from_secs(3)), ITERATIONS_MIN);
     }
 }

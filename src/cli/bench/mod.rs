@@ -20,6 +20,7 @@ mod live;
 mod memory;
 mod pattern;
 mod report;
+mod room;
 mod simulated;
 mod sizes;
 
@@ -41,13 +42,16 @@ const TIME_MAX_MS: i64 = 3_600_000;
 
 /// Arguments of `pleach bench`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  pleach bench\n  \
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:\n  pleach bench\n  \
     pleach bench all-gather --fabric shm --ranks 4 --min 1K --max 16M --factor 2 --dtype bf16\n  \
     mpirun -n 4 pleach bench all-reduce --algorithm ring --json\n\n\
     K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. bytes is one rank's vector, for all-gather,\n\
     reduce-scatter, gather, scatter and all-to-all the blocks of all ranks. A sample is as many iterations as last 10 us\n\
     or more; its time is that of the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for\n\
-    all-reduce, (n-1)/n for what has blocks, 1 for the others. errors counts wrong elements of all iterations and ranks.")]
+    all-reduce, (n-1)/n for what has blocks, 1 for the others. errors counts wrong elements of all iterations and ranks."
+)]
 pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(value_parser = collective, default_value = "all-reduce")]
@@ -191,10 +195,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         Sweep::empty()
     } else if arguments.sizes.is_empty() {
         Sweep::new(arguments.min, arguments.max, arguments.factor, task.data_type)
-            .map_err(CommandError::usage)?
+            .map_err(CommandError::typed)?
     } else {
-        Sweep::of(&arguments.sizes, task.data_type).map_err(CommandError::usage)?
+        Sweep::of(&arguments.sizes, task.data_type).map_err(CommandError::typed)?
     };
+    room::check(&task, &sweep, arguments)?;
     if arguments.fabric == Some(BenchFabric::Simulated) {
         return simulate(arguments, &task, &sweep);
     }
@@ -221,7 +226,7 @@ fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
     // The size and the model do not matter: whether there is such a schedule is the question.
     let choice = select_named(name, collective, ranks, 8, Access::Put, &CostModel::TCP);
     let choice = choice.map_err(|error| {
-        CommandError::usage(match error {
+        CommandError::typed(match error {
             SelectError::Name(error) => {
                 let (collective, known) = (collective.name(), error.known);
                 format!("unknown algorithm: '{name}' for {collective}; use one of auto {known}")
@@ -230,7 +235,7 @@ fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
         })
     })?;
     if collective.reduces() && ranks > pattern::ranks_max(data_type, op) {
-        return Err(CommandError::usage(format!(
+        return Err(CommandError::typed(format!(
             "not exact: the {op} of {ranks} ranks cannot be checked in {data_type}; use f32 or another --op"
         )));
     }

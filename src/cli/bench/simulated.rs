@@ -59,7 +59,7 @@ impl<'a> Simulation<'a> {
         let ranks = task.ranks;
         if ranks > RANKS_MAX {
             return Err(CommandError::usage(format!(
-                "bad number of ranks: --ranks {ranks}; at most {RANKS_MAX} are simulated"
+                "bad number of ranks: --ranks {ranks}; give 1 to {RANKS_MAX}, more are not simulated"
             )));
         }
         let network = Network::full_mesh(ranks, LINK_BYTES_PER_S, LINK_LATENCY);
