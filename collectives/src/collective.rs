@@ -214,6 +214,20 @@ impl fmt::Display for Collective {
 }
 
 /// Type of an element.
+///
+/// How each is summed (and multiplied, and averaged) in one step of a schedule, whatever the number of its sources, and what
+/// happens to what is too large:
+///
+/// | type | combined in | rounded | too large becomes |
+/// | --- | --- | --- | --- |
+/// | `f64`, `f32` | itself, left to right | at each operation, to nearest even | infinity |
+/// | `f16`, `bf16` | `f32`, left to right | once, at the end of the step, to nearest even | infinity |
+/// | `f8e4m3` | `f32`, left to right | once, at the end of the step, to nearest even | NaN, as it has no infinity |
+/// | `f8e5m2` | `f32`, left to right | once, at the end of the step, to nearest even | infinity |
+/// | integers | itself | average: towards zero | its remainder: wraps |
+///
+/// Averages are divided before the one rounding, in the step that completes the sum. The 8-bit floats do not saturate, as
+/// in ml_dtypes and PyTorch and unlike CUDA's own conversions: an overflow stays visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -232,21 +246,50 @@ pub enum DataType {
     I64 = 6,
     /// 8-bit unsigned integer, wrapping.
     U8 = 7,
+    /// 8-bit signed integer, wrapping.
+    I8 = 8,
+    /// 32-bit unsigned integer, wrapping.
+    U32 = 9,
+    /// 64-bit unsigned integer, wrapping.
+    U64 = 10,
+    /// [`F8E4M3`](crate::F8E4M3); reduced in f32 with one rounding a step.
+    F8E4M3 = 11,
+    /// [`F8E5M2`](crate::F8E5M2); reduced in f32 with one rounding a step.
+    F8E5M2 = 12,
 }
 
 impl DataType {
     /// Every element type.
-    pub const ALL: [Self; 7] = [Self::F32, Self::F64, Self::F16, Self::Bf16, Self::I32, Self::I64, Self::U8];
+    pub const ALL: [Self; 12] = [
+        Self::F32,
+        Self::F64,
+        Self::F16,
+        Self::Bf16,
+        Self::F8E4M3,
+        Self::F8E5M2,
+        Self::I32,
+        Self::I64,
+        Self::I8,
+        Self::U32,
+        Self::U64,
+        Self::U8,
+    ];
 
     /// Size of an element in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
-            Self::U8 => 1,
+            Self::U8 | Self::I8 | Self::F8E4M3 | Self::F8E5M2 => 1,
             Self::F16 | Self::Bf16 => 2,
-            Self::F32 | Self::I32 => 4,
-            Self::F64 | Self::I64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
         }
+    }
+
+    /// Whether it is one of the floats; otherwise it is an integer.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::Bf16 | Self::F8E4M3 | Self::F8E5M2)
     }
 
     /// Its name on the command line.
@@ -260,6 +303,11 @@ impl DataType {
             Self::I32 => "i32",
             Self::I64 => "i64",
             Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::F8E4M3 => "f8e4m3",
+            Self::F8E5M2 => "f8e5m2",
         }
     }
 }

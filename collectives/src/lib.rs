@@ -17,6 +17,7 @@ pub mod simulate;
 pub mod verify;
 
 pub use collective::{Collective, DataType, ReduceOp};
+pub use compute::{F8E4M3, F8E5M2};
 pub use cost::CostModel;
 /// The half-width elements, as [`Buffer`] and slices hold them.
 pub use half::{bf16, f16};

@@ -1,4 +1,4 @@
-//! `f16` and `bf16` to `f32` and back, many at a time. Rounding is to nearest even; a NaN stays one.
+//! Floats of 16 and 8 bits to `f32` and back, many at a time. Rounding is to nearest even; a NaN stays one.
 //!
 //! The scalar forms are without branches, so that plain loops over them become vector instructions. The processor's own
 //! bf16 conversion (AVX512_BF16) is not used: it takes subnormal numbers to be zero.
@@ -58,6 +58,75 @@ pub(super) fn to_f16(value: f32) -> u16 {
     let finite = if magnitude < SMALLEST_NORMAL { subnormal } else { normal };
     let special = if magnitude > F32_INFINITY_BITS { F16_INFINITY | 0x0200 } else { F16_INFINITY };
     (sign | if magnitude >= OVERFLOW { special } else { finite }) as u16
+}
+
+/// Value of an 8-bit float with these exponent bias and mantissa bits, of its bits but the sign; finite ones only. A
+/// subnormal number is a small integer times a power of two: multiplying subnormal `f32` instead would take the
+/// processor a hundred times as long.
+#[inline(always)]
+fn from_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> f32 {
+    let smallest = f32::from_bits((127 + 1 - BIAS - MANTISSA) << 23);
+    let subnormal = (magnitude as i32) as f32 * smallest;
+    let normal = (magnitude << (23 - MANTISSA)) + ((127 - BIAS) << 23);
+    f32::from_bits(if magnitude < 1 << MANTISSA { subnormal.to_bits() } else { normal })
+}
+
+/// Bits of the 8-bit float nearest to a value below the overflow, but the sign; `magnitude` has the value's.
+#[inline(always)]
+fn to_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> u32 {
+    let shift = 23 - MANTISSA;
+    // A float whose last place is that of a subnormal number, so that adding it rounds to those.
+    let magic = (127 - BIAS + shift + 1) << 23;
+    let odd = (magnitude >> shift) & 1;
+    let normal =
+        magnitude.wrapping_sub((127 - BIAS) << 23).wrapping_add((1 << (shift - 1)) - 1 + odd) >> shift;
+    let subnormal = (f32::from_bits(magnitude) + f32::from_bits(magic)).to_bits().wrapping_sub(magic);
+    let smallest_normal = (127 + 1 - BIAS) << 23;
+    if magnitude < smallest_normal { subnormal } else { normal }
+}
+
+/// Value of an OCP E4M3: no infinities, NaN is `0x7f` and `0xff`.
+#[inline(always)]
+pub(super) fn from_f8e4m3(bits: u8) -> f32 {
+    const NAN: u32 = 0x7f;
+    let (sign, magnitude) = (u32::from(bits & 0x80) << 24, u32::from(bits & 0x7f));
+    let finite = from_finite_f8::<7, 3>(magnitude).to_bits();
+    f32::from_bits(sign | if magnitude == NAN { 0x7fc0_0000 } else { finite })
+}
+
+/// Nearest OCP E4M3; what would round to more than 448 is NaN.
+#[inline(always)]
+pub(super) fn to_f8e4m3(value: f32) -> u8 {
+    const NAN: u32 = 0x7f;
+    /// 464, half way between the largest number and what would be the next one; the tie goes to the even 448.
+    const OVERFLOW_ABOVE: u32 = 464f32.to_bits();
+    let bits = value.to_bits();
+    let (sign, magnitude) = ((bits >> 24) & 0x80, bits & 0x7fff_ffff);
+    let finite = to_finite_f8::<7, 3>(magnitude);
+    (sign | if magnitude > OVERFLOW_ABOVE { NAN } else { finite }) as u8
+}
+
+/// Value of an E5M2: the upper half of a binary16.
+#[inline(always)]
+pub(super) fn from_f8e5m2(bits: u8) -> f32 {
+    const INFINITY: u32 = 0x7c;
+    let (sign, magnitude) = (u32::from(bits & 0x80) << 24, u32::from(bits & 0x7f));
+    let finite = from_finite_f8::<15, 2>(magnitude).to_bits();
+    let special = F32_INFINITY_BITS | (magnitude << 21);
+    f32::from_bits(sign | if magnitude >= INFINITY { special } else { finite })
+}
+
+/// Nearest E5M2; what would round to more than 57,344 is infinite.
+#[inline(always)]
+pub(super) fn to_f8e5m2(value: f32) -> u8 {
+    const INFINITY: u32 = 0x7c;
+    /// Half way between the largest number and what would be the next one; the tie goes to infinity, which is even.
+    const OVERFLOW: u32 = 61_440f32.to_bits();
+    let bits = value.to_bits();
+    let (sign, magnitude) = ((bits >> 24) & 0x80, bits & 0x7fff_ffff);
+    let finite = to_finite_f8::<15, 2>(magnitude);
+    let special = if magnitude > F32_INFINITY_BITS { INFINITY | 2 } else { INFINITY };
+    (sign | if magnitude >= OVERFLOW { special } else { finite }) as u8
 }
 
 #[cfg(test)]

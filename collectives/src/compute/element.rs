@@ -2,10 +2,10 @@
 //!
 //! Written without branches, so that loops over it become vector instructions.
 
-use super::convert::{from_bf16, from_f16, to_bf16, to_f16};
+use super::convert::{from_bf16, from_f8e4m3, from_f8e5m2, from_f16, to_bf16, to_f8e4m3, to_f8e5m2, to_f16};
 
-/// A number that can be combined with another. More than two [`F16`] or [`Bf16`] are not to be combined in themselves,
-/// as every step rounds; they are widened to `f32` first.
+/// A number that can be combined with another. More than two [`Short`] floats are not to be combined in themselves, as
+/// every step rounds; they are widened to `f32` first.
 pub(super) trait Element: Copy {
     fn sum(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
@@ -131,53 +131,91 @@ integer!(i32, |value, by| {
     // SAFETY: no larger than `value`, as `by` is not below 1; division by 0 is not asked for.
     unsafe { quotient.to_int_unchecked() }
 });
+integer!(u32, |value, by| {
+    let quotient = f64::from(value) / f64::from(by);
+    // SAFETY: as above.
+    unsafe { quotient.to_int_unchecked() }
+});
 integer!(u8, |value, by| {
     let quotient = f32::from(value) / by as f32;
     // SAFETY: as above.
     unsafe { quotient.to_int_unchecked() }
 });
+integer!(i8, |value, by| {
+    let quotient = f32::from(value) / by as f32;
+    // SAFETY: as above; -128 divided by 1 is itself.
+    unsafe { quotient.to_int_unchecked() }
+});
 integer!(i64, |value, by| value / i64::from(by));
+integer!(u64, |value, by| value / u64::from(by));
 
-/// The bits of a binary16.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(super) struct F16(pub(super) u16);
-
-/// The bits of a bfloat16.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(super) struct Bf16(pub(super) u16);
+/// A float that is narrower than `f32`, as its bits.
+pub(super) trait Short: Element {
+    fn widen(self) -> f32;
+    fn narrow(value: f32) -> Self;
+}
 
 macro_rules! short_float {
-    ($float:ident, $from:ident, $to:ident) => {
+    ($(#[$doc:meta])* $float:ident($bits:ty), $from:ident, $to:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        #[repr(transparent)]
+        pub(super) struct $float($bits);
+
+        impl Short for $float {
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $from(self.0)
+            }
+
+            #[inline(always)]
+            fn narrow(value: f32) -> Self {
+                Self($to(value))
+            }
+        }
+
         impl Element for $float {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
-                Self($to($from(self.0).sum($from(other.0))))
+                Self::narrow(self.widen().sum(other.widen()))
             }
 
             #[inline(always)]
             fn prod(self, other: Self) -> Self {
-                Self($to($from(self.0).prod($from(other.0))))
+                Self::narrow(self.widen().prod(other.widen()))
             }
 
             #[inline(always)]
             fn min(self, other: Self) -> Self {
-                Self($to(Element::min($from(self.0), $from(other.0))))
+                Self::narrow(Element::min(self.widen(), other.widen()))
             }
 
             #[inline(always)]
             fn max(self, other: Self) -> Self {
-                Self($to(Element::max($from(self.0), $from(other.0))))
+                Self::narrow(Element::max(self.widen(), other.widen()))
             }
 
             #[inline(always)]
             fn divide_all(values: &mut [Self], by: u32) {
-                values.iter_mut().for_each(|value| value.0 = $to($from(value.0) / by as f32));
+                values.iter_mut().for_each(|value| *value = Self::narrow(value.widen() / by as f32));
             }
         }
     };
 }
 
-short_float!(F16, from_f16, to_f16);
-short_float!(Bf16, from_bf16, to_bf16);
+short_float!(
+    /// The bits of a binary16.
+    F16(u16), from_f16, to_f16
+);
+short_float!(
+    /// The bits of a bfloat16.
+    Bf16(u16), from_bf16, to_bf16
+);
+short_float!(
+    /// The bits of an [`F8E4M3`](super::F8E4M3).
+    E4M3(u8), from_f8e4m3, to_f8e4m3
+);
+short_float!(
+    /// The bits of an [`F8E5M2`](super::F8E5M2).
+    E5M2(u8), from_f8e5m2, to_f8e5m2
+);

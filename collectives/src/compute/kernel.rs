@@ -3,8 +3,7 @@
 //! They are plain loops over [`Element`]; the compiler makes vector instructions of them because the function around
 //! them says which it may use. A [`Kernel`] is a set of such functions for one element type and operation.
 
-use super::convert;
-use super::element::{Element, F16, Max, Min, Operation, Prod, Sum};
+use super::element::{Element, F16, Max, Min, Operation, Prod, Short, Sum};
 use crate::collective::ReduceOp;
 
 /// A set of vector instructions.
@@ -77,13 +76,13 @@ pub(super) struct Kernel<E> {
     pub(super) divide: unsafe fn(values: &mut [E], by: u32),
 }
 
-/// Conversions of one 16-bit type, with the same conditions as [`Kernel`].
+/// Conversions of one short float, with the same conditions as [`Kernel`].
 #[derive(Clone, Copy)]
-pub(super) struct Conversion {
+pub(super) struct Conversion<S> {
     /// Stores the `f32` values of `n` numbers.
-    pub(super) widen: unsafe fn(into: *mut f32, from: *const u16, n: usize),
+    pub(super) widen: unsafe fn(into: *mut f32, from: *const S, n: usize),
     /// Stores the numbers nearest to `n` values.
-    pub(super) narrow: unsafe fn(into: *mut u16, from: *const f32, n: usize),
+    pub(super) narrow: unsafe fn(into: *mut S, from: *const f32, n: usize),
 }
 
 impl Instructions {
@@ -128,25 +127,25 @@ impl Instructions {
         }
     }
 
-    /// Conversions of binary16.
-    pub(super) fn f16(self) -> Conversion {
+    /// Conversions of a short float.
+    pub(super) fn conversion<S: Short>(self) -> Conversion<S> {
         match self.0 {
-            Set::Base => Conversion { widen: base::widen_f16, narrow: base::narrow_f16 },
+            Set::Base => base::conversion::<S>(),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => avx2::conversion::<S>(),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => avx512::conversion::<S>(),
+        }
+    }
+
+    /// Conversions of binary16.
+    pub(super) fn conversion_f16(self) -> Conversion<F16> {
+        match self.0 {
+            Set::Base => base::conversion::<F16>(),
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => Conversion { widen: f16c::widen_by_8, narrow: f16c::narrow_by_8 },
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => Conversion { widen: f16c::widen_by_16, narrow: f16c::narrow_by_16 },
-        }
-    }
-
-    /// Conversions of bfloat16.
-    pub(super) fn bf16(self) -> Conversion {
-        match self.0 {
-            Set::Base => Conversion { widen: base::widen_bf16, narrow: base::narrow_bf16 },
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => Conversion { widen: avx2::widen_bf16, narrow: avx2::narrow_bf16 },
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => Conversion { widen: avx512::widen_bf16, narrow: avx512::narrow_bf16 },
         }
     }
 }
@@ -206,7 +205,7 @@ mod plain {
 macro_rules! compiled {
     ($module:ident $(, #[$feature:meta])?) => {
         mod $module {
-            use super::{Element, Kernel, Operation, convert, plain};
+            use super::{Conversion, Element, Kernel, Operation, Short, plain};
 
             pub(super) fn kernel<E: Element, O: Operation>() -> Kernel<E> {
                 Kernel { apart: apart::<E, O>, onto: onto::<E, O>, onto_two: onto_two::<E, O>, divide: divide::<E> }
@@ -235,42 +234,31 @@ macro_rules! compiled {
                 E::divide_all(values, by);
             }
 
-            $(#[$feature])?
-            pub(super) unsafe fn widen_bf16(into: *mut f32, from: *const u16, n: usize) {
-                // SAFETY: the caller's, see `Conversion`.
-                unsafe { plain::convert(into, from, n, convert::from_bf16) }
+            pub(super) fn conversion<S: Short>() -> Conversion<S> {
+                Conversion { widen: widen::<S>, narrow: narrow::<S> }
             }
 
             $(#[$feature])?
-            pub(super) unsafe fn narrow_bf16(into: *mut u16, from: *const f32, n: usize) {
+            unsafe fn widen<S: Short>(into: *mut f32, from: *const S, n: usize) {
                 // SAFETY: the caller's, see `Conversion`.
-                unsafe { plain::convert(into, from, n, convert::to_bf16) }
+                unsafe { plain::convert(into, from, n, S::widen) }
+            }
+
+            $(#[$feature])?
+            unsafe fn narrow<S: Short>(into: *mut S, from: *const f32, n: usize) {
+                // SAFETY: the caller's, see `Conversion`.
+                unsafe { plain::convert(into, from, n, S::narrow) }
             }
         }
     };
 }
 
-compiled!(base_loops);
+// What every processor can do; binary16 by integer arithmetic.
+compiled!(base);
 #[cfg(target_arch = "x86_64")]
 compiled!(avx2, #[target_feature(enable = "avx2,fma,f16c")]);
 #[cfg(target_arch = "x86_64")]
 compiled!(avx512, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
-
-/// What every processor can do; binary16 by integer arithmetic.
-mod base {
-    pub(super) use super::base_loops::{kernel, narrow_bf16, widen_bf16};
-    use super::{convert, plain};
-
-    pub(super) unsafe fn widen_f16(into: *mut f32, from: *const u16, n: usize) {
-        // SAFETY: the caller's, see `Conversion`.
-        unsafe { plain::convert(into, from, n, convert::from_f16) }
-    }
-
-    pub(super) unsafe fn narrow_f16(into: *mut u16, from: *const f32, n: usize) {
-        // SAFETY: the caller's, see `Conversion`.
-        unsafe { plain::convert(into, from, n, convert::to_f16) }
-    }
-}
 
 /// Binary16 by the processor's own conversions, which no plain loop is compiled to.
 #[cfg(target_arch = "x86_64")]
@@ -278,7 +266,7 @@ mod f16c {
     use std::arch::x86_64 as x86;
     use std::mem::transmute;
 
-    use super::{F16, Operation, convert, plain};
+    use super::{F16, Operation, Short, plain};
 
     const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
 
@@ -294,19 +282,19 @@ mod f16c {
             $load_half:ident $store_half:ident $load:ident $store:ident $from_half:ident $to_half:ident, $vector:ident
         ) => {
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $widen(into: *mut f32, from: *const u16, n: usize) {
+            pub(super) unsafe fn $widen(into: *mut f32, from: *const F16, n: usize) {
                 let whole = n - n % $lanes;
                 // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any alignment. See `Conversion`.
                 unsafe {
                     for i in (0..whole).step_by($lanes) {
                         x86::$store(into.add(i), x86::$from_half(x86::$load_half(from.add(i).cast())));
                     }
-                    plain::convert(into.add(whole), from.add(whole), n - whole, convert::from_f16);
+                    plain::convert(into.add(whole), from.add(whole), n - whole, F16::widen);
                 }
             }
 
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $narrow(into: *mut u16, from: *const f32, n: usize) {
+            pub(super) unsafe fn $narrow(into: *mut F16, from: *const f32, n: usize) {
                 let whole = n - n % $lanes;
                 // SAFETY: as above.
                 unsafe {
@@ -314,7 +302,7 @@ mod f16c {
                         let numbers = x86::$to_half::<NEAREST>(x86::$load(from.add(i)));
                         x86::$store_half(into.add(i).cast(), numbers);
                     }
-                    plain::convert(into.add(whole), from.add(whole), n - whole, convert::to_f16);
+                    plain::convert(into.add(whole), from.add(whole), n - whole, F16::narrow);
                 }
             }
 

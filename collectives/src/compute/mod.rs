@@ -12,7 +12,7 @@
 //!
 //! * Sources are folded from left to right. With two sources the order makes no difference to the bits, but for the
 //!   payload of a NaN; only *that* a result is NaN is promised.
-//! * `f16` and `bf16` are combined in `f32` and rounded once, to nearest even, at the end of the pass.
+//! * The floats of 16 and 8 bits are combined in `f32` and rounded once, to nearest even, at the end of the pass.
 //! * Minimum and maximum of floats are NaN if any source is, and take −0 to be less than +0.
 //! * Integers wrap.
 //! * [`Job::divide_by`] divides the combined value before the one rounding: floats by true division (by the
@@ -31,6 +31,7 @@ use crate::collective::{DataType, ReduceOp};
 
 mod convert;
 mod element;
+mod float8;
 mod kernel;
 #[cfg(test)]
 mod oracle;
@@ -41,6 +42,7 @@ mod strips;
 #[cfg(test)]
 mod tests;
 
+pub use float8::{F8E4M3, F8E5M2};
 pub use kernel::Instructions;
 
 /// One pass over memory: combine the sources, store the result in every destination.

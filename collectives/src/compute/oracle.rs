@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::{F8E4M3, F8E5M2};
 use crate::collective::{DataType, ReduceOp};
 
 /// What is asked for.
@@ -34,6 +35,27 @@ impl Question<'_> {
             DataType::Bf16 => {
                 let value = self.fold_f32(index, |bytes: [u8; 2]| bf16::from_le_bytes(bytes).to_f32());
                 pad(&bf16::from_f32(value).to_le_bytes())
+            }
+            // Their conversions have a reference of their own, beside them.
+            DataType::F8E4M3 => {
+                let value = self.fold_f32(index, |[bits]: [u8; 1]| F8E4M3::from_bits(bits).to_f32());
+                pad(&[F8E4M3::from_f32(value).to_bits()])
+            }
+            DataType::F8E5M2 => {
+                let value = self.fold_f32(index, |[bits]: [u8; 1]| F8E5M2::from_bits(bits).to_f32());
+                pad(&[F8E5M2::from_f32(value).to_bits()])
+            }
+            DataType::U64 => {
+                let value = self.fold_integer(index, |b| u64::from_le_bytes(b).into(), |v| v as u64 as i128);
+                pad(&(value as u64).to_le_bytes())
+            }
+            DataType::U32 => {
+                let value = self.fold_integer(index, |b| u32::from_le_bytes(b).into(), |v| v as u32 as i128);
+                pad(&(value as u32).to_le_bytes())
+            }
+            DataType::I8 => {
+                let value = self.fold_integer(index, |b| i8::from_le_bytes(b).into(), |v| v as i8 as i128);
+                pad(&(value as i8).to_le_bytes())
             }
             DataType::I64 => {
                 let value = self.fold_integer(index, |b| i64::from_le_bytes(b).into(), |v| v as i64 as i128);
@@ -90,7 +112,8 @@ impl Question<'_> {
         let folded = self.fold(index, read, |a, b| {
             wrap(match self.op {
                 ReduceOp::Sum | ReduceOp::Avg => a + b,
-                ReduceOp::Prod => a * b,
+                // Two large u64 leave the i128; the low half is what counts.
+                ReduceOp::Prod => a.wrapping_mul(b),
                 ReduceOp::Min => a.min(b),
                 ReduceOp::Max => a.max(b),
             })
@@ -111,6 +134,8 @@ fn is_nan(data_type: DataType, bytes: &[u8]) -> bool {
         DataType::F32 => f32::from_bits(bits as u32).is_nan(),
         DataType::F16 => f16::from_bits(bits as u16).is_nan(),
         DataType::Bf16 => bf16::from_bits(bits as u16).is_nan(),
+        DataType::F8E4M3 => F8E4M3::from_bits(bits as u8).is_nan(),
+        DataType::F8E5M2 => F8E5M2::from_bits(bits as u8).is_nan(),
         _ => false,
     }
 }

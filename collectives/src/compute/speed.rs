@@ -26,6 +26,8 @@ impl Arena {
             DataType::F64 => &1f64.to_le_bytes(),
             DataType::F16 => &0x3c00u16.to_le_bytes(),
             DataType::Bf16 => &0x3f80u16.to_le_bytes(),
+            DataType::F8E4M3 => &[0x38],
+            DataType::F8E5M2 => &[0x3c],
             _ => &[1, 0, 0, 0, 0, 0, 0, 0][..data_type.bytes()],
         };
         let ones = one.repeat(bytes / one.len());

@@ -5,20 +5,20 @@
 //! destinations that are sources come out right.
 
 use super::Job;
-use super::element::{Bf16, Element, F16};
+use super::element::{Bf16, E4M3, E5M2, Element, F16, Short};
 use super::kernel::{Conversion, Instructions, Kernel};
 use crate::collective::DataType;
 
 /// Bytes of a strip: the fold and two widened sources fit the first-level cache beside what streams through it.
 const STRIP_BYTES: usize = 4096;
 
-/// Elements in a strip of 16-bit numbers, which is as long as it is when widened.
+/// Elements in a strip of short floats, which is as long as it is when widened.
 const WIDE_ELEMENTS: usize = STRIP_BYTES / size_of::<f32>();
 
 /// How many elements of this type make a strip.
 pub(super) const fn strip_elements(data_type: DataType) -> usize {
     match data_type {
-        DataType::F16 | DataType::Bf16 => WIDE_ELEMENTS,
+        DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => WIDE_ELEMENTS,
         _ => STRIP_BYTES / data_type.bytes(),
     }
 }
@@ -29,7 +29,7 @@ pub(super) const fn strip_elements(data_type: DataType) -> usize {
 pub(super) struct Strips {
     /// The fold so far.
     folded: [u8; STRIP_BYTES],
-    /// Two sources of a 16-bit type, widened.
+    /// Two sources of a short float, widened.
     widened: [[f32; WIDE_ELEMENTS]; 2],
 }
 
@@ -67,18 +67,33 @@ impl Strips {
             if job.from.len() == 1 && job.divide_by <= 1 {
                 return part.copy();
             }
-            // Two at a time are combined in their own type, more of a 16-bit type in `f32`.
+            // Two at a time are combined in their own type, more of a short float in `f32`.
             let two = job.from.len() == 2 && job.divide_by <= 1;
             match job.data_type {
                 DataType::F16 if two => self.fold::<F16>(&part, instructions.kernel_f16(op)),
                 DataType::Bf16 if two => self.fold::<Bf16>(&part, instructions.kernel(op)),
+                DataType::F8E4M3 if two => self.fold::<E4M3>(&part, instructions.kernel(op)),
+                DataType::F8E5M2 if two => self.fold::<E5M2>(&part, instructions.kernel(op)),
                 DataType::F32 => self.fold::<f32>(&part, instructions.kernel(op)),
                 DataType::F64 => self.fold::<f64>(&part, instructions.kernel(op)),
                 DataType::I32 => self.fold::<i32>(&part, instructions.kernel(op)),
                 DataType::I64 => self.fold::<i64>(&part, instructions.kernel(op)),
                 DataType::U8 => self.fold::<u8>(&part, instructions.kernel(op)),
-                DataType::F16 => self.fold_wide(&part, instructions.f16(), instructions.kernel(op)),
-                DataType::Bf16 => self.fold_wide(&part, instructions.bf16(), instructions.kernel(op)),
+                DataType::I8 => self.fold::<i8>(&part, instructions.kernel(op)),
+                DataType::U32 => self.fold::<u32>(&part, instructions.kernel(op)),
+                DataType::U64 => self.fold::<u64>(&part, instructions.kernel(op)),
+                DataType::F16 => {
+                    self.fold_wide(&part, instructions.conversion_f16(), instructions.kernel(op));
+                }
+                DataType::Bf16 => {
+                    self.fold_wide::<Bf16>(&part, instructions.conversion(), instructions.kernel(op));
+                }
+                DataType::F8E4M3 => {
+                    self.fold_wide::<E4M3>(&part, instructions.conversion(), instructions.kernel(op));
+                }
+                DataType::F8E5M2 => {
+                    self.fold_wide::<E5M2>(&part, instructions.conversion(), instructions.kernel(op));
+                }
             }
         }
     }
@@ -128,8 +143,13 @@ impl Strips {
         }
     }
 
-    /// Elements of 16 bits that are combined in `f32`.
-    unsafe fn fold_wide(&mut self, part: &Part<'_>, conversion: Conversion, kernel: Kernel<f32>) {
+    /// Short floats that are combined in `f32`.
+    unsafe fn fold_wide<S: Short>(
+        &mut self,
+        part: &Part<'_>,
+        conversion: Conversion<S>,
+        kernel: Kernel<f32>,
+    ) {
         let job = part.job;
         let folded = self.folded.as_mut_ptr().cast::<f32>();
         let [one, two] = &mut self.widened;
@@ -137,8 +157,8 @@ impl Strips {
         // SAFETY: as above; the three strips are distinct, and each has room for a strip.
         unsafe {
             part.for_each_strip(WIDE_ELEMENTS, |at, n| {
-                let bytes = at * size_of::<u16>();
-                let source = |k: usize| job.from[k].add(bytes).cast::<u16>();
+                let bytes = at * size_of::<S>();
+                let source = |k: usize| job.from[k].add(bytes).cast::<S>();
                 let mut done = 1;
                 (conversion.widen)(folded, source(0), n);
                 while done + 1 < job.from.len() {
@@ -156,7 +176,7 @@ impl Strips {
                 }
                 let into = job.into[0].add(bytes);
                 (conversion.narrow)(into.cast(), folded, n);
-                store_in_each(&job.into[1..], bytes, into, n * size_of::<u16>());
+                store_in_each(&job.into[1..], bytes, into, n * size_of::<S>());
             });
         }
     }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{Compute, HostCompute, Instructions, Job, SLICE_BYTES, oracle};
+use super::{Compute, F8E4M3, F8E5M2, HostCompute, Instructions, Job, SLICE_BYTES, oracle};
 use crate::collective::{DataType, ReduceOp};
 use pleach_transport::Nanos;
 
@@ -53,6 +53,8 @@ fn numbers(data_type: DataType, elements: usize, state: &mut u64) -> Vec<u8> {
             .map(|v| v.to_bits().into()),
         DataType::F16 => [0, 0x8000, 0x7c00, 0xfc00, 0x7d01, 1, 0x7bff, 0xfbff],
         DataType::Bf16 => [0, 0x8000, 0x7f80, 0xff80, 0x7f81, 1, 0x7f7f, 0xff7f],
+        DataType::F8E4M3 => [0, 0x80, 0x7f, 0xff, 0x7e, 1, 0xfe, 0x81],
+        DataType::F8E5M2 => [0, 0x80, 0x7c, 0xfc, 0x7d, 1, 0x7b, 0xfb],
         _ => [0, 1, u64::MAX, i32::MAX as u64, 1 << 31, 1 << 63, i64::MAX as u64, 0x80],
     };
     let mut bytes = Vec::with_capacity(elements * data_type.bytes());
@@ -69,6 +71,8 @@ fn numbers(data_type: DataType, elements: usize, state: &mut u64) -> Vec<u8> {
                 DataType::F32 => (small as f32).to_bits().into(),
                 DataType::F16 => half::f16::from_f64(small).to_bits().into(),
                 DataType::Bf16 => half::bf16::from_f64(small).to_bits().into(),
+                DataType::F8E4M3 => F8E4M3::from_f32(small as f32).to_bits().into(),
+                DataType::F8E5M2 => F8E5M2::from_f32(small as f32).to_bits().into(),
                 _ => draw,
             }
         };

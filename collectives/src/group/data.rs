@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use pleach_transport::Slice;
 
 use crate::collective::DataType;
+use crate::compute::{F8E4M3, F8E5M2};
 use crate::engine::{Address, Bytes};
 
 /// A type of element. Sealed: the element types are those of [`DataType`].
@@ -32,7 +33,10 @@ macro_rules! element {
     };
 }
 
-element!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, i32 => I32, i64 => I64, u8 => U8);
+element!(
+    f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2,
+    i32 => I32, i64 => I64, i8 => I8, u32 => U32, u64 => U64, u8 => U8
+);
 
 /// Elements that a collective may read: a slice of any memory, or a [`Buffer`], which peers reach without a copy.
 pub trait Data {

@@ -6,18 +6,29 @@ use pleach_transport::sim::Random;
 use super::scenario::CallPlan;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
+use crate::compute::{F8E4M3, F8E5M2};
+
+/// Most ranks whose powers of two between 1/2 and 2 have a product that is exact in every type.
+const EXACT_FACTORS_MAX: u32 = 8;
 
 /// `rank`'s input of a call, drawn from the seed: any integers, floats small enough that nothing overflows.
 pub(super) fn input(seed: u64, call: usize, rank: Rank, plan: &CallPlan, ranks: u32) -> Vec<u8> {
     let mut random = Random::new(seed).split("input").split_number(call as u64).split_number(u64::from(rank));
     let mut bytes = vec![0; plan.bytes_of(plan.collective.input_parts(rank, ranks))];
-    let is_float = !matches!(plan.data_type, DataType::I32 | DataType::I64 | DataType::U8);
-    if !is_float {
+    if !plan.data_type.is_float() {
         random.fill(&mut bytes);
         return bytes;
     }
     let (low, width) = if plan.op == ReduceOp::Prod { (0.9, 0.2) } else { (-1.0, 2.0) };
+    let coarse = matches!(plan.data_type, DataType::F8E4M3 | DataType::F8E5M2);
     for element in bytes.chunks_exact_mut(plan.data_type.bytes()) {
+        if coarse && plan.op == ReduceOp::Prod {
+            // Exact in any order: of other numbers so few bits hold no product of many to within a known error.
+            let scale = if ranks <= EXACT_FACTORS_MAX { random.below(3) as i32 - 1 } else { 0 };
+            let sign = if random.coin() { -1.0 } else { 1.0 };
+            write_float(plan.data_type, sign * 2f64.powi(scale), element);
+            continue;
+        }
         let unit = (random.bits() >> 11) as f64 / (1u64 << 53) as f64;
         write_float(plan.data_type, low + width * unit, element);
     }
@@ -29,6 +40,8 @@ fn write_float(data_type: DataType, value: f64, element: &mut [u8]) {
         DataType::F64 => element.copy_from_slice(&value.to_ne_bytes()),
         DataType::F32 => element.copy_from_slice(&(value as f32).to_ne_bytes()),
         DataType::F16 => element.copy_from_slice(&f16::from_f64(value).to_ne_bytes()),
+        DataType::F8E4M3 => element[0] = F8E4M3::from_f32(value as f32).to_bits(),
+        DataType::F8E5M2 => element[0] = F8E5M2::from_f32(value as f32).to_bits(),
         _ => element.copy_from_slice(&bf16::from_f64(value).to_ne_bytes()),
     }
 }
@@ -40,6 +53,8 @@ fn read_float(data_type: DataType, bytes: &[u8]) -> f64 {
         DataType::F64 => f64::from_ne_bytes(std::array::from_fn(|index| bytes[index])),
         DataType::F32 => f64::from(f32::from_bits(four(bytes))),
         DataType::F16 => f16::from_bits(two(bytes)).to_f64(),
+        DataType::F8E4M3 => F8E4M3::from_bits(bytes[0]).to_f32().into(),
+        DataType::F8E5M2 => F8E5M2::from_bits(bytes[0]).to_f32().into(),
         _ => bf16::from_bits(two(bytes)).to_f64(),
     }
 }
@@ -48,6 +63,9 @@ fn read_integer(data_type: DataType, bytes: &[u8]) -> i128 {
     match data_type {
         DataType::I64 => i64::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
         DataType::I32 => i32::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
+        DataType::U64 => u64::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
+        DataType::U32 => u32::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
+        DataType::I8 => (bytes[0] as i8).into(),
         _ => bytes[0].into(),
     }
 }
@@ -56,6 +74,9 @@ fn wrapped(data_type: DataType, value: i128) -> i128 {
     match data_type {
         DataType::I64 => (value as i64).into(),
         DataType::I32 => (value as i32).into(),
+        DataType::U64 => (value as u64).into(),
+        DataType::U32 => (value as u32).into(),
+        DataType::I8 => (value as i8).into(),
         _ => (value as u8).into(),
     }
 }
@@ -66,6 +87,8 @@ fn rounding(data_type: DataType) -> f64 {
         DataType::F64 => f64::EPSILON,
         DataType::F32 => f64::from(f32::EPSILON),
         DataType::F16 => 2f64.powi(-10),
+        DataType::F8E4M3 => 2f64.powi(-3),
+        DataType::F8E5M2 => 2f64.powi(-2),
         _ => 2f64.powi(-7),
     }
 }
@@ -99,11 +122,11 @@ fn wrong_element(plan: &CallPlan, sources: &[&[u8]], found: &[u8]) -> Option<Str
         return (found != sources[0]).then(|| format!("{found:?}, not {:?}", sources[0]));
     }
     let ranks = sources.len();
-    if matches!(data_type, DataType::I32 | DataType::I64 | DataType::U8) {
+    if !data_type.is_float() {
         let values = sources.iter().map(|bytes| read_integer(data_type, bytes));
         let folded = values.reduce(|a, b| match op {
             ReduceOp::Sum | ReduceOp::Avg => wrapped(data_type, a + b),
-            ReduceOp::Prod => wrapped(data_type, a * b),
+            ReduceOp::Prod => wrapped(data_type, a.wrapping_mul(b)),
             ReduceOp::Min => a.min(b),
             ReduceOp::Max => a.max(b),
         });
@@ -129,8 +152,13 @@ fn wrong_element(plan: &CallPlan, sources: &[&[u8]], found: &[u8]) -> Option<Str
         ReduceOp::Min => (values.iter().copied().fold(f64::INFINITY, f64::min), 0.0),
         ReduceOp::Max => (values.iter().copied().fold(f64::NEG_INFINITY, f64::max), 0.0),
     };
-    // Averages of half precision may be so small that their last bit is worth more than their value.
-    let least = if data_type == DataType::F16 { 2f64.powi(-23) } else { 0.0 };
+    // Averages in few bits may be so small that their last bit is worth more than their value.
+    let least = match data_type {
+        DataType::F16 => 2f64.powi(-23),
+        DataType::F8E4M3 => 2f64.powi(-8),
+        DataType::F8E5M2 => 2f64.powi(-15),
+        _ => 0.0,
+    };
     let close = (found - expected).abs() <= tolerance + if op == ReduceOp::Avg { least } else { 0.0 };
     (!close).then(|| format!("{found}, not {expected} (within {tolerance})"))
 }

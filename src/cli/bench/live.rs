@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use pleach::collectives::{bf16, f16};
 use pleach::transport::clock;
-use pleach::{Collective, CollectiveError, Data, DataMut, DataType, Element, Group, Rank, ReduceOp};
+use pleach::{
+    Collective, CollectiveError, Data, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp,
+};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::memory::Space;
@@ -77,6 +79,11 @@ pub(super) fn measure(
         DataType::Bf16 => Bench::<bf16>::new(group, task, bytes, one_clock).measure(),
         DataType::I32 => Bench::<i32>::new(group, task, bytes, one_clock).measure(),
         DataType::I64 => Bench::<i64>::new(group, task, bytes, one_clock).measure(),
+        DataType::U32 => Bench::<u32>::new(group, task, bytes, one_clock).measure(),
+        DataType::U64 => Bench::<u64>::new(group, task, bytes, one_clock).measure(),
+        DataType::I8 => Bench::<i8>::new(group, task, bytes, one_clock).measure(),
+        DataType::F8E4M3 => Bench::<F8E4M3>::new(group, task, bytes, one_clock).measure(),
+        DataType::F8E5M2 => Bench::<F8E5M2>::new(group, task, bytes, one_clock).measure(),
         _ => Bench::<u8>::new(group, task, bytes, one_clock).measure(),
     }
 }

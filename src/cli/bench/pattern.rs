@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use pleach::collectives::{bf16, f16};
-use pleach::{Collective, DataType, Rank, ReduceOp};
+use pleach::{Collective, DataType, F8E4M3, F8E5M2, Rank, ReduceOp};
 
 use super::{SAMPLE_ITERATIONS_MAX, Task};
 
@@ -20,18 +20,30 @@ const ITERATION_STRIDE: usize = 17;
 /// How far the next rank's table is shifted.
 const RANK_STRIDE: usize = 31;
 
-/// Most ranks that give more than the neutral element at a place: of a sum (each at most 3, so at most 192 together,
-/// exact in bf16 and u8) and of a product (each at most 2).
+/// Most ranks that give more than the neutral element at a place: of a sum (each at most 3, so at most 192 together;
+/// fewer where a type cannot count so far) and of a product (each at most 2).
 const SUMMANDS_MAX: usize = 64;
 const FACTORS_MAX: usize = 6;
 
 /// Most ranks whose results can be checked exactly.
 pub(super) fn ranks_max(data_type: DataType, op: ReduceOp) -> u32 {
     match (op, data_type) {
-        (ReduceOp::Avg, DataType::U8) => 255,
         (ReduceOp::Avg, DataType::Bf16) => 256,
         (ReduceOp::Avg, DataType::F16) => 2048,
+        (ReduceOp::Avg, DataType::U8 | DataType::I8 | DataType::F8E4M3 | DataType::F8E5M2) => {
+            exact_max(data_type)
+        }
         _ => u32::MAX,
+    }
+}
+
+/// How far a type counts without leaving out a number, up to a byte.
+fn exact_max(data_type: DataType) -> u32 {
+    match data_type {
+        DataType::F8E5M2 => 8,
+        DataType::F8E4M3 => 16,
+        DataType::I8 => 127,
+        _ => 255,
     }
 }
 
@@ -54,8 +66,8 @@ pub(super) fn times_max(task: &Task) -> usize {
                 DataType::F64 => (53, 1023),
                 DataType::F16 => (11, 15),
                 DataType::Bf16 => (8, 127),
-                DataType::I32 => (31, 31),
-                DataType::I64 => (53, 53),
+                DataType::I32 | DataType::U32 => (31, 31),
+                DataType::I64 | DataType::U64 => (53, 53),
                 _ => (SUM_BITS, SUM_BITS),
             };
             let bits: u32 = if ranks.is_power_of_two() { exponent } else { digits };
@@ -64,7 +76,9 @@ pub(super) fn times_max(task: &Task) -> usize {
             (1 + times).min(SAMPLE_ITERATIONS_MAX)
         }
         (Collective::Reduce { .. }, ReduceOp::Sum) => match data_type {
-            DataType::F32 | DataType::F64 | DataType::I32 | DataType::I64 => SAMPLE_ITERATIONS_MAX,
+            DataType::F32 | DataType::F64 | DataType::I32 | DataType::I64 | DataType::U32 | DataType::U64 => {
+                SAMPLE_ITERATIONS_MAX
+            }
             _ => 1,
         },
         (Collective::AllReduce | Collective::Reduce { .. }, _) => 1,
@@ -94,7 +108,7 @@ impl Pattern {
         let numbers: Vec<Vec<u8>> = (0..ranks)
             .map(|rank| {
                 let give = |place| match collective.reduces() {
-                    true => contribution(op, rank, ranks, place),
+                    true => contribution(op, exact_max(data_type), rank, ranks, place),
                     false => mixed(place + rank as usize * RANK_STRIDE) % 251,
                 };
                 (0..PERIOD).map(|place| give(place) as u8).collect()
@@ -223,20 +237,20 @@ fn pieces(len: usize, element: usize, begin: usize) -> impl Iterator<Item = (std
     })
 }
 
-/// What a rank gives at a place of the period.
-fn contribution(op: ReduceOp, rank: Rank, ranks: u32, place: usize) -> u32 {
+/// What a rank gives at a place of the period, in a type that counts so far.
+fn contribution(op: ReduceOp, exact_max: u32, rank: Rank, ranks: u32, place: usize) -> u32 {
     let (rank, ranks) = (rank as usize, ranks as usize);
     let number = mixed(place + rank * RANK_STRIDE);
     // With many ranks every so-many-th gives something, others at another place.
     let is_turn = |most: usize| (place + rank).is_multiple_of(ranks.div_ceil(most));
     match op {
-        ReduceOp::Sum if is_turn(SUMMANDS_MAX) => number % 4,
+        ReduceOp::Sum if is_turn(SUMMANDS_MAX.min(exact_max as usize / 3)) => number % 4,
         ReduceOp::Sum => 0,
         ReduceOp::Prod if is_turn(FACTORS_MAX) => 1 + number % 2,
         ReduceOp::Prod => 1,
         // Divides evenly only if every rank's share is in it once.
-        ReduceOp::Avg => mixed(place) % (255 / ranks as u32).clamp(2, 4),
-        _ => number % 251,
+        ReduceOp::Avg => mixed(place) % (exact_max / ranks as u32).clamp(2, 4),
+        _ => number % exact_max.min(251),
     }
 }
 
@@ -257,6 +271,10 @@ fn encode(data_type: DataType, number: f64) -> Vec<u8> {
         DataType::Bf16 => bf16::from_f64(number).to_ne_bytes().to_vec(),
         DataType::I32 => (number as i32).to_ne_bytes().to_vec(),
         DataType::I64 => (number as i64).to_ne_bytes().to_vec(),
+        DataType::U32 => (number as u32).to_ne_bytes().to_vec(),
+        DataType::U64 => (number as u64).to_ne_bytes().to_vec(),
+        DataType::F8E4M3 => vec![F8E4M3::from_f32(number as f32).to_bits()],
+        DataType::F8E5M2 => vec![F8E5M2::from_f32(number as f32).to_bits()],
         _ => vec![number as u8],
     }
 }
@@ -283,17 +301,22 @@ mod tests {
 
     #[test]
     fn sums_of_any_number_of_ranks_are_exact_in_the_narrowest_types() {
-        for ranks in [1, 2, 7, 64, 65, 1000] {
-            for place in 0..PERIOD {
-                let all = (0..ranks).map(|rank| contribution(ReduceOp::Sum, rank, ranks, place));
-                assert!(all.sum::<u32>() <= 255);
-                let all = (0..ranks).map(|rank| contribution(ReduceOp::Prod, rank, ranks, place));
-                assert!(all.product::<u32>() <= 64);
+        for most in DataType::ALL.map(exact_max) {
+            for ranks in [1, 2, 7, 64, 65, 1000] {
+                for place in 0..PERIOD {
+                    let all = (0..ranks).map(|rank| contribution(ReduceOp::Sum, most, rank, ranks, place));
+                    assert!(all.sum::<u32>() <= most);
+                    // Powers of two, which every type holds.
+                    let all = (0..ranks).map(|rank| contribution(ReduceOp::Prod, most, rank, ranks, place));
+                    assert!(all.product::<u32>() <= 64);
+                }
             }
-        }
-        for ranks in [1, 2, 64, 85, 127, 255] {
-            let most = (0..PERIOD).map(|place| contribution(ReduceOp::Avg, 0, ranks, place)).max();
-            assert!(most.is_some_and(|most| most > 0 && most * ranks <= 255), "{ranks} {most:?}");
+            for ranks in [1, 2, 7, 64, 85, 127, 255].into_iter().filter(|&ranks| ranks <= most) {
+                let highest =
+                    (0..PERIOD).map(|place| contribution(ReduceOp::Avg, most, 0, ranks, place)).max();
+                let sum = highest.map_or(0, |highest| highest * ranks);
+                assert!(sum > 0 && sum <= most, "{ranks} {highest:?}");
+            }
         }
     }
 
