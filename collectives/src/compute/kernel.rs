@@ -72,6 +72,8 @@ pub(super) struct Kernel<E> {
     pub(super) onto: unsafe fn(into: *mut E, a: *const E, n: usize),
     /// Replaces `into` by `(into op a) op b`.
     pub(super) onto_two: unsafe fn(into: *mut E, a: *const E, b: *const E, n: usize),
+    /// Replaces both `a` and `b` by `a op b`.
+    pub(super) both: unsafe fn(a: *mut E, b: *mut E, n: usize),
     /// Divides every element.
     pub(super) divide: unsafe fn(values: &mut [E], by: u32),
 }
@@ -121,9 +123,19 @@ impl Instructions {
         match self.0 {
             Set::Base => plain,
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => Kernel { apart: f16c::apart_by_8::<O>, onto: f16c::onto_by_8::<O>, ..plain },
+            Set::Avx2 => Kernel {
+                apart: f16c::apart_by_8::<O>,
+                onto: f16c::onto_by_8::<O>,
+                both: f16c::both_by_8::<O>,
+                ..plain
+            },
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => Kernel { apart: f16c::apart_by_16::<O>, onto: f16c::onto_by_16::<O>, ..plain },
+            Set::Avx512 => Kernel {
+                apart: f16c::apart_by_16::<O>,
+                onto: f16c::onto_by_16::<O>,
+                both: f16c::both_by_16::<O>,
+                ..plain
+            },
         }
     }
 
@@ -193,6 +205,18 @@ mod plain {
     }
 
     #[inline(always)]
+    pub(super) unsafe fn both<E: Element, O: Operation>(a: *mut E, b: *mut E, n: usize) {
+        for i in 0..n {
+            // SAFETY: as above.
+            unsafe {
+                let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
+                a.add(i).write_unaligned(value);
+                b.add(i).write_unaligned(value);
+            }
+        }
+    }
+
+    #[inline(always)]
     pub(super) unsafe fn convert<A, B>(into: *mut B, from: *const A, n: usize, convert: impl Fn(A) -> B) {
         for i in 0..n {
             // SAFETY: as above.
@@ -208,7 +232,19 @@ macro_rules! compiled {
             use super::{Conversion, Element, Kernel, Operation, Short, plain};
 
             pub(super) fn kernel<E: Element, O: Operation>() -> Kernel<E> {
-                Kernel { apart: apart::<E, O>, onto: onto::<E, O>, onto_two: onto_two::<E, O>, divide: divide::<E> }
+                Kernel {
+                    apart: apart::<E, O>,
+                    onto: onto::<E, O>,
+                    onto_two: onto_two::<E, O>,
+                    both: both::<E, O>,
+                    divide: divide::<E>,
+                }
+            }
+
+            $(#[$feature])?
+            unsafe fn both<E: Element, O: Operation>(a: *mut E, b: *mut E, n: usize) {
+                // SAFETY: the caller's, see `Kernel`.
+                unsafe { plain::both::<E, O>(a, b, n) }
             }
 
             $(#[$feature])?
@@ -278,7 +314,7 @@ mod f16c {
 
     macro_rules! by_lanes {
         (
-            $feature:literal, $lanes:literal: $widen:ident $narrow:ident $apart:ident $onto:ident,
+            $feature:literal, $lanes:literal: $widen:ident $narrow:ident $apart:ident $onto:ident $both:ident $blocks:ident,
             $load_half:ident $store_half:ident $load:ident $store:ident $from_half:ident $to_half:ident, $vector:ident
         ) => {
             #[target_feature(enable = $feature)]
@@ -306,10 +342,28 @@ mod f16c {
                 }
             }
 
-            /// `into` may be `a` or `b`, as a block is read before it is written.
             #[target_feature(enable = $feature)]
             pub(super) unsafe fn $apart<O: Operation>(
                 into: *mut F16,
+                a: *const F16,
+                b: *const F16,
+                n: usize,
+            ) {
+                // SAFETY: the caller's.
+                unsafe { $blocks::<O, 1>([into], a, b, n) }
+            }
+
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $both<O: Operation>(a: *mut F16, b: *mut F16, n: usize) {
+                // SAFETY: the caller's; destinations may be sources here.
+                unsafe { $blocks::<O, 2>([a, b], a, b, n) }
+            }
+
+            /// Destinations may be sources, as a block is read before it is written.
+            #[inline]
+            #[target_feature(enable = $feature)]
+            unsafe fn $blocks<O: Operation, const M: usize>(
+                into: [*mut F16; M],
                 a: *const F16,
                 b: *const F16,
                 n: usize,
@@ -324,11 +378,15 @@ mod f16c {
                         });
                         let values = transmute::<[f32; $lanes], x86::$vector>(combine::<O, $lanes>(a, b));
                         let numbers = x86::$to_half::<NEAREST>(values);
-                        x86::$store_half(into.add(i).cast(), numbers);
+                        for into in into {
+                            x86::$store_half(into.add(i).cast(), numbers);
+                        }
                     }
                     for i in whole..n {
                         let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
-                        into.add(i).write_unaligned(value);
+                        for into in into {
+                            into.add(i).write_unaligned(value);
+                        }
                     }
                 }
             }
@@ -336,17 +394,17 @@ mod f16c {
             #[target_feature(enable = $feature)]
             pub(super) unsafe fn $onto<O: Operation>(into: *mut F16, a: *const F16, n: usize) {
                 // SAFETY: the caller's; the destination may be a source here.
-                unsafe { $apart::<O>(into, into, a, n) }
+                unsafe { $blocks::<O, 1>([into], into, a, n) }
             }
         };
     }
 
     by_lanes!(
-        "avx2,fma,f16c", 8: widen_by_8 narrow_by_8 apart_by_8 onto_by_8,
+        "avx2,fma,f16c", 8: widen_by_8 narrow_by_8 apart_by_8 onto_by_8 both_by_8 blocks_by_8,
         _mm_loadu_si128 _mm_storeu_si128 _mm256_loadu_ps _mm256_storeu_ps _mm256_cvtph_ps _mm256_cvtps_ph, __m256
     );
     by_lanes!(
-        "avx2,fma,f16c,avx512f", 16: widen_by_16 narrow_by_16 apart_by_16 onto_by_16,
+        "avx2,fma,f16c,avx512f", 16: widen_by_16 narrow_by_16 apart_by_16 onto_by_16 both_by_16 blocks_by_16,
         _mm256_loadu_si256 _mm256_storeu_si256 _mm512_loadu_ps _mm512_storeu_ps _mm512_cvtph_ps _mm512_cvtps_ph, __m512
     );
 }

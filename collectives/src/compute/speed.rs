@@ -9,12 +9,12 @@ use pleach_transport::{HostMemory, Memory, Nanos, clock};
 use super::{Compute, HostCompute, Instructions, Job};
 use crate::collective::{DataType, ReduceOp};
 
-/// Each is measured this often, in turn with the others; the best counts, as the machine may be busy.
-const ROUNDS: usize = 40;
+/// Each is measured this often, in turn with the others, beginning with another one each time; the median counts.
+const ROUNDS: usize = 41;
 /// A round moves at least this many bytes of each source: short enough to fall between interruptions.
 const BYTES_A_ROUND: usize = 2 << 20;
-/// In the first-level cache, in the second, and in neither.
-const SIZES_BYTES: [usize; 3] = [8 << 10, 256 << 10, 32 << 20];
+/// In the first-level cache, in the second, in the third or beyond.
+const SIZES_BYTES: [usize; 5] = [8 << 10, 32 << 10, 256 << 10, 4 << 20, 32 << 20];
 
 struct Arena(std::sync::Arc<HostMemory>);
 
@@ -41,18 +41,23 @@ impl Arena {
     }
 }
 
-/// Seconds for one call, the best of the rounds, of each of these.
+/// Seconds for one call, the median of the rounds, of each of these.
 fn race(bytes: usize, contestants: &mut [&mut dyn FnMut()]) -> Vec<f64> {
     let calls = (BYTES_A_ROUND / bytes).max(1);
-    let mut best = vec![f64::INFINITY; contestants.len()];
-    for _ in 0..ROUNDS {
-        for (contestant, best) in contestants.iter_mut().zip(&mut best) {
+    let mut times = vec![Vec::with_capacity(ROUNDS); contestants.len()];
+    for round in 0..ROUNDS {
+        for turn in 0..contestants.len() {
+            let which = (round + turn) % contestants.len();
             let begin = clock::now();
-            (0..calls).for_each(|_| contestant());
-            *best = best.min((clock::now() - begin).as_secs_f64() / calls as f64);
+            (0..calls).for_each(|_| contestants[which]());
+            times[which].push((clock::now() - begin).as_secs_f64() / calls as f64);
         }
     }
-    best
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    times.into_iter().map(median).collect()
 }
 
 fn job(data_type: DataType, op: ReduceOp, from: &[&Arena], into: &[&Arena], bytes: usize) -> Job {
@@ -73,20 +78,31 @@ fn run(compute: &mut HostCompute, job: &mut Job) {
     while !unsafe { compute.advance(black_box(job), Nanos::ZERO) } {}
 }
 
+/// Two sources into a third place, the way one would write it for this processor.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn by_hand(into: *mut f32, a: *const f32, b: *const f32, n: usize) {
+#[target_feature(enable = "avx2")]
+unsafe fn apart_by_hand(into: *mut f32, a: *const f32, b: *const f32, n: usize) {
     use std::arch::x86_64 as x86;
-    for i in (0..n).step_by(64) {
-        for k in [0, 16, 32, 48] {
-            // SAFETY: n is a multiple of 64 and all have n elements.
-            unsafe {
-                let sum = x86::_mm512_add_ps(
-                    x86::_mm512_loadu_ps(a.add(i + k)),
-                    x86::_mm512_loadu_ps(b.add(i + k)),
-                );
-                x86::_mm512_storeu_ps(into.add(i + k), sum);
-            }
+    for i in (0..n).step_by(8) {
+        // SAFETY: n is a multiple of 8 and all have n elements.
+        unsafe {
+            let sum = x86::_mm256_add_ps(x86::_mm256_loadu_ps(a.add(i)), x86::_mm256_loadu_ps(b.add(i)));
+            x86::_mm256_storeu_ps(into.add(i), sum);
+        }
+    }
+}
+
+/// Two sources into both, as two ranks do that map each other's memory: the bound of an all-reduce between them.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn both_by_hand(a: *mut f32, b: *mut f32, n: usize) {
+    use std::arch::x86_64 as x86;
+    for i in (0..n).step_by(8) {
+        // SAFETY: as above.
+        unsafe {
+            let sum = x86::_mm256_add_ps(x86::_mm256_loadu_ps(a.add(i)), x86::_mm256_loadu_ps(b.add(i)));
+            x86::_mm256_storeu_ps(a.add(i), sum);
+            x86::_mm256_storeu_ps(b.add(i), sum);
         }
     }
 }
@@ -94,43 +110,44 @@ unsafe fn by_hand(into: *mut f32, a: *const f32, b: *const f32, n: usize) {
 #[cfg(target_arch = "x86_64")]
 #[test]
 #[ignore = "prints speeds, asserts nothing"]
-fn print_f32_sum_of_two_beside_memcpy_and_a_loop_by_hand() {
-    println!("GB/s read and written together; the first columns are f32 sum of two, apart and in place");
+fn print_f32_sum_of_two_beside_memcpy_and_loops_by_hand() {
+    if !is_x86_feature_detected!("avx2") {
+        println!("skipped: the loops by hand want AVX2");
+        return;
+    }
+    println!("GB/s read and written together, medians; by bytes a source");
     for bytes in SIZES_BYTES {
         let [a, b, into] = [0; 3].map(|_| Arena::new(bytes, DataType::F32));
         let (pa, pb, pi) = (a.pointer(), b.pointer(), into.pointer());
         let n = bytes / 4;
         for instructions in Instructions::available() {
-            let mut compute = HostCompute::with(instructions);
-            let mut compute_in_place = HostCompute::with(instructions);
-            let mut compute_copy = HostCompute::with(instructions);
+            let [mut one, mut two, mut three] = [0; 3].map(|_| HostCompute::with(instructions));
             let mut apart = job(DataType::F32, ReduceOp::Sum, &[&a, &b], &[&into], bytes);
-            let mut in_place = job(DataType::F32, ReduceOp::Max, &[&into, &b], &[&into], bytes);
+            let mut both = job(DataType::F32, ReduceOp::Max, &[&a, &b], &[&a, &b], bytes);
             let mut copy = job(DataType::F32, ReduceOp::Sum, &[&a], &[&into], bytes);
             let seconds = race(
                 bytes,
                 &mut [
-                    &mut || run(&mut compute, &mut apart),
-                    &mut || run(&mut compute_in_place, &mut in_place),
-                    &mut || run(&mut compute_copy, &mut copy),
-                    // SAFETY: distinct live arenas of n floats; asked for on processors with AVX-512 only.
-                    &mut || unsafe {
-                        if is_x86_feature_detected!("avx512f") {
-                            by_hand(black_box(pi).cast(), pa.cast(), pb.cast(), n);
-                        }
-                    },
+                    &mut || run(&mut one, &mut apart),
+                    // SAFETY: distinct live arenas of n floats; the processor has AVX2.
+                    &mut || unsafe { apart_by_hand(black_box(pi).cast(), pa.cast(), pb.cast(), n) },
+                    &mut || run(&mut two, &mut both),
+                    // SAFETY: as above.
+                    &mut || unsafe { both_by_hand(black_box(pa).cast(), pb.cast(), n) },
+                    &mut || run(&mut three, &mut copy),
                     // SAFETY: as above.
                     &mut || unsafe { black_box(pi).copy_from_nonoverlapping(pa, bytes) },
                 ],
             );
             let speed = |streams: usize, s: f64| (streams * bytes) as f64 / s / 1e9;
             println!(
-                "{bytes:>9} bytes {instructions:?}: apart {:.1}, in place (max) {:.1}, by hand {:.1}; copy {:.1}, memcpy {:.1}",
+                "{bytes:>9} {instructions:?}: 2->1 {:.1}, by hand {:.1}; 2->2 {:.1}, by hand {:.1}; copy {:.1}, memcpy {:.1}",
                 speed(3, seconds[0]),
                 speed(3, seconds[1]),
-                speed(3, seconds[3]),
-                speed(2, seconds[2]),
+                speed(4, seconds[2]),
+                speed(4, seconds[3]),
                 speed(2, seconds[4]),
+                speed(2, seconds[5]),
             );
         }
     }
@@ -138,12 +155,55 @@ fn print_f32_sum_of_two_beside_memcpy_and_a_loop_by_hand() {
 
 #[test]
 #[ignore = "prints speeds, asserts nothing"]
-fn print_16_bit_types_beside_f32() {
-    const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::Bf16];
+fn print_what_a_job_of_eight_bytes_costs() {
+    const CALLS: usize = 10_000;
+    for (data_type, sources, destinations) in [
+        (DataType::F32, 1, 1),
+        (DataType::F32, 2, 1),
+        (DataType::F32, 2, 2),
+        (DataType::F32, 4, 1),
+        (DataType::Bf16, 2, 1),
+        (DataType::F16, 2, 1),
+        (DataType::F16, 4, 1),
+    ] {
+        let arenas: Vec<Arena> = (0..sources + destinations).map(|_| Arena::new(64, data_type)).collect();
+        let arenas: Vec<&Arena> = arenas.iter().collect();
+        let mut job = job(data_type, ReduceOp::Sum, &arenas[..sources], &arenas[sources..], 8);
+        let mut compute: Box<dyn Compute> = Box::new(HostCompute::new());
+        let seconds = race(
+            BYTES_A_ROUND,
+            &mut [&mut || {
+                for _ in 0..CALLS {
+                    job.elements_done = 0;
+                    // SAFETY: as in `run`.
+                    black_box(unsafe { compute.advance(black_box(&mut job), Nanos::ZERO) });
+                }
+            }],
+        )[0];
+        println!(
+            "{data_type} {sources}->{destinations}, 8 bytes: {:.1} ns a call",
+            seconds / CALLS as f64 * 1e9
+        );
+    }
+}
+
+#[test]
+#[ignore = "prints speeds, asserts nothing"]
+fn print_short_floats_beside_f32() {
+    const TYPES: [DataType; 5] =
+        [DataType::F32, DataType::F16, DataType::Bf16, DataType::F8E4M3, DataType::F8E5M2];
     println!("10^9 elements/s of the result, {TYPES:?}");
     for instructions in Instructions::available() {
-        for (op, k) in [(ReduceOp::Sum, 2), (ReduceOp::Max, 2), (ReduceOp::Avg, 2), (ReduceOp::Sum, 4)] {
-            let mut line = format!("{instructions:?} {op} of {k}:");
+        for (op, k, in_all) in [
+            (ReduceOp::Sum, 2, false),
+            (ReduceOp::Sum, 2, true),
+            (ReduceOp::Max, 2, false),
+            (ReduceOp::Avg, 2, true),
+            (ReduceOp::Sum, 4, false),
+            (ReduceOp::Sum, 4, true),
+        ] {
+            let places = if in_all { "all of them" } else { "one apart" };
+            let mut line = format!("{instructions:?} {op} of {k} into {places}:");
             for bytes in SIZES_BYTES {
                 let arenas =
                     TYPES.map(|data_type| (0..=k).map(|_| Arena::new(bytes, data_type)).collect::<Vec<_>>());
@@ -152,7 +212,8 @@ fn print_16_bit_types_beside_f32() {
                     .zip(&arenas)
                     .map(|(&data_type, arenas)| {
                         let arenas: Vec<&Arena> = arenas.iter().collect();
-                        let mut job = job(data_type, op, &arenas[..k], &arenas[k..], bytes);
+                        let into = if in_all { &arenas[..k] } else { &arenas[k..] };
+                        let mut job = job(data_type, op, &arenas[..k], into, bytes);
                         let mut compute = HostCompute::with(instructions);
                         move || run(&mut compute, &mut job)
                     })

@@ -1,7 +1,7 @@
 //! How a slice of a job is cut into strips that stay in the first-level cache.
 //!
-//! Two sources and no division need no strip: the kernel reads both and writes the first destination. Everything else is
-//! folded in a strip of our own and then stored. So whatever is stored was read from every source before, which makes
+//! Two sources and no division need no strip: the kernel reads both and writes the first destination, or replaces both
+//! where they are the two destinations (two ranks that map each other's memory). Everything else is folded in a strip of our own and then stored. So whatever is stored was read from every source before, which makes
 //! destinations that are sources come out right.
 
 use super::Job;
@@ -109,6 +109,13 @@ impl Strips {
                 && !std::ptr::eq(a, b)
                 && job.divide_by <= 1
             {
+                if let [one, other] = job.into[..]
+                    && ((std::ptr::eq(one, a) && std::ptr::eq(other, b))
+                        || (std::ptr::eq(one, b) && std::ptr::eq(other, a)))
+                {
+                    let skip = part.first * size_of::<E>();
+                    return (kernel.both)(one.add(skip).cast(), other.add(skip).cast(), part.elements);
+                }
                 // One destination needs no strips, as nothing is read again.
                 let strip = if job.into.len() == 1 { part.elements } else { strip };
                 return part.for_each_strip(strip, |at, n| {
