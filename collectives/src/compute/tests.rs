@@ -112,9 +112,13 @@ impl Guarded {
 
 fn check(case: Case, instructions: Instructions) {
     let mut state = case.seed;
-    let bytes = case.elements * case.data_type.bytes();
     let contents: Vec<Vec<u8>> =
         (0..case.sources).map(|_| numbers(case.data_type, case.elements, &mut state)).collect();
+    check_contents(case, &contents, instructions);
+}
+
+fn check_contents(case: Case, contents: &[Vec<u8>], instructions: Instructions) {
+    let bytes = case.elements * case.data_type.bytes();
     let mut sources: Vec<Guarded> =
         contents.iter().map(|content| Guarded::new(content, case.misaligned_by)).collect();
     let (in_place, apart) = match case.destinations {
@@ -184,6 +188,96 @@ fn every_kind(mut check: impl FnMut(DataType, ReduceOp, Instructions)) {
             }
         }
     }
+}
+
+/// Zeros, ones, subnormal numbers, the smallest normal and the largest one, infinities and NaN of several bits, all of both
+/// signs: the pattern of the exponent's and mantissa's ends, in any format.
+fn specials(data_type: DataType) -> Vec<u64> {
+    let (bits, mantissa) = match data_type {
+        DataType::F64 => (64, 52),
+        DataType::F32 => (32, 23),
+        DataType::F16 => (16, 10),
+        DataType::Bf16 => (16, 7),
+        DataType::F8E4M3 => (8, 3),
+        _ => (8, 2),
+    };
+    let sign = 1u64 << (bits - 1);
+    let infinity = sign - (1 << mantissa);
+    let one = infinity / 2 & !((1 << mantissa) - 1);
+    let quiet = infinity | 1 << (mantissa - 1);
+    let smallest_normal = 1 << mantissa;
+    let magnitudes = [
+        0,
+        1,
+        smallest_normal - 1,
+        smallest_normal,
+        one,
+        infinity - 1,
+        infinity,
+        infinity + 1,
+        quiet,
+        sign - 1,
+    ];
+    magnitudes.iter().flat_map(|&magnitude| [magnitude, magnitude | sign]).collect()
+}
+
+#[test]
+fn zeros_infinities_nan_and_subnormal_numbers_meet_each_other_as_ieee_says() {
+    for data_type in DataType::ALL.into_iter().filter(|data_type| data_type.is_float()) {
+        let (specials, size) = (specials(data_type), data_type.bytes());
+        let count = specials.len();
+        // Every special number with every other one and with every third one, at every place of a vector.
+        let source = |place: usize| -> Vec<u8> {
+            let pick = |index: usize| specials[index / count.pow(place as u32) % count];
+            (0..count.pow(3)).flat_map(|index| pick(index).to_le_bytes()[..size].to_vec()).collect()
+        };
+        let contents: Vec<Vec<u8>> = (0..3).map(source).collect();
+        for op in ReduceOp::ALL.into_iter().filter(|op| op.fits(data_type)) {
+            for sources in [2, 3] {
+                for instructions in Instructions::available() {
+                    let case = Case {
+                        data_type,
+                        op,
+                        divide_by: divisor(op, sources),
+                        sources,
+                        destinations: Destinations::Apart(1),
+                        elements: count.pow(3),
+                        misaligned_by: 0,
+                        seed: 0,
+                    };
+                    check_contents(case, &contents[..sources], instructions);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_wins_minimum_and_maximum_and_zeros_have_an_order() {
+    let combine = |op, a: f32, b: f32| {
+        let mut result = 0f32;
+        let (from, into) =
+            (vec![(&raw const a).cast(), (&raw const b).cast()], vec![(&raw mut result).cast()]);
+        let mut job =
+            Job { data_type: DataType::F32, op, divide_by: 1, from, into, elements: 1, elements_done: 0 };
+        // SAFETY: three live floats.
+        assert!(unsafe { HostCompute::new().advance(&mut job, Nanos::ZERO) });
+        result
+    };
+    for nan in [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001)] {
+        for other in [0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum, ReduceOp::Prod] {
+                assert!(combine(op, nan, other).is_nan() && combine(op, other, nan).is_nan(), "{op} {other}");
+            }
+        }
+    }
+    for (a, b) in [(0.0, -0.0), (-0.0, 0.0)] {
+        assert_eq!(combine(ReduceOp::Min, a, b).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(combine(ReduceOp::Max, a, b).to_bits(), 0.0f32.to_bits());
+    }
+    assert!(combine(ReduceOp::Sum, f32::INFINITY, f32::NEG_INFINITY).is_nan());
+    assert!(combine(ReduceOp::Prod, f32::INFINITY, 0.0).is_nan());
+    assert_eq!(combine(ReduceOp::Sum, f32::from_bits(1), f32::from_bits(1)), f32::from_bits(2));
 }
 
 fn divisor(op: ReduceOp, sources: usize) -> u32 {
