@@ -333,11 +333,37 @@ pub enum ReduceOp {
     Max = 4,
     /// Sum divided by the number of ranks, once at the end; integers round towards zero.
     Avg = 5,
+    /// Bits set in all inputs; integers only.
+    And = 6,
+    /// Bits set in any input; integers only.
+    Or = 7,
+    /// Bits set in an odd number of inputs; integers only.
+    Xor = 8,
 }
 
 impl ReduceOp {
     /// Every operation.
-    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg];
+    pub const ALL: [Self; 8] =
+        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::And, Self::Or, Self::Xor];
+
+    /// Whether it combines bits and not numbers.
+    #[must_use]
+    pub const fn is_bitwise(self) -> bool {
+        matches!(self, Self::And | Self::Or | Self::Xor)
+    }
+
+    /// Whether it has a meaning for elements of this type: bitwise operations have none for floats.
+    #[must_use]
+    pub const fn fits(self, data_type: DataType) -> bool {
+        !(self.is_bitwise() && data_type.is_float())
+    }
+
+    /// The names of the operations that fit a type, separated by spaces.
+    #[must_use]
+    pub fn fitting(data_type: DataType) -> String {
+        let names: Vec<_> = Self::ALL.iter().filter(|op| op.fits(data_type)).map(|op| op.name()).collect();
+        names.join(" ")
+    }
 
     /// Its name on the command line.
     #[must_use]
@@ -348,6 +374,9 @@ impl ReduceOp {
             Self::Min => "min",
             Self::Max => "max",
             Self::Avg => "avg",
+            Self::And => "and",
+            Self::Or => "or",
+            Self::Xor => "xor",
         }
     }
 }

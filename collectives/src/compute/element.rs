@@ -16,17 +16,17 @@ pub(super) trait Element: Copy {
 }
 
 /// A way to combine two elements.
-pub(super) trait Operation {
-    fn apply<E: Element>(left: E, right: E) -> E;
+pub(super) trait Operation<E> {
+    fn apply(left: E, right: E) -> E;
 }
 
 macro_rules! operation {
     ($name:ident, $method:ident) => {
         pub(super) struct $name;
 
-        impl Operation for $name {
+        impl<E: Element> Operation<E> for $name {
             #[inline(always)]
-            fn apply<E: Element>(left: E, right: E) -> E {
+            fn apply(left: E, right: E) -> E {
                 left.$method(right)
             }
         }
@@ -37,6 +37,24 @@ operation!(Sum, sum);
 operation!(Prod, prod);
 operation!(Min, min);
 operation!(Max, max);
+
+macro_rules! bitwise {
+    ($name:ident, $operator:tt) => {
+        /// On bytes, which do for any type.
+        pub(super) struct $name;
+
+        impl Operation<u8> for $name {
+            #[inline(always)]
+            fn apply(left: u8, right: u8) -> u8 {
+                left $operator right
+            }
+        }
+    };
+}
+
+bitwise!(And, &);
+bitwise!(Or, |);
+bitwise!(Xor, ^);
 
 macro_rules! float {
     ($float:ty) => {

@@ -3,7 +3,7 @@
 //! They are plain loops over [`Element`]; the compiler makes vector instructions of them because the function around
 //! them says which it may use. A [`Kernel`] is a set of such functions for one element type and operation.
 
-use super::element::{Element, F16, Max, Min, Operation, Prod, Short, Sum};
+use super::element::{And, Element, F16, Max, Min, Operation, Or, Prod, Short, Sum, Xor};
 use crate::collective::ReduceOp;
 
 /// A set of vector instructions.
@@ -88,17 +88,26 @@ pub(super) struct Conversion<S> {
 }
 
 impl Instructions {
-    /// The loops for this element type and operation.
+    /// The loops for a bitwise operation, on bytes.
+    pub(super) fn kernel_of_bytes(self, op: ReduceOp) -> Kernel<u8> {
+        match op {
+            ReduceOp::And => self.kernel_of::<u8, And>(),
+            ReduceOp::Or => self.kernel_of::<u8, Or>(),
+            _ => self.kernel_of::<u8, Xor>(),
+        }
+    }
+
+    /// The loops for this element type and an operation that is not bitwise.
     pub(super) fn kernel<E: Element>(self, op: ReduceOp) -> Kernel<E> {
         match op {
             ReduceOp::Sum | ReduceOp::Avg => self.kernel_of::<E, Sum>(),
             ReduceOp::Prod => self.kernel_of::<E, Prod>(),
             ReduceOp::Min => self.kernel_of::<E, Min>(),
-            ReduceOp::Max => self.kernel_of::<E, Max>(),
+            _ => self.kernel_of::<E, Max>(),
         }
     }
 
-    fn kernel_of<E: Element, O: Operation>(self) -> Kernel<E> {
+    fn kernel_of<E: Element, O: Operation<E>>(self) -> Kernel<E> {
         match self.0 {
             Set::Base => base::kernel::<E, O>(),
             #[cfg(target_arch = "x86_64")]
@@ -114,11 +123,11 @@ impl Instructions {
             ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_f16::<Sum>(),
             ReduceOp::Prod => self.kernel_of_f16::<Prod>(),
             ReduceOp::Min => self.kernel_of_f16::<Min>(),
-            ReduceOp::Max => self.kernel_of_f16::<Max>(),
+            _ => self.kernel_of_f16::<Max>(),
         }
     }
 
-    fn kernel_of_f16<O: Operation>(self) -> Kernel<F16> {
+    fn kernel_of_f16<O: Operation<f32> + Operation<F16>>(self) -> Kernel<F16> {
         let plain = self.kernel_of::<F16, O>();
         match self.0 {
             Set::Base => plain,
@@ -167,7 +176,12 @@ mod plain {
     use super::{Element, Operation};
 
     #[inline(always)]
-    pub(super) unsafe fn apart<E: Element, O: Operation>(into: *mut E, a: *const E, b: *const E, n: usize) {
+    pub(super) unsafe fn apart<E: Element, O: Operation<E>>(
+        into: *mut E,
+        a: *const E,
+        b: *const E,
+        n: usize,
+    ) {
         for i in 0..n {
             // SAFETY: `i < n`, and all three have `n` elements (see `Kernel`).
             unsafe {
@@ -178,7 +192,7 @@ mod plain {
     }
 
     #[inline(always)]
-    pub(super) unsafe fn onto<E: Element, O: Operation>(into: *mut E, a: *const E, n: usize) {
+    pub(super) unsafe fn onto<E: Element, O: Operation<E>>(into: *mut E, a: *const E, n: usize) {
         for i in 0..n {
             // SAFETY: as above.
             unsafe {
@@ -189,7 +203,7 @@ mod plain {
     }
 
     #[inline(always)]
-    pub(super) unsafe fn onto_two<E: Element, O: Operation>(
+    pub(super) unsafe fn onto_two<E: Element, O: Operation<E>>(
         into: *mut E,
         a: *const E,
         b: *const E,
@@ -205,7 +219,7 @@ mod plain {
     }
 
     #[inline(always)]
-    pub(super) unsafe fn both<E: Element, O: Operation>(a: *mut E, b: *mut E, n: usize) {
+    pub(super) unsafe fn both<E: Element, O: Operation<E>>(a: *mut E, b: *mut E, n: usize) {
         for i in 0..n {
             // SAFETY: as above.
             unsafe {
@@ -231,7 +245,7 @@ macro_rules! compiled {
         mod $module {
             use super::{Conversion, Element, Kernel, Operation, Short, plain};
 
-            pub(super) fn kernel<E: Element, O: Operation>() -> Kernel<E> {
+            pub(super) fn kernel<E: Element, O: Operation<E>>() -> Kernel<E> {
                 Kernel {
                     apart: apart::<E, O>,
                     onto: onto::<E, O>,
@@ -242,25 +256,25 @@ macro_rules! compiled {
             }
 
             $(#[$feature])?
-            unsafe fn both<E: Element, O: Operation>(a: *mut E, b: *mut E, n: usize) {
+            unsafe fn both<E: Element, O: Operation<E>>(a: *mut E, b: *mut E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
                 unsafe { plain::both::<E, O>(a, b, n) }
             }
 
             $(#[$feature])?
-            unsafe fn apart<E: Element, O: Operation>(into: *mut E, a: *const E, b: *const E, n: usize) {
+            unsafe fn apart<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
                 unsafe { plain::apart::<E, O>(into, a, b, n) }
             }
 
             $(#[$feature])?
-            unsafe fn onto<E: Element, O: Operation>(into: *mut E, a: *const E, n: usize) {
+            unsafe fn onto<E: Element, O: Operation<E>>(into: *mut E, a: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
                 unsafe { plain::onto::<E, O>(into, a, n) }
             }
 
             $(#[$feature])?
-            unsafe fn onto_two<E: Element, O: Operation>(into: *mut E, a: *const E, b: *const E, n: usize) {
+            unsafe fn onto_two<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
                 unsafe { plain::onto_two::<E, O>(into, a, b, n) }
             }
@@ -308,7 +322,7 @@ mod f16c {
 
     /// Combines lane by lane; becomes one vector instruction.
     #[inline(always)]
-    fn combine<O: Operation, const LANES: usize>(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+    fn combine<O: Operation<f32>, const LANES: usize>(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|lane| O::apply(a[lane], b[lane]))
     }
 
@@ -343,7 +357,7 @@ mod f16c {
             }
 
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $apart<O: Operation>(
+            pub(super) unsafe fn $apart<O: Operation<f32> + Operation<F16>>(
                 into: *mut F16,
                 a: *const F16,
                 b: *const F16,
@@ -354,7 +368,11 @@ mod f16c {
             }
 
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $both<O: Operation>(a: *mut F16, b: *mut F16, n: usize) {
+            pub(super) unsafe fn $both<O: Operation<f32> + Operation<F16>>(
+                a: *mut F16,
+                b: *mut F16,
+                n: usize,
+            ) {
                 // SAFETY: the caller's; destinations may be sources here.
                 unsafe { $blocks::<O, 2>([a, b], a, b, n) }
             }
@@ -362,7 +380,7 @@ mod f16c {
             /// Destinations may be sources, as a block is read before it is written.
             #[inline]
             #[target_feature(enable = $feature)]
-            unsafe fn $blocks<O: Operation, const M: usize>(
+            unsafe fn $blocks<O: Operation<f32> + Operation<F16>, const M: usize>(
                 into: [*mut F16; M],
                 a: *const F16,
                 b: *const F16,
@@ -392,7 +410,11 @@ mod f16c {
             }
 
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $onto<O: Operation>(into: *mut F16, a: *const F16, n: usize) {
+            pub(super) unsafe fn $onto<O: Operation<f32> + Operation<F16>>(
+                into: *mut F16,
+                a: *const F16,
+                n: usize,
+            ) {
                 // SAFETY: the caller's; the destination may be a source here.
                 unsafe { $blocks::<O, 1>([into], into, a, n) }
             }

@@ -15,6 +15,7 @@
 //! * The floats of 16 and 8 bits are combined in `f32` and rounded once, to nearest even, at the end of the pass.
 //! * Minimum and maximum of floats are NaN if any source is, and take −0 to be less than +0.
 //! * Integers wrap.
+//! * Bitwise operations combine bits, whatever the element type is.
 //! * [`Job::divide_by`] divides the combined value before the one rounding: floats by true division (by the
 //!   divisor in the precision of the combination: exact up to 2^24 ranks), integers towards zero (so a sum of integers
 //!   wraps first).
@@ -35,6 +36,7 @@ mod float8;
 mod kernel;
 #[cfg(test)]
 mod oracle;
+mod scale;
 pub mod simulated;
 #[cfg(test)]
 mod speed;
@@ -44,6 +46,7 @@ mod tests;
 
 pub use float8::{F8E4M3, F8E5M2};
 pub use kernel::Instructions;
+pub(crate) use scale::Scale;
 
 /// One pass over memory: combine the sources, store the result in every destination.
 ///

@@ -90,6 +90,7 @@ impl Question<'_> {
             // The total order has -0 before +0.
             ReduceOp::Min => std::cmp::min_by(a, b, f64::total_cmp),
             ReduceOp::Max => std::cmp::max_by(a, b, f64::total_cmp),
+            ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => unreachable!("combined as integers"),
         }
     }
 
@@ -116,6 +117,9 @@ impl Question<'_> {
                 ReduceOp::Prod => a.wrapping_mul(b),
                 ReduceOp::Min => a.min(b),
                 ReduceOp::Max => a.max(b),
+                ReduceOp::And => a & b,
+                ReduceOp::Or => a | b,
+                ReduceOp::Xor => a ^ b,
             })
         });
         folded / i128::from(self.divide_by.max(1))

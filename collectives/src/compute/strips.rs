@@ -67,6 +67,11 @@ impl Strips {
             if job.from.len() == 1 && job.divide_by <= 1 {
                 return part.copy();
             }
+            if op.is_bitwise() {
+                let size = job.data_type.bytes();
+                let part = Part { job, first: first * size, elements: elements * size };
+                return self.fold::<u8>(&part, instructions.kernel_of_bytes(op));
+            }
             // Two at a time are combined in their own type, more of a short float in `f32`.
             let two = job.from.len() == 2 && job.divide_by <= 1;
             match job.data_type {
@@ -101,7 +106,7 @@ impl Strips {
     /// Elements that are combined in their own type.
     unsafe fn fold<E: Element>(&mut self, part: &Part<'_>, kernel: Kernel<E>) {
         let job = part.job;
-        let strip = strip_elements(job.data_type);
+        let strip = STRIP_BYTES / size_of::<E>();
         // SAFETY: all offsets stay in the part. `folded` has room for a strip, is aligned to more than any `E`, is ours
         // and so overlaps nothing; `E` is a number, valid for any bits.
         unsafe {

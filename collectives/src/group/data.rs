@@ -9,13 +9,20 @@ use half::{bf16, f16};
 use pleach_transport::Slice;
 
 use crate::collective::DataType;
-use crate::compute::{F8E4M3, F8E5M2};
+use crate::compute::{F8E4M3, F8E5M2, Scale};
 use crate::engine::{Address, Bytes};
 
 /// A type of element. Sealed: the element types are those of [`DataType`].
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + private::Sealed {
     /// Its name on the wire.
     const DATA_TYPE: DataType;
+
+    /// What a premultiplied sum multiplies it by: `f32` for floats of fewer bits, otherwise the type itself.
+    type Factor: Copy + Send + Sync + fmt::Debug;
+
+    /// It times a factor, rounded once to nearest even; integers wrap.
+    #[must_use]
+    fn scaled(self, factor: Self::Factor) -> Self;
 }
 
 mod private {
@@ -28,6 +35,12 @@ macro_rules! element {
             impl private::Sealed for $type {}
             impl Element for $type {
                 const DATA_TYPE: DataType = DataType::$name;
+                type Factor = <$type as Scale>::Factor;
+
+                #[inline]
+                fn scaled(self, factor: Self::Factor) -> Self {
+                    Scale::scaled(self, factor)
+                }
             }
         )*
     };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use pleach_transport::{Rank, RegisterError};
 
+use crate::collective::{DataType, ReduceOp};
 use crate::engine::{Fault, StartError, TooLarge};
 use crate::select::SelectError;
 use crate::verify::Violation;
@@ -41,6 +42,14 @@ pub enum CollectiveError {
         rank: Rank,
         /// How many there are.
         world_size: u32,
+    },
+    /// An operation that has no meaning for the elements.
+    #[error("{op} has no meaning for {data_type}; there are {}", ReduceOp::fitting(*data_type))]
+    Meaningless {
+        /// What was asked for.
+        op: ReduceOp,
+        /// Of what.
+        data_type: DataType,
     },
     /// A message to oneself.
     #[error("rank {rank} cannot send to or receive from itself")]

@@ -18,6 +18,7 @@ mod operation;
 mod options;
 mod pending;
 mod planner;
+mod premultiplied;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -484,6 +485,9 @@ impl Group {
     fn begin(&self, core: &mut Core, operation: Operation) -> Result<RunId, CollectiveError> {
         self.expect_open()?;
         let Operation { collective, data_type, op, count, input, output } = operation;
+        if !op.fits(data_type) {
+            return Err(CollectiveError::Meaningless { op, data_type });
+        }
         let descriptor = Descriptor { collective, count: count as u64, data_type, op, tag: self.tag };
         let plan = core.planner.plan(&descriptor, self.algorithm.as_ref())?;
         Ok(core.engine.start(plan, input, output, self.timeout)?)

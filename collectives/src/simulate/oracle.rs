@@ -129,6 +129,9 @@ fn wrong_element(plan: &CallPlan, sources: &[&[u8]], found: &[u8]) -> Option<Str
             ReduceOp::Prod => wrapped(data_type, a.wrapping_mul(b)),
             ReduceOp::Min => a.min(b),
             ReduceOp::Max => a.max(b),
+            ReduceOp::And => a & b,
+            ReduceOp::Or => a | b,
+            ReduceOp::Xor => a ^ b,
         });
         let divisor = if op == ReduceOp::Avg { ranks as i128 } else { 1 };
         let expected = folded.unwrap_or_default() / divisor;
@@ -151,6 +154,9 @@ fn wrong_element(plan: &CallPlan, sources: &[&[u8]], found: &[u8]) -> Option<Str
         }
         ReduceOp::Min => (values.iter().copied().fold(f64::INFINITY, f64::min), 0.0),
         ReduceOp::Max => (values.iter().copied().fold(f64::NEG_INFINITY, f64::max), 0.0),
+        ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => {
+            return Some(format!("{op} of {data_type} has no meaning"));
+        }
     };
     // Averages in few bits may be so small that their last bit is worth more than their value.
     let least = match data_type {

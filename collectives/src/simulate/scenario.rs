@@ -378,7 +378,8 @@ fn draw_collective(random: &mut Random, ranks: u32) -> Collective {
 fn draw_call(random: &mut Random, ranks: u32, maps: bool) -> CallPlan {
     let collective = draw_collective(random, ranks);
     let data_type = *pick(random, &DataType::ALL);
-    let op = if collective.reduces() { *pick(random, &ReduceOp::ALL) } else { ReduceOp::Sum };
+    let fitting: Vec<ReduceOp> = ReduceOp::ALL.into_iter().filter(|op| op.fits(data_type)).collect();
+    let op = if collective.reduces() { *pick(random, &fitting) } else { ReduceOp::Sum };
     let fitting: Vec<Algorithm> = candidates(collective, ranks)
         .into_iter()
         .filter(|algorithm| check(collective, algorithm, ranks).is_ok())
@@ -460,11 +461,13 @@ fn draw_mismatch(random: &mut Random, calls: &[CallPlan], ranks: u32) -> Option<
             instead.count = random.between(1, 100) as usize;
         }
         (0, collective) if collective.reduces() => {
-            let others = ReduceOp::ALL.into_iter().filter(|op| *op != instead.op);
+            let fitting = ReduceOp::ALL.into_iter().filter(|op| op.fits(instead.data_type));
+            let others = fitting.filter(|op| *op != instead.op);
             instead.op = *pick(random, &others.collect::<Vec<_>>());
         }
         (1, _) => {
-            let others = DataType::ALL.into_iter().filter(|item| *item != instead.data_type);
+            let fitting = DataType::ALL.into_iter().filter(|item| instead.op.fits(*item));
+            let others = fitting.filter(|item| *item != instead.data_type);
             instead.data_type = *pick(random, &others.collect::<Vec<_>>());
         }
         (2, collective) if collective.root().is_some() => {

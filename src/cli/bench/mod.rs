@@ -74,10 +74,10 @@ pub(crate) struct Arguments {
     /// Exactly these sizes, with commas between
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"])]
     sizes: Vec<Size>,
-    /// Type of an element: f32, f64, f16, bf16, i32, i64 or u8
+    /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i8, u32, u64 or u8
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: DataType,
-    /// How inputs are combined: sum, prod, min, max or avg
+    /// How inputs are combined: sum, prod, min, max, avg; integers also by and, or, xor
     #[arg(long, value_name = "OP", default_value = "sum")]
     op: ReduceOp,
     /// direct, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB or auto
@@ -234,6 +234,12 @@ fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
             error => format!("no schedule: {name} {collective} of {ranks} ranks; {error}"),
         })
     })?;
+    if collective.reduces() && !op.fits(data_type) {
+        let known = ReduceOp::fitting(data_type);
+        return Err(CommandError::usage(format!(
+            "no such reduction: {op} has no meaning for {data_type}; use one of {known}"
+        )));
+    }
     if collective.reduces() && ranks > pattern::ranks_max(data_type, op) {
         return Err(CommandError::typed(format!(
             "not exact: the {op} of {ranks} ranks cannot be checked in {data_type}; use f32 or another --op"

@@ -121,6 +121,9 @@ impl Pattern {
                 ReduceOp::Min => all.min().unwrap_or_default(),
                 ReduceOp::Max => all.max().unwrap_or_default(),
                 ReduceOp::Avg => all.sum::<u32>() / ranks,
+                ReduceOp::And => all.fold(u32::MAX, |one, other| one & other),
+                ReduceOp::Or => all.fold(0, |one, other| one | other),
+                ReduceOp::Xor => all.fold(0, |one, other| one ^ other),
                 _ => all.sum::<u32>(),
             }
         };
