@@ -89,7 +89,7 @@ pub(super) struct Conversion<S> {
 
 impl Instructions {
     /// The loops for a bitwise operation, on bytes.
-    pub(super) fn kernel_of_bytes(self, op: ReduceOp) -> Kernel<u8> {
+    pub(super) fn kernel_of_bytes(self, op: ReduceOp) -> &'static Kernel<u8> {
         match op {
             ReduceOp::And => self.kernel_of::<u8, And>(),
             ReduceOp::Or => self.kernel_of::<u8, Or>(),
@@ -98,7 +98,7 @@ impl Instructions {
     }
 
     /// The loops for this element type and an operation that is not bitwise.
-    pub(super) fn kernel<E: Element>(self, op: ReduceOp) -> Kernel<E> {
+    pub(super) fn kernel<E: Element>(self, op: ReduceOp) -> &'static Kernel<E> {
         match op {
             ReduceOp::Sum | ReduceOp::Avg => self.kernel_of::<E, Sum>(),
             ReduceOp::Prod => self.kernel_of::<E, Prod>(),
@@ -107,7 +107,7 @@ impl Instructions {
         }
     }
 
-    fn kernel_of<E: Element, O: Operation<E>>(self) -> Kernel<E> {
+    fn kernel_of<E: Element, O: Operation<E>>(self) -> &'static Kernel<E> {
         match self.0 {
             Set::Base => base::kernel::<E, O>(),
             #[cfg(target_arch = "x86_64")]
@@ -117,34 +117,22 @@ impl Instructions {
         }
     }
 
-    /// The loops for two binary16.
-    pub(super) fn kernel_f16(self, op: ReduceOp) -> Kernel<F16> {
+    /// The loops for two binary16; `None` where widening, combining and narrowing strip by strip is quicker.
+    pub(super) fn kernel_f16(self, op: ReduceOp) -> Option<&'static Kernel<F16>> {
         match op {
-            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_f16::<Sum>(),
-            ReduceOp::Prod => self.kernel_of_f16::<Prod>(),
-            ReduceOp::Min => self.kernel_of_f16::<Min>(),
-            _ => self.kernel_of_f16::<Max>(),
+            ReduceOp::Sum | ReduceOp::Avg => Some(self.kernel_of_f16::<Sum>()),
+            ReduceOp::Prod => Some(self.kernel_of_f16::<Prod>()),
+            _ => None,
         }
     }
 
-    fn kernel_of_f16<O: Operation<f32> + Operation<F16>>(self) -> Kernel<F16> {
-        let plain = self.kernel_of::<F16, O>();
+    fn kernel_of_f16<O: Operation<f32> + Operation<F16>>(self) -> &'static Kernel<F16> {
         match self.0 {
-            Set::Base => plain,
+            Set::Base => base::kernel::<F16, O>(),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => Kernel {
-                apart: f16c::apart_by_8::<O>,
-                onto: f16c::onto_by_8::<O>,
-                both: f16c::both_by_8::<O>,
-                ..plain
-            },
+            Set::Avx2 => &f16c::By8::<O>::KERNEL,
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => Kernel {
-                apart: f16c::apart_by_16::<O>,
-                onto: f16c::onto_by_16::<O>,
-                both: f16c::both_by_16::<O>,
-                ..plain
-            },
+            Set::Avx512 => &f16c::By16::<O>::KERNEL,
         }
     }
 
@@ -243,16 +231,24 @@ mod plain {
 macro_rules! compiled {
     ($module:ident $(, #[$feature:meta])?) => {
         mod $module {
+            use std::marker::PhantomData;
+
             use super::{Conversion, Element, Kernel, Operation, Short, plain};
 
-            pub(super) fn kernel<E: Element, O: Operation<E>>() -> Kernel<E> {
-                Kernel {
+            pub(super) fn kernel<E: Element, O: Operation<E>>() -> &'static Kernel<E> {
+                &Table::<E, O>::KERNEL
+            }
+
+            pub(super) struct Table<E, O>(PhantomData<(E, O)>);
+
+            impl<E: Element, O: Operation<E>> Table<E, O> {
+                pub(super) const KERNEL: Kernel<E> = Kernel {
                     apart: apart::<E, O>,
                     onto: onto::<E, O>,
                     onto_two: onto_two::<E, O>,
                     both: both::<E, O>,
                     divide: divide::<E>,
-                }
+                };
             }
 
             $(#[$feature])?
@@ -314,9 +310,10 @@ compiled!(avx512, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx5
 #[cfg(target_arch = "x86_64")]
 mod f16c {
     use std::arch::x86_64 as x86;
+    use std::marker::PhantomData;
     use std::mem::transmute;
 
-    use super::{F16, Operation, Short, plain};
+    use super::{F16, Kernel, Operation, Short, avx2, avx512, plain};
 
     const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
 
@@ -328,9 +325,20 @@ mod f16c {
 
     macro_rules! by_lanes {
         (
-            $feature:literal, $lanes:literal: $widen:ident $narrow:ident $apart:ident $onto:ident $both:ident $blocks:ident,
+            $feature:literal, $module:ident, $table:ident, $lanes:literal: $widen:ident $narrow:ident $apart:ident $onto:ident $both:ident $blocks:ident,
             $load_half:ident $store_half:ident $load:ident $store:ident $from_half:ident $to_half:ident, $vector:ident
         ) => {
+            pub(super) struct $table<O>(PhantomData<O>);
+
+            impl<O: Operation<f32> + Operation<F16>> $table<O> {
+                pub(super) const KERNEL: Kernel<F16> = Kernel {
+                    apart: $apart::<O>,
+                    onto: $onto::<O>,
+                    both: $both::<O>,
+                    ..$module::Table::<F16, O>::KERNEL
+                };
+            }
+
             #[target_feature(enable = $feature)]
             pub(super) unsafe fn $widen(into: *mut f32, from: *const F16, n: usize) {
                 let whole = n - n % $lanes;
@@ -357,7 +365,7 @@ mod f16c {
             }
 
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $apart<O: Operation<f32> + Operation<F16>>(
+            unsafe fn $apart<O: Operation<f32> + Operation<F16>>(
                 into: *mut F16,
                 a: *const F16,
                 b: *const F16,
@@ -368,11 +376,7 @@ mod f16c {
             }
 
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $both<O: Operation<f32> + Operation<F16>>(
-                a: *mut F16,
-                b: *mut F16,
-                n: usize,
-            ) {
+            unsafe fn $both<O: Operation<f32> + Operation<F16>>(a: *mut F16, b: *mut F16, n: usize) {
                 // SAFETY: the caller's; destinations may be sources here.
                 unsafe { $blocks::<O, 2>([a, b], a, b, n) }
             }
@@ -410,11 +414,7 @@ mod f16c {
             }
 
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $onto<O: Operation<f32> + Operation<F16>>(
-                into: *mut F16,
-                a: *const F16,
-                n: usize,
-            ) {
+            unsafe fn $onto<O: Operation<f32> + Operation<F16>>(into: *mut F16, a: *const F16, n: usize) {
                 // SAFETY: the caller's; the destination may be a source here.
                 unsafe { $blocks::<O, 1>([into], into, a, n) }
             }
@@ -422,11 +422,11 @@ mod f16c {
     }
 
     by_lanes!(
-        "avx2,fma,f16c", 8: widen_by_8 narrow_by_8 apart_by_8 onto_by_8 both_by_8 blocks_by_8,
+        "avx2,fma,f16c", avx2, By8, 8: widen_by_8 narrow_by_8 apart_by_8 onto_by_8 both_by_8 blocks_by_8,
         _mm_loadu_si128 _mm_storeu_si128 _mm256_loadu_ps _mm256_storeu_ps _mm256_cvtph_ps _mm256_cvtps_ph, __m256
     );
     by_lanes!(
-        "avx2,fma,f16c,avx512f", 16: widen_by_16 narrow_by_16 apart_by_16 onto_by_16 both_by_16 blocks_by_16,
+        "avx2,fma,f16c,avx512f", avx512, By16, 16: widen_by_16 narrow_by_16 apart_by_16 onto_by_16 both_by_16 blocks_by_16,
         _mm256_loadu_si256 _mm256_storeu_si256 _mm512_loadu_ps _mm512_storeu_ps _mm512_cvtph_ps _mm512_cvtps_ph, __m512
     );
 }

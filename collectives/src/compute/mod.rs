@@ -126,7 +126,7 @@ impl Default for HostCompute {
 impl Compute for HostCompute {
     unsafe fn advance(&mut self, job: &mut Job, _now: Nanos) -> bool {
         let left = job.elements - job.elements_done;
-        let elements = left.min(slice_elements(job));
+        let elements = slice_elements(job, left);
         if elements > 0 {
             let first = job.elements_done;
             // SAFETY: `first .. first + elements` lies within the job's elements; the rest is the caller's promise.
@@ -137,9 +137,12 @@ impl Compute for HostCompute {
     }
 }
 
-/// How many elements of this job make a slice: whole strips, at least one.
-fn slice_elements(job: &Job) -> usize {
+/// How many of the elements that are left make a slice of this job: all if they are few, else whole strips, at least one.
+fn slice_elements(job: &Job, left: usize) -> usize {
     let bytes_an_element = job.data_type.bytes() * (job.from.len() + job.into.len());
+    if left <= SLICE_BYTES && left * bytes_an_element <= SLICE_BYTES {
+        return left;
+    }
     let strip = strips::strip_elements(job.data_type);
-    (SLICE_BYTES / bytes_an_element / strip).max(1) * strip
+    left.min((SLICE_BYTES / bytes_an_element / strip).max(1) * strip)
 }

@@ -123,7 +123,7 @@ fn print_f32_sum_of_two_beside_memcpy_and_loops_by_hand() {
         for instructions in Instructions::available() {
             let [mut one, mut two, mut three] = [0; 3].map(|_| HostCompute::with(instructions));
             let mut apart = job(DataType::F32, ReduceOp::Sum, &[&a, &b], &[&into], bytes);
-            let mut both = job(DataType::F32, ReduceOp::Max, &[&a, &b], &[&a, &b], bytes);
+            let mut both = job(DataType::F32, ReduceOp::Sum, &[&a, &b], &[&a, &b], bytes);
             let mut copy = job(DataType::F32, ReduceOp::Sum, &[&a], &[&into], bytes);
             let seconds = race(
                 bytes,

@@ -74,8 +74,13 @@ impl Strips {
             }
             // Two at a time are combined in their own type, more of a short float in `f32`.
             let two = job.from.len() == 2 && job.divide_by <= 1;
+            if two
+                && job.data_type == DataType::F16
+                && let Some(kernel) = instructions.kernel_f16(op)
+            {
+                return self.fold::<F16>(&part, kernel);
+            }
             match job.data_type {
-                DataType::F16 if two => self.fold::<F16>(&part, instructions.kernel_f16(op)),
                 DataType::Bf16 if two => self.fold::<Bf16>(&part, instructions.kernel(op)),
                 DataType::F8E4M3 if two => self.fold::<E4M3>(&part, instructions.kernel(op)),
                 DataType::F8E5M2 if two => self.fold::<E5M2>(&part, instructions.kernel(op)),
@@ -104,7 +109,7 @@ impl Strips {
     }
 
     /// Elements that are combined in their own type.
-    unsafe fn fold<E: Element>(&mut self, part: &Part<'_>, kernel: Kernel<E>) {
+    unsafe fn fold<E: Element>(&mut self, part: &Part<'_>, kernel: &Kernel<E>) {
         let job = part.job;
         let strip = STRIP_BYTES / size_of::<E>();
         // SAFETY: all offsets stay in the part. `folded` has room for a strip, is aligned to more than any `E`, is ours
@@ -160,7 +165,7 @@ impl Strips {
         &mut self,
         part: &Part<'_>,
         conversion: Conversion<S>,
-        kernel: Kernel<f32>,
+        kernel: &Kernel<f32>,
     ) {
         let job = part.job;
         let folded = self.folded.as_mut_ptr().cast::<f32>();
@@ -225,7 +230,7 @@ impl Part<'_> {
 /// # Safety
 ///
 /// As for [`Kernel`], but that `into` may be `a` or `b`.
-unsafe fn fold_two<E>(kernel: Kernel<E>, into: *mut E, a: *const E, b: *const E, n: usize) {
+unsafe fn fold_two<E>(kernel: &Kernel<E>, into: *mut E, a: *const E, b: *const E, n: usize) {
     // SAFETY: where `into` is a source it is not passed as one; otherwise the caller's.
     unsafe {
         if std::ptr::eq(into, a) {

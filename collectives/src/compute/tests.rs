@@ -203,7 +203,7 @@ fn specials(data_type: DataType) -> Vec<u64> {
     };
     let sign = 1u64 << (bits - 1);
     let infinity = sign - (1 << mantissa);
-    let one = infinity / 2 & !((1 << mantissa) - 1);
+    let one = (infinity / 2) & !((1 << mantissa) - 1);
     let quiet = infinity | 1 << (mantissa - 1);
     let smallest_normal = 1 << mantissa;
     let magnitudes = [
