@@ -11,6 +11,7 @@ pub mod generate;
 pub mod group;
 pub mod parts;
 pub mod rank_space;
+pub mod reproducible;
 pub mod schedule;
 pub mod select;
 pub mod simulate;
@@ -28,5 +29,6 @@ pub use group::{
 };
 pub use parts::Parts;
 pub use pleach_transport::Rank;
+pub use reproducible::Reproducible;
 pub use schedule::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
 pub use select::{Choice, select, select_named};

@@ -187,6 +187,15 @@ pub(super) fn source<D: Data + ?Sized>(data: &D, group: u64) -> Bytes {
     }
 }
 
+/// The bytes of a buffer's first elements as an engine takes them, to be written.
+pub(super) fn first_of<T: Element>(data: &mut Buffer<T>, group: u64, count: usize) -> Bytes {
+    let bytes = size_of_val(&data[..count]);
+    match data.registered(group) {
+        Some(slice) => Bytes::Registered(exact(slice, bytes)),
+        None => private(data.as_mut_ptr().cast(), bytes),
+    }
+}
+
 /// The bytes of `data` as an engine takes them, to be written.
 pub(super) fn destination<D: DataMut + ?Sized>(data: &mut D, group: u64) -> Bytes {
     let bytes = size_of_val(data.elements());

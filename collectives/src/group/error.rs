@@ -51,6 +51,29 @@ pub enum CollectiveError {
         /// Of what.
         data_type: DataType,
     },
+    /// An algorithm whose results are not those of a reproducible group.
+    #[error(
+        "{algorithm} of {ranks} ranks does not combine contributions in the order of the ranks, which a reproducible group does; choose {}", known.join(" or ")
+    )]
+    NotReproducible {
+        /// What was asked for.
+        algorithm: String,
+        /// Of how many.
+        ranks: u32,
+        /// What there is.
+        known: Vec<String>,
+    },
+    /// What cannot be made exact.
+    #[error("{op} of {data_type} cannot be {}; {}", if *starts { "started without blocking in an exact group" } else { "exact" },
+        if *starts { "make the blocking call" } else { "exact groups have sum, avg, min and max of floats, and everything of integers" })]
+    NotExact {
+        /// What was asked for.
+        op: ReduceOp,
+        /// Of what.
+        data_type: DataType,
+        /// Whether it is the non-blocking form that there is not.
+        starts: bool,
+    },
     /// A message to oneself.
     #[error("rank {rank} cannot send to or receive from itself")]
     Own {

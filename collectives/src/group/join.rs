@@ -36,6 +36,7 @@ impl Group {
                 ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
                 ("algorithm".to_owned(), algorithm),
                 ("cells".to_owned(), CELLS.to_string()),
+                ("reproducible".to_owned(), options.reproducible.to_string()),
             ],
             cells: CELLS,
             timeout: options.join_timeout,

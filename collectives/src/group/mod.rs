@@ -35,10 +35,11 @@ pub use pending::{Pending, PendingError};
 pub use planner::Planner;
 
 use crate::Rank;
-use crate::collective::{Collective, ReduceOp};
+use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::Compute;
 use crate::engine::{Board, Bytes, Descriptor, Engine, EngineError, RunId};
 use crate::generate::{Access, Algorithm};
+use crate::reproducible::{Exact, Reproducible};
 use data::{destination, source};
 use driver::{Core, Driver};
 use lent::Lent;
@@ -52,6 +53,7 @@ pub struct Group {
     algorithm: Option<Algorithm>,
     tag: u32,
     fabric: Option<Fabric>,
+    exact: Option<Arc<Exact>>,
 }
 
 struct Shared {
@@ -132,6 +134,10 @@ impl Group {
         engine.allow_concurrent_calls(options.concurrent_calls);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let planner = Planner::new(rank, world_size, access, options.algorithm.clone());
+        let planner = match options.reproducible {
+            Reproducible::No => planner,
+            Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
+        };
         let core = Core { engine, planner };
         let driver = Driver::new(core, board, options.spin, ranks_here as usize > processors);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
@@ -155,7 +161,8 @@ impl Group {
             _store: store.map(Mutex::new),
         };
         let shared = Arc::new(shared);
-        Ok(Self { shared, timeout: options.timeout, algorithm: None, tag: 0, fabric: None })
+        let exact = (options.reproducible == Reproducible::Exact).then(Arc::default);
+        Ok(Self { shared, timeout: options.timeout, algorithm: None, tag: 0, fabric: None, exact })
     }
 
     /// This rank, from 0.
@@ -195,6 +202,20 @@ impl Group {
         Self { tag, ..self.clone() }
     }
 
+    /// The same group, whose calls match only those that are marked alike, besides the tag.
+    pub(crate) fn tagged_further(&self, mark: u32) -> Self {
+        self.tagged(self.tag.rotate_left(16) ^ mark)
+    }
+
+    /// Replaces the first elements of every rank's `data` by the sum of all of them.
+    pub(crate) fn all_reduce_first<T: Element>(
+        &self,
+        data: &mut Buffer<T>,
+        count: usize,
+    ) -> Result<(), CollectiveError> {
+        self.blocking(self.first_operation(data, count))
+    }
+
     /// The name of the algorithm that a call through this handle takes for so many bytes of one part (see
     /// [`Collective`]). Local; makes and proves the schedule if that has not been done.
     ///
@@ -232,6 +253,9 @@ impl Group {
     ///
     /// See [`CollectiveError`].
     pub fn all_reduce<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Result<(), CollectiveError> {
+        if let Some(exact) = self.exact_for(D::Element::DATA_TYPE, op)? {
+            return exact.all_reduce(&self.inexact(), data.elements_mut(), op);
+        }
         self.blocking(self.all_reduce_operation(data, op))
     }
 
@@ -252,6 +276,10 @@ impl Group {
     {
         let count = input.elements().len();
         expect_length("the output of all-reduce", count, output.elements().len())?;
+        if let Some(exact) = self.exact_for(T::DATA_TYPE, op)? {
+            output.elements_mut().copy_from_slice(input.elements());
+            return exact.all_reduce(&self.inexact(), output.elements_mut(), op);
+        }
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
         self.blocking(Operation {
             collective: Collective::AllReduce,
@@ -274,6 +302,10 @@ impl Group {
         op: ReduceOp,
         root: Rank,
     ) -> Result<(), CollectiveError> {
+        self.expect_rank(root)?;
+        if let Some(exact) = self.exact_for(D::Element::DATA_TYPE, op)? {
+            return exact.reduce(&self.inexact(), data.elements_mut(), op, root);
+        }
         self.blocking(self.reduce_operation(data, op, root)?)
     }
 
@@ -314,6 +346,12 @@ impl Group {
         I: Data<Element = T> + ?Sized,
         O: DataMut<Element = T> + ?Sized,
     {
+        if let Some(exact) = self.exact_for(T::DATA_TYPE, op)? {
+            let expected = output.elements().len().saturating_mul(self.world_size() as usize);
+            let found = input.elements().len();
+            expect_length("the input of reduce-scatter (output times ranks)", expected, found)?;
+            return exact.reduce_scatter(&self.inexact(), input.elements(), output.elements_mut(), op);
+        }
         self.blocking(self.reduce_scatter_operation(input, output, op)?)
     }
 
@@ -354,7 +392,8 @@ impl Group {
         mut data: D,
         op: ReduceOp,
     ) -> Result<Pending<D>, PendingError<D>> {
-        let operation = Ok(self.all_reduce_operation(&mut data, op));
+        let operation = self.refuse_to_start(D::Element::DATA_TYPE, op);
+        let operation = operation.map(|()| self.all_reduce_operation(&mut data, op));
         self.start(operation, data)
     }
 
@@ -369,7 +408,8 @@ impl Group {
         op: ReduceOp,
         root: Rank,
     ) -> Result<Pending<D>, PendingError<D>> {
-        let operation = self.reduce_operation(&mut data, op, root);
+        let operation = self.refuse_to_start(D::Element::DATA_TYPE, op);
+        let operation = operation.and_then(|()| self.reduce_operation(&mut data, op, root));
         self.start(operation, data)
     }
 
@@ -422,7 +462,8 @@ impl Group {
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
     {
-        let operation = self.reduce_scatter_operation(&input, &mut output, op);
+        let operation = self.refuse_to_start(T::DATA_TYPE, op);
+        let operation = operation.and_then(|()| self.reduce_scatter_operation(&input, &mut output, op));
         self.start(operation, (input, output))
     }
 
@@ -470,6 +511,30 @@ impl Group {
         let met = self.within(self.shared.close_timeout).barrier();
         self.shared.leave();
         met
+    }
+
+    /// What makes the operation exact, if it must be made so.
+    fn exact_for(&self, data_type: DataType, op: ReduceOp) -> Result<Option<Arc<Exact>>, CollectiveError> {
+        let Some(exact) = &self.exact else { return Ok(None) };
+        match op {
+            _ if !data_type.is_float() => Ok(None),
+            ReduceOp::Min | ReduceOp::Max => Ok(None),
+            ReduceOp::Sum | ReduceOp::Avg => Ok(Some(exact.clone())),
+            _ if !op.fits(data_type) => Err(CollectiveError::Meaningless { op, data_type }),
+            _ => Err(CollectiveError::NotExact { op, data_type, starts: false }),
+        }
+    }
+
+    /// The same group for the integers that exact operations are made of.
+    fn inexact(&self) -> Self {
+        Self { exact: None, ..self.clone() }
+    }
+
+    fn refuse_to_start(&self, data_type: DataType, op: ReduceOp) -> Result<(), CollectiveError> {
+        match self.exact_for(data_type, op)? {
+            None => Ok(()),
+            Some(_) => Err(CollectiveError::NotExact { op, data_type, starts: true }),
+        }
     }
 
     /// To be asked before the driver is locked: another thread may have held it when the process forked.

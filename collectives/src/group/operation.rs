@@ -1,7 +1,7 @@
 //! The operations of a group as data: which collective, of what, from and to which bytes; arguments checked.
 
 use super::Group;
-use super::data::{Data, DataMut, Element, destination, source};
+use super::data::{Buffer, Data, DataMut, Element, destination, first_of, source};
 use super::error::CollectiveError;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
@@ -27,6 +27,19 @@ impl Group {
             collective: Collective::AllReduce,
             data_type,
             op,
+            count,
+            input: bytes.clone(),
+            output: bytes,
+        }
+    }
+
+    /// An all-reduce (sum) of a buffer's first elements.
+    pub(super) fn first_operation<T: Element>(&self, data: &mut Buffer<T>, count: usize) -> Operation {
+        let bytes = first_of(data, self.shared.number, count);
+        Operation {
+            collective: Collective::AllReduce,
+            data_type: T::DATA_TYPE,
+            op: ReduceOp::Sum,
             count,
             input: bytes.clone(),
             output: bytes,

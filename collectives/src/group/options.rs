@@ -5,6 +5,7 @@ use std::time::Duration;
 use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
 
 use crate::generate::Algorithm;
+use crate::reproducible::Reproducible;
 
 /// How a group is joined and how it behaves.
 #[derive(Clone, Debug)]
@@ -29,6 +30,8 @@ pub struct Options {
     /// one in a receive and its peer in an all-reduce, are told of the mismatch within 100 ms; with it only at
     /// the deadline. Found out by itself when two threads meet in a call.
     pub concurrent_calls: bool,
+    /// Which results are the same bits again; the same on all ranks.
+    pub reproducible: Reproducible,
 }
 
 impl Options {
@@ -44,6 +47,7 @@ impl Options {
             algorithm: None,
             spin: Duration::from_micros(200),
             concurrent_calls: false,
+            reproducible: Reproducible::No,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::collective::Collective;
 use crate::cost::CostModel;
 use crate::engine::{Descriptor, Plan, Program};
 use crate::generate::{Access, Algorithm, generate};
-use crate::select::{SelectError, select, select_named};
+use crate::select::{Choice, SelectError, select, select_named};
 use crate::verify::verify;
 
 /// Makes and keeps the programs of one rank of one group. **Invariant:** what it chooses depends only on what is the same
@@ -32,6 +32,10 @@ pub struct Planner {
     recent: Vec<Recent>,
     /// Which of them gives way next.
     oldest: usize,
+    /// Take only what folds contributions in rank order.
+    in_rank_order: bool,
+    /// What does, by what was looked at.
+    folds: HashMap<(Collective, Algorithm, Access), bool>,
 }
 
 #[derive(Debug)]
@@ -65,7 +69,15 @@ impl Planner {
             plans: HashMap::new(),
             recent: Vec::with_capacity(RECENT_PLANS),
             oldest: 0,
+            in_rank_order: false,
+            folds: HashMap::new(),
         }
+    }
+
+    /// The same, but taking only schedules that fold contributions in the order of the ranks.
+    #[must_use]
+    pub fn in_rank_order(self) -> Self {
+        Self { in_rank_order: true, ..self }
     }
 
     /// What carries out calls of this shape, by the named algorithm or the best one.
@@ -141,12 +153,55 @@ impl Planner {
             }
             (None, None) => select(collective, ranks, whole, access, &self.model)?,
         };
+        let choice = self.admit(choice, algorithm.is_some())?;
         tracing::debug!("{collective} up to {largest} bytes a part: {choice}");
         let program = self.make(collective, choice.algorithm, choice.access)?;
         if algorithm.is_none() {
             self.chosen.insert((collective, class), program.clone());
         }
         Ok(program)
+    }
+
+    /// The choice, or the next best that a reproducible group may take. One that was named for this call is not replaced
+    /// by another, but may be carried out in another form.
+    fn admit(&mut self, choice: Choice, is_named: bool) -> Result<Choice, CollectiveError> {
+        if !self.in_rank_order || !choice.collective.reduces() {
+            return Ok(choice);
+        }
+        let chosen = (choice.algorithm.clone(), choice.access);
+        let rows = choice.table.iter().map(|row| (row.algorithm.clone(), row.access));
+        let mut known = Vec::new();
+        for (algorithm, access) in std::iter::once(chosen).chain(rows) {
+            if !self.folds_in_rank_order(choice.collective, &algorithm, access)? {
+                continue;
+            }
+            if !is_named || algorithm == choice.algorithm {
+                return Ok(Choice { algorithm, access, ..choice });
+            }
+            let name = algorithm.to_string();
+            if !known.contains(&name) {
+                known.push(name);
+            }
+        }
+        let algorithm = choice.algorithm.to_string();
+        Err(CollectiveError::NotReproducible { algorithm, ranks: self.ranks, known })
+    }
+
+    fn folds_in_rank_order(
+        &mut self,
+        collective: Collective,
+        algorithm: &Algorithm,
+        access: Access,
+    ) -> Result<bool, CollectiveError> {
+        let key = (collective, algorithm.clone(), access);
+        if let Some(&folds) = self.folds.get(&key) {
+            return Ok(folds);
+        }
+        let schedule = generate(collective, algorithm, self.ranks, access).map_err(SelectError::from)?;
+        let folds = verify(schedule).and_then(|proof| proof.folds_in_rank_order());
+        let folds = folds.map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
+        self.folds.insert(key, folds);
+        Ok(folds)
     }
 
     /// The program of this algorithm and access.

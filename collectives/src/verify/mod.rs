@@ -254,6 +254,27 @@ impl Proof {
         self.facts.of(rank, lane, step) == COMPLETES
     }
 
+    /// Whether every result is the fold of all contributions from rank 0 on, in one pass (with two ranks the order makes
+    /// no difference): the one expression of reproducible groups. True where nothing is reduced. Looks at all blocks
+    /// again, so it takes about as long as the proof.
+    ///
+    /// # Errors
+    ///
+    /// None, as the schedule is proved; a [`Violation`] here would be a defect of `verify`.
+    pub fn folds_in_rank_order(&self) -> Result<bool, Violation> {
+        if !self.schedule.collective.reduces() {
+            return Ok(true);
+        }
+        let lanes = LanesByBlock::new(&self.schedule);
+        for block in 0..self.schedule.blocks.len() as BlockId {
+            let graph = Graph::new(&self.schedule, block, lanes.of(block))?;
+            if !value::check(&graph, &Memory::new(&graph))?.in_rank_order {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Whether peers read this rank's shared input.
     #[must_use]
     pub fn exposes_input(&self, rank: Rank) -> bool {

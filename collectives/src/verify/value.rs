@@ -41,6 +41,8 @@ pub(super) struct Outcome {
     /// Whether no two steps combined the same expression. Then places that hold the same value hold copies of one result,
     /// and would also do so if sources were listed in another order.
     pub(super) by_copies_alone: bool,
+    /// Whether the result is the fold of all ranks' contributions in the order of the ranks, in one pass.
+    pub(super) in_rank_order: bool,
 }
 
 /// Carries the block out and checks the end.
@@ -68,8 +70,15 @@ pub(super) fn check(graph: &Graph<'_>, memory: &Memory) -> Result<Outcome, Viola
             run.write(touch, value);
         }
     }
-    run.check_outputs(&required, part)?;
-    Ok(Outcome { completes, by_copies_alone: !run.expressions.met_again })
+    let result = run.check_outputs(&required, part)?;
+    let by_copies_alone = !run.expressions.met_again;
+    let all: Vec<Value> = (0..schedule.ranks()).collect();
+    let in_rank_order = match (result, all.len()) {
+        (_, 1) | (None, _) => true,
+        // Only the fold of all has this number: if no step made it, it is a new one.
+        (Some(result), _) => run.expressions.combine(&all).is_ok_and(|fold| fold == result),
+    };
+    Ok(Outcome { completes, by_copies_alone, in_rank_order })
 }
 
 fn initial(graph: &Graph<'_>, memory: &Memory, group: u32) -> Data {
@@ -142,7 +151,8 @@ impl Run<'_, '_> {
         }
     }
 
-    fn check_outputs(&self, required: &Set, part: u32) -> Result<(), Violation> {
+    /// The value that all outputs have, if there are any.
+    fn check_outputs(&self, required: &Set, part: u32) -> Result<Option<Value>, Violation> {
         let (schedule, block) = (self.graph.schedule, self.graph.block);
         let groups = self.memory.data_groups(self.graph);
         let mut first: Option<(Rank, Value)> = None;
@@ -174,7 +184,7 @@ impl Run<'_, '_> {
                 return Err(Violation::OutputDepends { rank, block, placement: placement(number) });
             }
         }
-        Ok(())
+        Ok(first.map(|(_, value)| value))
     }
 }
 

@@ -1,0 +1,67 @@
+//! Groups of threads over real fabrics, for tests.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use pleach_collectives::{Group, Options};
+use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+
+/// Longest time a call may take on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `body` as every rank of a group, whose options `adjust` has changed, and gives what each returned.
+pub(crate) fn with_group<T: Send>(
+    fabric: Fabric,
+    ranks: u32,
+    adjust: impl Fn(&mut Options) + Sync,
+    body: impl Fn(Group) -> T + Sync,
+) -> Vec<T> {
+    let folder = Folder::new();
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let (folder, body, adjust) = (&folder, &body, &adjust);
+                scope.spawn(move || {
+                    let world = World {
+                        rank,
+                        world_size: ranks,
+                        local_rank: Some(rank),
+                        rendezvous: Some(Rendezvous::File { folder: folder.0.clone() }),
+                        secret: None,
+                        host: None,
+                        interface: None,
+                        launcher: Launcher::Arguments,
+                    };
+                    let mut options = Options::new(world);
+                    options.fabric = FabricChoice::Only(fabric);
+                    options.timeout = PATIENCE;
+                    adjust(&mut options);
+                    body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// A new folder of this test's own, gone with it however it ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        // Relaxed: only uniqueness matters.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("pleach-numbers-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
