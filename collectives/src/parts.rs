@@ -57,6 +57,12 @@ impl Parts {
             && (part - self.first) / self.stride < self.count
     }
 
+    /// Whether they are one after the other.
+    #[must_use]
+    pub const fn is_run(self) -> bool {
+        self.stride == 1 || self.count < 2
+    }
+
     /// How many of them lie before `part`, which must be one of them.
     #[must_use]
     pub const fn position(self, part: u32) -> u32 {

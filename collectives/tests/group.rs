@@ -2,6 +2,8 @@
 
 #[path = "group/blocks.rs"]
 mod blocks;
+#[path = "group/uneven.rs"]
+mod uneven;
 
 use std::sync::mpsc;
 use std::thread;
@@ -15,6 +17,10 @@ use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, W
 use blocks::{
     a_different_length_of_blocks_is_a_mismatch, blocks_go_where_they_belong,
     blocks_of_a_wrong_length_are_refused, blocks_under_way_give_their_memory_back,
+};
+use uneven::{
+    counts_that_do_not_fit_are_refused, ranks_that_expect_another_count_are_told_both,
+    uneven_blocks_go_where_they_belong,
 };
 
 /// Longest time a test's calls may take on a loaded machine.
@@ -437,6 +443,9 @@ on_every_fabric!(
     blocks_go_where_they_belong,
     blocks_under_way_give_their_memory_back,
     blocks_of_a_wrong_length_are_refused,
+    uneven_blocks_go_where_they_belong,
+    ranks_that_expect_another_count_are_told_both,
+    counts_that_do_not_fit_are_refused,
     a_different_length_of_blocks_is_a_mismatch,
     averages_and_half_floats_are_the_same_on_all_ranks,
     several_operations_can_be_under_way,

@@ -360,6 +360,27 @@ fn zeros<T: Float>(group: &Group) -> Vec<u8> {
 }
 
 #[test]
+fn uneven_parts_of_an_exact_sum_are_those_of_the_whole() {
+    let exact = |options: &mut Options| options.reproducible = Reproducible::Exact;
+    for fabric in FABRICS {
+        with_group(fabric, 3, exact, |group| {
+            let counts = [1000usize, 0, 4321];
+            let first: usize = counts[..group.rank() as usize].iter().sum();
+            let own = counts[group.rank() as usize];
+            let mut whole: Vec<f32> = (0..5321).map(|place| rough(group.rank(), place)).collect();
+            let mut part = vec![0f32; own];
+            group.reduce_scatter_v(&whole, &mut part, &counts, ReduceOp::Sum).unwrap();
+            group.all_reduce(&mut whole, ReduceOp::Sum).unwrap();
+            assert!(part.iter().zip(&whole[first..]).all(|(one, other)| one.to_bits() == other.to_bits()));
+            let other = if group.rank() == 0 { [1, 1, 2] } else { [2, 1, 1] };
+            let mut part = vec![0f32; other[group.rank() as usize]];
+            let error = group.reduce_scatter_v(&[1f32; 4], &mut part, &other, ReduceOp::Sum).unwrap_err();
+            assert!(matches!(error, CollectiveError::Failed(_)), "{error}");
+        });
+    }
+}
+
+#[test]
 fn exact_groups_refuse_what_cannot_be_exact_and_notice_calls_that_differ() {
     let exact = |options: &mut Options| options.reproducible = Reproducible::Exact;
     with_group(Fabric::Shm, 2, exact, |group| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_collectives::engine::{Address, Bytes, Descriptor, Plan, RunId};
+use pleach_collectives::engine::{Address, Bytes, Counts, Descriptor, Plan, RunId};
 use pleach_collectives::simulate::Cluster;
 use pleach_collectives::{Access, Algorithm, Collective, DataType, Rank, ReduceOp};
 use pleach_transport::sim::{FaultKinds, Faults, Network, Options};
@@ -118,9 +118,15 @@ fn start(cluster: &mut Cluster, case: &Case, rank: Rank) -> Share {
     let program = member.planner.make(collective, case.algorithm.clone(), access).unwrap();
     let bytes = |memory: &Option<Memory>| memory.as_ref().map_or(Bytes::None, |memory| memory.bytes.clone());
     let (input_bytes, output_bytes) = (bytes(&input), if in_place { bytes(&input) } else { bytes(&output) });
-    let descriptor =
-        Descriptor { collective, count: count as u64, data_type: DataType::I32, op: ReduceOp::Sum, tag: 0 };
-    let plan = Arc::new(Plan::new(program, descriptor).unwrap());
+    let counts = Counts::Each(count);
+    let descriptor = Descriptor {
+        collective,
+        amount: counts.amount(),
+        data_type: DataType::I32,
+        op: ReduceOp::Sum,
+        tag: 0,
+    };
+    let plan = Arc::new(Plan::new(program, descriptor, counts).unwrap());
     let run = member.engine.start(&plan, input_bytes, output_bytes, TIMEOUT).unwrap();
     Share { input, output, run }
 }

@@ -69,9 +69,11 @@ pub struct TooLarge {
     pub slots_max: u32,
 }
 
-/// The size of chunks and the class of a run of `program` over parts of `part_bytes`: the same on every rank.
-pub(super) fn chunking(program: &Program, part_bytes: usize) -> Result<(usize, Class), TooLarge> {
-    let longest = longest_block(program, part_bytes);
+/// The size of chunks and the class of a run of `program` over parts of at most `part_bytes` (`None`: not all ranks know
+/// how long): the same on every rank.
+pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(usize, Class), TooLarge> {
+    // Of unknown parts any may be longer than the largest chunk.
+    let longest = part_bytes.map_or(LARGE_SCRATCH_BYTES as usize, |bytes| longest_block(program, bytes));
     let whole =
         if longest <= INLINE_DATA_BYTES { INLINE_DATA_BYTES } else { longest.next_multiple_of(ALIGN_BYTES) };
     let slots = u64::from(program.slots);

@@ -4,18 +4,19 @@
 //! questions and stores what they say) and whoever aborts. The engine's fast path costs one relaxed load ([`Board::news`])
 //! and, once a run, a few stores into the ring of records.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::{LossCause, RemoteSlice, Responder};
 
 use crate::Rank;
 
+use super::counts::Paired;
 use super::fault::{Fault, FaultKind};
 use super::message::{Blocked, Message, NO_RANK, Record, Standing, Verdict};
-use super::signature::{DESCRIPTOR_WORDS, Descriptor, Stream};
+use super::signature::{Amount, DESCRIPTOR_WORDS, Descriptor, Stream};
 
 /// How many runs back this rank can say what it did.
 const RECORDS: usize = 64;
@@ -93,6 +94,8 @@ pub struct Board {
     inbox: Mutex<News>,
     records: [RecordSlot; RECORDS],
     messages: Mutex<BTreeMap<(Rank, Rank), Vec<Record>>>,
+    /// The counts of the last runs in which only the two ends of a part know its length, by the number of the run.
+    paired: Mutex<VecDeque<(u64, Arc<Paired>)>>,
     /// Runs of the group's collectives that this rank has completed, without a gap.
     completed: AtomicU64,
     /// Runs of the group's collectives that this rank has begun.
@@ -118,6 +121,7 @@ impl Board {
             inbox: Mutex::new(News::default()),
             records: [const { RecordSlot::new() }; RECORDS],
             messages: Mutex::new(BTreeMap::new()),
+            paired: Mutex::new(VecDeque::new()),
             completed: AtomicU64::new(0),
             begun: AtomicU64::new(0),
             blocked_on: AtomicU64::new(NO_RANK),
@@ -152,6 +156,15 @@ impl Board {
     pub(super) fn take_news(&self) -> News {
         self.news.swap(false, Ordering::Acquire);
         std::mem::take(&mut *unpoisoned(&self.inbox))
+    }
+
+    /// The engine is about to enter a run with such counts.
+    pub(super) fn begin_paired(&self, run: u64, counts: Arc<Paired>) {
+        let mut paired = unpoisoned(&self.paired);
+        if paired.len() == RECORDS {
+            paired.pop_front();
+        }
+        paired.push_back((run, counts));
     }
 
     /// The engine has entered a run.
@@ -219,9 +232,26 @@ impl Board {
         }
     }
 
+    /// The record as this rank and a peer compare it: with what goes between the two, where that is all they know.
+    pub(super) fn record_for(&self, peer: Rank, stream: Stream, run: u64) -> Result<Record, Verdict> {
+        let record = self.record(stream, run)?;
+        let Some(descriptor) = record.describe().filter(|record| record.amount == Amount::Paired) else {
+            return Ok(record);
+        };
+        let paired = unpoisoned(&self.paired);
+        let counts = paired.iter().rev().find(|(number, _)| *number == run).ok_or(Verdict::Forgotten)?;
+        let Some(between) = counts.1.between(self.rank, peer) else { return Ok(record) };
+        Ok(Record {
+            run,
+            signature: between.mark(record.signature),
+            history: between.mark(record.history),
+            descriptor: Descriptor { amount: between.amount(), ..descriptor }.to_words(),
+        })
+    }
+
     fn answer(&self, from: Rank, stream: Stream, asked: &Record) -> Message {
         let completed = self.completed.load(Ordering::Acquire);
-        let (verdict, record) = match self.record(stream, asked.run) {
+        let (verdict, record) = match self.record_for(from, stream, asked.run) {
             Ok(own) if own.signature != asked.signature => {
                 let mut inbox = unpoisoned(&self.inbox);
                 if inbox.differs.len() < UNREAD_MAX {

@@ -75,8 +75,8 @@ pub(super) struct Circles {
 /// Whether `rank`'s share of the call needs `peer`'s by what the call means, whatever the schedule.
 fn needs(collective: Collective, rank: Rank, peer: Rank) -> bool {
     match collective {
-        Collective::Broadcast { root } => rank != root && peer == root,
-        Collective::Reduce { root } => rank == root,
+        Collective::Broadcast { root } | Collective::Scatter { root } => rank != root && peer == root,
+        Collective::Reduce { root } | Collective::Gather { root } => rank == root,
         Collective::SendRecv { .. } => false,
         _ => true,
     }

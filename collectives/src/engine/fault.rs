@@ -161,6 +161,7 @@ impl fmt::Display for Fault {
 
 #[cfg(test)]
 mod tests {
+    use super::super::signature::Amount;
     use super::*;
     use crate::collective::{Collective, DataType, ReduceOp};
 
@@ -168,7 +169,7 @@ mod tests {
     fn a_fault_survives_the_wire_and_truncation_is_refused() {
         let during = Descriptor {
             collective: Collective::Reduce { root: 3 },
-            count: 5,
+            amount: Amount::Each(5),
             data_type: DataType::Bf16,
             op: ReduceOp::Avg,
             tag: 9,
@@ -179,7 +180,7 @@ mod tests {
             subject: 2,
             run: 77,
             during: Some(during),
-            theirs: Some(Descriptor { count: 6, ..during }),
+            theirs: Some(Descriptor { amount: Amount::Each(6), ..during }),
             detail: "lane 0".to_owned(),
             waited: Duration::from_micros(5),
         };

@@ -28,6 +28,13 @@ impl Default for Landing {
     }
 }
 
+impl Landing {
+    /// So many bytes further on.
+    pub(super) fn at(self, bytes: u64) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) run: u64,

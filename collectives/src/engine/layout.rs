@@ -1,17 +1,37 @@
-//! Where blocks and chunks are, for a given number of elements.
+//! Where blocks and chunks are, for given numbers of elements.
 
-use super::program::Program;
+use super::counts::Counts;
+use super::program::{PlaceAt, Program};
 use crate::parts::Parts;
+use crate::schedule::Part;
 
 /// Block boundaries are multiples of this many bytes within their part, so that no two ranks write one cache line.
 const ALIGN_BYTES: usize = 64;
 
 /// The bytes of every block.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Layout {
     blocks: Vec<BlockAt>,
-    part_bytes: usize,
+    lengths: Lengths,
     chunk_bytes: usize,
+}
+
+/// The lengths of parts in bytes, as they are known; see the module of counts. Starts are one more than there are
+/// lengths: the last one is the end.
+#[derive(Debug)]
+enum Lengths {
+    Each {
+        part_bytes: usize,
+    },
+    /// Where each part would begin if all lay one after the other.
+    Listed {
+        starts: Vec<usize>,
+    },
+    /// Where what goes to each rank begins in the input, and what comes from each in the output.
+    Paired {
+        given: Vec<usize>,
+        taken: Vec<usize>,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -23,15 +43,36 @@ struct BlockAt {
 }
 
 impl Layout {
-    /// `count` elements a part, chunks of `chunk_bytes` (a multiple of the element size).
-    pub(super) fn set(&mut self, program: &Program, count: usize, element_bytes: usize, chunk_bytes: usize) {
-        self.blocks.clear();
-        self.part_bytes = count * element_bytes;
-        self.chunk_bytes = chunk_bytes;
+    /// With chunks of `chunk_bytes` (a multiple of the element size).
+    pub(super) fn new(program: &Program, counts: &Counts, element_bytes: usize, chunk_bytes: usize) -> Self {
+        let lengths = match counts {
+            Counts::Each(count) => Lengths::Each { part_bytes: count * element_bytes },
+            Counts::Listed(list) => Lengths::Listed { starts: starts(list, element_bytes) },
+            Counts::Paired(paired) => Lengths::Paired {
+                given: starts(&paired.given, element_bytes),
+                taken: starts(&paired.taken, element_bytes),
+            },
+        };
+        let mut layout = Self { blocks: Vec::with_capacity(program.blocks.len()), lengths, chunk_bytes };
         for cut in &program.blocks {
-            let start = boundary(self.part_bytes, cut.before, cut.total);
-            let bytes = boundary(self.part_bytes, cut.before + cut.weight, cut.total) - start;
-            self.blocks.push(BlockAt { part: cut.part, start, bytes });
+            let bytes = layout.length(program, cut.part);
+            let start = boundary(bytes, cut.before, cut.total);
+            let end = boundary(bytes, cut.before + cut.weight, cut.total);
+            layout.blocks.push(BlockAt { part: cut.part, start, bytes: end - start });
+        }
+        layout
+    }
+
+    /// Length of a part that this rank has to do with, in bytes.
+    fn length(&self, program: &Program, part: u32) -> usize {
+        let between = |starts: &[usize], index: u32| starts[index as usize + 1] - starts[index as usize];
+        match &self.lengths {
+            Lengths::Each { part_bytes } => *part_bytes,
+            Lengths::Listed { starts } => between(starts, part),
+            Lengths::Paired { given, taken } => match ends(program, part) {
+                (from, to) if from == program.rank => between(given, to),
+                (from, _) => between(taken, from),
+            },
         }
     }
 
@@ -46,17 +87,70 @@ impl Layout {
         (self.blocks[block as usize].bytes - start).min(self.chunk_bytes)
     }
 
-    /// Where a chunk begins in a slice that holds these parts, in bytes.
-    pub(super) fn offset(&self, block: u32, chunk: u32, parts: Parts) -> usize {
+    /// Where a chunk begins in the input or output of the place's rank, in bytes; of a peer with paired counts: in what
+    /// its landing names.
+    pub(super) fn offset(&self, program: &Program, block: u32, chunk: u32, place: PlaceAt) -> usize {
         let block = &self.blocks[block as usize];
-        parts.position(block.part) as usize * self.part_bytes
-            + block.start
-            + chunk as usize * self.chunk_bytes
+        let part_start = match &self.lengths {
+            Lengths::Each { part_bytes } => parts(program, place).position(block.part) as usize * part_bytes,
+            Lengths::Listed { starts } => {
+                // A list is taken only for parts that lie one after the other.
+                let first = parts(program, place).iter().next().unwrap_or(block.part);
+                starts[block.part as usize] - starts[first as usize]
+            }
+            Lengths::Paired { .. } if place.rank != program.rank => 0,
+            Lengths::Paired { given, taken } => match ends(program, block.part) {
+                (_, to) if is_input(place.part) => given[to as usize],
+                (from, _) => taken[from as usize],
+            },
+        };
+        part_start + block.start + chunk as usize * self.chunk_bytes
     }
 
-    pub(super) fn part_bytes(&self) -> usize {
-        self.part_bytes
+    /// Length of what the landing of a peer names, in bytes: its whole slice, or the part of the block.
+    pub(super) fn landing_bytes(&self, program: &Program, block: u32, place: PlaceAt) -> usize {
+        match &self.lengths {
+            Lengths::Each { part_bytes } => parts(program, place).len() * part_bytes,
+            Lengths::Listed { .. } => {
+                parts(program, place).iter().map(|part| self.length(program, part)).sum()
+            }
+            Lengths::Paired { .. } => self.length(program, self.blocks[block as usize].part),
+        }
     }
+
+    /// Where in this rank's input and output the landings begin that it tells a peer, in bytes.
+    pub(super) fn landing_starts(&self, peer: crate::Rank) -> (u64, u64) {
+        match &self.lengths {
+            Lengths::Each { .. } | Lengths::Listed { .. } => (0, 0),
+            Lengths::Paired { given, taken } => (given[peer as usize] as u64, taken[peer as usize] as u64),
+        }
+    }
+}
+
+fn starts(counts: &[usize], element_bytes: usize) -> Vec<usize> {
+    let ends = counts.iter().scan(0, |end, count| {
+        *end += count * element_bytes;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+fn is_input(part: Part) -> bool {
+    matches!(part, Part::Input | Part::SharedInput)
+}
+
+/// The parts that the input or output of the place's rank holds.
+fn parts(program: &Program, place: PlaceAt) -> Parts {
+    if is_input(place.part) {
+        program.collective.input_parts(place.rank, program.ranks)
+    } else {
+        program.collective.output_parts(place.rank, program.ranks)
+    }
+}
+
+/// Who gives a part and who gets it, of a program that was checked to have such parts.
+fn ends(program: &Program, part: u32) -> (crate::Rank, crate::Rank) {
+    program.collective.ends(part, program.ranks).expect("checked when the call was accepted")
 }
 
 /// End of the first `passed` of `total` weights of a part, at a multiple of the alignment unless it is the part's end.

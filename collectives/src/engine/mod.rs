@@ -12,6 +12,7 @@ mod address;
 mod bank;
 mod board;
 mod circle;
+mod counts;
 mod fault;
 mod header;
 mod layout;
@@ -39,11 +40,12 @@ use board::Answer;
 pub use board::Board;
 pub use circle::CIRCLE_AFTER;
 use circle::Circles;
+pub use counts::{Counts, CountsError, Paired};
 pub use fault::{Fault, FaultKind};
-pub use plan::Plan;
+pub use plan::{Plan, PlanError};
 pub use program::Program;
 pub use run::{Bytes, Witness};
-pub use signature::Descriptor;
+pub use signature::{Amount, Descriptor};
 
 use crate::Rank;
 use crate::compute::Compute;
@@ -80,6 +82,9 @@ pub enum StartError {
     /// Too many operations are under way.
     #[error("more than {RUNS_MAX} operations are under way; wait for some")]
     TooManyRuns,
+    /// Input or output is not as long as the counts say.
+    #[error(transparent)]
+    Counts(#[from] CountsError),
 }
 
 /// Why an engine could not be made.
@@ -349,6 +354,7 @@ impl Engine {
         if !matches!(self.phase, Phase::Active) {
             return Err(StartError::Failed(self.failure_during(plan)));
         }
+        plan.check_lengths(&input, &output)?;
         let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
         let (number, history, bank) = self.number(plan);
         let record = Record {
@@ -357,6 +363,9 @@ impl Engine {
             history,
             descriptor: plan.descriptor.to_words(),
         };
+        if let Counts::Paired(counts) = &plan.counts {
+            self.board.begin_paired(number, counts.clone());
+        }
         self.board.begin(plan.stream, &record);
         self.issues += 1;
         let issue = self.issues;

@@ -7,7 +7,6 @@ use super::header::Landing;
 use super::plan::Plan;
 use super::program::{NO_SLOT, PlaceAt, PutProgram};
 use super::run::{Bytes, Ground, Parameters, Run, Site, Trouble};
-use crate::parts::Parts;
 use crate::schedule::Part;
 
 impl Run {
@@ -108,7 +107,7 @@ impl Run {
             return Ok(None);
         }
         // Everything of one landing is mapped at once: chunk 0 of block 0 is not where it begins, its slice is.
-        let whole = self.peer_whole(site.plan, ground, place);
+        let whole = self.peer_whole(ground, site, place);
         let peer = &mut self.peers[place.rank as usize];
         let (mapped, is_landing) = match place.part {
             Part::SharedInput if peer.input.key != RegionKey::NONE => (&mut peer.input_mapped, true),
@@ -135,30 +134,24 @@ impl Run {
     }
 
     /// All of a peer's slice (or scratch) that holds the place.
-    pub(super) fn peer_whole(&self, plan: &Plan, ground: &Ground<'_>, place: PlaceAt) -> RemoteSlice {
+    pub(super) fn peer_whole(&self, ground: &Ground<'_>, site: Site<'_>, place: PlaceAt) -> RemoteSlice {
         let peer = &self.peers[place.rank as usize];
-        let program = &plan.program;
-        let (landing, parts) = match place.part {
-            Part::SharedInput => (peer.input, program.collective.input_parts(place.rank, program.ranks)),
-            Part::SharedOutput => (peer.output, program.collective.output_parts(place.rank, program.ranks)),
-            _ => (Landing::default(), Parts::NONE),
+        let landing = match place.part {
+            Part::SharedInput => peer.input,
+            Part::SharedOutput => peer.output,
+            _ => Landing::default(),
         };
         if landing.key == RegionKey::NONE {
             return ground.peer_scratch[place.rank as usize];
         }
-        let len = parts.len() as u64 * plan.layout.part_bytes() as u64;
+        let len = site.plan.layout.landing_bytes(&site.plan.program, site.lane.block, place) as u64;
         RemoteSlice { key: landing.key, offset: landing.offset, len }
     }
 }
 
 /// Where the chunk begins in the input or output of the place's rank, in bytes.
 fn offset(site: Site<'_>, place: PlaceAt) -> usize {
-    let program = &site.plan.program;
-    let parts = match place.part {
-        Part::Input | Part::SharedInput => program.collective.input_parts(place.rank, program.ranks),
-        _ => program.collective.output_parts(place.rank, program.ranks),
-    };
-    site.plan.layout.offset(site.lane.block, site.chunk, parts)
+    site.plan.layout.offset(&site.plan.program, site.lane.block, site.chunk, place)
 }
 
 /// Where the chunk's instance of a slot begins in its bank, in bytes.

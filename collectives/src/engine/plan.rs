@@ -3,16 +3,20 @@
 use std::sync::Arc;
 
 use super::bank::{self, Class, TooLarge};
+use super::counts::{Counts, CountsError};
 use super::header::INLINE_DATA_BYTES;
 use super::layout::Layout;
 use super::program::Program;
+use super::run::Bytes;
 use super::signature::{Descriptor, Stream};
+use crate::Rank;
 
 /// A program for so many elements of a type, reduced by an operation. See the module.
 #[derive(Debug)]
 pub struct Plan {
     pub(super) program: Arc<Program>,
     pub(super) descriptor: Descriptor,
+    pub(super) counts: Counts,
     /// Of the call itself: the same on all ranks for the same call.
     pub(super) signature: u64,
     pub(super) stream: Stream,
@@ -33,18 +37,32 @@ pub(super) struct LanePlan {
     pub(super) states: u32,
 }
 
+/// Why there is no such plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The schedule does not fit.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// The counts do not fit the schedule.
+    #[error(transparent)]
+    Counts(#[from] CountsError),
+}
+
 impl Plan {
-    /// What carries out calls of this shape by this program.
+    /// What carries out calls of this shape by this program, with parts of these lengths, which are made the descriptor's
+    /// amount.
     ///
     /// # Errors
     ///
-    /// See [`TooLarge`].
-    pub fn new(program: Arc<Program>, descriptor: Descriptor) -> Result<Self, TooLarge> {
+    /// See [`PlanError`].
+    pub fn new(program: Arc<Program>, mut descriptor: Descriptor, counts: Counts) -> Result<Self, PlanError> {
+        counts.check_program(&program)?;
+        descriptor.amount = counts.amount();
         let element_bytes = descriptor.data_type.bytes();
-        let count = descriptor.count as usize;
-        let (chunk_bytes, class) = bank::chunking(&program, count * element_bytes)?;
-        let mut layout = Layout::default();
-        layout.set(&program, count, element_bytes, chunk_bytes);
+        let longest_bytes = counts.longest().map(|count| count * element_bytes);
+        let (chunk_bytes, class) = bank::chunking(&program, longest_bytes)?;
+        let layout = Layout::new(&program, &counts, element_bytes, chunk_bytes);
         let mut states = 0;
         let mut lanes = Vec::with_capacity(program.lanes.len());
         for lane in &program.lanes {
@@ -56,6 +74,7 @@ impl Plan {
             stream: Stream::of(program.collective),
             inline: !program.maps && chunk_bytes <= INLINE_DATA_BYTES,
             descriptor,
+            counts,
             class,
             chunk_bytes,
             layout,
@@ -63,6 +82,28 @@ impl Plan {
             states,
             program,
         })
+    }
+
+    /// Whether input and output are as long as the counts say; where those are one for all parts, the caller knows.
+    pub(super) fn check_lengths(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
+        let element_bytes = self.descriptor.data_type.bytes();
+        self.counts.check_lengths(&self.program, element_bytes, [input.len(), output.len()])
+    }
+
+    /// What a notice between this rank and a peer says of the calls so far; see the module of counts.
+    pub(super) fn mark(&self, history: u64, peer: Rank) -> u64 {
+        match &self.counts {
+            Counts::Each(_) | Counts::Listed(_) => history,
+            Counts::Paired(paired) => {
+                paired.between(self.program.rank, peer).map_or(history, |between| between.mark(history))
+            }
+        }
+    }
+
+    /// Whether it is one for parts of these lengths; the descriptor says so only where there is but one length.
+    #[must_use]
+    pub fn is_for(&self, counts: &Counts) -> bool {
+        self.counts == *counts
     }
 
     /// What the calls are.

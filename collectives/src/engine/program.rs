@@ -41,6 +41,8 @@ pub struct Program {
     pub(super) maps: bool,
     pub(super) exposes_input: bool,
     pub(super) exposes_output: bool,
+    /// Whether only the rank that gives a part and the one that gets it have lanes for it.
+    pub(super) is_private: bool,
     /// Peers that notify this rank in a run but are not notified by it: they learn of its progress by credits.
     pub(super) silent_to: Vec<Rank>,
 }
@@ -289,6 +291,7 @@ impl Program {
             maps,
             exposes_input: proof.exposes_input(rank),
             exposes_output: proof.exposes_output(rank),
+            is_private: is_private(schedule),
             silent_to: incoming.keys().filter(|peer| !outgoing.contains_key(peer)).copied().collect(),
         }
     }
@@ -316,6 +319,20 @@ impl Program {
     pub fn algorithm(&self) -> &str {
         &self.algorithm
     }
+}
+
+fn is_private(schedule: &Schedule) -> bool {
+    let ranks = schedule.ranks();
+    let is_end = |rank: Rank, block: BlockId| {
+        let ends = schedule.collective.ends(schedule.blocks[block as usize].part, ranks);
+        ends.is_some_and(|(from, to)| rank == from || rank == to)
+    };
+    let mut lanes = schedule
+        .programs
+        .iter()
+        .zip(0..)
+        .flat_map(|(lanes, rank)| lanes.iter().map(move |lane| (rank, lane)));
+    lanes.all(|(rank, lane)| is_end(rank, lane.block))
 }
 
 /// By block: where it lies. Blocks of a part need not stand together in the list.

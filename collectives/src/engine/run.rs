@@ -57,6 +57,14 @@ impl Bytes {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Registered(slice) => slice.len(),
+            Self::Private { len, .. } => *len,
+        }
+    }
+
     pub(super) fn is_registered(&self) -> bool {
         matches!(self, Self::Registered(_))
     }

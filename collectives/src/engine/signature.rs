@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hash::Hasher;
 
+use super::counts::Between;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 
@@ -42,14 +43,42 @@ pub(super) fn chain(history: u64, signature: u64) -> u64 {
 pub struct Descriptor {
     /// The operation and its root.
     pub collective: Collective,
-    /// Elements of one part.
-    pub count: u64,
+    /// How much of it.
+    pub amount: Amount,
     /// Element type.
     pub data_type: DataType,
     /// Reduction.
     pub op: ReduceOp,
     /// The caller's own tag.
     pub tag: u32,
+}
+
+/// How many elements, as far as it must be the same on all ranks. See the module of the engine's counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Amount {
+    /// So many in each part.
+    Each(u64),
+    /// Parts of different lengths that every rank knows.
+    Listed {
+        /// Elements of all parts together.
+        all: u64,
+        /// Tells lists of equal sum apart.
+        digest: u32,
+    },
+    /// Parts whose lengths are known to those who give and get them.
+    Paired,
+    /// Of such parts those between two ranks.
+    Pair {
+        /// The lower rank.
+        low: Rank,
+        /// The higher rank.
+        high: Rank,
+        /// Elements from the lower to the higher rank.
+        up: u64,
+        /// Elements from the higher to the lower rank.
+        down: u64,
+    },
 }
 
 /// Words of an encoded descriptor.
@@ -80,7 +109,18 @@ impl Descriptor {
             Collective::AllToAll => (10, 0, 0),
         };
         let codes = kind | (self.data_type as u64) << 8 | (self.op as u64) << 16;
-        [codes, u64::from(a) | u64::from(b) << 32, self.count, u64::from(self.tag)]
+        let (named, tag) = (u64::from(a) | u64::from(b) << 32, u64::from(self.tag));
+        match self.amount {
+            Amount::Each(count) => [codes, named, count, tag],
+            Amount::Listed { all, digest } => [codes | 1 << 24, named, all, tag | u64::from(digest) << 32],
+            Amount::Paired => [codes | 2 << 24, named, 0, tag],
+            Amount::Pair { low, high, up, down } => {
+                let [named, count] = Between { low, high, up, down }.to_words(self.collective);
+                // Ranks of a collective that has such parts fit 16 bits: see `generate::RANKS_MAX`.
+                let pair = u64::from(low as u16) << 32 | u64::from(high as u16) << 48;
+                [codes | 3 << 24 | pair, named, count, tag]
+            }
+        }
     }
 
     /// `None` when a peer sent nonsense.
@@ -101,15 +141,42 @@ impl Descriptor {
         };
         let data_type = DataType::ALL.into_iter().find(|item| *item as u64 == (words[0] >> 8) & 0xff)?;
         let op = ReduceOp::ALL.into_iter().find(|item| *item as u64 == (words[0] >> 16) & 0xff)?;
-        Some(Self { collective, count: words[2], data_type, op, tag: words[3] as u32 })
+        let amount = match (words[0] >> 24) & 0xff {
+            0 => Amount::Each(words[2]),
+            1 => Amount::Listed { all: words[2], digest: (words[3] >> 32) as u32 },
+            2 => Amount::Paired,
+            3 => {
+                let (low, high) = ((words[0] >> 32) as u16, (words[0] >> 48) as u16);
+                let between = Between::from_words(collective, low.into(), high.into(), [words[1], words[2]]);
+                let Between { low, high, up, down } = between;
+                Amount::Pair { low, high, up, down }
+            }
+            _ => return None,
+        };
+        Some(Self { collective, amount, data_type, op, tag: words[3] as u32 })
     }
 }
 
 impl fmt::Display for Descriptor {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}", self.collective)?;
-        if self.collective != Collective::Barrier {
-            write!(formatter, " of {} {}", self.count, self.data_type)?;
+        let (collective, data_type) = (self.collective, self.data_type);
+        match self.amount {
+            _ if collective == Collective::Barrier => write!(formatter, "{collective}")?,
+            Amount::Each(count) => write!(formatter, "{collective} of {count} {data_type}")?,
+            Amount::Listed { all, digest } => write!(
+                formatter,
+                "{collective} with a list of counts (digest {digest:08x}) of {all} {data_type} together"
+            )?,
+            Amount::Paired => write!(formatter, "{collective} with own counts of {data_type}")?,
+            Amount::Pair { low, high, up, down } => {
+                write!(formatter, "{collective} with own counts of {data_type}")?;
+                if matches!(collective, Collective::AllToAll) || up > 0 || down == 0 {
+                    write!(formatter, ", {up} from rank {low} to rank {high}")?;
+                }
+                if matches!(collective, Collective::AllToAll) || down > 0 {
+                    write!(formatter, ", {down} from rank {high} to rank {low}")?;
+                }
+            }
         }
         if self.collective.reduces() {
             write!(formatter, " ({})", self.op)?;

@@ -7,7 +7,7 @@ use super::bank::CREDIT_CELL;
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
 use super::program::{PlaceAt, PutProgram};
-use super::run::{Ground, Issue, NOBODY, PeerState, Run, Site, Trouble};
+use super::run::{Ground, Issue, NOBODY, Parameters, PeerState, Run, Site, Trouble};
 use super::signature::Stream;
 use crate::Rank;
 use crate::collective::{DataType, ReduceOp};
@@ -33,7 +33,9 @@ impl Run {
         }
         let payload = cells.payload(cell);
         let header = Header::decode(&payload);
-        if header.history != self.parameters.history || header.run != self.parameters.number {
+        if header.history != site.plan.mark(self.parameters.history, from)
+            || header.run != self.parameters.number
+        {
             self.suspect = Some(from);
             return Issue::Blocked;
         }
@@ -58,14 +60,17 @@ impl Run {
         Issue::Complete
     }
 
-    fn payload(&self, plan: &Plan, ground: &Ground<'_>, data: &[u8]) -> Inline {
+    fn payload(&self, plan: &Plan, ground: &Ground<'_>, to: Rank, data: &[u8]) -> Inline {
         let completed =
             if plan.stream == Stream::Collectives { ground.completed } else { self.parameters.number };
-        let header = Header::new(self.parameters.number, self.parameters.history, completed);
+        let history = plan.mark(self.parameters.history, to);
+        let header = Header::new(self.parameters.number, history, completed);
         if plan.inline {
             header.with_data(data)
         } else if plan.program.exposes_input || plan.program.exposes_output {
-            header.with_landings(self.parameters.input.landing(), self.parameters.output.landing())
+            let (input_start, output_start) = plan.layout.landing_starts(to);
+            let Parameters { input, output, .. } = &self.parameters;
+            header.with_landings(input.landing().at(input_start), output.landing().at(output_start))
         } else {
             header.alone()
         }
@@ -98,7 +103,7 @@ impl Run {
             return Ok(Issue::Blocked);
         }
         let cell = self.cell(self.parameters.bank.notify_base, cell, site);
-        let notice = Notice { cell, payload: self.payload(site.plan, ground, data) };
+        let notice = Notice { cell, payload: self.payload(site.plan, ground, to, data) };
         match ground.device.submit(to, Transfer::Notify(notice), NOBODY) {
             Ok(_) => Ok(Issue::Complete),
             Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
@@ -122,7 +127,7 @@ impl Run {
             return self.notify(ground, site, (put.to, put.cell), &data[..bytes]);
         }
         let cell = self.cell(self.parameters.bank.notify_base, put.cell, site);
-        let notice = Notice { cell, payload: self.payload(site.plan, ground, &[]) };
+        let notice = Notice { cell, payload: self.payload(site.plan, ground, put.to, &[]) };
         let src = self.source(ground, site, put);
         let dst = self.remote(ground, site, put.dst, bytes as u64);
         let transfer = Transfer::Put { src: Source::Slice(src), dst, notice: Some(notice) };

@@ -32,7 +32,7 @@ impl Engine {
 
     /// A peer was in another call: unless it lies, the group has failed.
     pub(super) fn compare(&mut self, peer: Rank, stream: Stream, theirs: &Record, now: Nanos) {
-        let Ok(own) = self.board.record(stream, theirs.run) else { return };
+        let Ok(own) = self.board.record_for(peer, stream, theirs.run) else { return };
         if own.signature == theirs.signature {
             return;
         }
@@ -45,7 +45,7 @@ impl Engine {
 
     pub(super) fn ask_earlier(&mut self, peer: Rank, stream: Stream, run: u64) {
         if let Some(earlier) = run.checked_sub(1)
-            && let Ok(record) = self.board.record(stream, earlier)
+            && let Ok(record) = self.board.record_for(peer, stream, earlier)
         {
             let _ = self.device.post(peer, &Message::Query { stream, record }.encode());
         }
@@ -107,16 +107,16 @@ impl Engine {
     pub(super) fn ask(&mut self, slot: u8, now: Nanos) -> Option<Fault> {
         let run = self.slots[usize::from(slot)].run.as_ref()?;
         let stream = run.stream();
-        let record = self.board.record(stream, run.parameters.number).ok()?;
-        let message = Message::Query { stream, record }.encode();
+        let number = run.parameters.number;
         let peers = self.waits_for(slot);
         self.board.block_on(self.blame(slot, &peers, now).map(|(peer, _)| peer));
         for (peer, step) in peers {
             if self.left[peer as usize] {
                 return Some(self.fault(FaultKind::Left, peer, step, Some(slot), now));
             }
+            let record = self.board.record_for(peer, stream, number).ok()?;
             // A full queue means that questions are on their way already.
-            let _ = self.device.post(peer, &message);
+            let _ = self.device.post(peer, &Message::Query { stream, record }.encode());
             self.asked.entry(peer).or_insert(now);
         }
         None

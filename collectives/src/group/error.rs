@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pleach_transport::{Rank, RegisterError};
 
 use crate::collective::{DataType, ReduceOp};
-use crate::engine::{Fault, StartError, TooLarge};
+use crate::engine::{CountsError, Fault, PlanError, StartError, TooLarge};
 use crate::select::SelectError;
 use crate::verify::Violation;
 
@@ -35,6 +35,19 @@ pub enum CollectiveError {
         /// What it is.
         actual: usize,
     },
+    /// A list of counts that has not one for each rank.
+    #[error("there are {actual} counts for {what}, not {expected}, one for each rank")]
+    CountOfCounts {
+        /// Which list.
+        what: &'static str,
+        /// How many ranks there are.
+        expected: usize,
+        /// How many counts there are.
+        actual: usize,
+    },
+    /// Counts that do not fit the schedule.
+    #[error(transparent)]
+    Counts(#[from] CountsError),
     /// A rank that is not there.
     #[error("rank {rank} is not in this group of {world_size} (ranks are 0 to {})", world_size - 1)]
     NoSuchRank {
@@ -111,6 +124,16 @@ impl From<StartError> for CollectiveError {
         match error {
             StartError::Failed(fault) => Self::Failed(fault),
             StartError::TooManyRuns => Self::TooMany,
+            StartError::Counts(error) => Self::Counts(error),
+        }
+    }
+}
+
+impl From<PlanError> for CollectiveError {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::TooLarge(error) => Self::TooLarge(error),
+            PlanError::Counts(error) => Self::Counts(error),
         }
     }
 }

@@ -19,6 +19,7 @@ mod options;
 mod pending;
 mod planner;
 mod premultiplied;
+mod uneven;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -37,7 +38,7 @@ pub use planner::Planner;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::Compute;
-use crate::engine::{Board, Bytes, Descriptor, Engine, EngineError, RunId};
+use crate::engine::{Board, Bytes, Counts, Descriptor, Engine, EngineError, RunId};
 use crate::generate::{Access, Algorithm};
 use crate::reproducible::{Exact, Reproducible};
 use data::{destination, source};
@@ -285,7 +286,7 @@ impl Group {
             collective: Collective::AllReduce,
             data_type: T::DATA_TYPE,
             op,
-            count,
+            counts: Counts::Each(count),
             input,
             output,
         })
@@ -350,7 +351,14 @@ impl Group {
             let expected = output.elements().len().saturating_mul(self.world_size() as usize);
             let found = input.elements().len();
             expect_length("the input of reduce-scatter (output times ranks)", expected, found)?;
-            return exact.reduce_scatter(&self.inexact(), input.elements(), output.elements_mut(), op);
+            let counts = Counts::Each(output.elements().len());
+            return exact.reduce_scatter(
+                &self.inexact(),
+                input.elements(),
+                output.elements_mut(),
+                &counts,
+                op,
+            );
         }
         self.blocking(self.reduce_scatter_operation(input, output, op)?)
     }
@@ -549,12 +557,13 @@ impl Group {
 
     fn begin(&self, core: &mut Core, operation: Operation) -> Result<RunId, CollectiveError> {
         self.expect_open()?;
-        let Operation { collective, data_type, op, count, input, output } = operation;
+        let Operation { collective, data_type, op, counts, input, output } = operation;
         if !op.fits(data_type) {
             return Err(CollectiveError::Meaningless { op, data_type });
         }
-        let descriptor = Descriptor { collective, count: count as u64, data_type, op, tag: self.tag };
-        let plan = core.planner.plan(&descriptor, self.algorithm.as_ref())?;
+        let amount = counts.amount();
+        let descriptor = Descriptor { collective, amount, data_type, op, tag: self.tag };
+        let plan = core.planner.plan(&descriptor, &counts, self.algorithm.as_ref())?;
         Ok(core.engine.start(plan, input, output, self.timeout)?)
     }
 

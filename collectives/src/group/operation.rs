@@ -5,15 +5,15 @@ use super::data::{Buffer, Data, DataMut, Element, destination, first_of, source}
 use super::error::CollectiveError;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
-use crate::engine::Bytes;
+use crate::engine::{Bytes, Counts};
 
 /// One operation, as the calls below put it.
 pub(super) struct Operation {
     pub(super) collective: Collective,
     pub(super) data_type: DataType,
     pub(super) op: ReduceOp,
-    /// Elements of a part.
-    pub(super) count: usize,
+    /// Elements of the parts.
+    pub(super) counts: Counts,
     pub(super) input: Bytes,
     pub(super) output: Bytes,
 }
@@ -27,7 +27,7 @@ impl Group {
             collective: Collective::AllReduce,
             data_type,
             op,
-            count,
+            counts: Counts::Each(count),
             input: bytes.clone(),
             output: bytes,
         }
@@ -40,7 +40,7 @@ impl Group {
             collective: Collective::AllReduce,
             data_type: T::DATA_TYPE,
             op: ReduceOp::Sum,
-            count,
+            counts: Counts::Each(count),
             input: bytes.clone(),
             output: bytes,
         }
@@ -57,7 +57,8 @@ impl Group {
         let input = destination(data, self.shared.number);
         let output = if self.rank() == root { input.clone() } else { Bytes::None };
         let data_type = D::Element::DATA_TYPE;
-        Ok(Operation { collective: Collective::Reduce { root }, data_type, op, count, input, output })
+        let counts = Counts::Each(count);
+        Ok(Operation { collective: Collective::Reduce { root }, data_type, op, counts, input, output })
     }
 
     pub(super) fn broadcast_operation<D: DataMut + ?Sized>(
@@ -103,7 +104,8 @@ impl Group {
         expect_length("the input of reduce-scatter (output times ranks)", expected, input.elements().len())?;
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
         let data_type = I::Element::DATA_TYPE;
-        Ok(Operation { collective: Collective::ReduceScatter, data_type, op, count, input, output })
+        let counts = Counts::Each(count);
+        Ok(Operation { collective: Collective::ReduceScatter, data_type, op, counts, input, output })
     }
 
     pub(super) fn send_operation<D: Data + ?Sized>(
@@ -147,7 +149,7 @@ pub(super) fn moving(
     input: Bytes,
     output: Bytes,
 ) -> Operation {
-    Operation { collective, data_type, op: ReduceOp::Sum, count, input, output }
+    Operation { collective, data_type, op: ReduceOp::Sum, counts: Counts::Each(count), input, output }
 }
 
 pub(super) fn barrier_operation() -> Operation {

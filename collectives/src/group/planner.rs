@@ -8,7 +8,7 @@ use pleach_transport::Rank;
 use super::error::CollectiveError;
 use crate::collective::Collective;
 use crate::cost::CostModel;
-use crate::engine::{Descriptor, Plan, Program};
+use crate::engine::{Counts, Descriptor, Plan, Program};
 use crate::generate::{Access, Algorithm, generate};
 use crate::select::{Choice, SelectError, select, select_named};
 use crate::verify::verify;
@@ -80,7 +80,8 @@ impl Planner {
         Self { in_rank_order: true, ..self }
     }
 
-    /// What carries out calls of this shape, by the named algorithm or the best one.
+    /// What carries out calls of this shape and these counts (which are the descriptor's amount), by the named algorithm or
+    /// the best one.
     ///
     /// # Errors
     ///
@@ -88,20 +89,24 @@ impl Planner {
     pub fn plan(
         &mut self,
         descriptor: &Descriptor,
+        counts: &Counts,
         algorithm: Option<&Algorithm>,
     ) -> Result<&Arc<Plan>, CollectiveError> {
-        let is_it =
-            |recent: &Recent| recent.descriptor == *descriptor && recent.algorithm.as_ref() == algorithm;
+        let is_it = |recent: &Recent| {
+            recent.descriptor == *descriptor
+                && recent.algorithm.as_ref() == algorithm
+                && recent.plan.is_for(counts)
+        };
         if let Some(index) = self.recent.iter().position(is_it) {
             return Ok(&self.recent[index].plan);
         }
         let key = (*descriptor, algorithm.cloned());
-        let plan = match self.plans.get(&key) {
+        let plan = match self.plans.get(&key).filter(|plan| plan.is_for(counts)) {
             Some(plan) => plan.clone(),
             None => {
-                let bytes = (descriptor.count as usize).saturating_mul(descriptor.data_type.bytes());
+                let bytes = counts.plan_bytes(descriptor.data_type.bytes());
                 let program = self.program(descriptor.collective, bytes, algorithm)?;
-                let plan = Arc::new(Plan::new(program, *descriptor)?);
+                let plan = Arc::new(Plan::new(program, *descriptor, counts.clone())?);
                 if self.plans.len() >= PLANS_MAX {
                     self.plans.clear();
                 }

@@ -22,6 +22,7 @@ use super::rounding::{Float, nearest};
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::{F8E4M3, F8E5M2};
+use crate::engine::{Amount, Counts};
 use crate::group::{Buffer, CollectiveError, Element, Group};
 
 /// Elements of a block.
@@ -105,10 +106,18 @@ impl Exact {
         group: &Group,
         input: &[T],
         output: &mut [T],
+        counts: &Counts,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        let first = group.rank() as usize * output.len();
-        let group = marked(group, Collective::ReduceScatter, T::DATA_TYPE, op, output.len());
+        let first = match counts {
+            Counts::Listed(list) => list.iter().take(group.rank() as usize).sum(),
+            _ => group.rank() as usize * output.len(),
+        };
+        let mark = match counts.amount() {
+            Amount::Listed { all, digest } => all ^ u64::from(digest) << 32,
+            _ => output.len() as u64,
+        };
+        let group = marked(group, Collective::ReduceScatter, T::DATA_TYPE, op, mark as usize);
         with_float!(T, output, |output| {
             let input = cast_slice(input);
             let store = |at: usize, number| {

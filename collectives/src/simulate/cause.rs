@@ -3,7 +3,8 @@
 use pleach_transport::sim::Fault as Injected;
 
 use super::bound::bound;
-use super::scenario::{CallPlan, Scenario, TIMEOUT_FAR};
+use super::call::CallPlan;
+use super::scenario::{Mismatch, Scenario, TIMEOUT_FAR};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::engine::{Fault, FaultKind};
@@ -73,11 +74,15 @@ fn injected(scenario: &Scenario) -> impl Iterator<Item = Trouble> + '_ {
     late.chain(timed)
 }
 
-/// Whether `rank`'s call must fail because `differing` calls something else.
-pub(super) fn must_fail(plan: &CallPlan, differing: Rank, rank: Rank, ranks: u32) -> bool {
+/// Whether `rank`'s call must fail because another one calls something else.
+pub(super) fn must_fail(plan: &CallPlan, mismatch: &Mismatch, rank: Rank, ranks: u32) -> bool {
     if ranks == 1 {
         return false;
     }
+    if let Some((from, to)) = ends_that_differ(plan, mismatch, ranks) {
+        return rank == from || rank == to;
+    }
+    let differing = mismatch.rank;
     match plan.collective {
         Collective::Reduce { root } | Collective::Gather { root } => rank == root,
         Collective::Broadcast { root } | Collective::Scatter { root } => {
@@ -86,4 +91,13 @@ pub(super) fn must_fail(plan: &CallPlan, differing: Rank, rank: Rank, ranks: u32
         Collective::SendRecv { to, .. } => rank == to,
         _ => true,
     }
+}
+
+/// The two ranks that differ, where they do so only in the length of a part that nobody else knows.
+pub(super) fn ends_that_differ(plan: &CallPlan, mismatch: &Mismatch, ranks: u32) -> Option<(Rank, Rank)> {
+    let instead = &mismatch.instead;
+    let alike = CallPlan { lengths: plan.lengths.clone(), late: plan.late, ..instead.clone() };
+    let pairs = plan.lengths.iter().flatten().zip(instead.lengths.iter().flatten());
+    let (part, _) = (0..).zip(pairs).find(|(_, (one, other))| one != other)?;
+    plan.collective.ends(part, ranks).filter(|_| alike == *plan)
 }

@@ -7,6 +7,7 @@
 //! **Invariant:** a run is a function of the code and the scenario, so a seed that fails fails again.
 
 mod bound;
+mod call;
 mod cause;
 mod cluster;
 mod oracle;
@@ -17,8 +18,7 @@ mod watch;
 mod weaken;
 
 pub use crate::compute::simulated::Sabotage;
+pub use call::CallPlan;
 pub use cluster::{Cluster, Member, Stuck};
-pub use scenario::{
-    Abort, CALLS_MAX, CallPlan, DEPTH_MAX, Limits, Mismatch, RANKS_MAX, Scenario, TIMEOUT_FAR,
-};
+pub use scenario::{Abort, CALLS_MAX, DEPTH_MAX, Limits, Mismatch, RANKS_MAX, Scenario, TIMEOUT_FAR};
 pub use trial::{Checker, Failure, GRACE, MISMATCH_NOTICED_WITHIN, Report, run};

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use pleach_transport::sim::Random;
 
-use super::scenario::CallPlan;
+use super::call::CallPlan;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::{F8E4M3, F8E5M2};

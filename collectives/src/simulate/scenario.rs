@@ -1,16 +1,15 @@
 //! What is simulated, as data that a seed draws: ranks, wires, faults and what every rank is asked for.
 
 use std::fmt;
-use std::ops::Range;
 use std::time::Duration;
 
 use pleach_transport::sim::{Canary, FaultKind, FaultKinds, Faults, Network, Random};
 
+use super::call::CallPlan;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::simulated::Sabotage;
 use crate::generate::{Access, Algorithm, check};
-use crate::parts::Parts;
 use crate::select::candidates;
 
 /// Most ranks of a scenario.
@@ -37,29 +36,6 @@ pub struct Limits {
     pub ranks: Option<u32>,
     /// A scenario has some of these kinds of faults.
     pub faults: FaultKinds,
-}
-
-/// One call, as all ranks make it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CallPlan {
-    /// The operation and its root.
-    pub collective: Collective,
-    /// Element type.
-    pub data_type: DataType,
-    /// Reduction.
-    pub op: ReduceOp,
-    /// Elements of one part.
-    pub count: usize,
-    /// How; `None` leaves it to the planner.
-    pub algorithm: Option<Algorithm>,
-    /// In which form, if the algorithm is named.
-    pub access: Access,
-    /// Whether output and input are one memory, where they can be.
-    pub in_place: bool,
-    /// By rank: whether input and output are registered.
-    pub registered: Vec<(bool, bool)>,
-    /// A rank that enters the call so much later than it could.
-    pub late: Option<(Rank, Duration)>,
 }
 
 /// A rank that makes another call than the others.
@@ -228,62 +204,6 @@ impl fmt::Display for Scenario {
     }
 }
 
-impl CallPlan {
-    /// The length of an input or output that holds these parts, in bytes.
-    pub(super) fn bytes_of(&self, parts: Parts) -> usize {
-        parts.len() * self.count * self.data_type.bytes()
-    }
-
-    /// Where a part lies in an input or output that holds these parts, in bytes.
-    pub(super) fn range(&self, parts: Parts, part: u32) -> Range<usize> {
-        let start = parts.position(part) as usize * self.count * self.data_type.bytes();
-        start..start + self.bytes_of(Parts::one(part))
-    }
-
-    /// How input and output of a rank lie in one memory, if they are to and can.
-    pub(super) fn overlap(&self, rank: Rank, ranks: u32) -> Option<Overlap> {
-        let inputs = self.collective.input_parts(rank, ranks);
-        let outputs = self.collective.output_parts(rank, ranks);
-        // What goes to a rank and what comes from it would lie at the same place.
-        let is_exchange = self.collective == Collective::AllToAll && ranks > 1;
-        if !self.in_place || is_exchange || inputs.is_empty() || outputs.is_empty() {
-            return None;
-        }
-        let first = |parts: Parts| parts.iter().next().unwrap_or_default();
-        Some(if inputs.len() <= outputs.len() {
-            let start = self.range(outputs, first(inputs)).start;
-            Overlap::InputInOutput(start..start + self.bytes_of(inputs))
-        } else {
-            let start = self.range(inputs, first(outputs)).start;
-            Overlap::OutputInInput(start..start + self.bytes_of(outputs))
-        })
-    }
-}
-
-/// Which of input and output lies in the other one, and where, in bytes.
-pub(super) enum Overlap {
-    InputInOutput(Range<usize>),
-    OutputInInput(Range<usize>),
-}
-
-impl fmt::Display for CallPlan {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { collective, data_type, op, count, .. } = self;
-        write!(formatter, "{collective} of {count} {data_type} ({op}) by ")?;
-        match &self.algorithm {
-            Some(algorithm) => write!(formatter, "{algorithm} ({})", self.access)?,
-            None => write!(formatter, "choice")?,
-        }
-        if self.in_place {
-            write!(formatter, " in place")?;
-        }
-        if let Some((rank, by)) = self.late {
-            write!(formatter, ", rank {rank} late by {by:?}")?;
-        }
-        Ok(())
-    }
-}
-
 fn pick<'a, T>(random: &mut Random, items: &'a [T]) -> &'a T {
     &items[random.index(items.len())]
 }
@@ -334,7 +254,10 @@ fn draw_calls(random: &Random, ranks: u32, maps: bool) -> Vec<CallPlan> {
         };
         plans.push(plan);
     }
-    let is_small = plans[0].count * plans[0].data_type.bytes() <= REPEATED_BYTES_MAX;
+    let is_small = match &plans[0].lengths {
+        None => plans[0].count * plans[0].data_type.bytes() <= REPEATED_BYTES_MAX,
+        Some(_) => plans[0].whole_bytes(ranks) <= REPEATED_BYTES_MAX,
+    };
     if repeats && ranks <= 8 && is_small {
         for _ in 0..shape.below(12) {
             let again = CallPlan { late: None, ..plans[0].clone() };
@@ -346,6 +269,7 @@ fn draw_calls(random: &Random, ranks: u32, maps: bool) -> Vec<CallPlan> {
         data_type: DataType::U8,
         op: ReduceOp::Sum,
         count: 0,
+        lengths: None,
         algorithm: None,
         access: Access::Put,
         in_place: false,
@@ -394,17 +318,44 @@ fn draw_call(random: &mut Random, ranks: u32, maps: bool) -> CallPlan {
         let rank = random.below(u64::from(ranks)) as Rank;
         (rank, Duration::from_nanos(random.between(1_000, 30_000_000)))
     });
+    let count = draw_count(random, collective, data_type, ranks);
+    let lengths = random.chance(400_000).then(|| draw_lengths(random, collective, count, ranks)).flatten();
     CallPlan {
         collective,
         data_type,
         op,
-        count: draw_count(random, collective, data_type, ranks),
+        count,
+        lengths,
         algorithm,
         access,
         in_place: random.coin(),
         registered,
         late,
     }
+}
+
+/// Parts of different lengths, with as many elements together, about.
+fn draw_lengths(random: &mut Random, collective: Collective, count: usize, ranks: u32) -> Option<Vec<usize>> {
+    let parts = collective.parts(ranks) as usize;
+    if parts < 2 {
+        return None;
+    }
+    let only = random.index(parts);
+    let kind = random.below(8);
+    Some(
+        (0..parts)
+            .map(|part| match kind {
+                0 => 0,
+                // One has everything.
+                1 if part == only => count * parts.min(8),
+                1 => 0,
+                2 if part == only => 0,
+                2 => count,
+                _ if random.chance(200_000) => 0,
+                _ => random.below(2 * count as u64 + 2) as usize,
+            })
+            .collect(),
+    )
 }
 
 fn draw_count(random: &mut Random, collective: Collective, data_type: DataType, ranks: u32) -> usize {
@@ -434,7 +385,7 @@ fn span(network: &Network, calls: &[CallPlan]) -> Duration {
     let latency = (1..ranks).map(|peer| network.latency(0, peer)).max().unwrap_or(Duration::from_nanos(100));
     let bytes_per_s = network.links().iter().map(|link| link.bytes_per_s).min().unwrap_or(1_000_000_000);
     let of = |call: &CallPlan| {
-        let bytes = (call.count * call.data_type.bytes()) as u64 * u64::from(call.collective.parts(ranks));
+        let bytes = call.whole_bytes(ranks) as u64;
         let moved = Duration::from_nanos(2 * bytes * 1_000_000_000 / bytes_per_s);
         let late = call.late.map_or(Duration::ZERO, |(_, by)| by);
         latency * (2 + ranks.ilog2()) * 2 + moved + late
@@ -458,6 +409,7 @@ fn draw_mismatch(random: &mut Random, calls: &[CallPlan], ranks: u32) -> Option<
     match (random.below(4), instead.collective) {
         (_, Collective::Barrier) => {
             instead.collective = Collective::AllReduce;
+            instead.lengths = None;
             instead.count = random.between(1, 100) as usize;
         }
         (0, collective) if collective.reduces() => {
@@ -476,10 +428,22 @@ fn draw_mismatch(random: &mut Random, calls: &[CallPlan], ranks: u32) -> Option<
         }
         (2, Collective::AllReduce) => {
             instead.collective = Collective::Barrier;
-            (instead.count, instead.algorithm) = (0, None);
+            (instead.count, instead.lengths, instead.algorithm) = (0, None, None);
             (instead.data_type, instead.op) = (DataType::U8, ReduceOp::Sum);
         }
-        _ => instead.count = another_count(instead.count),
+        (_, collective) => match &mut instead.lengths {
+            None => instead.count = another_count(instead.count),
+            Some(lengths) => {
+                // Of a part that it has to do with; where all know all, any.
+                let parts = (0..lengths.len() as u32).filter(|part| {
+                    collective
+                        .ends(*part, ranks)
+                        .is_none_or(|(from, to)| from != to && (from == rank || to == rank))
+                });
+                let part = *pick(random, &parts.collect::<Vec<_>>()) as usize;
+                lengths[part] = another_count(lengths[part]);
+            }
+        },
     }
     if instead.algorithm.as_ref().is_some_and(|algorithm| !algorithm.carries_out(instead.collective)) {
         instead.algorithm = None;

@@ -10,10 +10,11 @@ use pleach_transport::Nanos;
 use pleach_transport::sim::{self, AccessKind, FREEZE_MAX, Fault as Injected, TraceHash};
 
 use super::bound::bound;
+use super::call::{CallPlan, Overlap};
 use super::cause;
 use super::cluster::Cluster;
 use super::oracle;
-use super::scenario::{CallPlan, Overlap, Scenario};
+use super::scenario::Scenario;
 use super::slices::Guarded;
 use super::watch::Watch;
 use super::weaken::weakened;
@@ -339,14 +340,15 @@ impl<'a> Trial<'a> {
 
     fn enter(&mut self, rank: Rank, call: usize, plan: &CallPlan) -> Result<(), Failure> {
         let program = self.program(rank, plan)?;
+        let counts = plan.counts(rank, self.scenario.ranks);
         let descriptor = Descriptor {
             collective: plan.collective,
-            count: plan.count as u64,
+            amount: counts.amount(),
             data_type: plan.data_type,
             op: plan.op,
             tag: 0,
         };
-        let made = Plan::new(program, descriptor)
+        let made = Plan::new(program, descriptor, counts)
             .map_err(|error| self.failure(Checker::Refused, format!("rank {rank}, {plan}: {error}")))?;
         let now = self.cluster.world.now();
         let Some(member) = &mut self.cluster.members[rank as usize] else { return Ok(()) };
@@ -387,7 +389,7 @@ impl<'a> Trial<'a> {
             let Some(member) = &mut self.cluster.members[rank as usize] else {
                 return Err(refused("it has died".to_owned()));
             };
-            let bytes = plan.count * plan.data_type.bytes();
+            let bytes = plan.counts(rank, self.scenario.ranks).plan_bytes(plan.data_type.bytes());
             return member.planner.program(plan.collective, bytes, None).map_err(|error| {
                 let what = format!("rank {rank}, {plan}: {error}");
                 Failure { checker: Checker::Refused, at: self.cluster.world.now(), what }
@@ -595,10 +597,12 @@ impl<'a> Trial<'a> {
         let is_alone = self.scenario.faults.is_harmless() && self.scenario.abort.is_none();
         let plan = &self.scenario.calls[call];
         for rank in (0..self.scenario.ranks).filter(|rank| has_entered && !self.is_dead(*rank)) {
-            let is_message = matches!(plan.collective, Collective::SendRecv { .. });
-            let must_fail = cause::must_fail(plan, mismatch.rank, rank, self.scenario.ranks);
-            if is_message && !must_fail {
-                // Messages are numbered for themselves: those who only send may be through before they hear of it.
+            let is_between_two = matches!(plan.collective, Collective::SendRecv { .. })
+                || cause::ends_that_differ(plan, mismatch, self.scenario.ranks).is_some();
+            let must_fail = cause::must_fail(plan, mismatch, rank, self.scenario.ranks);
+            if is_between_two && !must_fail {
+                // Messages are numbered for themselves: those who only send may be through before they hear of it. And
+                // what only two know lets others be through with later calls that are under way at the same time.
                 continue;
             }
             let Some((fault, at)) = &self.ranks[rank as usize].fault else {

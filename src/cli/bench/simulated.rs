@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pleach::collectives::engine::{Bytes, Descriptor, RunId};
+use pleach::collectives::engine::{Bytes, Counts, Descriptor, RunId};
 use pleach::collectives::simulate::{Cluster, Member};
 use pleach::transport::sim::{Network, Options};
 use pleach::transport::{Nanos, SharedMemory, Slice};
@@ -190,9 +190,10 @@ impl Share {
             _ => true,
         };
         let Some(slot) = self.slots.get(self.done).filter(|_| is_part) else { return Ok(()) };
+        let counts = Counts::Each(count);
         let descriptor = Descriptor {
             collective: task.collective,
-            count: count as u64,
+            amount: counts.amount(),
             data_type: task.data_type,
             op: task.op,
             tag: 0,
@@ -206,7 +207,8 @@ impl Share {
         let input = bytes(&slot.data, has_input);
         let output = bytes(slot.output.as_ref().unwrap_or(&slot.data), has_output);
         let Member { engine, planner, .. } = member(cluster, rank)?;
-        let plan = planner.plan(&descriptor, task.algorithm.as_ref()).map_err(CommandError::failed)?;
+        let plan =
+            planner.plan(&descriptor, &counts, task.algorithm.as_ref()).map_err(CommandError::failed)?;
         self.run = Some(engine.start(plan, input, output, TIMEOUT).map_err(CommandError::failed)?);
         Ok(())
     }

@@ -1,0 +1,275 @@
+//! How long the parts of a call are, who knows it, and what keeps them from being taken for longer than they are.
+//!
+//! A schedule is the same whatever the parts' lengths. What ranks must agree on is how each part is cut into chunks, and
+//! where a peer's part begins. There are three ways to know it ([`Counts`]):
+//!
+//! * *Each*: all parts are equally long. The length is in the signature that every notice carries.
+//! * *Listed*: every rank was given the same list. A digest of the list is in the signature.
+//! * *Paired*: a part is known to the rank that gives it and the one that gets it alone. Then no other rank may touch it
+//!   ([`Program::is_private`]), and nothing that all ranks must do alike depends on any length: the schedule, the size of
+//!   chunks and the class of banks are those of parts of unknown length.
+//!
+//! **Invariant:** no byte of a part is used, and none is written to a peer's slice, before the two have been compared.
+//! For *paired* counts it holds like this. A rank marks every notice to a peer with the signature mixed with the two
+//! counts between them, given and taken ([`Between::mark`]), and a wait for a notice of that peer completes only if it carries what
+//! this rank computes from its own counts. Each of the two waits for a notice of the other before it touches anything of it: a
+//! put needs the word that the part may come, a reader the word that it may be read. So when their counts differ both stay
+//! at their first wait, suspect each other, and ask; question and answer carry both counts, and the call ends with a mismatch that
+//! names them. A third rank hears of it with the failure of the group; having had nothing to do with those counts it may
+//! be through before, also with later calls that were under way at the same time. Landings too are those of the pair: where this very part begins in the sender's slice, since the peer
+//! does not know what lies before it. A peer that lies can spoil what it is itself given or gives: a reader reads as many bytes as it
+//! was told to expect, and a put goes where its receiver said, as long as the sender's own count.
+
+use std::hash::Hasher;
+use std::sync::Arc;
+
+use super::program::Program;
+use super::signature::{Amount, Hasher64};
+use crate::Rank;
+use crate::collective::Collective;
+
+/// Elements of the parts of a call. See the module of the engine's counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// Every part has so many.
+    Each(usize),
+    /// By part; every rank has the same list.
+    Listed(Arc<[usize]>),
+    /// What this rank gives and gets.
+    Paired(Arc<Paired>),
+}
+
+/// What one rank gives to every rank and gets from it, by rank, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paired {
+    /// To each rank.
+    pub given: Vec<usize>,
+    /// From each rank.
+    pub taken: Vec<usize>,
+}
+
+/// What goes between two ranks, in elements, as both must see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Between {
+    pub(super) low: Rank,
+    pub(super) high: Rank,
+    /// From the lower rank to the higher one.
+    pub(super) up: u64,
+    /// From the higher rank to the lower one.
+    pub(super) down: u64,
+}
+
+/// A length in elements that no part has: schedules for paired counts are chosen as if parts were so long, in bytes.
+const PAIRED_PLAN_BYTES: usize = 1 << 20;
+
+/// Why counts do not fit the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CountsError {
+    /// The list has another number of counts.
+    #[error("there are {actual} counts for {expected}")]
+    Number {
+        /// How many there must be.
+        expected: usize,
+        /// How many there are.
+        actual: usize,
+    },
+    /// Input or output has another length than the counts say.
+    #[error("the counts are those of {expected} bytes of {what}, which has {actual}")]
+    Length {
+        /// Input or output.
+        what: &'static str,
+        /// What the counts say.
+        expected: usize,
+        /// What it is.
+        actual: usize,
+    },
+    /// The parts of an output do not lie one after the other in the list.
+    #[error("an all-to-all takes no list of all its counts; say what this rank gives and gets")]
+    NotListed,
+    /// Other ranks than its ends touch a part whose length only these know.
+    #[error("the schedule leads parts over ranks that do not know how long they are; use direct")]
+    NotPrivate,
+}
+
+impl Counts {
+    /// The same for lists whose counts are all equal; so a list is never just another word for one count.
+    #[must_use]
+    pub fn listed(list: &[usize]) -> Self {
+        match list {
+            [] => Self::Each(0),
+            [first, rest @ ..] if rest.iter().all(|count| count == first) => Self::Each(*first),
+            _ => Self::Listed(list.into()),
+        }
+    }
+
+    /// Bytes of a part to choose a schedule for: the same on all ranks.
+    #[must_use]
+    pub fn plan_bytes(&self, element_bytes: usize) -> usize {
+        self.longest().map_or(PAIRED_PLAN_BYTES, |count| count.saturating_mul(element_bytes))
+    }
+
+    /// Elements of the longest part, where all ranks know it.
+    pub(super) fn longest(&self) -> Option<usize> {
+        match self {
+            Self::Each(count) => Some(*count),
+            Self::Listed(list) => Some(list.iter().copied().max().unwrap_or(0)),
+            Self::Paired(_) => None,
+        }
+    }
+
+    /// What of them must be the same on all ranks.
+    #[must_use]
+    pub fn amount(&self) -> Amount {
+        match self {
+            Self::Each(count) => Amount::Each(*count as u64),
+            Self::Listed(list) => {
+                let mut hasher = Hasher64::default();
+                list.iter().for_each(|count| hasher.write_u64(*count as u64));
+                let digest = hasher.finish();
+                let all = list.iter().fold(0u64, |sum, count| sum.saturating_add(*count as u64));
+                Amount::Listed { all, digest: (digest ^ digest >> 32) as u32 }
+            }
+            Self::Paired(_) => Amount::Paired,
+        }
+    }
+
+    /// Whether the program can be carried out with them.
+    pub(super) fn check_program(&self, program: &Program) -> Result<(), CountsError> {
+        let (ranks, collective) = (program.ranks, program.collective);
+        let number = |expected: u32, list: &[usize]| {
+            let (expected, actual) = (expected as usize, list.len());
+            if actual == expected { Ok(()) } else { Err(CountsError::Number { expected, actual }) }
+        };
+        match self {
+            Self::Each(_) => Ok(()),
+            Self::Listed(_) if collective == Collective::AllToAll => Err(CountsError::NotListed),
+            Self::Listed(list) => number(collective.parts(ranks), list),
+            Self::Paired(_) if !program.is_private => Err(CountsError::NotPrivate),
+            Self::Paired(paired) => {
+                number(ranks, &paired.given)?;
+                number(ranks, &paired.taken)
+            }
+        }
+    }
+
+    /// Whether input and output are as long as they say.
+    pub(super) fn check_lengths(
+        &self,
+        program: &Program,
+        element_bytes: usize,
+        [input_bytes, output_bytes]: [usize; 2],
+    ) -> Result<(), CountsError> {
+        let (rank, ranks, collective) = (program.rank, program.ranks, program.collective);
+        let (given, taken): (usize, usize) = match self {
+            Self::Each(_) => return Ok(()),
+            Self::Listed(list) => {
+                let all = |parts: crate::Parts| sum(parts.iter().map(|part| list[part as usize]));
+                (all(collective.input_parts(rank, ranks)), all(collective.output_parts(rank, ranks)))
+            }
+            Self::Paired(paired) => (sum(paired.given.iter().copied()), sum(paired.taken.iter().copied())),
+        };
+        let length = |what, expected: usize, actual| {
+            let expected = expected.saturating_mul(element_bytes);
+            if actual == expected { Ok(()) } else { Err(CountsError::Length { what, expected, actual }) }
+        };
+        length("input", given, input_bytes)?;
+        length("output", taken, output_bytes)
+    }
+}
+
+fn sum(counts: impl Iterator<Item = usize>) -> usize {
+    counts.fold(0, usize::saturating_add)
+}
+
+impl Paired {
+    /// What goes between this rank and a peer; `None` when there is no such peer.
+    pub(super) fn between(&self, own: Rank, peer: Rank) -> Option<Between> {
+        let given = *self.given.get(peer as usize)? as u64;
+        let taken = *self.taken.get(peer as usize)? as u64;
+        let (up, down) = if own < peer { (given, taken) } else { (taken, given) };
+        Some(Between { low: own.min(peer), high: own.max(peer), up, down })
+    }
+}
+
+impl Between {
+    /// A signature for the notices between the two. Never zero.
+    pub(super) fn mark(self, signature: u64) -> u64 {
+        let mut hash = signature;
+        for word in [self.up, self.down] {
+            // splitmix64's finaliser, as in [`super::Descriptor::signature`].
+            hash = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            hash ^= hash >> 31;
+        }
+        hash.max(1)
+    }
+
+    pub(super) fn amount(self) -> Amount {
+        let Self { low, high, up, down } = self;
+        Amount::Pair { low, high, up, down }
+    }
+
+    /// As words on the wire; of a rooted collective only one way is used.
+    pub(super) fn to_words(self, collective: Collective) -> [u64; 2] {
+        match collective.root() {
+            Some(root) => [u64::from(root), self.up.max(self.down)],
+            None => [self.down, self.up],
+        }
+    }
+
+    pub(super) fn from_words(collective: Collective, low: Rank, high: Rank, words: [u64; 2]) -> Self {
+        let (down, up) = match collective {
+            Collective::Gather { root } if root == low => (words[1], 0),
+            Collective::Gather { .. } => (0, words[1]),
+            Collective::Scatter { root } if root == high => (words[1], 0),
+            Collective::Scatter { .. } => (0, words[1]),
+            _ => (words[0], words[1]),
+        };
+        Self { low, high, up, down }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ranks_mark_alike_exactly_if_their_counts_agree() {
+        let one = Paired { given: vec![0, 7, 3], taken: vec![0, 5, 1] };
+        let other = Paired { given: vec![5, 2, 9], taken: vec![7, 2, 9] };
+        let (there, back) = (one.between(0, 1).expect("a peer"), other.between(1, 0).expect("a peer"));
+        assert_eq!(there, back);
+        assert_eq!(there.mark(77), back.mark(77));
+        let differing = Paired { given: vec![5, 2, 9], taken: vec![8, 2, 9] }.between(1, 0).expect("a peer");
+        assert_ne!(there.mark(77), differing.mark(77));
+        let exchanged = Between { up: there.down, down: there.up, ..there };
+        assert_ne!(there.mark(77), exchanged.mark(77));
+        assert_ne!(there.mark(77), there.mark(78));
+    }
+
+    #[test]
+    fn what_goes_between_two_ranks_survives_the_wire() {
+        let between = |up, down| Between { low: 2, high: 5, up, down };
+        for (collective, sent) in [
+            (Collective::AllToAll, between(u64::MAX, 1)),
+            (Collective::Gather { root: 2 }, between(0, 9)),
+            (Collective::Gather { root: 5 }, between(9, 0)),
+            (Collective::Scatter { root: 2 }, between(9, 0)),
+            (Collective::Scatter { root: 5 }, between(0, 9)),
+        ] {
+            let words = sent.to_words(collective);
+            assert_eq!(Between::from_words(collective, 2, 5, words), sent, "{collective}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_equal_counts_is_one_count() {
+        assert_eq!(Counts::listed(&[4, 4, 4]), Counts::Each(4));
+        assert_eq!(Counts::listed(&[0, 0]), Counts::Each(0));
+        assert!(matches!(Counts::listed(&[4, 4, 5]), Counts::Listed(_)));
+        assert_ne!(Counts::listed(&[4, 5]).amount(), Counts::listed(&[5, 4]).amount());
+        assert_eq!(Counts::listed(&[4, 5]).plan_bytes(8), 40);
+    }
+}
