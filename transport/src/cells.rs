@@ -24,7 +24,8 @@ const PAYLOAD_WORDS: usize = CELL_PAYLOAD_BYTES / 8;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Inline {
     words: [u64; PAYLOAD_WORDS],
-    len: u8,
+    /// A whole word, so that copies of the value are of whole words too.
+    len: usize,
 }
 
 impl Inline {
@@ -38,9 +39,16 @@ impl Inline {
         if bytes.len() > CELL_PAYLOAD_BYTES {
             return None;
         }
-        let mut inline = Self { words: [0; PAYLOAD_WORDS], len: bytes.len() as u8 };
+        let mut inline = Self { words: [0; PAYLOAD_WORDS], len: bytes.len() };
         bytemuck::bytes_of_mut(&mut inline.words)[..bytes.len()].copy_from_slice(bytes);
         Some(inline)
+    }
+
+    /// The first `len` bytes (at most all) of these words in the processor's byte order.
+    #[must_use]
+    #[inline]
+    pub fn of_words(words: [u64; CELL_PAYLOAD_BYTES / 8], len: usize) -> Self {
+        Self { words, len: len.min(CELL_PAYLOAD_BYTES) }
     }
 
     /// The bytes.
@@ -52,7 +60,7 @@ impl Inline {
     /// How many bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        usize::from(self.len)
+        self.len
     }
 
     /// Whether there are none.
@@ -185,10 +193,15 @@ impl Cells {
     #[must_use]
     #[inline]
     pub fn payload(&self, cell: u16) -> [u8; CELL_PAYLOAD_BYTES] {
+        bytemuck::cast(self.payload_words(cell))
+    }
+
+    /// As [`Cells::payload`], in words of the processor's byte order.
+    #[must_use]
+    #[inline]
+    pub fn payload_words(&self, cell: u16) -> [u64; CELL_PAYLOAD_BYTES / 8] {
         let line = self.line(cell);
-        let words: [u64; PAYLOAD_WORDS] =
-            std::array::from_fn(|word| line.payload[word].load(Ordering::Relaxed));
-        bytemuck::cast(words)
+        std::array::from_fn(|word| line.payload[word].load(Ordering::Relaxed))
     }
 
     /// For backends: stores the payload and adds one. Only one thread at a time may notify a cell (its one writer).
@@ -197,12 +210,19 @@ impl Cells {
     /// sees the count.
     #[inline]
     pub fn notify(&self, notice: &Notice) {
+        let count = self.line(notice.cell).count.load(Ordering::Relaxed);
+        self.notify_as(notice, count.wrapping_add(1));
+    }
+
+    /// As [`Cells::notify`], for who remembers what the cell counts: looking would bring its line here first, which then
+    /// has to go back.
+    #[inline]
+    pub fn notify_as(&self, notice: &Notice, count: u64) {
         let line = self.line(notice.cell);
         let words = notice.payload.len().div_ceil(8);
         for (slot, word) in line.payload.iter().zip(&notice.payload.words).take(words) {
             slot.store(*word, Ordering::Relaxed);
         }
-        let count = line.count.load(Ordering::Relaxed);
-        line.count.store(count.wrapping_add(1), Ordering::Release);
+        line.count.store(count, Ordering::Release);
     }
 }

@@ -394,6 +394,15 @@ pub trait Device: Send {
     /// See [`SubmitError`]; nothing has happened then.
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
+    /// The same as submitting [`Transfer::Notify`].
+    ///
+    /// # Errors
+    ///
+    /// See [`SubmitError`]; nothing has happened then.
+    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.submit(peer, Transfer::Notify(*notice), id)
+    }
+
     /// The cells that this rank keeps for `peer`'s notices.
     fn cells(&self, peer: Rank) -> Cells;
 

@@ -37,7 +37,7 @@ pub use device::{
     Transfer, TransferError, TransferId,
 };
 pub use memory::{HostMemory, Memory, Share, SharedMemory, Space};
-pub use region::{OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};
+pub use region::{LentSlice, OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};
 
 /// A rank: the number of a process in its world, `0 .. world_size`.
 pub type Rank = u32;

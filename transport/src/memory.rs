@@ -19,7 +19,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftrunc
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::device::Mapped;
-use crate::region::{RegionKey, Slice};
+use crate::region::{LentSlice, RegionKey, Slice};
 
 mod alias;
 
@@ -267,6 +267,37 @@ impl Slice {
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: the offset lies inside the region (checked when the slice was made).
         unsafe { self.region().base().as_ptr().add(self.offset()) }
+    }
+}
+
+// SAFETY: addresses; who lends vouches for what is behind them (`Slice::lend`), which is Send + Sync.
+unsafe impl Send for LentSlice {}
+// SAFETY: as above.
+unsafe impl Sync for LentSlice {}
+
+impl Slice {
+    /// The slice without a handle of its region.
+    ///
+    /// # Safety
+    ///
+    /// As long as the result or a copy of it is used, something holds this slice's region.
+    #[must_use]
+    pub unsafe fn lend(&self) -> LentSlice {
+        LentSlice::new(self)
+    }
+}
+
+impl LentSlice {
+    /// The slice, with a handle of its region.
+    #[must_use]
+    pub fn hold(&self) -> Slice {
+        // SAFETY: the pointer is that of an `Arc` which is held (`Slice::lend`), so that its count may grow by one, which
+        // the new handle then owns.
+        let inner = unsafe {
+            Arc::increment_strong_count(self.inner);
+            Arc::from_raw(self.inner)
+        };
+        self.of(inner)
     }
 }
 

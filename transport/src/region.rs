@@ -38,7 +38,7 @@ pub struct Region {
     inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     // Asked of the memory once: an address is wanted at every step of every collective.
     base: Base,
     len: usize,
@@ -221,6 +221,59 @@ impl Slice {
     #[inline]
     pub fn remote(&self) -> RemoteSlice {
         RemoteSlice { key: self.region.key(), offset: self.offset as u64, len: self.len as u64 }
+    }
+}
+
+/// A slice of a region that somebody else holds: as good as the slice, without a handle of its own.
+///
+/// Taking and dropping a handle are two atomic additions, which is much for an operation of a tenth of a microsecond.
+#[derive(Clone, Copy, Debug)]
+pub struct LentSlice {
+    pub(crate) inner: *const Inner,
+    remote: RemoteSlice,
+    address: *mut u8,
+}
+
+impl LentSlice {
+    pub(crate) fn new(slice: &Slice) -> Self {
+        Self { inner: Arc::as_ptr(&slice.region.inner), remote: slice.remote(), address: slice.as_ptr() }
+    }
+
+    /// Its slice, given a handle of its region.
+    pub(crate) fn of(self, inner: Arc<Inner>) -> Slice {
+        Slice { region: Region { inner }, offset: self.remote.offset as usize, len: self.remote.len as usize }
+    }
+
+    /// Its first bytes, so many or all.
+    #[must_use]
+    pub fn first(self, bytes: usize) -> Self {
+        Self { remote: RemoteSlice { len: self.remote.len.min(bytes as u64), ..self.remote }, ..self }
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.remote.len as usize
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.remote.len == 0
+    }
+
+    /// The same bytes, as a peer names them.
+    #[must_use]
+    pub fn remote(&self) -> RemoteSlice {
+        self.remote
     }
 }
 

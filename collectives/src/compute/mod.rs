@@ -85,6 +85,11 @@ pub trait Compute: Send {
     /// of the sources or overlaps none of them, and no other destination.
     unsafe fn advance(&mut self, job: &mut Job, now: Nanos) -> bool;
 
+    /// Whether [`Compute::advance`] completes every job of at most [`SLICE_BYTES`] at once, whatever the time.
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
     /// When an unfinished job wants to be advanced at the latest; `None`: at once.
     fn next_wakeup(&self) -> Option<Nanos> {
         None
@@ -134,6 +139,10 @@ impl Compute for HostCompute {
             job.elements_done += elements;
         }
         job.elements_done == job.elements
+    }
+
+    fn is_immediate(&self) -> bool {
+        true
     }
 }
 

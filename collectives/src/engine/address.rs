@@ -7,7 +7,12 @@
 
 use pleach_transport::Nanos;
 
+use super::header::INLINE_DATA_BYTES;
 use crate::compute::{Compute, Job};
+
+/// Words of data that fit a notice.
+pub(super) const DATA_WORDS: usize = INLINE_DATA_BYTES / 8;
+pub(super) type DataWords = [u64; DATA_WORDS];
 
 /// Where some bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +48,40 @@ impl Address {
         if !bytes.is_empty() {
             // SAFETY: as in `store`.
             unsafe { std::ptr::copy_nonoverlapping(self.0, bytes.as_mut_ptr(), bytes.len()) }
+        }
+    }
+
+    /// At most a cell's worth of bytes as words, zeros behind them.
+    #[inline]
+    pub(super) fn load_words(self, bytes: usize) -> DataWords {
+        let mut words = [0; DATA_WORDS];
+        for (index, word) in words.iter_mut().enumerate().take(bytes.div_ceil(8)) {
+            let at = self.add(index * 8).0;
+            *word = if bytes >= (index + 1) * 8 {
+                // SAFETY: the word lies inside the place's memory (see the module); any alignment.
+                unsafe { at.cast::<u64>().read_unaligned() }
+            } else {
+                let mut last = [0; 8];
+                // SAFETY: as above, fewer than eight bytes of it.
+                unsafe { std::ptr::copy_nonoverlapping(at, last.as_mut_ptr(), bytes % 8) };
+                u64::from_ne_bytes(last)
+            };
+        }
+        words
+    }
+
+    /// Stores the first bytes of these words.
+    #[inline]
+    pub(super) fn store_words(self, words: &DataWords, bytes: usize) {
+        for (index, word) in words.iter().enumerate().take(bytes.div_ceil(8)) {
+            let at = self.add(index * 8).0;
+            if bytes >= (index + 1) * 8 {
+                // SAFETY: as in `load_words`.
+                unsafe { at.cast::<u64>().write_unaligned(*word) };
+            } else {
+                // SAFETY: as in `load_words`.
+                unsafe { std::ptr::copy_nonoverlapping(word.to_ne_bytes().as_ptr(), at, bytes % 8) };
+            }
         }
     }
 

@@ -9,6 +9,8 @@
 
 use pleach_transport::{CELL_PAYLOAD_BYTES, Inline, RegionKey};
 
+use super::address::DataWords;
+
 /// Bytes of data that fit beside the header, where the schedule exposes no slices.
 pub(super) const INLINE_DATA_BYTES: usize = CELL_PAYLOAD_BYTES - HEADER_BYTES;
 
@@ -74,15 +76,32 @@ impl Header {
         self.payload(data)
     }
 
+    /// As [`Header::with_data`], word by word: what is stored in other pieces than it is read again makes the processor
+    /// wait.
+    #[inline]
+    pub(super) fn with_words(self, data: &DataWords, bytes: usize) -> Inline {
+        let [first, second] = self.words().map(u64::to_le);
+        Inline::of_words([first, second, data[0], data[1], data[2], data[3]], HEADER_BYTES + bytes)
+    }
+
+    /// Header and data of a payload.
+    #[inline]
+    pub(super) fn decode_words(payload: &[u64; CELL_PAYLOAD_BYTES / 8]) -> (Self, DataWords) {
+        let [first, history, data @ ..] = *payload;
+        (Self::of_words(u64::from_le(first), u64::from_le(history)), data)
+    }
+
+    fn of_words(first: u64, history: u64) -> Self {
+        Self { run: first & ((1 << RUN_BITS) - 1), incomplete: first >> RUN_BITS, history }
+    }
+
     pub(super) fn with_landings(self, input: Landing, output: Landing) -> Inline {
         let words = [input.key.0, input.offset, output.key.0, output.offset].map(u64::to_le_bytes);
         self.payload(words.as_flattened())
     }
 
     pub(super) fn decode(payload: &[u8; CELL_PAYLOAD_BYTES]) -> Self {
-        let first = word(payload, 0);
-        let run = first & ((1 << RUN_BITS) - 1);
-        Self { run, incomplete: first >> RUN_BITS, history: word(payload, 1) }
+        Self::of_words(word(payload, 0), word(payload, 1))
     }
 
     /// The data beside the header, as many bytes as the receiver knows there are.

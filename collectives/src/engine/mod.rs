@@ -13,6 +13,7 @@ mod bank;
 mod board;
 mod circle;
 mod counts;
+mod exchange;
 mod fault;
 mod header;
 mod layout;
@@ -30,8 +31,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{
-    Cells, Device, Event, Inline, Nanos, Notice, PostError, RegisterError, RemoteSlice, SharedMemory, Slice,
-    Transfer,
+    Cells, Device, Event, Inline, Mapped, Nanos, Notice, PostError, RegisterError, RemoteSlice, SharedMemory,
+    Slice, Transfer,
 };
 
 pub use address::Address;
@@ -48,10 +49,10 @@ pub use run::{Bytes, Witness};
 pub use signature::{Amount, Descriptor};
 
 use crate::Rank;
-use crate::compute::Compute;
+use crate::compute::{Compute, Job};
 use bank::{Banks, CREDIT_CELL, Class};
 use message::{Message, Record, Verdict};
-use run::{Bank, Ground, NOBODY, Parameters, RUNS_MAX, Run, run_of};
+use run::{Bank, Blocked, Ground, NOBODY, Parameters, RUNS_MAX, Run, run_of};
 use signature::Stream;
 
 /// How long a run may make no progress before peers are asked what they are doing.
@@ -62,6 +63,8 @@ const QUERY_INTERVAL_MAX: Duration = Duration::from_millis(32);
 const SILENT_AFTER: Duration = Duration::from_millis(100);
 /// How long a failing group tries to tell its peers before it severs them.
 const FLOOD_TIME: Duration = Duration::from_millis(20);
+/// How often one cell is looked at in a glance: some hundred nanoseconds.
+const LOOKS: u32 = 128;
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
 
@@ -174,6 +177,15 @@ pub struct Engine {
     history: u64,
     banks: Banks,
     message_runs: BTreeMap<(Rank, Rank), u64>,
+    /// See [`Engine::is_passive`].
+    is_passive: bool,
+    /// How long the short way waits.
+    rounds_max: u32,
+    /// By rank, where the short way may write it.
+    peer_scratch_mapped: Vec<Option<Mapped>>,
+    short_job: Job,
+    /// Where the last look at the runs stopped.
+    blocked: Option<Blocked>,
     events: Vec<Event>,
     witness: Option<Box<dyn Witness>>,
     phase: Phase,
@@ -246,6 +258,11 @@ impl Engine {
             history: 0,
             banks: Banks::default(),
             message_runs: BTreeMap::new(),
+            is_passive: false,
+            rounds_max: 0,
+            peer_scratch_mapped: Vec::new(),
+            short_job: step::empty_job(),
+            blocked: None,
             events: Vec::with_capacity(EVENTS_MAX),
             witness: None,
             phase: Phase::Active,
@@ -357,6 +374,17 @@ impl Engine {
         plan.check_lengths(&input, &output)?;
         let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
         let (number, history, bank) = self.number(plan);
+        let parameters = Parameters { number, history, bank, input, output };
+        let entry = &mut self.slots[usize::from(slot)];
+        match &mut entry.run {
+            Some(run) => run.begin(plan, parameters),
+            None => entry.run = Some(Run::new(slot, plan, parameters)),
+        }
+        let id = self.enter(slot, State::Queued, timeout);
+        if self.order.len() == 1 && self.is_passive {
+            // What peers wait for goes out first; what is left to be noted takes no time of theirs.
+            self.glance(Nanos::ZERO);
+        }
         let record = Record {
             run: number,
             signature: plan.signature,
@@ -367,21 +395,20 @@ impl Engine {
             self.board.begin_paired(number, counts.clone());
         }
         self.board.begin(plan.stream, &record);
+        Ok(id)
+    }
+
+    /// Puts the run of a slot among those that are under way.
+    fn enter(&mut self, slot: u8, state: State, timeout: Duration) -> RunId {
         self.issues += 1;
-        let issue = self.issues;
-        let parameters = Parameters { number, history, bank, input, output };
         let entry = &mut self.slots[usize::from(slot)];
-        match &mut entry.run {
-            Some(run) => run.begin(plan, parameters),
-            None => entry.run = Some(Run::new(slot, plan, parameters)),
-        }
-        entry.state = State::Queued;
-        entry.issue = issue;
+        entry.state = state;
+        entry.issue = self.issues;
         entry.timeout = timeout;
         entry.times = None;
         entry.query_interval = QUERY_AFTER;
         self.order.push(slot);
-        Ok(RunId { slot, issue })
+        RunId { slot, issue: self.issues }
     }
 
     /// Why the group has failed, as the first call that is told of it sees it.
@@ -485,13 +512,24 @@ impl Engine {
     /// the device nor the time is looked at, so `now` may be old where computing takes no time. Not instead of
     /// [`Engine::poll`], but many times between two of it: it costs a tenth. True when anything moved.
     pub fn glance(&mut self, now: Nanos) -> bool {
-        matches!(self.phase, Phase::Active) && !self.board.has_news() && self.advance_runs(now)
+        if !matches!(self.phase, Phase::Active) || self.board.has_news() {
+            return false;
+        }
+        if let Some(Blocked { from, cell, count }) = self.blocked {
+            // The tightest of loops: what is on its way is seen at once, and nothing else is stored meanwhile.
+            let cells = &self.cells[from as usize];
+            if (0..LOOKS).all(|_| cells.count(cell) == count) {
+                return false;
+            }
+        }
+        self.advance_runs(now)
     }
 
-    /// Whether all peers write here without this rank's device being polled.
+    /// Whether all peers write here without this rank's device being polled, and what is computed ends at once: then
+    /// [`Engine::glance`] is worth it.
     #[must_use]
     pub fn is_passive(&self) -> bool {
-        (0..self.ranks).filter(|peer| *peer != self.rank).all(|peer| self.device.reach(peer).passive)
+        self.is_passive
     }
 
     /// Hands on what was submitted; see [`Device::flush`].
@@ -514,6 +552,7 @@ impl Engine {
         if !self.is_ready() {
             return false;
         }
+        self.blocked = None;
         let mut moved = false;
         let mut index = 0;
         let mut may_admit = true;
@@ -570,6 +609,7 @@ impl Engine {
             peer_scratch: &self.peer_scratch_known,
             completed: self.completed,
             witness: self.witness.as_deref_mut(),
+            blocked: &mut self.blocked,
             now,
         };
         let moved = match run.advance(&mut ground) {
@@ -602,11 +642,20 @@ impl Engine {
         }
         // Without a gap: earlier runs may be under way still, and then their banks are not free.
         let unfinished = self.first_unfinished(Some(slot));
+        let Some(run) = &self.slots[usize::from(slot)].run else { return };
+        let program = run.plan().program.clone();
+        self.tell_progress(&program, class, number, unfinished);
+    }
+
+    /// `unfinished`: the first collective that is not complete, now that run `number` is.
+    fn tell_progress(&mut self, program: &Program, class: Class, number: u64, unfinished: u64) {
+        if !bank::credit_is_due(class, number) {
+            return;
+        }
         if let Some(witness) = &mut self.witness {
             witness.completed(unfinished);
         }
-        let Some(run) = &self.slots[usize::from(slot)].run else { return };
-        for peer in &run.plan().program.silent_to {
+        for peer in &program.silent_to {
             let payload = Inline::new(&unfinished.to_le_bytes()).expect("8 bytes fit");
             let notice = Notice { cell: CREDIT_CELL, payload };
             // Lost, left or full: then the peer asks when it needs to know.

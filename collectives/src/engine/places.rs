@@ -18,7 +18,12 @@ impl Run {
             Part::Output | Part::SharedOutput => Some(&self.parameters.output),
             Part::Scratch(_) => None,
         };
-        if let Some(Bytes::Registered(slice)) = registered {
+        let slice = match registered {
+            Some(Bytes::Registered(slice)) => Some(slice.clone()),
+            Some(Bytes::Lent(slice)) => Some(slice.hold()),
+            _ => None,
+        };
+        if let Some(slice) = slice {
             let start = offset(site, put.src);
             return slice.slice(start..start + bytes).expect("lengths were checked when the run began");
         }

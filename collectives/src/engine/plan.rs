@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::bank::{self, Class, TooLarge};
 use super::counts::{Counts, CountsError};
+use super::exchange::Short;
 use super::header::INLINE_DATA_BYTES;
 use super::layout::Layout;
 use super::program::Program;
@@ -28,6 +29,8 @@ pub struct Plan {
     pub(super) lanes: Vec<LanePlan>,
     /// Steps of all chunks that can be under way.
     pub(super) states: u32,
+    /// How it goes the short way, if it can.
+    pub(super) short: Option<Short>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +72,15 @@ impl Plan {
             lanes.push(LanePlan { chunks: layout.chunks(lane.block), states });
             states += lane.steps * program.window;
         }
+        let inline = !program.maps && chunk_bytes <= INLINE_DATA_BYTES;
+        // Where lengths differ there is more to be compared than the short way looks at.
+        let is_even = matches!(counts, Counts::Each(_));
+        let short = if is_even { Short::of(&program, &layout, chunk_bytes, &descriptor) } else { None };
         Ok(Self {
             signature: descriptor.signature(program.schedule_hash, chunk_bytes),
             stream: Stream::of(program.collective),
-            inline: !program.maps && chunk_bytes <= INLINE_DATA_BYTES,
+            inline,
+            short,
             descriptor,
             counts,
             class,

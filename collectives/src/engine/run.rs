@@ -11,10 +11,11 @@
 use std::sync::Arc;
 
 use pleach_transport::{
-    Cells, Device, MapError, Mapped, Nanos, RegionKey, RemoteSlice, Slice, SubmitError, TransferId,
+    Cells, Device, LentSlice, MapError, Mapped, Nanos, RemoteSlice, Slice, SubmitError, TransferId,
 };
 
 use super::address::{Address, advance};
+use super::exchange::Progress;
 use super::header::Landing;
 use super::plan::{LanePlan, Plan};
 use super::program::{LaneProgram, OpProgram, PutProgram};
@@ -29,6 +30,8 @@ pub enum Bytes {
     None,
     /// Registered: peers may touch it in place.
     Registered(Slice),
+    /// Registered, and held by the caller until the run's outcome was taken.
+    Lent(LentSlice),
     /// Only this rank touches it; what peers must see is staged through scratch.
     Private {
         /// First byte; valid until the run's outcome was taken.
@@ -43,30 +46,31 @@ impl Bytes {
         match self {
             Self::None => Address::NULL,
             Self::Registered(slice) => Address(slice.as_ptr()),
+            Self::Lent(slice) => Address(slice.as_ptr()),
             Self::Private { base, .. } => *base,
         }
     }
 
     pub(super) fn landing(&self) -> Landing {
-        match self {
-            Self::Registered(slice) => {
-                let remote = slice.remote();
-                Landing { key: remote.key, offset: remote.offset }
-            }
-            _ => Landing { key: RegionKey::NONE, offset: 0 },
-        }
+        let remote = match self {
+            Self::Registered(slice) => slice.remote(),
+            Self::Lent(slice) => slice.remote(),
+            Self::None | Self::Private { .. } => return Landing::default(),
+        };
+        Landing { key: remote.key, offset: remote.offset }
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
             Self::None => 0,
             Self::Registered(slice) => slice.len(),
+            Self::Lent(slice) => slice.len(),
             Self::Private { len, .. } => *len,
         }
     }
 
     pub(super) fn is_registered(&self) -> bool {
-        matches!(self, Self::Registered(_))
+        matches!(self, Self::Registered(_) | Self::Lent(_))
     }
 }
 
@@ -98,7 +102,18 @@ pub(super) struct Ground<'a> {
     /// How many runs this rank has completed.
     pub(super) completed: u64,
     pub(super) witness: Option<&'a mut (dyn Witness + 'static)>,
+    /// A cell of this rank that a wait found as it was.
+    pub(super) blocked: &'a mut Option<Blocked>,
     pub(super) now: Nanos,
+}
+
+/// A cell whose next notice some run waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocked {
+    pub(super) from: Rank,
+    pub(super) cell: u16,
+    /// What it counts as long as nothing has come.
+    pub(super) count: u64,
 }
 
 /// Which cells and which scratch a run uses: the same on all ranks but for the messages between two.
@@ -256,6 +271,20 @@ impl Run {
         }
         self.forget_peers();
         self.suspect = None;
+    }
+
+    /// Goes on where so many steps of every lane are complete, in a run of one chunk a lane.
+    pub(super) fn resume(&mut self, plan: &Plan, progress: &Progress) {
+        for (number, lane) in plan.program.lanes.iter().enumerate() {
+            self.begin_chunks(plan, number as u32, lane);
+            let done = progress[number];
+            let states = plan.lanes[number].states as usize;
+            self.states[states..states + done as usize].fill(COMPLETE);
+            let instance = &mut self.instances[number * plan.program.window as usize];
+            instance.program_counter = done;
+            instance.remaining = lane.steps - done;
+            self.begin_chunks(plan, number as u32, lane);
+        }
     }
 
     fn forget_peers(&mut self) {

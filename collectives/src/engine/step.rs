@@ -7,7 +7,7 @@ use super::bank::CREDIT_CELL;
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
 use super::program::{PlaceAt, PutProgram};
-use super::run::{Ground, Issue, NOBODY, Parameters, PeerState, Run, Site, Trouble};
+use super::run::{Blocked, Ground, Issue, NOBODY, Parameters, PeerState, Run, Site, Trouble};
 use super::signature::Stream;
 use crate::Rank;
 use crate::collective::{DataType, ReduceOp};
@@ -29,6 +29,7 @@ impl Run {
         let cells = &ground.cells[from as usize];
         let consumed = &mut ground.consumed[from as usize][usize::from(cell)];
         if cells.count(cell) == *consumed {
+            *ground.blocked = Some(Blocked { from, cell, count: *consumed });
             return Issue::Blocked;
         }
         let payload = cells.payload(cell);
@@ -202,7 +203,7 @@ impl Run {
     }
 }
 
-fn empty_job() -> Job {
+pub(super) fn empty_job() -> Job {
     Job {
         data_type: DataType::U8,
         op: ReduceOp::Sum,

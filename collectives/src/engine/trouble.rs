@@ -246,6 +246,7 @@ impl Engine {
             // Deregistered first: on shm severing would make every page of it private, which takes long. For the same
             // reason peers' memory is let go of, which it would copy: no run goes on.
             self.scratch = None;
+            self.peer_scratch_mapped.clear();
             self.slots.iter_mut().filter_map(|slot| slot.run.as_mut()).for_each(Run::stop);
             for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
                 self.device.sever(peer);

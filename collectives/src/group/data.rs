@@ -131,7 +131,8 @@ pub struct Buffer<T: Element> {
 impl<T: Element> Buffer<T> {
     /// The first `len` elements of a registered slice that nobody else uses.
     pub(super) fn new(slice: Slice, len: usize, group: u64) -> Self {
-        assert!(len * size_of::<T>() <= slice.len() && slice.as_ptr().cast::<T>().is_aligned());
+        assert!(slice.as_ptr().cast::<T>().is_aligned());
+        let slice = slice.slice(0..len * size_of::<T>()).expect("memory was made for so many elements");
         Self { slice, len, group, _element: PhantomData }
     }
 }
@@ -182,7 +183,7 @@ impl<T: Element> OwnedData for Buffer<T> {}
 pub(super) fn source<D: Data + ?Sized>(data: &D, group: u64) -> Bytes {
     let elements = data.elements();
     match data.registered(group) {
-        Some(slice) => Bytes::Registered(exact(slice, size_of_val(elements))),
+        Some(slice) => lent(slice, size_of_val(elements)),
         None => private(elements.as_ptr().cast_mut().cast(), size_of_val(elements)),
     }
 }
@@ -191,7 +192,7 @@ pub(super) fn source<D: Data + ?Sized>(data: &D, group: u64) -> Bytes {
 pub(super) fn first_of<T: Element>(data: &mut Buffer<T>, group: u64, count: usize) -> Bytes {
     let bytes = size_of_val(&data[..count]);
     match data.registered(group) {
-        Some(slice) => Bytes::Registered(exact(slice, bytes)),
+        Some(slice) => lent(slice, bytes),
         None => private(data.as_mut_ptr().cast(), bytes),
     }
 }
@@ -200,13 +201,16 @@ pub(super) fn first_of<T: Element>(data: &mut Buffer<T>, group: u64, count: usiz
 pub(super) fn destination<D: DataMut + ?Sized>(data: &mut D, group: u64) -> Bytes {
     let bytes = size_of_val(data.elements());
     if let Some(slice) = data.registered(group) {
-        return Bytes::Registered(exact(slice, bytes));
+        return lent(slice, bytes);
     }
     private(data.elements_mut().as_mut_ptr().cast(), bytes)
 }
 
-fn exact(slice: &Slice, bytes: usize) -> Slice {
-    slice.slice(0..bytes).expect("a buffer's slice holds its elements")
+fn lent(slice: &Slice, bytes: usize) -> Bytes {
+    debug_assert!(bytes <= slice.len(), "a buffer's slice holds its elements");
+    // SAFETY: the data outlive the run: a blocking call borrows them until its outcome is known, and a `Pending` owns them,
+    // and its buffer's handle of the region stays the same wherever the buffer is moved.
+    Bytes::Lent(unsafe { slice.lend() }.first(bytes))
 }
 
 fn private(base: *mut u8, len: usize) -> Bytes {

@@ -16,10 +16,8 @@ use crate::engine::{Board, Engine, Fault, RunId};
 
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 16;
-/// How often to look for what peers wrote by themselves before the device and the clock are looked at: some microseconds.
-const GLANCES: u32 = 256;
-/// Of those, how many without a pause: an answer that is on its way comes within a few.
-const GLANCES_AT_ONCE: u32 = 64;
+/// Glances before the device and the clock are looked at: some microseconds.
+const GLANCES: u32 = 16;
 /// How long to poll before the first yield. A peer that is awake on a processor of its own answers much sooner; one that
 /// was put on this very processor can only answer after a yield.
 const YIELD_AFTER: Duration = Duration::from_micros(2);
@@ -47,16 +45,13 @@ pub(super) struct Driver {
     /// How long to poll before the first sleep.
     spin: Duration,
     /// Whether other ranks need this processor: then polling without yields only delays them.
-    is_crowded: bool,
-    /// Whether peers write here by themselves.
-    is_passive: bool,
+    pub(super) is_crowded: bool,
 }
 
 impl Driver {
     pub(super) fn new(mut core: Core, board: Arc<Board>, spin: Duration, is_crowded: bool) -> Self {
         let ringer = core.engine.device().ringer();
         let process = fork::Process::current();
-        let is_passive = core.engine.is_passive();
         Self {
             core: Mutex::new(core),
             waiting: AtomicUsize::new(0),
@@ -65,7 +60,6 @@ impl Driver {
             process,
             spin,
             is_crowded,
-            is_passive,
         }
     }
 
@@ -133,7 +127,7 @@ impl Driver {
 
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
     pub(super) fn finish(&self, mut core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
-        if self.is_passive && !self.is_crowded && glance(&mut core.engine, run) {
+        if core.engine.is_passive() && !self.is_crowded && glance(&mut core.engine, run) {
             return Ok(());
         }
         core.engine.await_run(run);
@@ -171,13 +165,11 @@ impl Driver {
 
 /// The short way, on which no system is called: true when the run has ended well and nothing is left to be done for it.
 fn glance(engine: &mut Engine, run: RunId) -> bool {
-    for glances in 0..GLANCES {
-        if engine.glance(Nanos::ZERO) && engine.has_ended(run) && engine.flush() {
-            return matches!(engine.take_outcome(run), Some(Ok(())));
+    for _ in 0..GLANCES {
+        if engine.has_ended(run) {
+            return engine.flush() && matches!(engine.take_outcome(run), Some(Ok(())));
         }
-        if glances > GLANCES_AT_ONCE {
-            std::hint::spin_loop();
-        }
+        engine.glance(Nanos::ZERO);
     }
     false
 }

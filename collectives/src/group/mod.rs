@@ -38,7 +38,7 @@ pub use planner::Planner;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::Compute;
-use crate::engine::{Board, Bytes, Counts, Descriptor, Engine, EngineError, RunId};
+use crate::engine::{Board, Bytes, Counts, Descriptor, Engine, EngineError, Plan, RunId};
 use crate::generate::{Access, Algorithm};
 use crate::reproducible::{Exact, Reproducible};
 use data::{destination, source};
@@ -152,6 +152,7 @@ impl Group {
                 return Err(GroupError::Silent { missing, limit: options.timeout });
             }
         }
+        driver.lock().engine.look_directly(driver.is_crowded);
         let shared = Shared {
             driver: Arc::new(driver),
             rank,
@@ -557,30 +558,55 @@ impl Group {
 
     fn begin(&self, core: &mut Core, operation: Operation) -> Result<RunId, CollectiveError> {
         self.expect_open()?;
-        let Operation { collective, data_type, op, counts, input, output } = operation;
-        if !op.fits(data_type) {
-            return Err(CollectiveError::Meaningless { op, data_type });
-        }
-        let amount = counts.amount();
-        let descriptor = Descriptor { collective, amount, data_type, op, tag: self.tag };
-        let plan = core.planner.plan(&descriptor, &counts, self.algorithm.as_ref())?;
+        let plan = self.plan(&mut core.planner, &operation)?;
+        let Operation { input, output, .. } = operation;
         Ok(core.engine.start(plan, input, output, self.timeout)?)
     }
 
+    fn plan<'a>(
+        &self,
+        planner: &'a mut Planner,
+        operation: &Operation,
+    ) -> Result<&'a Arc<Plan>, CollectiveError> {
+        let Operation { collective, data_type, op, counts, .. } = operation;
+        let (collective, data_type, op) = (*collective, *data_type, *op);
+        if !op.fits(data_type) {
+            return Err(CollectiveError::Meaningless { op, data_type });
+        }
+        let descriptor = Descriptor { collective, amount: counts.amount(), data_type, op, tag: self.tag };
+        planner.plan(&descriptor, counts, self.algorithm.as_ref())
+    }
+
+    /// As [`Self::begin`], for a call that waits; `None` when it has been carried out.
+    fn carry_out(&self, core: &mut Core, operation: &Operation) -> Result<Option<RunId>, CollectiveError> {
+        let plan = self.plan(&mut core.planner, operation)?;
+        let Operation { input, output, .. } = operation;
+        let run = core.engine.carry_out(plan, input, output, self.timeout)?;
+        if run.is_none() {
+            // Over shared memory all has gone out then.
+            core.engine.flush();
+        }
+        Ok(run)
+    }
+
     fn blocking(&self, mut operation: Operation) -> Result<(), CollectiveError> {
-        self.expect_own_process()?;
+        self.expect_open()?;
         let driver = &self.shared.driver;
         let mut core = driver.lock();
         let lent = self.lend(&mut core.engine, &mut operation)?;
-        let run = self.begin(&mut core, operation);
-        let outcome = match run {
-            Ok(run) => driver.finish(core, run).map_err(CollectiveError::Failed),
+        let outcome = match self.carry_out(&mut core, &operation) {
+            Ok(None) => {
+                drop(core);
+                Ok(())
+            }
+            Ok(Some(run)) => driver.finish(core, run).map_err(CollectiveError::Failed),
             Err(error) => {
                 driver.silence(core, &error, self.timeout);
                 Err(error)
             }
         };
         if !lent.is_empty() {
+            drop(operation);
             // A run ends after its transfers, so this is the device's own housekeeping, done when it is polled.
             let returned = driver.drive(driver.lock(), clock::now() + self.shared.close_timeout, |_| {
                 lent.is_returned().then_some(())
@@ -594,6 +620,10 @@ impl Group {
     /// where they are.
     fn lend(&self, engine: &mut Engine, operation: &mut Operation) -> Result<Lent, CollectiveError> {
         let mut lent = Lent::default();
+        let is_private = |bytes: &Bytes| matches!(bytes, Bytes::Private { .. });
+        if !is_private(&operation.input) && !is_private(&operation.output) {
+            return Ok(lent);
+        }
         let in_place = matches!((&operation.input, &operation.output),
             (Bytes::Private { base: input, len }, Bytes::Private { base: output, len: output_len })
                 if input == output && len == output_len);

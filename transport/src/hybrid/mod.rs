@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use self::bridge::Bridge;
 use crate::Rank;
-use crate::cells::Cells;
+use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, MapError, Mapped, PostError, Reach,
@@ -174,6 +174,14 @@ impl Device for HybridDevice {
         match self.routes.get(peer as usize) {
             Some(Route::Shm) => self.shm.submit(peer, transfer, id),
             Some(Route::Tcp) | None => self.tcp.submit(peer, transfer, id),
+        }
+    }
+
+    #[inline]
+    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+        match self.routes.get(peer as usize) {
+            Some(Route::Shm) => self.shm.notify(peer, notice, id),
+            Some(Route::Tcp) | None => self.tcp.notify(peer, notice, id),
         }
     }
 

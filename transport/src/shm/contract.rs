@@ -17,7 +17,7 @@ use super::shared::Command;
 use super::socket;
 use super::transfer::Request;
 use crate::Rank;
-use crate::cells::Cells;
+use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
@@ -134,7 +134,7 @@ impl Device for ShmDevice {
         let state = self.peers.get(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
         let connected = state.connected(peer)?;
         match &transfer {
-            Transfer::Notify(notice) => connected.check_notice(Some(notice))?,
+            Transfer::Notify(notice) => return self.notify(peer, notice, id),
             Transfer::Put { src, dst, notice } => {
                 if let crate::device::Source::Slice(slice) = src {
                     self.check_local(slice)?;
@@ -156,10 +156,7 @@ impl Device for ShmDevice {
             return Err(SubmitError::QueueFull { peer });
         }
         let request = match transfer {
-            Transfer::Notify(notice) => {
-                self.notify(peer, &notice);
-                return Ok(Submitted::Ended(0));
-            }
+            Transfer::Notify(_) => unreachable!("shown above"),
             Transfer::Put { src, dst, notice } => Request::Put { src, dst, notice },
             Transfer::Get { src, dst } => Request::Get { src, dst },
             Transfer::Atomic { word, op } => Request::Atomic { word, op },
@@ -169,6 +166,16 @@ impl Device for ShmDevice {
             self.peers[peer as usize].under_way += 1;
         }
         Ok(submitted)
+    }
+
+    fn notify(&mut self, peer: Rank, notice: &Notice, _id: TransferId) -> Result<Submitted, SubmitError> {
+        let state = self.peers.get(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
+        state.connected(peer)?.check_notice(Some(notice))?;
+        if state.under_way >= QUEUE_DEPTH {
+            return Err(SubmitError::QueueFull { peer });
+        }
+        self.show(peer, notice);
+        Ok(Submitted::Ended(0))
     }
 
     /// # Panics

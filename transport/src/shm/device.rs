@@ -117,6 +117,8 @@ pub(super) enum State {
 
 pub(super) struct Connected {
     pub(super) link: Link,
+    /// What the peer's cells count.
+    counts: Vec<u64>,
     regions: Vec<Known>,
 }
 
@@ -190,10 +192,10 @@ impl ShmDevice {
     }
 
     /// Shows a notice and wakes its target if that has slept for long; [`Self::ring_due`] makes sure.
-    pub(super) fn notify(&mut self, rank: Rank, notice: &Notice) {
+    pub(super) fn show(&mut self, rank: Rank, notice: &Notice) {
         let peer = &mut self.peers[rank as usize];
-        let State::Connected(connected) = &peer.state else { return };
-        connected.link.cells.notify(notice);
+        let State::Connected(connected) = &mut peer.state else { return };
+        connected.notify(notice);
         let word = connected.link.bell.as_ref();
         if bell::glance(word) {
             wake_sleepers(word);
@@ -297,7 +299,7 @@ impl ShmDevice {
             unsafe { copy.run(0, len) };
         }
         if let Some(notice) = notice {
-            self.notify(rank, &notice);
+            self.show(rank, &notice);
         }
         Submitted::Ended(value)
     }
@@ -330,7 +332,7 @@ impl ShmDevice {
                 continue;
             }
             if let Copy::Put { notice: Some(notice), .. } = large.copy {
-                self.notify(rank, &notice);
+                self.show(rank, &notice);
             }
             self.peers[rank as usize].pending -= 1;
             self.done(rank, large.id, Ok(0));
@@ -394,7 +396,8 @@ impl ShmDevice {
         if !matches!(peer.state, State::Connecting) {
             return;
         }
-        peer.state = State::Connected(Box::new(Connected { link, regions: Vec::new() }));
+        let counts = vec![0; link.cells.len()];
+        peer.state = State::Connected(Box::new(Connected { link, counts, regions: Vec::new() }));
         // Room for all that can be under way, so that the data path allocates nothing.
         let links = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_))).count();
         let room = links * QUEUE_DEPTH;
@@ -494,6 +497,12 @@ impl Peer {
 }
 
 impl Connected {
+    fn notify(&mut self, notice: &Notice) {
+        let count = &mut self.counts[usize::from(notice.cell)];
+        *count = count.wrapping_add(1);
+        self.link.cells.notify_as(notice, *count);
+    }
+
     pub(super) fn place(&self, slice: &RemoteSlice) -> Place<'_> {
         // The owner's own table, so that a dropped region is refused from that moment on.
         if !self.link.keys.holds(slice.key) {
