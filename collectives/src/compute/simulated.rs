@@ -32,6 +32,7 @@ pub struct SimulatedCompute {
     bytes_per_s: u64,
     busy_until: Nanos,
     sabotage: Option<Sabotage>,
+    is_immediate: bool,
 }
 
 impl SimulatedCompute {
@@ -47,6 +48,7 @@ impl SimulatedCompute {
             bytes_per_s,
             busy_until: Nanos::ZERO,
             sabotage: None,
+            is_immediate: false,
         }
     }
 
@@ -54,6 +56,12 @@ impl SimulatedCompute {
     #[must_use]
     pub fn sabotaged(self, sabotage: Option<Sabotage>) -> Self {
         Self { sabotage, ..self }
+    }
+
+    /// The same processor, which takes no time and does every job in one piece.
+    #[must_use]
+    pub fn immediate(self) -> Self {
+        Self { is_immediate: true, ..self }
     }
 
     /// Tells checkers which bytes a piece touches, at some time since the piece before it.
@@ -82,7 +90,7 @@ impl Compute for SimulatedCompute {
             return false;
         }
         let left = (job.elements - job.elements_done) as u64;
-        let piece = if self.random.coin() {
+        let piece = if self.is_immediate || self.random.coin() {
             left
         } else {
             self.random.between(1, left.max(1)).max(left / PIECES_MAX)
@@ -115,8 +123,15 @@ impl Compute for SimulatedCompute {
             while !unsafe { self.host.advance(&mut again, now) } {}
         }
         let bytes = (piece * job.data_type.bytes() * (job.from.len() + job.into.len())) as u64;
+        if self.is_immediate {
+            return job.elements_done == job.elements;
+        }
         self.busy_until = now + Duration::from_nanos(bytes * 1_000_000_000 / self.bytes_per_s + 1);
         job.elements_done == job.elements
+    }
+
+    fn is_immediate(&self) -> bool {
+        self.is_immediate
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {

@@ -236,6 +236,9 @@ impl Exchange<'_, '_> {
                 let Some(peer) = &self.mapped[to as usize] else { return false };
                 let into = Address(peer.as_ptr()).add(bank.peer_scratch_base as usize + offset);
                 self.address(from).copy_to(into, bytes);
+                if let Some(witness) = &mut self.ground.witness {
+                    witness.wrote(into.0.cast_const(), bytes);
+                }
                 ([0; DATA_WORDS], 0)
             }
         };

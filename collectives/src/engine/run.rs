@@ -82,6 +82,9 @@ pub trait Witness: Send {
     /// So many runs of this rank are complete, from the first one on without a gap; peers may be told from now on.
     fn completed(&mut self, runs: u64);
 
+    /// The rank has written to a peer's memory through a mapping, other than by its processor ([`Compute`]).
+    fn wrote(&mut self, address: *const u8, len: usize);
+
     /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so many runs.
     fn heard_completed(&mut self, from: Rank, runs: u64);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::sim::{self, World};
+use pleach_transport::sim::{self, AccessKind, World};
 use pleach_transport::{Device, DeviceConfig, Nanos};
 
 use crate::Rank;
@@ -59,6 +59,10 @@ impl Witness for Reporter {
         self.world.consumed(self.rank, from, cell, count);
     }
 
+    fn wrote(&mut self, address: *const u8, len: usize) {
+        self.world.accessed(self.rank, address, len, AccessKind::Write, self.world.now());
+    }
+
     fn completed(&mut self, runs: u64) {
         self.world.released(self.rank, runs);
     }
@@ -76,16 +80,16 @@ impl Cluster {
     /// When scratch memory cannot be had.
     #[must_use]
     pub fn new(options: sim::Options) -> Self {
-        Self::sabotaged(options, None)
+        Self::with(options, None, false)
     }
 
-    /// The same, with processors that do something wrong on purpose.
+    /// The same, with processors that do something wrong on purpose, or that take no time.
     ///
     /// # Panics
     ///
     /// When scratch memory cannot be had.
     #[must_use]
-    pub fn sabotaged(options: sim::Options, sabotage: Option<Sabotage>) -> Self {
+    pub fn with(options: sim::Options, sabotage: Option<Sabotage>, is_immediate: bool) -> Self {
         let ranks = options.network.ranks();
         let access = if options.maps { Access::Mapped } else { Access::Put };
         let world = World::new(options);
@@ -115,6 +119,7 @@ impl Cluster {
         let members = devices.into_iter().zip(boards).map(|(device, board)| {
             let rank = device.rank();
             let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S).sabotaged(sabotage);
+            let compute = if is_immediate { compute.immediate() } else { compute };
             let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), ranks)
                 .expect("scratch memory for a simulated rank");
             engine.witness(Box::new(Reporter { world: world.clone(), rank }));

@@ -73,6 +73,8 @@ pub struct Scenario {
     pub passive: bool,
     /// Transfers under way to one peer.
     pub queue_depth: usize,
+    /// Whether processors take no time, so that small calls go the short way.
+    pub is_immediate: bool,
     /// Which kinds of faults were drawn.
     pub kinds: FaultKinds,
     /// What goes wrong.
@@ -112,6 +114,7 @@ impl Scenario {
         let passive = maps || random.coin();
         let queue_depth = *pick(random, &[1, 2, 4, 16, 64]);
         let network = draw_network(random, ranks);
+        let is_immediate = root.split("immediate").coin();
         let depth = (0..ranks).map(|_| random.between(1, DEPTH_MAX) as usize).collect();
         let calls = draw_calls(&root.split("calls"), ranks, maps);
         let kinds = draw_kinds(&mut root.split("kinds"), &limits.faults);
@@ -124,6 +127,7 @@ impl Scenario {
             maps,
             passive,
             queue_depth,
+            is_immediate,
             kinds,
             faults,
             calls,

@@ -123,7 +123,8 @@ fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
 /// A call of one rank.
 struct Live {
     call: usize,
-    run: RunId,
+    /// `None`: carried out already.
+    run: Option<RunId>,
     memory: Lent,
     deadline: Nanos,
 }
@@ -176,7 +177,7 @@ impl<'a> Trial<'a> {
         (options.maps, options.passive) = (scenario.maps, scenario.passive);
         options.queue_depth = scenario.queue_depth;
         options.canary = scenario.canary;
-        let mut cluster = Cluster::sabotaged(options, scenario.sabotage);
+        let mut cluster = Cluster::with(options, scenario.sabotage, scenario.is_immediate);
         let watch = Arc::new(Mutex::new(Watch::new(scenario.ranks, scenario.mismatch.is_some())));
         cluster.world.observe(Box::new(watch.clone()));
         if let Some(lines) = trace {
@@ -360,11 +361,21 @@ impl<'a> Trial<'a> {
         let (input, output) = memory.bytes();
         let deadline = now + self.scenario.timeout;
         self.entered[call][rank as usize] = Some(now);
-        match member.engine.start(&Arc::new(made), input, output, self.scenario.timeout) {
+        let (engine, made, timeout) = (&mut member.engine, Arc::new(made), self.scenario.timeout);
+        // As who makes one call after the other.
+        let waits = self.scenario.depth[rank as usize] == 1;
+        let started = if waits {
+            if engine.is_ready() && !engine.is_passive() {
+                engine.look_directly(true);
+            }
+            engine.carry_out(&made, &input, &output, timeout)
+        } else {
+            engine.start(&made, input, output, timeout).map(Some)
+        };
+        match started {
             Ok(run) => {
-                if self.scenario.depth[rank as usize] == 1 {
-                    // As who makes one call after the other.
-                    member.engine.await_run(run);
+                if let Some(run) = run.filter(|_| waits) {
+                    engine.await_run(run);
                 }
                 self.ranks[rank as usize].live.push(Live { call, run, memory, deadline });
             }
@@ -418,7 +429,10 @@ impl<'a> Trial<'a> {
             let Some(member) = &mut self.cluster.members[rank as usize] else { return Ok(()) };
             let live = &self.ranks[rank as usize].live[index];
             let (call, deadline) = (live.call, live.deadline);
-            let outcome = member.engine.take_outcome(live.run);
+            let outcome = match live.run {
+                Some(run) => member.engine.take_outcome(run),
+                None => Some(Ok(())),
+            };
             let now = self.cluster.world.now();
             if now > deadline + self.grace(rank) {
                 let what = format!(
