@@ -93,8 +93,14 @@ fn rounding(data_type: DataType) -> f64 {
     }
 }
 
-/// What is wrong with a rank's output: the first element that differs, and how.
-pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Vec<u8>], output: &[u8]) -> Option<String> {
+/// What a rank gives to a call: as it was asked to, which may be another call than the others were asked for.
+pub(super) struct Given<'a> {
+    pub(super) plan: &'a CallPlan,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// What is wrong with a rank's output: the first element that differs, and how. By rank what is given.
+pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Given<'_>], output: &[u8]) -> Option<String> {
     let ranks = inputs.len() as u32;
     let size = plan.data_type.bytes();
     let collective = plan.collective;
@@ -104,9 +110,22 @@ pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Vec<u8>], output
     }
     parts.iter().find_map(|part| {
         let contributors = (0..ranks).filter(|source| collective.contributes(*source, part, ranks));
-        let contributions: Vec<&[u8]> = contributors
-            .map(|source| &inputs[source as usize][plan.range(collective.input_parts(source, ranks), part)])
+        let contributions: Option<Vec<&[u8]>> = contributors
+            .map(|source| {
+                // Who was asked for something else may still have agreed with this rank on what is between the two.
+                let Given { plan: theirs, bytes } = &inputs[source as usize];
+                let is_same_kind = theirs.collective == plan.collective && theirs.data_type == plan.data_type;
+                if !is_same_kind {
+                    return None;
+                }
+                bytes.get(theirs.range(collective.input_parts(source, ranks), part))
+            })
             .collect();
+        let length = plan.range(parts, part).len();
+        let Some(contributions) = contributions.filter(|all| all.iter().all(|bytes| bytes.len() == length))
+        else {
+            return Some(format!("part {part} came although who gives it was asked for something else"));
+        };
         output[plan.range(parts, part)].chunks_exact(size).enumerate().find_map(|(index, found)| {
             let at = index * size..(index + 1) * size;
             let sources: Vec<&[u8]> = contributions.iter().map(|bytes| &bytes[at.clone()]).collect();

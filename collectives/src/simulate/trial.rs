@@ -13,7 +13,7 @@ use super::bound::bound;
 use super::call::{CallPlan, Overlap};
 use super::cause;
 use super::cluster::Cluster;
-use super::oracle;
+use super::oracle::{self, Given};
 use super::scenario::Scenario;
 use super::slices::Guarded;
 use super::watch::Watch;
@@ -157,7 +157,7 @@ pub(super) struct Trial<'a> {
     ranks: Vec<RankTrial>,
     proofs: HashMap<(Collective, Algorithm, Access), Arc<Proof>>,
     /// By call: every rank's input, as the oracle sees it.
-    inputs: BTreeMap<usize, Vec<Vec<u8>>>,
+    inputs: BTreeMap<usize, Vec<Given<'a>>>,
     /// By call: a result that was right, where all ranks must have the same.
     results: BTreeMap<usize, Vec<u8>>,
     /// By call and rank.
@@ -533,8 +533,11 @@ impl<'a> Trial<'a> {
         }
         let seed = self.scenario.seed;
         let inputs = self.inputs.entry(call).or_insert_with(|| {
-            let plan = &self.scenario.calls[call];
-            (0..ranks).map(|rank| oracle::input(seed, call, rank, plan, ranks)).collect()
+            let given = |rank| {
+                let plan = self.scenario.plan(call, rank).unwrap_or(&self.scenario.calls[call]);
+                Given { plan, bytes: oracle::input(seed, call, rank, plan, ranks) }
+            };
+            (0..ranks).map(given).collect()
         });
         if let Some(difference) = oracle::difference(plan, rank, inputs, &output) {
             return Err(self.failure(Checker::Result, format!("{}: {difference}", name())));
