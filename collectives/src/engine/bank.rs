@@ -37,8 +37,11 @@ const LARGE_CELLS_BASE: u32 = SMALL_CELLS_BASE + SMALL_BANKS as u32 * SMALL_CELL
 const LARGE_CELLS: u32 = 1024;
 /// Scratch of a large bank, in bytes.
 const LARGE_SCRATCH_BYTES: u64 = 16 << 20;
-/// Largest chunk of a block, in bytes: fits the second-level cache several times over, and is long beside a notice.
+/// Largest chunk of a block that is put, in bytes: fits the second-level cache several times over, and is long beside a
+/// notice.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
+/// The same where peers' memory is mapped: what is staged for them stays in the cache that they read it from.
+const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 
 /// Cells that a rank keeps for each peer.
 pub const CELLS: usize = (LARGE_CELLS_BASE + LARGE_BANKS as u32 * LARGE_CELLS) as usize;
@@ -83,7 +86,8 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
         } else if program.cells <= SMALL_CELLS && slots * whole as u64 <= SMALL_SCRATCH_BYTES {
             (Class::Small, SMALL_CELLS, SMALL_SCRATCH_BYTES, whole)
         } else {
-            (Class::Large, LARGE_CELLS, LARGE_SCRATCH_BYTES, CHUNK_BYTES_MAX)
+            let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
+            (Class::Large, LARGE_CELLS, LARGE_SCRATCH_BYTES, chunk_max)
         };
     let room = (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES;
     let fits = program.cells <= cells_max

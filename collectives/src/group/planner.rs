@@ -26,7 +26,7 @@ pub struct Planner {
     preferred: Option<Algorithm>,
     /// By collective and size class (the logarithm of the bytes).
     chosen: HashMap<(Collective, u32), Arc<Program>>,
-    made: HashMap<(Collective, Algorithm, Access), Arc<Program>>,
+    made: HashMap<(Collective, Algorithm, Access, Option<u32>), Arc<Program>>,
     plans: HashMap<(Descriptor, Option<Algorithm>), Arc<Plan>>,
     /// Those used last, for which a table takes too long.
     recent: Vec<Recent>,
@@ -45,6 +45,13 @@ struct Recent {
     plan: Arc<Plan>,
 }
 
+/// Chunks under way of a large direct collective among few ranks that map each other: nothing is put, so ranks need wait
+/// for each other only at the end, and one that was late for a chunk is not late for all.
+const DEEP_WINDOW: u32 = 16;
+/// From this length of a part on, in bytes.
+const DEEP_BYTES: u64 = 1 << 20;
+/// Most ranks; each has slots for all of them in the same scratch.
+const DEEP_RANKS_MAX: u32 = 4;
 /// Plans that are compared one by one.
 const RECENT_PLANS: usize = 8;
 /// Plans kept; a program whose calls have more shapes makes them anew now and then.
@@ -160,7 +167,9 @@ impl Planner {
         };
         let choice = self.admit(choice, algorithm.is_some())?;
         tracing::debug!("{collective} up to {largest} bytes a part: {choice}");
-        let program = self.make(collective, choice.algorithm, choice.access)?;
+        let is_deep = choice.access == Access::Mapped && ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
+        let window = (is_deep && choice.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
+        let program = self.make_with(collective, choice.algorithm, choice.access, window)?;
         if algorithm.is_none() {
             self.chosen.insert((collective, class), program.clone());
         }
@@ -220,11 +229,23 @@ impl Planner {
         algorithm: Algorithm,
         access: Access,
     ) -> Result<Arc<Program>, CollectiveError> {
-        let key = (collective, algorithm, access);
+        self.make_with(collective, algorithm, access, None)
+    }
+
+    /// The same, with so many chunks under way instead of as many as the generator chose.
+    fn make_with(
+        &mut self,
+        collective: Collective,
+        algorithm: Algorithm,
+        access: Access,
+        window: Option<u32>,
+    ) -> Result<Arc<Program>, CollectiveError> {
+        let key = (collective, algorithm, access, window);
         if let Some(program) = self.made.get(&key) {
             return Ok(program.clone());
         }
-        let schedule = generate(collective, &key.1, self.ranks, access).map_err(SelectError::from)?;
+        let mut schedule = generate(collective, &key.1, self.ranks, access).map_err(SelectError::from)?;
+        schedule.window = window.unwrap_or(schedule.window);
         let proof = verify(schedule).map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
         let program = Arc::new(Program::new(&proof, self.rank, &key.1.to_string()));
         self.made.insert(key, program.clone());
