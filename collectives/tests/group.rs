@@ -15,8 +15,9 @@ use pleach_transport::clock;
 use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
 
 use blocks::{
-    a_different_length_of_blocks_is_a_mismatch, blocks_go_where_they_belong,
-    blocks_of_a_wrong_length_are_refused, blocks_under_way_give_their_memory_back,
+    a_different_length_of_blocks_is_a_mismatch, a_rank_s_own_block_may_lie_at_its_place,
+    blocks_go_where_they_belong, blocks_of_a_wrong_length_are_refused,
+    blocks_under_way_give_their_memory_back,
 };
 use uneven::{
     counts_that_do_not_fit_are_refused, ranks_that_expect_another_count_are_told_both,
@@ -441,6 +442,7 @@ macro_rules! on_every_fabric {
 on_every_fabric!(
     every_operation_gives_the_right_result,
     blocks_go_where_they_belong,
+    a_rank_s_own_block_may_lie_at_its_place,
     blocks_under_way_give_their_memory_back,
     blocks_of_a_wrong_length_are_refused,
     uneven_blocks_go_where_they_belong,

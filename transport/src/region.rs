@@ -250,6 +250,14 @@ impl LentSlice {
         Self { remote: RemoteSlice { len: self.remote.len.min(bytes as u64), ..self.remote }, ..self }
     }
 
+    /// A part of it; `None` when it has no such bytes.
+    #[must_use]
+    pub fn part(self, range: Range<usize>) -> Option<Self> {
+        let len = range.end.checked_sub(range.start).filter(|_| range.end <= self.len())? as u64;
+        let remote = RemoteSlice { offset: self.remote.offset + range.start as u64, len, ..self.remote };
+        Some(Self { remote, address: self.address.wrapping_add(range.start), ..self })
+    }
+
     /// Address of the first byte.
     #[must_use]
     #[inline]

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 use half::{bf16, f16};
 use pleach_transport::Slice;
@@ -211,6 +211,34 @@ fn lent(slice: &Slice, bytes: usize) -> Bytes {
     // SAFETY: the data outlive the run: a blocking call borrows them until its outcome is known, and a `Pending` owns them,
     // and its buffer's handle of the region stays the same wherever the buffer is moved.
     Bytes::Lent(unsafe { slice.lend() }.first(bytes))
+}
+
+/// A part of the bytes, which must hold it.
+pub(super) fn part(bytes: &Bytes, range: Range<usize>) -> Bytes {
+    match bytes {
+        Bytes::None => Bytes::None,
+        Bytes::Registered(slice) => Bytes::Registered(slice.slice(range).expect("inside of the slice")),
+        Bytes::Lent(slice) => Bytes::Lent(slice.part(range).expect("inside of the slice")),
+        Bytes::Private { base, len } => {
+            assert!(range.start <= range.end && range.end <= *len, "inside of the slice");
+            private(base.0.wrapping_add(range.start), range.len())
+        }
+    }
+}
+
+/// Where the first bytes lie in the second, both private, if they do.
+pub(super) fn place_in(inner: &Bytes, outer: &Bytes) -> Option<Range<usize>> {
+    match (inner, outer) {
+        (
+            Bytes::Private { base: Address(inner), len },
+            Bytes::Private { base: Address(outer), len: outer_len },
+        ) => {
+            let start = (*inner as usize).checked_sub(*outer as usize)?;
+            let range = start..start.checked_add(*len)?;
+            (range.end <= *outer_len).then_some(range)
+        }
+        _ => None,
+    }
 }
 
 fn private(base: *mut u8, len: usize) -> Bytes {

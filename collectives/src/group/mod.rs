@@ -12,6 +12,7 @@ mod blocks;
 mod data;
 mod driver;
 mod error;
+mod in_place;
 mod join;
 mod lent;
 mod operation;
@@ -41,7 +42,7 @@ use crate::compute::Compute;
 use crate::engine::{Board, Bytes, Counts, Descriptor, Engine, EngineError, Plan, RunId};
 use crate::generate::{Access, Algorithm};
 use crate::reproducible::{Exact, Reproducible};
-use data::{destination, source};
+use data::{destination, part, place_in, source};
 use driver::{Core, Driver};
 use lent::Lent;
 use operation::{Operation, barrier_operation, expect_length};
@@ -616,26 +617,29 @@ impl Group {
         outcome
     }
 
-    /// Registers the caller's slices for the time of the call, where that is free; input and output stay the same slice
-    /// where they are.
+    /// Registers the caller's slices for the time of the call, where that is free; input and output stay the same slice,
+    /// or one a part of the other, where they are.
     fn lend(&self, engine: &mut Engine, operation: &mut Operation) -> Result<Lent, CollectiveError> {
         let mut lent = Lent::default();
         let is_private = |bytes: &Bytes| matches!(bytes, Bytes::Private { .. });
         if !is_private(&operation.input) && !is_private(&operation.output) {
             return Ok(lent);
         }
-        let in_place = matches!((&operation.input, &operation.output),
-            (Bytes::Private { base: input, len }, Bytes::Private { base: output, len: output_len })
-                if input == output && len == output_len);
         let register = |error| CollectiveError::Register(Arc::new(error));
         let input = std::mem::replace(&mut operation.input, Bytes::None);
-        operation.input = lent.register(engine, input).map_err(register)?;
-        if in_place {
-            operation.output = operation.input.clone();
+        let output = std::mem::replace(&mut operation.output, Bytes::None);
+        let output_in_input = place_in(&output, &input);
+        let input_in_output = place_in(&input, &output);
+        (operation.input, operation.output) = if let Some(range) = output_in_input {
+            let whole = lent.register(engine, input).map_err(register)?;
+            (whole.clone(), part(&whole, range))
+        } else if let Some(range) = input_in_output {
+            let whole = lent.register(engine, output).map_err(register)?;
+            (part(&whole, range), whole)
         } else {
-            let output = std::mem::replace(&mut operation.output, Bytes::None);
-            operation.output = lent.register(engine, output).map_err(register)?;
-        }
+            let input = lent.register(engine, input).map_err(register)?;
+            (input, lent.register(engine, output).map_err(register)?)
+        };
         Ok(lent)
     }
 

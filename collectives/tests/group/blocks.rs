@@ -1,6 +1,6 @@
 //! Gather, scatter and all-to-all of blocks of one length.
 
-use pleach_collectives::{CollectiveError, Rank};
+use pleach_collectives::{CollectiveError, Group, Rank, ReduceOp};
 use pleach_transport::rendezvous::Fabric;
 
 use super::with_group;
@@ -48,6 +48,63 @@ pub(super) fn blocks_go_where_they_belong(fabric: Fabric) {
             }
             group.close().unwrap();
         });
+    }
+}
+
+pub(super) fn a_rank_s_own_block_may_lie_at_its_place(fabric: Fabric) {
+    for ranks in [1, 2, 3, 4] {
+        with_group(fabric, ranks, |group| {
+            for count in [0usize, 1, 5, 2000, 150_000] {
+                own_block_at_its_place(&group, count);
+            }
+            let mut wrong = vec![0i32; ranks as usize + 1];
+            if ranks > 1 {
+                let error = group.all_gather_in_place(&mut wrong).unwrap_err();
+                assert!(matches!(error, CollectiveError::Length { .. }), "{error}");
+            }
+            group.barrier().unwrap();
+        });
+    }
+}
+
+fn own_block_at_its_place(group: &Group, count: usize) {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    let own = rank as usize * count..(rank as usize + 1) * count;
+    let all: Vec<i32> = (0..ranks).flat_map(|from| block(from, 0, count)).collect();
+    let mine = |junk: i32| {
+        let mut data = vec![junk; all.len()];
+        data[own.clone()].copy_from_slice(&block(rank, 0, count));
+        data
+    };
+    let mut data = mine(-1);
+    group.all_gather_in_place(&mut data).unwrap();
+    assert!(data == all, "all_gather_in_place {count}");
+    let mut buffer = group.buffer::<i32>(all.len()).unwrap();
+    buffer.copy_from_slice(&mine(-2));
+    let buffer = group.start_all_gather_in_place(buffer).unwrap().wait().unwrap();
+    assert!(buffer[..] == all, "start_all_gather_in_place {count}");
+
+    let given = row(rank, ranks, count);
+    let rows: Vec<Vec<i32>> = (0..ranks).map(|from| row(from, ranks, count)).collect();
+    let sum: Vec<i32> = own.clone().map(|at| rows.iter().map(|row| row[at]).sum()).collect();
+    let mut expected = given.clone();
+    expected[own.clone()].copy_from_slice(&sum);
+    let mut data = given.clone();
+    group.reduce_scatter_in_place(&mut data, ReduceOp::Sum).unwrap();
+    assert!(data == expected, "reduce_scatter_in_place {count}");
+    let mut buffer = group.buffer::<i32>(given.len()).unwrap();
+    buffer.copy_from_slice(&given);
+    group.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).unwrap();
+    assert!(buffer[..] == expected, "reduce_scatter_in_place of a Buffer {count}");
+
+    for root in 0..ranks {
+        let mut data = if rank == root { mine(-3) } else { block(rank, 0, count) };
+        group.gather_in_place(&mut data, root).unwrap();
+        assert!(data == if rank == root { all.clone() } else { block(rank, 0, count) }, "gather {count}");
+        let whole = row(root, ranks, count);
+        let mut data = if rank == root { whole.clone() } else { vec![-4; count] };
+        group.scatter_in_place(&mut data, root).unwrap();
+        assert!(data == if rank == root { whole } else { block(root, rank, count) }, "scatter {count}");
     }
 }
 
