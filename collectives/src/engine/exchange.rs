@@ -2,7 +2,8 @@
 //!
 //! A plan is *short* when every lane has one chunk and its data travel in the cells, or are a few kilobytes that are put in
 //! peers' scratch, which is mapped here. Then each step ends with its issue, so that all a run has to remember is how far
-//! each lane has come ([`Progress`]), and where everything lies is known from the plan ([`Short`]). What decides is the same as in [`super::run`]: banks, credits, numbers, signatures, the cells consumed.
+//! each lane has come ([`Progress`]), and where everything lies is known from the plan ([`Short`]). What decides is the same
+//! as in [`super::run`]: banks, credits, numbers, signatures, the cells consumed.
 //!
 //! **Invariant:** a run leaves this way between two steps only, and goes on as an ordinary one at the same step
 //! ([`super::run::Run::resume`]): so whatever takes longer than some looks, any doubt and any trouble is the ordinary way's.
