@@ -383,6 +383,7 @@ impl Engine {
         let id = self.enter(slot, State::Queued, timeout);
         if self.order.len() == 1 && self.is_passive {
             // What peers wait for goes out first; what is left to be noted takes no time of theirs.
+            self.blocked = None;
             self.glance(Nanos::ZERO);
         }
         let record = Record {
