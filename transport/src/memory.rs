@@ -200,6 +200,16 @@ impl SharedMemory {
     }
 }
 
+/// Whether a file that another process passed maps here and begins with these bytes.
+#[cfg(not(loom))]
+pub(crate) fn shows(file: OwnedFd, bytes: &[u8]) -> bool {
+    let Ok(memory) = SharedMemory::from_file(file, bytes.len()) else { return false };
+    let mut seen = vec![0; bytes.len()];
+    // SAFETY: `from_file` has mapped so many bytes, of a file that nobody can shorten; `seen` is as long.
+    unsafe { std::ptr::copy_nonoverlapping(memory.base.as_ptr(), seen.as_mut_ptr(), bytes.len()) };
+    seen == bytes
+}
+
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: mapped in `map` with this length; no pointer into it outlives the value (see `Memory`). Whether its

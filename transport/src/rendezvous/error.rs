@@ -66,12 +66,16 @@ pub enum JoinError {
         reason: String,
     },
     /// Shared memory was asked for, but ranks are on different hosts.
-    #[error("no shared memory: {first} and {second} are on different hosts; use --fabric tcp or auto")]
+    #[error(
+        "no shared memory: {first} and {second} are not on one host ({reason}); use --fabric tcp or auto"
+    )]
     DifferentHosts {
         /// A rank and its host.
         first: String,
         /// Another rank and its host.
         second: String,
+        /// How that was found out.
+        reason: &'static str,
     },
     /// The fabric could not be set up.
     #[error("fabric {fabric} not usable: rank {rank}: {reason}; choose another fabric or repair this one")]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::device::{Device, DeviceConfig};
+use crate::hybrid::{HybridDevice, Route};
 use crate::shm::ShmDevice;
 use crate::tcp::TcpDevice;
 
@@ -14,6 +15,8 @@ pub enum Fabric {
     Shm,
     /// Sockets.
     Tcp,
+    /// Shared memory between ranks of one host, sockets across.
+    Hybrid,
 }
 
 impl fmt::Display for Fabric {
@@ -21,6 +24,7 @@ impl fmt::Display for Fabric {
         formatter.write_str(match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Hybrid => "shm+tcp",
         })
     }
 }
@@ -28,7 +32,7 @@ impl fmt::Display for Fabric {
 /// Which kind of device to take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FabricChoice {
-    /// Shared memory if all ranks can share it, else sockets.
+    /// Shared memory between ranks that can share it, sockets between all others.
     #[default]
     Auto,
     /// This one or none.
@@ -37,7 +41,7 @@ pub enum FabricChoice {
 
 /// A text that names no fabric.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown fabric: '{text}'; choose shm, tcp or auto")]
+#[error("unknown fabric: '{text}'; choose shm, tcp, shm+tcp or auto")]
 pub struct UnknownFabric {
     /// The text.
     pub text: String,
@@ -51,6 +55,7 @@ impl FromStr for FabricChoice {
             "auto" => Ok(Self::Auto),
             "shm" => Ok(Self::Only(Fabric::Shm)),
             "tcp" => Ok(Self::Only(Fabric::Tcp)),
+            "shm+tcp" => Ok(Self::Only(Fabric::Hybrid)),
             _ => Err(UnknownFabric { text: text.to_owned() }),
         }
     }
@@ -76,12 +81,17 @@ pub struct FabricError {
 
 /// Makes devices.
 pub trait Fabrics {
-    /// A device of this kind.
+    /// A device of this kind; `routes` says what joins it to each rank where the kind has a choice.
     ///
     /// # Errors
     ///
     /// Where this machine, or this configuration, has none.
-    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError>;
+    fn make(
+        &mut self,
+        fabric: Fabric,
+        routes: &[Route],
+        config: DeviceConfig,
+    ) -> Result<Box<dyn Device>, FabricError>;
 }
 
 /// Makes the devices that really move bytes.
@@ -89,16 +99,25 @@ pub trait Fabrics {
 pub struct Machine;
 
 impl Fabrics for Machine {
-    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError> {
+    fn make(
+        &mut self,
+        fabric: Fabric,
+        routes: &[Route],
+        config: DeviceConfig,
+    ) -> Result<Box<dyn Device>, FabricError> {
         match fabric {
-            Fabric::Shm => match ShmDevice::new(config) {
-                Ok(device) => Ok(Box::new(device)),
-                Err(error) => Err(FabricError { source: Box::new(error) }),
-            },
-            Fabric::Tcp => match TcpDevice::new(config) {
-                Ok(device) => Ok(Box::new(device)),
-                Err(error) => Err(FabricError { source: Box::new(error) }),
-            },
+            Fabric::Shm => boxed(ShmDevice::new(config)),
+            Fabric::Tcp => boxed(TcpDevice::new(config)),
+            Fabric::Hybrid => boxed(HybridDevice::new(config, routes.to_vec())),
         }
+    }
+}
+
+fn boxed<D: Device + 'static, E: std::error::Error + Send + Sync + 'static>(
+    made: Result<D, E>,
+) -> Result<Box<dyn Device>, FabricError> {
+    match made {
+        Ok(device) => Ok(Box::new(device)),
+        Err(error) => Err(FabricError { source: Box::new(error) }),
     }
 }

@@ -1,7 +1,7 @@
 //! The meeting: ranks claim their numbers, compare what must be equal, agree on a fabric and connect.
 //!
 //! Everything is said through the store, in rounds: each rank writes its line, then reads everybody's. **Invariants:**
-//! all ranks take the same fabric, because each decides from the same lines; and no rank returns before every rank is
+//! all ranks take the same fabric and agree on who is on which host, because each decides from the same lines; and no rank returns before every rank is
 //! connected to all others, so what a caller sends at once reaches a peer that is ready for it.
 
 use std::fmt;
@@ -11,10 +11,12 @@ use std::time::Duration;
 use super::error::{JoinError, ranks_shown};
 use super::fabrics::{Fabric, FabricChoice, Fabrics};
 use super::gate::Gate;
+use super::neighbours::{Distance, Door, Hosts, knock};
 use super::record::{Difference, PROTOCOL_VERSION, Record};
 use super::{Claim, Store, StoreError, World};
 use crate::clock::now;
 use crate::device::{Address, ConnectError, Device, DeviceConfig, Event, LossCause, Responder};
+use crate::hybrid::Route;
 use crate::{Nanos, Rank};
 
 /// How long ranks wait for each other, unless told otherwise.
@@ -57,6 +59,8 @@ pub struct Joined {
     pub ranks_here: u32,
     /// Which fabric was agreed on.
     pub fabric: Fabric,
+    /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory, where the fabric does.
+    pub hosts: Vec<u32>,
     /// Connected to all peers.
     pub device: Box<dyn Device>,
     /// Events that came after `Connected`, for who polls from now on.
@@ -109,7 +113,7 @@ pub fn join_over(
     {
         meeting.store.fail(&error.to_string(), now() + FAREWELL);
     }
-    let (fabric, ranks_here, Connected { device, events, .. }) = result?;
+    let Met { fabric, ranks_here, hosts, connected: Connected { device, events, .. } } = result?;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     Ok(Joined {
         rank,
@@ -117,6 +121,7 @@ pub fn join_over(
         local_rank,
         ranks_here,
         fabric,
+        hosts: hosts.of,
         device,
         events,
         store: Some(meeting.store),
@@ -136,7 +141,11 @@ fn alone(
     };
     let mut last = None;
     for &fabric in candidates {
-        match fabrics.make(fabric, config(world, options, options.timeout, Arc::clone(&responder))) {
+        match fabrics.make(
+            fabric,
+            &[Route::Shm],
+            config(world, options, options.timeout, Arc::clone(&responder)),
+        ) {
             Ok(device) => {
                 let (events, store) = (Vec::new(), None);
                 let local_rank = Some(0);
@@ -147,6 +156,7 @@ fn alone(
                     local_rank,
                     ranks_here,
                     fabric,
+                    hosts: vec![0],
                     device,
                     events,
                     store,
@@ -175,6 +185,15 @@ fn config(
     }
 }
 
+/// What came of a meeting.
+struct Met {
+    fabric: Fabric,
+    /// How many ranks share this machine's processors.
+    ranks_here: u32,
+    hosts: Hosts,
+    connected: Connected,
+}
+
 /// A device that is connected to all peers.
 struct Connected {
     gate: Arc<Gate>,
@@ -193,27 +212,53 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    /// The fabric agreed on, how many ranks are on this host, and the device.
-    fn meet(&mut self) -> Result<(Fabric, u32, Connected), JoinError> {
-        let records = self.introduce()?;
+    fn meet(&mut self) -> Result<Met, JoinError> {
+        // Who asks for sockets has no neighbours, whoever is near.
+        let tries = self.options.fabric != FabricChoice::Only(Fabric::Tcp);
+        let door = if tries { Door::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
+        let records = self.introduce(door.as_ref().ok().map(Door::address))?;
         let own = &records[self.world.rank as usize];
-        let ranks_here = records.iter().filter(|record| own.same_host(record)).count() as u32;
+        let ranks_here = records.iter().filter(|record| own.same_machine(record)).count() as u32;
         self.store.seal(self.deadline);
-        let (fabric, mut connected) = self.agree(&records)?;
+        let hosts = if tries { self.find_neighbours(&records)? } else { Hosts::apart(self.world.world_size) };
+        drop(door);
+        let (fabric, mut connected) = self.agree(&records, &hosts)?;
         for (peer, reply) in connected.gate.open(&self.responder) {
             // Who cannot be told is lost or has left, which the device says.
             let _ = connected.device.post(peer, &reply);
         }
         self.part(&mut connected);
-        Ok((fabric, ranks_here, connected))
+        Ok(Met { fabric, ranks_here, hosts, connected })
+    }
+
+    /// Finds out which ranks are on which host: this rank about those below it, and from what all others say.
+    fn find_neighbours(&mut self, records: &[Record]) -> Result<Hosts, JoinError> {
+        let rank = self.world.rank;
+        let own = &records[rank as usize];
+        let line: String = records[..rank as usize]
+            .iter()
+            .map(|record| match &record.door {
+                _ if record.host != own.host => Distance::Named,
+                Some(door) => knock(door, self.deadline),
+                None => Distance::NotFound,
+            })
+            .map(Distance::letter)
+            .collect();
+        // A store has no empty values to tell from none.
+        let lines = self.exchange("neighbours", &format!("+{line}"), None, &mut Vec::new())?;
+        let found = (0..).zip(&lines).map(|(rank, line)| {
+            let found: Option<Vec<_>> = line.chars().skip(1).map(Distance::from_letter).collect();
+            found.filter(|found| found.len() == rank as usize).ok_or(JoinError::Unreadable { rank })
+        });
+        Ok(Hosts::new(&found.collect::<Result<Vec<_>, _>>()?))
     }
 
     /// Claims this rank's number and compares with everybody.
-    fn introduce(&mut self) -> Result<Vec<Record>, JoinError> {
+    fn introduce(&mut self, door: Option<&str>) -> Result<Vec<Record>, JoinError> {
         let (rank, deadline) = (self.world.rank, self.deadline);
         let mut knobs = self.options.knobs.clone();
         knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
-        let own = Record::own(self.world.world_size, self.world.host.as_deref(), &knobs);
+        let own = Record::own(self.world.world_size, self.world.host.as_deref(), door, &knobs);
         // As the others will see it.
         let encoded = own.encode();
         let own = decode(rank, &encoded, rank)?;
@@ -238,42 +283,39 @@ impl Meeting<'_> {
         Ok(records)
     }
 
-    /// Chooses a fabric that all ranks reach each other by, and connects.
-    fn agree(&mut self, records: &[Record]) -> Result<(Fabric, Connected), JoinError> {
-        let apart = (0..).zip(records).find(|(_, record)| !records[0].same_host(record));
-        let apart = apart.map(|(rank, record)| {
-            let shown = |rank: Rank, record: &Record| format!("rank {rank} on {}", record.host_shown());
-            JoinError::DifferentHosts { first: shown(0, &records[0]), second: shown(rank, record) }
-        });
-        let (fabric, why, connected) = match (self.options.fabric, apart) {
-            (FabricChoice::Only(Fabric::Shm), Some(apart)) => return Err(apart),
-            (FabricChoice::Only(fabric), _) => {
-                let left = self.deadline.since(now());
-                (fabric, "it was asked for".to_owned(), self.connect(fabric, left)??)
+    /// Chooses the fabrics that ranks reach each other by, and connects.
+    fn agree(&mut self, records: &[Record], hosts: &Hosts) -> Result<(Fabric, Connected), JoinError> {
+        let best = hosts.fabric();
+        let routes = hosts.routes(self.world.rank);
+        let left = self.deadline.since(now());
+        let (fabric, why, connected) = match self.options.fabric {
+            FabricChoice::Only(Fabric::Shm) if best != Fabric::Shm => {
+                return Err(not_one_host(records, hosts));
             }
-            (FabricChoice::Auto, None) => {
-                let limit = (self.deadline.since(now()) / 2).min(SHARING_TIMEOUT);
-                match self.connect(Fabric::Shm, limit)? {
-                    Ok(connected) => {
-                        let why = format!("all ranks share the memory of {}", records[0].host_shown());
-                        (Fabric::Shm, why, connected)
-                    }
-                    Err(error) => {
-                        let left = self.deadline.since(now());
-                        (Fabric::Tcp, error.to_string(), self.connect(Fabric::Tcp, left)??)
-                    }
+            FabricChoice::Only(fabric) => {
+                (fabric, "it was asked for".to_owned(), self.connect(fabric, &routes, left)??)
+            }
+            FabricChoice::Auto if best == Fabric::Tcp => {
+                (best, shown_apart(records, hosts), self.connect(best, &routes, left)??)
+            }
+            FabricChoice::Auto => match self.connect(best, &routes, (left / 2).min(SHARING_TIMEOUT))? {
+                Ok(connected) => (best, shown_apart(records, hosts), connected),
+                Err(error) => {
+                    let left = self.deadline.since(now());
+                    (Fabric::Tcp, error.to_string(), self.connect(Fabric::Tcp, &routes, left)??)
                 }
-            }
-            (FabricChoice::Auto, Some(apart)) => {
-                let left = self.deadline.since(now());
-                (Fabric::Tcp, apart.to_string(), self.connect(Fabric::Tcp, left)??)
-            }
+            },
         };
-        let ranks = self.world.world_size;
+        let (ranks, count) = (self.world.world_size, hosts.count());
+        let line = match fabric {
+            Fabric::Shm => format!("shm between all of {ranks} ranks ({why})"),
+            Fabric::Tcp => format!("tcp between all of {ranks} ranks ({why})"),
+            Fabric::Hybrid => format!("shm within {count} hosts of {ranks} ranks, tcp across ({why})"),
+        };
         if self.world.rank == 0 {
-            tracing::info!("fabric {fabric} for {ranks} ranks: {why}");
+            tracing::info!("fabric: {line}");
         } else {
-            tracing::debug!("fabric {fabric} for {ranks} ranks: {why}");
+            tracing::debug!("fabric: {line}");
         }
         Ok((fabric, connected))
     }
@@ -283,20 +325,25 @@ impl Meeting<'_> {
     fn connect(
         &mut self,
         fabric: Fabric,
+        routes: &[Route],
         limit: Duration,
     ) -> Result<Result<Connected, JoinError>, JoinError> {
         let gate = Arc::new(Gate::default());
         let config = config(self.world, self.options, limit, Arc::<Gate>::clone(&gate));
         // `+` and the address, or `-` and the reason why there is none.
-        let (mut device, line) = match self.fabrics.make(fabric, config) {
+        let (mut device, line) = match self.fabrics.make(fabric, routes, config) {
             Ok(device) => {
                 let line = format!("+{}", device.address());
                 (Some(device), line)
             }
             Err(error) => (None, format!("-{error}")),
         };
-        let lines =
-            self.exchange(&format!("{fabric}/address"), &line, device.as_deref_mut(), &mut Vec::new())?;
+        let lines = self.exchange(
+            &format!("{}/address", topic(fabric)),
+            &line,
+            device.as_deref_mut(),
+            &mut Vec::new(),
+        )?;
         if let Some(error) = first_failure(fabric, &lines) {
             return Ok(Err(error));
         }
@@ -311,7 +358,7 @@ impl Meeting<'_> {
             device = None;
         }
         let outcomes =
-            self.exchange(&format!("{fabric}/outcome"), &line, device.as_deref_mut(), &mut events)?;
+            self.exchange(&format!("{}/outcome", topic(fabric)), &line, device.as_deref_mut(), &mut events)?;
         Ok(match (first_failure(fabric, &outcomes), device) {
             (None, Some(device)) => Ok(Connected { gate, device, events }),
             (Some(error), _) => Err(error),
@@ -449,6 +496,36 @@ enum ReachError {
     Lost { peer: Rank, cause: LossCause },
     #[error("{} not connected within {} ms", ranks_shown(.ranks), .waited.as_millis())]
     Late { ranks: Vec<Rank>, waited: Duration },
+}
+
+/// What a store calls it.
+fn topic(fabric: Fabric) -> &'static str {
+    match fabric {
+        Fabric::Shm => "shm",
+        Fabric::Tcp => "tcp",
+        Fabric::Hybrid => "hybrid",
+    }
+}
+
+/// Two ranks that are not on one host, and why; or that all are.
+fn shown_apart(records: &[Record], hosts: &Hosts) -> String {
+    let Some((low, high, distance)) = hosts.apart else {
+        return format!("one host, {}: descriptors arrive and map", records[0].host_shown());
+    };
+    let same_machine = records[low as usize].same_machine(&records[high as usize]);
+    format!("rank {high} and rank {low}: {}", distance.reason(same_machine))
+}
+
+/// Shared memory was asked for, and two ranks cannot share any.
+fn not_one_host(records: &[Record], hosts: &Hosts) -> JoinError {
+    // Ranks of different hosts are no neighbours, all but those that a third one keeps apart.
+    let (low, high, distance) = hosts.apart.unwrap_or((0, 0, Distance::NoDescriptor));
+    let (first, second) = (&records[low as usize], &records[high as usize]);
+    JoinError::DifferentHosts {
+        first: format!("rank {low} on {}", first.host_shown()),
+        second: format!("rank {high} on {}", second.host_shown()),
+        reason: distance.reason(first.same_machine(second)),
+    }
 }
 
 /// The first rank that said no, and why.

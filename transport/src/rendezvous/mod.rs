@@ -18,6 +18,7 @@ mod fabrics;
 mod file;
 mod gate;
 mod join;
+mod neighbours;
 mod pause;
 mod record;
 mod tcp;

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::Rank;
 
 /// Version of what ranks say to each other at the meeting and on the fabrics.
-pub(super) const PROTOCOL_VERSION: u32 = 1;
+pub(super) const PROTOCOL_VERSION: u32 = 2;
 
 /// Most settings that are compared.
 const KNOBS_MAX: usize = 64;
@@ -17,10 +17,13 @@ pub(super) struct Record {
     pub(super) process: u32,
     /// Name of the host, for people.
     pub(super) host_name: String,
-    /// Differs between machines, equal for all processes of one.
+    /// Differs between machines, equal for all processes of one, whatever their containers. Only for messages, and to
+    /// count who shares processors.
     pub(super) machine: String,
     /// `PLEACH_HOST`.
     pub(super) host: Option<String>,
+    /// Where neighbours knock, if it tries to find any.
+    pub(super) door: Option<String>,
     /// Settings that must be equal everywhere, by name.
     pub(super) knobs: Vec<(String, String)>,
 }
@@ -43,7 +46,12 @@ pub(super) struct Unreadable;
 
 impl Record {
     /// About this process.
-    pub(super) fn own(world_size: u32, host: Option<&str>, knobs: &[(String, String)]) -> Self {
+    pub(super) fn own(
+        world_size: u32,
+        host: Option<&str>,
+        door: Option<&str>,
+        knobs: &[(String, String)],
+    ) -> Self {
         let mut knobs = knobs.to_vec();
         knobs.sort();
         Self {
@@ -52,6 +60,7 @@ impl Record {
             host_name: host_name(),
             machine: machine(),
             host: host.map(str::to_owned),
+            door: door.map(str::to_owned),
             knobs,
         }
     }
@@ -67,6 +76,9 @@ impl Record {
         line("machine", &self.machine);
         if let Some(host) = &self.host {
             line("host", host);
+        }
+        if let Some(door) = &self.door {
+            line("door", door);
         }
         for (name, value) in &self.knobs {
             line(&format!("knob {}", name.replace(char::is_whitespace, "-")), value);
@@ -97,6 +109,7 @@ impl Record {
         let host_name = field("host-name").ok_or(Unreadable)?;
         let machine = field("machine").ok_or(Unreadable)?;
         let host = field("host");
+        let door = field("door");
         let mut knobs = Vec::new();
         while let Some(knob) = field("knob") {
             let (name, value) = knob.split_once(' ').ok_or(Unreadable)?;
@@ -108,7 +121,7 @@ impl Record {
         if lines.next().is_some() {
             return Err(Unreadable);
         }
-        Ok(Ok(Self { world_size, process, host_name, machine, host, knobs }))
+        Ok(Ok(Self { world_size, process, host_name, machine, host, door, knobs }))
     }
 
     /// What differs that must not.
@@ -135,9 +148,9 @@ impl Record {
         found.map_or("not set", |(_, value)| value).to_owned()
     }
 
-    /// Whether both may share memory, as far as names tell.
-    pub(super) fn same_host(&self, other: &Self) -> bool {
-        self.machine == other.machine && self.host == other.host
+    /// Whether both run on the processors of one machine.
+    pub(super) fn same_machine(&self, other: &Self) -> bool {
+        self.machine == other.machine
     }
 
     /// What people call the host.
@@ -174,6 +187,7 @@ mod tests {
             host_name: "vm".to_owned(),
             machine: "m".to_owned(),
             host: None,
+            door: None,
             knobs: vec![
                 ("chunk-bytes".to_owned(), "64".to_owned()),
                 ("fabric".to_owned(), "auto".to_owned()),
@@ -183,12 +197,13 @@ mod tests {
 
     #[test]
     fn a_record_reads_back_with_and_without_a_host_name_of_its_own() {
-        for host in [None, Some("rack 1".to_owned())] {
-            let record = Record { host, ..record() };
+        let texts = || [None, Some("rack 1".to_owned())];
+        for (host, door) in texts().into_iter().flat_map(|host| texts().map(|door| (host.clone(), door))) {
+            let record = Record { host, door, ..record() };
             assert_eq!(Record::decode(&record.encode()), Ok(Ok(record)));
         }
         assert_eq!(Record::decode(b"pleach 9\nwhatever"), Ok(Err(9)));
-        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 1\nworld-size x\n", &[0xff]] {
+        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 2\nworld-size x\n", &[0xff]] {
             assert_eq!(Record::decode(bytes), Err(Unreadable));
         }
         let whole = record().encode();
@@ -213,13 +228,5 @@ mod tests {
         let text = record().compare(1, &other, 2).expect_err("differs").to_string();
         assert!(text.contains("chunk-bytes is 64 at rank 1 and not set at rank 2"), "{text}");
         assert_eq!(record().compare(0, &record(), 3), Ok(()));
-    }
-
-    #[test]
-    fn only_one_machine_with_one_name_is_one_host() {
-        let named = |host: &str| Record { host: Some(host.to_owned()), ..record() };
-        assert!(record().same_host(&record()) && named("a").same_host(&named("a")));
-        assert!(!named("a").same_host(&named("b")) && !named("a").same_host(&record()));
-        assert!(!record().same_host(&Record { machine: "n".to_owned(), ..record() }));
     }
 }

@@ -44,7 +44,7 @@ mod shared;
 mod silence;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
-mod socket;
+pub(crate) mod socket;
 #[cfg(all(test, not(loom)))]
 #[allow(unsafe_code)]
 mod tests;

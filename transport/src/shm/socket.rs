@@ -40,7 +40,12 @@ pub(crate) fn bind_anywhere() -> io::Result<(OwnedFd, Address)> {
 
 /// The name in an address of this fabric.
 pub(crate) fn parse(address: &Address) -> Option<&str> {
-    let name = address.0.strip_prefix(SCHEME)?;
+    parse_text(&address.0)
+}
+
+/// The name in the text of an address.
+pub(crate) fn parse_text(address: &str) -> Option<&str> {
+    let name = address.strip_prefix(SCHEME)?;
     (name.len() == 2 * NAME_BYTES && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
 }
 

@@ -34,7 +34,13 @@ struct Paper {
 }
 
 impl Fabrics for Paper {
-    fn make(&mut self, fabric: Fabric, config: DeviceConfig) -> Result<Box<dyn Device>, FabricError> {
+    fn make(
+        &mut self,
+        fabric: Fabric,
+        routes: &[Route],
+        config: DeviceConfig,
+    ) -> Result<Box<dyn Device>, FabricError> {
+        assert_eq!(routes.len(), config.world_size as usize);
         self.made.push(fabric);
         if self.troubles.contains(&(fabric, Trouble::Make)) {
             return Err(FabricError { source: "out of paper".into() });
@@ -216,6 +222,7 @@ impl Job {
                 let joined = join_over(&world, &options, Arc::<Counter>::clone(&counter), &mut fabrics)
                     .map_err(|error| error.to_string())?;
                 assert_eq!((joined.rank, joined.world_size), (rank, world_size));
+                assert_eq!(joined.hosts.len(), world_size as usize);
                 Ok((joined.fabric, counter.0.lock().expect("whole").len()))
             };
             let handles: Vec<_> =
@@ -243,10 +250,30 @@ fn all_ranks_take_sockets_when_one_cannot_share_memory_and_nobody_hears_of_the_a
         let results = job.run();
         assert!(results.iter().all(|result| *result == Ok((Fabric::Tcp, 2))), "{trouble:?}: {results:?}");
     }
+}
+
+#[test]
+fn ranks_share_memory_inside_hosts_and_take_sockets_across() {
+    let mut job = Job::of(4);
+    job.processes[1].host = Some("elsewhere");
+    job.processes[3].host = Some("elsewhere");
+    let results = job.run();
+    assert!(results.iter().all(|result| *result == Ok((Fabric::Hybrid, 3))), "{results:?}");
+    for (rank, host) in ["a", "b", "c", "d"].into_iter().enumerate() {
+        job.processes[rank].host = Some(host);
+    }
+    let results = job.run();
+    assert!(results.iter().all(|result| *result == Ok((Fabric::Tcp, 3))), "nobody is near: {results:?}");
     let mut job = Job::of(3);
     job.processes[2].host = Some("elsewhere");
+    job.processes[0].troubles = vec![(Fabric::Hybrid, Trouble::Make)];
     let results = job.run();
-    assert!(results.iter().all(|result| *result == Ok((Fabric::Tcp, 2))), "{results:?}");
+    assert!(results.iter().all(|result| *result == Ok((Fabric::Tcp, 2))), "a way is left: {results:?}");
+    job.processes.iter_mut().for_each(|process| process.fabric = FabricChoice::Only(Fabric::Hybrid));
+    for result in job.run() {
+        let error = result.expect_err("it was asked for");
+        assert!(error.contains("fabric shm+tcp not usable: rank 0: out of paper"), "{error}");
+    }
 }
 
 #[test]
@@ -265,6 +292,7 @@ fn a_fabric_that_was_asked_for_is_never_replaced() {
     for result in job.run() {
         let error = result.expect_err("not one host");
         assert!(error.contains("no shared memory") && error.contains("rank 1 on elsewhere"), "{error}");
+        assert!(error.contains("PLEACH_HOST differs"), "{error}");
     }
 }
 
