@@ -50,6 +50,8 @@ fn what_schedule_prints_verify_proves() {
         ("all-reduce", "ring", &[][..]),
         ("all-reduce", "direct", &["--mapped"]),
         ("all-reduce", "grid:2x2", &[]),
+        ("all-reduce", "hierarchical:2x2", &["--mapped"]),
+        ("all-gather", "hierarchical:3+1", &[]),
         ("broadcast", "chain", &["--root", "2"]),
         ("gather", "direct", &["--root", "3", "--mapped"]),
         ("scatter", "direct", &["--root", "1"]),
@@ -120,6 +122,11 @@ fn what_cannot_be_scheduled_is_a_usage_error_that_says_what_can() {
         &schedule(&["all-gather", "--algorithm", "chain", "--ranks", "2"]),
         2,
         &["'chain' for all-gather", "direct ring halving-doubling grid:AxB"],
+    );
+    is_one_line_with_status(
+        &schedule(&["all-reduce", "--algorithm", "hierarchical", "--ranks", "4"]),
+        2,
+        &["hierarchical:2x2"],
     );
     is_one_line_with_status(
         &schedule(&["all-reduce", "--algorithm", "ring", "--ranks", "0"]),

@@ -12,15 +12,20 @@
 //! busiest rank. A pass over memory costs for each place that it reads or writes a third of what combining two sources
 //! takes, so mapped schedules, in which nothing else moves, are priced by the same measure. Memory is counted as if
 //! it were registered: copies to and from shared windows are nothing, nor are copies of a rank's own input.
+//!
+//! Between hosts ([`Platform`]) there are other links, with an α, β and o of their own; what goes over them is counted
+//! apart ([`Across`]) and its time added. The ranks of a host share its wire, so bytes are those of the busiest host.
 
-use std::collections::{BTreeMap, VecDeque};
+mod count;
 
 use pleach_transport::CELL_PAYLOAD_BYTES;
 
-use crate::Rank;
 use crate::collective::Collective;
 use crate::generate::{Access, Algorithm, GenerateError, generate};
-use crate::schedule::{Op, Part, Place, Schedule};
+use crate::hosts::HostMap;
+use crate::schedule::Schedule;
+
+use count::{Way, loads, longest_way};
 
 /// What is done for one chunk of every block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,30 +46,64 @@ pub struct Work {
     pub moved_on_the_way: u32,
     /// Chunks read and written one after the other on the longest way, if that is more than any rank does.
     pub passed_on_the_way: u32,
+    /// What goes between hosts; rounds, messages and moved chunks above are those inside.
+    pub across: Across,
+}
+
+/// What goes between hosts for one chunk of every block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Across {
+    /// Notices one after the other on the longest way.
+    pub rounds: u32,
+    /// Notices that one rank sends, at most.
+    pub messages: u32,
+    /// Chunks put by or to the ranks of one host, at most.
+    pub moved: u32,
+    /// Chunks put one after the other on the longest way, if that is more than any host moves.
+    pub moved_on_the_way: u32,
 }
 
 impl Work {
-    /// Counts it in a schedule.
+    /// Counts it in a schedule of ranks that are all on one host.
     #[must_use]
     pub fn of(schedule: &Schedule) -> Self {
-        let mut busiest = [0; 4];
-        for load in loads(schedule) {
-            let counts = [load.messages, load.sent.max(load.received), load.reduced, load.passed];
-            for (most, count) in busiest.iter_mut().zip(counts) {
-                *most = count.max(*most);
-            }
+        Self::between(schedule, &HostMap::one(schedule.ranks()))
+    }
+
+    /// Counts it in a schedule of ranks of these hosts.
+    ///
+    /// # Panics
+    ///
+    /// When the map has fewer ranks than the schedule.
+    #[must_use]
+    pub fn between(schedule: &Schedule, hosts: &HostMap) -> Self {
+        let loads = loads(schedule, hosts);
+        let most = |count: &dyn Fn(&count::Load) -> u32| loads.iter().map(count).max().unwrap_or(0);
+        let mut wires = vec![(0, 0); hosts.hosts() as usize];
+        for (rank, load) in (0..).zip(&loads) {
+            let (sent, received) = &mut wires[hosts.host(rank) as usize];
+            *sent += load.sent_across;
+            *received += load.received_across;
         }
-        let [messages, moved, reduced, passed] = busiest;
-        let way = longest_way(schedule);
+        let wire = wires.iter().map(|&(sent, received)| sent.max(received)).max().unwrap_or(0);
+        let moved = most(&|load| load.sent.max(load.received));
+        let passed = most(&|load| load.passed);
+        let way: Way = longest_way(schedule, hosts);
         Self {
             blocks: schedule.blocks.len() as u32,
             rounds: way.rounds,
-            messages,
+            messages: most(&|load| load.messages),
             moved,
-            reduced,
+            reduced: most(&|load| load.reduced),
             passed,
             moved_on_the_way: way.moved.max(moved),
             passed_on_the_way: way.passed.max(passed),
+            across: Across {
+                rounds: way.rounds_across,
+                messages: most(&|load| load.messages_across),
+                moved: wire,
+                moved_on_the_way: way.moved_across.max(wire),
+            },
         }
     }
 
@@ -122,6 +161,7 @@ impl Work {
                 let rounds = 2 * stages.count() as u32;
                 Some(Self::puts(p, rounds, 2 * reduced, 2 * reduced).reducing(passes, reduced))
             }
+            Algorithm::Hierarchical(_) => None,
         }
     }
 
@@ -214,6 +254,7 @@ impl Work {
             passed: 0,
             moved_on_the_way: moved,
             passed_on_the_way: 0,
+            across: Across::default(),
         }
     }
 
@@ -223,6 +264,15 @@ impl Work {
         // The first source and the one result are not among them.
         self.passed = reduced + 2 * passes;
         self.passed_on_the_way = self.passed;
+        self
+    }
+
+    /// The same between ranks that are all on hosts of their own.
+    #[must_use]
+    pub fn all_across(mut self) -> Self {
+        let Self { rounds, messages, moved, moved_on_the_way, .. } = self;
+        self.across = Across { rounds, messages, moved, moved_on_the_way };
+        (self.rounds, self.messages, self.moved, self.moved_on_the_way) = (0, 0, 0, 0);
         self
     }
 
@@ -257,16 +307,17 @@ impl CostModel {
     /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in seconds.
     #[must_use]
     pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
-        let block = bytes as f64 / f64::from(work.blocks);
-        let chunks = (block / chunk_bytes.max(1) as f64).ceil().max(1.0);
-        let chunk = block / chunks;
-        let pipelined = |way: u32, each: u32| (f64::from(way) + (chunks - 1.0) * f64::from(each)) * chunk;
+        let chunks = Chunks::of(work, bytes, chunk_bytes);
+        let Work { rounds, messages, moved, moved_on_the_way, .. } = *work;
+        self.links(&chunks, rounds, messages, chunks.pipelined(moved_on_the_way, moved))
+            + chunks.pipelined(work.passed_on_the_way, work.passed) / 3.0 / self.reduce_bytes_per_s
+    }
+
+    /// What goes over links: rounds, messages of each chunk, bytes one after the other.
+    fn links(&self, chunks: &Chunks, rounds: u32, messages: u32, bytes: f64) -> f64 {
         // What fits in a notice's own line comes with it.
-        let moving = pipelined(work.moved_on_the_way, work.moved) / self.bytes_per_s;
-        f64::from(work.rounds) * self.latency_s
-            + chunks * f64::from(work.messages) * self.message_s
-            + if chunk <= CELL_PAYLOAD_BYTES as f64 { 0.0 } else { moving }
-            + pipelined(work.passed_on_the_way, work.passed) / 3.0 / self.reduce_bytes_per_s
+        let moving = if chunks.bytes <= CELL_PAYLOAD_BYTES as f64 { 0.0 } else { bytes / self.bytes_per_s };
+        f64::from(rounds) * self.latency_s + chunks.count * f64::from(messages) * self.message_s + moving
     }
 
     /// The same for an algorithm: by its formula where it has one, else by counting.
@@ -291,147 +342,84 @@ impl CostModel {
     }
 }
 
-/// What one rank does for a chunk of every block.
-#[derive(Clone, Copy, Debug, Default)]
-struct Load {
-    messages: u32,
-    sent: u32,
-    received: u32,
-    passed: u32,
-    reduced: u32,
+/// The chunks of a block.
+struct Chunks {
+    count: f64,
+    /// Of one of them.
+    bytes: f64,
 }
 
-fn loads(schedule: &Schedule) -> Vec<Load> {
-    let mut loads = vec![Load::default(); schedule.programs.len()];
-    for (rank, lanes) in schedule.programs.iter().enumerate() {
-        for step in lanes.iter().flat_map(|lane| &lane.steps) {
-            match &step.op {
-                Op::Wait { .. } => {}
-                Op::Notify { .. } => loads[rank].messages += 1,
-                Op::Put { to, .. } => {
-                    loads[rank].messages += 1;
-                    loads[rank].sent += 1;
-                    loads[*to as usize].received += 1;
-                }
-                Op::Reduce { from, into } => {
-                    loads[rank].passed += passed(from, into);
-                    loads[rank].reduced += from.len() as u32 - 1;
-                }
-            }
+impl Chunks {
+    fn of(work: &Work, bytes: u64, chunk_bytes: u64) -> Self {
+        let block = bytes as f64 / f64::from(work.blocks);
+        let count = (block / chunk_bytes.max(1) as f64).ceil().max(1.0);
+        Self { count, bytes: block / count }
+    }
+
+    /// Bytes one after the other: the first chunk goes `way`, the others follow at the pace of `each`.
+    fn pipelined(&self, way: u32, each: u32) -> f64 {
+        (f64::from(way) + (self.count - 1.0) * f64::from(each)) * self.bytes
+    }
+}
+
+/// Ranks on hosts, and what the links inside and across can do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Platform {
+    /// Which rank is where.
+    pub hosts: HostMap,
+    /// Whether ranks of one host map each other's memory.
+    pub access: Access,
+    /// The links inside a host, and its processors.
+    pub near: CostModel,
+    /// The links between hosts.
+    pub far: CostModel,
+}
+
+impl Platform {
+    /// These hosts, before anything has been measured. Where nothing maps, all links are taken to be alike.
+    #[must_use]
+    pub fn new(hosts: HostMap, access: Access) -> Self {
+        match access {
+            Access::Put => Self { hosts, access, near: CostModel::TCP, far: CostModel::TCP },
+            Access::Mapped => Self { hosts, access, near: CostModel::SHARED_MEMORY, far: CostModel::TCP },
         }
     }
-    loads
-}
 
-/// Places that a pass reads and writes, as if all memory were registered.
-fn passed(from: &[Place], into: &[Place]) -> u32 {
-    let place = |place: &Place| Place {
-        rank: place.rank,
-        part: match place.part {
-            Part::SharedInput => Part::Input,
-            Part::SharedOutput => Part::Output,
-            own => own,
-        },
-    };
-    let mut written: Vec<Place> = into.iter().map(place).collect();
-    written.sort_unstable();
-    written.dedup();
-    if let [only] = from {
-        let only = place(only);
-        written.retain(|&place| {
-            place != only && (place.rank, place.part, only.part) != (only.rank, Part::Output, Part::Input)
-        });
+    /// All ranks on one host.
+    #[must_use]
+    pub fn one_host(ranks: u32, access: Access, model: CostModel) -> Self {
+        Self { hosts: HostMap::one(ranks), access, near: model, far: model }
     }
-    if written.is_empty() { 0 } else { (from.len() + written.len()) as u32 }
-}
 
-/// How long the way to a moment is, in each measure for itself.
-#[derive(Clone, Copy, Debug, Default)]
-struct Way {
-    rounds: u32,
-    moved: u32,
-    passed: u32,
-}
-
-impl Way {
-    fn join(&mut self, other: Self) {
-        self.rounds = self.rounds.max(other.rounds);
-        self.moved = self.moved.max(other.moved);
-        self.passed = self.passed.max(other.passed);
+    /// How many ranks there are.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.hosts.ranks()
     }
-}
 
-/// A notice: to whom, from whom, for which block, in which cell.
-type NoticeName = (Rank, Rank, u32, u16);
-
-/// How far a lane has come.
-struct Progress {
-    next: usize,
-    issued: Way,
-    complete: Vec<Way>,
-}
-
-/// The longest way through one chunk of every block.
-fn longest_way(schedule: &Schedule) -> Way {
-    let mut longest = Way::default();
-    let mut shown: BTreeMap<NoticeName, Way> = BTreeMap::new();
-    let mut waiting: BTreeMap<NoticeName, (usize, usize)> = BTreeMap::new();
-    let mut progress: Vec<Vec<Progress>> = schedule
-        .programs
-        .iter()
-        .map(|lanes| {
-            let start = |_| Progress { next: 0, issued: Way::default(), complete: Vec::new() };
-            lanes.iter().map(start).collect()
-        })
-        .collect();
-    let mut ready: VecDeque<(usize, usize)> = progress
-        .iter()
-        .enumerate()
-        .flat_map(|(rank, lanes)| (0..lanes.len()).map(move |lane| (rank, lane)))
-        .collect();
-    while let Some((rank, lane_index)) = ready.pop_front() {
-        let lane = &schedule.programs[rank][lane_index];
-        let state = &mut progress[rank][lane_index];
-        while let Some(step) = lane.steps.get(state.next) {
-            for &(earlier, chunks) in &step.after {
-                if chunks == 0 {
-                    state.issued.join(state.complete.get(earlier as usize).copied().unwrap_or_default());
-                }
-            }
-            let mut complete = state.issued;
-            let mut arrival = state.issued;
-            arrival.rounds += 1;
-            let notice = match &step.op {
-                Op::Wait { from, cell } => {
-                    let name = (rank as Rank, *from, lane.block, cell.0);
-                    let Some(arrival) = shown.remove(&name) else {
-                        waiting.insert(name, (rank, lane_index));
-                        break;
-                    };
-                    state.issued.join(arrival);
-                    complete = state.issued;
-                    None
-                }
-                Op::Notify { to, cell } => Some((*to, rank as Rank, lane.block, cell.0)),
-                Op::Put { to, cell, .. } => {
-                    arrival.moved += 1;
-                    Some((*to, rank as Rank, lane.block, cell.0))
-                }
-                Op::Reduce { from, into } => {
-                    complete.passed += passed(from, into);
-                    None
-                }
-            };
-            if let Some(name) = notice {
-                shown.insert(name, arrival);
-                ready.extend(waiting.remove(&name));
-            }
-            longest.join(complete);
-            state.complete.push(complete);
-            state.next += 1;
+    /// The forms in which an algorithm can be carried out here: mapped only where all that it maps is on one host.
+    #[must_use]
+    pub fn forms(&self, algorithm: &Algorithm) -> &'static [Access] {
+        let stays_inside = match algorithm {
+            Algorithm::Hierarchical(Some(hosts)) => hosts.is_within(&self.hosts),
+            Algorithm::Hierarchical(None) => true,
+            _ => self.hosts.hosts() == 1,
+        };
+        if stays_inside && self.access == Access::Mapped {
+            &[Access::Put, Access::Mapped]
+        } else {
+            &[Access::Put]
         }
     }
-    longest
+
+    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in seconds.
+    #[must_use]
+    pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
+        let chunks = Chunks::of(work, bytes, chunk_bytes);
+        let Across { rounds, messages, moved, moved_on_the_way } = work.across;
+        let across = chunks.pipelined(moved_on_the_way, moved);
+        self.near.time(work, bytes, chunk_bytes) + self.far.links(&chunks, rounds, messages, across)
+    }
 }
 
 #[cfg(test)]
@@ -485,7 +473,7 @@ mod tests {
                 };
                 let schedule =
                     generate(Collective::AllReduce, &algorithm, ranks, Access::Put).expect("it fits");
-                for load in loads(&schedule) {
+                for load in loads(&schedule, &HostMap::one(schedule.ranks())) {
                     assert_eq!(load.sent, 2 * (ranks - 1), "{algorithm} {ranks}");
                     assert_eq!(load.received, load.sent);
                     assert_eq!(load.reduced, ranks - 1);

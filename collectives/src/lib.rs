@@ -9,6 +9,7 @@ pub mod cost;
 pub mod engine;
 pub mod generate;
 pub mod group;
+pub mod hosts;
 pub mod parts;
 pub mod rank_space;
 pub mod reproducible;
@@ -27,6 +28,7 @@ pub use generate::{Access, Algorithm, generate};
 pub use group::{
     Buffer, CollectiveError, Data, DataMut, Element, Group, JoinGroupError, Options, Pending, PendingError,
 };
+pub use hosts::HostMap;
 pub use parts::Parts;
 pub use pleach_transport::Rank;
 pub use reproducible::Reproducible;

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use crate::collective::{Collective, UnknownName};
-use crate::cost::{CostModel, Work};
+use crate::cost::{Platform, Work};
 use crate::generate::{Access, Algorithm, GenerateError, check, generate};
 
 /// Chunk size that prices are made for, in bytes, unless another is given: what stays in a core's cache.
@@ -55,22 +55,16 @@ pub enum SelectError {
     Generate(#[from] GenerateError),
 }
 
-/// Chooses for `bytes` bytes of the whole. `access` says what is possible: where peers are mapped, puts are too.
+/// Chooses for `bytes` bytes of the whole. The platform says what is possible: where peers are mapped, puts are too.
 ///
 /// # Errors
 ///
 /// When there is no schedule for that many ranks, or the collective names a rank that does not exist.
-pub fn select(
-    collective: Collective,
-    ranks: u32,
-    bytes: u64,
-    access: Access,
-    model: &CostModel,
-) -> Result<Choice, SelectError> {
-    let table = price(collective, ranks, bytes, access, model, &candidates(collective, ranks))?;
+pub fn select(collective: Collective, bytes: u64, platform: &Platform) -> Result<Choice, SelectError> {
+    let table = price(collective, bytes, platform, &candidates_on(collective, platform))?;
     Ok(Choice {
         collective,
-        ranks,
+        ranks: platform.ranks(),
         bytes,
         algorithm: table[0].algorithm.clone(),
         access: table[0].access,
@@ -78,7 +72,8 @@ pub fn select(
     })
 }
 
-/// Takes the algorithm of this name (`auto`: chooses), in the quickest form.
+/// Takes the algorithm of this name (`auto`: chooses), in the quickest form. `hierarchical` without hosts takes those of
+/// the platform.
 ///
 /// # Errors
 ///
@@ -86,22 +81,38 @@ pub fn select(
 pub fn select_named(
     name: &str,
     collective: Collective,
-    ranks: u32,
     bytes: u64,
-    access: Access,
-    model: &CostModel,
+    platform: &Platform,
 ) -> Result<Choice, SelectError> {
     if name == "auto" {
-        return select(collective, ranks, bytes, access, model);
+        return select(collective, bytes, platform);
     }
-    let named = Algorithm::named(name, collective)?;
+    let ranks = platform.ranks();
+    let named = match Algorithm::named(name, collective)? {
+        Algorithm::Hierarchical(None) => Algorithm::Hierarchical(Some(platform.hosts.clone())),
+        named => named,
+    };
     check(collective, &named, ranks)?;
     let mut algorithms = vec![named.clone()];
-    algorithms.extend(candidates(collective, ranks).into_iter().filter(|algorithm| *algorithm != named));
-    let table = price(collective, ranks, bytes, access, model, &algorithms)?;
+    let others = candidates_on(collective, platform).into_iter();
+    algorithms.extend(others.filter(|algorithm| *algorithm != named));
+    let table = price(collective, bytes, platform, &algorithms)?;
     // Where it has no price, it is taken in the form that moves least.
-    let form = table.iter().find(|row| row.algorithm == named).map_or(access, |row| row.access);
+    let best = platform.forms(&named).last().copied().unwrap_or(Access::Put);
+    let form = table.iter().find(|row| row.algorithm == named).map_or(best, |row| row.access);
     Ok(Choice { collective, ranks, bytes, algorithm: named, access: form, table })
+}
+
+/// The algorithms that carry out a collective on these hosts.
+fn candidates_on(collective: Collective, platform: &Platform) -> Vec<Algorithm> {
+    let mut all = candidates(collective, platform.ranks());
+    // On one host, or with nobody near, others do the same.
+    let (hosts, ranks) = (platform.hosts.hosts(), platform.ranks());
+    let hierarchical = Algorithm::Hierarchical(Some(platform.hosts.clone()));
+    if (2..ranks).contains(&hosts) && hierarchical.carries_out(collective) {
+        all.push(hierarchical);
+    }
+    all
 }
 
 /// The algorithms that carry out a collective, with the grids that are most like a square; at equal prices the first
@@ -126,14 +137,11 @@ pub(crate) fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
 /// Prices of the algorithms that fit, the lowest first. Fails when none does.
 fn price(
     collective: Collective,
-    ranks: u32,
     bytes: u64,
-    access: Access,
-    model: &CostModel,
+    platform: &Platform,
     algorithms: &[Algorithm],
 ) -> Result<Vec<Candidate>, GenerateError> {
-    let forms: &[Access] =
-        if access == Access::Mapped { &[Access::Put, Access::Mapped] } else { &[Access::Put] };
+    let ranks = platform.ranks();
     let mut table = Vec::new();
     let mut refused = None;
     for algorithm in algorithms {
@@ -141,13 +149,9 @@ fn price(
             refused = Some(error);
             continue;
         }
-        for &access in forms {
-            let work = match Work::formula(collective, algorithm, ranks, access) {
-                Some(work) => Ok(work),
-                None if ranks > COUNTED_RANKS_MAX => continue,
-                None => generate(collective, algorithm, ranks, access).map(|made| Work::of(&made)),
-            };
-            let seconds = model.time(&work?, bytes, CHUNK_BYTES);
+        for &access in platform.forms(algorithm) {
+            let Some(work) = work(collective, algorithm, access, platform) else { continue };
+            let seconds = platform.time(&work?, bytes, CHUNK_BYTES);
             table.push(Candidate { algorithm: algorithm.clone(), access, seconds });
         }
     }
@@ -156,6 +160,27 @@ fn price(
         Some(error) if table.is_empty() => Err(error),
         _ => Ok(table),
     }
+}
+
+/// By formula where that knows the links, else by counting; `None` where that would take too long.
+fn work(
+    collective: Collective,
+    algorithm: &Algorithm,
+    access: Access,
+    platform: &Platform,
+) -> Option<Result<Work, GenerateError>> {
+    let ranks = platform.ranks();
+    let is_uniform = platform.hosts.hosts() == 1 || platform.near == platform.far;
+    let formula = || Work::formula(collective, algorithm, ranks, access);
+    if is_uniform && let Some(work) = formula() {
+        return Some(Ok(work));
+    }
+    if ranks <= COUNTED_RANKS_MAX {
+        let made = generate(collective, algorithm, ranks, access);
+        return Some(made.map(|made| Work::between(&made, &platform.hosts)));
+    }
+    // As if all of it went between hosts.
+    formula().filter(|_| !is_uniform).map(|work| Ok(work.all_across()))
 }
 
 impl fmt::Display for Choice {
@@ -174,14 +199,17 @@ impl fmt::Display for Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::CostModel;
     use crate::generate::ALL_TO_ALL_RANKS_MAX;
+    use crate::hosts::HostMap;
 
     fn chosen(collective: Collective, ranks: u32, bytes: u64, access: Access) -> (Algorithm, Access) {
         let model = match access {
             Access::Mapped => CostModel::SHARED_MEMORY,
             Access::Put => CostModel::TCP,
         };
-        let choice = select(collective, ranks, bytes, access, &model).expect("a choice");
+        let platform = Platform::one_host(ranks, access, model);
+        let choice = select(collective, bytes, &platform).expect("a choice");
         (choice.algorithm, choice.access)
     }
 
@@ -211,8 +239,8 @@ mod tests {
 
     #[test]
     fn a_name_overrides_the_prices_and_the_table_still_shows_them() {
-        let model = CostModel::SHARED_MEMORY;
-        let by_name = |name| select_named(name, Collective::AllReduce, 6, 8, Access::Mapped, &model);
+        let platform = Platform::one_host(6, Access::Mapped, CostModel::SHARED_MEMORY);
+        let by_name = |name| select_named(name, Collective::AllReduce, 8, &platform);
         let choice = by_name("grid:2x3").expect("it fits");
         assert_eq!(choice.algorithm, Algorithm::Grid(vec![2, 3]));
         assert!(choice.table.len() > 8);
@@ -229,19 +257,64 @@ mod tests {
 
     #[test]
     fn every_collective_has_a_choice_for_any_rank_count() {
+        let platform = |ranks| Platform::one_host(ranks, Access::Put, CostModel::TCP);
         for ranks in (1..=9).chain([1024, 2048]) {
             for name in Collective::NAMES {
                 let collective = Collective::from_name(name).expect("a known name");
                 let is_too_large = collective == Collective::AllToAll && ranks > ALL_TO_ALL_RANKS_MAX;
                 if (ranks == 1 && name == "send-recv") || is_too_large {
-                    assert!(select(collective, ranks, 8, Access::Put, &CostModel::TCP).is_err());
+                    assert!(select(collective, 8, &platform(ranks)).is_err());
                     continue;
                 }
-                let choice =
-                    select(collective, ranks, 1 << 20, Access::Put, &CostModel::TCP).expect("a choice");
+                let choice = select(collective, 1 << 20, &platform(ranks)).expect("a choice");
                 let made = generate(collective, &choice.algorithm, ranks.min(9), choice.access);
                 assert!(ranks > 9 || made.is_ok(), "{name} {ranks}");
             }
+        }
+    }
+
+    #[test]
+    fn hosts_of_several_ranks_take_the_schedule_that_sends_each_byte_between_them_once() {
+        let hosts: HostMap = "2x4".parse().expect("a map");
+        let platform = Platform::new(hosts.clone(), Access::Mapped);
+        let hierarchical = Algorithm::Hierarchical(Some(hosts.clone()));
+        let across = |collective, algorithm: &Algorithm, access| {
+            let made = generate(collective, algorithm, 8, access).expect("it fits");
+            let work = Work::between(&made, &hosts);
+            f64::from(work.across.moved) / f64::from(work.blocks)
+        };
+        for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+            let choice = select(collective, 64 << 20, &platform).expect("a choice");
+            let least = across(collective, &hierarchical, Access::Mapped);
+            let sent = across(collective, &choice.algorithm, choice.access);
+            assert!(sent <= least, "{collective} by {}: {sent} of the data, not {least}", choice.algorithm);
+            assert!(
+                choice.table.iter().all(|row| row.access == Access::Put || row.algorithm == hierarchical),
+                "nothing else may map: {:?}",
+                choice.table
+            );
+        }
+        let choice = select(Collective::AllReduce, 64 << 20, &platform).expect("a choice");
+        assert_eq!((choice.algorithm, choice.access), (hierarchical.clone(), Access::Mapped));
+        let named = select_named("hierarchical", Collective::Barrier, 0, &platform).expect("it fits");
+        assert_eq!(named.algorithm, hierarchical, "without hosts it takes those that there are");
+        // Hosts that join what is apart may be named, but not mapped.
+        let named = select_named("hierarchical:1x8", Collective::AllReduce, 1 << 20, &platform);
+        assert_eq!(named.expect("it fits").access, Access::Put);
+        let unfit = select_named("hierarchical:2x3", Collective::AllReduce, 1 << 20, &platform);
+        assert!(
+            matches!(unfit, Err(SelectError::Generate(GenerateError::HostsDoNotFit { .. }))),
+            "{unfit:?}"
+        );
+    }
+
+    #[test]
+    fn worlds_too_large_to_count_still_have_a_choice() {
+        let platform = Platform::new("64x8".parse().expect("a map"), Access::Mapped);
+        for name in Collective::NAMES {
+            let collective = Collective::from_name(name).expect("a known name");
+            let choice = select(collective, 1 << 20, &platform).expect("a choice");
+            assert_eq!(choice.access, Access::Put);
         }
     }
 }

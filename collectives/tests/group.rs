@@ -60,6 +60,8 @@ fn with_options<T: Send>(
                 scope.spawn(move || {
                     let mut options = Options::new(world(rank, ranks, &folder.0));
                     options.fabric = FabricChoice::Only(fabric);
+                    // Ranks of even and of odd numbers are on different hosts.
+                    options.world.host = (fabric == Fabric::Hybrid).then(|| format!("host-{}", rank % 2));
                     options.timeout = PATIENCE;
                     change(&mut options);
                     body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
@@ -436,6 +438,7 @@ macro_rules! on_every_fabric {
     ($($test:ident),* $(,)?) => {
         on!(pleach_transport::rendezvous::Fabric::Shm, shm: $($test),*);
         on!(pleach_transport::rendezvous::Fabric::Tcp, tcp: $($test),*);
+        on!(pleach_transport::rendezvous::Fabric::Hybrid, hybrid: $($test),*);
     };
 }
 
@@ -460,3 +463,75 @@ on_every_fabric!(
     a_rank_that_leaves_early_is_named,
     wrong_arguments_are_errors_that_harm_nobody,
 );
+
+/// With this arrangement of ranks on hosts, whatever is possible is taken.
+fn on_hosts<T: Send>(hosts: &[u32], body: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    let change = |options: &mut Options| {
+        options.fabric = FabricChoice::Auto;
+        options.world.host = Some(format!("host-{}", hosts[options.world.rank as usize]));
+    };
+    with_options(Fabric::Hybrid, hosts.len() as u32, change, body)
+}
+
+#[test]
+fn groups_find_out_which_ranks_are_neighbours_and_take_what_joins_them() {
+    for (hosts, fabric, map) in [
+        (&[0, 0, 0][..], Fabric::Shm, "1x3"),
+        (&[0, 1, 2], Fabric::Tcp, "1x3"),
+        (&[0, 0, 1, 1], Fabric::Hybrid, "2x2"),
+        (&[5, 2, 5], Fabric::Hybrid, "0,1,0"),
+    ] {
+        let found = on_hosts(hosts, |group| (group.fabric(), group.hosts().to_string()));
+        assert!(found.iter().all(|found| *found == (Some(fabric), map.to_owned())), "{hosts:?}: {found:?}");
+    }
+}
+
+#[test]
+fn hierarchical_schedules_give_the_right_result_on_hosts_of_any_sizes() {
+    use pleach_collectives::Algorithm;
+    for hosts in [&[0, 0, 1, 1][..], &[0, 1, 0, 1, 0], &[0, 0, 0, 1], &[0, 1, 1, 2]] {
+        let ranks = hosts.len();
+        on_hosts(hosts, |group| {
+            let own = group.rank() as usize;
+            let named = group.with_algorithm(Algorithm::Hierarchical(None));
+            for count in [1, 7, 5_000, 300_000] {
+                let value = |rank: usize, index: usize| (rank * 1000 + index % 97) as i64;
+                let sum = |index| (0..ranks).map(|rank| value(rank, index)).sum::<i64>();
+                let all = |data: &[i64], expected: &dyn Fn(usize) -> i64, what: &str| {
+                    let wrong = (0..data.len()).find(|&index| data[index] != expected(index));
+                    assert_eq!(wrong, None, "{what} of {count} on {hosts:?}, rank {own}");
+                };
+                let mine = || (0..count).map(|index| value(own, index)).collect::<Vec<_>>();
+                let mut registered = group.buffer(count).unwrap();
+                registered.copy_from_slice(&mine());
+                named.all_reduce(&mut registered, ReduceOp::Sum).unwrap();
+                all(&registered, &sum, "all-reduce of a buffer");
+                let mut private = mine();
+                named.all_reduce(&mut private, ReduceOp::Sum).unwrap();
+                all(&private, &sum, "all-reduce of a slice");
+                // What the planner takes.
+                private.copy_from_slice(&mine());
+                group.all_reduce(&mut private, ReduceOp::Sum).unwrap();
+                all(&private, &sum, "all-reduce by the best way");
+                let root = count % ranks;
+                private.copy_from_slice(&mine());
+                named.reduce(&mut private, ReduceOp::Sum, root as Rank).unwrap();
+                if own == root {
+                    all(&private, &sum, "reduce");
+                }
+                private.copy_from_slice(&mine());
+                named.broadcast(&mut private, root as Rank).unwrap();
+                all(&private, &|index| value(root, index), "broadcast");
+                let mut gathered = vec![0; count * ranks];
+                named.all_gather(&mine(), &mut gathered).unwrap();
+                all(&gathered, &|index| value(index / count, index % count), "all-gather");
+                let long: Vec<i64> = (0..count * ranks).map(|index| value(own, index)).collect();
+                let mut part = group.buffer(count).unwrap();
+                named.reduce_scatter(&long, &mut part, ReduceOp::Sum).unwrap();
+                all(&part, &|index| sum(own * count + index), "reduce-scatter");
+                named.barrier().unwrap();
+            }
+            group.close().unwrap();
+        });
+    }
+}

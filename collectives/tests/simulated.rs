@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pleach_collectives::engine::{Address, Bytes, Counts, Descriptor, Plan, RunId};
 use pleach_collectives::simulate::Cluster;
-use pleach_collectives::{Access, Algorithm, Collective, DataType, Rank, ReduceOp};
+use pleach_collectives::{Access, Algorithm, Collective, DataType, HostMap, Rank, ReduceOp};
 use pleach_transport::sim::{FaultKinds, Faults, Network, Options};
 use pleach_transport::{Device, SharedMemory};
 
@@ -82,6 +82,8 @@ struct Case {
     ranks: u32,
     count: usize,
     maps: bool,
+    /// By rank: the number of its host; empty: all are on one.
+    hosts: Vec<u32>,
     /// By rank, cyclic: whether its slices are registered.
     registered: [bool; 2],
     in_place: bool,
@@ -137,6 +139,7 @@ fn check(case: &Case) {
     let mut options = Options::new(network.clone(), case.seed);
     options.maps = case.maps;
     options.passive = case.maps;
+    options.hosts = case.hosts.clone();
     options.faults = Faults::draw(&FaultKinds::harmless(), case.seed, &network, Duration::from_millis(1));
     let mut cluster = Cluster::new(options);
     // Twelve calls, so that banks come round.
@@ -168,6 +171,12 @@ fn check(case: &Case) {
     }
 }
 
+/// Ranks on hosts of two that take turns, so that most have a neighbour and all have peers across.
+fn two_tiers(ranks: u32) -> Vec<u32> {
+    let hosts = ranks.div_ceil(2);
+    (0..ranks).map(|rank| rank % hosts).collect()
+}
+
 fn check_all(collective: Collective, algorithm: &Algorithm) {
     for ranks in [1, 2, 3, 4, 5] {
         if matches!(collective, Collective::SendRecv { .. }) && ranks < 2 {
@@ -175,13 +184,22 @@ fn check_all(collective: Collective, algorithm: &Algorithm) {
         }
         for (number, count) in [0usize, 1, 7, 100, 1000, 70_000].into_iter().enumerate() {
             for maps in [false, true] {
+                let (hosts, algorithm) = match algorithm {
+                    Algorithm::Hierarchical(None) => {
+                        let hosts = two_tiers(ranks);
+                        let map = HostMap::new(&hosts);
+                        (hosts, Algorithm::Hierarchical(Some(map)))
+                    }
+                    other => (Vec::new(), other.clone()),
+                };
                 let seed = u64::from(ranks) * 100 + number as u64 * 10 + u64::from(maps);
                 check(&Case {
                     collective,
-                    algorithm: algorithm.clone(),
+                    algorithm,
                     ranks,
                     count,
                     maps,
+                    hosts,
                     registered: [[true, true], [false, false], [true, false]][number % 3],
                     in_place: seed.is_multiple_of(3),
                     seed,
@@ -225,4 +243,10 @@ collectives! {
     all_to_all_direct: Collective::AllToAll, Algorithm::Direct;
     send_recv_direct: Collective::SendRecv { from: 0, to: 1 }, Algorithm::Direct;
     barrier: Collective::Barrier, Algorithm::RecursiveDoubling;
+    all_reduce_hierarchical: Collective::AllReduce, Algorithm::Hierarchical(None);
+    reduce_hierarchical: Collective::Reduce { root: 0 }, Algorithm::Hierarchical(None);
+    broadcast_hierarchical: Collective::Broadcast { root: 0 }, Algorithm::Hierarchical(None);
+    all_gather_hierarchical: Collective::AllGather, Algorithm::Hierarchical(None);
+    reduce_scatter_hierarchical: Collective::ReduceScatter, Algorithm::Hierarchical(None);
+    barrier_hierarchical: Collective::Barrier, Algorithm::Hierarchical(None);
 }

@@ -30,6 +30,10 @@ macro_rules! on_every_fabric {
         mod tcp {
             $(#[test] fn $test() { super::$test(pleach::transport::rendezvous::Fabric::Tcp); })*
         }
+        /// Ranks of even and of odd numbers are on different hosts.
+        mod hybrid {
+            $(#[test] fn $test() { super::$test(pleach::transport::rendezvous::Fabric::Hybrid); })*
+        }
     };
 }
 pub(crate) use on_every_fabric;

@@ -31,7 +31,7 @@ pub(crate) fn obey() {
     let Ok(variable) = std::env::var(VARIABLE) else { return };
     let words: Vec<_> = variable.splitn(4, ' ').collect();
     let number = |index: usize| words[index].parse::<Rank>().expect("is a number");
-    let fabric = if words[2] == "shm" { Fabric::Shm } else { Fabric::Tcp };
+    let Ok(FabricChoice::Only(fabric)) = words[2].parse() else { panic!("{} is no fabric", words[2]) };
     let current = Arc::new(Mutex::new(None));
     let mut player = Player {
         rank: number(0),
@@ -159,7 +159,7 @@ impl Player {
             local_rank: Some(self.rank),
             rendezvous: Some(Rendezvous::File { folder }),
             secret: None,
-            host: None,
+            host: (self.fabric == Fabric::Hybrid).then(|| format!("host-{}", self.rank % 2)),
             interface: None,
             launcher: Launcher::Arguments,
         });

@@ -2,9 +2,10 @@
 #![allow(missing_docs)] // criterion's macros
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
+use pleach_collectives::cost::Platform;
 use pleach_collectives::group::Planner;
 use pleach_collectives::verify::verify;
-use pleach_collectives::{Access, Algorithm, Collective, CostModel, generate, select};
+use pleach_collectives::{Access, Algorithm, Collective, HostMap, generate, select};
 
 const BYTES: usize = 1 << 20;
 
@@ -31,15 +32,13 @@ fn proofs(criterion: &mut Criterion) {
 }
 
 fn plans(criterion: &mut Criterion) {
-    let mut planner = Planner::new(0, 8, Access::Mapped, None);
+    let platform = Platform::new(HostMap::one(8), Access::Mapped);
+    let mut planner = Planner::new(0, platform.clone(), None);
     criterion.bench_function("plan, known", |bencher| {
         bencher.iter(|| planner.program(Collective::AllReduce, BYTES, None).expect("there is one"));
     });
     criterion.bench_function("select", |bencher| {
-        bencher.iter(|| {
-            select(Collective::AllReduce, 8, BYTES as u64, Access::Mapped, &CostModel::SHARED_MEMORY)
-                .expect("there is one")
-        });
+        bencher.iter(|| select(Collective::AllReduce, BYTES as u64, &platform).expect("there is one"));
     });
 }
 

@@ -18,7 +18,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     Forest {
         collective,
         ranks,
-        access,
+        links: access.into(),
         window: WINDOW,
         blocks: one_block(),
         shape: &|_| Shape::both(Tree::chain_after(ranks, root)),

@@ -31,7 +31,8 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     let whole = |tree: &dyn Fn() -> Tree| {
         let shape = |_| Shape::both(tree());
         let (window, blocks) = (WINDOW, one_block());
-        Forest { collective, ranks, access, window, blocks, shape: &shape, turn: &|_, _| 0 }.schedule()
+        let links = access.into();
+        Forest { collective, ranks, links, window, blocks, shape: &shape, turn: &|_, _| 0 }.schedule()
     };
     match collective {
         Collective::Reduce { root } | Collective::Broadcast { root } => whole(&|| Tree::star(ranks, root)),
@@ -39,7 +40,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
         _ => Forest {
             collective,
             ranks,
-            access,
+            links: access.into(),
             window: WINDOW,
             blocks: block_for_each_rank(collective, ranks),
             shape: &|block| Shape::both(Tree::star(ranks, block)),

@@ -45,7 +45,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     Forest {
         collective,
         ranks,
-        access,
+        links: access.into(),
         window,
         blocks,
         shape: &shape,

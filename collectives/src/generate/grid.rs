@@ -27,7 +27,7 @@ pub(super) fn schedule(collective: Collective, space: &RankSpace, access: Access
     Forest {
         collective,
         ranks,
-        access,
+        links: access.into(),
         window: WINDOW,
         blocks: block_for_each_rank(collective, ranks),
         shape: &|block| Shape::both(tree(space, block)),

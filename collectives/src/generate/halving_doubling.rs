@@ -38,7 +38,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     Forest {
         collective,
         ranks,
-        access,
+        links: access.into(),
         window: WINDOW,
         blocks,
         shape: &|block| Shape::both(fold.tree(owner(block))),

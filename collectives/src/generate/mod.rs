@@ -18,6 +18,7 @@ mod double_tree;
 mod grid;
 mod grid_staged;
 mod halving_doubling;
+mod hierarchical;
 #[cfg(test)]
 mod interpreter;
 mod pairwise;
@@ -29,7 +30,9 @@ mod tree;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::Rank;
 use crate::collective::{Collective, UnknownName};
+use crate::hosts::HostMap;
 use crate::rank_space::RankSpace;
 use crate::schedule::{Block, Lane, Schedule};
 
@@ -50,6 +53,31 @@ impl fmt::Display for Access {
             Self::Put => "put",
             Self::Mapped => "mapped",
         })
+    }
+}
+
+/// How each rank reaches each other.
+#[derive(Clone, Copy)]
+enum Links<'a> {
+    /// All in the same way.
+    All(Access),
+    /// Neighbours in this way, ranks of different hosts by puts.
+    Inside(Access, &'a HostMap),
+}
+
+impl From<Access> for Links<'_> {
+    fn from(access: Access) -> Self {
+        Self::All(access)
+    }
+}
+
+impl Links<'_> {
+    fn between(self, rank: Rank, peer: Rank) -> Access {
+        match self {
+            Self::All(access) => access,
+            Self::Inside(access, hosts) if hosts.are_neighbours(rank, peer) => access,
+            Self::Inside(..) => Access::Put,
+        }
     }
 }
 
@@ -76,6 +104,9 @@ pub enum Algorithm {
     Grid(Vec<u32>),
     /// Along the lines of a grid: a whole all-reduce in each dimension, one after the other.
     GridStaged(Vec<u32>),
+    /// Inside every host, and across hosts by one rank of each for a share of the data. Its mappings stay inside hosts.
+    /// `None`: the hosts of the group that carries it out.
+    Hierarchical(Option<HostMap>),
 }
 
 impl Algorithm {
@@ -91,12 +122,15 @@ impl Algorithm {
                 "double-tree",
                 "grid:AxB",
                 "grid-staged:AxB",
+                "hierarchical:HxR",
             ],
-            Collective::Reduce { .. } | Collective::Broadcast { .. } => &["direct", "double-tree", "chain"],
-            Collective::AllGather | Collective::ReduceScatter => {
-                &["direct", "ring", "halving-doubling", "grid:AxB"]
+            Collective::Reduce { .. } | Collective::Broadcast { .. } => {
+                &["direct", "double-tree", "chain", "hierarchical:HxR"]
             }
-            Collective::Barrier => &["recursive-doubling"],
+            Collective::AllGather | Collective::ReduceScatter => {
+                &["direct", "ring", "halving-doubling", "grid:AxB", "hierarchical:HxR"]
+            }
+            Collective::Barrier => &["recursive-doubling", "hierarchical:HxR"],
             Collective::Gather { .. }
             | Collective::Scatter { .. }
             | Collective::AllToAll
@@ -137,6 +171,7 @@ impl Algorithm {
             Self::Chain => "chain",
             Self::Grid(_) => "grid",
             Self::GridStaged(_) => "grid-staged",
+            Self::Hierarchical(_) => "hierarchical",
         }
     }
 }
@@ -149,6 +184,9 @@ impl fmt::Display for Algorithm {
                 write!(formatter, "{}{extent}", if index == 0 { ':' } else { 'x' })?;
             }
         }
+        if let Self::Hierarchical(Some(hosts)) = self {
+            write!(formatter, ":{hosts}")?;
+        }
         Ok(())
     }
 }
@@ -157,12 +195,14 @@ impl FromStr for Algorithm {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let unknown = || UnknownName {
+        let unknown = || {
+            UnknownName {
             what: "algorithm",
             name: name.to_owned(),
             known:
-                "direct recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB"
+                "direct recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR"
                     .to_owned(),
+        }
         };
         match name {
             "direct" => return Ok(Self::Direct),
@@ -171,9 +211,13 @@ impl FromStr for Algorithm {
             "ring" => return Ok(Self::Ring),
             "double-tree" => return Ok(Self::DoubleTree),
             "chain" => return Ok(Self::Chain),
+            "hierarchical" => return Ok(Self::Hierarchical(None)),
             _ => {}
         }
         let (family, extents) = name.split_once(':').ok_or_else(unknown)?;
+        if family == "hierarchical" {
+            return Ok(Self::Hierarchical(Some(extents.parse().map_err(|_| unknown())?)));
+        }
         let extents = extents
             .split('x')
             .map(|extent| extent.parse().ok().filter(|&extent: &u32| extent > 0))
@@ -225,6 +269,16 @@ pub enum GenerateError {
         /// How many ranks there are.
         ranks: u32,
     },
+    /// The hosts have not as many ranks as there are.
+    #[error("{algorithm} is for {places} ranks, not {ranks}; say which are on one host, as hierarchical:2x{}", ranks.div_ceil(2))]
+    HostsDoNotFit {
+        /// The algorithm with its hosts.
+        algorithm: Algorithm,
+        /// How many ranks these have.
+        places: u32,
+        /// How many ranks there are.
+        ranks: u32,
+    },
     /// The collective names a rank that is not there.
     #[error("rank {rank} of {collective} does not exist; there are ranks 0 to {}", ranks - 1)]
     NoSuchRank {
@@ -255,7 +309,7 @@ pub fn generate(
     ranks: u32,
     access: Access,
 ) -> Result<Schedule, GenerateError> {
-    check(collective, algorithm, ranks)?;
+    let hosts = check(collective, algorithm, ranks)?;
     if ranks == 1 || matches!(collective, Collective::SendRecv { from, to } if from == to) {
         return Ok(alone(collective, ranks, access));
     }
@@ -275,11 +329,16 @@ pub fn generate(
         Algorithm::Chain => chain::schedule(collective, ranks, access),
         Algorithm::Grid(extents) => grid::schedule(collective, &space(extents)?, access),
         Algorithm::GridStaged(extents) => grid_staged::schedule(&space(extents)?, access),
+        Algorithm::Hierarchical(_) => hierarchical::schedule(collective, &hosts, access),
     })
 }
 
-/// Whether there is such a schedule.
-pub(crate) fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<(), GenerateError> {
+/// Whether there is such a schedule; for an algorithm of hosts, which rank it has where (else all on one).
+pub(crate) fn check(
+    collective: Collective,
+    algorithm: &Algorithm,
+    ranks: u32,
+) -> Result<HostMap, GenerateError> {
     if ranks == 0 {
         return Err(GenerateError::NoRanks);
     }
@@ -305,13 +364,21 @@ pub(crate) fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -
             return Err(GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks });
         }
     }
+    let hosts = match algorithm {
+        Algorithm::Hierarchical(hosts) => {
+            let places = hosts.as_ref().map_or(0, HostMap::ranks);
+            let unfit = || GenerateError::HostsDoNotFit { algorithm: algorithm.clone(), places, ranks };
+            hosts.clone().filter(|_| places == ranks).ok_or_else(unfit)?
+        }
+        _ => HostMap::one(ranks),
+    };
     let named = match collective {
         Collective::SendRecv { from, to } => [from, to],
         _ => [collective.root().unwrap_or(0); 2],
     };
     match named.into_iter().find(|&rank| rank >= ranks) {
         Some(rank) => Err(GenerateError::NoSuchRank { rank, collective, ranks }),
-        None => Ok(()),
+        None => Ok(hosts),
     }
 }
 

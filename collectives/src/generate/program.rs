@@ -7,7 +7,7 @@
 use crate::Rank;
 use crate::schedule::{BlockId, Cell, Lane, Op, Part, Place, Step, StepId};
 
-use super::Access;
+use super::{Access, Links};
 
 /// Where something is delivered: a part of a peer, and the cell that tells it.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +18,8 @@ pub(super) struct Target {
 }
 
 /// A lane under construction.
-pub(super) struct Program {
-    access: Access,
+pub(super) struct Program<'a> {
+    links: Links<'a>,
     rank: Rank,
     block: BlockId,
     steps: Vec<Step>,
@@ -27,9 +27,9 @@ pub(super) struct Program {
     writes: Vec<(Part, StepId)>,
 }
 
-impl Program {
-    pub(super) fn new(access: Access, rank: Rank, block: BlockId) -> Self {
-        Self { access, rank, block, steps: Vec::new(), reads: Vec::new(), writes: Vec::new() }
+impl<'a> Program<'a> {
+    pub(super) fn new(links: impl Into<Links<'a>>, rank: Rank, block: BlockId) -> Self {
+        Self { links: links.into(), rank, block, steps: Vec::new(), reads: Vec::new(), writes: Vec::new() }
     }
 
     /// The lane; none when there is nothing to do.
@@ -100,9 +100,14 @@ impl Program {
         self.deliver_places(from, keep, staging, targets)
     }
 
-    /// Combines places, keeps the result in parts of this rank's memory and delivers it to peers: in one pass where
-    /// they are mapped, else by puts from `staging` (or from the only source, which needs no pass at all). Returns
-    /// the step that reads the sources, or the first of them.
+    /// How a peer is reached.
+    pub(super) fn access(&self, peer: Rank) -> Access {
+        self.links.between(self.rank, peer)
+    }
+
+    /// Combines places, keeps the result in parts of this rank's memory and delivers it to peers: in one pass to those
+    /// that are mapped, by puts from `staging` (or from the only source, which needs no pass at all) to the others.
+    /// Returns the step that reads the sources, or the first of them.
     pub(super) fn deliver_places(
         &mut self,
         from: Vec<Place>,
@@ -112,30 +117,29 @@ impl Program {
     ) -> StepId {
         let first = self.next();
         let mut into: Vec<Place> = keep.iter().map(|&part| self.own(part)).collect();
-        match (self.access, from.as_slice()) {
-            (Access::Mapped, _) => {
-                into.extend(targets.iter().map(|target| Place { rank: target.rank, part: target.part }));
-                self.reduce(from, into);
-                for target in targets {
-                    self.notify(target.rank, target.cell, &[first]);
-                }
+        let (mapped, put): (Vec<Target>, Vec<Target>) =
+            targets.iter().partition(|target| self.access(target.rank) == Access::Mapped);
+        into.extend(mapped.iter().map(|target| Place { rank: target.rank, part: target.part }));
+        let only = match from.as_slice() {
+            [only] if only.rank == self.rank => Some(only.part),
+            _ => None,
+        };
+        if let Some(part) = only {
+            for &target in &put {
+                self.put(part, target);
             }
-            (Access::Put, &[only]) => {
-                for &target in targets {
-                    self.put(only.part, target);
-                }
-                if !into.is_empty() {
-                    self.reduce(from, into);
-                }
+        } else if !keep.contains(&staging) && !put.is_empty() {
+            into.push(self.own(staging));
+        }
+        if !into.is_empty() {
+            let pass = self.reduce(from, into);
+            for target in &mapped {
+                self.notify(target.rank, target.cell, &[pass]);
             }
-            (Access::Put, _) => {
-                if !keep.contains(&staging) && !targets.is_empty() {
-                    into.push(self.own(staging));
-                }
-                self.reduce(from, into);
-                for &target in targets {
-                    self.put(staging, target);
-                }
+        }
+        if only.is_none() {
+            for &target in &put {
+                self.put(staging, target);
             }
         }
         first

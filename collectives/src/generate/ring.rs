@@ -25,7 +25,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     Forest {
         collective,
         ranks,
-        access,
+        links: access.into(),
         window: WINDOW,
         blocks: block_for_each_rank(collective, ranks),
         shape: &|block| Shape {

@@ -1,5 +1,7 @@
 use crate::collective::Collective;
 
+use crate::hosts::HostMap;
+
 use super::interpreter::{LAYOUTS, interpret};
 use crate::schedule::{Op, Part, Schedule, Step};
 use crate::verify::verify;
@@ -24,8 +26,25 @@ fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
         all.push(Algorithm::Grid(vec![2, ranks / 4, 2]));
         all.push(Algorithm::GridStaged(vec![2, ranks / 4, 2]));
     }
+    all.extend(host_maps(ranks).into_iter().map(|hosts| Algorithm::Hierarchical(Some(hosts))));
     all.retain(|algorithm| algorithm.carries_out(collective));
     all
+}
+
+/// Ranks on hosts in several ways: all on one, each on its own, in turns, in blocks that are and are not of one size.
+fn host_maps(ranks: u32) -> Vec<HostMap> {
+    let by = |host: &dyn Fn(u32) -> u32| HostMap::new(&(0..ranks).map(host).collect::<Vec<_>>());
+    let mut maps = vec![
+        HostMap::one(ranks),
+        HostMap::apart(ranks),
+        by(&|rank| rank % 2),
+        by(&|rank| rank / 2),
+        by(&|rank| u32::from(rank > ranks / 3)),
+        by(&|rank| if rank < 2 { rank } else { rank % 3 }),
+    ];
+    maps.sort();
+    maps.dedup();
+    maps
 }
 
 /// Carries a schedule out in several random orders, on every layout of memory, over more chunks than the window.
@@ -140,10 +159,22 @@ fn names_are_read_as_they_are_written() {
     {
         assert_eq!(name.parse::<Algorithm>().expect("a known name").to_string(), name);
     }
+    for name in ["hierarchical", "hierarchical:2x4", "hierarchical:3+2", "hierarchical:0,1,0"] {
+        assert_eq!(name.parse::<Algorithm>().expect("a known name").to_string(), name);
+    }
     assert_eq!("grid-staged:4x4".parse(), Ok(Algorithm::GridStaged(vec![4, 4])));
-    for name in
-        ["", "rings", "grid", "grid:", "grid:2x", "grid:0x2", "grid:axb", "ring:2", "grid:99999999999"]
-    {
+    for name in [
+        "",
+        "rings",
+        "grid",
+        "grid:",
+        "grid:2x",
+        "grid:0x2",
+        "grid:axb",
+        "ring:2",
+        "grid:99999999999",
+        "hierarchical:",
+    ] {
         assert!(name.parse::<Algorithm>().is_err(), "{name}");
     }
 }
@@ -151,7 +182,7 @@ fn names_are_read_as_they_are_written() {
 #[test]
 fn what_cannot_be_made_is_refused_with_what_can() {
     let error = Algorithm::named("chain", Collective::AllGather).unwrap_err().to_string();
-    assert!(error.ends_with("there are direct ring halving-doubling grid:AxB"), "{error}");
+    assert!(error.ends_with("there are direct ring halving-doubling grid:AxB hierarchical:HxR"), "{error}");
     let refused = |collective, algorithm: Algorithm, ranks| {
         generate(collective, &algorithm, ranks, Access::Put).unwrap_err().to_string()
     };
@@ -159,6 +190,10 @@ fn what_cannot_be_made_is_refused_with_what_can() {
     let misfit = refused(Collective::AllReduce, Algorithm::Grid(vec![2, 3]), 5);
     assert!(misfit.contains("6 places for 5 ranks"), "{misfit}");
     assert!(refused(Collective::Broadcast { root: 3 }, Algorithm::Direct, 3).contains("rank 3"));
+    let misfit = refused(Collective::AllReduce, "hierarchical:2x2".parse().expect("a name"), 5);
+    assert!(misfit.contains("for 4 ranks, not 5") && misfit.contains("hierarchical:2x3"), "{misfit}");
+    let nowhere = refused(Collective::AllReduce, Algorithm::Hierarchical(None), 4);
+    assert!(nowhere.contains("for 0 ranks, not 4"), "{nowhere}");
     assert!(refused(Collective::AllReduce, Algorithm::Ring, 0).contains("at least 1 rank"));
     assert!(refused(Collective::AllReduce, Algorithm::Ring, RANKS_MAX + 1).contains("at most"));
 }
@@ -214,4 +249,44 @@ fn every_schedule_is_proved_for_any_rank_count() {
         refused[..refused.len().min(60)].join("\n")
     );
     assert!(proved > 1000, "{proved}");
+}
+
+/// Whether a schedule maps only inside hosts, and puts between them no more than the module says.
+#[test]
+fn hierarchical_schedules_map_inside_hosts_only_and_send_across_what_they_must() {
+    for (text, ranks) in [("2x4", 8), ("4x2", 8), ("3+2", 5), ("0,1,0,1,2", 5), ("10x2", 20)] {
+        let hosts: HostMap = text.parse().expect("a map");
+        let (count, algorithm) = (hosts.hosts(), Algorithm::Hierarchical(Some(hosts.clone())));
+        for collective in Collective::each(ranks).into_iter().filter(|one| algorithm.carries_out(*one)) {
+            let schedule = generate(collective, &algorithm, ranks, Access::Mapped).expect("it fits");
+            let mut sent = vec![0; count as usize];
+            for (rank, lanes) in (0..).zip(&schedule.programs) {
+                for step in lanes.iter().flat_map(|lane| &lane.steps) {
+                    match &step.op {
+                        Op::Reduce { from, into } => assert!(
+                            from.iter().chain(into).all(|place| hosts.are_neighbours(rank, place.rank)),
+                            "{collective} {algorithm}: {step:?}"
+                        ),
+                        Op::Put { to, .. } => {
+                            assert!(!hosts.are_neighbours(rank, *to), "{collective} {algorithm}: {step:?}");
+                            sent[hosts.host(rank) as usize] += 1;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            let blocks = schedule.blocks.len() as u32;
+            let total: u32 = sent.iter().sum();
+            let expected = match collective {
+                Collective::Barrier => 0,
+                Collective::AllReduce => 2 * (count - 1) * blocks,
+                _ => (count - 1) * blocks,
+            };
+            assert_eq!(total, expected, "{collective} {algorithm}: {sent:?}");
+            if collective == Collective::AllReduce && text.contains('x') {
+                let each = 2 * (count - 1) * blocks / count;
+                assert!(sent.iter().all(|&sent| sent == each), "{algorithm}: {sent:?}");
+            }
+        }
+    }
 }

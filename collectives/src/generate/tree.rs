@@ -11,16 +11,17 @@
 //!   chunk: by puts the receiver says that it is ready, mapped the reader says that it has read.
 //!
 //! By puts a contribution lands in a slot of the parent, which combines all of them in one pass. Mapped, the parent
-//! reads the children's partial results where they are; an all-reduce writes results down, everything else reads.
+//! reads the children's partial results where they are; an all-reduce writes results down, everything else reads. Which
+//! of the two it is, is a matter of each edge by itself.
 
 use std::collections::VecDeque;
 
 use crate::Rank;
 use crate::collective::Collective;
-use crate::schedule::{Block, BlockId, Cell, Lane, Part, Place, Schedule};
+use crate::schedule::{Block, BlockId, Cell, Lane, Part, Place, Schedule, StepId};
 
-use super::Access;
 use super::program::{Program, Target};
+use super::{Access, Links};
 
 /// A contribution has come, or may be read.
 const PARTIAL: Cell = Cell(0);
@@ -131,7 +132,7 @@ impl Shape {
 pub(super) struct Forest<'a> {
     pub(super) collective: Collective,
     pub(super) ranks: u32,
-    pub(super) access: Access,
+    pub(super) links: Links<'a>,
     pub(super) window: u32,
     pub(super) blocks: Vec<Block>,
     /// The trees of a block.
@@ -153,7 +154,7 @@ impl Forest<'_> {
                 _ => Ways::Down(down),
             };
             for (rank, lanes) in programs.iter_mut().enumerate() {
-                lanes.extend(lane(ways, self.access, rank as Rank, block));
+                lanes.extend(lane(ways, self.links, rank as Rank, block));
             }
         }
         for (rank, lanes) in programs.iter_mut().enumerate() {
@@ -166,26 +167,36 @@ impl Forest<'_> {
 }
 
 /// A rank's lane for a block.
-fn lane(ways: Ways<'_>, access: Access, rank: Rank, block: BlockId) -> Option<Lane> {
-    let mut lane = Program::new(access, rank, block);
-    match (ways, access) {
-        (Ways::UpAndDown(up, down), _) => all_reduce(&mut lane, up, down, access, rank),
-        (Ways::Up(tree), Access::Put) => up_by_puts(&mut lane, tree, rank),
-        (Ways::Up(tree), Access::Mapped) => up_mapped(&mut lane, tree, rank),
-        (Ways::Down(tree), Access::Put) => down_by_puts(&mut lane, tree, rank),
-        (Ways::Down(tree), Access::Mapped) => down_mapped(&mut lane, tree, rank),
+fn lane(ways: Ways<'_>, links: Links<'_>, rank: Rank, block: BlockId) -> Option<Lane> {
+    let mut lane = Program::new(links, rank, block);
+    match ways {
+        Ways::UpAndDown(above, below) => all_reduce(&mut lane, above, below, rank),
+        Ways::Up(tree) => up(&mut lane, tree, rank),
+        Ways::Down(tree) => down(&mut lane, tree, rank),
     }
     lane.finish()
 }
 
+/// The children that are reached in this way.
+fn reached<'a>(
+    lane: &Program<'_>,
+    tree: &'a Tree,
+    rank: Rank,
+    access: Access,
+) -> impl DoubleEndedIterator<Item = Rank> + use<'a> {
+    let children: Vec<Rank> =
+        tree.children(rank).iter().copied().filter(|&child| lane.access(child) == access).collect();
+    children.into_iter()
+}
+
 /// Where a rank finds the contributions of its children, and its own: in rank order, so that trees which are stars
 /// combine every block in the same order.
-fn contributions(tree: &Tree, access: Access, rank: Rank) -> Vec<Place> {
+fn contributions(lane: &Program<'_>, tree: &Tree, rank: Rank) -> Vec<Place> {
     let children = tree.children(rank);
     let mut places = Vec::with_capacity(children.len() + 1);
     places.push((rank, Place { rank, part: Part::Input }));
     for (slot, &child) in children.iter().enumerate() {
-        let place = match access {
+        let place = match lane.access(child) {
             Access::Put => Place { rank, part: Part::Scratch(slot as u16) },
             Access::Mapped if tree.children(child).is_empty() => {
                 Place { rank: child, part: Part::SharedInput }
@@ -198,7 +209,7 @@ fn contributions(tree: &Tree, access: Access, rank: Rank) -> Vec<Place> {
     places.into_iter().map(|(_, place)| place).collect()
 }
 
-fn all_reduce(lane: &mut Program, up: &Tree, down: &Tree, access: Access, rank: Rank) {
+fn all_reduce(lane: &mut Program<'_>, up: &Tree, down: &Tree, rank: Rank) {
     let is_stranger = |child: Rank, above: Rank| up.parent(child) != Some(above);
     if let Some(above) = down.parent(rank).filter(|above| is_stranger(rank, *above)) {
         lane.notify(above, READY, &[]);
@@ -212,22 +223,18 @@ fn all_reduce(lane: &mut Program, up: &Tree, down: &Tree, access: Access, rank: 
         .rev()
         .map(|&rank| Target { rank, part: Part::SharedOutput, cell: RESULT })
         .collect();
-    let meet = |lane: &mut Program| {
+    let meet = |lane: &mut Program<'_>| {
         for &child in down.children(rank).iter().filter(|child| is_stranger(**child, rank)) {
             lane.wait(child, READY);
         }
     };
     let Some(parent) = up.parent(rank) else {
         meet(lane);
-        lane.deliver_places(contributions(up, access, rank), &[Part::Output], Part::SharedOutput, &below);
+        let from = contributions(lane, up, rank);
+        lane.deliver_places(from, &[Part::Output], Part::SharedOutput, &below);
         return;
     };
-    match access {
-        Access::Put => contribute_by_put(lane, up, rank, parent),
-        Access::Mapped => {
-            share_contribution(lane, up, rank, parent);
-        }
-    }
+    contribute(lane, up, rank, parent);
     if let Some(above) = down.parent(rank) {
         lane.wait(above, RESULT);
     }
@@ -239,97 +246,90 @@ fn all_reduce(lane: &mut Program, up: &Tree, down: &Tree, access: Access, rank: 
     }
 }
 
-fn contribute_by_put(lane: &mut Program, tree: &Tree, rank: Rank, parent: Rank) {
-    let slot = Part::Scratch(tree.slots[rank as usize]);
-    let target = Target { rank: parent, part: slot, cell: PARTIAL };
-    lane.deliver_places(contributions(tree, Access::Put, rank), &[], SUM, &[target]);
+/// Gives the parent this rank's contribution and that of all below it: puts it, or leaves it where the parent reads it.
+/// Returns the step that reads what the children gave.
+fn contribute(lane: &mut Program<'_>, tree: &Tree, rank: Rank, parent: Rank) -> StepId {
+    let from = contributions(lane, tree, rank);
+    match lane.access(parent) {
+        Access::Put => {
+            let slot = Part::Scratch(tree.slots[rank as usize]);
+            lane.deliver_places(from, &[], SUM, &[Target { rank: parent, part: slot, cell: PARTIAL }])
+        }
+        Access::Mapped => {
+            let shared = if from.len() == 1 { Part::SharedInput } else { SUM };
+            let step = lane.reduce(from, vec![lane.own(shared)]);
+            lane.notify(parent, PARTIAL, &[step]);
+            step
+        }
+    }
 }
 
-/// Puts the contribution where the parent can read it; returns the step that does.
-fn share_contribution(lane: &mut Program, tree: &Tree, rank: Rank, parent: Rank) -> u32 {
-    let step = if tree.children(rank).is_empty() {
-        lane.copy(Part::Input, Part::SharedInput)
-    } else {
-        lane.reduce(contributions(tree, Access::Mapped, rank), vec![lane.own(SUM)])
-    };
-    lane.notify(parent, PARTIAL, &[step]);
-    step
-}
-
-fn up_by_puts(lane: &mut Program, tree: &Tree, rank: Rank) {
-    for &child in tree.children(rank) {
+fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
+    for child in reached(lane, tree, rank, Access::Put) {
         lane.notify(child, READY, &[]);
     }
     for &child in tree.children(rank) {
         lane.wait(child, PARTIAL);
     }
-    if let Some(parent) = tree.parent(rank) {
-        lane.wait(parent, READY);
-        contribute_by_put(lane, tree, rank, parent);
-    } else {
-        lane.reduce(contributions(tree, Access::Put, rank), vec![lane.own(Part::Output)]);
-    }
-}
-
-fn up_mapped(lane: &mut Program, tree: &Tree, rank: Rank) {
-    for &child in tree.children(rank) {
-        lane.wait(child, PARTIAL);
-    }
-    let parent = tree.parent(rank);
+    let parent = tree.parent(rank).map(|parent| (parent, lane.access(parent)));
     let step = match parent {
-        Some(parent) => share_contribution(lane, tree, rank, parent),
-        None => lane.reduce(contributions(tree, Access::Mapped, rank), vec![lane.own(Part::Output)]),
+        Some((parent, access)) => {
+            if access == Access::Put {
+                lane.wait(parent, READY);
+            }
+            contribute(lane, tree, rank, parent)
+        }
+        None => lane.reduce(contributions(lane, tree, rank), vec![lane.own(Part::Output)]),
     };
-    for &child in tree.children(rank) {
+    for child in reached(lane, tree, rank, Access::Mapped) {
         lane.notify(child, READY, &[step]);
     }
-    if let Some(parent) = parent {
+    if let Some((parent, Access::Mapped)) = parent {
         lane.wait(parent, READY);
     }
 }
 
-fn down_by_puts(lane: &mut Program, tree: &Tree, rank: Rank) {
-    let source = match tree.parent(rank) {
-        Some(parent) => {
+fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
+    let children = tree.children(rank);
+    let is_read = reached(lane, tree, rank, Access::Mapped).next().is_some();
+    let parent = tree.parent(rank).map(|parent| (parent, lane.access(parent)));
+    let (source, readable) = match parent {
+        Some((parent, Access::Put)) => {
             lane.notify(parent, READY, &[]);
             lane.wait(parent, RESULT);
-            Part::SharedOutput
+            (Part::SharedOutput, None)
         }
-        None => Part::Input,
-    };
-    for &child in tree.children(rank).iter().rev() {
-        lane.wait(child, READY);
-        lane.put(source, Target { rank: child, part: Part::SharedOutput, cell: RESULT });
-    }
-    lane.copy(source, Part::Output);
-}
-
-fn down_mapped(lane: &mut Program, tree: &Tree, rank: Rank) {
-    let children = tree.children(rank);
-    let readable = match tree.parent(rank) {
-        Some(parent) => {
+        Some((parent, Access::Mapped)) => {
             let part = if tree.parent(parent).is_none() { Part::SharedInput } else { Part::SharedOutput };
             lane.wait(parent, RESULT);
             let mut into = vec![lane.own(Part::Output)];
             if !children.is_empty() {
                 into.push(lane.own(Part::SharedOutput));
             }
-            lane.reduce(vec![Place { rank: parent, part }], into)
+            (Part::SharedOutput, Some(lane.reduce(vec![Place { rank: parent, part }], into)))
         }
-        None => lane.copy(Part::Input, Part::SharedInput),
+        None => (Part::Input, is_read.then(|| lane.copy(Part::Input, Part::SharedInput))),
     };
-    for &child in children.iter().rev() {
-        lane.notify(child, RESULT, &[readable]);
+    for child in reached(lane, tree, rank, Access::Mapped).rev() {
+        lane.notify(child, RESULT, readable.as_slice());
     }
-    match tree.parent(rank) {
-        Some(parent) => {
-            lane.notify(parent, READY, &[readable]);
+    if let Some((parent, Access::Mapped)) = parent {
+        lane.notify(parent, READY, readable.as_slice());
+    }
+    for child in reached(lane, tree, rank, Access::Put).rev() {
+        lane.wait(child, READY);
+        lane.put(source, Target { rank: child, part: Part::SharedOutput, cell: RESULT });
+    }
+    match parent {
+        Some((_, Access::Put)) => {
+            lane.copy(source, Part::Output);
         }
         None => {
-            lane.copy(Part::Input, Part::Output);
+            lane.copy(source, Part::Output);
         }
+        Some((_, Access::Mapped)) => {}
     }
-    for &child in children {
+    for child in reached(lane, tree, rank, Access::Mapped) {
         lane.wait(child, READY);
     }
 }

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use pleach_transport::rendezvous::{JoinError, JoinOptions, join};
+use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, join};
 
 use super::{Connection, Group, GroupError, Options};
 use crate::compute::HostCompute;
+use crate::cost::{CostModel, Platform};
 use crate::engine::{Board, CELLS};
+use crate::generate::Access;
+use crate::hosts::HostMap;
 
 /// Why a group was not joined.
 #[derive(Debug, thiserror::Error)]
@@ -46,12 +49,20 @@ impl Group {
             device: joined.device,
             events: joined.events,
             board,
-            world_size: joined.world_size,
+            platform: platform(joined.fabric, &joined.hosts),
             ranks_here: joined.ranks_here,
             store: joined.store,
         };
         let mut group = Self::new(connection, Box::new(HostCompute::new()), options)?;
         group.fabric = Some(joined.fabric);
         Ok(group)
+    }
+}
+
+/// What the ranks have agreed on, as schedules are chosen by it.
+fn platform(fabric: Fabric, hosts: &[u32]) -> Platform {
+    match fabric {
+        Fabric::Shm | Fabric::Hybrid => Platform::new(HostMap::new(hosts), Access::Mapped),
+        Fabric::Tcp => Platform::one_host(hosts.len() as u32, Access::Put, CostModel::TCP),
     }
 }

@@ -39,8 +39,10 @@ pub use planner::Planner;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::Compute;
+use crate::cost::Platform;
 use crate::engine::{Board, Bytes, Counts, Descriptor, Engine, EngineError, Plan, RunId};
 use crate::generate::{Access, Algorithm};
+use crate::hosts::HostMap;
 use crate::reproducible::{Exact, Reproducible};
 use data::{destination, part, place_in, source};
 use driver::{Core, Driver};
@@ -63,6 +65,7 @@ struct Shared {
     rank: Rank,
     world_size: u32,
     /// Tells this group's buffers from those of others.
+    hosts: HostMap,
     number: u64,
     close_timeout: Duration,
     /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the driver's lock.
@@ -79,8 +82,8 @@ pub struct Connection {
     pub events: Vec<Event>,
     /// The device's responder.
     pub board: Arc<Board>,
-    /// How many ranks there are.
-    pub world_size: u32,
+    /// The ranks on their hosts: the same on all ranks, as they choose their schedules by it.
+    pub platform: Platform,
     /// How many of them share this host's processors.
     pub ranks_here: u32,
     /// Where the ranks met.
@@ -127,15 +130,19 @@ impl Group {
         compute: Box<dyn Compute>,
         options: &Options,
     ) -> Result<Self, GroupError> {
-        let Connection { device, events, board, world_size, ranks_here, store } = connection;
-        let rank = device.rank();
-        let maps = (0..world_size).filter(|&peer| peer != rank).all(|peer| device.reach(peer).maps);
-        let access = if maps { Access::Mapped } else { Access::Put };
+        let Connection { device, events, board, platform, ranks_here, store } = connection;
+        let (rank, world_size) = (device.rank(), platform.ranks());
+        let hosts = platform.hosts.clone();
+        let neighbours = (0..world_size).filter(|&peer| peer != rank && hosts.are_neighbours(rank, peer));
+        assert!(
+            platform.access == Access::Put || neighbours.into_iter().all(|peer| device.reach(peer).maps),
+            "the device maps what the platform says it does"
+        );
         let mut engine = Engine::new(device, compute, board.clone(), world_size)?;
         engine.accept(events, clock::now());
         engine.allow_concurrent_calls(options.concurrent_calls);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let planner = Planner::new(rank, world_size, access, options.algorithm.clone());
+        let planner = Planner::new(rank, platform, options.algorithm.clone());
         let planner = match options.reproducible {
             Reproducible::No => planner,
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
@@ -158,6 +165,7 @@ impl Group {
             driver: Arc::new(driver),
             rank,
             world_size,
+            hosts,
             number: GROUPS.fetch_add(1, Ordering::Relaxed),
             close_timeout: options.close_timeout,
             is_closed: AtomicBool::new(false),
@@ -184,6 +192,13 @@ impl Group {
     #[must_use]
     pub fn fabric(&self) -> Option<Fabric> {
         self.fabric
+    }
+
+    /// Which rank is on which host, as far as that makes a difference: ranks of one host share memory over [`Fabric::Shm`]
+    /// and [`Fabric::Hybrid`]; over sockets alone all count as being on one.
+    #[must_use]
+    pub fn hosts(&self) -> &HostMap {
+        &self.shared.hosts
     }
 
     /// The same group, with this deadline for each call.

@@ -7,7 +7,7 @@ use pleach_transport::Rank;
 
 use super::error::CollectiveError;
 use crate::collective::Collective;
-use crate::cost::CostModel;
+use crate::cost::Platform;
 use crate::engine::{Counts, Descriptor, Plan, Program};
 use crate::generate::{Access, Algorithm, generate};
 use crate::select::{Choice, SelectError, select, select_named};
@@ -18,10 +18,8 @@ use crate::verify::verify;
 #[derive(Debug)]
 pub struct Planner {
     rank: Rank,
-    ranks: u32,
-    /// Whether the ranks can map each other's memory.
-    access: Access,
-    model: CostModel,
+    /// The ranks on their hosts.
+    platform: Platform,
     /// Taken wherever it fits.
     preferred: Option<Algorithm>,
     /// By collective and size class (the logarithm of the bytes).
@@ -58,18 +56,12 @@ const RECENT_PLANS: usize = 8;
 const PLANS_MAX: usize = 4096;
 
 impl Planner {
-    /// `access`: whether the ranks can map each other's memory; `preferred` is taken wherever it fits.
+    /// For a rank of this platform; `preferred` is taken wherever it fits.
     #[must_use]
-    pub fn new(rank: Rank, ranks: u32, access: Access, preferred: Option<Algorithm>) -> Self {
-        let model = match access {
-            Access::Mapped => CostModel::SHARED_MEMORY,
-            Access::Put => CostModel::TCP,
-        };
+    pub fn new(rank: Rank, platform: Platform, preferred: Option<Algorithm>) -> Self {
         Self {
             rank,
-            ranks,
-            access,
-            model,
+            platform,
             preferred,
             chosen: HashMap::new(),
             made: HashMap::new(),
@@ -153,21 +145,18 @@ impl Planner {
             return Ok(program.clone());
         }
         let largest = 1u64.checked_shl(class).map_or(u64::MAX, |end| end - 1);
-        let whole = largest.saturating_mul(u64::from(collective.parts(self.ranks)));
-        let (ranks, access) = (self.ranks, self.access);
-        let named = |algorithm: &Algorithm| {
-            select_named(&algorithm.to_string(), collective, ranks, whole, access, &self.model)
-        };
+        let platform = &self.platform;
+        let whole = largest.saturating_mul(u64::from(collective.parts(platform.ranks())));
+        let named = |algorithm: &Algorithm| select_named(&algorithm.to_string(), collective, whole, platform);
         let choice = match (algorithm, &self.preferred) {
             (Some(algorithm), _) => named(algorithm)?,
-            (None, Some(preferred)) => {
-                named(preferred).or_else(|_| select(collective, ranks, whole, access, &self.model))?
-            }
-            (None, None) => select(collective, ranks, whole, access, &self.model)?,
+            (None, Some(preferred)) => named(preferred).or_else(|_| select(collective, whole, platform))?,
+            (None, None) => select(collective, whole, platform)?,
         };
         let choice = self.admit(choice, algorithm.is_some())?;
         tracing::debug!("{collective} up to {largest} bytes a part: {choice}");
-        let is_deep = choice.access == Access::Mapped && ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
+        let is_deep =
+            choice.access == Access::Mapped && choice.ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
         let window = (is_deep && choice.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
         let program = self.make_with(collective, choice.algorithm, choice.access, window)?;
         if algorithm.is_none() {
@@ -198,7 +187,7 @@ impl Planner {
             }
         }
         let algorithm = choice.algorithm.to_string();
-        Err(CollectiveError::NotReproducible { algorithm, ranks: self.ranks, known })
+        Err(CollectiveError::NotReproducible { algorithm, ranks: self.platform.ranks(), known })
     }
 
     fn folds_in_rank_order(
@@ -211,7 +200,8 @@ impl Planner {
         if let Some(&folds) = self.folds.get(&key) {
             return Ok(folds);
         }
-        let schedule = generate(collective, algorithm, self.ranks, access).map_err(SelectError::from)?;
+        let schedule =
+            generate(collective, algorithm, self.platform.ranks(), access).map_err(SelectError::from)?;
         let folds = verify(schedule).and_then(|proof| proof.folds_in_rank_order());
         let folds = folds.map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
         self.folds.insert(key, folds);
@@ -244,7 +234,8 @@ impl Planner {
         if let Some(program) = self.made.get(&key) {
             return Ok(program.clone());
         }
-        let mut schedule = generate(collective, &key.1, self.ranks, access).map_err(SelectError::from)?;
+        let mut schedule =
+            generate(collective, &key.1, self.platform.ranks(), access).map_err(SelectError::from)?;
         schedule.window = window.unwrap_or(schedule.window);
         let proof = verify(schedule).map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
         let program = Arc::new(Program::new(&proof, self.rank, &key.1.to_string()));

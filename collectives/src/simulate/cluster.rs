@@ -9,9 +9,11 @@ use pleach_transport::{Device, DeviceConfig, Nanos};
 
 use crate::Rank;
 use crate::compute::simulated::{Sabotage, SimulatedCompute};
+use crate::cost::Platform;
 use crate::engine::{Board, CELLS, Engine, Witness};
 use crate::generate::Access;
 use crate::group::Planner;
+use crate::hosts::HostMap;
 
 /// What a simulated processor touches in a second, in bytes.
 const COMPUTE_BYTES_PER_S: u64 = 20_000_000_000;
@@ -92,6 +94,8 @@ impl Cluster {
     pub fn with(options: sim::Options, sabotage: Option<Sabotage>, is_immediate: bool) -> Self {
         let ranks = options.network.ranks();
         let access = if options.maps { Access::Mapped } else { Access::Put };
+        let hosts = if options.hosts.is_empty() { HostMap::one(ranks) } else { HostMap::new(&options.hosts) };
+        let platform = Platform::new(hosts, access);
         let world = World::new(options);
         let boards: Vec<Arc<Board>> = (0..ranks).map(|rank| Arc::new(Board::new(rank))).collect();
         let mut devices: Vec<_> = boards
@@ -123,7 +127,7 @@ impl Cluster {
             let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), ranks)
                 .expect("scratch memory for a simulated rank");
             engine.witness(Box::new(Reporter { world: world.clone(), rank }));
-            Some(Member { engine, board, planner: Planner::new(rank, ranks, access, None) })
+            Some(Member { engine, board, planner: Planner::new(rank, platform.clone(), None) })
         });
         let members = members.collect();
         Self { world, members, due: (0..ranks).collect() }

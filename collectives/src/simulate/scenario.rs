@@ -3,13 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use pleach_transport::sim::{Canary, FaultKind, FaultKinds, Faults, Network, Random};
+use pleach_transport::sim::{Canary, FaultKind, FaultKinds, Faults, Network, NodeId, Random};
 
 use super::call::CallPlan;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::simulated::Sabotage;
 use crate::generate::{Access, Algorithm, check};
+use crate::hosts::HostMap;
 use crate::select::candidates;
 
 /// Most ranks of a scenario.
@@ -67,7 +68,9 @@ pub struct Scenario {
     pub ranks: u32,
     /// The wires.
     pub network: Network,
-    /// Whether ranks map each other's memory.
+    /// Which rank is on which host.
+    pub hosts: HostMap,
+    /// Whether ranks of one host map each other's memory.
     pub maps: bool,
     /// Whether bytes land while nobody polls.
     pub passive: bool,
@@ -113,10 +116,18 @@ impl Scenario {
         let maps = random.coin() && ranks <= MAPPED_RANKS_MAX;
         let passive = maps || random.coin();
         let queue_depth = *pick(random, &[1, 2, 4, 16, 64]);
-        let network = draw_network(random, ranks);
+        let hosts = draw_hosts(&mut root.split("hosts"), ranks);
+        let network = match hosts.hosts() {
+            1 => draw_network(random, ranks),
+            _ => draw_two_tiers(random, &hosts),
+        };
         let is_immediate = root.split("immediate").coin();
         let depth = (0..ranks).map(|_| random.between(1, DEPTH_MAX) as usize).collect();
-        let calls = draw_calls(&root.split("calls"), ranks, maps);
+        let mut calls = draw_calls(&root.split("calls"), ranks, maps);
+        if hosts.hosts() > 1 {
+            let random = &mut root.split("tiers");
+            calls.iter_mut().for_each(|plan| keep_inside(random, plan, &hosts));
+        }
         let kinds = draw_kinds(&mut root.split("kinds"), &limits.faults);
         let within = span(&network, &calls);
         let faults = Faults::draw(&kinds, seed, &network, within);
@@ -124,6 +135,7 @@ impl Scenario {
             seed,
             ranks,
             network,
+            hosts,
             maps,
             passive,
             queue_depth,
@@ -142,6 +154,11 @@ impl Scenario {
         let random = &mut root.split("trouble");
         if random.chance(150_000) {
             scenario.mismatch = draw_mismatch(random, &scenario.calls, ranks);
+            if let Some(mismatch) = &mut scenario.mismatch
+                && scenario.hosts.hosts() > 1
+            {
+                keep_inside(random, &mut mismatch.instead, &scenario.hosts);
+            }
         }
         if random.chance(60_000) {
             let rank = random.below(u64::from(ranks)) as Rank;
@@ -178,10 +195,10 @@ impl Scenario {
 
 impl fmt::Display for Scenario {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, ranks, maps, passive, queue_depth, kinds, .. } = self;
+        let Self { seed, ranks, hosts, maps, passive, queue_depth, kinds, .. } = self;
         write!(
             formatter,
-            "seed {seed}: {ranks} ranks, {}, {}, queues of {queue_depth}, faults {kinds}; ",
+            "seed {seed}: {ranks} ranks on hosts {hosts}, {}, {}, queues of {queue_depth}, faults {kinds}; ",
             if *maps { "mapped" } else { "put" },
             if *passive { "passive" } else { "polled" },
         )?;
@@ -228,6 +245,47 @@ fn draw_network(random: &mut Random, ranks: u32) -> Network {
         Network::full_mesh(ranks, bytes_per_s, latency)
     } else {
         Network::star(ranks, bytes_per_s, latency)
+    }
+}
+
+/// Mostly one host; else two or more, of which some have several ranks.
+fn draw_hosts(random: &mut Random, ranks: u32) -> HostMap {
+    if ranks < 3 || !random.chance(300_000) {
+        return HostMap::one(ranks);
+    }
+    let hosts = random.between(2, u64::from(ranks.min(12)));
+    let in_turns = random.coin();
+    let host = |rank: Rank| match in_turns {
+        true => rank % hosts as u32,
+        false => random.below(hosts) as u32,
+    };
+    HostMap::new(&(0..ranks).map(host).collect::<Vec<_>>())
+}
+
+/// A switch in each host, and one that joins them by wires that are slower and longer.
+fn draw_two_tiers(random: &mut Random, hosts: &HostMap) -> Network {
+    let bytes_per_s = *pick(random, &[1_000_000_000, 10_000_000_000, 50_000_000_000]);
+    let latency = Duration::from_nanos(random.between(50, 500));
+    let (slower, longer) = (*pick(random, &[1, 4, 20]), random.between(1, 40) as u32);
+    let mut builder = Network::builder(hosts.ranks());
+    let middle = builder.switch();
+    let switches: Vec<_> = (0..hosts.hosts()).map(|_| builder.switch()).collect();
+    for &switch in &switches {
+        builder.wire(switch, middle, bytes_per_s / slower, latency * longer);
+    }
+    for rank in 0..hosts.ranks() {
+        builder.wire(NodeId(rank), switches[hosts.host(rank) as usize], bytes_per_s, latency);
+    }
+    builder.build().expect("every rank has a wire to its host's switch, and that one to the middle")
+}
+
+/// Leaves mappings to schedules that stay inside hosts: such a one, or puts.
+fn keep_inside(random: &mut Random, plan: &mut CallPlan, hosts: &HostMap) {
+    let hierarchical = Algorithm::Hierarchical(Some(hosts.clone()));
+    if plan.algorithm.is_some() && random.coin() && hierarchical.carries_out(plan.collective) {
+        plan.algorithm = Some(hierarchical);
+    } else {
+        plan.access = Access::Put;
     }
 }
 

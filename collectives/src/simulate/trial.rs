@@ -175,6 +175,7 @@ impl<'a> Trial<'a> {
         let mut options = sim::Options::new(scenario.network.clone(), scenario.seed);
         options.faults = scenario.faults.clone();
         (options.maps, options.passive) = (scenario.maps, scenario.passive);
+        options.hosts = scenario.hosts.by_rank().to_vec();
         options.queue_depth = scenario.queue_depth;
         options.canary = scenario.canary;
         let mut cluster = Cluster::with(options, scenario.sabotage, scenario.is_immediate);

@@ -22,7 +22,7 @@ fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
         (1..=ranks).filter(|rows| ranks.is_multiple_of(*rows) && rows * rows <= ranks).max().unwrap_or(1);
     Algorithm::names(collective)
         .iter()
-        .map(|name| name.replace("AxB", &format!("{rows}x{}", ranks / rows)))
+        .map(|name| name.replace("AxB", "HxR").replace("HxR", &format!("{rows}x{}", ranks / rows)))
         .map(|name| Algorithm::named(&name, collective).expect("a known name"))
         .collect()
 }
@@ -98,9 +98,14 @@ fn proofs_take_as_long_as_they_may() {
             vec!["direct", "recursive-doubling", "halving-doubling", "ring", "double-tree"],
             0.05,
         ),
-        (all_reduce, 32, vec!["grid:4x8", "grid-staged:4x8"], 0.05),
+        (all_reduce, 32, vec!["grid:4x8", "grid-staged:4x8", "hierarchical:4x8"], 0.05),
         (all_reduce, 256, vec!["direct"], 5.0),
-        (all_reduce, 1024, vec!["ring", "double-tree", "grid:32x32", "halving-doubling"], 5.0),
+        (
+            all_reduce,
+            1024,
+            vec!["ring", "double-tree", "grid:32x32", "halving-doubling", "hierarchical:128x8"],
+            5.0,
+        ),
         (all_reduce, 1024, vec!["grid-staged:32x32"], 15.0),
         (all_reduce, 256, vec!["recursive-doubling"], 5.0),
     ];

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use pleach::collectives::cost::Platform;
 use pleach::collectives::select::SelectError;
 use pleach::collectives::{Access, CostModel, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
@@ -56,7 +57,7 @@ pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(value_parser = collective, default_value = "all-reduce")]
     collective: Collective,
-    /// How bytes move: shm, tcp or sim (virtual time) [default: shm if the ranks share a host, then tcp]
+    /// How bytes move: shm, tcp, shm+tcp (by host), auto or sim (virtual time) [default: auto, and tcp beside shm]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<BenchFabric>,
     /// How many ranks to start here [default: 2]
@@ -80,7 +81,8 @@ pub(crate) struct Arguments {
     /// How inputs are combined: sum, prod, min, max, avg; integers also by and, or, xor
     #[arg(long, value_name = "OP", default_value = "sum")]
     op: ReduceOp,
-    /// direct, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB or auto
+    /// direct, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB, hierarchical
+    /// (of the hosts there are), hierarchical:HxR or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     algorithm: String,
     /// Iterations of each size before the measured ones [default: fewer for larger sizes]
@@ -112,6 +114,8 @@ pub(crate) struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BenchFabric {
     Real(Fabric),
+    /// The best that joins each pair of ranks.
+    Best,
     Simulated,
 }
 
@@ -119,8 +123,10 @@ fn fabric(name: &str) -> Result<BenchFabric, String> {
     match name {
         "shm" => Ok(BenchFabric::Real(Fabric::Shm)),
         "tcp" => Ok(BenchFabric::Real(Fabric::Tcp)),
+        "shm+tcp" => Ok(BenchFabric::Real(Fabric::Hybrid)),
+        "auto" => Ok(BenchFabric::Best),
         "sim" => Ok(BenchFabric::Simulated),
-        _ => Err("there are shm tcp sim".to_owned()),
+        _ => Err("there are shm tcp sim shm+tcp auto".to_owned()),
     }
 }
 
@@ -211,7 +217,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         _ => FabricChoice::Auto,
     };
     let (mut errors, used) = measure_over(choice, &world, &task, &sweep, arguments)?;
-    if choice == FabricChoice::Auto && used == Fabric::Shm {
+    if arguments.fabric.is_none() && used == Fabric::Shm {
         let tcp = FabricChoice::Only(Fabric::Tcp);
         errors += measure_over(tcp, &world, &task, &sweep, arguments)?.0;
     }
@@ -224,8 +230,8 @@ fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
     let Arguments { collective, dtype: data_type, op, .. } = *arguments;
     let name = &arguments.algorithm;
     // The size and the model do not matter: whether there is such a schedule is the question.
-    let choice = select_named(name, collective, ranks, 8, Access::Put, &CostModel::TCP);
-    let choice = choice.map_err(|error| {
+    let anywhere = Platform::one_host(ranks, Access::Put, CostModel::TCP);
+    select_named(name, collective, 8, &anywhere).map_err(|error| {
         CommandError::typed(match error {
             SelectError::Name(error) => {
                 let (collective, known) = (collective.name(), error.known);
@@ -245,7 +251,8 @@ fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
             "not exact: the {op} of {ranks} ranks cannot be checked in {data_type}; use f32 or another --op"
         )));
     }
-    let algorithm = (name != "auto").then_some(choice.algorithm);
+    // By name, as hosts that are not named are the group's. "auto" is none.
+    let algorithm = Algorithm::named(name, collective).ok();
     let Arguments { warmup, iterations, memory, reuse, .. } = *arguments;
     let time = arguments.time.map(|ms| Duration::from_millis(ms.into()));
     Ok(Task { collective, data_type, op, ranks, algorithm, warmup, iterations, time, memory, reuse })
