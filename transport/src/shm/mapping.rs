@@ -15,7 +15,7 @@ use rustix::mm::{
 use rustix::param::page_size;
 
 use crate::device::ProtocolViolation;
-use crate::memory::SEALS_FIXED_SIZE;
+use crate::memory::{SEALS_FIXED_SIZE, prefer_huge_pages};
 use crate::primitive::{AtomicU64, Ordering};
 
 /// `TMPFS_MAGIC`: memfds of ordinary pages. Huge pages are refused as they can run out under a mapping.
@@ -58,6 +58,7 @@ impl Mapping {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
+        prefer_huge_pages(base, bytes);
         Ok(Self { base, bytes })
     }
 
