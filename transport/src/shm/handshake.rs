@@ -160,8 +160,9 @@ impl Watcher {
         connection.phase = Phase::Open { peer, said_bye: false };
         self.wants[peer as usize] = Want::Settled;
         let (stream, token) = (connection.stream.clone(), connection.token);
-        self.shared.board().about(peer).link = Some(link);
+        // Before the device can see the link: what it then posts at once must find the stream.
         if self.shared.directory().open(peer, stream, token) {
+            self.shared.board().about(peer).link = Some(link);
             self.shared.publish();
         } else {
             self.close(index);

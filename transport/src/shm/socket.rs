@@ -108,8 +108,19 @@ pub(crate) enum ReceiveError {
     Violation(ProtocolViolation),
 }
 
-/// Receives one packet into `buffer`.
+/// Receives one packet into `buffer`; one without bytes is the end of the stream, after all that was sent before it.
 pub(crate) fn receive(stream: &OwnedFd, buffer: &mut [u8]) -> Result<Packet, ReceiveError> {
+    let packet = receive_once(stream, buffer)?;
+    if packet.bytes > 0 {
+        return Ok(packet);
+    }
+    // The system looks whether a packet is there and then, apart from that, whether the stream has ended: a packet and
+    // the end may both have come in between, and it tells of the end. Nothing is sent after the end, so who knows of it
+    // finds every packet by looking again.
+    receive_once(stream, buffer)
+}
+
+fn receive_once(stream: &OwnedFd, buffer: &mut [u8]) -> Result<Packet, ReceiveError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;

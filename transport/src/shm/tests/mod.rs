@@ -1,6 +1,7 @@
 //! What only shared memory can get wrong: lying peers, stopped and killed processes, things left behind.
 
 mod data_path;
+mod goodbye;
 mod hostile;
 mod processes;
 mod set_up;
