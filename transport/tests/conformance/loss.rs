@@ -70,6 +70,32 @@ pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_goodbye<B: Backend>() 
     assert!(world.inbox(1).state().losses.is_empty(), "{}: nor reported as lost", B::NAME);
 }
 
+pub(crate) fn long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_goodbye<B: Backend>() {
+    const PUTS: usize = 3;
+    const LEN: usize = 3 << 20;
+    const MESSAGES: u8 = 5;
+    let mut world = World::<B>::connected(2);
+    let len = world.longest(LEN);
+    let bytes = noise(11, PUTS * len);
+    let (source, target) = (world.region_of(0, &bytes), world.region(1, bytes.len()));
+    let heard = world.inbox(1).state().messages.len();
+    for number in 0..PUTS {
+        let part = number * len..(number + 1) * len;
+        let dst = target.slice(part.clone()).expect("inside").remote();
+        world.submit(0, 1, put(&source.slice(part).expect("inside"), dst, Some(CELL)));
+    }
+    for message in 0..MESSAGES {
+        world.post(0, 1, &[message]);
+    }
+    world.device(0).leave();
+    world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
+    assert_eq!(world.count(1, 0, CELL), PUTS as u64, "{}: the goodbye overtook long transfers", B::NAME);
+    assert_bytes(&target.whole().to_vec(), &bytes, "long puts before the goodbye");
+    let messages = world.inbox(1).state().messages.split_off(heard);
+    let said: Vec<_> = (0..MESSAGES).map(|message| (0, vec![message])).collect();
+    assert_eq!(messages, said, "{}: the goodbye overtook messages", B::NAME);
+}
+
 pub(crate) fn a_rank_that_left_is_refused_as_having_left<B: Backend>() {
     let mut world = World::<B>::connected(2);
     world.device(0).leave();

@@ -77,6 +77,7 @@ macro_rules! suite {
                 a_rank_that_ends_without_goodbye_is_lost_once
                 a_loss_reaches_the_responder_while_nobody_polls
                 what_a_leaving_rank_sent_arrives_before_its_goodbye
+                long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_goodbye
                 a_rank_that_left_is_refused_as_having_left
                 ranks_that_leave_at_the_same_time_lose_nobody
                 a_flushed_rank_may_be_dropped_without_losing_what_it_sent
@@ -113,6 +114,7 @@ macro_rules! suite {
             }
             silence {
                 a_severed_peer_that_keeps_writing_changes_no_byte
+                the_cells_of_a_severed_peer_change_no_more
                 a_peer_that_is_stopped_while_it_is_severed_and_continued_later_changes_no_byte
                 a_peer_on_another_thread_changes_no_byte_after_the_silence
                 severing_ends_what_is_under_way_and_refuses_the_rest

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pleach_transport::{Event, MapError, Mapped, Rank, Region, RegionKey, RemoteSlice, Transfer, clock};
 
-use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, CELLS, PATIENCE, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 8;
 const LEN: usize = 50_000;
@@ -142,8 +142,16 @@ pub(crate) fn what_is_not_there_is_not_mapped<B: Backend>() {
 /// Shows that what is written through a mapping of rank 1 does not reach rank 0's region.
 fn check_unreachable<B: Backend>(world: &mut World<B>, mapped: &Mapped, region: &Region) {
     let left = region.whole().to_vec();
-    world.watch(|_| mapped.store(0, &noise(20, LEN)));
+    let cells = world.cells(0, 1);
+    let counts = || (0..CELLS as u16).map(|cell| cells.count(cell)).collect::<Vec<_>>();
+    let noticed = counts();
+    world.watch(|world| {
+        mapped.store(0, &noise(20, LEN));
+        // As who tells of what was written through a mapping. Refused, or accepted and lost.
+        let _ = world.try_submit(1, 0, Transfer::Notify(notice(CELL, b"written")));
+    });
     assert_bytes(&region.whole().to_vec(), &left, "what was there at the silence");
+    assert_eq!(counts(), noticed, "{}: a cell changed after the silence", B::NAME);
     region.whole().store(&noise(21, LEN));
     world.watch(|_| mapped.store(0, &noise(22, LEN)));
     assert_bytes(&region.whole().to_vec(), &noise(21, LEN), "what was written after the silence");

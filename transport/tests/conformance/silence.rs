@@ -7,7 +7,7 @@ use pleach_transport::{
     AtomicOp, Event, PostError, Region, SubmitError, Transfer, TransferError, TransferId, clock,
 };
 
-use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, CELLS, PATIENCE, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 1;
 const LEN: usize = 100_000;
@@ -33,6 +33,41 @@ fn hammer<B: Backend>(world: &mut World<B>, source: &Region, target: &Region) {
 
 fn until_severed<B: Backend>(world: &mut World<B>) {
     world.until("the silence", |world| world.saw(0, &Event::Severed { peer: 1 }) > 0);
+}
+
+/// Lets rank 1 notify rank 0 in every cell.
+fn notify_all<B: Backend>(world: &mut World<B>) {
+    for cell in 0..CELLS as u16 {
+        // Refused, or accepted and lost, as with `hammer`.
+        let _ = world.try_submit(1, 0, Transfer::Notify(notice(cell, b"too late")));
+    }
+}
+
+/// Counts and payloads of all the cells that rank 0 keeps for rank 1.
+fn cells_of_the_peer<B: Backend>(world: &mut World<B>) -> Vec<(u64, Vec<u8>)> {
+    let cells = world.cells(0, 1);
+    (0..CELLS as u16).map(|cell| (cells.count(cell), cells.payload(cell).to_vec())).collect()
+}
+
+pub(crate) fn the_cells_of_a_severed_peer_change_no_more<B: Backend>() {
+    let mut world = World::<B>::connected(2);
+    for _ in 0..10 {
+        notify_all(&mut world);
+        world.pump();
+    }
+    world.until("notices", |world| world.count(0, 1, CELL) > 0);
+    world.device(0).sever(1);
+    world.until("the silence", |world| {
+        notify_all(world);
+        world.saw(0, &Event::Severed { peer: 1 }) > 0
+    });
+    let left = cells_of_the_peer(&mut world);
+    world.watch(notify_all);
+    world.set_polled(1, false);
+    world.watch(|_| {});
+    world.set_polled(1, true);
+    world.watch(notify_all);
+    assert_eq!(cells_of_the_peer(&mut world), left, "{}: a cell changed after the silence", B::NAME);
 }
 
 /// Shows that the memory is this rank's alone: it keeps what is written here while `peer` does what it likes.
