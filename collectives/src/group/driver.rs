@@ -3,8 +3,12 @@
 //! The engine is behind one lock, uncontended in the common case of one calling thread. A driver looks once a round
 //! whether another thread wants in ([`Driver::lock`]) and then steps back. Waiting is: poll without a pause, poll with
 //! yields, then arm the device's bell and sleep. Every wait has a deadline, the run's own.
+//!
+//! A yield is the quickest way to a peer on the same processor, and the slowest where strangers want it too: the kernel
+//! then gives them a turn of milliseconds. So a yield that took that long is the last one for a while: ranks that share
+//! processors sleep instead, others poll on.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +25,18 @@ const GLANCES: u32 = 16;
 /// How long to poll before the first yield. A peer that is awake on a processor of its own answers much sooner; one that
 /// was put on this very processor can only answer after a yield.
 const YIELD_AFTER: Duration = Duration::from_micros(2);
+/// A yield that comes back later than this has let somebody run who has nothing to do with this group: a peer works for
+/// some hundred microseconds at most before it yields or sleeps itself.
+const TURN_MAX: Duration = Duration::from_millis(1);
+/// After the first such yield there is none for so many times what it took, and twice as long each time that strangers are
+/// back soon, up to a limit: so yields cost little time however many strangers there are, and are soon tried again where
+/// one has passed by. Meanwhile ranks that share processors sleep instead.
+const WARY_TURNS: u32 = 2;
+/// Longest time without yields.
+const WARY_MAX: Duration = Duration::from_millis(500);
+/// And ranks with a processor each then poll so many times longer before they sleep, without yields: who sleeps gets the
+/// processor back only when the stranger's turn ends.
+const WARY_SPINS: u32 = 20;
 /// Longest sleep, in case a bell is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
@@ -46,6 +62,11 @@ pub(super) struct Driver {
     spin: Duration,
     /// Whether other ranks need this processor: then polling without yields only delays them.
     pub(super) is_crowded: bool,
+    /// Until when waits do not yield, in nanoseconds of the clock: strangers want this processor, and who yields to
+    /// them comes last. Relaxed: a hint, of whichever thread waited last.
+    wary_until: AtomicU64,
+    /// How long that time is, or was, in nanoseconds. Relaxed: as above.
+    wary_for_ns: AtomicU64,
 }
 
 impl Driver {
@@ -60,6 +81,8 @@ impl Driver {
             process,
             spin,
             is_crowded,
+            wary_until: AtomicU64::new(0),
+            wary_for_ns: AtomicU64::new(0),
         }
     }
 
@@ -114,14 +137,35 @@ impl Driver {
                 drop(core);
                 std::thread::yield_now();
                 core = self.lock();
-            } else if idle < self.spin {
-                // Not while silence is made: that is this rank's own work, and each yield would cost it a turn of everybody.
-                if !core.engine.is_severing() && (self.is_crowded || idle > YIELD_AFTER) {
-                    std::thread::yield_now();
-                }
-            } else {
-                now = sleep(&mut core.engine, now, until);
+                continue;
             }
+            let is_wary = now.0 < self.wary_until.load(Ordering::Relaxed);
+            // Silence is this rank's own work, and each yield would cost it a turn of everybody.
+            let may_give_way = !core.engine.is_severing() && (self.is_crowded || idle > YIELD_AFTER);
+            let spin = match (is_wary, self.is_crowded) {
+                (false, _) => self.spin,
+                (true, false) => self.spin * WARY_SPINS,
+                (true, true) => Duration::ZERO,
+            };
+            if idle >= spin && (may_give_way || idle >= self.spin) {
+                now = sleep(&mut core.engine, now, until);
+            } else if may_give_way && !is_wary {
+                self.give_way(now);
+            }
+        }
+    }
+
+    /// Lets others run, who are peers unless it takes long.
+    fn give_way(&self, now: Nanos) {
+        std::thread::yield_now();
+        let back = clock::now();
+        let away = back.since(now);
+        if away > TURN_MAX {
+            let ended = Nanos(self.wary_until.load(Ordering::Relaxed));
+            let before = Duration::from_nanos(self.wary_for_ns.load(Ordering::Relaxed));
+            let wary_for = wary_for(away, now.since(ended), before);
+            self.wary_for_ns.store(wary_for.as_nanos() as u64, Ordering::Relaxed);
+            self.wary_until.store((back + wary_for).0, Ordering::Relaxed);
         }
     }
 
@@ -163,6 +207,12 @@ impl Driver {
     }
 }
 
+/// How long not to yield after a yield that took `away`, when the last such time was `before` and ended `calm` ago.
+fn wary_for(away: Duration, calm: Duration, before: Duration) -> Duration {
+    let once = away * WARY_TURNS;
+    if calm < before { once.max(before * 2).min(WARY_MAX) } else { once.min(WARY_MAX) }
+}
+
 /// The short way, on which no system is called: true when the run has ended well and nothing is left to be done for it.
 fn glance(engine: &mut Engine, run: RunId) -> bool {
     for _ in 0..GLANCES {
@@ -184,4 +234,29 @@ fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> Nanos {
         bell.wait(limit);
     }
     clock::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yields_are_tried_again_soon_after_one_stranger_and_seldom_among_many() {
+        let millis = Duration::from_millis;
+        let (turn, none) = (millis(4), Duration::ZERO);
+        assert_eq!(wary_for(turn, millis(1000), none), millis(8));
+        // One that comes back only after a while is a first one again.
+        assert_eq!(wary_for(turn, millis(9), millis(8)), millis(8));
+        let mut times = none;
+        let mut lost = none;
+        let mut all = none;
+        for _ in 0..20 {
+            times = wary_for(turn, none, times);
+            lost += turn;
+            all += turn + times;
+        }
+        assert_eq!(times, WARY_MAX);
+        assert!(lost * 50 < all, "{lost:?} of {all:?} go to strangers who never leave");
+        assert_eq!(wary_for(millis(10_000), none, none), WARY_MAX);
+    }
 }
