@@ -185,7 +185,10 @@ fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
     let cases: [(&[&str], &str); 20] = [
         (&["all-reduced"], "all-reduce reduce broadcast"),
         (&["--fabric", "smoke"], "shm tcp sim"),
-        (&["--algorithm", "chain"], "direct recursive-doubling halving-doubling ring double-tree grid:AxB"),
+        (
+            &["--algorithm", "chain"],
+            "direct exchange recursive-doubling halving-doubling ring double-tree grid:AxB",
+        ),
         (&["broadcast", "--algorithm", "ring"], "direct double-tree chain"),
         (&["--algorithm", "grid:3x3", "--ranks", "4"], "grid:3x3"),
         (&["--ranks", "0"], "give 1 to"),

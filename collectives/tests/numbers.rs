@@ -12,7 +12,8 @@ use ranks::with_group;
 
 const FABRICS: [Fabric; 2] = [Fabric::Shm, Fabric::Tcp];
 
-const ALGORITHMS: [&str; 5] = ["direct", "recursive-doubling", "halving-doubling", "ring", "double-tree"];
+const ALGORITHMS: [&str; 6] =
+    ["direct", "exchange", "recursive-doubling", "halving-doubling", "ring", "double-tree"];
 
 fn usual(_: &mut Options) {}
 

@@ -222,6 +222,7 @@ macro_rules! collectives {
 
 collectives! {
     all_reduce_direct: Collective::AllReduce, Algorithm::Direct;
+    all_reduce_exchange: Collective::AllReduce, Algorithm::Exchange;
     all_reduce_recursive_doubling: Collective::AllReduce, Algorithm::RecursiveDoubling;
     all_reduce_halving_doubling: Collective::AllReduce, Algorithm::HalvingDoubling;
     all_reduce_double_tree: Collective::AllReduce, Algorithm::DoubleTree;

@@ -15,6 +15,7 @@
 mod chain;
 mod direct;
 mod double_tree;
+mod exchange;
 mod grid;
 mod grid_staged;
 mod halving_doubling;
@@ -90,6 +91,8 @@ pub const GRID_DIMENSIONS_MAX: usize = 16;
 pub enum Algorithm {
     /// Every rank with every other, in one hop.
     Direct,
+    /// Everything to everybody, in one round.
+    Exchange,
     /// Exchanges of everything with the rank at distance 1, 2, 4, …
     RecursiveDoubling,
     /// Exchanges of halves, quarters, … and back.
@@ -116,6 +119,7 @@ impl Algorithm {
         match collective {
             Collective::AllReduce => &[
                 "direct",
+                "exchange",
                 "recursive-doubling",
                 "halving-doubling",
                 "ring",
@@ -164,6 +168,7 @@ impl Algorithm {
     pub fn family(&self) -> &'static str {
         match self {
             Self::Direct => "direct",
+            Self::Exchange => "exchange",
             Self::RecursiveDoubling => "recursive-doubling",
             Self::HalvingDoubling => "halving-doubling",
             Self::Ring => "ring",
@@ -200,12 +205,13 @@ impl FromStr for Algorithm {
             what: "algorithm",
             name: name.to_owned(),
             known:
-                "direct recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR"
+                "direct exchange recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR"
                     .to_owned(),
         }
         };
         match name {
             "direct" => return Ok(Self::Direct),
+            "exchange" => return Ok(Self::Exchange),
             "recursive-doubling" => return Ok(Self::RecursiveDoubling),
             "halving-doubling" => return Ok(Self::HalvingDoubling),
             "ring" => return Ok(Self::Ring),
@@ -295,6 +301,8 @@ pub enum GenerateError {
 pub const RANKS_MAX: u32 = 4096;
 /// Most ranks of an algorithm in which every rank talks to every other.
 pub const DIRECT_RANKS_MAX: u32 = 1024;
+/// Most ranks of an exchange, in which each sends everything to all others; it is for ranks that share a host.
+pub const EXCHANGE_RANKS_MAX: u32 = 64;
 /// Most ranks of an all-to-all, which has a block for every two of them.
 pub const ALL_TO_ALL_RANKS_MAX: u32 = 256;
 
@@ -322,6 +330,7 @@ pub fn generate(
     };
     Ok(match algorithm {
         Algorithm::Direct => direct::schedule(collective, ranks, access),
+        Algorithm::Exchange => exchange::schedule(collective, ranks, access),
         Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
         Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access),
         Algorithm::Ring => ring::schedule(collective, ranks, access),
@@ -353,6 +362,7 @@ pub(crate) fn check(
         {
             DIRECT_RANKS_MAX
         }
+        Collective::AllReduce if *algorithm == Algorithm::Exchange => EXCHANGE_RANKS_MAX,
         _ => RANKS_MAX,
     };
     if ranks > limit {

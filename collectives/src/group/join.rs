@@ -49,7 +49,7 @@ impl Group {
             device: joined.device,
             events: joined.events,
             board,
-            platform: platform(joined.fabric, &joined.hosts),
+            platform: platform(joined.fabric, &joined.hosts, joined.ranks_here),
             ranks_here: joined.ranks_here,
             store: joined.store,
         };
@@ -59,10 +59,13 @@ impl Group {
     }
 }
 
-/// What the ranks have agreed on, as schedules are chosen by it.
-fn platform(fabric: Fabric, hosts: &[u32]) -> Platform {
+/// What the ranks have agreed on, as schedules are chosen by it. Either all ranks count all others among those on their
+/// host, or none does.
+fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
+    let ranks = hosts.len() as u32;
+    let sockets = if ranks_here == ranks { CostModel::LOOPBACK } else { CostModel::TCP };
     match fabric {
         Fabric::Shm | Fabric::Hybrid => Platform::new(HostMap::new(hosts), Access::Mapped),
-        Fabric::Tcp => Platform::one_host(hosts.len() as u32, Access::Put, CostModel::TCP),
+        Fabric::Tcp => Platform::one_host(ranks, Access::Put, sockets),
     }
 }

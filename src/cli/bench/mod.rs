@@ -81,7 +81,7 @@ pub(crate) struct Arguments {
     /// How inputs are combined: sum, prod, min, max, avg; integers also by and, or, xor
     #[arg(long, value_name = "OP", default_value = "sum")]
     op: ReduceOp,
-    /// direct, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB, hierarchical
+    /// direct, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB, hierarchical
     /// (of the hosts there are), hierarchical:HxR or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     algorithm: String,
