@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, join};
+use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
 
 use super::{Connection, Group, GroupError, Options};
 use crate::compute::HostCompute;
@@ -31,20 +31,12 @@ impl Group {
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join(options: &Options) -> Result<Self, JoinGroupError> {
         let board = Arc::new(Board::new(options.world.rank));
-        let algorithm = options.algorithm.as_ref().map_or_else(|| "auto".to_owned(), ToString::to_string);
-        let settings = JoinOptions {
-            fabric: options.fabric,
-            // What must be equal for ranks to choose the same schedules and number the same cells.
-            knobs: vec![
-                ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-                ("algorithm".to_owned(), algorithm),
-                ("cells".to_owned(), CELLS.to_string()),
-                ("reproducible".to_owned(), options.reproducible.to_string()),
-            ],
-            cells: CELLS,
-            timeout: options.join_timeout,
-        };
-        let joined = join(&options.world, &settings, board.clone())?;
+        let joined = join(&options.world, &settings(options), board.clone())?;
+        Ok(Self::joined(joined, board, options)?)
+    }
+
+    /// A group of ranks that have met.
+    pub(super) fn joined(joined: Joined, board: Arc<Board>, options: &Options) -> Result<Self, GroupError> {
         let connection = Connection {
             device: joined.device,
             events: joined.events,
@@ -67,5 +59,22 @@ fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     match fabric {
         Fabric::Shm | Fabric::Hybrid => Platform::new(HostMap::new(hosts), Access::Mapped),
         Fabric::Tcp => Platform::one_host(ranks, Access::Put, sockets),
+    }
+}
+
+/// What ranks compare when they meet.
+pub(super) fn settings(options: &Options) -> JoinOptions {
+    let algorithm = options.algorithm.as_ref().map_or_else(|| "auto".to_owned(), ToString::to_string);
+    JoinOptions {
+        fabric: options.fabric,
+        // What must be equal for ranks to choose the same schedules and number the same cells.
+        knobs: vec![
+            ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            ("algorithm".to_owned(), algorithm),
+            ("cells".to_owned(), CELLS.to_string()),
+            ("reproducible".to_owned(), options.reproducible.to_string()),
+        ],
+        cells: CELLS,
+        timeout: options.join_timeout,
     }
 }

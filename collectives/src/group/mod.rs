@@ -20,6 +20,7 @@ mod options;
 mod pending;
 mod planner;
 mod premultiplied;
+mod split;
 mod uneven;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +36,7 @@ pub use join::JoinGroupError;
 pub use options::Options;
 pub use pending::{Pending, PendingError};
 pub use planner::Planner;
+pub use split::SplitError;
 
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
@@ -70,8 +72,12 @@ struct Shared {
     close_timeout: Duration,
     /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the driver's lock.
     is_closed: AtomicBool,
-    /// Rank 0's table keeps late comers out for as long as the group lives.
-    _store: Option<Mutex<Box<dyn Store>>>,
+    /// Where its ranks met, and meet again to split. Rank 0's table keeps late comers out for as long as the group lives.
+    store: Option<Arc<Mutex<Box<dyn Store>>>>,
+    /// As it was joined, for the groups that it is split into.
+    options: Options,
+    /// Counts the calls of [`Group::split`]. Relaxed: rank 0's number is taken, and a call's order is that of its caller.
+    splits: AtomicU64,
 }
 
 /// A device that is connected to all ranks, as a group takes it.
@@ -169,7 +175,9 @@ impl Group {
             number: GROUPS.fetch_add(1, Ordering::Relaxed),
             close_timeout: options.close_timeout,
             is_closed: AtomicBool::new(false),
-            _store: store.map(Mutex::new),
+            store: store.map(|store| Arc::new(Mutex::new(store))),
+            options: options.clone(),
+            splits: AtomicU64::new(0),
         };
         let shared = Arc::new(shared);
         let exact = (options.reproducible == Reproducible::Exact).then(Arc::default);

@@ -106,7 +106,26 @@ pub fn join_over(
     }
     let store = world.open_store(deadline)?;
     let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
-    let mut meeting = Meeting { world, options, deadline, store, responder, fabrics };
+    meet(Meeting { world, options, deadline, store, responder, fabrics })
+}
+
+/// As [`join`], but meeting at this store, which nobody but the ranks of `world` uses.
+///
+/// # Errors
+///
+/// See [`JoinError`]; at the latest when `options.timeout` has passed.
+pub fn join_at(
+    store: Box<dyn Store>,
+    world: &World,
+    options: &JoinOptions,
+    responder: Arc<dyn Responder>,
+) -> Result<Joined, JoinError> {
+    let (deadline, fabrics) = (now() + options.timeout, &mut super::Machine);
+    meet(Meeting { world, options, deadline, store, responder, fabrics })
+}
+
+fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
+    let world = meeting.world;
     let result = meeting.meet();
     if let Err(error) = &result
         && meeting.concerns_all(error)

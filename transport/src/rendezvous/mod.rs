@@ -19,6 +19,7 @@ mod file;
 mod gate;
 mod join;
 mod neighbours;
+mod part;
 mod pause;
 mod record;
 mod tcp;
@@ -28,7 +29,8 @@ pub use environment::{Explicit, Found, Surroundings, Variables, WORLD_SIZE_MAX, 
 pub use error::JoinError;
 pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, Machine, UnknownFabric};
 pub use file::FileStore;
-pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_over};
+pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_at, join_over};
+pub use part::PartOfStore;
 pub use record::Difference;
 pub use tcp::TcpStore;
 pub use world::{Launcher, Rendezvous, RendezvousError, World};

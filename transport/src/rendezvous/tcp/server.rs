@@ -38,7 +38,7 @@ const CONNECTIONS_SPARE: usize = 64;
 const VALUES_SPARE: usize = 256;
 
 /// Values a rank may store.
-const VALUES_PER_RANK: usize = 16;
+const VALUES_PER_RANK: usize = 1024;
 
 /// Bytes read from one connection at a time.
 const READ_BYTES: usize = 16 * 1024;

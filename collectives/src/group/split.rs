@@ -1,0 +1,115 @@
+//! Splitting a group: ranks that name the same colour become a group of their own.
+//!
+//! A group made by a split has a device, an engine, memory and deadlines of its own: its ranks meet again in the store
+//! where the first group's ranks met, and connect. So nothing that is done in one of the two groups delays, fails or ends
+//! the other, cells and scratch need no further division, and ranks that share a host use shared memory again. It costs a
+//! meeting (some milliseconds a rank) and the scratch of another group, which is taken as it is touched.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pleach_transport::rendezvous::{JoinError, PartOfStore, World, join, join_at};
+
+use super::join::settings;
+use super::{CollectiveError, Group, JoinGroupError, Options};
+use crate::Rank;
+use crate::engine::Board;
+
+/// Sets the calls of a split apart from a caller's own all-gather.
+const SPLIT_MARK: u32 = 0x5350_4c54;
+/// What a rank says: whether it has a colour, which, its key, how often it has split the group.
+const WORDS: usize = 4;
+
+/// Why a group was not split.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SplitError {
+    /// The ranks could not tell each other their colours.
+    #[error("the group was not split: {0}")]
+    Collective(#[from] CollectiveError),
+    /// The ranks of this rank's colour did not become a group; the group that was to be split works as before.
+    #[error("the {size} ranks of colour {colour} did not become a group: {source}")]
+    Join {
+        /// Which colour.
+        colour: u32,
+        /// How many ranks named it.
+        size: u32,
+        /// Why.
+        #[source]
+        source: Box<JoinGroupError>,
+    },
+    /// A group over a device of the caller's has no place where its ranks could meet again.
+    #[error("the group was made over a device of the caller's, so its ranks cannot meet again; join it")]
+    NoStore,
+}
+
+impl Group {
+    /// A new group of those ranks that pass the same colour, numbered by their keys, and where those are equal as they are
+    /// numbered here. `None` takes part in the call and in no new group. All ranks call it.
+    ///
+    /// The new group is independent of this one: it may be used at the same time by other threads, its failure ends no call
+    /// here nor this group's there, and it stays when this one is closed. Its options are those of the group that was
+    /// joined. Only for splitting it again must the process of rank 0 of that group still hold it or a group split from it.
+    ///
+    /// # Errors
+    ///
+    /// See [`SplitError`]; at the latest at this call's deadline and when `Options::join_timeout` has passed after that.
+    pub fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>, SplitError> {
+        if self.shared.store.is_none() && self.world_size() > 1 {
+            return Err(SplitError::NoStore);
+        }
+        let number = self.shared.splits.fetch_add(1, Ordering::Relaxed);
+        let own = [u64::from(colour.is_some()), colour.unwrap_or(0).into(), key.into(), number];
+        let mut all = vec![0; WORDS * self.world_size() as usize];
+        let plain = Self { algorithm: None, ..self.tagged_further(SPLIT_MARK) };
+        plain.all_gather(&own[..], &mut all[..])?;
+        let Some(colour) = colour else { return Ok(None) };
+        let members = members(&all, colour);
+        let size = members.len() as u32;
+        let rank = members.iter().position(|rank| *rank == self.rank()).expect("this rank named its colour");
+        // Rank 0's number, so that a call that failed on some ranks alone confuses no later one.
+        let group = self.join_part(&format!("s{}-{colour}", all[WORDS - 1]), rank as Rank, size);
+        group.map(Some).map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
+    }
+
+    /// Meets the ranks of a part of this group's store.
+    fn join_part(&self, name: &str, rank: Rank, size: u32) -> Result<Self, JoinGroupError> {
+        let before = &self.shared.options;
+        let world = World { rank, world_size: size, local_rank: None, ..before.world.clone() };
+        let options = Options { world, timeout: self.timeout, ..before.clone() };
+        let board = Arc::new(Board::new(rank));
+        let joined = match &self.shared.store {
+            Some(store) if size > 1 => {
+                let part = Box::new(PartOfStore::new(store.clone(), name));
+                join_at(part, &options.world, &settings(&options), board.clone())
+            }
+            None if size > 1 => Err(JoinError::NoRendezvous { world_size: size }),
+            _ => join(&options.world, &settings(&options), board.clone()),
+        };
+        Ok(Self::joined(joined?, board, &options)?)
+    }
+}
+
+/// The ranks that named a colour, in the order of their keys.
+fn members(all: &[u64], colour: u32) -> Vec<Rank> {
+    let named = all.chunks_exact(WORDS).zip(0..);
+    let mut members: Vec<(u64, Rank)> = named
+        .filter(|(words, _)| words[0] == 1 && words[1] == u64::from(colour))
+        .map(|(words, rank)| (words[2], rank))
+        .collect();
+    members.sort_unstable();
+    members.into_iter().map(|(_, rank)| rank).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_come_by_key_then_by_rank_and_only_those_of_the_colour() {
+        let words = [[1, 7, 2, 0], [1, 7, 1, 0], [0, 7, 0, 0], [1, 0, 0, 0], [1, 7, 1, 0]].concat();
+        assert_eq!(members(&words, 7), [1, 4, 0]);
+        assert_eq!(members(&words, 0), [3]);
+        assert_eq!(members(&words, 1), [0; 0]);
+    }
+}
