@@ -27,7 +27,7 @@ pub use half::{bf16, f16};
 pub use generate::{Access, Algorithm, generate};
 pub use group::{
     Buffer, CollectiveError, Data, DataMut, Element, Group, JoinGroupError, Options, Pending, PendingError,
-    SplitError,
+    Persistent, SplitError,
 };
 pub use hosts::HostMap;
 pub use parts::Parts;

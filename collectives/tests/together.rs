@@ -25,5 +25,7 @@ macro_rules! on_every_fabric {
 }
 use on_every_fabric;
 
+#[path = "together/persistent.rs"]
+mod persistent;
 #[path = "together/split.rs"]
 mod split;

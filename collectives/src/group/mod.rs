@@ -18,6 +18,7 @@ mod lent;
 mod operation;
 mod options;
 mod pending;
+mod persistent;
 mod planner;
 mod premultiplied;
 mod split;
@@ -35,6 +36,7 @@ pub use error::CollectiveError;
 pub use join::JoinGroupError;
 pub use options::Options;
 pub use pending::{Pending, PendingError};
+pub use persistent::Persistent;
 pub use planner::Planner;
 pub use split::SplitError;
 
@@ -580,9 +582,18 @@ impl Group {
         if self.shared.is_closed.load(Ordering::Relaxed) { Err(CollectiveError::Closed) } else { Ok(()) }
     }
 
-    fn begin(&self, core: &mut Core, operation: Operation) -> Result<RunId, CollectiveError> {
+    /// Starts an operation, by its plan where that is known.
+    fn begin(
+        &self,
+        core: &mut Core,
+        operation: Operation,
+        plan: Option<&Arc<Plan>>,
+    ) -> Result<RunId, CollectiveError> {
         self.expect_open()?;
-        let plan = self.plan(&mut core.planner, &operation)?;
+        let plan = match plan {
+            Some(plan) => plan,
+            None => self.plan(&mut core.planner, &operation)?,
+        };
         let Operation { input, output, .. } = operation;
         Ok(core.engine.start(plan, input, output, self.timeout)?)
     }
@@ -602,8 +613,16 @@ impl Group {
     }
 
     /// As [`Self::begin`], for a call that waits; `None` when it has been carried out.
-    fn carry_out(&self, core: &mut Core, operation: &Operation) -> Result<Option<RunId>, CollectiveError> {
-        let plan = self.plan(&mut core.planner, operation)?;
+    fn carry_out(
+        &self,
+        core: &mut Core,
+        operation: &Operation,
+        plan: Option<&Arc<Plan>>,
+    ) -> Result<Option<RunId>, CollectiveError> {
+        let plan = match plan {
+            Some(plan) => plan,
+            None => self.plan(&mut core.planner, operation)?,
+        };
         let Operation { input, output, .. } = operation;
         let run = core.engine.carry_out(plan, input, output, self.timeout)?;
         if run.is_none() {
@@ -613,12 +632,16 @@ impl Group {
         Ok(run)
     }
 
-    fn blocking(&self, mut operation: Operation) -> Result<(), CollectiveError> {
+    fn blocking(&self, operation: Operation) -> Result<(), CollectiveError> {
+        self.blocking_by(operation, None)
+    }
+
+    fn blocking_by(&self, mut operation: Operation, plan: Option<&Arc<Plan>>) -> Result<(), CollectiveError> {
         self.expect_open()?;
         let driver = &self.shared.driver;
         let mut core = driver.lock();
         let lent = self.lend(&mut core.engine, &mut operation)?;
-        let outcome = match self.carry_out(&mut core, &operation) {
+        let outcome = match self.carry_out(&mut core, &operation, plan) {
             Ok(None) => {
                 drop(core);
                 Ok(())
@@ -671,11 +694,21 @@ impl Group {
         operation: Result<Operation, CollectiveError>,
         data: D,
     ) -> Result<Pending<D>, PendingError<D>> {
+        self.start_by(operation, None, data)
+    }
+
+    fn start_by<D>(
+        &self,
+        operation: Result<Operation, CollectiveError>,
+        plan: Option<&Arc<Plan>>,
+        data: D,
+    ) -> Result<Pending<D>, PendingError<D>> {
         let run = operation.and_then(|operation| {
             self.expect_own_process()?;
             let driver = &self.shared.driver;
             let mut core = driver.lock();
-            self.begin(&mut core, operation).inspect_err(|error| driver.silence(core, error, self.timeout))
+            let run = self.begin(&mut core, operation, plan);
+            run.inspect_err(|error| driver.silence(core, error, self.timeout))
         });
         match run {
             Ok(run) => Ok(Pending::new(self.shared.driver.clone(), run, data)),
