@@ -26,7 +26,7 @@ pub use half::{bf16, f16};
 
 pub use generate::{Access, Algorithm, generate};
 pub use group::{
-    Buffer, CollectiveError, Data, DataMut, Element, Group, JoinGroupError, Options, Pending, PendingError,
+    Batch, Buffer, CollectiveError, Data, DataMut, Element, Group, GroupName, JoinGroupError, Options, Pending, PendingError,
     Persistent, SplitError,
 };
 pub use hosts::HostMap;

@@ -25,6 +25,8 @@ macro_rules! on_every_fabric {
 }
 use on_every_fabric;
 
+#[path = "together/batch.rs"]
+mod batch;
 #[path = "together/persistent.rs"]
 mod persistent;
 #[path = "together/split.rs"]

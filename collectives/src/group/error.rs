@@ -1,5 +1,6 @@
 //! What callers of a group can be told.
 
+use std::fmt;
 use std::sync::Arc;
 
 use pleach_transport::{Rank, RegisterError};
@@ -8,6 +9,23 @@ use crate::collective::{DataType, ReduceOp};
 use crate::engine::{CountsError, Fault, PlanError, StartError, TooLarge};
 use crate::select::SelectError;
 use crate::verify::Violation;
+
+/// What errors call a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupName {
+    /// Its number among the groups of this process, from 1.
+    pub number: u64,
+    /// This process's rank in it.
+    pub rank: Rank,
+    /// How many ranks it has.
+    pub world_size: u32,
+}
+
+impl fmt::Display for GroupName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "group {} (rank {} of {})", self.number, self.rank, self.world_size)
+    }
+}
 
 /// Why a collective did not happen. In any case no byte of the caller's memory changes afterwards.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -102,6 +120,14 @@ pub enum CollectiveError {
     /// The schedule needs more than there is.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    /// A batch holds operations of one group.
+    #[error("a batch of {first} cannot take operations of {second}; run a batch of each group")]
+    MixedGroups {
+        /// The batch's group.
+        first: GroupName,
+        /// The other one.
+        second: GroupName,
+    },
     /// Too many non-blocking operations.
     #[error("too many operations are under way; wait for some of them")]
     TooMany,

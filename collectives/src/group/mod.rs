@@ -8,10 +8,12 @@
 //! The first failure ends the group: every call returns its cause from then on, on every rank. When a call has returned,
 //! with whatever result, no peer changes a byte of the caller's memory any more.
 
+mod batch;
 mod blocks;
 mod data;
 mod driver;
 mod error;
+mod flight;
 mod in_place;
 mod join;
 mod lent;
@@ -29,10 +31,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_transport::rendezvous::{Fabric, Store};
-use pleach_transport::{Device, Event, SharedMemory, clock, fork};
+use pleach_transport::{Device, Event, SharedMemory, Slice, clock, fork};
 
+pub use batch::Batch;
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
-pub use error::CollectiveError;
+pub use error::{CollectiveError, GroupName};
 pub use join::JoinGroupError;
 pub use options::Options;
 pub use pending::{Pending, PendingError};
@@ -74,6 +77,8 @@ struct Shared {
     close_timeout: Duration,
     /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the driver's lock.
     is_closed: AtomicBool,
+    /// Registered memory for batches, while none uses it.
+    staging: Mutex<Option<Slice>>,
     /// Where its ranks met, and meet again to split. Rank 0's table keeps late comers out for as long as the group lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
     /// As it was joined, for the groups that it is split into.
@@ -177,6 +182,7 @@ impl Group {
             number: GROUPS.fetch_add(1, Ordering::Relaxed),
             close_timeout: options.close_timeout,
             is_closed: AtomicBool::new(false),
+            staging: Mutex::default(),
             store: store.map(|store| Arc::new(Mutex::new(store))),
             options: options.clone(),
             splits: AtomicU64::new(0),
@@ -654,11 +660,7 @@ impl Group {
         };
         if !lent.is_empty() {
             drop(operation);
-            // A run ends after its transfers, so this is the device's own housekeeping, done when it is polled.
-            let returned = driver.drive(driver.lock(), clock::now() + self.shared.close_timeout, |_| {
-                lent.is_returned().then_some(())
-            });
-            assert!(returned.is_some(), "the device holds memory that was lent for one call");
+            self.take_back(&lent);
         }
         outcome
     }
