@@ -26,8 +26,8 @@ pub use half::{bf16, f16};
 
 pub use generate::{Access, Algorithm, generate};
 pub use group::{
-    Batch, Buffer, CollectiveError, Data, DataMut, Element, Group, GroupName, JoinGroupError, Options, Pending, PendingError,
-    Persistent, SplitError,
+    Batch, Buffer, CollectiveError, Data, DataMut, Element, Group, GroupName, JoinGroupError, Options,
+    Pending, PendingError, Persistent, Progress, SplitError,
 };
 pub use hosts::HostMap;
 pub use parts::Parts;

@@ -29,5 +29,9 @@ use on_every_fabric;
 mod batch;
 #[path = "together/persistent.rs"]
 mod persistent;
+#[path = "together/progress.rs"]
+mod progress;
+#[path = "together/speed.rs"]
+mod speed;
 #[path = "together/split.rs"]
 mod split;

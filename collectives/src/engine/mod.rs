@@ -20,6 +20,7 @@ mod layout;
 mod message;
 mod places;
 mod plan;
+mod priority;
 mod program;
 mod run;
 mod signature;
@@ -52,6 +53,7 @@ use crate::Rank;
 use crate::compute::{Compute, Job};
 use bank::{Banks, CREDIT_CELL, Class};
 use message::{Message, Record, Verdict};
+use priority::Priorities;
 use run::{Bank, Blocked, Ground, NOBODY, Parameters, RUNS_MAX, Run, run_of};
 use signature::Stream;
 
@@ -171,6 +173,7 @@ pub struct Engine {
     slots: Vec<SlotOfRun>,
     /// Unfinished runs in the order of their calls.
     order: Vec<u8>,
+    priorities: Priorities,
     issues: u64,
     next_run: u64,
     completed: u64,
@@ -252,6 +255,7 @@ impl Engine {
             circles: Circles::default(),
             slots: Vec::new(),
             order: Vec::new(),
+            priorities: Priorities::default(),
             issues: 0,
             next_run: 0,
             completed: 0,
@@ -554,28 +558,15 @@ impl Engine {
             return false;
         }
         self.blocked = None;
+        if self.priorities.matter() {
+            return self.advance_by_priority(now);
+        }
         let mut moved = false;
         let mut index = 0;
         let mut may_admit = true;
         while index < self.order.len() {
             let slot = self.order[index];
-            let entry = &mut self.slots[usize::from(slot)];
-            let Some(run) = &mut entry.run else { unreachable!("an ordered slot holds a run") };
-            if entry.state == State::Queued {
-                let is_free = match run.stream() {
-                    Stream::Collectives => may_admit && self.completed >= run.parameters.bank.needed,
-                    // One message of a pair at a time; earlier ones stand earlier in the order.
-                    stream => !has_earlier(&self.slots, &self.order[..index], stream),
-                };
-                let entry = &mut self.slots[usize::from(slot)];
-                if is_free {
-                    entry.state = State::Active;
-                } else {
-                    may_admit &= entry.run.as_ref().is_some_and(|run| run.stream() != Stream::Collectives);
-                }
-            }
-            let entry = &mut self.slots[usize::from(slot)];
-            if entry.state == State::Active {
+            if self.admit(index, &mut may_admit) == State::Active {
                 match self.advance(slot, now) {
                     Ok(true) => moved = true,
                     Ok(false) => {}
@@ -593,6 +584,28 @@ impl Engine {
             index += 1;
         }
         moved
+    }
+
+    /// Admits a run, by its place in the order, if its turn has come. `may_admit`: whether that of the collectives has.
+    fn admit(&mut self, index: usize, may_admit: &mut bool) -> State {
+        let slot = usize::from(self.order[index]);
+        let entry = &self.slots[slot];
+        if entry.state != State::Queued {
+            return entry.state;
+        }
+        let Some(run) = &entry.run else { unreachable!("an ordered slot holds a run") };
+        let stream = run.stream();
+        let is_free = match stream {
+            Stream::Collectives => *may_admit && self.completed >= run.parameters.bank.needed,
+            // One message of a pair at a time; earlier ones stand earlier in the order.
+            stream => !has_earlier(&self.slots, &self.order[..index], stream),
+        };
+        if is_free {
+            self.slots[slot].state = State::Active;
+        } else {
+            *may_admit &= stream != Stream::Collectives;
+        }
+        self.slots[slot].state
     }
 
     fn advance(&mut self, slot: u8, now: Nanos) -> Result<bool, Box<Fault>> {

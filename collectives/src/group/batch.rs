@@ -15,11 +15,11 @@ use std::sync::{Arc, PoisonError};
 
 use pleach_transport::{SharedMemory, Slice};
 
+use super::Group;
 use super::data::{Buffer, Data, DataMut, Element, destination};
 use super::error::{CollectiveError, GroupName};
 use super::flight::Flight;
 use super::operation::Operation;
-use super::Group;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::engine::{Bytes, Counts};
@@ -109,7 +109,7 @@ impl<'a> Batch<'a> {
         let data_type = D::Element::DATA_TYPE;
         expect_meaning(op, data_type)?;
         if self.group.exact_for(data_type, op)?.is_some() {
-            return Ok(self.add(Work::Call(Box::new(move |group| group.all_reduce(data, op)))));
+            return Ok(self.add(Work::Call(Box::new(move |group: &Group| group.all_reduce(data, op)))));
         }
         if is_short(data) {
             return Ok(self.add(Work::Short(Kind::AllReduce(op), data_type, bytes_of(data))));
@@ -133,7 +133,7 @@ impl<'a> Batch<'a> {
         expect_meaning(op, data_type)?;
         self.group.expect_rank(root)?;
         if self.group.exact_for(data_type, op)?.is_some() {
-            return Ok(self.add(Work::Call(Box::new(move |group| group.reduce(data, op, root)))));
+            return Ok(self.add(Work::Call(Box::new(move |group: &Group| group.reduce(data, op, root)))));
         }
         if is_short(data) {
             return Ok(self.add(Work::Short(Kind::Reduce(op, root), data_type, bytes_of(data))));

@@ -8,7 +8,7 @@
 //! then gives them a turn of milliseconds. So a yield that took that long is the last one for a while: ranks that share
 //! processors sleep instead, others poll on.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,6 +40,9 @@ const WARY_SPINS: u32 = 20;
 /// Longest sleep, in case a bell is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
+/// How long a thread that carries on in the background polls before it sleeps: its processor is the caller's.
+const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
+
 /// Longest time that a call which is done waits until its last words have gone out; longer only peers take that do not
 /// read, and what is left then goes out with the next call.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
@@ -52,7 +55,7 @@ pub(super) struct Core {
 
 pub(super) struct Driver {
     core: Mutex<Core>,
-    /// Threads that want the lock. Relaxed: only a hint to the driver; the lock orders everything else.
+    /// Threads of callers that want the lock. Relaxed: only a hint to the driver; the lock orders everything else.
     waiting: AtomicUsize,
     board: Arc<Board>,
     ringer: Arc<dyn Ring>,
@@ -94,9 +97,7 @@ impl Driver {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // The driver may be asleep with the lock.
         self.ringer.ring();
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        // Two threads at once: the one that is blocked may depend on what the other is about to call.
-        core.engine.allow_concurrent_calls(true);
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         core
     }
@@ -134,6 +135,8 @@ impl Driver {
             }
             let idle = now.since(idle_since);
             if self.waiting.load(Ordering::Relaxed) > 0 {
+                // Two threads at once: what this one is blocked in may depend on what the other is about to call.
+                core.engine.allow_concurrent_calls(true);
                 drop(core);
                 std::thread::yield_now();
                 core = self.lock();
@@ -167,6 +170,40 @@ impl Driver {
             self.wary_for_ns.store(wary_for.as_nanos() as u64, Ordering::Relaxed);
             self.wary_until.store((back + wary_for).0, Ordering::Relaxed);
         }
+    }
+
+    /// Drives the engine until nothing is under way, stepping back for every call; for a thread that makes none.
+    pub(super) fn carry_on(&self, is_over: &AtomicBool) {
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = clock::now();
+        let mut idle_since = now;
+        while !is_over.load(Ordering::Acquire) {
+            let moved = core.engine.poll(now);
+            let engine = &mut core.engine;
+            if engine.failure().is_some() || (engine.is_idle() && engine.flush()) {
+                return;
+            }
+            now = clock::now();
+            if moved {
+                idle_since = now;
+            }
+            if self.waiting.load(Ordering::Relaxed) > 0 {
+                drop(core);
+                while self.waiting.load(Ordering::Relaxed) > 0 {
+                    std::thread::yield_now();
+                }
+                // The call that has it now drives everything, and gives it back when it ends.
+                core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+            } else if now.since(idle_since) < BACKGROUND_SPIN || core.engine.is_severing() {
+                std::thread::yield_now();
+            } else {
+                now = sleep(&mut core.engine, now, Nanos::MAX);
+            }
+        }
+    }
+
+    pub(super) fn ringer(&self) -> Arc<dyn Ring> {
+        self.ringer.clone()
     }
 
     /// Drives the engine until the run's outcome is known; its own deadline ends it.

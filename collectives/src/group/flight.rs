@@ -109,7 +109,8 @@ impl Drop for Flight<'_> {
         // What came before has been told; what is under way still must end before the borrow does.
         let _ = self.finish();
         if let Some(staging) = self.staging.take() {
-            let mut kept = self.group.shared.staging.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut kept =
+                self.group.shared.staging.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             if kept.as_ref().is_none_or(|kept| kept.len() < staging.len()) {
                 *kept = Some(staging);
             }

@@ -23,6 +23,7 @@ mod pending;
 mod persistent;
 mod planner;
 mod premultiplied;
+mod progress;
 mod split;
 mod uneven;
 
@@ -41,6 +42,7 @@ pub use options::Options;
 pub use pending::{Pending, PendingError};
 pub use persistent::Persistent;
 pub use planner::Planner;
+pub use progress::Progress;
 pub use split::SplitError;
 
 use crate::Rank;
@@ -55,6 +57,7 @@ use data::{destination, part, place_in, source};
 use driver::{Core, Driver};
 use lent::Lent;
 use operation::{Operation, barrier_operation, expect_length};
+use progress::ProgressThread;
 
 /// A handle of a group of ranks; see the module.
 #[derive(Clone)]
@@ -63,11 +66,14 @@ pub struct Group {
     timeout: Duration,
     algorithm: Option<Algorithm>,
     tag: u32,
+    priority: i32,
     fabric: Option<Fabric>,
     exact: Option<Arc<Exact>>,
 }
 
 struct Shared {
+    /// Goes before what it drives.
+    progress: Option<ProgressThread>,
     driver: Arc<Driver>,
     rank: Rank,
     world_size: u32,
@@ -130,6 +136,11 @@ pub enum GroupError {
     /// A peer was lost meanwhile.
     #[error("{0}")]
     Failed(Arc<crate::engine::Fault>),
+    /// The thread of [`Progress::Thread`] could not be started.
+    #[error(
+        "no thread can be started for the group ({0}); raise the limit ('ulimit -u') or do without Progress::Thread"
+    )]
+    Thread(std::io::Error),
 }
 
 impl Group {
@@ -174,12 +185,20 @@ impl Group {
             }
         }
         driver.lock().engine.look_directly(driver.is_crowded);
+        let (driver, number) = (Arc::new(driver), GROUPS.fetch_add(1, Ordering::Relaxed));
+        let progress = match options.progress {
+            Progress::WhenCalled => None,
+            Progress::Thread => {
+                Some(ProgressThread::start(driver.clone(), number).map_err(GroupError::Thread)?)
+            }
+        };
         let shared = Shared {
-            driver: Arc::new(driver),
+            progress,
+            driver,
             rank,
             world_size,
             hosts,
-            number: GROUPS.fetch_add(1, Ordering::Relaxed),
+            number,
             close_timeout: options.close_timeout,
             is_closed: AtomicBool::new(false),
             staging: Mutex::default(),
@@ -189,7 +208,15 @@ impl Group {
         };
         let shared = Arc::new(shared);
         let exact = (options.reproducible == Reproducible::Exact).then(Arc::default);
-        Ok(Self { shared, timeout: options.timeout, algorithm: None, tag: 0, fabric: None, exact })
+        Ok(Self {
+            shared,
+            timeout: options.timeout,
+            algorithm: None,
+            tag: 0,
+            priority: 0,
+            fabric: None,
+            exact,
+        })
     }
 
     /// This rank, from 0.
@@ -234,6 +261,16 @@ impl Group {
     #[must_use]
     pub fn tagged(&self, tag: u32) -> Self {
         Self { tag, ..self.clone() }
+    }
+
+    /// The same group, whose calls go before those of lower priorities that are under way at the same time, and end
+    /// before them where they can; the usual priority is 0. Ranks may differ.
+    ///
+    /// Calls are admitted in the order in which they are made, short ones eight at a time and long ones (beyond some tens
+    /// of kilobytes) two at a time: only among those does priority decide.
+    #[must_use]
+    pub fn with_priority(&self, priority: i32) -> Self {
+        Self { priority, ..self.clone() }
     }
 
     /// The same group, whose calls match only those that are marked alike, besides the tag.
@@ -601,7 +638,9 @@ impl Group {
             None => self.plan(&mut core.planner, &operation)?,
         };
         let Operation { input, output, .. } = operation;
-        Ok(core.engine.start(plan, input, output, self.timeout)?)
+        let run = core.engine.start(plan, input, output, self.timeout)?;
+        core.engine.prioritize(run, self.priority);
+        Ok(run)
     }
 
     fn plan<'a>(
@@ -631,7 +670,9 @@ impl Group {
         };
         let Operation { input, output, .. } = operation;
         let run = core.engine.carry_out(plan, input, output, self.timeout)?;
-        if run.is_none() {
+        if let Some(run) = run {
+            core.engine.prioritize(run, self.priority);
+        } else {
             // Over shared memory all has gone out then.
             core.engine.flush();
         }
@@ -713,7 +754,12 @@ impl Group {
             run.inspect_err(|error| driver.silence(core, error, self.timeout))
         });
         match run {
-            Ok(run) => Ok(Pending::new(self.shared.driver.clone(), run, data)),
+            Ok(run) => {
+                if let Some(progress) = &self.shared.progress {
+                    progress.wake();
+                }
+                Ok(Pending::new(self.shared.driver.clone(), run, data))
+            }
             Err(error) => Err(PendingError { error, data }),
         }
     }
@@ -741,6 +787,9 @@ impl Drop for Shared {
         if !self.driver.process.is_current() {
             // Closing anything would close it for the parent, and the device's threads are not here to be joined.
             std::mem::forget(self.driver.clone());
+            if let Some(progress) = self.progress.take() {
+                progress.forget();
+            }
         } else if !std::thread::panicking() {
             // A panic is no goodbye: without one the peers are told that this rank is lost.
             self.leave();

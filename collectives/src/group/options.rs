@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
 
+use super::progress::Progress;
 use crate::generate::Algorithm;
 use crate::reproducible::Reproducible;
 
@@ -32,6 +33,8 @@ pub struct Options {
     pub concurrent_calls: bool,
     /// Which results are the same bits again; the same on all ranks.
     pub reproducible: Reproducible,
+    /// Who carries on what was started by a `start_` call; each rank as it likes.
+    pub progress: Progress,
 }
 
 impl Options {
@@ -48,6 +51,7 @@ impl Options {
             spin: Duration::from_micros(200),
             concurrent_calls: false,
             reproducible: Reproducible::No,
+            progress: Progress::WhenCalled,
         }
     }
 

@@ -12,7 +12,8 @@ use crate::engine::RunId;
 
 /// A collective under way. It owns what it works on and gives it back when it is done, also with an error.
 ///
-/// It makes progress while any thread of the group is in a call, or while it is tested or waited for. Dropping it waits
+/// It makes progress while any thread of the group is in a call, or while it is tested or waited for, and with
+/// [`Progress::Thread`](super::Progress) also otherwise. Dropping it waits
 /// for its end (its deadline bounds that); forgetting it leaks the memory and nothing else.
 #[must_use = "a collective that is not waited for ends when this is dropped"]
 pub struct Pending<D> {

@@ -13,14 +13,12 @@ fn a_prepared_call_gives_the_result_of_the_plain_one_as_often_as_it_is_run(fabri
         |group| {
             let rank = group.rank();
             for len in [0usize, 2, 1000, 300_000] {
-                let mut buffer = group.prepare_all_reduce(group.buffer(len).unwrap(), ReduceOp::Sum).unwrap();
+                let mut buffer =
+                    group.prepare_all_reduce(group.buffer::<u32>(len).unwrap(), ReduceOp::Sum).unwrap();
                 let mut plain = group.prepare_all_reduce(vec![0u32; len], ReduceOp::Max).unwrap();
                 for round in 0..4u32 {
                     let value = |rank: u32, index: usize| rank * 10 + round + index as u32;
-                    buffer
-                        .iter_mut()
-                        .enumerate()
-                        .for_each(|(index, item): (usize, &mut u32)| *item = value(rank, index));
+                    buffer.iter_mut().enumerate().for_each(|(index, item)| *item = value(rank, index));
                     plain.iter_mut().enumerate().for_each(|(index, item)| *item = value(rank, index));
                     if round % 2 == 0 {
                         buffer.run().unwrap();
@@ -86,7 +84,11 @@ fn what_cannot_be_prepared_gives_its_memory_back(fabric: Fabric) {
             assert!(matches!(refused.error, CollectiveError::NotExact { .. }), "{}", refused.error);
             assert_eq!(refused.data, [1.0; 4]);
             let refused = group.prepare_broadcast(vec![1u8; 4], 1).unwrap_err();
-            assert!(matches!(refused.error, CollectiveError::NoSuchRank { rank: 1, .. }), "{}", refused.error);
+            assert!(
+                matches!(refused.error, CollectiveError::NoSuchRank { rank: 1, .. }),
+                "{}",
+                refused.error
+            );
             let mut kept = group.prepare_all_reduce(vec![1u8; 4], ReduceOp::Sum).unwrap();
             group.close().unwrap();
             assert!(matches!(kept.run(), Err(CollectiveError::Closed)));
