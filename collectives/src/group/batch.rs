@@ -50,13 +50,16 @@ struct Entry<'a> {
     work: Work<'a>,
 }
 
+/// A blocking call on what it has borrowed.
+type Call<'a> = Box<dyn FnOnce(&Group) -> Result<(), CollectiveError> + 'a>;
+
 enum Work<'a> {
     /// To be fused with its like.
     Short(Kind, DataType, &'a mut [u8]),
     /// By itself. The borrow is of what the operation's bytes are in.
     Long(Operation, PhantomData<&'a mut [u8]>),
     /// A call of its own: made of several operations.
-    Call(Box<dyn FnOnce(&Group) -> Result<(), CollectiveError> + 'a>),
+    Call(Call<'a>),
 }
 
 /// What can be fused.
@@ -79,7 +82,7 @@ pub(super) struct Bucket<'a> {
 enum Job<'a> {
     Fused(Bucket<'a>),
     Long(Group, Operation),
-    Call(Group, Box<dyn FnOnce(&Group) -> Result<(), CollectiveError> + 'a>),
+    Call(Group, Call<'a>),
 }
 
 impl Group {

@@ -164,6 +164,7 @@ impl<D> Persistent<D> {
     /// # Errors
     ///
     /// See [`CollectiveError`]; this comes back with it.
+    #[allow(clippy::result_large_err)] // What was to be started comes back, as with every start.
     pub fn start(mut self) -> Result<Pending<Self>, PendingError<Self>> {
         let operation = (self.make)(&self.group, &mut self.data, self.op, self.root);
         let (group, plan) = (self.group.clone(), self.plan.clone());
