@@ -17,6 +17,9 @@ use pleach_transport::rendezvous::{FabricChoice, JoinOptions, World, join};
 use pleach_transport::{Rank, clock::now};
 use rustix::process::{Pid, Signal, kill_process};
 
+/// How long a rank of the command may take to join, in seconds.
+const JOIN_TIMEOUT_VARIABLE: &str = "PLEACH_JOIN_TIMEOUT";
+
 /// How long a rank may take to join, in milliseconds.
 const TIMEOUT_VARIABLE: &str = "PLEACH_TEST_TIMEOUT_MS";
 
@@ -210,6 +213,38 @@ fn ranks_without_a_rank_0_say_so() {
         let error = error(&finish(command));
         assert!(error.contains("rank 0 is missing"), "{error}");
     }
+}
+
+/// A benchmark in which a rank waits a second for what never comes; what it then says.
+fn given_up(rank: &str, ranks: &str, address: &str) -> String {
+    let mut command = pleach();
+    command.args(["bench", "all-reduce", "--max", "8"]);
+    command
+        .env("PLEACH_RANK", rank)
+        .env("PLEACH_WORLD_SIZE", ranks)
+        .env("PLEACH_RENDEZVOUS", address)
+        .env(JOIN_TIMEOUT_VARIABLE, "1");
+    let error = error(&finish(command));
+    assert_eq!(error.lines().count(), 1, "one line: {error}");
+    assert!(error.starts_with("error: "), "{error}");
+    error
+}
+
+#[test]
+fn the_command_gives_up_after_the_time_that_a_variable_says() {
+    let before = now();
+    let missing = given_up("0", "2", &free_address());
+    assert!(missing.contains("rank 1 of 2 did not come"), "{missing}");
+    let address = free_address();
+    let nobody = given_up("1", "2", &address);
+    assert!(nobody.contains("rank 0 is missing") && nobody.contains(&address["tcp://".len()..]), "{nobody}");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("is bound").to_string();
+    // The kernel accepts for it, and nothing is ever said.
+    let silent = given_up("1", "2", &format!("tcp://{address}"));
+    assert!(silent.contains("accepts connections but says nothing") && silent.contains(&address), "{silent}");
+    // Far less than the minute that ranks wait where nothing is set.
+    assert!(now().since(before) < Duration::from_secs(40), "{:?}", now().since(before));
 }
 
 #[test]

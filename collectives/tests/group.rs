@@ -36,6 +36,7 @@ fn world(rank: Rank, world_size: u32, folder: &std::path::Path) -> World {
         secret: None,
         host: None,
         interface: None,
+        join_timeout: None,
         launcher: Launcher::Arguments,
     }
 }

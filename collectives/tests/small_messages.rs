@@ -54,6 +54,7 @@ fn world(rank: Rank, folder: &std::path::Path) -> World {
         secret: None,
         host: None,
         interface: None,
+        join_timeout: None,
         launcher: Launcher::Arguments,
     }
 }

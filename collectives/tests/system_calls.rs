@@ -154,6 +154,7 @@ fn join(rank: Rank, folder: &std::path::Path) -> Group {
         secret: None,
         host: None,
         interface: None,
+        join_timeout: None,
         launcher: Launcher::Arguments,
     });
     options.fabric = FabricChoice::Only(Fabric::Shm);

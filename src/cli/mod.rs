@@ -31,7 +31,8 @@ struct CommandLine {
 }
 
 const EXAMPLE: &str = "Example:\n  pleach run -n 4 -- ./my-training-program\n\n\
-    PLEACH_LOG=info (or debug, or module=level) prints what was chosen and why on standard error.";
+    PLEACH_LOG=info (or debug, or module=level) prints what was chosen and why on standard error.\n\
+    PLEACH_JOIN_TIMEOUT=SECONDS ends ranks that wait longer for others to come (60 where not set).";
 
 #[derive(Debug, Subcommand)]
 enum Command {

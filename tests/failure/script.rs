@@ -161,6 +161,7 @@ impl Player {
             secret: None,
             host: (self.fabric == Fabric::Hybrid).then(|| format!("host-{}", self.rank % 2)),
             interface: None,
+            join_timeout: None,
             launcher: Launcher::Arguments,
         });
         options.fabric = FabricChoice::Only(self.fabric);

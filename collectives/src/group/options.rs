@@ -16,7 +16,7 @@ pub struct Options {
     pub world: World,
     /// How bytes move; the same on all ranks.
     pub fabric: FabricChoice,
-    /// Longest time to wait for the other ranks to come.
+    /// Longest time to wait for the other ranks to come: what the world says (`PLEACH_JOIN_TIMEOUT`), or a minute.
     pub join_timeout: Duration,
     /// Longest time a call waits for its peers; see also `Group::within`.
     pub timeout: Duration,
@@ -42,9 +42,9 @@ impl Options {
     #[must_use]
     pub fn new(world: World) -> Self {
         Self {
+            join_timeout: world.join_timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT),
             world,
             fabric: FabricChoice::Auto,
-            join_timeout: DEFAULT_JOIN_TIMEOUT,
             timeout: Duration::from_secs(60),
             close_timeout: Duration::from_secs(5),
             algorithm: None,

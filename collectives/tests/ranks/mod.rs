@@ -32,6 +32,7 @@ pub(crate) fn with_group<T: Send>(
                         secret: None,
                         host: None,
                         interface: None,
+                        join_timeout: None,
                         launcher: Launcher::Arguments,
                     };
                     let mut options = Options::new(world);

@@ -3,10 +3,11 @@
 //! [`parse`] is a pure function of the explicit values, a map of variables and a few facts about the process. Rank and
 //! world size come together from the first of: arguments, `PLEACH_*`, torchrun, Open MPI, Hydra, srun. Where to meet,
 //! the secret, the host's name and the interface come from arguments or `PLEACH_*` whoever said the rank, and only
-//! where those are silent from the launcher.
+//! where those are silent from the launcher. `PLEACH_JOIN_TIMEOUT` says how many seconds ranks wait for each other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -21,6 +22,9 @@ const SRUN_PORT_FIRST: u64 = 20_000;
 
 /// How many those are.
 const SRUN_PORTS: u64 = 10_000;
+
+/// Longest that ranks may be told to wait for each other: a day, in seconds.
+const JOIN_TIMEOUT_MAX_S: u32 = 86_400;
 
 /// How many ancestors are looked at to find the launcher.
 const ANCESTORS_MAX: usize = 16;
@@ -163,7 +167,19 @@ pub fn parse(
     };
     let text = |name| reader.text(name).map(str::to_owned);
     let (host, interface) = (text("PLEACH_HOST"), text("PLEACH_INTERFACE"));
-    let world = World { rank, world_size, local_rank, rendezvous, secret: None, host, interface, launcher };
+    let join_timeout = reader.number("PLEACH_JOIN_TIMEOUT", 1, JOIN_TIMEOUT_MAX_S)?;
+    let join_timeout = join_timeout.map(|seconds| Duration::from_secs(seconds.into()));
+    let world = World {
+        rank,
+        world_size,
+        local_rank,
+        rendezvous,
+        secret: None,
+        host,
+        interface,
+        join_timeout,
+        launcher,
+    };
     Ok(Some(Found { world, secret_file: reader.text("PLEACH_SECRET_FILE").map(PathBuf::from) }))
 }
 

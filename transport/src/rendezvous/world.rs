@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use super::environment::{self, Explicit, Surroundings, WorldError};
 use super::{FileStore, OpenError, Store, TcpStore};
@@ -125,6 +126,8 @@ pub struct World {
     pub host: Option<String>,
     /// Address or name of the network interface to use.
     pub interface: Option<String>,
+    /// Longest that its ranks wait for each other to come, where somebody said it (`PLEACH_JOIN_TIMEOUT`).
+    pub join_timeout: Option<Duration>,
     /// Who said all this.
     pub launcher: Launcher,
 }
@@ -141,6 +144,7 @@ impl World {
             secret: None,
             host: None,
             interface: None,
+            join_timeout: None,
             launcher: Launcher::Alone,
         }
     }

@@ -211,6 +211,20 @@ fn host_interface_and_secret_file_are_passed_on() {
 }
 
 #[test]
+fn ranks_can_be_told_how_long_to_wait_for_each_other() {
+    assert_eq!(world(&PLEACH).join_timeout, None);
+    let told = |value| but(&TORCHRUN, "PLEACH_JOIN_TIMEOUT", value);
+    assert_eq!(world(&told("5")).join_timeout, Some(Duration::from_secs(5)));
+    for bad in ["0", "86401", "-1", "1.5", "soon"] {
+        let text = error(&told(bad));
+        assert!(
+            text.contains(&format!("PLEACH_JOIN_TIMEOUT='{bad}'")) && text.contains("from 1 to 86400"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn the_first_host_of_a_slurm_list() {
     for (list, first) in [
         ("node", Some("node")),
