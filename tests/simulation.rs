@@ -7,7 +7,8 @@ use pleach::collectives::simulate::{
     Abort, CallPlan, Checker, Limits, Mismatch, Report, Sabotage, Scenario, TIMEOUT_FAR, run,
 };
 use pleach::collectives::{Collective, DataType};
-use pleach::transport::sim::{Canary, FaultKinds, Faults, Network};
+use pleach::transport::Nanos;
+use pleach::transport::sim::{Canary, Fault, FaultKinds, Faults, Network};
 
 /// Fresh seeds in every test run.
 const FRESH_SEEDS: u64 = 150;
@@ -20,6 +21,8 @@ const CANARY_SEEDS: u64 = 60;
 const CAUGHT: usize = 8;
 /// Scenarios at least that a lost dependency shows in.
 const CAUGHT_MIN: usize = 3;
+/// Scenarios of a rank that aborts, loses its peer and refuses it.
+const REFUSAL_SEEDS: u64 = 60;
 /// Scenarios of ranks that wait for each other.
 const CIRCLE_SEEDS: u64 = 40;
 
@@ -182,6 +185,24 @@ fn a_message_against_a_collective_is_a_mismatch_within_a_tenth_of_a_second() {
         // It checks that every rank learns of it, and how late.
         let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
         assert_eq!(report.failed, u64::from(scenario.ranks), "{scenario}");
+    }
+}
+
+/// A rank whose group has failed lets go of its memory, and why it failed may come later than that, or not at all.
+#[test]
+fn a_rank_that_aborted_and_refuses_is_not_blamed_for_the_refusal() {
+    let faults: FaultKinds = "delay,reorder,queue-full,one-sided-loss".parse().expect("faults");
+    let limits = Limits { ranks: Some(2), faults };
+    for seed in 0..REFUSAL_SEEDS {
+        let mut scenario = Scenario::draw(seed, &limits);
+        (scenario.mismatch, scenario.timeout, scenario.maps) = (None, TIMEOUT_FAR, false);
+        let after = std::time::Duration::from_micros(100 + 5 * seed);
+        scenario.abort = Some(Abort { rank: 1, after });
+        let lost_at = after + std::time::Duration::from_micros(seed % 20);
+        scenario.faults.timed.clear();
+        scenario.faults.timed.push((Nanos::ZERO + lost_at, Fault::OneSidedLoss { rank: 1, peer: 0 }));
+        // It checks that only what was injected is named as the cause.
+        run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
     }
 }
 

@@ -67,6 +67,8 @@ const SILENT_AFTER: Duration = Duration::from_millis(100);
 const FLOOD_TIME: Duration = Duration::from_millis(20);
 /// How often one cell is looked at in a glance: some hundred nanoseconds.
 const LOOKS: u32 = 128;
+/// How long who was refused an access waits to be told why, or to see that the peer is gone, before it blames it.
+const DOUBT_TIME: Duration = Duration::from_millis(150);
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
 
@@ -144,7 +146,18 @@ struct Times {
 
 enum Phase {
     Active,
-    Failing { fault: Arc<Fault>, sever_at: Nanos, is_severing: bool, waiting_for: Vec<bool> },
+    /// A peer refuses what only a peer that has failed refuses: no run goes on, and for a moment its reason is waited for.
+    Doubting {
+        fault: Box<Fault>,
+        since: Nanos,
+        deadline: Option<Nanos>,
+    },
+    Failing {
+        fault: Arc<Fault>,
+        sever_at: Nanos,
+        is_severing: bool,
+        waiting_for: Vec<bool>,
+    },
     Failed(Arc<Fault>),
 }
 
@@ -354,6 +367,9 @@ impl Engine {
         });
         let failing = match &self.phase {
             Phase::Failing { sever_at, is_severing: false, .. } => Some(*sever_at),
+            Phase::Doubting { since, deadline, .. } => {
+                Some(deadline.unwrap_or(Nanos::MAX).min(*since + DOUBT_TIME))
+            }
             _ => None,
         };
         runs.chain(failing).chain(self.device.next_wakeup()).min()
@@ -372,7 +388,7 @@ impl Engine {
         output: Bytes,
         timeout: Duration,
     ) -> Result<RunId, StartError> {
-        if !matches!(self.phase, Phase::Active) {
+        if matches!(self.phase, Phase::Failing { .. } | Phase::Failed(_)) {
             return Err(StartError::Failed(self.failure_during(plan)));
         }
         plan.check_lengths(&input, &output)?;
@@ -508,6 +524,7 @@ impl Engine {
         }
         match self.phase {
             Phase::Active => moved | self.advance_runs(now) | self.check_time(now),
+            Phase::Doubting { .. } => moved | self.end_doubt(now),
             Phase::Failing { .. } => moved | self.sever(now),
             Phase::Failed(_) => moved,
         }

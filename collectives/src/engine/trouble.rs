@@ -11,7 +11,9 @@ use super::fault::{Fault, FaultKind};
 use super::message::{Message, Record, Verdict};
 use super::run::{Run, Trouble, run_of};
 use super::signature::Stream;
-use super::{Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State, Times};
+use super::{
+    DOUBT_TIME, Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State, Times,
+};
 use crate::Rank;
 
 impl Engine {
@@ -212,16 +214,45 @@ impl Engine {
 
     /// The first fault ends the group.
     pub(super) fn fail(&mut self, fault: Fault, now: Nanos) {
-        if fault.kind == FaultKind::Lost && self.board.has_news() {
-            // What a peer said before it went counts first: it may tell why it went.
+        let may_be_echo = match fault.kind {
+            FaultKind::TimedOut | FaultKind::Lost | FaultKind::Left | FaultKind::Protocol => true,
+            FaultKind::Mismatch | FaultKind::Aborted => false,
+        };
+        if may_be_echo && self.board.has_news() {
+            // What peers said before counts first: it may tell why one of them went or refuses.
             self.read_news(now);
         }
+        if fault.kind != FaultKind::Protocol {
+            return self.settle(fault, now);
+        }
+        if matches!(self.phase, Phase::Active) {
+            // A peer whose group has failed lets go of its memory: the word of its cause, or its end, may be on its way.
+            let times = self.order.iter().filter_map(|slot| self.slots[usize::from(*slot)].times);
+            let deadline = times.map(|times| times.deadline).min();
+            self.phase = Phase::Doubting { fault: Box::new(fault), since: now, deadline };
+        }
+    }
+
+    /// Takes a refusal for the cause when no other has come to be known in time; true when it has.
+    pub(super) fn end_doubt(&mut self, now: Nanos) -> bool {
+        let Phase::Doubting { fault, since, deadline } = &self.phase else { return false };
+        let is_late = deadline.is_some_and(|deadline| now >= deadline);
+        if !is_late && now < *since + DOUBT_TIME {
+            return false;
+        }
+        let mut fault = (**fault).clone();
+        if is_late {
+            // Nobody can tell any more whether the reason would still have come.
+            fault.kind = FaultKind::TimedOut;
+        }
+        fault.waited += now.since(*since);
         self.settle(fault, now);
+        true
     }
 
     /// As [`Engine::fail`], for what was read from the news: newer ones are echoes of it.
     pub(super) fn settle(&mut self, fault: Fault, now: Nanos) {
-        if !matches!(self.phase, Phase::Active) {
+        if !matches!(self.phase, Phase::Active | Phase::Doubting { .. }) {
             return;
         }
         tracing::info!(rank = self.rank, "group failed: {fault}");
