@@ -10,6 +10,7 @@ pub mod engine;
 pub mod generate;
 pub mod group;
 pub mod hosts;
+pub mod observe;
 pub mod parts;
 pub mod rank_space;
 pub mod reproducible;
@@ -30,6 +31,7 @@ pub use group::{
     Pending, PendingError, Persistent, Progress, SplitError,
 };
 pub use hosts::HostMap;
+pub use observe::{Observe, Report};
 pub use parts::Parts;
 pub use pleach_transport::Rank;
 pub use reproducible::Reproducible;

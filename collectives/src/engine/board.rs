@@ -199,6 +199,25 @@ impl Board {
         *unpoisoned(&self.blocked) = blocked;
     }
 
+    /// For whom this rank waits, once that has taken a millisecond.
+    pub(crate) fn waits_for(&self) -> Option<Rank> {
+        Rank::try_from(self.blocked_on.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Collectives that this rank has begun and not completed.
+    pub(crate) fn under_way(&self) -> u64 {
+        // In this order: the difference is never below zero.
+        let completed = self.completed.load(Ordering::Acquire);
+        self.begun.load(Ordering::Acquire).saturating_sub(completed)
+    }
+
+    /// The collectives begun last, oldest first.
+    pub(crate) fn last_calls(&self) -> Vec<(u64, Descriptor)> {
+        let begun = self.begun.load(Ordering::Acquire);
+        let runs = begun.saturating_sub(RECORDS as u64)..begun;
+        runs.filter_map(|run| Some((run, self.record(Stream::Collectives, run).ok()?.describe()?))).collect()
+    }
+
     pub(super) fn has_entered(&self, stream: Stream, run: u64) -> bool {
         self.record(stream, run) != Err(Verdict::NotYet)
     }

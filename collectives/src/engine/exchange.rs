@@ -378,6 +378,7 @@ impl Engine {
             witness: self.witness.as_deref_mut(),
             blocked: &mut self.blocked,
             now: Nanos::ZERO,
+            elapsed_ns: 0,
         };
         let mut exchange = Exchange {
             plan,
@@ -407,6 +408,7 @@ impl Engine {
             self.tell_progress(&plan.program, plan.class, number, number + 1);
             self.note_completed();
         }
+        self.note_ended_at_once(plan, number);
         Ok(None)
     }
 

@@ -2,11 +2,13 @@
 //!
 //! | word | |
 //! | --- | --- |
-//! | 0 | run (48 bits), and how many runs before it the sender has not completed yet (16 bits, saturating) |
+//! | 0 | run (48 bits), how many runs before it the sender has not completed yet (8 bits, saturating: no more than
+//! | | [`super::run::RUNS_MAX`] are under way), and for how long it has been in this call (8 bits, [`scale`](crate::observe::scale)) |
 //! | 1 | signature of the run and all before it |
 //! | 2, 3 | key and offset of the sender's input, zero: in scratch. Or the first half of the data |
 //! | 4, 5 | key and offset of the sender's output, zero: in scratch. Or the second half of the data |
 
+use crate::observe::scale::{step_above, step_ns};
 use pleach_transport::{CELL_PAYLOAD_BYTES, Inline, RegionKey};
 
 use super::address::DataWords;
@@ -16,6 +18,9 @@ pub(super) const INLINE_DATA_BYTES: usize = CELL_PAYLOAD_BYTES - HEADER_BYTES;
 
 const HEADER_BYTES: usize = 16;
 const RUN_BITS: u32 = 48;
+const INCOMPLETE_BITS: u32 = 8;
+/// So many or more: then nothing is claimed.
+const INCOMPLETE_MAX: u64 = (1 << INCOMPLETE_BITS) - 1;
 
 /// Where a rank's slice is: part of a registered region, or in its scratch when the key is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,20 +48,35 @@ pub(super) struct Header {
     /// How many runs before `run` are not complete.
     incomplete: u64,
     pub(super) history: u64,
+    /// On the scale of times; zero also where nobody has looked at the clock.
+    elapsed: u8,
 }
 
 impl Header {
     pub(super) fn new(run: u64, history: u64, completed: u64) -> Self {
-        Self { run, incomplete: (run - completed.min(run)).min(u64::from(u16::MAX)), history }
+        Self { run, incomplete: (run - completed.min(run)).min(INCOMPLETE_MAX), history, elapsed: 0 }
     }
 
     /// How many runs the sender has completed, at least.
     pub(super) fn completed(&self) -> u64 {
-        if self.incomplete == u64::from(u16::MAX) { 0 } else { self.run.saturating_sub(self.incomplete) }
+        if self.incomplete == INCOMPLETE_MAX { 0 } else { self.run.saturating_sub(self.incomplete) }
+    }
+
+    /// Sent when the sender had been in the call for so many nanoseconds.
+    pub(super) fn after(self, elapsed_ns: u64) -> Self {
+        Self { elapsed: step_above(elapsed_ns), ..self }
+    }
+
+    /// How long the sender had been in the call, at most 12.5 % too much.
+    pub(super) fn elapsed_ns(&self) -> u64 {
+        step_ns(self.elapsed)
     }
 
     fn words(self) -> [u64; 2] {
-        [self.run | self.incomplete << RUN_BITS, self.history]
+        [
+            self.run | self.incomplete << RUN_BITS | u64::from(self.elapsed) << (RUN_BITS + INCOMPLETE_BITS),
+            self.history,
+        ]
     }
 
     fn payload(self, rest: &[u8]) -> Inline {
@@ -92,7 +112,12 @@ impl Header {
     }
 
     fn of_words(first: u64, history: u64) -> Self {
-        Self { run: first & ((1 << RUN_BITS) - 1), incomplete: first >> RUN_BITS, history }
+        Self {
+            run: first & ((1 << RUN_BITS) - 1),
+            incomplete: first >> RUN_BITS & INCOMPLETE_MAX,
+            history,
+            elapsed: (first >> (RUN_BITS + INCOMPLETE_BITS)) as u8,
+        }
     }
 
     pub(super) fn with_landings(self, input: Landing, output: Landing) -> Inline {
@@ -127,13 +152,15 @@ mod tests {
 
     #[test]
     fn a_header_tells_run_signature_progress_and_landings() {
-        let header = Header::new(1000, 77, 998);
+        let header = Header::new(1000, 77, 998).after(5_000_000);
         let landing = Landing { key: RegionKey(5), offset: 64 };
         let payload = header.with_landings(landing, Landing::default());
         let mut bytes = [0; CELL_PAYLOAD_BYTES];
         bytes[..payload.len()].copy_from_slice(payload.as_bytes());
         assert_eq!(Header::decode(&bytes), header);
         assert_eq!(Header::decode(&bytes).completed(), 998);
+        let elapsed_ns = Header::decode(&bytes).elapsed_ns();
+        assert!((5_000_000..5_625_000).contains(&elapsed_ns), "{elapsed_ns}");
         assert_eq!(Header::landings(&bytes), (landing, Landing::default()));
         assert_eq!(Header::new(1 << 20, 0, 0).completed(), 0, "too far behind to say: nothing is claimed");
     }

@@ -18,6 +18,7 @@ mod fault;
 mod header;
 mod layout;
 mod message;
+mod observed;
 mod places;
 mod plan;
 mod priority;
@@ -51,9 +52,11 @@ pub use signature::{Amount, Descriptor};
 
 use crate::Rank;
 use crate::compute::{Compute, Job};
+use crate::observe::Observations;
 use bank::{Banks, CREDIT_CELL, Class};
 use message::{Message, Record, Verdict};
 use priority::Priorities;
+use observed::Observer;
 use run::{Bank, Blocked, Ground, NOBODY, Parameters, RUNS_MAX, Run, run_of};
 use signature::Stream;
 
@@ -204,6 +207,7 @@ pub struct Engine {
     blocked: Option<Blocked>,
     events: Vec<Event>,
     witness: Option<Box<dyn Witness>>,
+    observer: Observer,
     phase: Phase,
 }
 
@@ -282,6 +286,7 @@ impl Engine {
             blocked: None,
             events: Vec::with_capacity(EVENTS_MAX),
             witness: None,
+            observer: Observer::new(Arc::new(Observations::new(rank, ranks, Nanos::ZERO, None))),
             phase: Phase::Active,
         };
         engine.note_scratch();
@@ -423,6 +428,9 @@ impl Engine {
     fn enter(&mut self, slot: u8, state: State, timeout: Duration) -> RunId {
         self.issues += 1;
         let entry = &mut self.slots[usize::from(slot)];
+        if let Some(run) = &mut entry.run {
+            run.noted.sample = self.observer.take_sample();
+        }
         entry.state = state;
         entry.issue = self.issues;
         entry.timeout = timeout;
@@ -513,6 +521,7 @@ impl Engine {
     /// Makes progress; true when anything moved.
     pub fn poll(&mut self, now: Nanos) -> bool {
         let mut moved = false;
+        self.observer.seen_at = now;
         if self.board.has_news() {
             self.read_news(now);
             moved = true;
@@ -626,6 +635,7 @@ impl Engine {
     }
 
     fn advance(&mut self, slot: u8, now: Nanos) -> Result<bool, Box<Fault>> {
+        let elapsed_ns = self.elapsed_ns(slot, now);
         let entry = &mut self.slots[usize::from(slot)];
         let (Some(run), Some(scratch)) = (&mut entry.run, &self.scratch) else {
             unreachable!("an active slot holds a run, and a group that works has scratch")
@@ -642,11 +652,15 @@ impl Engine {
             witness: self.witness.as_deref_mut(),
             blocked: &mut self.blocked,
             now,
+            elapsed_ns,
         };
         let moved = match run.advance(&mut ground) {
             Ok(moved) => moved,
             Err(trouble) => return Err(Box::new(self.fault_of(slot, &trouble, now))),
         };
+        if elapsed_ns > 0 && !run.is_complete() {
+            run.look_for_arrivals(&ground);
+        }
         entry.has_moved |= moved;
         if run.is_complete() {
             entry.state = State::Finished;
@@ -659,6 +673,7 @@ impl Engine {
                 let class = run.plan().class;
                 self.note_completed_run(slot, number, class);
             }
+            self.note_ended(slot, now);
         }
         if moved {
             self.note_moved(slot);

@@ -11,6 +11,7 @@ use super::program::Program;
 use super::run::Bytes;
 use super::signature::{Descriptor, Stream};
 use crate::Rank;
+use crate::observe::Shape;
 
 /// A program for so many elements of a type, reduced by an operation. See the module.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Plan {
     pub(super) class: Class,
     pub(super) chunk_bytes: usize,
     pub(super) layout: Layout,
+    /// What its calls are counted with.
+    pub(super) shape: Shape,
     /// Data travel in the cells themselves.
     pub(super) inline: bool,
     pub(super) lanes: Vec<LanePlan>,
@@ -66,6 +69,8 @@ impl Plan {
         let longest_bytes = counts.longest().map(|count| count * element_bytes);
         let (chunk_bytes, class) = bank::chunking(&program, longest_bytes)?;
         let layout = Layout::new(&program, &counts, element_bytes, chunk_bytes);
+        let place = (program.rank, program.ranks);
+        let shape = Shape::new(program.collective, &program.algorithm, place, &counts, element_bytes);
         let mut states = 0;
         let mut lanes = Vec::with_capacity(program.lanes.len());
         for lane in &program.lanes {
@@ -85,6 +90,7 @@ impl Plan {
             counts,
             class,
             chunk_bytes,
+            shape,
             layout,
             lanes,
             states,

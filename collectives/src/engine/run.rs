@@ -17,6 +17,7 @@ use pleach_transport::{
 use super::address::{Address, advance};
 use super::exchange::Progress;
 use super::header::Landing;
+use super::observed::Noted;
 use super::plan::{LanePlan, Plan};
 use super::program::{LaneProgram, OpProgram, PutProgram};
 use super::signature::Stream;
@@ -108,6 +109,8 @@ pub(super) struct Ground<'a> {
     /// A cell of this rank that a wait found as it was.
     pub(super) blocked: &'a mut Option<Blocked>,
     pub(super) now: Nanos,
+    /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the clock.
+    pub(super) elapsed_ns: u64,
 }
 
 /// A cell whose next notice some run waits for.
@@ -224,6 +227,7 @@ pub(super) struct Run {
     pub(super) spare_jobs: Vec<Job>,
     /// A peer whose notice did not match, to be asked what it is doing.
     pub(super) suspect: Option<Rank>,
+    pub(super) noted: Noted,
 }
 
 pub(super) enum Issue {
@@ -247,6 +251,7 @@ impl Run {
             jobs: Vec::new(),
             spare_jobs: Vec::new(),
             suspect: None,
+            noted: Noted::default(),
         };
         run.reset(plan);
         run
@@ -274,6 +279,7 @@ impl Run {
         }
         self.forget_peers();
         self.suspect = None;
+        self.noted.reset();
     }
 
     /// Goes on where so many steps of every lane are complete, in a run of one chunk a lane.
@@ -498,6 +504,18 @@ impl Run {
     /// Whether something of this run is being computed here and now.
     pub(super) fn is_computing(&self) -> bool {
         !self.jobs.is_empty()
+    }
+
+    /// Chunks under way: lane, slot, chunk, next step.
+    pub(super) fn under_way(&self, found: &mut dyn FnMut(u32, u32, u32, u32)) {
+        let window = self.plan().program.window;
+        for (lane, state) in (0..).zip(&self.lanes) {
+            for chunk in state.first..state.next {
+                let slot = chunk % window;
+                let instance = self.instances[(lane * window + slot) as usize];
+                found(lane, slot, chunk, instance.program_counter);
+            }
+        }
     }
 
     /// The peers without whose next notices this run does not go on.

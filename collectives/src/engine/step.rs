@@ -14,7 +14,7 @@ use crate::collective::{DataType, ReduceOp};
 use crate::compute::Job;
 
 impl Run {
-    fn cell(&self, base: u32, cell: u32, site: Site<'_>) -> u16 {
+    pub(super) fn cell(&self, base: u32, cell: u32, site: Site<'_>) -> u16 {
         // The engine chose a bank with room for all cells, and banks end below 65,536.
         (base + cell * site.plan.program.window + site.at.slot) as u16
     }
@@ -44,6 +44,9 @@ impl Run {
         if let Some(witness) = &mut ground.witness {
             witness.consumed(from, cell, *consumed);
         }
+        if ground.elapsed_ns > 0 {
+            self.noted.arrived(from, &header, ground.elapsed_ns);
+        }
         if site.plan.stream == Stream::Collectives {
             let credit = &mut ground.credits[from as usize];
             *credit = (*credit).max(header.completed());
@@ -65,7 +68,7 @@ impl Run {
         let completed =
             if plan.stream == Stream::Collectives { ground.completed } else { self.parameters.number };
         let history = plan.mark(self.parameters.history, to);
-        let header = Header::new(self.parameters.number, history, completed);
+        let header = Header::new(self.parameters.number, history, completed).after(ground.elapsed_ns);
         if plan.inline {
             header.with_data(data)
         } else if plan.program.exposes_input || plan.program.exposes_output {

@@ -256,6 +256,7 @@ impl Engine {
             return;
         }
         tracing::info!(rank = self.rank, "group failed: {fault}");
+        self.note_failure(fault.to_string(), now);
         let message = Message::Fault(fault.clone()).encode();
         for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
             // Who is gone need not know.

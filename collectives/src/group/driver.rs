@@ -15,6 +15,7 @@ use std::time::Duration;
 use pleach_transport::{Nanos, Ring, clock, fork};
 
 use super::error::CollectiveError;
+use super::observed::Observed;
 use super::planner::Planner;
 use crate::engine::{Board, Engine, Fault, RunId};
 
@@ -70,10 +71,32 @@ pub(super) struct Driver {
     wary_until: AtomicU64,
     /// How long that time is, or was, in nanoseconds. Relaxed: as above.
     wary_for_ns: AtomicU64,
+    pub(super) observed: Observed,
+}
+
+impl Core {
+    /// Tells the engine the time, for the few calls that are timed although they do not wait.
+    pub(super) fn begin_time(&mut self) {
+        let now = self.engine.wants_time().then(clock::now);
+        self.engine.begin_time(now);
+    }
+
+    /// The same at the end of a call.
+    pub(super) fn end_time(&mut self) {
+        if self.engine.wants_end_time() {
+            self.engine.end_time(clock::now());
+        }
+    }
 }
 
 impl Driver {
-    pub(super) fn new(mut core: Core, board: Arc<Board>, spin: Duration, is_crowded: bool) -> Self {
+    pub(super) fn new(
+        mut core: Core,
+        board: Arc<Board>,
+        spin: Duration,
+        is_crowded: bool,
+        observed: Observed,
+    ) -> Self {
         let ringer = core.engine.device().ringer();
         let process = fork::Process::current();
         Self {
@@ -86,6 +109,7 @@ impl Driver {
             is_crowded,
             wary_until: AtomicU64::new(0),
             wary_for_ns: AtomicU64::new(0),
+            observed,
         }
     }
 
@@ -209,6 +233,7 @@ impl Driver {
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
     pub(super) fn finish(&self, mut core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
         if core.engine.is_passive() && !self.is_crowded && glance(&mut core.engine, run) {
+            core.end_time();
             return Ok(());
         }
         core.engine.await_run(run);
@@ -220,6 +245,9 @@ impl Driver {
     pub(super) fn silence(&self, core: MutexGuard<'_, Core>, error: &CollectiveError, limit: Duration) {
         if matches!(error, CollectiveError::Failed(_)) && core.engine.failure().is_none() {
             self.drive(core, clock::now() + limit, |engine| engine.failure().map(|_| ()));
+        }
+        if matches!(error, CollectiveError::Failed(_)) {
+            self.observed.failed();
         }
     }
 
@@ -239,6 +267,9 @@ impl Driver {
             self.drive(self.lock(), clock::now() + FLUSH_TIME_MAX, |engine| {
                 (engine.flush() || engine.failure().is_some()).then_some(())
             });
+        }
+        if outcome.is_err() {
+            self.observed.failed();
         }
         Some(outcome)
     }

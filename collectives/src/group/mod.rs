@@ -17,6 +17,7 @@ mod flight;
 mod in_place;
 mod join;
 mod lent;
+mod observed;
 mod operation;
 mod options;
 mod pending;
@@ -56,6 +57,7 @@ use crate::reproducible::{Exact, Reproducible};
 use data::{destination, part, place_in, source};
 use driver::{Core, Driver};
 use lent::Lent;
+use observed::Observed;
 use operation::{Operation, barrier_operation, expect_length};
 use progress::ProgressThread;
 
@@ -141,6 +143,30 @@ pub enum GroupError {
         "no thread can be started for the group ({0}); raise the limit ('ulimit -u') or do without Progress::Thread"
     )]
     Thread(std::io::Error),
+    /// Metrics cannot be served.
+    #[error(
+        "no metrics: {address} ({source}); choose another address or port, as many ports from it on are taken as ranks are on a host"
+    )]
+    Metrics {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// There are fewer ports than ranks.
+    #[error("no metrics: there is no port {port} for a rank of this host; choose a lower one")]
+    Port {
+        /// Which it would be.
+        port: u32,
+    },
+    /// The trace cannot be begun.
+    #[error("no trace: {} ({source}); name a file that can be written", .path.display())]
+    Trace {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
 }
 
 impl Group {
@@ -162,7 +188,9 @@ impl Group {
             platform.access == Access::Put || neighbours.into_iter().all(|peer| device.reach(peer).maps),
             "the device maps what the platform says it does"
         );
-        let mut engine = Engine::new(device, compute, board.clone(), world_size)?;
+        let observed = Observed::new(options, &board, rank, world_size)?;
+        let engine = Engine::new(device, compute, board.clone(), world_size)?;
+        let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
         engine.allow_concurrent_calls(options.concurrent_calls);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -172,7 +200,7 @@ impl Group {
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
         };
         let core = Core { engine, planner };
-        let driver = Driver::new(core, board, options.spin, ranks_here as usize > processors);
+        let driver = Driver::new(core, board, options.spin, ranks_here as usize > processors, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
             engine.failure().cloned().map(Err).or_else(|| engine.is_ready().then_some(Ok(())))
         });
@@ -688,8 +716,10 @@ impl Group {
         let driver = &self.shared.driver;
         let mut core = driver.lock();
         let lent = self.lend(&mut core.engine, &mut operation)?;
+        core.begin_time();
         let outcome = match self.carry_out(&mut core, &operation, plan) {
             Ok(None) => {
+                core.end_time();
                 drop(core);
                 Ok(())
             }
@@ -750,6 +780,7 @@ impl Group {
             self.expect_own_process()?;
             let driver = &self.shared.driver;
             let mut core = driver.lock();
+            core.begin_time();
             let run = self.begin(&mut core, operation, plan);
             run.inspect_err(|error| driver.silence(core, error, self.timeout))
         });

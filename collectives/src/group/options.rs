@@ -6,6 +6,7 @@ use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, Wo
 
 use super::progress::Progress;
 use crate::generate::Algorithm;
+use crate::observe::Observe;
 use crate::reproducible::Reproducible;
 
 /// How a group is joined and how it behaves.
@@ -35,6 +36,8 @@ pub struct Options {
     pub reproducible: Reproducible,
     /// Who carries on what was started by a `start_` call; each rank as it likes.
     pub progress: Progress,
+    /// What is written down of the group, and where; from the environment unless changed (see [`Observe::from_env`]).
+    pub observe: Observe,
 }
 
 impl Options {
@@ -52,6 +55,7 @@ impl Options {
             concurrent_calls: false,
             reproducible: Reproducible::No,
             progress: Progress::WhenCalled,
+            observe: Observe::from_env(),
         }
     }
 

@@ -1,0 +1,95 @@
+//! A group's counters, and what is written down of them on request: see [`crate::observe`].
+
+use std::sync::Arc;
+
+use pleach_transport::clock;
+
+use super::driver::Driver;
+use super::{Group, GroupError, Options};
+use crate::Rank;
+use crate::engine::Board;
+use crate::observe::{Observations, Observe, Recorder, Report, Server, Trace};
+
+/// What a driver keeps of it.
+pub(super) struct Observed {
+    rank: Rank,
+    observations: Arc<Observations>,
+    board: Arc<Board>,
+    recorder: Recorder,
+    /// Here and not in the group: a forked child leaves its driver alone, and the server's thread is not there to be joined.
+    _server: Option<Server>,
+}
+
+impl Observed {
+    pub(super) fn new(
+        options: &Options,
+        board: &Arc<Board>,
+        rank: Rank,
+        ranks: u32,
+    ) -> Result<Self, GroupError> {
+        let Observe { flight_recorder, trace, metrics, .. } = &options.observe;
+        let trace = match trace {
+            Some(path) => Some(
+                Trace::new(path, rank).map_err(|source| GroupError::Trace { path: path.clone(), source })?,
+            ),
+            None => None,
+        };
+        let observations = Arc::new(Observations::new(rank, ranks, clock::now(), trace));
+        let server = match *metrics {
+            Some(mut address) => {
+                let offset = options.world.local_rank.unwrap_or(rank);
+                if address.port() > 0 {
+                    let port = u32::from(address.port()).saturating_add(offset);
+                    address.set_port(u16::try_from(port).map_err(|_| GroupError::Port { port })?);
+                }
+                let (seen, of) = (observations.clone(), board.clone());
+                let server = Server::start(address, move || seen.report(&of, clock::now()).to_prometheus())
+                    .map_err(|source| GroupError::Metrics { address, source })?;
+                tracing::info!(rank, "metrics at http://{}/metrics", server.address());
+                Some(server)
+            }
+            None => None,
+        };
+        Ok(Self {
+            rank,
+            observations,
+            board: board.clone(),
+            recorder: Recorder::new(flight_recorder.clone()),
+            _server: server,
+        })
+    }
+
+    pub(super) fn observations(&self) -> &Arc<Observations> {
+        &self.observations
+    }
+
+    /// A call has returned that the group has failed.
+    pub(super) fn failed(&self) {
+        self.recorder.write(self.rank, &self.observations, &self.board);
+    }
+
+    fn report(&self) -> Report {
+        self.observations.report(&self.board, clock::now())
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        self.observations.write_trace();
+    }
+}
+
+impl Driver {
+    fn report(&self) -> Report {
+        self.observed.report()
+    }
+}
+
+impl Group {
+    /// What this rank knows of its group: calls, times, who is late and by how much, who is waited for now. Local, and from
+    /// any thread: it waits for nobody, also while calls are under way.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.shared.driver.report()
+    }
+}

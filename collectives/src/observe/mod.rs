@@ -1,0 +1,309 @@
+//! What a group does and who is late in it: always counted, written down on request.
+//!
+//! [`Observations`] are what one rank sees of its group. The engine alone writes them, any thread reads them at any time
+//! without a lock of the engine's. From them come the [`Report`] (a table, or text for Prometheus over a [`server`]),
+//! the flight recorder ([`recorder`]) and the trace ([`trace`]).
+//!
+//! **Lateness.** A notice says how long its sender had been in the call when it sent it ([`scale`]); the receiver takes that
+//! from how long it has been in the call itself when the notice comes. What is left is how much later the sender made
+//! its call: two differences on two clocks, so clocks of different hosts need not agree. It includes the way of the notice
+//! and of the bytes before it; of several notices of a peer in a call the least is taken. A peer that came first gives
+//! zero: how late this rank is itself is in its peers' reports.
+//!
+//! **Invariant: the clock is not read for this.** A call that ends within a few microseconds is counted and nothing else; one
+//! that waits reads the clock anyway, and only then is anything noted of arrivals. One call of [`SAMPLE_EVERY`] is timed for
+//! its own sake. Nothing is allocated on the way of a call: tables and rings are as long as they will ever be.
+
+mod json;
+mod prometheus;
+mod recorder;
+mod report;
+pub(crate) mod scale;
+mod server;
+mod settings;
+mod shape;
+mod trace;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use pleach_transport::Nanos;
+
+pub(crate) use recorder::Recorder;
+pub use report::{PeerReport, Report, ShapeReport};
+pub use scale::Distribution;
+pub(crate) use server::Server;
+pub use settings::Observe;
+pub use shape::Shape;
+pub(crate) use trace::Trace;
+
+use crate::Rank;
+use crate::engine::{Board, Descriptor};
+use scale::Histogram;
+
+/// One call of so many is timed although it does not wait. A prime, so that loops over some calls have all of them timed.
+const SAMPLE_EVERY: u64 = 61;
+/// Places for shapes; those that come when all others are taken share the last.
+const SHAPES_MAX: usize = 256;
+/// Calls that the flight recorder keeps.
+const FLIGHTS_MAX: usize = 256;
+/// A rank that comes this much after the others was late.
+pub const LATE_AFTER: Duration = Duration::from_micros(10);
+
+/// A call that has ended, or was under way when the group failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flight {
+    pub(crate) run: u64,
+    pub(crate) call: Descriptor,
+    /// Where its shape is.
+    pub(crate) seat: u16,
+    pub(crate) begun: Nanos,
+    pub(crate) ended: Nanos,
+    /// Who came last, and how much later than this rank, in nanoseconds.
+    pub(crate) latest: Option<(Rank, u64)>,
+}
+
+/// A call that was under way when the group failed.
+#[derive(Clone, Debug)]
+pub(crate) struct Unfinished {
+    pub(crate) run: u64,
+    pub(crate) call: Descriptor,
+    pub(crate) algorithm: String,
+    /// `None`: nobody had looked at the clock yet.
+    pub(crate) begun: Option<Nanos>,
+    /// Whose next step it needs, with the step in words.
+    pub(crate) waits_for: Vec<(Rank, String)>,
+}
+
+/// Why the group failed, and what this rank was doing.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) text: String,
+    pub(crate) at: Nanos,
+    pub(crate) unfinished: Vec<Unfinished>,
+}
+
+/// Calls of a shape. See [`Observations`] for who writes.
+#[derive(Debug)]
+struct Seat {
+    key: AtomicU64,
+    shape: OnceLock<Shape>,
+    calls: AtomicU64,
+    bytes: AtomicU64,
+    waited: AtomicU64,
+    waited_ns: AtomicU64,
+    /// Of those that did not wait: how many the time below stands for, and what they took.
+    covered: AtomicU64,
+    covered_ns: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Peer {
+    lateness: Histogram,
+    last: AtomicU64,
+}
+
+/// See the module. The engine, which is behind its group's lock, is the only writer, so to add is a load and a store;
+/// relaxed, since each number stands for itself.
+#[derive(Debug)]
+pub struct Observations {
+    rank: Rank,
+    seats: Box<[Seat]>,
+    peers: Box<[Peer]>,
+    calls: AtomicU64,
+    /// When the group was made.
+    began: Nanos,
+    flights: Mutex<VecDeque<Flight>>,
+    trace: Option<Trace>,
+    failure: OnceLock<Failure>,
+}
+
+fn add(counter: &AtomicU64, number: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
+}
+
+impl Observations {
+    pub(crate) fn new(rank: Rank, ranks: u32, began: Nanos, trace: Option<Trace>) -> Self {
+        let counter = || AtomicU64::new(0);
+        let seat = |_| Seat {
+            key: counter(),
+            shape: OnceLock::new(),
+            calls: counter(),
+            bytes: counter(),
+            waited: counter(),
+            waited_ns: counter(),
+            covered: counter(),
+            covered_ns: counter(),
+        };
+        let peer = |_| Peer { lateness: Histogram::new(), last: counter() };
+        Self {
+            rank,
+            seats: (0..SHAPES_MAX).map(seat).collect(),
+            peers: (0..ranks).map(peer).collect(),
+            calls: counter(),
+            began,
+            flights: Mutex::new(VecDeque::with_capacity(FLIGHTS_MAX)),
+            trace,
+            failure: OnceLock::new(),
+        }
+    }
+
+    /// Whether the next call is to be timed also if it does not wait.
+    pub(crate) fn wants_time(&self) -> bool {
+        self.trace.is_some() || self.calls.load(Ordering::Relaxed).is_multiple_of(SAMPLE_EVERY)
+    }
+
+    /// A call has ended; where its shape is.
+    #[inline]
+    pub(crate) fn count(&self, shape: &Shape) -> u16 {
+        let found = self.seat(shape);
+        let seat = &self.seats[usize::from(found)];
+        add(&self.calls, 1);
+        add(&seat.calls, 1);
+        add(&seat.bytes, shape.bytes);
+        found
+    }
+
+    #[inline]
+    fn seat(&self, shape: &Shape) -> u16 {
+        let first = shape.key as usize % (SHAPES_MAX - 1);
+        if self.seats[first].key.load(Ordering::Relaxed) == shape.key {
+            return first as u16;
+        }
+        self.other_seat(shape, first)
+    }
+
+    #[cold]
+    fn other_seat(&self, shape: &Shape, first: usize) -> u16 {
+        for at in (first..SHAPES_MAX - 1).chain(0..first) {
+            let seat = &self.seats[at];
+            match seat.key.load(Ordering::Relaxed) {
+                0 => {
+                    seat.key.store(shape.key, Ordering::Relaxed);
+                    let _ = seat.shape.set(shape.clone());
+                    return at as u16;
+                }
+                key if key == shape.key => return at as u16,
+                _ => {}
+            }
+        }
+        let last = SHAPES_MAX - 1;
+        self.seats[last].shape.get_or_init(Shape::others);
+        last as u16
+    }
+
+    /// A call that was counted took so long. `waited`: it went the way on which the clock is read.
+    pub(crate) fn time(&self, flight: Flight, waited: bool) {
+        let seat = &self.seats[usize::from(flight.seat)];
+        let took_ns = flight.ended.0.saturating_sub(flight.begun.0);
+        if waited {
+            add(&seat.waited, 1);
+            add(&seat.waited_ns, took_ns);
+        } else {
+            let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let quick = read(&seat.calls).saturating_sub(read(&seat.waited));
+            let new = quick.saturating_sub(read(&seat.covered));
+            add(&seat.covered, new);
+            add(&seat.covered_ns, took_ns.saturating_mul(new));
+        }
+        if let Some(trace) = &self.trace {
+            trace.add(flight);
+        }
+        let mut flights = self.flights();
+        if flights.len() == FLIGHTS_MAX {
+            flights.pop_front();
+        }
+        flights.push_back(flight);
+    }
+
+    /// How much later than this rank its peers made a call; who was the latest.
+    pub(crate) fn arrivals(&self, arrivals: &[(Rank, u64)]) -> Option<(Rank, u64)> {
+        for (peer, lateness_ns) in arrivals {
+            self.peers[*peer as usize].lateness.add(*lateness_ns);
+        }
+        let latest = arrivals.iter().copied().max_by_key(|(_, lateness_ns)| *lateness_ns)?;
+        let is_late = Duration::from_nanos(latest.1) >= LATE_AFTER;
+        if is_late {
+            add(&self.peers[latest.0 as usize].last, 1);
+        }
+        is_late.then_some(latest)
+    }
+
+    /// The group has failed; only the first time counts.
+    pub(crate) fn failed(&self, failure: Failure) {
+        let _ = self.failure.set(failure);
+    }
+
+    fn flights(&self) -> MutexGuard<'_, VecDeque<Flight>> {
+        // Consistent between any two statements.
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shape(&self, flight: &Flight) -> Option<&Shape> {
+        self.seats[usize::from(flight.seat)].shape.get()
+    }
+
+    /// The calls that the flight recorder has kept, oldest first, with the names of their algorithms.
+    pub(crate) fn last_flights(&self) -> Vec<(Flight, String)> {
+        let flights = self.flights();
+        let name = |flight: &Flight| {
+            self.shape(flight).map_or_else(String::new, |shape| shape.algorithm.to_string())
+        };
+        flights.iter().map(|flight| (*flight, name(flight))).collect()
+    }
+
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Writes the trace that was asked for.
+    pub(crate) fn write_trace(&self) {
+        if let Some(trace) = &self.trace {
+            trace.write(self.rank, |flight| self.shape(flight));
+        }
+    }
+
+    /// What is known now.
+    pub(crate) fn report(&self, board: &Board, now: Nanos) -> Report {
+        let shapes = self.seats.iter().filter_map(|seat| {
+            let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let shape = seat.shape.get()?;
+            let (calls, waited) = (read(&seat.calls), read(&seat.waited));
+            Some(ShapeReport {
+                collective: shape.collective,
+                algorithm: shape.algorithm.to_string(),
+                bytes_max: shape.bytes_max,
+                calls,
+                bytes: read(&seat.bytes),
+                waited_calls: waited,
+                time: Duration::from_nanos(read(&seat.waited_ns).saturating_add(read(&seat.covered_ns))),
+            })
+        });
+        let mut shapes: Vec<_> = shapes.collect();
+        shapes.sort_by(|left, right| {
+            (left.collective, left.bytes_max, &left.algorithm).cmp(&(
+                right.collective,
+                right.bytes_max,
+                &right.algorithm,
+            ))
+        });
+        let peers = (0..).zip(&self.peers).filter(|(rank, _)| *rank != self.rank);
+        let peers = peers.map(|(rank, peer)| PeerReport {
+            rank,
+            lateness: peer.lateness.read(),
+            last: peer.last.load(Ordering::Relaxed),
+        });
+        Report {
+            rank: self.rank,
+            world_size: self.peers.len() as u32,
+            age: now.since(self.began),
+            shapes,
+            peers: peers.collect(),
+            under_way: board.under_way(),
+            waits_for: board.waits_for(),
+            failure: self.failure.get().map(|failure| failure.text.clone()),
+        }
+    }
+}

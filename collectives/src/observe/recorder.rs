@@ -1,0 +1,102 @@
+//! The flight recorder: what a rank did last, in a file once its group has failed.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::json::Quoted;
+use super::{Failure, Flight, Observations};
+use crate::Rank;
+use crate::engine::{Board, Descriptor};
+
+/// Writes one file a group.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    folder: Option<PathBuf>,
+    /// Relaxed: only makes it once; what is written lies behind locks of its own.
+    is_done: AtomicBool,
+}
+
+impl Recorder {
+    pub(crate) fn new(folder: Option<PathBuf>) -> Self {
+        Self { folder, is_done: AtomicBool::new(false) }
+    }
+
+    /// The group has failed: writes what is known, once.
+    pub(crate) fn write(&self, rank: Rank, observations: &Observations, board: &Board) {
+        let (Some(folder), Some(failure)) = (&self.folder, observations.failure()) else { return };
+        if self.is_done.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let path = folder.join(format!("pleach-flight-rank{rank}-{}.json", std::process::id()));
+        let text = text(rank, failure, &observations.last_flights(), &board.last_calls());
+        match std::fs::write(&path, text) {
+            Ok(()) => tracing::warn!(
+                rank,
+                "the group failed; this rank's last operations are in {}",
+                path.display()
+            ),
+            Err(error) => {
+                let path = path.display();
+                tracing::warn!(rank, "no flight record: {path} ({error}); name a folder that can be written");
+            }
+        }
+    }
+}
+
+/// One line an operation; times in microseconds of the host's monotonic clock.
+fn text(rank: Rank, failure: &Failure, flights: &[(Flight, String)], calls: &[(u64, Descriptor)]) -> String {
+    let us = |nanos: u64| nanos as f64 / 1e3;
+    let mut text = format!(
+        "{{\n\"rank\":{rank},\n\"failure\":{},\n\"failed_at_us\":{:.3},\n\"unfinished\":[",
+        Quoted(&failure.text),
+        us(failure.at.0)
+    );
+    // Writing to a string cannot fail.
+    for (number, unfinished) in failure.unfinished.iter().enumerate() {
+        let _ = write!(
+            text,
+            "{}\n{{\"run\":{},\"call\":{},\"algorithm\":{}",
+            comma(number),
+            unfinished.run,
+            Quoted(&unfinished.call.to_string()),
+            Quoted(&unfinished.algorithm)
+        );
+        if let Some(begun) = unfinished.begun {
+            let waited_us = us(failure.at.0.saturating_sub(begun.0));
+            let _ = write!(text, ",\"begun_us\":{:.3},\"waited_us\":{waited_us:.3}", us(begun.0));
+        }
+        text.push_str(",\"waits_for\":[");
+        for (number, (peer, step)) in unfinished.waits_for.iter().enumerate() {
+            let _ = write!(text, "{}{{\"rank\":{peer},\"step\":{}}}", comma(number), Quoted(step));
+        }
+        text.push_str("]}");
+    }
+    text.push_str("\n],\n\"timed\":[");
+    for (number, (flight, algorithm)) in flights.iter().enumerate() {
+        let Flight { run, call, begun, ended, latest, .. } = flight;
+        let _ = write!(
+            text,
+            "{}\n{{\"run\":{run},\"call\":{},\"algorithm\":{},\"begun_us\":{:.3},\"ended_us\":{:.3}",
+            comma(number),
+            Quoted(&call.to_string()),
+            Quoted(algorithm),
+            us(begun.0),
+            us(ended.0)
+        );
+        if let Some((peer, lateness_ns)) = latest {
+            let _ = write!(text, ",\"last\":{peer},\"late_us\":{:.3}", us(*lateness_ns));
+        }
+        text.push('}');
+    }
+    text.push_str("\n],\n\"begun\":[");
+    for (number, (run, call)) in calls.iter().enumerate() {
+        let _ = write!(text, "{}\n{{\"run\":{run},\"call\":{}}}", comma(number), Quoted(&call.to_string()));
+    }
+    text.push_str("\n]\n}\n");
+    text
+}
+
+fn comma(number: usize) -> &'static str {
+    if number == 0 { "" } else { "," }
+}

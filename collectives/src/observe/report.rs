@@ -1,0 +1,151 @@
+//! What a rank knows of its group, as a value to read, print or send.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::scale::Distribution;
+use crate::Rank;
+
+/// What one rank knows of its group. Counters run since the group was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Whose report it is.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world_size: u32,
+    /// How long ago the group was made.
+    pub age: Duration,
+    /// Calls that have ended, by collective, size and algorithm.
+    pub shapes: Vec<ShapeReport>,
+    /// The other ranks, in order.
+    pub peers: Vec<PeerReport>,
+    /// Collectives that this rank has begun and not completed.
+    pub under_way: u64,
+    /// Whom it waits for now, once that has taken a millisecond: the rank behind it all, as far as those it asked know.
+    pub waits_for: Option<Rank>,
+    /// Why the group failed.
+    pub failure: Option<String>,
+}
+
+/// Calls of one collective, algorithm and size class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShapeReport {
+    /// The collective.
+    pub collective: &'static str,
+    /// What carries it out.
+    pub algorithm: String,
+    /// The size class: the power of two, in bytes, that this rank's longer one of input and output does not exceed.
+    pub bytes_max: u64,
+    /// How many have ended well.
+    pub calls: u64,
+    /// Their bytes: of this rank's input or output, whichever is longer.
+    pub bytes: u64,
+    /// How many of the calls had to wait so long that they were timed one by one; always, where bytes move only while
+    /// ranks poll (tcp).
+    pub waited_calls: u64,
+    /// How long the calls took together, from call to end on this rank. Of those that did not wait one in 61 is timed and stands for those before it.
+    pub time: Duration,
+}
+
+/// What is known of one peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerReport {
+    /// Which.
+    pub rank: Rank,
+    /// How much later than this rank it made the calls in which this rank waited and heard from it directly; zero when it
+    /// came first. To about 10 µs and 12.5 %; includes the way of its first notice.
+    pub lateness: Distribution,
+    /// In how many calls it was the last of those heard, by at least [`super::LATE_AFTER`].
+    pub last: u64,
+}
+
+impl Report {
+    /// The peer for which calls have waited longest, if any was late at all.
+    #[must_use]
+    pub fn latest(&self) -> Option<&PeerReport> {
+        let late = self.peers.iter().filter(|peer| peer.last > 0);
+        late.max_by_key(|peer| peer.lateness.sum())
+    }
+}
+
+/// A time with three digits and a unit.
+pub(super) struct Short(pub(super) Duration);
+
+impl fmt::Display for Short {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time_ns = self.0.as_nanos() as f64;
+        let (number, unit) = match time_ns {
+            ..1e3 => (time_ns, "ns"),
+            ..1e6 => (time_ns / 1e3, "us"),
+            ..1e9 => (time_ns / 1e6, "ms"),
+            _ => (time_ns / 1e9, "s"),
+        };
+        let digits = if number < 10.0 { 2 } else { usize::from(number < 100.0) };
+        formatter.pad(&format!("{number:.digits$} {unit}"))
+    }
+}
+
+/// Bytes as powers of two.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            bytes if bytes >= 1 << 30 => format!("{} GiB", bytes >> 30),
+            bytes if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
+            bytes if bytes >= 1 << 10 => format!("{} KiB", bytes >> 10),
+            bytes => format!("{bytes} B"),
+        };
+        formatter.pad(&text)
+    }
+}
+
+/// Two tables for people: calls, and peers by lateness.
+impl fmt::Display for Report {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, world_size, age, under_way, .. } = self;
+        write!(
+            formatter,
+            "rank {rank} of {world_size}, {} old, {under_way} collectives under way",
+            Short(*age)
+        )?;
+        match self.waits_for {
+            Some(peer) => writeln!(formatter, ", waits for rank {peer}")?,
+            None => writeln!(formatter)?,
+        }
+        if let Some(failure) = &self.failure {
+            writeln!(formatter, "failed: {failure}")?;
+        }
+        writeln!(
+            formatter,
+            "{:<15} {:<20} {:>8} {:>10} {:>10} {:>10} {:>10}",
+            "collective", "algorithm", "up to", "calls", "waited", "time/call", "GB/s"
+        )?;
+        for shape in &self.shapes {
+            let per_call = shape.time.div_f64(shape.calls.max(1) as f64);
+            let rate = shape.bytes as f64 / shape.time.as_nanos().max(1) as f64;
+            writeln!(
+                formatter,
+                "{:<15} {:<20} {:>8} {:>10} {:>10} {:>10} {rate:>10.3}",
+                shape.collective,
+                shape.algorithm,
+                Bytes(shape.bytes_max),
+                shape.calls,
+                shape.waited_calls,
+                Short(per_call)
+            )?;
+        }
+        let heading = |heading: &str| format!("{heading:>10}");
+        let columns: String = ["p50", "p99", "longest", "together"].map(heading).join(" ");
+        writeln!(formatter, "{:<6} {:>10} {:>10} {columns}", "late", "was last", "heard")?;
+        for PeerReport { rank, lateness, last } in &self.peers {
+            let times = [lateness.quantile(0.5), lateness.quantile(0.99), lateness.longest(), lateness.sum()];
+            let times = times.map(|time| format!("{:>10}", Short(time))).join(" ");
+            writeln!(formatter, "{rank:<6} {last:>10} {:>10} {times}", lateness.count())?;
+        }
+        Ok(())
+    }
+}

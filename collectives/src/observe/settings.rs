@@ -1,0 +1,35 @@
+//! What is written down of a group besides its counters, and where.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Names the folder of [`Observe::flight_recorder`].
+const FLIGHT_RECORDER_VARIABLE: &str = "PLEACH_FLIGHT_RECORDER";
+/// Names the file of [`Observe::trace`].
+const TRACE_VARIABLE: &str = "PLEACH_TRACE";
+
+/// What is written down of a group besides the counters behind `Group::report`. Everything is off by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Observe {
+    /// A folder that is there. When the group fails, each rank that is in a call then or makes one later writes its last
+    /// operations there, as `pleach-flight-rank<R>-<process>.json`. From `PLEACH_FLIGHT_RECORDER`.
+    pub flight_recorder: Option<PathBuf>,
+    /// A file for every call, one track a rank, in the form that Perfetto and `chrome://tracing` read; ranks that share the
+    /// file system share the file. Written when the group's last handle is dropped; then every call reads the clock twice.
+    /// From `PLEACH_TRACE`.
+    pub trace: Option<PathBuf>,
+    /// Answers `GET /metrics` in Prometheus' text form; `pleach top` reads it. Rank `r` of a host listens on this port plus
+    /// `r`, or on any free one for port 0. Whoever reaches the address may read it: use a loopback address, or a network
+    /// that you trust.
+    pub metrics: Option<SocketAddr>,
+}
+
+impl Observe {
+    /// What the environment says, each variable empty or absent for nothing.
+    #[must_use]
+    pub fn from_env() -> Self {
+        let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Self { flight_recorder: path(FLIGHT_RECORDER_VARIABLE), trace: path(TRACE_VARIABLE), metrics: None }
+    }
+}
