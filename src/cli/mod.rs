@@ -12,11 +12,13 @@ mod bench;
 mod error;
 mod launch;
 mod log;
+mod metrics;
 mod progress;
 mod run;
 mod schedule;
 mod secret;
 mod sim;
+mod top;
 mod train;
 mod verify;
 
@@ -42,6 +44,8 @@ enum Command {
     Run(run::Arguments),
     /// Train a small network on handwritten digits with several ranks
     Train(train::Arguments),
+    /// Watch a live job: rates, who is late, who waits for whom
+    Top(top::Arguments),
     /// Write a file with a fresh secret that all ranks of a job share
     Secret(secret::Arguments),
     /// Print the schedule by which an algorithm carries out a collective
@@ -79,6 +83,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Train(arguments) => train::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Secret(arguments) => secret::run(&arguments),
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),

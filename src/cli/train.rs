@@ -15,6 +15,7 @@ use pleach::transport::rendezvous::FabricChoice;
 use pleach::{CollectiveError, Group, Options, ReduceOp};
 
 use super::launch::{WorldArguments, rank_or_launch};
+use super::metrics::MetricsAddress;
 use super::{CommandError, progress};
 
 mod data;
@@ -58,6 +59,9 @@ pub(crate) struct Arguments {
     /// How often every image is seen
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
+    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is on loopback]
+    #[arg(long, value_name = "[IP:]PORT")]
+    metrics: Option<MetricsAddress>,
     /// Print results as JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -76,6 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     };
     let mut options = Options::new(world);
     options.fabric = arguments.fabric;
+    options.observe.metrics = arguments.metrics.map(|address| address.0);
     let group = Group::join(&options).map_err(CommandError::failed)?;
     let (rank, ranks) = (group.rank() as usize, group.world_size() as usize);
 

@@ -15,6 +15,7 @@ use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp};
 
 use super::CommandError;
 use super::launch::{WorldArguments, is_one_of_several, rank_count, rank_or_launch};
+use super::metrics::MetricsAddress;
 use super::schedule::collective;
 
 mod live;
@@ -103,6 +104,9 @@ pub(crate) struct Arguments {
     /// Keep each rank on one processor
     #[arg(long)]
     pin: bool,
+    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is on loopback]
+    #[arg(long, value_name = "[IP:]PORT")]
+    metrics: Option<MetricsAddress>,
     /// Print results as JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -268,6 +272,7 @@ fn measure_over(
 ) -> Result<(u64, Fabric), CommandError> {
     let mut options = Options::new(world.clone());
     options.fabric = choice;
+    options.observe.metrics = arguments.metrics.map(|address| address.0);
     let group = Group::join(&options).map_err(CommandError::failed)?;
     if arguments.pin {
         live::pin(group.rank()).map_err(|error| {
@@ -304,11 +309,12 @@ fn simulate(arguments: &Arguments, task: &Task, sweep: &Sweep) -> Result<(), Com
     }
     if arguments.pin
         || arguments.reuse
+        || arguments.metrics.is_some()
         || arguments.time.is_some()
         || arguments.memory != MemoryKind::Registered
     {
         return Err(CommandError::usage(
-            "not simulated: --pin, --reuse, --time and --memory are about real ranks; leave them away with --fabric sim",
+            "not simulated: --pin, --reuse, --time, --memory and --metrics are about real ranks; leave them away with --fabric sim",
         ));
     }
     let mut report = Report::new(task, "sim", arguments.json);

@@ -1,0 +1,153 @@
+//! `pleach top` and the flight recorder, on real jobs.
+
+#[allow(dead_code)] // Not every test looks at processes.
+mod launcher;
+
+use std::cell::RefCell;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use launcher::{finish, pleach, wait_until};
+use serde_json::Value;
+
+/// Far more than a test lasts: whoever started the job ends it.
+const EPOCHS: &str = "1000000";
+
+/// Processes that end with the test.
+struct Job(Vec<Child>);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for process in &mut self.0 {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// The first of so many ports in a row that are free now.
+fn free_ports(count: u16) -> u16 {
+    loop {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("there are free ports");
+        let first = listener.local_addr().expect("it is bound").port();
+        let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if first < u16::MAX - count && (first + 1..first + count).all(is_free) {
+            return first;
+        }
+    }
+}
+
+/// Training that others look at.
+fn training(port: u16) -> Command {
+    let mut command = pleach();
+    command.args(["train", "--epochs", EPOCHS, "--fabric", "shm", "--metrics", &port.to_string()]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn top(arguments: &[&str], port: u16) -> Output {
+    let mut command = pleach();
+    command.arg("top").args(arguments).arg(port.to_string());
+    finish(command)
+}
+
+/// Looks until all ranks answer and have called something.
+fn wait_for_job(port: u16, ranks: u64) -> Value {
+    let seen = RefCell::new(Value::Null);
+    wait_until("all ranks are seen at work", || {
+        let output = top(&["--once", "--json"], port);
+        if !output.status.success() {
+            return false;
+        }
+        let view: Value = serde_json::from_slice(&output.stdout).expect("is JSON");
+        let is_at_work =
+            view["answered"] == ranks && !view["calls"].as_array().expect("is a list").is_empty();
+        *seen.borrow_mut() = view;
+        is_at_work
+    });
+    seen.into_inner()
+}
+
+#[test]
+fn top_shows_every_rank_of_a_live_job() {
+    let port = free_ports(3);
+    let _job = Job(vec![training(port).args(["--ranks", "3"]).spawn().expect("it starts")]);
+    let view = wait_for_job(port, 3);
+    assert_eq!(view["world_size"], 3, "{view}");
+    let calls = &view["calls"].as_array().expect("is a list")[0];
+    assert_eq!(calls["collective"], "all-reduce", "{view}");
+    assert!(calls["calls_per_s"].as_f64().expect("a number") > 0.0, "{view}");
+    assert!(calls["call_us"].as_f64().expect("a number") > 0.0, "{view}");
+    let ranks = view["ranks"].as_array().expect("is a list");
+    for (rank, row) in ranks.iter().enumerate() {
+        assert_eq!((&row["rank"], &row["failed"]), (&rank.into(), &false.into()), "{view}");
+        assert!(row["late_us"].as_f64().expect("a number") >= 0.0, "{view}");
+    }
+    // No terminal: one snapshot, and no codes of one.
+    let output = top(&[], port);
+    let text = String::from_utf8(output.stdout).expect("is text");
+    assert!(output.status.success() && text.starts_with("3 of 3 ranks answer, "), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("all-reduce ")) && !text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn top_without_a_job_says_how_to_start_one() {
+    let port = free_ports(1);
+    let output = top(&["--once"], port);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).expect("is text");
+    assert!(error.starts_with(&format!("error: no job: 127.0.0.1:{port} (")), "{error}");
+    assert!(error.contains(&format!("--metrics {port}")) && output.stdout.is_empty(), "{error}");
+}
+
+#[test]
+fn survivors_of_a_killed_rank_write_down_what_they_were_doing() {
+    let folder = Folder::new();
+    let port = free_ports(3);
+    std::fs::create_dir(folder.0.join("meeting")).expect("the folder is new");
+    let ranks = (0..3).map(|rank: u32| {
+        let mut command = training(port);
+        command
+            .args(["--rank", &rank.to_string(), "--world-size", "3", "--rendezvous"])
+            .arg(format!("file://{}", folder.0.join("meeting").display()))
+            .env("PLEACH_FLIGHT_RECORDER", &folder.0);
+        command.spawn().expect("it starts")
+    });
+    let job = RefCell::new(Job(ranks.collect()));
+    wait_for_job(port, 3);
+    job.borrow_mut().0[2].kill().expect("it runs");
+    wait_until("the survivors have ended", || {
+        let mut job = job.borrow_mut();
+        job.0[..2].iter_mut().all(|process| process.try_wait().expect("is ours").is_some())
+    });
+    let job = job.into_inner();
+    for rank in 0..2 {
+        let name = format!("pleach-flight-rank{rank}-{}.json", job.0[rank].id());
+        let text =
+            std::fs::read_to_string(folder.0.join(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let record: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert_eq!(record["rank"], rank, "{text}");
+        assert!(record["failure"].as_str().expect("is text").contains("rank 2 is lost"), "{text}");
+        let begun = record["begun"].as_array().expect("is a list");
+        let last = begun.last().expect("there were calls")["call"].as_str().expect("is text");
+        assert!(last.starts_with("all-reduce of ") && last.ends_with("f32 (avg)"), "{text}");
+    }
+}
+
+/// A new folder, gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = std::env::temp_dir().join(format!("pleach-top-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("it can be made");
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
