@@ -79,6 +79,7 @@ fn world(rank: Rank, world_size: u32, folder: &Path) -> World {
         host: None,
         interface: None,
         launcher: Launcher::Arguments,
+        join_timeout: None,
     }
 }
 

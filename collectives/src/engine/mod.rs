@@ -55,8 +55,8 @@ use crate::compute::{Compute, Job};
 use crate::observe::Observations;
 use bank::{Banks, CREDIT_CELL, Class};
 use message::{Message, Record, Verdict};
-use priority::Priorities;
 use observed::Observer;
+use priority::Priorities;
 use run::{Bank, Blocked, Ground, NOBODY, Parameters, RUNS_MAX, Run, run_of};
 use signature::Stream;
 

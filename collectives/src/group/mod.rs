@@ -782,6 +782,7 @@ impl Group {
             let mut core = driver.lock();
             core.begin_time();
             let run = self.begin(&mut core, operation, plan);
+            core.end_time();
             run.inspect_err(|error| driver.silence(core, error, self.timeout))
         });
         match run {
