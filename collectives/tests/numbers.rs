@@ -373,6 +373,9 @@ fn uneven_parts_of_an_exact_sum_are_those_of_the_whole() {
             group.reduce_scatter_v(&whole, &mut part, &counts, ReduceOp::Sum).unwrap();
             group.all_reduce(&mut whole, ReduceOp::Sum).unwrap();
             assert!(part.iter().zip(&whole[first..]).all(|(one, other)| one.to_bits() == other.to_bits()));
+        });
+        // In a group of its own: the failure may reach a rank that is still in the call before.
+        with_group(fabric, 3, exact, |group| {
             let other = if group.rank() == 0 { [1, 1, 2] } else { [2, 1, 1] };
             let mut part = vec![0f32; other[group.rank() as usize]];
             let error = group.reduce_scatter_v(&[1f32; 4], &mut part, &other, ReduceOp::Sum).unwrap_err();

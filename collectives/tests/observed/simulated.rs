@@ -12,7 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(3600);
 const LATENESS: Duration = Duration::from_millis(40);
 const COUNT: usize = 1000;
 
-fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &mut Vec<u8>) -> RunId {
+fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &mut [u8]) -> RunId {
     let member = cluster.members[rank as usize].as_mut().unwrap();
     let program = member.planner.make(Collective::AllReduce, algorithm.clone(), Access::Put).unwrap();
     let counts = Counts::Each(COUNT);
