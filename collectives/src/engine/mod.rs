@@ -9,8 +9,10 @@
 //!   local memory any more are the calls' outcomes given out**.
 
 mod address;
+mod admission;
 mod bank;
 mod board;
+mod calls;
 mod circle;
 mod counts;
 mod exchange;
@@ -18,6 +20,7 @@ mod fault;
 mod header;
 mod layout;
 mod message;
+mod news;
 mod observed;
 mod places;
 mod plan;
@@ -33,8 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{
-    Cells, Device, Event, Inline, Mapped, Nanos, Notice, PostError, RegisterError, RemoteSlice, SharedMemory,
-    Slice, Transfer,
+    Cells, Device, Event, Mapped, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Slice,
 };
 
 pub use address::Address;
@@ -53,12 +55,11 @@ pub use signature::{Amount, Descriptor};
 use crate::Rank;
 use crate::compute::{Compute, Job};
 use crate::observe::Observations;
-use bank::{Banks, CREDIT_CELL, Class};
-use message::{Message, Record, Verdict};
+use bank::Banks;
+use message::Message;
 use observed::Observer;
 use priority::Priorities;
-use run::{Bank, Blocked, Ground, NOBODY, Parameters, RUNS_MAX, Run, run_of};
-use signature::Stream;
+use run::{Blocked, RUNS_MAX, Run};
 
 /// How long a run may make no progress before peers are asked what they are doing.
 pub const QUERY_AFTER: Duration = Duration::from_millis(1);
@@ -380,144 +381,6 @@ impl Engine {
         runs.chain(failing).chain(self.device.next_wakeup()).min()
     }
 
-    /// Accepts a call; its run begins when its turn comes, its time with the next poll. `input` and `output` are as long as
-    /// the collective's parts say; the output may be the input (or hold it as one of its parts).
-    ///
-    /// # Errors
-    ///
-    /// See [`StartError`].
-    pub fn start(
-        &mut self,
-        plan: &Arc<Plan>,
-        input: Bytes,
-        output: Bytes,
-        timeout: Duration,
-    ) -> Result<RunId, StartError> {
-        if matches!(self.phase, Phase::Failing { .. } | Phase::Failed(_)) {
-            return Err(StartError::Failed(self.failure_during(plan)));
-        }
-        plan.check_lengths(&input, &output)?;
-        let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
-        let (number, history, bank) = self.number(plan);
-        let parameters = Parameters { number, history, bank, input, output };
-        let entry = &mut self.slots[usize::from(slot)];
-        match &mut entry.run {
-            Some(run) => run.begin(plan, parameters),
-            None => entry.run = Some(Run::new(slot, plan, parameters)),
-        }
-        let id = self.enter(slot, State::Queued, timeout);
-        if self.order.len() == 1 && self.is_passive {
-            // What peers wait for goes out first; what is left to be noted takes no time of theirs.
-            self.blocked = None;
-            self.glance(Nanos::ZERO);
-        }
-        let record = Record {
-            run: number,
-            signature: plan.signature,
-            history,
-            descriptor: plan.descriptor.to_words(),
-        };
-        if let Counts::Paired(counts) = &plan.counts {
-            self.board.begin_paired(number, counts.clone());
-        }
-        self.board.begin(plan.stream, &record);
-        Ok(id)
-    }
-
-    /// Puts the run of a slot among those that are under way.
-    fn enter(&mut self, slot: u8, state: State, timeout: Duration) -> RunId {
-        self.issues += 1;
-        let entry = &mut self.slots[usize::from(slot)];
-        if let Some(run) = &mut entry.run {
-            run.noted.sample = self.observer.take_sample();
-        }
-        entry.state = state;
-        entry.issue = self.issues;
-        entry.timeout = timeout;
-        entry.times = None;
-        entry.query_interval = QUERY_AFTER;
-        self.order.push(slot);
-        RunId { slot, issue: self.issues }
-    }
-
-    /// Why the group has failed, as the first call that is told of it sees it.
-    fn failure_during(&mut self, plan: &Plan) -> Arc<Fault> {
-        let (Phase::Failing { fault, .. } | Phase::Failed(fault)) = &mut self.phase else {
-            unreachable!("asked of a group that has failed")
-        };
-        if fault.during.is_none() {
-            // It was found between two calls: the first that is told of it says which it was.
-            let fault = Arc::make_mut(fault);
-            (fault.during, fault.run) = (Some(plan.descriptor), self.next_run);
-        }
-        fault.clone()
-    }
-
-    fn free_slot(&mut self) -> Option<u8> {
-        if let Some(index) = self.slots.iter().position(|slot| slot.state == State::Free) {
-            return Some(index as u8);
-        }
-        if self.slots.len() == RUNS_MAX {
-            return None;
-        }
-        self.slots.push(SlotOfRun {
-            run: None,
-            state: State::Free,
-            issue: 0,
-            timeout: Duration::ZERO,
-            times: None,
-            has_moved: false,
-            query_at: Nanos::ZERO,
-            query_interval: QUERY_AFTER,
-        });
-        Some(self.slots.len() as u8 - 1)
-    }
-
-    /// Number, history and bank of the next run of this plan's stream.
-    fn number(&mut self, plan: &Plan) -> (u64, u64, Bank) {
-        match plan.stream {
-            Stream::Collectives => {
-                let number = self.next_run;
-                self.next_run += 1;
-                self.history = signature::chain(self.history, plan.signature);
-                (number, self.history, self.banks.take(plan.class, number))
-            }
-            Stream::Messages { from, to } => {
-                let next = self.message_runs.entry((from, to)).or_default();
-                let number = *next;
-                *next += 1;
-                (number, plan.signature, bank::message_bank(self.rank, from, to, number))
-            }
-        }
-    }
-
-    /// Whether a run has ended well and its outcome was not taken.
-    #[must_use]
-    pub fn has_ended(&self, id: RunId) -> bool {
-        self.slots[usize::from(id.slot)].state == State::Finished
-    }
-
-    /// The outcome of a run, once; `None` while it is under way.
-    ///
-    /// # Panics
-    ///
-    /// When the run's outcome was taken before.
-    pub fn take_outcome(&mut self, id: RunId) -> Option<Result<(), Arc<Fault>>> {
-        let slot = &mut self.slots[usize::from(id.slot)];
-        assert!(slot.issue == id.issue && slot.state != State::Free, "an outcome is taken once");
-        if slot.state == State::Finished {
-            slot.state = State::Free;
-            return Some(Ok(()));
-        }
-        let Phase::Failed(fault) = &self.phase else { return None };
-        slot.state = State::Free;
-        if let Some(run) = &mut slot.run {
-            run.release();
-        }
-        self.order.retain(|other| *other != id.slot);
-        Some(Err(fault.clone()))
-    }
-
     /// Makes progress; true when anything moved.
     pub fn poll(&mut self, now: Nanos) -> bool {
         let mut moved = false;
@@ -578,258 +441,4 @@ impl Engine {
     pub fn is_flushed(&self) -> bool {
         self.device.is_flushed()
     }
-
-    fn advance_runs(&mut self, now: Nanos) -> bool {
-        if !self.is_ready() {
-            return false;
-        }
-        self.blocked = None;
-        if self.priorities.matter() {
-            return self.advance_by_priority(now);
-        }
-        let mut moved = false;
-        let mut index = 0;
-        let mut may_admit = true;
-        while index < self.order.len() {
-            let slot = self.order[index];
-            if self.admit(index, &mut may_admit) == State::Active {
-                match self.advance(slot, now) {
-                    Ok(true) => moved = true,
-                    Ok(false) => {}
-                    Err(fault) => {
-                        self.fail(*fault, now);
-                        return true;
-                    }
-                }
-                if self.slots[usize::from(slot)].state == State::Finished {
-                    self.order.remove(index);
-                    self.note_completed();
-                    continue;
-                }
-            }
-            index += 1;
-        }
-        moved
-    }
-
-    /// Admits a run, by its place in the order, if its turn has come. `may_admit`: whether that of the collectives has.
-    fn admit(&mut self, index: usize, may_admit: &mut bool) -> State {
-        let slot = usize::from(self.order[index]);
-        let entry = &self.slots[slot];
-        if entry.state != State::Queued {
-            return entry.state;
-        }
-        let Some(run) = &entry.run else { unreachable!("an ordered slot holds a run") };
-        let stream = run.stream();
-        let is_free = match stream {
-            Stream::Collectives => *may_admit && self.completed >= run.parameters.bank.needed,
-            // One message of a pair at a time; earlier ones stand earlier in the order.
-            stream => !has_earlier(&self.slots, &self.order[..index], stream),
-        };
-        if is_free {
-            self.slots[slot].state = State::Active;
-        } else {
-            *may_admit &= stream != Stream::Collectives;
-        }
-        self.slots[slot].state
-    }
-
-    fn advance(&mut self, slot: u8, now: Nanos) -> Result<bool, Box<Fault>> {
-        let elapsed_ns = self.elapsed_ns(slot, now);
-        let entry = &mut self.slots[usize::from(slot)];
-        let (Some(run), Some(scratch)) = (&mut entry.run, &self.scratch) else {
-            unreachable!("an active slot holds a run, and a group that works has scratch")
-        };
-        let mut ground = Ground {
-            device: &mut *self.device,
-            compute: &mut *self.compute,
-            cells: &self.cells,
-            consumed: &mut self.consumed,
-            credits: &mut self.credits,
-            scratch,
-            peer_scratch: &self.peer_scratch_known,
-            completed: self.completed,
-            witness: self.witness.as_deref_mut(),
-            blocked: &mut self.blocked,
-            now,
-            elapsed_ns,
-        };
-        let moved = match run.advance(&mut ground) {
-            Ok(moved) => moved,
-            Err(trouble) => return Err(Box::new(self.fault_of(slot, &trouble, now))),
-        };
-        if elapsed_ns > 0 && !run.is_complete() {
-            run.look_for_arrivals(&ground);
-        }
-        entry.has_moved |= moved;
-        if run.is_complete() {
-            entry.state = State::Finished;
-            run.release();
-            if entry.query_interval > QUERY_AFTER {
-                self.board.block_on(None);
-            }
-            if run.stream() == Stream::Collectives {
-                let number = run.parameters.number;
-                let class = run.plan().class;
-                self.note_completed_run(slot, number, class);
-            }
-            self.note_ended(slot, now);
-        }
-        if moved {
-            self.note_moved(slot);
-        }
-        Ok(moved)
-    }
-
-    /// Tells those who wrote to this rank and heard nothing from it that their bank is free again.
-    fn note_completed_run(&mut self, slot: u8, number: u64, class: Class) {
-        if !bank::credit_is_due(class, number) {
-            return;
-        }
-        // Without a gap: earlier runs may be under way still, and then their banks are not free.
-        let unfinished = self.first_unfinished(Some(slot));
-        let Some(run) = &self.slots[usize::from(slot)].run else { return };
-        let program = run.plan().program.clone();
-        self.tell_progress(&program, class, number, unfinished);
-    }
-
-    /// `unfinished`: the first collective that is not complete, now that run `number` is.
-    fn tell_progress(&mut self, program: &Program, class: Class, number: u64, unfinished: u64) {
-        if !bank::credit_is_due(class, number) {
-            return;
-        }
-        if let Some(witness) = &mut self.witness {
-            witness.completed(unfinished);
-        }
-        for peer in &program.silent_to {
-            let payload = Inline::new(&unfinished.to_le_bytes()).expect("8 bytes fit");
-            let notice = Notice { cell: CREDIT_CELL, payload };
-            // Lost, left or full: then the peer asks when it needs to know.
-            let _ = self.device.submit(*peer, Transfer::Notify(notice), NOBODY);
-        }
-    }
-
-    /// Number of the first collective that is not complete.
-    fn first_unfinished(&self, except: Option<u8>) -> u64 {
-        let unfinished = self.order.iter().filter(|slot| Some(**slot) != except).filter_map(|slot| {
-            let run = self.slots[usize::from(*slot)].run.as_ref()?;
-            (run.stream() == Stream::Collectives).then_some(run.parameters.number)
-        });
-        unfinished.min().unwrap_or(self.next_run)
-    }
-
-    fn note_completed(&mut self) {
-        self.completed = self.first_unfinished(None);
-        if let Some(witness) = &mut self.witness {
-            witness.completed(self.completed);
-        }
-        self.board.complete(self.completed);
-    }
-
-    /// Events of the device that somebody else polled.
-    pub fn accept(&mut self, mut events: Vec<Event>, now: Nanos) {
-        self.handle(&mut events, now);
-    }
-
-    fn read_events(&mut self, now: Nanos) {
-        let mut events = std::mem::take(&mut self.events);
-        self.handle(&mut events, now);
-        self.events = events;
-    }
-
-    fn handle(&mut self, events: &mut Vec<Event>, now: Nanos) {
-        for event in events.drain(..) {
-            match event {
-                Event::Done { id: NOBODY, .. } => {}
-                Event::Connected { peer } => {
-                    // Lost again already: that is told by its own event.
-                    let _ = self.greet(peer);
-                    self.connected[peer as usize] = true;
-                    self.note_scratch();
-                }
-                Event::Done { id, result: Ok(_) } => {
-                    if matches!(self.phase, Phase::Active)
-                        && let Some(run) = self.slots.get_mut(run_of(id)).and_then(|slot| slot.run.as_mut())
-                    {
-                        run.transfer_done(id);
-                    }
-                }
-                // The loss behind it is told by its own event; a severed peer's transfers were given up here.
-                Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
-                Event::PeerLost { peer, cause } => {
-                    let fault = self.fault(FaultKind::Lost, peer, cause.to_string(), None, now);
-                    self.fail(fault, now);
-                }
-                Event::Left { peer } => self.left[peer as usize] = true,
-                Event::Severed { peer } => {
-                    if let Phase::Failing { waiting_for, .. } = &mut self.phase {
-                        waiting_for[peer as usize] = false;
-                    }
-                }
-            }
-        }
-    }
-
-    pub(super) fn read_news(&mut self, now: Nanos) {
-        let news = self.board.take_news();
-        for (peer, slice) in news.scratch {
-            if let Some(entry) = self.peer_scratch.get_mut(peer as usize)
-                && slice.len == bank::scratch_bytes(self.ranks)
-            {
-                entry.get_or_insert(slice);
-            }
-        }
-        self.note_scratch();
-        for (peer, stream, theirs) in news.differs {
-            self.compare(peer, stream, &theirs, now);
-        }
-        for (peer, standing) in news.standings {
-            if let Some(fault) = self.read_standing(peer, &standing, now) {
-                self.fail(fault, now);
-            }
-        }
-        for answer in news.answers {
-            let Answer { peer, stream, verdict, record, completed, .. } = answer;
-            if let Some(credit) = self.credits.get_mut(peer as usize) {
-                *credit = (*credit).max(completed);
-            }
-            if let Some(witness) = &mut self.witness {
-                witness.heard_completed(peer, completed);
-            }
-            match verdict {
-                Verdict::Different => self.compare(peer, stream, &record, now),
-                Verdict::EarlierDiffers => self.ask_earlier(peer, stream, record.run),
-                Verdict::Same | Verdict::NotYet | Verdict::Forgotten => {}
-            }
-            self.asked.remove(&peer);
-            self.answers.insert(peer, answer);
-        }
-        if let Some(mut fault) = news.fault {
-            if fault.during.is_none() && fault.found_by != self.rank {
-                // Who found it was in no call; this rank's own says what it ended.
-                let run = self.order.first().and_then(|slot| self.slots[usize::from(*slot)].run.as_ref());
-                if let Some(run) = run {
-                    (fault.during, fault.run) = (Some(run.plan().descriptor), run.parameters.number);
-                }
-            } else if fault.during.is_none() {
-                let slot = self.order.first().copied();
-                let own = self.fault(fault.kind, fault.subject, std::mem::take(&mut fault.detail), slot, now);
-                fault = own;
-            }
-            self.settle(fault, now);
-        }
-    }
-
-    fn note_scratch(&mut self) {
-        if !self.is_ready() && self.not_ready().next().is_none() {
-            self.peer_scratch_known = self.peer_scratch.iter().flatten().copied().collect();
-        }
-    }
-}
-
-/// Whether an earlier run of the stream is unfinished.
-fn has_earlier(slots: &[SlotOfRun], earlier: &[u8], stream: Stream) -> bool {
-    earlier
-        .iter()
-        .any(|slot| slots[usize::from(*slot)].run.as_ref().is_some_and(|run| run.stream() == stream))
 }

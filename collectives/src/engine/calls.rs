@@ -1,0 +1,155 @@
+//! From a call to its outcome: its number, its bank, its slot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::Nanos;
+
+use super::bank;
+use super::counts::Counts;
+use super::fault::Fault;
+use super::message::Record;
+use super::plan::Plan;
+use super::run::{Bank, Bytes, Parameters, RUNS_MAX, Run};
+use super::signature::{self, Stream};
+use super::{Engine, Phase, QUERY_AFTER, RunId, SlotOfRun, StartError, State};
+
+impl Engine {
+    /// Accepts a call; its run begins when its turn comes, its time with the next poll. `input` and `output` are as long as
+    /// the collective's parts say; the output may be the input (or hold it as one of its parts).
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub fn start(
+        &mut self,
+        plan: &Arc<Plan>,
+        input: Bytes,
+        output: Bytes,
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
+        if matches!(self.phase, Phase::Failing { .. } | Phase::Failed(_)) {
+            return Err(StartError::Failed(self.failure_during(plan)));
+        }
+        plan.check_lengths(&input, &output)?;
+        let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
+        let (number, history, bank) = self.number(plan);
+        let parameters = Parameters { number, history, bank, input, output };
+        let entry = &mut self.slots[usize::from(slot)];
+        match &mut entry.run {
+            Some(run) => run.begin(plan, parameters),
+            None => entry.run = Some(Run::new(slot, plan, parameters)),
+        }
+        let id = self.enter(slot, State::Queued, timeout);
+        if self.order.len() == 1 && self.is_passive {
+            // What peers wait for goes out first; what is left to be noted takes no time of theirs.
+            self.blocked = None;
+            self.glance(Nanos::ZERO);
+        }
+        let record = Record {
+            run: number,
+            signature: plan.signature,
+            history,
+            descriptor: plan.descriptor.to_words(),
+        };
+        if let Counts::Paired(counts) = &plan.counts {
+            self.board.begin_paired(number, counts.clone());
+        }
+        self.board.begin(plan.stream, &record);
+        Ok(id)
+    }
+
+    /// Puts the run of a slot among those that are under way.
+    pub(super) fn enter(&mut self, slot: u8, state: State, timeout: Duration) -> RunId {
+        self.issues += 1;
+        let entry = &mut self.slots[usize::from(slot)];
+        if let Some(run) = &mut entry.run {
+            run.noted.sample = self.observer.take_sample();
+        }
+        entry.state = state;
+        entry.issue = self.issues;
+        entry.timeout = timeout;
+        entry.times = None;
+        entry.query_interval = QUERY_AFTER;
+        self.order.push(slot);
+        RunId { slot, issue: self.issues }
+    }
+
+    /// Why the group has failed, as the first call that is told of it sees it.
+    pub(super) fn failure_during(&mut self, plan: &Plan) -> Arc<Fault> {
+        let (Phase::Failing { fault, .. } | Phase::Failed(fault)) = &mut self.phase else {
+            unreachable!("asked of a group that has failed")
+        };
+        if fault.during.is_none() {
+            // It was found between two calls: the first that is told of it says which it was.
+            let fault = Arc::make_mut(fault);
+            (fault.during, fault.run) = (Some(plan.descriptor), self.next_run);
+        }
+        fault.clone()
+    }
+
+    pub(super) fn free_slot(&mut self) -> Option<u8> {
+        if let Some(index) = self.slots.iter().position(|slot| slot.state == State::Free) {
+            return Some(index as u8);
+        }
+        if self.slots.len() == RUNS_MAX {
+            return None;
+        }
+        self.slots.push(SlotOfRun {
+            run: None,
+            state: State::Free,
+            issue: 0,
+            timeout: Duration::ZERO,
+            times: None,
+            has_moved: false,
+            query_at: Nanos::ZERO,
+            query_interval: QUERY_AFTER,
+        });
+        Some(self.slots.len() as u8 - 1)
+    }
+
+    /// Number, history and bank of the next run of this plan's stream.
+    pub(super) fn number(&mut self, plan: &Plan) -> (u64, u64, Bank) {
+        match plan.stream {
+            Stream::Collectives => {
+                let number = self.next_run;
+                self.next_run += 1;
+                self.history = signature::chain(self.history, plan.signature);
+                (number, self.history, self.banks.take(plan.class, number))
+            }
+            Stream::Messages { from, to } => {
+                let next = self.message_runs.entry((from, to)).or_default();
+                let number = *next;
+                *next += 1;
+                (number, plan.signature, bank::message_bank(self.rank, from, to, number))
+            }
+        }
+    }
+
+    /// Whether a run has ended well and its outcome was not taken.
+    #[must_use]
+    pub fn has_ended(&self, id: RunId) -> bool {
+        self.slots[usize::from(id.slot)].state == State::Finished
+    }
+
+    /// The outcome of a run, once; `None` while it is under way.
+    ///
+    /// # Panics
+    ///
+    /// When the run's outcome was taken before.
+    pub fn take_outcome(&mut self, id: RunId) -> Option<Result<(), Arc<Fault>>> {
+        let slot = &mut self.slots[usize::from(id.slot)];
+        assert!(slot.issue == id.issue && slot.state != State::Free, "an outcome is taken once");
+        if slot.state == State::Finished {
+            slot.state = State::Free;
+            return Some(Ok(()));
+        }
+        let Phase::Failed(fault) = &self.phase else { return None };
+        slot.state = State::Free;
+        if let Some(run) = &mut slot.run {
+            run.release();
+        }
+        self.order.retain(|other| *other != id.slot);
+        Some(Err(fault.clone()))
+    }
+}

@@ -1,0 +1,112 @@
+//! What the device and the peers tell.
+
+use pleach_transport::{Event, Nanos};
+
+use super::bank;
+use super::board::Answer;
+use super::fault::FaultKind;
+use super::message::Verdict;
+use super::run::{NOBODY, run_of};
+use super::{Engine, Phase};
+
+impl Engine {
+    /// Events of the device that somebody else polled.
+    pub fn accept(&mut self, mut events: Vec<Event>, now: Nanos) {
+        self.handle(&mut events, now);
+    }
+
+    pub(super) fn read_events(&mut self, now: Nanos) {
+        let mut events = std::mem::take(&mut self.events);
+        self.handle(&mut events, now);
+        self.events = events;
+    }
+
+    pub(super) fn handle(&mut self, events: &mut Vec<Event>, now: Nanos) {
+        for event in events.drain(..) {
+            match event {
+                Event::Done { id: NOBODY, .. } => {}
+                Event::Connected { peer } => {
+                    // Lost again already: that is told by its own event.
+                    let _ = self.greet(peer);
+                    self.connected[peer as usize] = true;
+                    self.note_scratch();
+                }
+                Event::Done { id, result: Ok(_) } => {
+                    if matches!(self.phase, Phase::Active)
+                        && let Some(run) = self.slots.get_mut(run_of(id)).and_then(|slot| slot.run.as_mut())
+                    {
+                        run.transfer_done(id);
+                    }
+                }
+                // The loss behind it is told by its own event; a severed peer's transfers were given up here.
+                Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
+                Event::PeerLost { peer, cause } => {
+                    let fault = self.fault(FaultKind::Lost, peer, cause.to_string(), None, now);
+                    self.fail(fault, now);
+                }
+                Event::Left { peer } => self.left[peer as usize] = true,
+                Event::Severed { peer } => {
+                    if let Phase::Failing { waiting_for, .. } = &mut self.phase {
+                        waiting_for[peer as usize] = false;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn read_news(&mut self, now: Nanos) {
+        let news = self.board.take_news();
+        for (peer, slice) in news.scratch {
+            if let Some(entry) = self.peer_scratch.get_mut(peer as usize)
+                && slice.len == bank::scratch_bytes(self.ranks)
+            {
+                entry.get_or_insert(slice);
+            }
+        }
+        self.note_scratch();
+        for (peer, stream, theirs) in news.differs {
+            self.compare(peer, stream, &theirs, now);
+        }
+        for (peer, standing) in news.standings {
+            if let Some(fault) = self.read_standing(peer, &standing, now) {
+                self.fail(fault, now);
+            }
+        }
+        for answer in news.answers {
+            let Answer { peer, stream, verdict, record, completed, .. } = answer;
+            if let Some(credit) = self.credits.get_mut(peer as usize) {
+                *credit = (*credit).max(completed);
+            }
+            if let Some(witness) = &mut self.witness {
+                witness.heard_completed(peer, completed);
+            }
+            match verdict {
+                Verdict::Different => self.compare(peer, stream, &record, now),
+                Verdict::EarlierDiffers => self.ask_earlier(peer, stream, record.run),
+                Verdict::Same | Verdict::NotYet | Verdict::Forgotten => {}
+            }
+            self.asked.remove(&peer);
+            self.answers.insert(peer, answer);
+        }
+        if let Some(mut fault) = news.fault {
+            if fault.during.is_none() && fault.found_by != self.rank {
+                // Who found it was in no call; this rank's own says what it ended.
+                let run = self.order.first().and_then(|slot| self.slots[usize::from(*slot)].run.as_ref());
+                if let Some(run) = run {
+                    (fault.during, fault.run) = (Some(run.plan().descriptor), run.parameters.number);
+                }
+            } else if fault.during.is_none() {
+                let slot = self.order.first().copied();
+                let own = self.fault(fault.kind, fault.subject, std::mem::take(&mut fault.detail), slot, now);
+                fault = own;
+            }
+            self.settle(fault, now);
+        }
+    }
+
+    pub(super) fn note_scratch(&mut self) {
+        if !self.is_ready() && self.not_ready().next().is_none() {
+            self.peer_scratch_known = self.peer_scratch.iter().flatten().copied().collect();
+        }
+    }
+}
