@@ -148,7 +148,9 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn ranks_of_two_namespaces_share_memory_inside_and_take_sockets_across() {
     let Some(hosts) = Hosts::new() else { return };
-    for (collective, algorithm) in [("all-reduce", "auto"), ("all-gather", "hierarchical")] {
+    for (collective, algorithm) in
+        [("all-reduce", "auto"), ("all-reduce", "hierarchical"), ("all-gather", "hierarchical")]
+    {
         let how =
             [collective, "--algorithm", algorithm, "--sizes", "32,64K,8M", "--iterations", "10", "--json"];
         let outputs = ended(hosts.start(4, &how));
@@ -158,7 +160,9 @@ fn ranks_of_two_namespaces_share_memory_inside_and_take_sockets_across() {
             log.contains("fabric: shm within 2 hosts of 4 ranks, tcp across (rank 2 and rank 0: no descriptor arrived: different network namespaces)"),
             "{log}"
         );
-        assert!(table.contains("shm+tcp") && table.contains("hierarchical:2x2"), "{table}");
+        assert!(table.contains("shm+tcp") && !table.contains("\"errors\":1"), "{table}");
+        // What is best is a matter of prices, what is asked for is not.
+        assert!(algorithm == "auto" || table.contains("hierarchical:2x2"), "{table}");
         println!("{table}");
     }
 }
