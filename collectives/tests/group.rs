@@ -2,6 +2,7 @@
 
 #[path = "group/blocks.rs"]
 mod blocks;
+mod ranks;
 #[path = "group/uneven.rs"]
 mod uneven;
 
@@ -12,7 +13,7 @@ use std::time::Duration;
 use pleach_collectives::engine::{CIRCLE_AFTER, FaultKind};
 use pleach_collectives::{CollectiveError, Group, Options, Rank, ReduceOp};
 use pleach_transport::clock;
-use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach_transport::rendezvous::{Fabric, FabricChoice};
 
 use blocks::{
     a_different_length_of_blocks_is_a_mismatch, a_rank_s_own_block_may_lie_at_its_place,
@@ -27,70 +28,9 @@ use uneven::{
 /// Longest time a test's calls may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn world(rank: Rank, world_size: u32, folder: &std::path::Path) -> World {
-    World {
-        rank,
-        world_size,
-        local_rank: Some(rank),
-        rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
-        join_timeout: None,
-        launcher: Launcher::Arguments,
-    }
-}
-
 /// Runs `body` as every rank of a group and gives what each returned.
 fn with_group<T: Send>(fabric: Fabric, ranks: u32, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    with_options(fabric, ranks, |_| {}, body)
-}
-
-/// The same with other options.
-fn with_options<T: Send>(
-    fabric: Fabric,
-    ranks: u32,
-    change: impl Fn(&mut Options) + Sync,
-    body: impl Fn(Group) -> T + Sync,
-) -> Vec<T> {
-    let folder = Folder::new();
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks)
-            .map(|rank| {
-                let (folder, body, change) = (&folder, &body, &change);
-                scope.spawn(move || {
-                    let mut options = Options::new(world(rank, ranks, &folder.0));
-                    options.fabric = FabricChoice::Only(fabric);
-                    // Ranks of even and of odd numbers are on different hosts.
-                    options.world.host = (fabric == Fabric::Hybrid).then(|| format!("host-{}", rank % 2));
-                    options.timeout = PATIENCE;
-                    change(&mut options);
-                    body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-/// A new folder of this test's own, gone with it however it ends.
-struct Folder(std::path::PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("pleach-group-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).ok();
-    }
+    ranks::with_group(fabric, ranks, |_| {}, body)
 }
 
 fn every_operation_gives_the_right_result(fabric: Fabric) {
@@ -210,7 +150,7 @@ fn several_operations_can_be_under_way(fabric: Fabric) {
 }
 
 fn threads_share_a_group(fabric: Fabric) {
-    with_options(fabric, 2, several_threads, |group| {
+    ranks::with_group(fabric, 2, several_threads, |group| {
         let peer = 1 - group.rank();
         thread::scope(|scope| {
             let other = group.clone();
@@ -254,7 +194,7 @@ fn receives_that_wait_for_each_other_are_a_mismatch_unless_threads_share_the_gro
         assert_eq!(fault(&error).kind, FaultKind::Mismatch, "{error}");
         assert!(error.to_string().contains("concurrent_calls"), "{error}");
     }
-    with_options(fabric, 2, several_threads, |group| two_receives(&group).unwrap());
+    ranks::with_group(fabric, 2, several_threads, |group| two_receives(&group).unwrap());
 }
 
 fn fault(error: &CollectiveError) -> &pleach_collectives::engine::Fault {
@@ -471,7 +411,7 @@ fn on_hosts<T: Send>(hosts: &[u32], body: impl Fn(Group) -> T + Sync) -> Vec<T> 
         options.fabric = FabricChoice::Auto;
         options.world.host = Some(format!("host-{}", hosts[options.world.rank as usize]));
     };
-    with_options(Fabric::Hybrid, hosts.len() as u32, change, body)
+    ranks::with_group(Fabric::Hybrid, hosts.len() as u32, change, body)
 }
 
 #[test]

@@ -1,87 +1,27 @@
 //! What a group says of itself: who was late and by how much, what it did last, and in which forms.
 
+mod ranks;
 #[path = "observed/simulated.rs"]
 mod simulated;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::{Algorithm, Group, Options, Rank, ReduceOp, Report};
 use pleach_transport::clock;
-use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach_transport::rendezvous::Fabric;
 use serde_json::Value;
+
+use ranks::{Folder, with_group, world};
 
 /// Longest time a test's calls may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How late a late rank is: far more than a busy machine adds by itself most of the time.
 const LATENESS: Duration = Duration::from_millis(150);
-
-/// A new folder of this test's own, gone with it however it ends.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("pleach-observed-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Self(folder)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).ok();
-    }
-}
-
-/// Runs `body` as every rank of a group and gives what each returned.
-fn with_group<T: Send>(
-    fabric: Fabric,
-    ranks: u32,
-    change: impl Fn(&mut Options) + Sync,
-    body: impl Fn(Group) -> T + Sync,
-) -> Vec<T> {
-    let folder = Folder::new();
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks)
-            .map(|rank| {
-                let (folder, body, change) = (&folder.0, &body, &change);
-                scope.spawn(move || {
-                    let mut options = Options::new(world(rank, ranks, folder));
-                    options.fabric = FabricChoice::Only(fabric);
-                    options.timeout = PATIENCE;
-                    change(&mut options);
-                    body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-fn world(rank: Rank, world_size: u32, folder: &Path) -> World {
-    World {
-        rank,
-        world_size,
-        local_rank: Some(rank),
-        rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
-        launcher: Launcher::Arguments,
-        join_timeout: None,
-    }
-}
 
 /// Lets time pass without anybody waiting for anything.
 fn dawdle(time: Duration) {
@@ -215,7 +155,7 @@ fn quick_calls_are_all_counted_and_their_time_is_estimated() {
 #[test]
 fn a_trace_has_a_track_a_rank_and_every_call() {
     let folder = Folder::new();
-    let path = folder.file("trace.json");
+    let path = folder.0.join("trace.json");
     std::fs::write(&path, "left by somebody else").unwrap();
     with_group(
         Fabric::Shm,

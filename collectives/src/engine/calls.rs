@@ -8,7 +8,6 @@ use pleach_transport::Nanos;
 use super::bank;
 use super::counts::Counts;
 use super::fault::Fault;
-use super::message::Record;
 use super::plan::Plan;
 use super::run::{Bank, Bytes, Parameters, RUNS_MAX, Run};
 use super::signature::{self, Stream};
@@ -35,28 +34,29 @@ impl Engine {
         let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
         let (number, history, bank) = self.number(plan);
         let parameters = Parameters { number, history, bank, input, output };
-        let entry = &mut self.slots[usize::from(slot)];
-        match &mut entry.run {
-            Some(run) => run.begin(plan, parameters),
-            None => entry.run = Some(Run::new(slot, plan, parameters)),
-        }
+        self.seat(slot, plan, parameters);
         let id = self.enter(slot, State::Queued, timeout);
         if self.order.len() == 1 && self.is_passive {
             // What peers wait for goes out first; what is left to be noted takes no time of theirs.
             self.blocked = None;
             self.glance(Nanos::ZERO);
         }
-        let record = Record {
-            run: number,
-            signature: plan.signature,
-            history,
-            descriptor: plan.descriptor.to_words(),
-        };
         if let Counts::Paired(counts) = &plan.counts {
             self.board.begin_paired(number, counts.clone());
         }
-        self.board.begin(plan.stream, &record);
+        self.board.begin(plan.stream, &plan.record(number, history));
         Ok(id)
+    }
+
+    /// The slot's run, made one of this plan.
+    pub(super) fn seat(&mut self, slot: u8, plan: &Arc<Plan>, parameters: Parameters) -> &mut Run {
+        match &mut self.slots[usize::from(slot)].run {
+            Some(run) => {
+                run.begin(plan, parameters);
+                run
+            }
+            empty => empty.insert(Run::new(slot, plan, parameters)),
+        }
     }
 
     /// Puts the run of a slot among those that are under way.

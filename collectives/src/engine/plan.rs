@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::bank::{self, Class, TooLarge};
 use super::counts::{Counts, CountsError};
-use super::exchange::Short;
 use super::header::INLINE_DATA_BYTES;
 use super::layout::Layout;
+use super::message::Record;
 use super::program::Program;
 use super::run::Bytes;
+use super::short::Short;
 use super::signature::{Descriptor, Stream};
 use crate::Rank;
 use crate::observe::Shape;
@@ -102,6 +103,11 @@ impl Plan {
     pub(super) fn check_lengths(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
         let element_bytes = self.descriptor.data_type.bytes();
         self.counts.check_lengths(&self.program, element_bytes, [input.len(), output.len()])
+    }
+
+    /// What is told of a call of this plan to those who ask.
+    pub(super) fn record(&self, run: u64, history: u64) -> Record {
+        Record { run, signature: self.signature, history, descriptor: self.descriptor.to_words() }
     }
 
     /// What a notice between this rank and a peer says of the calls so far; see the module of counts.

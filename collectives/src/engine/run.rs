@@ -15,11 +15,11 @@ use pleach_transport::{
 };
 
 use super::address::{Address, advance};
-use super::exchange::Progress;
-use super::header::Landing;
+use super::header::{Header, Landing};
 use super::observed::Noted;
 use super::plan::{LanePlan, Plan};
 use super::program::{LaneProgram, OpProgram, PutProgram};
+use super::short::Progress;
 use super::signature::Stream;
 use crate::Rank;
 use crate::compute::{Compute, Job};
@@ -111,6 +111,31 @@ pub(super) struct Ground<'a> {
     pub(super) now: Nanos,
     /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the clock.
     pub(super) elapsed_ns: u64,
+}
+
+impl Ground<'_> {
+    /// Whether the cell's next notice has come; remembers that it is waited for where it has not.
+    pub(super) fn has_come(&mut self, from: Rank, cell: u16) -> bool {
+        let count = self.consumed[from as usize][usize::from(cell)];
+        let has_come = self.cells[from as usize].count(cell) != count;
+        if !has_come {
+            *self.blocked = Some(Blocked { from, cell, count });
+        }
+        has_come
+    }
+
+    /// The run goes on because of that notice, whose header was found to be that of the call.
+    pub(super) fn consume(&mut self, from: Rank, cell: u16, header: &Header, stream: Stream) {
+        let consumed = &mut self.consumed[from as usize][usize::from(cell)];
+        *consumed += 1;
+        if let Some(witness) = &mut self.witness {
+            witness.consumed(from, cell, *consumed);
+        }
+        if stream == Stream::Collectives {
+            let credit = &mut self.credits[from as usize];
+            *credit = (*credit).max(header.completed());
+        }
+    }
 }
 
 /// A cell whose next notice some run waits for.

@@ -2,13 +2,13 @@
 
 use pleach_transport::{Inline, Notice, Source, SubmitError, Submitted, Transfer};
 
-use super::address::advance;
+use super::address::{Address, advance};
 use super::bank::CREDIT_CELL;
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
-use super::program::{PlaceAt, PutProgram};
-use super::run::{Blocked, Ground, Issue, NOBODY, Parameters, PeerState, Run, Site, Trouble};
-use super::signature::Stream;
+use super::program::{PlaceAt, Program, PutProgram};
+use super::run::{Ground, Issue, NOBODY, Parameters, PeerState, Run, Site, Trouble};
+use super::signature::{Descriptor, Stream};
 use crate::Rank;
 use crate::collective::{DataType, ReduceOp};
 use crate::compute::Job;
@@ -26,13 +26,10 @@ impl Run {
         (from, cell, landing): (Rank, u32, Option<PlaceAt>),
     ) -> Issue {
         let cell = self.cell(self.parameters.bank.wait_base, cell, site);
-        let cells = &ground.cells[from as usize];
-        let consumed = &mut ground.consumed[from as usize][usize::from(cell)];
-        if cells.count(cell) == *consumed {
-            *ground.blocked = Some(Blocked { from, cell, count: *consumed });
+        if !ground.has_come(from, cell) {
             return Issue::Blocked;
         }
-        let payload = cells.payload(cell);
+        let payload = ground.cells[from as usize].payload(cell);
         let header = Header::decode(&payload);
         if header.history != site.plan.mark(self.parameters.history, from)
             || header.run != self.parameters.number
@@ -40,16 +37,9 @@ impl Run {
             self.suspect = Some(from);
             return Issue::Blocked;
         }
-        *consumed += 1;
-        if let Some(witness) = &mut ground.witness {
-            witness.consumed(from, cell, *consumed);
-        }
+        ground.consume(from, cell, &header, site.plan.stream);
         if ground.elapsed_ns > 0 {
             self.noted.arrived(from, &header, ground.elapsed_ns);
-        }
-        if site.plan.stream == Stream::Collectives {
-            let credit = &mut ground.credits[from as usize];
-            *credit = (*credit).max(header.completed());
         }
         if site.plan.inline {
             if let Some(place) = landing {
@@ -157,12 +147,8 @@ impl Run {
         }
         let mut job = self.spare_jobs.pop().unwrap_or_else(empty_job);
         let descriptor = &site.plan.descriptor;
-        job.data_type = descriptor.data_type;
-        job.op = descriptor.op;
-        let divides = completes && descriptor.op == ReduceOp::Avg;
-        job.divide_by = if divides { site.plan.program.ranks } else { 1 };
-        job.elements = bytes / descriptor.data_type.bytes();
-        job.elements_done = 0;
+        let divide_by = divisor(&site.plan.program, descriptor, completes);
+        prepare(&mut job, descriptor, bytes / descriptor.data_type.bytes(), divide_by);
         match self.address(ground, site, from, into, &mut job) {
             Ok(true) => {}
             Ok(false) => {
@@ -188,21 +174,40 @@ impl Run {
         into: &[PlaceAt],
         job: &mut Job,
     ) -> Result<bool, Trouble> {
-        job.from.clear();
-        job.into.clear();
         for place in from {
             let Some(address) = self.reach(ground, site, *place)? else { return Ok(false) };
             job.from.push(address.0.cast_const());
         }
         for place in into {
             let Some(address) = self.reach(ground, site, *place)? else { return Ok(false) };
-            // A copy onto itself is nothing, and two places that are one memory are written once.
-            let is_copy_onto_itself = job.from.len() == 1 && job.from[0] == address.0.cast_const();
-            if !is_copy_onto_itself && !job.into.contains(&address.0) {
-                job.into.push(address.0);
-            }
+            add_destination(job, address);
         }
         Ok(true)
+    }
+}
+
+/// What a reduction divides by that completes a result or does not.
+pub(super) fn divisor(program: &Program, descriptor: &Descriptor, completes: bool) -> u32 {
+    if completes && descriptor.op == ReduceOp::Avg { program.ranks } else { 1 }
+}
+
+/// Makes a job, which may have been another one, one of this call, without addresses yet.
+pub(super) fn prepare(job: &mut Job, descriptor: &Descriptor, elements: usize, divide_by: u32) {
+    job.data_type = descriptor.data_type;
+    job.op = descriptor.op;
+    job.divide_by = divide_by;
+    job.elements = elements;
+    job.elements_done = 0;
+    job.from.clear();
+    job.into.clear();
+}
+
+/// One more destination of a job that has its sources. A copy onto itself is nothing, and two places that are one memory
+/// are written once.
+pub(super) fn add_destination(job: &mut Job, address: Address) {
+    let is_copy_onto_itself = job.from.len() == 1 && job.from[0] == address.0.cast_const();
+    if !is_copy_onto_itself && !job.into.contains(&address.0) {
+        job.into.push(address.0);
     }
 }
 

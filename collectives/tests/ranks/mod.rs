@@ -1,11 +1,11 @@
 //! Groups of threads over real fabrics, for tests.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pleach_collectives::{Group, Options};
+use pleach_collectives::{Group, Options, Rank};
 use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
 
 /// Longest time a call may take on a loaded machine.
@@ -24,19 +24,10 @@ pub(crate) fn with_group<T: Send>(
             .map(|rank| {
                 let (folder, body, adjust) = (&folder, &body, &adjust);
                 scope.spawn(move || {
-                    let world = World {
-                        rank,
-                        world_size: ranks,
-                        local_rank: Some(rank),
-                        rendezvous: Some(Rendezvous::File { folder: folder.0.clone() }),
-                        secret: None,
-                        host: None,
-                        interface: None,
-                        join_timeout: None,
-                        launcher: Launcher::Arguments,
-                    };
-                    let mut options = Options::new(world);
+                    let mut options = Options::new(world(rank, ranks, &folder.0));
                     options.fabric = FabricChoice::Only(fabric);
+                    // Ranks of even and of odd numbers are on different hosts.
+                    options.world.host = (fabric == Fabric::Hybrid).then(|| format!("host-{}", rank % 2));
                     options.timeout = PATIENCE;
                     adjust(&mut options);
                     body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
@@ -47,15 +38,30 @@ pub(crate) fn with_group<T: Send>(
     })
 }
 
+/// A rank that meets the others in a folder.
+pub(crate) fn world(rank: Rank, world_size: u32, folder: &Path) -> World {
+    World {
+        rank,
+        world_size,
+        local_rank: Some(rank),
+        rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
+        secret: None,
+        host: None,
+        interface: None,
+        join_timeout: None,
+        launcher: Launcher::Arguments,
+    }
+}
+
 /// A new folder of this test's own, gone with it however it ends.
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // Relaxed: only uniqueness matters.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("pleach-numbers-{}-{number}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("pleach-ranks-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         Self(folder)
     }

@@ -16,16 +16,16 @@ use std::time::Duration;
 use pleach_transport::{Inline, Mapped, Nanos, Notice};
 
 use super::address::{Address, DATA_WORDS, advance};
+use super::bank;
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::layout::Layout;
-use super::message::Record;
 use super::plan::Plan;
 use super::program::{OpProgram, PlaceAt, Program};
-use super::run::{Bank, Blocked, Bytes, Ground, NOBODY, Parameters, Run};
+use super::run::{Bank, Blocked, Bytes, Ground, NOBODY, Parameters};
 use super::signature::{Descriptor, Stream};
+use super::step::{add_destination, divisor, prepare};
 use super::{Engine, LOOKS, Phase, RunId, StartError, State};
 use crate::Rank;
-use crate::collective::ReduceOp;
 use crate::compute::Job;
 use crate::schedule::Part;
 
@@ -120,15 +120,12 @@ impl Short {
                     let into = landing.as_ref().filter(|_| is_inline).map(spot);
                     ShortStep::Wait { from: *from, cell: *cell, into, bytes }
                 }
-                OpProgram::Reduce { from, into, completes } => {
-                    let divides = *completes && descriptor.op == ReduceOp::Avg;
-                    ShortStep::Reduce {
-                        from: spots(*from),
-                        into: spots(*into),
-                        elements: bytes / descriptor.data_type.bytes(),
-                        divide_by: if divides { program.ranks } else { 1 },
-                    }
-                }
+                OpProgram::Reduce { from, into, completes } => ShortStep::Reduce {
+                    from: spots(*from),
+                    into: spots(*into),
+                    elements: bytes / descriptor.data_type.bytes(),
+                    divide_by: divisor(program, descriptor, *completes),
+                },
             };
             steps.iter().map(|program| step(&program.op)).collect()
         });
@@ -160,7 +157,7 @@ fn keeps_to_scratch(program: &Program) -> bool {
 }
 
 /// One run on the short way.
-pub(super) struct Exchange<'a, 'g> {
+pub(super) struct ShortRun<'a, 'g> {
     pub(super) plan: &'a Plan,
     pub(super) short: &'a Short,
     pub(super) call: Numbered,
@@ -171,7 +168,7 @@ pub(super) struct Exchange<'a, 'g> {
     pub(super) progress: Progress,
 }
 
-impl Exchange<'_, '_> {
+impl ShortRun<'_, '_> {
     /// Goes as far as it can without waiting; true when it is complete.
     pub(super) fn advance(&mut self) -> bool {
         let mut is_complete = true;
@@ -253,24 +250,15 @@ impl Exchange<'_, '_> {
 
     fn wait(&mut self, from: Rank, cell: u32, into: Option<Spot>, bytes: usize) -> bool {
         let cell = self.cell(self.call.bank.wait_base, cell);
-        let cells = &self.ground.cells[from as usize];
-        let consumed = self.ground.consumed[from as usize][usize::from(cell)];
-        if cells.count(cell) == consumed {
-            *self.ground.blocked = Some(Blocked { from, cell, count: consumed });
+        if !self.ground.has_come(from, cell) {
             return false;
         }
-        let (header, data) = Header::decode_words(&cells.payload_words(cell));
+        let payload = self.ground.cells[from as usize].payload_words(cell);
+        let (header, data) = Header::decode_words(&payload);
         if header.history != self.call.history || header.run != self.call.number {
             return false;
         }
-        self.ground.consumed[from as usize][usize::from(cell)] = consumed + 1;
-        if let Some(witness) = &mut self.ground.witness {
-            witness.consumed(from, cell, consumed + 1);
-        }
-        if self.plan.stream == Stream::Collectives {
-            let credit = &mut self.ground.credits[from as usize];
-            *credit = (*credit).max(header.completed());
-        }
+        self.ground.consume(from, cell, &header, self.plan.stream);
         if let Some(spot) = into {
             self.address(spot).store_words(&data, bytes);
         }
@@ -281,24 +269,14 @@ impl Exchange<'_, '_> {
         if elements == 0 {
             return true;
         }
-        self.job.data_type = self.plan.descriptor.data_type;
-        self.job.op = self.plan.descriptor.op;
-        self.job.divide_by = divide_by;
-        self.job.elements = elements;
-        self.job.elements_done = 0;
-        self.job.from.clear();
-        self.job.into.clear();
+        prepare(self.job, &self.plan.descriptor, elements, divide_by);
         for spot in from {
             let address = self.address(*spot).0.cast_const();
             self.job.from.push(address);
         }
         for spot in into {
-            let address = self.address(*spot).0;
-            // A copy onto itself is nothing, and two places that are one memory are written once.
-            let is_copy_onto_itself = self.job.from.len() == 1 && self.job.from[0] == address.cast_const();
-            if !is_copy_onto_itself && !self.job.into.contains(&address) {
-                self.job.into.push(address);
-            }
+            let address = self.address(*spot);
+            add_destination(self.job, address);
         }
         if self.job.into.is_empty() {
             return true;
@@ -348,13 +326,13 @@ impl Engine {
                     && matches!(self.phase, Phase::Active)
                     && !self.board.has_news() =>
             {
-                self.exchange(plan, short, input, output, timeout)
+                self.carry_out_at_once(plan, short, input, output, timeout)
             }
             _ => self.start(plan, input.clone(), output.clone(), timeout).map(Some),
         }
     }
 
-    fn exchange(
+    fn carry_out_at_once(
         &mut self,
         plan: &Arc<Plan>,
         short: &Short,
@@ -380,7 +358,7 @@ impl Engine {
             now: Nanos::ZERO,
             elapsed_ns: 0,
         };
-        let mut exchange = Exchange {
+        let mut run = ShortRun {
             plan,
             short,
             call: Numbered { number, history, bank, input: input.base(), output: output.base() },
@@ -389,23 +367,23 @@ impl Engine {
             mapped: &self.peer_scratch_mapped,
             progress: [0; LANES_MAX],
         };
-        let mut is_complete = exchange.advance();
-        let descriptor = plan.descriptor.to_words();
-        self.board
-            .begin(plan.stream, &Record { run: number, signature: plan.signature, history, descriptor });
+        let mut is_complete = run.advance();
+        self.board.begin(plan.stream, &plan.record(number, history));
         let mut rounds = 0;
-        while !is_complete && rounds < self.rounds_max && exchange.look() {
-            is_complete = exchange.advance();
+        while !is_complete && rounds < self.rounds_max && run.look() {
+            is_complete = run.advance();
             rounds += 1;
         }
-        let progress = exchange.progress;
+        let progress = run.progress;
         if !is_complete {
             let parameters =
                 Parameters { number, history, bank, input: input.clone(), output: output.clone() };
             return Ok(Some(self.resume(slot, plan, parameters, &progress, timeout)));
         }
         if plan.stream == Stream::Collectives {
-            self.tell_progress(&plan.program, plan.class, number, number + 1);
+            if bank::credit_is_due(plan.class, number) {
+                self.tell_progress(&plan.program, number + 1);
+            }
             self.note_completed();
         }
         self.note_ended_at_once(plan, number);
@@ -420,14 +398,7 @@ impl Engine {
         progress: &Progress,
         timeout: Duration,
     ) -> RunId {
-        let entry = &mut self.slots[usize::from(slot)];
-        match &mut entry.run {
-            Some(run) => run.begin(plan, parameters),
-            None => entry.run = Some(Run::new(slot, plan, parameters)),
-        }
-        if let Some(run) = &mut entry.run {
-            run.resume(plan, progress);
-        }
+        self.seat(slot, plan, parameters).resume(plan, progress);
         self.enter(slot, State::Active, timeout)
     }
 }
