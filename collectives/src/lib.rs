@@ -28,7 +28,7 @@ pub use half::{bf16, f16};
 pub use generate::{Access, Algorithm, generate};
 pub use group::{
     Batch, Buffer, CollectiveError, Data, DataMut, Element, Group, GroupName, JoinGroupError, Options,
-    Pending, PendingError, Persistent, Progress, SplitError,
+    Pending, PendingError, Persistent, Progress, SplitError, Started,
 };
 pub use hosts::HostMap;
 pub use observe::{Observe, Report};

@@ -4,7 +4,7 @@ use super::Group;
 use super::data::{Data, DataMut, Element, OwnedData, destination, source};
 use super::error::CollectiveError;
 use super::operation::{Operation, expect_length, moving};
-use super::pending::{Pending, PendingError};
+use super::pending::Started;
 use crate::Rank;
 use crate::collective::Collective;
 use crate::engine::Bytes;
@@ -66,13 +66,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
-    pub fn start_gather<T: Element, I, O>(
-        &self,
-        input: I,
-        mut output: O,
-        root: Rank,
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    pub fn start_gather<T: Element, I, O>(&self, input: I, mut output: O, root: Rank) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -86,13 +80,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
-    pub fn start_scatter<T: Element, I, O>(
-        &self,
-        input: I,
-        mut output: O,
-        root: Rank,
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    pub fn start_scatter<T: Element, I, O>(&self, input: I, mut output: O, root: Rank) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -106,12 +94,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
-    pub fn start_all_to_all<T: Element, I, O>(
-        &self,
-        input: I,
-        mut output: O,
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    pub fn start_all_to_all<T: Element, I, O>(&self, input: I, mut output: O) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,

@@ -8,7 +8,7 @@ use super::Group;
 use super::data::{DataMut, Element, OwnedData, destination, part};
 use super::error::CollectiveError;
 use super::operation::{Operation, expect_length, moving};
-use super::pending::{Pending, PendingError};
+use super::pending::Started;
 use crate::Rank;
 use crate::collective::{Collective, ReduceOp};
 use crate::engine::{Bytes, Counts};
@@ -77,10 +77,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_all_gather_in_place<D: OwnedData>(
-        &self,
-        mut data: D,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_all_gather_in_place<D: OwnedData>(&self, mut data: D) -> Started<D> {
         let operation = self.all_gather_in_place_operation(&mut data);
         self.start(operation, data)
     }
@@ -90,11 +87,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_reduce_scatter_in_place<D: OwnedData>(
-        &self,
-        mut data: D,
-        op: ReduceOp,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_reduce_scatter_in_place<D: OwnedData>(&self, mut data: D, op: ReduceOp) -> Started<D> {
         let operation = self.refuse_to_start(D::Element::DATA_TYPE, op);
         let operation = operation.and_then(|()| self.reduce_scatter_in_place_operation(&mut data, op));
         self.start(operation, data)
@@ -105,11 +98,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_gather_in_place<D: OwnedData>(
-        &self,
-        mut data: D,
-        root: Rank,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_gather_in_place<D: OwnedData>(&self, mut data: D, root: Rank) -> Started<D> {
         let operation = self.gather_in_place_operation(&mut data, root);
         self.start(operation, data)
     }
@@ -119,11 +108,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_scatter_in_place<D: OwnedData>(
-        &self,
-        mut data: D,
-        root: Rank,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_scatter_in_place<D: OwnedData>(&self, mut data: D, root: Rank) -> Started<D> {
         let operation = self.scatter_in_place_operation(&mut data, root);
         self.start(operation, data)
     }

@@ -41,7 +41,7 @@ pub use data::{Buffer, Data, DataMut, Element, OwnedData};
 pub use error::{CollectiveError, GroupName};
 pub use join::JoinGroupError;
 pub use options::Options;
-pub use pending::{Pending, PendingError};
+pub use pending::{Pending, PendingError, Started};
 pub use persistent::Persistent;
 pub use planner::Planner;
 pub use progress::Progress;
@@ -59,7 +59,7 @@ use data::{destination, part, place_in, source};
 use driver::{Core, Driver};
 use lent::Lent;
 use observed::Observed;
-use operation::{Operation, barrier_operation, expect_length};
+use operation::{Operation, barrier_operation, expect_length, operation};
 use progress::ProgressThread;
 
 /// A handle of a group of ranks; see the module.
@@ -381,14 +381,7 @@ impl Group {
             return exact.all_reduce(&self.inexact(), output.elements_mut(), op);
         }
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
-        self.blocking(Operation {
-            collective: Collective::AllReduce,
-            data_type: T::DATA_TYPE,
-            op,
-            counts: Counts::Each(count),
-            input,
-            output,
-        })
+        self.blocking(operation::<I>(Collective::AllReduce, op, Counts::Each(count), input, output))
     }
 
     /// Replaces `data` of the root by the reduction of every rank's; the other ranks' stay as they are.
@@ -649,11 +642,7 @@ impl Group {
         Ok(lent)
     }
 
-    fn start<D>(
-        &self,
-        operation: Result<Operation, CollectiveError>,
-        data: D,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    fn start<D>(&self, operation: Result<Operation, CollectiveError>, data: D) -> Started<D> {
         self.start_by(operation, None, data)
     }
 }

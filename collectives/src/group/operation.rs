@@ -22,28 +22,13 @@ impl Group {
     pub(super) fn all_reduce_operation<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Operation {
         let count = data.elements().len();
         let bytes = destination(data, self.shared.number);
-        let data_type = D::Element::DATA_TYPE;
-        Operation {
-            collective: Collective::AllReduce,
-            data_type,
-            op,
-            counts: Counts::Each(count),
-            input: bytes.clone(),
-            output: bytes,
-        }
+        operation::<D>(Collective::AllReduce, op, Counts::Each(count), bytes.clone(), bytes)
     }
 
     /// An all-reduce (sum) of a buffer's first elements.
     pub(super) fn first_operation<T: Element>(&self, data: &mut Buffer<T>, count: usize) -> Operation {
         let bytes = first_of(data, self.shared.number, count);
-        Operation {
-            collective: Collective::AllReduce,
-            data_type: T::DATA_TYPE,
-            op: ReduceOp::Sum,
-            counts: Counts::Each(count),
-            input: bytes.clone(),
-            output: bytes,
-        }
+        operation::<[T]>(Collective::AllReduce, ReduceOp::Sum, Counts::Each(count), bytes.clone(), bytes)
     }
 
     pub(super) fn reduce_operation<D: DataMut + ?Sized>(
@@ -56,9 +41,7 @@ impl Group {
         let count = data.elements().len();
         let input = destination(data, self.shared.number);
         let output = if self.rank() == root { input.clone() } else { Bytes::None };
-        let data_type = D::Element::DATA_TYPE;
-        let counts = Counts::Each(count);
-        Ok(Operation { collective: Collective::Reduce { root }, data_type, op, counts, input, output })
+        Ok(operation::<D>(Collective::Reduce { root }, op, Counts::Each(count), input, output))
     }
 
     pub(super) fn broadcast_operation<D: DataMut + ?Sized>(
@@ -103,9 +86,7 @@ impl Group {
         let expected = count.saturating_mul(self.world_size() as usize);
         expect_length("the input of reduce-scatter (output times ranks)", expected, input.elements().len())?;
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
-        let data_type = I::Element::DATA_TYPE;
-        let counts = Counts::Each(count);
-        Ok(Operation { collective: Collective::ReduceScatter, data_type, op, counts, input, output })
+        Ok(operation::<I>(Collective::ReduceScatter, op, Counts::Each(count), input, output))
     }
 
     pub(super) fn send_operation<D: Data + ?Sized>(
@@ -140,6 +121,17 @@ impl Group {
         self.expect_rank(rank)?;
         if rank == self.rank() { Err(CollectiveError::Own { rank }) } else { Ok(()) }
     }
+}
+
+/// An operation on elements of the type of `D`.
+pub(super) fn operation<D: Data + ?Sized>(
+    collective: Collective,
+    op: ReduceOp,
+    counts: Counts,
+    input: Bytes,
+    output: Bytes,
+) -> Operation {
+    Operation { collective, data_type: D::Element::DATA_TYPE, op, counts, input, output }
 }
 
 pub(super) fn moving(

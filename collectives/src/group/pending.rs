@@ -23,6 +23,9 @@ pub struct Pending<D> {
     data: Option<D>,
 }
 
+/// What starting a collective gives: it under way, or why it is not, with its memory.
+pub type Started<D> = Result<Pending<D>, PendingError<D>>;
+
 /// A non-blocking collective that failed, with its memory.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::data::{DataMut, Element, OwnedData};
 use super::error::CollectiveError;
 use super::operation::Operation;
-use super::pending::{Pending, PendingError};
+use super::pending::{PendingError, Started};
 use super::{Data, Group};
 use crate::Rank;
 use crate::collective::ReduceOp;
@@ -165,7 +165,7 @@ impl<D> Persistent<D> {
     ///
     /// See [`CollectiveError`]; this comes back with it.
     #[allow(clippy::result_large_err)] // What was to be started comes back, as with every start.
-    pub fn start(mut self) -> Result<Pending<Self>, PendingError<Self>> {
+    pub fn start(mut self) -> Started<Self> {
         let operation = (self.make)(&self.group, &mut self.data, self.op, self.root);
         let (group, plan) = (self.group.clone(), self.plan.clone());
         group.start_by(operation, Some(&plan), self)

@@ -4,7 +4,7 @@
 //! rounded once to its type, before any peer can see it. So the schedules and their proofs stay what they are, whoever
 //! reads whose memory. It costs one more pass over the rank's own data.
 
-use super::{CollectiveError, Data, DataMut, Element, Group, OwnedData, Pending, PendingError};
+use super::{CollectiveError, Data, DataMut, Element, Group, OwnedData, Started};
 use crate::Rank;
 use crate::collective::ReduceOp;
 
@@ -95,7 +95,7 @@ impl Group {
         &self,
         mut data: D,
         factor: <D::Element as Element>::Factor,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    ) -> Started<D> {
         scale(data.elements_mut(), factor);
         self.start_all_reduce(data, ReduceOp::Sum)
     }

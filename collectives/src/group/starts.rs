@@ -6,7 +6,7 @@ use super::Group;
 use super::data::{Data, DataMut, Element, OwnedData};
 use super::error::CollectiveError;
 use super::operation::{Operation, barrier_operation};
-use super::pending::{Pending, PendingError};
+use super::pending::{Pending, PendingError, Started};
 use crate::Rank;
 use crate::collective::ReduceOp;
 use crate::engine::Plan;
@@ -17,11 +17,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_all_reduce<D: OwnedData>(
-        &self,
-        mut data: D,
-        op: ReduceOp,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_all_reduce<D: OwnedData>(&self, mut data: D, op: ReduceOp) -> Started<D> {
         let operation = self.refuse_to_start(D::Element::DATA_TYPE, op);
         let operation = operation.map(|()| self.all_reduce_operation(&mut data, op));
         self.start(operation, data)
@@ -32,12 +28,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_reduce<D: OwnedData>(
-        &self,
-        mut data: D,
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_reduce<D: OwnedData>(&self, mut data: D, op: ReduceOp, root: Rank) -> Started<D> {
         let operation = self.refuse_to_start(D::Element::DATA_TYPE, op);
         let operation = operation.and_then(|()| self.reduce_operation(&mut data, op, root));
         self.start(operation, data)
@@ -48,11 +39,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_broadcast<D: OwnedData>(
-        &self,
-        mut data: D,
-        root: Rank,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_broadcast<D: OwnedData>(&self, mut data: D, root: Rank) -> Started<D> {
         let operation = self.broadcast_operation(&mut data, root);
         self.start(operation, data)
     }
@@ -62,12 +49,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
-    pub fn start_all_gather<T: Element, I, O>(
-        &self,
-        input: I,
-        mut output: O,
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    pub fn start_all_gather<T: Element, I, O>(&self, input: I, mut output: O) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -81,13 +63,12 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
     pub fn start_reduce_scatter<T: Element, I, O>(
         &self,
         input: I,
         mut output: O,
         op: ReduceOp,
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    ) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -102,7 +83,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`].
-    pub fn start_barrier(&self) -> Result<Pending<()>, PendingError<()>> {
+    pub fn start_barrier(&self) -> Started<()> {
         self.start(Ok(barrier_operation()), ())
     }
 
@@ -111,7 +92,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_send<D: OwnedData>(&self, data: D, to: Rank) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_send<D: OwnedData>(&self, data: D, to: Rank) -> Started<D> {
         let operation = self.send_operation(&data, to);
         self.start(operation, data)
     }
@@ -121,7 +102,7 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_recv<D: OwnedData>(&self, mut data: D, from: Rank) -> Result<Pending<D>, PendingError<D>> {
+    pub fn start_recv<D: OwnedData>(&self, mut data: D, from: Rank) -> Started<D> {
         let operation = self.recv_operation(&mut data, from);
         self.start(operation, data)
     }
@@ -131,7 +112,7 @@ impl Group {
         operation: Result<Operation, CollectiveError>,
         plan: Option<&Arc<Plan>>,
         data: D,
-    ) -> Result<Pending<D>, PendingError<D>> {
+    ) -> Started<D> {
         let run = operation.and_then(|operation| {
             self.expect_own_process()?;
             let driver = &self.shared.driver;

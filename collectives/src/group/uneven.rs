@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::Group;
 use super::data::{Data, DataMut, Element, OwnedData, destination, source};
 use super::error::CollectiveError;
-use super::operation::{Operation, expect_length};
-use super::pending::{Pending, PendingError};
+use super::operation::{Operation, expect_length, operation};
+use super::pending::Started;
 use crate::Rank;
 use crate::collective::{Collective, ReduceOp};
 use crate::engine::{Bytes, Counts, Paired};
@@ -131,13 +131,12 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
     pub fn start_all_gather_v<T: Element, I, O>(
         &self,
         input: I,
         mut output: O,
         counts: &[usize],
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    ) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -151,14 +150,13 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
     pub fn start_reduce_scatter_v<T: Element, I, O>(
         &self,
         input: I,
         mut output: O,
         counts: &[usize],
         op: ReduceOp,
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    ) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -174,14 +172,13 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
     pub fn start_gather_v<T: Element, I, O>(
         &self,
         input: I,
         mut output: O,
         counts: &[usize],
         root: Rank,
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    ) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -195,14 +192,13 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
     pub fn start_scatter_v<T: Element, I, O>(
         &self,
         input: I,
         mut output: O,
         counts: &[usize],
         root: Rank,
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    ) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -216,14 +212,13 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
-    #[allow(clippy::type_complexity)]
     pub fn start_all_to_all_v<T: Element, I, O>(
         &self,
         input: I,
         mut output: O,
         send_counts: &[usize],
         receive_counts: &[usize],
-    ) -> Result<Pending<(I, O)>, PendingError<(I, O)>>
+    ) -> Started<(I, O)>
     where
         I: OwnedData + Data<Element = T>,
         O: OwnedData + DataMut<Element = T>,
@@ -246,7 +241,7 @@ impl Group {
         expect_length("the input of all-gather (this rank's count)", own, input.elements().len())?;
         expect_length("the output of all-gather (all counts together)", all, output.elements().len())?;
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
-        Ok(uneven::<I>(Collective::AllGather, ReduceOp::Sum, Counts::listed(counts), input, output))
+        Ok(operation::<I>(Collective::AllGather, ReduceOp::Sum, Counts::listed(counts), input, output))
     }
 
     fn reduce_scatter_v_operation<I, O>(
@@ -264,7 +259,7 @@ impl Group {
         expect_length("the input of reduce-scatter (all counts together)", all, input.elements().len())?;
         expect_length("the output of reduce-scatter (this rank's count)", own, output.elements().len())?;
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
-        Ok(uneven::<I>(Collective::ReduceScatter, op, Counts::listed(counts), input, output))
+        Ok(operation::<I>(Collective::ReduceScatter, op, Counts::listed(counts), input, output))
     }
 
     fn gather_v_operation<I, O>(
@@ -292,7 +287,7 @@ impl Group {
         };
         let input = source(input, self.shared.number);
         let counts = Counts::Paired(Arc::new(paired));
-        Ok(uneven::<I>(Collective::Gather { root }, ReduceOp::Sum, counts, input, output))
+        Ok(operation::<I>(Collective::Gather { root }, ReduceOp::Sum, counts, input, output))
     }
 
     fn scatter_v_operation<I, O>(
@@ -320,7 +315,7 @@ impl Group {
         };
         let output = destination(output, self.shared.number);
         let counts = Counts::Paired(Arc::new(paired));
-        Ok(uneven::<I>(Collective::Scatter { root }, ReduceOp::Sum, counts, input, output))
+        Ok(operation::<I>(Collective::Scatter { root }, ReduceOp::Sum, counts, input, output))
     }
 
     fn all_to_all_v_operation<I, O>(
@@ -342,7 +337,7 @@ impl Group {
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
         let paired = Paired { given: send_counts.to_vec(), taken: receive_counts.to_vec() };
         let counts = Counts::Paired(Arc::new(paired));
-        Ok(uneven::<I>(Collective::AllToAll, ReduceOp::Sum, counts, input, output))
+        Ok(operation::<I>(Collective::AllToAll, ReduceOp::Sum, counts, input, output))
     }
 
     /// This rank's count and the sum of all, of a list with one for each rank.
@@ -360,14 +355,4 @@ impl Group {
         let ranks = self.world_size() as usize;
         Paired { given: vec![0; ranks], taken: vec![0; ranks] }
     }
-}
-
-fn uneven<D: Data + ?Sized>(
-    collective: Collective,
-    op: ReduceOp,
-    counts: Counts,
-    input: Bytes,
-    output: Bytes,
-) -> Operation {
-    Operation { collective, data_type: D::Element::DATA_TYPE, op, counts, input, output }
 }
