@@ -11,12 +11,14 @@ pub mod generate;
 pub mod group;
 pub mod hosts;
 pub mod observe;
+pub mod packing;
 pub mod parts;
 pub mod rank_space;
 pub mod reproducible;
 pub mod schedule;
 pub mod select;
 pub mod simulate;
+pub mod topology;
 pub mod verify;
 
 pub use collective::{Collective, DataType, ReduceOp};
