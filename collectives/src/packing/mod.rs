@@ -33,6 +33,8 @@
 //! all-reduce) sum to at most its bandwidth; the rate is at most the bound, and the certificate evaluates to the bound.
 //! The checker recomputes all of that and shares no code with those that pack.
 
+pub mod flow;
+
 use num_rational::Ratio;
 
 use crate::Rank;
