@@ -41,6 +41,10 @@ use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::NodeId;
 
+pub mod check;
+
+pub use check::{Checked, Flaw, check};
+
 /// An exact rate or share of it, in bytes a second.
 pub type Rate = Ratio<i128>;
 
