@@ -13,6 +13,15 @@ use std::fmt;
 
 use crate::Rank;
 
+pub use decimal::NumberFault;
+pub use presets::{PRESET_RANKS_MAX, PRESETS, PresetError, PresetForm, preset};
+pub use source::TopologySourceError;
+
+mod decimal;
+mod file;
+mod presets;
+mod source;
+
 /// A node's number in [`Topology::nodes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
@@ -74,6 +83,8 @@ pub struct Topology {
     ranks: Vec<NodeId>,
     /// The rank of every node.
     numbers: Vec<Option<Rank>>,
+    /// What a ring over the hosts' PCIe carries, beside the links.
+    pcie_ring_bytes_per_s: Option<u64>,
 }
 
 /// Why a topology was not made.
@@ -211,6 +222,13 @@ impl Topology {
         self.numbers[node.0 as usize]
     }
 
+    /// What a ring of all ranks through their host's PCIe carries, in bytes a second, where that is known. It is no link: a
+    /// comparison falls back on it where links make no ring, as libraries do.
+    #[must_use]
+    pub fn pcie_ring_bytes_per_s(&self) -> Option<u64> {
+        self.pcie_ring_bytes_per_s
+    }
+
     /// What a node is called.
     #[must_use]
     pub fn name(&self, node: NodeId) -> &str {
@@ -237,7 +255,7 @@ impl Topology {
     ///
     /// A rank that is not there or listed twice, or ranks that do not reach each other without the others.
     pub fn only(&self, ranks: &[Rank]) -> Result<Self, TopologyError> {
-        let mut builder = Self::builder();
+        let mut builder = Builder { pcie_ring_bytes_per_s: self.pcie_ring_bytes_per_s, ..Builder::default() };
         let mut kept = vec![None; self.nodes.len()];
         for &rank in ranks {
             let node = *self
@@ -265,7 +283,11 @@ impl Topology {
     /// The same links in the other direction.
     #[must_use]
     pub fn reversed(&self) -> Self {
-        let mut builder = Builder { nodes: self.nodes.clone(), links: Vec::with_capacity(self.links.len()) };
+        let mut builder = Builder {
+            nodes: self.nodes.clone(),
+            links: Vec::with_capacity(self.links.len()),
+            pcie_ring_bytes_per_s: self.pcie_ring_bytes_per_s,
+        };
         for link in &self.links {
             builder.add(Link { from: link.to, to: link.from, ..*link });
         }
@@ -278,6 +300,7 @@ impl Topology {
 pub struct Builder {
     nodes: Vec<Node>,
     links: Vec<Link>,
+    pcie_ring_bytes_per_s: Option<u64>,
 }
 
 impl Builder {
@@ -313,13 +336,18 @@ impl Builder {
         self.links.push(link);
     }
 
+    /// Says what a ring of all ranks through their host's PCIe carries, in bytes a second.
+    pub fn pcie_ring(&mut self, bytes_per_s: u64) {
+        self.pcie_ring_bytes_per_s = Some(bytes_per_s);
+    }
+
     /// Checks all of it.
     ///
     /// # Errors
     ///
     /// See [`TopologyError`].
     pub fn build(self) -> Result<Topology, TopologyError> {
-        let Self { nodes, links } = self;
+        let Self { nodes, links, pcie_ring_bytes_per_s } = self;
         for (what, count, limit) in [("nodes", nodes.len(), NODES_MAX), ("links", links.len(), LINKS_MAX)] {
             if count > limit {
                 return Err(TopologyError::TooMany { what, limit });
@@ -350,7 +378,7 @@ impl Builder {
         if ranks.is_empty() {
             return Err(TopologyError::NoRanks);
         }
-        let topology = Topology { nodes, links, first, ranks, numbers };
+        let topology = Topology { nodes, links, first, ranks, numbers, pcie_ring_bytes_per_s };
         topology.check_connected()?;
         Ok(topology)
     }
