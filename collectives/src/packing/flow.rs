@@ -256,19 +256,7 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Random numbers that are the same in every run (SplitMix64).
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, limit: u64) -> u64 {
-            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut value = self.0;
-            value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            (value ^ (value >> 31)) % limit
-        }
-    }
+    use crate::packing::samples::Random;
 
     type Arcs = Vec<(usize, usize, Amount)>;
 

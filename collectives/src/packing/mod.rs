@@ -33,7 +33,13 @@
 //! all-reduce) sum to at most its bandwidth; the rate is at most the bound, and the certificate evaluates to the bound.
 //! The checker recomputes all of that and shares no code with those that pack.
 
+pub mod digraph;
 pub mod flow;
+#[cfg(test)]
+pub(crate) mod samples;
+pub mod search;
+pub mod split;
+pub mod trees;
 
 use num_rational::Ratio;
 

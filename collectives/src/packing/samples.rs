@@ -1,0 +1,96 @@
+//! Random graphs for tests, and what enumeration says about them.
+
+use super::Rate;
+use super::digraph::Digraph;
+use super::flow::Amount;
+use super::search::signed;
+
+/// Random numbers that are the same in every run (SplitMix64).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (value ^ (value >> 31)) % limit
+    }
+
+    /// A capacity: mostly small, now and then large and odd.
+    fn capacity(&mut self) -> Amount {
+        let large = if self.below(16) == 0 { 1_000_003 } else { 1 };
+        Amount::from(1 + self.below(6)) * large
+    }
+}
+
+/// Whose links of a switch carry as much in as out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    /// Every link has one in the other direction that carries as much.
+    Duplex,
+    /// Links are what they like, but as much enters as leaves every switch: they lie on circles.
+    Balanced,
+    /// Links are what they like.
+    Any,
+}
+
+/// A graph in which all ranks reach each other, with 2 to `ranks_max` ranks and up to `switches_max` switches, nodes shuffled.
+pub(crate) fn graph(random: &mut Random, ranks_max: u64, switches_max: u64, links: Links) -> Digraph {
+    loop {
+        let ranks = 2 + random.below(ranks_max - 1);
+        let nodes = ranks + random.below(switches_max + 1);
+        let mut order: Vec<usize> = (0..nodes as usize).collect();
+        for place in 1..order.len() {
+            order.swap(place, random.below(place as u64 + 1) as usize);
+        }
+        let mut edges = Vec::new();
+        for _ in 0..nodes + random.below(nodes + 2) {
+            let length = if links == Links::Balanced { 2 + random.below(3) } else { 2 };
+            let circle: Vec<usize> = (0..length).map(|_| random.below(nodes) as usize).collect();
+            let capacity = random.capacity();
+            edges.push((circle[0], circle[1], capacity));
+            match links {
+                Links::Duplex => edges.push((circle[1], circle[0], capacity)),
+                Links::Any => {}
+                Links::Balanced => {
+                    let next = circle[1..].iter().zip(circle[2..].iter().chain([&circle[0]]));
+                    edges.extend(next.map(|(&from, &to)| (from, to, capacity)));
+                }
+            }
+        }
+        let graph = Digraph::new(nodes as usize, order[..ranks as usize].to_vec(), edges);
+        if best_by_enumeration(&graph, &vec![1; ranks as usize]) > Rate::from_integer(0) {
+            return graph;
+        }
+    }
+}
+
+/// Demands, of which at least one is not zero.
+pub(crate) fn demand(random: &mut Random, graph: &Digraph) -> Vec<Amount> {
+    let ranks = graph.ranks().len();
+    let mut demand: Vec<Amount> = match random.below(3) {
+        0 => vec![1; ranks],
+        1 => vec![0; ranks],
+        _ => (0..ranks).map(|_| Amount::from(random.below(4))).collect(),
+    };
+    if demand.iter().all(|&amount| amount == 0) {
+        demand[random.below(ranks as u64) as usize] = 1;
+    }
+    demand
+}
+
+/// The least of what leaves a set that lacks a rank, for each unit of demand in it.
+pub(crate) fn best_by_enumeration(graph: &Digraph, demand: &[Amount]) -> Rate {
+    let mut least: Option<Rate> = None;
+    for set in 0..1_u32 << graph.nodes() {
+        let is_inside = |node: usize| set >> node & 1 == 1;
+        let ranks = graph.ranks().iter().zip(demand);
+        let inside: Amount = ranks.filter(|(rank, _)| is_inside(**rank)).map(|(_, amount)| amount).sum();
+        if inside > 0 && graph.ranks().iter().any(|&rank| !is_inside(rank)) {
+            let rate = Rate::new(signed(graph.leaving(is_inside)), signed(inside));
+            least = Some(least.map_or(rate, |least| least.min(rate)));
+        }
+    }
+    least.expect("two ranks and some demand")
+}
