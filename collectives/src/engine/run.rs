@@ -169,6 +169,9 @@ pub(super) enum Trouble {
     Map { peer: Rank, error: MapError },
 }
 
+/// What a lane may combine or copy before the next one has its turn, in bytes of chunks.
+const TURN_BYTES: usize = 1 << 20;
+
 const NOT_ISSUED: u8 = 0;
 const UNDER_WAY: u8 = 1;
 const COMPLETE: u8 = 2;
@@ -250,6 +253,8 @@ pub(super) struct Run {
     pub(super) touched: Vec<Rank>,
     jobs: Vec<ActiveJob>,
     pub(super) spare_jobs: Vec<Job>,
+    /// Bytes of chunks that were combined or copied in this lane's turn.
+    pub(super) turn_bytes: usize,
     /// A peer whose notice did not match, to be asked what it is doing.
     pub(super) suspect: Option<Rank>,
     pub(super) noted: Noted,
@@ -275,6 +280,7 @@ impl Run {
             touched: Vec::new(),
             jobs: Vec::new(),
             spare_jobs: Vec::new(),
+            turn_bytes: 0,
             suspect: None,
             noted: Noted::default(),
         };
@@ -372,6 +378,8 @@ impl Run {
         Ok(moved)
     }
 
+    /// Goes on until nothing moves, or for [`TURN_BYTES`]: while this rank combines its own chunks, peers wait for what its
+    /// other lanes tell them.
     fn advance_lane(
         &mut self,
         plan: &Plan,
@@ -380,6 +388,7 @@ impl Run {
         lane: &LaneProgram,
     ) -> Result<bool, Trouble> {
         let mut moved = false;
+        self.turn_bytes = 0;
         loop {
             let state = self.lanes[lane_number as usize];
             let mut is_any_complete = false;
@@ -387,12 +396,16 @@ impl Run {
                 let at = At { lane: lane_number, slot: chunk % plan.program.window, step: 0 };
                 moved |= self.advance_instance(ground, Site { plan, lane, at, chunk })?;
                 is_any_complete |= self.instance(plan, at).remaining == 0;
+                if self.turn_bytes >= TURN_BYTES {
+                    break;
+                }
             }
             let may_begin = state.next == 0 || is_any_complete;
-            if !may_begin || !self.begin_chunks(plan, lane_number, lane) {
+            let began = may_begin && self.begin_chunks(plan, lane_number, lane);
+            moved |= began;
+            if !began || self.turn_bytes >= TURN_BYTES {
                 return Ok(moved);
             }
-            moved = true;
         }
     }
 

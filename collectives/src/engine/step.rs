@@ -157,7 +157,12 @@ impl Run {
             }
             Err(trouble) => return Err(trouble),
         }
-        if job.into.is_empty() || advance(ground.compute, &mut job, ground.now) {
+        if job.into.is_empty() {
+            self.spare_jobs.push(job);
+            return Ok(Issue::Complete);
+        }
+        self.turn_bytes += bytes;
+        if advance(ground.compute, &mut job, ground.now) {
             self.spare_jobs.push(job);
             return Ok(Issue::Complete);
         }
