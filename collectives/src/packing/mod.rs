@@ -33,12 +33,16 @@
 //! all-reduce) sum to at most its bandwidth; the rate is at most the bound, and the certificate evaluates to the bound.
 //! The checker recomputes all of that and shares no code with those that pack.
 
+pub mod balance;
 pub mod digraph;
+pub mod directed;
 pub mod flow;
+pub mod flows;
 #[cfg(test)]
 pub(crate) mod samples;
 pub mod search;
 pub mod split;
+pub mod strategy;
 pub mod trees;
 
 use num_rational::Ratio;
@@ -50,6 +54,7 @@ use crate::topology::NodeId;
 pub mod check;
 
 pub use check::{Checked, Flaw, check};
+pub use strategy::{MAX_TREES_PER_ROOT, PackError, PackOptions, Strategy, UnknownStrategy, pack};
 
 /// An exact rate or share of it, in bytes a second.
 pub type Rate = Ratio<i128>;

@@ -4,6 +4,7 @@ use super::Rate;
 use super::digraph::Digraph;
 use super::flow::Amount;
 use super::search::signed;
+use crate::topology::{LATENCY_NS, NodeId, NodeKind, Topology};
 
 /// Random numbers that are the same in every run (SplitMix64).
 pub(crate) struct Random(pub(crate) u64);
@@ -93,4 +94,18 @@ pub(crate) fn best_by_enumeration(graph: &Digraph, demand: &[Amount]) -> Rate {
         }
     }
     least.expect("two ranks and some demand")
+}
+
+/// A graph as a topology, nodes numbered alike and ranks in their order.
+pub(crate) fn topology(graph: &Digraph) -> Topology {
+    let mut builder = Topology::builder();
+    let switches = graph.switches();
+    for node in 0..graph.nodes() {
+        let kind = if switches.contains(&node) { NodeKind::Switch } else { NodeKind::Rank };
+        builder.node(format!("n{node}"), kind);
+    }
+    for &(from, to, capacity) in graph.edges() {
+        builder.link(NodeId(from as u32), NodeId(to as u32), capacity as u64, LATENCY_NS);
+    }
+    builder.build().expect("all ranks reach each other")
 }

@@ -115,7 +115,7 @@ pub struct Units {
 #[must_use]
 pub fn best_units(graph: &Digraph, demand: &[Amount], best: Rate) -> Option<Units> {
     let total: Amount = demand.iter().sum();
-    let floors = |tree: Rate| graph.map(|_, _, capacity| whole(capacity, tree).min(total));
+    let floors = |tree: Rate| whole_trees(graph, tree, total);
     let is_enough = |tree: Rate| Supply::new(&floors(tree), demand).is_enough();
     let capacities: BTreeSet<Amount> = graph.edges().iter().map(|edge| edge.2).collect();
     if total == 0 || graph.ranks().len() < 2 || is_enough(best) {
@@ -141,6 +141,12 @@ pub fn best_units(graph: &Digraph, demand: &[Amount], best: Rate) -> Option<Unit
     candidates.dedup();
     let tree = candidates[candidates.partition_point(|&tree| is_enough(tree)) - 1];
     Some(Units { tree, graph: floors(tree) })
+}
+
+/// How many trees of a weight each edge carries, of `total` in all.
+#[must_use]
+pub fn whole_trees(graph: &Digraph, tree: Rate, total: Amount) -> Digraph {
+    graph.map(|_, _, capacity| whole(capacity, tree).min(total))
 }
 
 /// How many weights are tried without halving the range before.

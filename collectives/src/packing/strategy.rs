@@ -1,0 +1,227 @@
+//! What is asked of a packing: by which strategy, with how many trees, and what may be wrong with the question.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::directed::pack_directed;
+use super::flows::pack_flows;
+use super::{Certificate, Packing, Rate};
+use crate::Rank;
+use crate::collective::Collective;
+use crate::topology::Topology;
+
+/// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce. Where the optimum needs more, the
+/// best that trees of equal weight reach is packed instead, and the gap is in [`Packing::rate`] and [`Packing::bound`].
+pub const MAX_TREES_PER_ROOT: u32 = 64;
+
+/// How trees are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Strategy {
+    /// The best that links allow.
+    #[default]
+    Optimal,
+    /// Blink's: multiplicative weights, then few trees.
+    Blink,
+    /// Edge-disjoint Hamiltonian cycles.
+    Ring,
+    /// Two binary trees.
+    DoubleTree,
+    /// All-reduce in two phases one after the other.
+    ReduceScatterAllGather,
+}
+
+impl Strategy {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Optimal, Self::Blink, Self::Ring, Self::DoubleTree, Self::ReduceScatterAllGather];
+
+    /// What it is called on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Optimal => "optimal",
+            Self::Blink => "blink",
+            Self::Ring => "ring",
+            Self::DoubleTree => "double-tree",
+            Self::ReduceScatterAllGather => "reduce-scatter+all-gather",
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// A name that no strategy has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "there is no strategy '{name}'; there are optimal, blink, ring, double-tree and reduce-scatter+all-gather"
+)]
+pub struct UnknownStrategy {
+    /// Which.
+    pub name: String,
+}
+
+impl FromStr for Strategy {
+    type Err = UnknownStrategy;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|strategy| strategy.name() == name);
+        found.ok_or_else(|| UnknownStrategy { name: name.to_owned() })
+    }
+}
+
+/// How to pack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PackOptions {
+    /// By which strategy.
+    pub strategy: Strategy,
+    /// How many trees of equal weight each root has, 1 to [`MAX_TREES_PER_ROOT`]; as many as the optimum needs where nothing is said.
+    pub trees_per_root: Option<u32>,
+}
+
+/// Why nothing was packed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// A collective that trees do not help.
+    #[error(
+        "{collective}: there is nothing to pack; trees are for all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather and scatter"
+    )]
+    NothingToPack {
+        /// Which.
+        collective: Collective,
+    },
+    /// A root that is no rank.
+    #[error("{collective}: there is no rank {root} in this topology: there are {ranks}, numbered from 0")]
+    NoSuchRoot {
+        /// Of what.
+        collective: Collective,
+        /// Which.
+        root: Rank,
+        /// How many there are.
+        ranks: u32,
+    },
+    /// None, or more than [`MAX_TREES_PER_ROOT`].
+    #[error("{given} trees a root: a root has 1 to {MAX_TREES_PER_ROOT}")]
+    TreesPerRoot {
+        /// How many were asked for.
+        given: u32,
+    },
+    /// A number of trees where there are none to count.
+    #[error("{collective}: a number of trees a root means nothing here; leave it out")]
+    NoTreesToCount {
+        /// For what.
+        collective: Collective,
+    },
+    /// A strategy that is not for this collective.
+    #[error("{collective}: strategy {strategy} is not for it; use 'optimal'")]
+    NotFor {
+        /// Which.
+        strategy: Strategy,
+        /// For what.
+        collective: Collective,
+    },
+}
+
+/// Packs trees for a collective. [`check`](super::check()) can be asked whether the result is right.
+///
+/// # Errors
+///
+/// See [`PackError`].
+pub fn pack(
+    topology: &Topology,
+    collective: Collective,
+    options: &PackOptions,
+) -> Result<Packing, PackError> {
+    if matches!(collective, Collective::SendRecv { .. } | Collective::Barrier | Collective::AllToAll) {
+        return Err(PackError::NothingToPack { collective });
+    }
+    let ranks = topology.ranks();
+    if let Some(root) = collective.root().filter(|&root| root >= ranks) {
+        return Err(PackError::NoSuchRoot { collective, root, ranks });
+    }
+    if let Some(given) = options.trees_per_root {
+        if given == 0 || given > MAX_TREES_PER_ROOT {
+            return Err(PackError::TreesPerRoot { given });
+        }
+        let has_trees =
+            |collective| !matches!(collective, Collective::Gather { .. } | Collective::Scatter { .. });
+        if !has_trees(collective) {
+            return Err(PackError::NoTreesToCount { collective });
+        }
+    }
+    let strategy = options.strategy;
+    match strategy {
+        _ if ranks == 1 => Ok(alone(collective)),
+        Strategy::Optimal => optimal(topology, collective, options),
+        _ => Err(PackError::NotFor { strategy, collective }),
+    }
+}
+
+fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {
+    match collective {
+        Collective::Broadcast { .. }
+        | Collective::Reduce { .. }
+        | Collective::AllGather
+        | Collective::ReduceScatter => Ok(pack_directed(topology, collective, options.trees_per_root)),
+        Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_flows(topology, collective)),
+        _ => Err(PackError::NotFor { strategy: options.strategy, collective }),
+    }
+}
+
+/// That of one rank.
+fn alone(collective: Collective) -> Packing {
+    let zero = Rate::default();
+    Packing { collective, rate: zero, bound: zero, certificate: Certificate::Alone, trees: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::preset;
+
+    fn error(collective: Collective, options: &PackOptions) -> PackError {
+        pack(&preset("mesh:3").unwrap(), collective, options).unwrap_err()
+    }
+
+    #[test]
+    fn strategies_are_known_by_their_names() {
+        for strategy in Strategy::ALL {
+            assert_eq!(strategy.name().parse(), Ok(strategy));
+        }
+        assert_eq!("best".parse::<Strategy>(), Err(UnknownStrategy { name: "best".to_owned() }));
+    }
+
+    #[test]
+    fn what_cannot_be_packed_is_refused_with_its_reason() {
+        let options = PackOptions::default();
+        for collective in [Collective::AllToAll, Collective::Barrier, Collective::SendRecv { from: 0, to: 1 }]
+        {
+            assert_eq!(error(collective, &options), PackError::NothingToPack { collective });
+        }
+        let collective = Collective::Gather { root: 3 };
+        assert_eq!(error(collective, &options), PackError::NoSuchRoot { collective, root: 3, ranks: 3 });
+        let counted = |given| PackOptions { trees_per_root: Some(given), ..PackOptions::default() };
+        for given in [0, MAX_TREES_PER_ROOT + 1] {
+            assert_eq!(error(Collective::AllGather, &counted(given)), PackError::TreesPerRoot { given });
+        }
+        let collective = Collective::Scatter { root: 0 };
+        assert_eq!(error(collective, &counted(1)), PackError::NoTreesToCount { collective });
+    }
+
+    #[test]
+    fn one_rank_has_nothing_to_move() {
+        let mut builder = Topology::builder();
+        builder.rank("a");
+        let topology = builder.build().unwrap();
+        for collective in [Collective::AllGather, Collective::AllReduce, Collective::Gather { root: 0 }] {
+            let packing = pack(&topology, collective, &PackOptions::default()).unwrap();
+            super::super::check(&topology, &packing).unwrap();
+            assert_eq!(packing.certificate, Certificate::Alone);
+        }
+    }
+}
