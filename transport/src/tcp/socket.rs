@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, listen, recv, sendto,
-    socket_with, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, getpeername, getsockname,
+    listen, recv, sendto, socket_with, sockopt,
 };
 use sha2::{Digest, Sha256};
 
@@ -29,6 +29,9 @@ const KEEP_ALIVE_PROBES: u32 = 5;
 
 /// A host that acknowledges nothing for so long is silent.
 const HOST_SILENT_LIMIT: Duration = Duration::from_secs(8);
+
+/// What waits to be received at a rank on the same host at most, in bytes; the kernel doubles it for its own needs.
+const NEIGHBOUR_BUFFER_BYTES: usize = 512 << 10;
 
 /// The text for a socket address.
 pub(super) fn to_text(address: SocketAddr) -> Address {
@@ -78,9 +81,16 @@ fn flags() -> SocketFlags {
     SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
 }
 
-/// Options of every connection. Buffers are left to the kernel, which sizes them by the path.
+/// Options of every connection. Buffers are left to the kernel, which sizes them by the path, but on the way to a
+/// neighbour: there is no wire to keep full, and what waits in the kernel leaves the cache.
 pub(super) fn tune(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
+    let ends = [getsockname(socket)?, getpeername(socket)?.ok_or(Errno::NOTCONN)?];
+    if let [Ok(own), Ok(peer)] = ends.map(SocketAddr::try_from)
+        && own.ip() == peer.ip()
+    {
+        sockopt::set_socket_send_buffer_size(socket, NEIGHBOUR_BUFFER_BYTES)?;
+    }
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, KEEP_ALIVE_IDLE)?;
