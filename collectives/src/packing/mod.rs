@@ -43,6 +43,7 @@ pub(crate) mod samples;
 pub mod search;
 pub mod split;
 pub mod strategy;
+pub mod symmetry;
 pub mod trees;
 
 use num_rational::Ratio;

@@ -196,8 +196,14 @@ impl Topology {
     /// What joins two nodes in this direction.
     #[must_use]
     pub fn link(&self, from: NodeId, to: NodeId) -> Option<&Link> {
-        let leaving = self.leaving(from);
-        leaving.binary_search_by_key(&to, |link| link.to).ok().map(|index| &leaving[index])
+        self.link_place(from, to).map(|place| &self.links[place])
+    }
+
+    /// The place in [`links`](Self::links) of what joins two nodes in this direction.
+    #[must_use]
+    pub fn link_place(&self, from: NodeId, to: NodeId) -> Option<usize> {
+        let place = self.leaving(from).binary_search_by_key(&to, |link| link.to).ok()?;
+        Some(self.first[from.0 as usize] + place)
     }
 
     /// How many ranks there are.

@@ -1,0 +1,364 @@
+//! Colour refinement: nodes that differ in how they are linked to others get different colours, until nothing changes.
+//!
+//! A [`Colouring`] is a list of all nodes in which those of a colour stand side by side (a *cell*). It is split by counting,
+//! for every node, the arcs to and from the nodes of one cell, and remembers its splits, so that it can be undone. Cells
+//! are told apart by position and by numbers computed of labels, never by node numbers: what it does to a
+//! graph and to the same graph with its nodes numbered otherwise is the same, and so is the trace that it leaves.
+//!
+//! **Invariant:** nodes that an automorphism carries into each other, with what was [singled out](Colouring::single_out) on
+//! the way carried along, stand in cells at the same position. Counts are kept as sums of hashes: should two collide, fewer
+//! nodes are told apart and the invariant still holds.
+
+use std::collections::VecDeque;
+
+/// Nodes with colours and labelled arcs. What one of [`Symmetry`](super::Symmetry)'s searches works on.
+#[derive(Clone, Debug)]
+pub(super) struct Graph {
+    /// A node's colour; only nodes of the same can be carried into each other.
+    pub(super) colours: Vec<u64>,
+    /// From, to, label; sorted, each once.
+    pub(super) arcs: Vec<(u32, u32, u64)>,
+    /// Where the arcs from each node begin, and from a last one that is not there.
+    first: Vec<u32>,
+    /// Places of the arcs to each node.
+    entering: Vec<Vec<u32>>,
+    /// For every node the far ends of its arcs, with a hash of label and direction.
+    around: Vec<Vec<(u32, u64)>>,
+}
+
+impl Graph {
+    pub(super) fn new(colours: Vec<u64>, mut arcs: Vec<(u32, u32, u64)>) -> Self {
+        arcs.sort_unstable();
+        arcs.dedup();
+        let mut around = vec![Vec::new(); colours.len()];
+        let mut entering = vec![Vec::new(); colours.len()];
+        let mut first = vec![0; colours.len() + 1];
+        for (place, &(from, to, label)) in arcs.iter().enumerate() {
+            first[from as usize + 1] = place as u32 + 1;
+            entering[to as usize].push(place as u32);
+            around[from as usize].push((to, mixed(label, 1)));
+            around[to as usize].push((from, mixed(label, 2)));
+        }
+        for node in 0..colours.len() {
+            first[node + 1] = first[node + 1].max(first[node]);
+        }
+        Self { colours, arcs, first, entering, around }
+    }
+
+    pub(super) fn nodes(&self) -> usize {
+        self.colours.len()
+    }
+
+    /// Whether arcs go to arcs with the same label, and nodes to nodes of the same colour: looked at one by one. `images` has
+    /// every node once.
+    pub(super) fn is_carried_into_itself_by(&self, images: &[u32]) -> bool {
+        let image = |node: u32| images[node as usize];
+        let is_arc = |&(from, to, label): &(u32, u32, u64)| {
+            self.leaving(image(from)).binary_search(&(image(from), image(to), label)).is_ok()
+        };
+        // An arc between nodes that stay is its own image. Arcs with an end that moves go to different such arcs, as nodes go
+        // to different nodes; so when all their images are arcs, all of them are images.
+        let moved = (0..self.nodes() as u32).filter(|&node| image(node) != node);
+        let is_kept = |node: u32| {
+            self.colours[node as usize] == self.colours[image(node) as usize]
+                && self.leaving(node).iter().all(is_arc)
+                && self.entering[node as usize].iter().all(|&arc| is_arc(&self.arcs[arc as usize]))
+        };
+        moved.into_iter().all(is_kept)
+    }
+
+    fn leaving(&self, node: u32) -> &[(u32, u32, u64)] {
+        &self.arcs[self.first[node as usize] as usize..self.first[node as usize + 1] as usize]
+    }
+}
+
+/// One number of two, in which every bit depends on all of both (splitmix64's finaliser).
+fn mixed(one: u64, other: u64) -> u64 {
+    let mut mixed = one.wrapping_add(other.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}
+
+/// What a refinement did, as numbers that do not depend on how nodes are numbered.
+pub(super) enum Trace<'t> {
+    /// To be written down.
+    Kept(&'t mut Vec<u64>),
+    /// To be compared with what was written down; the place in it.
+    Expected(&'t [u64], usize),
+}
+
+impl Trace<'_> {
+    /// Adds an event; whether it may go on.
+    fn note(&mut self, event: u64) -> bool {
+        match self {
+            Self::Kept(events) => {
+                events.push(event);
+                true
+            }
+            Self::Expected(events, next) => {
+                *next += 1;
+                events.get(*next - 1) == Some(&event)
+            }
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        match self {
+            Self::Kept(_) => true,
+            Self::Expected(events, next) => events.len() == *next,
+        }
+    }
+}
+
+/// All nodes, those of a colour side by side. See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Colouring {
+    elements: Vec<u32>,
+    /// Where a node stands in `elements`.
+    place: Vec<u32>,
+    /// Where a node's cell begins.
+    cell: Vec<u32>,
+    /// How long the cell that begins here is.
+    length: Vec<u32>,
+    /// Where cells began that were split off, and the cells that they were split off from.
+    splits: Vec<(u32, u32)>,
+    /// Cells to split by.
+    left: VecDeque<u32>,
+    is_left: Vec<bool>,
+    /// What a node was counted to; only while a cell is split by.
+    score: Vec<u64>,
+    touched: Vec<u32>,
+    /// Arcs and nodes looked at so far.
+    pub(super) work: u64,
+}
+
+impl Colouring {
+    /// By the graph's own colours, refined.
+    pub(super) fn new(graph: &Graph) -> Self {
+        let nodes = graph.nodes();
+        let mut elements: Vec<u32> = (0..nodes as u32).collect();
+        elements.sort_by_key(|&node| (graph.colours[node as usize], node));
+        let mut colouring = Self {
+            place: vec![0; nodes],
+            cell: vec![0; nodes],
+            length: vec![0; nodes],
+            splits: Vec::new(),
+            left: VecDeque::new(),
+            is_left: vec![false; nodes],
+            score: vec![0; nodes],
+            touched: Vec::new(),
+            work: nodes as u64,
+            elements,
+        };
+        let mut start = 0;
+        for place in 0..nodes {
+            let colour = |place: usize| graph.colours[colouring.elements[place] as usize];
+            if place > 0 && colour(place) != colour(place - 1) {
+                start = place;
+            }
+            let node = colouring.elements[place] as usize;
+            colouring.place[node] = place as u32;
+            colouring.cell[node] = start as u32;
+            colouring.length[start] += 1;
+            if start == place {
+                colouring.put_on_list(start as u32);
+            }
+        }
+        colouring.refine(graph, &mut Trace::Kept(&mut Vec::new()));
+        colouring
+    }
+
+    /// Nodes in their order.
+    pub(super) fn elements(&self) -> &[u32] {
+        &self.elements
+    }
+
+    /// The nodes of the cell that begins here.
+    pub(super) fn cell_at(&self, start: u32) -> &[u32] {
+        &self.elements[start as usize..(start + self.length[start as usize]) as usize]
+    }
+
+    /// Where a node's cell begins.
+    pub(super) fn cell_of(&self, node: u32) -> u32 {
+        self.cell[node as usize]
+    }
+
+    /// The first of the largest cells; none when every node has a colour of its own.
+    pub(super) fn largest_cell(&self) -> Option<u32> {
+        let (mut start, mut largest) = (0, None);
+        let mut longest = 1;
+        while (start as usize) < self.elements.len() {
+            let length = self.length[start as usize];
+            if length > longest {
+                (longest, largest) = (length, Some(start));
+            }
+            start += length;
+        }
+        largest
+    }
+
+    /// What [`undo`](Self::undo) goes back to.
+    pub(super) fn mark(&self) -> usize {
+        self.splits.len()
+    }
+
+    /// Merges again what was split since.
+    pub(super) fn undo(&mut self, mark: usize) {
+        while self.splits.len() > mark {
+            let Some((start, parent)) = self.splits.pop() else { break };
+            let length = self.length[start as usize];
+            self.work += u64::from(length);
+            for place in start..start + length {
+                self.cell[self.elements[place as usize] as usize] = parent;
+            }
+            self.length[parent as usize] += length;
+            self.length[start as usize] = 0;
+        }
+    }
+
+    /// Gives a node a colour of its own and refines. Says whether the trace is the expected one; after one that is not, only
+    /// [`undo`](Self::undo) may follow.
+    pub(super) fn single_out(&mut self, graph: &Graph, node: u32, trace: &mut Trace<'_>) -> bool {
+        let start = self.cell[node as usize];
+        let last = start + self.length[start as usize] - 1;
+        self.swap(self.place[node as usize], last);
+        self.split(start, last);
+        self.put_on_list(last);
+        self.refine(graph, trace)
+    }
+
+    fn refine(&mut self, graph: &Graph, trace: &mut Trace<'_>) -> bool {
+        while let Some(splitter) = self.left.pop_front() {
+            self.is_left[splitter as usize] = false;
+            self.count(graph, splitter);
+            if !self.split_by_counts(splitter, trace) {
+                for start in self.left.drain(..) {
+                    self.is_left[start as usize] = false;
+                }
+                return false;
+            }
+        }
+        trace.is_complete()
+    }
+
+    /// Counts arcs between every node and a cell.
+    fn count(&mut self, graph: &Graph, splitter: u32) {
+        let (begin, end) = (splitter as usize, (splitter + self.length[splitter as usize]) as usize);
+        for place in begin..end {
+            let around = &graph.around[self.elements[place] as usize];
+            self.work += around.len() as u64 + 1;
+            for &(node, hash) in around {
+                let score = &mut self.score[node as usize];
+                if *score == 0 {
+                    self.touched.push(node);
+                }
+                *score = score.wrapping_add(hash);
+            }
+        }
+    }
+
+    fn split_by_counts(&mut self, splitter: u32, trace: &mut Trace<'_>) -> bool {
+        let mut touched = std::mem::take(&mut self.touched);
+        // A sum of hashes may wrap to zero and its node be listed twice.
+        touched.sort_unstable_by_key(|&node| (self.cell[node as usize], self.score[node as usize], node));
+        touched.dedup();
+        self.work += touched.len() as u64;
+        let mut expected = true;
+        let mut rest = &touched[..];
+        while let Some(&node) = rest.first() {
+            let start = self.cell[node as usize];
+            let (cell, others) =
+                rest.split_at(rest.partition_point(|&node| self.cell[node as usize] == start));
+            rest = others;
+            if !self.split_cell(start, cell, splitter, trace) {
+                expected = false;
+                break;
+            }
+        }
+        for &node in &touched {
+            self.score[node as usize] = 0;
+        }
+        touched.clear();
+        self.touched = touched;
+        expected
+    }
+
+    /// Splits the cell that begins at `start`, of which `counted` were counted, sorted by score.
+    fn split_cell(&mut self, start: u32, counted: &[u32], splitter: u32, trace: &mut Trace<'_>) -> bool {
+        let length = self.length[start as usize];
+        let score = |nodes: &Self, index: usize| nodes.score[counted[index] as usize];
+        if !trace.note(mixed(mixed(u64::from(splitter), u64::from(start)), score(self, 0))) {
+            return false;
+        }
+        let all_counted = counted.len() == length as usize;
+        if all_counted && score(self, 0) == score(self, counted.len() - 1) {
+            return true;
+        }
+        // The counted ones go to the end of the cell, in their order.
+        let mut end = start + length;
+        let (mut largest, mut longest) = (start, 0);
+        let mut pieces = Vec::new();
+        for index in (0..counted.len()).rev() {
+            end -= 1;
+            self.swap(self.place[counted[index] as usize], end);
+            let first_of_piece = index == 0 || score(self, index) != score(self, index - 1);
+            if !first_of_piece {
+                continue;
+            }
+            let piece_length = start + self.length[start as usize] - end;
+            if !trace.note(mixed(score(self, index), u64::from(piece_length))) {
+                return false;
+            }
+            if end > start {
+                self.split(start, end);
+            }
+            if piece_length > longest {
+                (largest, longest) = (end, piece_length);
+            }
+            pieces.push(end);
+        }
+        if !all_counted {
+            if self.length[start as usize] > longest {
+                largest = start;
+            }
+            pieces.push(start);
+        }
+        // Who was counted against the whole cell and all pieces but one has been counted against that one as well.
+        let whole_is_left = self.is_left[start as usize];
+        for &piece in pieces.iter().rev() {
+            if whole_is_left || piece != largest {
+                self.put_on_list(piece);
+            }
+        }
+        true
+    }
+
+    fn put_on_list(&mut self, start: u32) {
+        if !std::mem::replace(&mut self.is_left[start as usize], true) {
+            self.left.push_back(start);
+        }
+    }
+
+    fn swap(&mut self, one: u32, other: u32) {
+        self.elements.swap(one as usize, other as usize);
+        for place in [one, other] {
+            self.place[self.elements[place as usize] as usize] = place;
+        }
+    }
+
+    /// Makes the end of a cell one of its own.
+    fn split(&mut self, start: u32, new: u32) {
+        let end = start + self.length[start as usize];
+        if new == start {
+            return;
+        }
+        for place in new..end {
+            self.cell[self.elements[place as usize] as usize] = new;
+        }
+        self.work += u64::from(end - new);
+        self.length[new as usize] = end - new;
+        self.length[start as usize] = new - start;
+        self.splits.push((new, start));
+    }
+}
