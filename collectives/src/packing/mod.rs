@@ -38,6 +38,7 @@ pub mod digraph;
 pub mod directed;
 pub mod flow;
 pub mod flows;
+pub mod large;
 #[cfg(test)]
 pub(crate) mod samples;
 pub mod search;

@@ -1,0 +1,226 @@
+//! Trees for topologies of which large parts look the same.
+//!
+//! A [group of automorphisms](super::symmetry) carries the trees of one rank to all others and loads the links of an orbit evenly. So
+//! it is enough to find the trees of one rank of each orbit, such that for every orbit of links
+//!
+//! `Σ weight · uses of the orbit ≤ bandwidth of the orbit / elements of the group`,
+//!
+//! and nothing is lost by that: of any packing the average over the group is such a packing. The [rate](best) comes
+//! from cuts, with one maximum flow for each orbit of ranks and one more for each cut found; the trees from a linear program with one row
+//! for each orbit of links ([`mix`]), whose columns are cheapest trees ([`ways`]). There are no more trees a root than there are
+//! orbits of links and of ranks.
+//!
+//! All-reduce is the same with trees that are used both ways, of which only the sum of all weights counts.
+//!
+//! **Invariant:** weights and loads are exact. What floating point is used for is which trees to take; where their exact weights
+//! do not reach the bound, the rate says so.
+
+use num_rational::Ratio;
+
+use super::flow::{Amount, Network};
+use super::symmetry::{Semiregular, Symmetry};
+use super::{Certificate, Edge, Packing, Path, Rate, Tree};
+use crate::Rank;
+use crate::collective::Collective;
+use crate::topology::{NodeId, Topology};
+use mix::mixed;
+use ways::{Column, Ways};
+use weights::{Weights, rounded, weighed};
+
+mod arborescence;
+mod mix;
+#[cfg(test)]
+mod tests;
+mod ways;
+mod weights;
+
+/// Trees are asked for so often at rising prices before they are mixed, for each orbit of links.
+const ROUNDS_PER_ORBIT: usize = 2;
+
+/// Most ranks: what trees cost between all pairs of them is kept.
+pub const SYMMETRIC_RANKS_MAX: u32 = 4_096;
+
+/// All-gather or reduce-scatter on a topology with these automorphisms. None where there are none that move every rank, or
+/// too many ranks.
+#[must_use]
+pub fn pack_all(topology: &Topology, collective: Collective, trees_per_root: Option<u32>) -> Option<Packing> {
+    let is_towards = collective == Collective::ReduceScatter;
+    let reversed = is_towards.then(|| topology.reversed());
+    let topology = reversed.as_ref().unwrap_or(topology);
+    let symmetry = Symmetry::of(topology);
+    let group = group_of(topology, &symmetry)?;
+    let best = best(topology, &symmetry);
+    let mut packed =
+        Mixing { topology, group: &group, both_ways: false, per_root: best.rate, trees_per_root }.trees();
+    if is_towards {
+        packed.trees.iter_mut().for_each(turn);
+    }
+    let ranks = i128::from(topology.ranks());
+    let nodes = (0..topology.nodes().len()).filter(|&node| best.cut[node]).map(|node| NodeId(node as u32));
+    Some(Packing {
+        collective,
+        rate: packed.per_root * ranks,
+        bound: best.rate * ranks,
+        certificate: Certificate::Cut { nodes: nodes.collect() },
+        trees: packed.trees,
+    })
+}
+
+/// All-reduce on a topology with these automorphisms, whose links carry as much both ways, up to a bound. None where there are
+/// none that move every rank, or too many ranks.
+#[must_use]
+pub fn pack_all_reduce(
+    topology: &Topology,
+    bound: Rate,
+    certificate: Certificate,
+    trees_per_root: Option<u32>,
+) -> Option<Packing> {
+    let symmetry = Symmetry::of(topology);
+    let group = group_of(topology, &symmetry)?;
+    // One tree of each orbit of roots would do; one orbit is enough, as roots do not matter.
+    let per_root = bound / i128::from(group.elements().len() as u32);
+    let mut packed = Mixing { topology, group: &group, both_ways: true, per_root, trees_per_root }.trees();
+    packed.trees.iter_mut().for_each(turn);
+    let rate = packed.trees.iter().map(|tree| tree.weight).sum();
+    Some(Packing { collective: Collective::AllReduce, rate, bound, certificate, trees: packed.trees })
+}
+
+fn group_of(topology: &Topology, symmetry: &Symmetry) -> Option<Semiregular> {
+    if symmetry.is_trivial() || topology.ranks() < 2 || topology.ranks() > SYMMETRIC_RANKS_MAX {
+        return None;
+    }
+    let group = Semiregular::of(topology, symmetry);
+    (group.elements().len() > 1).then_some(group)
+}
+
+/// Turns a tree round: what came from the root goes to it.
+fn turn(tree: &mut Tree) {
+    tree.edges.reverse();
+    for edge in &mut tree.edges {
+        std::mem::swap(&mut edge.from, &mut edge.to);
+        edge.paths.iter_mut().for_each(|path| path.hops.reverse());
+    }
+}
+
+/// The best rate of every root, and the cut that shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Best {
+    pub(super) rate: Rate,
+    pub(super) cut: Vec<bool>,
+}
+
+/// The largest rate at which all ranks can send to all others at once, by Newton's steps on violated cuts: one flow for each
+/// orbit of ranks, one more for each cut found. There are at least two ranks.
+pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
+    let ranks = i128::from(topology.ranks());
+    let source = topology.nodes().len();
+    let unit = topology.links().iter().fold(0, |unit, link| greatest_common_divisor(unit, link.bytes_per_s));
+    let mut network = Network::new(source + 1);
+    let capacity = |bytes_per_s: u64| Amount::from(bytes_per_s / unit);
+    let mut arcs = Vec::with_capacity(topology.links().len());
+    for link in topology.links() {
+        arcs.push(network.add(link.from.0 as usize, link.to.0 as usize, 0, 0));
+    }
+    let supplies: Vec<_> =
+        (0..topology.ranks()).map(|rank| network.add(source, topology.node(rank).0 as usize, 0, 0)).collect();
+    let value = |cut: &[bool]| {
+        let leaves =
+            topology.links().iter().filter(|link| cut[link.from.0 as usize] && !cut[link.to.0 as usize]);
+        let inside = (0..topology.ranks()).filter(|&rank| cut[topology.node(rank).0 as usize]).count();
+        Ratio::new(leaves.map(|link| i128::from(link.bytes_per_s / unit)).sum::<i128>(), inside as i128)
+    };
+    let all_but =
+        |rank: Rank| (0..source).map(|node| node != topology.node(rank).0 as usize).collect::<Vec<_>>();
+    let representatives = symmetry.rank_representatives(topology);
+    let firsts = representatives.iter().map(|&rank| all_but(rank)).map(|cut| Best { rate: value(&cut), cut });
+    let mut best = firsts.min_by_key(|best| best.rate).expect("there is a rank");
+    let rescale = |network: &mut Network, rate: Rate| {
+        let (supply, scale) = (rate.numer().unsigned_abs(), rate.denom().unsigned_abs());
+        for (&arc, link) in arcs.iter().zip(topology.links()) {
+            network.set_capacity(arc, capacity(link.bytes_per_s) * scale);
+        }
+        supplies.iter().for_each(|&arc| _ = network.set_capacity(arc, supply));
+    };
+    rescale(&mut network, best.rate);
+    for rank in representatives {
+        loop {
+            let wanted = (best.rate.numer() * ranks).unsigned_abs();
+            if network.max_flow(source, topology.node(rank).0 as usize, wanted) == wanted {
+                break;
+            }
+            let cut: Vec<bool> = (0..source).map(|node| network.is_source_side(node)).collect();
+            best = Best { rate: value(&cut), cut };
+            rescale(&mut network, best.rate);
+        }
+    }
+    Best { rate: best.rate * i128::from(unit), cut: best.cut }
+}
+
+fn greatest_common_divisor(one: u64, other: u64) -> u64 {
+    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
+}
+
+/// What trees are mixed for.
+struct Mixing<'t> {
+    topology: &'t Topology,
+    group: &'t Semiregular,
+    both_ways: bool,
+    /// The rate aimed for.
+    per_root: Rate,
+    trees_per_root: Option<u32>,
+}
+
+/// Trees, and the rate that every root reaches.
+struct Mixture {
+    trees: Vec<Tree>,
+    per_root: Rate,
+}
+
+impl Mixing<'_> {
+    fn trees(&self) -> Mixture {
+        let Self { topology, group, both_ways, per_root, .. } = *self;
+        let mut bandwidth = vec![Rate::default(); group.link_orbit_sizes().len()];
+        for (index, link) in topology.links().iter().enumerate() {
+            bandwidth[group.link_orbit(index)] += i128::from(link.bytes_per_s);
+        }
+        let elements = group.elements().len() as i128;
+        let carries: Vec<Rate> = bandwidth.into_iter().map(|all| all / elements / per_root).collect();
+        let in_floats: Vec<f64> =
+            carries.iter().map(|&one| *one.numer() as f64 / *one.denom() as f64).collect();
+        let groups = if both_ways { 1 } else { group.representatives().len() };
+        let ways = Ways::new(topology, group, both_ways);
+        let rounds = ROUNDS_PER_ORBIT * carries.len();
+        let mixed = mixed(&in_floats, groups, rounds, |orbit, prices| ways.cheapest_tree(orbit, prices));
+        let weights = match self.trees_per_root {
+            Some(count) => rounded(&mixed, &carries, groups, count.into()),
+            None => weighed(&mixed, &carries, groups),
+        };
+        let Weights { parts, load } = weights;
+        let per_root = per_root / load;
+        let mut trees = Vec::new();
+        for ((column, _), part) in mixed.columns.iter().zip(parts) {
+            if *part.numer() != 0 {
+                trees.extend(
+                    (0..group.elements().len()).map(|element| self.carried(column, element, part * per_root)),
+                );
+            }
+        }
+        trees.sort_by_key(|tree| tree.root);
+        Mixture { trees, per_root }
+    }
+
+    /// A tree where an element of the group carries it.
+    fn carried(&self, column: &Column, element: usize, weight: Rate) -> Tree {
+        let images = &self.group.elements()[element];
+        let carried = |rank: Rank| {
+            let image = NodeId(images.of(self.topology.node(rank).0));
+            self.topology.rank(image).expect("an automorphism carries ranks to ranks")
+        };
+        let mut edges = Vec::with_capacity(column.edges.len());
+        for (from, to, nodes) in &column.edges {
+            let hops = nodes.iter().map(|&node| NodeId(images.of(node))).collect();
+            edges.push(Edge { from: carried(*from), to: carried(*to), paths: vec![Path { hops, weight }] });
+        }
+        Tree { root: carried(self.group.representatives()[column.orbit]), weight, edges }
+    }
+}

@@ -1,0 +1,163 @@
+use super::*;
+use crate::packing::check;
+use crate::packing::digraph::Digraph;
+use crate::packing::samples::Random;
+use crate::packing::search::best_rate;
+use crate::topology::{Builder, preset};
+
+/// The same graph with its nodes in another order.
+fn shuffled(topology: &Topology, seed: u64) -> Topology {
+    let mut random = Random(seed);
+    let mut order: Vec<usize> = (0..topology.nodes().len()).collect();
+    for place in 1..order.len() {
+        order.swap(place, random.below(place as u64 + 1) as usize);
+    }
+    let mut builder = Builder::default();
+    let mut places = vec![NodeId(0); order.len()];
+    for &node in &order {
+        places[node] = builder.node(topology.nodes()[node].name.clone(), topology.nodes()[node].kind);
+    }
+    for link in topology.links() {
+        builder.link(
+            places[link.from.0 as usize],
+            places[link.to.0 as usize],
+            link.bytes_per_s,
+            link.latency_ns,
+        );
+    }
+    builder.build().unwrap()
+}
+
+/// The bound of the general search, which goes over all ranks.
+fn general_bound(topology: &Topology) -> Rate {
+    let (graph, unit) = Digraph::of(topology);
+    let best = best_rate(&graph, &vec![1; topology.ranks() as usize]).unwrap();
+    best.rate * i128::try_from(unit).unwrap() * i128::from(topology.ranks())
+}
+
+fn assert_optimal(name: &str, topology: &Topology, collective: Collective) -> Packing {
+    let packing = pack_all(topology, collective, None).unwrap_or_else(|| panic!("{name} has no symmetry"));
+    check(topology, &packing).unwrap_or_else(|flaw| panic!("{name}: {flaw}"));
+    assert!(packing.is_optimal(), "{name}: {} of {}", packing.rate, packing.bound);
+    packing
+}
+
+const SMALL: [&str; 14] = [
+    "dgx-1p",
+    "dgx-1v",
+    "dgx-2",
+    "dgx-a100:1",
+    "dgx-a100:2",
+    "dgx-h100:2",
+    "mi250:1",
+    "mi250:2",
+    "ring:8",
+    "mesh:6",
+    "torus:4x3",
+    "star:5",
+    "fat-tree:4",
+    "dragonfly:3,2,2",
+];
+
+#[test]
+fn presets_reach_the_bound_that_the_general_search_finds() {
+    for name in SMALL {
+        let topology = preset(name).unwrap();
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            let packing = assert_optimal(name, &topology, collective);
+            assert_eq!((name, packing.bound), (name, general_bound(&topology)));
+        }
+    }
+}
+
+#[test]
+fn sixty_four_ranks_of_any_preset_reach_it_too() {
+    let names = [
+        "dgx-a100:8",
+        "dgx-h100:8",
+        "mi250:4",
+        "ring:64",
+        "mesh:64",
+        "torus:8x8",
+        "torus:4x4x4",
+        "star:64",
+        "fat-tree:6",
+        "dragonfly:8,4,2",
+    ];
+    for name in names {
+        let topology = preset(name).unwrap();
+        assert_eq!(assert_optimal(name, &topology, Collective::AllGather).bound, general_bound(&topology));
+    }
+}
+
+#[test]
+fn a_shuffled_copy_reaches_the_same() {
+    for name in ["dgx-1v", "dgx-a100:2", "mi250:1", "torus:4x4", "fat-tree:4", "dgx-h100:8"] {
+        let topology = preset(name).unwrap();
+        let packing = assert_optimal(name, &topology, Collective::AllGather);
+        for seed in 0..3 {
+            let copy = assert_optimal(name, &shuffled(&topology, seed), Collective::AllGather);
+            assert_eq!((name, copy.rate), (name, packing.rate));
+        }
+    }
+}
+
+/// Links from each rank to those so far from it round a circle, with any bandwidths; at times two orbits of ranks and a switch.
+fn random_circle(random: &mut Random) -> Option<Topology> {
+    let (ranks, orbits) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);
+    let mut builder = Topology::builder();
+    (0..ranks * orbits).for_each(|rank| _ = builder.rank(format!("r{rank}")));
+    let switch = (random.below(3) == 0).then(|| builder.switch("s"));
+    for _ in 0..2 + random.below(3) {
+        let (from, to) = (random.below(orbits.into()) as u32, random.below(orbits.into()) as u32);
+        let (step, bandwidth) = (random.below(ranks.into()) as u32, 1 + random.below(9));
+        for rank in (0..ranks).filter(|_| from != to || step != 0) {
+            let ends = (NodeId(from * ranks + rank), NodeId(to * ranks + (rank + step) % ranks));
+            builder.link(ends.0, ends.1, bandwidth, 1);
+        }
+    }
+    if let Some(switch) = switch {
+        let bandwidth = 1 + random.below(9);
+        (0..ranks * orbits).for_each(|rank| builder.duplex(NodeId(rank), switch, bandwidth, 1));
+    }
+    builder.build().ok()
+}
+
+#[test]
+fn random_graphs_that_look_the_same_from_many_ranks_reach_the_bound() {
+    let mut random = Random(5);
+    let (mut packed, mut with_orbits) = (0, 0);
+    for _ in 0..300 {
+        let Some(topology) = random_circle(&mut random) else { continue };
+        let symmetry = Symmetry::of(&topology);
+        assert_eq!(best(&topology, &symmetry).rate * i128::from(topology.ranks()), general_bound(&topology));
+        let Some(packing) = pack_all(&topology, Collective::AllGather, None) else { continue };
+        check(&topology, &packing).unwrap_or_else(|flaw| panic!("{flaw}"));
+        assert_eq!(packing.bound, general_bound(&topology));
+        assert!(packing.is_optimal(), "{} of {} on {topology:?}", packing.rate, packing.bound);
+        packed += 1;
+        with_orbits += usize::from(symmetry.rank_representatives(&topology).len() > 1);
+    }
+    assert!(packed > 150 && with_orbits > 20, "{packed} packed, {with_orbits} of them with several orbits");
+}
+
+#[test]
+fn two_hundred_and_fifty_six_ranks_on_eight_rails_need_one_tree_each() {
+    let topology = preset("dgx-h100:32").unwrap();
+    let packing = pack_all(&topology, Collective::AllGather, None).unwrap();
+    assert!(packing.is_optimal());
+    // A box of eight is entered by eight links of 50 GB/s, by all but its own blocks.
+    assert_eq!(packing.bound, Rate::new(8 * 50_000_000_000 * 256, 256 - 8));
+    assert_eq!(packing.trees.len(), 256);
+    assert!(packing.trees.iter().all(|tree| tree.edges.len() == 255));
+}
+
+#[test]
+fn without_symmetry_there_is_nothing_to_do() {
+    let mut builder = Topology::builder();
+    let ranks: Vec<NodeId> = (0..4).map(|rank| builder.rank(format!("r{rank}"))).collect();
+    for (place, pair) in ranks.windows(2).enumerate() {
+        builder.duplex(pair[0], pair[1], 5 + place as u64, 1);
+    }
+    assert_eq!(pack_all(&builder.build().unwrap(), Collective::AllGather, None), None);
+}

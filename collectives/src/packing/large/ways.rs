@@ -1,0 +1,191 @@
+//! What trees cost when only orbits of links have prices, and which tree is the cheapest.
+//!
+//! Prices are the same for all links of an orbit, so the cheapest ways from one rank of an orbit are, carried along, those
+//! of all its ranks. Ways lead through switches only. Among equals those over fewer links are taken, and
+//! of trees those whose edges begin nearer to the root: both by a surcharge that is small beside any price that matters.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::arborescence::{Branching, Costs, cheapest_both_ways, cheapest_from};
+use crate::Rank;
+use crate::packing::symmetry::Semiregular;
+use crate::topology::{NodeId, Topology};
+
+/// What a link costs beside its price; prices of a whole tree are about 1.
+const LINK_SURCHARGE: f64 = 1e-7;
+
+/// What an edge costs for each step that its beginning is from the root.
+const STEP_SURCHARGE: f64 = 1e-8;
+
+/// A tree, as it is for the first rank of an orbit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Column {
+    /// The orbit of its root.
+    pub(super) orbit: usize,
+    /// How often it uses links of each orbit.
+    pub(super) loads: Vec<u32>,
+    /// Its edges, those nearer to the root first, each with the nodes that it goes over.
+    pub(super) edges: Vec<(Rank, Rank, Vec<u32>)>,
+}
+
+/// Trees of a topology, seen through a group of automorphisms.
+pub(super) struct Ways<'t> {
+    topology: &'t Topology,
+    group: &'t Semiregular,
+    /// Whether trees are used both ways at once.
+    both_ways: bool,
+    /// By rank a, then rank b: the rank that goes to b when the first rank of a's orbit goes to a.
+    relative: Vec<Rank>,
+    /// By orbit: how many edges every rank is from the first rank.
+    steps: Vec<Vec<u32>>,
+}
+
+/// The cheapest way from the first rank of an orbit to a rank.
+#[derive(Clone, Debug)]
+struct Way {
+    cost: f64,
+    /// Links, from the last to the first.
+    links: Vec<usize>,
+}
+
+impl<'t> Ways<'t> {
+    pub(super) fn new(topology: &'t Topology, group: &'t Semiregular, both_ways: bool) -> Self {
+        let ranks = topology.ranks() as usize;
+        let mut relative = vec![0; ranks * ranks];
+        for rank in 0..ranks {
+            let element = &group.elements()[group.carrier(rank as Rank).1];
+            for other in 0..topology.ranks() {
+                let image = topology.rank(NodeId(element.of(topology.node(other).0)));
+                let image = image.expect("an automorphism carries ranks to ranks");
+                relative[rank * ranks + image as usize] = other;
+            }
+        }
+        let mut ways = Self { topology, group, both_ways, relative, steps: Vec::new() };
+        let free = vec![0.0; group.link_orbit_sizes().len()];
+        let all = ways.cheapest_ways(&free);
+        ways.steps = group.representatives().iter().map(|&root| ways.steps_from(root, &all)).collect();
+        ways
+    }
+
+    /// The cheapest tree from the first rank of an orbit.
+    pub(super) fn cheapest_tree(&self, orbit: usize, prices: &[f64]) -> Column {
+        let ranks = self.topology.ranks() as usize;
+        let all = self.cheapest_ways(prices);
+        let mut costs = Costs::new(ranks);
+        let steps = &self.steps[orbit];
+        for from in 0..ranks {
+            let ways = &all[self.group.carrier(from as Rank).0];
+            for to in (0..ranks).filter(|&to| to != from) {
+                if let Some(way) = &ways[self.relative[from * ranks + to] as usize] {
+                    let step = if self.both_ways { steps[from].min(steps[to]) } else { steps[from] };
+                    costs.set(from, to, way.cost + STEP_SURCHARGE * f64::from(step));
+                }
+            }
+        }
+        let root = self.group.representatives()[orbit] as usize;
+        let tree = if self.both_ways { cheapest_both_ways(root, &costs) } else { cheapest_from(root, costs) };
+        self.column(orbit, &tree, &all)
+    }
+
+    fn column(&self, orbit: usize, tree: &Branching, all: &[Vec<Option<Way>>]) -> Column {
+        let ranks = self.topology.ranks() as usize;
+        let links = self.topology.links();
+        let mut loads = vec![0; self.group.link_orbit_sizes().len()];
+        let mut edges = Vec::with_capacity(tree.edges.len());
+        for &(from, to) in &tree.edges {
+            let (start, element) = self.group.carrier(from as Rank);
+            let way = all[start][self.relative[from * ranks + to] as usize].as_ref();
+            let way = way.expect("trees go where there are ways");
+            let carried = &self.group.elements()[element];
+            let mut hops = vec![self.topology.node(from as Rank).0];
+            for &link in way.links.iter().rev() {
+                loads[self.group.link_orbit(link)] += 1;
+                if self.both_ways {
+                    loads[self.group.link_orbit(self.back(link))] += 1;
+                }
+                hops.push(carried.of(links[link].to.0));
+            }
+            edges.push((from as Rank, to as Rank, hops));
+        }
+        Column { orbit, loads, edges }
+    }
+
+    /// The place of the link in the other direction.
+    fn back(&self, link: usize) -> usize {
+        let link = &self.topology.links()[link];
+        self.topology
+            .link_place(link.to, link.from)
+            .expect("links lead both ways where trees are used both ways")
+    }
+
+    /// For the first rank of every orbit, the cheapest way to every rank.
+    fn cheapest_ways(&self, prices: &[f64]) -> Vec<Vec<Option<Way>>> {
+        let links = self.topology.links();
+        let price = |link: usize| prices[self.group.link_orbit(link)].max(0.0);
+        let costs: Vec<f64> = (0..links.len())
+            .map(|link| {
+                price(link) + if self.both_ways { price(self.back(link)) } else { 0.0 } + LINK_SURCHARGE
+            })
+            .collect();
+        let mut first = vec![0; self.topology.nodes().len() + 1];
+        links.iter().for_each(|link| first[link.from.0 as usize + 1] += 1);
+        (0..self.topology.nodes().len()).for_each(|node| first[node + 1] += first[node]);
+        self.group.representatives().iter().map(|&rank| self.ways_from(rank, &costs, &first)).collect()
+    }
+
+    /// Dijkstra's search that goes on from switches only.
+    fn ways_from(&self, rank: Rank, costs: &[f64], first: &[usize]) -> Vec<Option<Way>> {
+        let links = self.topology.links();
+        let start = self.topology.node(rank);
+        let mut reached: Vec<(f64, Option<usize>)> = vec![(f64::INFINITY, None); self.topology.nodes().len()];
+        reached[start.0 as usize].0 = 0.0;
+        // Bits of numbers that are not negative are ordered as the numbers are.
+        let mut left = BinaryHeap::from([Reverse((0_u64, start.0))]);
+        while let Some(Reverse((bits, node))) = left.pop() {
+            let cost = f64::from_bits(bits);
+            let ends_here = node != start.0 && self.topology.rank(NodeId(node)).is_some();
+            if cost > reached[node as usize].0 || ends_here {
+                continue;
+            }
+            for link in first[node as usize]..first[node as usize + 1] {
+                let to = links[link].to.0;
+                let next = cost + costs[link];
+                if next < reached[to as usize].0 {
+                    reached[to as usize] = (next, Some(link));
+                    left.push(Reverse((next.to_bits(), to)));
+                }
+            }
+        }
+        let way = |to: Rank| {
+            let mut node = self.topology.node(to);
+            let cost = reached[node.0 as usize].0;
+            let mut way = Way { cost, links: Vec::new() };
+            while let Some(link) = reached[node.0 as usize].1 {
+                way.links.push(link);
+                node = links[link].from;
+            }
+            (cost.is_finite() && to != rank).then_some(way)
+        };
+        (0..self.topology.ranks()).map(way).collect()
+    }
+
+    fn steps_from(&self, root: Rank, all: &[Vec<Option<Way>>]) -> Vec<u32> {
+        let ranks = self.topology.ranks() as usize;
+        let mut steps = vec![u32::MAX; ranks];
+        steps[root as usize] = 0;
+        let mut reached = vec![root as usize];
+        let mut next = 0;
+        while let Some(&rank) = reached.get(next) {
+            next += 1;
+            let ways = &all[self.group.carrier(rank as Rank).0];
+            for to in 0..ranks {
+                if steps[to] == u32::MAX && ways[self.relative[rank * ranks + to] as usize].is_some() {
+                    steps[to] = steps[rank] + 1;
+                    reached.push(to);
+                }
+            }
+        }
+        steps
+    }
+}
