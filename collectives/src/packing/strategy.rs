@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use super::directed::pack_directed;
 use super::flows::pack_flows;
+use super::large::pack_all;
 use super::{Certificate, Packing, Rate};
 use crate::Rank;
 use crate::collective::Collective;
@@ -13,6 +14,9 @@ use crate::topology::Topology;
 /// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce. Where the optimum needs more, the
 /// best that trees of equal weight reach is packed instead, and the gap is in [`Packing::rate`] and [`Packing::bound`].
 pub const MAX_TREES_PER_ROOT: u32 = 64;
+
+/// Most ranks that are looked at one by one where they look the same.
+const ONE_BY_ONE_RANKS_MAX: u32 = 64;
 
 /// How trees are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -164,12 +168,25 @@ pub fn pack(
 
 fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {
     match collective {
-        Collective::Broadcast { .. }
-        | Collective::Reduce { .. }
-        | Collective::AllGather
-        | Collective::ReduceScatter => Ok(pack_directed(topology, collective, options.trees_per_root)),
+        Collective::AllGather | Collective::ReduceScatter => Ok(pack_blocks(topology, collective, options)),
+        Collective::Broadcast { .. } | Collective::Reduce { .. } => {
+            Ok(pack_directed(topology, collective, options.trees_per_root))
+        }
         Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_flows(topology, collective)),
         _ => Err(PackError::NotFor { strategy: options.strategy, collective }),
+    }
+}
+
+/// What looks the same from many ranks is found once and carried to all of them; where that does not reach the bound, or there is
+/// no such thing, ranks are looked at one by one, unless there are too many.
+fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
+    let symmetric = pack_all(topology, collective, options.trees_per_root);
+    match symmetric {
+        Some(packing) if packing.is_optimal() || topology.ranks() > ONE_BY_ONE_RANKS_MAX => packing,
+        symmetric => {
+            let general = pack_directed(topology, collective, options.trees_per_root);
+            symmetric.filter(|packing| packing.rate >= general.rate).unwrap_or(general)
+        }
     }
 }
 
