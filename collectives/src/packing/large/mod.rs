@@ -19,13 +19,14 @@ use num_rational::Ratio;
 
 use super::flow::{Amount, Network};
 use super::symmetry::{Semiregular, Symmetry};
-use super::{Certificate, Edge, Packing, Path, Rate, Tree};
+use super::{Certificate, Edge, MAX_TREES_PER_ROOT, Packing, Path, Rate, Tree};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
-use mix::mixed;
+use mix::{Mixed, mixed};
 use ways::{Column, Ways};
-use weights::{Weights, rounded, weighed};
+use weights::weighed;
+use whole::{Room, Whole};
 
 mod arborescence;
 mod mix;
@@ -33,9 +34,13 @@ mod mix;
 mod tests;
 mod ways;
 mod weights;
+mod whole;
 
 /// Trees are asked for so often at rising prices before they are mixed, for each orbit of links.
 const ROUNDS_PER_ORBIT: usize = 2;
+
+/// Most trees of equal weight a root that are tried before others.
+const WHOLE_MAX: u32 = 8;
 
 /// Most ranks: what trees cost between all pairs of them is kept.
 pub const SYMMETRIC_RANKS_MAX: u32 = 4_096;
@@ -176,6 +181,29 @@ struct Mixture {
     per_root: Rate,
 }
 
+/// The fewest trees that reach the rate aimed for; where none are found, those that come nearest.
+fn weighed_or_whole(mixed: &Mixed, room: &Room<'_, '_>) -> (Vec<(Column, Rate)>, Rate) {
+    let weights = weighed(mixed, room.carries, room.groups);
+    let of_root = |root: usize| mixed.columns.iter().filter(|(column, _)| column.orbit == root).count();
+    let most = (0..room.groups).map(of_root).max().unwrap_or(0) as u32;
+    let fewer = if weights.is_simple() && most <= MAX_TREES_PER_ROOT { most } else { WHOLE_MAX + 1 };
+    for count in 1..fewer.min(WHOLE_MAX + 1) {
+        if let Some(whole) = room.fitting(mixed, count) {
+            return shares(whole, count);
+        }
+    }
+    if most > MAX_TREES_PER_ROOT {
+        return shares(room.least(mixed, MAX_TREES_PER_ROOT), MAX_TREES_PER_ROOT);
+    }
+    let columns = mixed.columns.iter().map(|(column, _)| column.clone());
+    (columns.zip(weights.parts).collect(), weights.load)
+}
+
+fn shares(whole: Whole, count: u32) -> (Vec<(Column, Rate)>, Rate) {
+    let share = |(column, times): (Column, u32)| (column, Rate::new(times.into(), count.into()));
+    (whole.columns.into_iter().map(share).collect(), whole.load)
+}
+
 impl Mixing<'_> {
     fn trees(&self) -> Mixture {
         let Self { topology, group, both_ways, per_root, .. } = *self;
@@ -191,19 +219,17 @@ impl Mixing<'_> {
         let ways = Ways::new(topology, group, both_ways);
         let rounds = ROUNDS_PER_ORBIT * carries.len();
         let mixed = mixed(&in_floats, groups, rounds, |orbit, prices| ways.cheapest_tree(orbit, prices));
-        let weights = match self.trees_per_root {
-            Some(count) => rounded(&mixed, &carries, groups, count.into()),
-            None => weighed(&mixed, &carries, groups),
+        let room = Room { ways: &ways, carries: &carries, groups };
+        let (columns, load) = match self.trees_per_root {
+            Some(count) => shares(room.least(&mixed, count), count),
+            None => weighed_or_whole(&mixed, &room),
         };
-        let Weights { parts, load } = weights;
-        let per_root = per_root / load;
+        let per_root = per_root / load.max(Rate::from_integer(1));
         let mut trees = Vec::new();
-        for ((column, _), part) in mixed.columns.iter().zip(parts) {
-            if *part.numer() != 0 {
-                trees.extend(
-                    (0..group.elements().len()).map(|element| self.carried(column, element, part * per_root)),
-                );
-            }
+        for (column, part) in columns.iter().filter(|(_, part)| *part.numer() != 0) {
+            trees.extend(
+                (0..group.elements().len()).map(|element| self.carried(column, element, part * per_root)),
+            );
         }
         trees.sort_by_key(|tree| tree.root);
         Mixture { trees, per_root }

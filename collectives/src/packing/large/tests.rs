@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::packing::check;
 use crate::packing::digraph::Digraph;
@@ -82,6 +84,7 @@ fn sixty_four_ranks_of_any_preset_reach_it_too() {
         "torus:4x4x4",
         "star:64",
         "fat-tree:6",
+        "dragonfly:4,4,4",
         "dragonfly:8,4,2",
     ];
     for name in names {
@@ -139,6 +142,22 @@ fn random_graphs_that_look_the_same_from_many_ranks_reach_the_bound() {
         with_orbits += usize::from(symmetry.rank_representatives(&topology).len() > 1);
     }
     assert!(packed > 150 && with_orbits > 20, "{packed} packed, {with_orbits} of them with several orbits");
+}
+
+#[test]
+fn a_given_number_of_trees_a_root_weigh_the_same_and_say_what_they_miss() {
+    for name in ["dgx-1v", "mi250:1", "torus:4x4", "dgx-a100:2", "dgx-h100:4"] {
+        let topology = preset(name).unwrap();
+        for count in [1, 2, 3, 8] {
+            let packing = pack_all(&topology, Collective::AllGather, Some(count)).unwrap();
+            check(&topology, &packing).unwrap_or_else(|flaw| panic!("{name}: {flaw}"));
+            assert!(packing.rate <= packing.bound && packing.rate * 2 > packing.bound, "{name} {count}");
+            let roots: BTreeSet<Rank> = packing.trees.iter().map(|tree| tree.root).collect();
+            assert_eq!(roots.len(), topology.ranks() as usize);
+            let share = packing.rate / i128::from(topology.ranks()) / i128::from(count);
+            assert!(packing.trees.iter().all(|tree| (tree.weight / share).is_integer()), "{name} {count}");
+        }
+    }
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(super) struct Ways<'t> {
     relative: Vec<Rank>,
     /// By orbit: how many edges every rank is from the first rank.
     steps: Vec<Vec<u32>>,
+    /// By orbit and rank: the way from the first rank that goes over fewest links.
+    shortest: Vec<Vec<Option<Way>>>,
 }
 
 /// The cheapest way from the first rank of an orbit to a rank.
@@ -61,11 +63,55 @@ impl<'t> Ways<'t> {
                 relative[rank * ranks + image as usize] = other;
             }
         }
-        let mut ways = Self { topology, group, both_ways, relative, steps: Vec::new() };
+        let mut ways = Self { topology, group, both_ways, relative, steps: Vec::new(), shortest: Vec::new() };
         let free = vec![0.0; group.link_orbit_sizes().len()];
-        let all = ways.cheapest_ways(&free);
-        ways.steps = group.representatives().iter().map(|&root| ways.steps_from(root, &all)).collect();
+        ways.shortest = ways.cheapest_ways(&free);
+        ways.steps =
+            group.representatives().iter().map(|&root| ways.steps_from(root, &ways.shortest)).collect();
         ways
+    }
+
+    /// How many ranks there are.
+    pub(super) fn ranks(&self) -> usize {
+        self.topology.ranks() as usize
+    }
+
+    /// The first rank of an orbit.
+    pub(super) fn first_rank(&self, orbit: usize) -> Rank {
+        self.group.representatives()[orbit]
+    }
+
+    /// The orbits of links that the shortest way from a rank to another uses, once for each use; none where there is no way.
+    pub(super) fn shortest_uses(&self, from: Rank, to: Rank) -> Option<Vec<usize>> {
+        let (way, _) = self.shortest_way(from, to)?;
+        Some(way.links.iter().flat_map(|&link| self.uses(link)).collect())
+    }
+
+    /// The nodes that the shortest way from a rank to another goes over.
+    pub(super) fn shortest_nodes(&self, from: Rank, to: Rank) -> Option<Vec<u32>> {
+        let (way, element) = self.shortest_way(from, to)?;
+        let carried = &self.group.elements()[element];
+        let links = self.topology.links();
+        let ends = way.links.iter().rev().map(|&link| carried.of(links[link].to.0));
+        Some([self.topology.node(from).0].into_iter().chain(ends).collect())
+    }
+
+    /// The orbits of links that a way over these nodes uses, once for each use.
+    pub(super) fn uses_over(&self, nodes: &[u32]) -> Vec<usize> {
+        let link = |pair: &[u32]| self.topology.link_place(NodeId(pair[0]), NodeId(pair[1]));
+        let links = nodes.windows(2).map(|pair| link(pair).expect("ways go over links"));
+        links.flat_map(|link| self.uses(link)).collect()
+    }
+
+    fn uses(&self, link: usize) -> impl Iterator<Item = usize> {
+        let back = self.both_ways.then(|| self.group.link_orbit(self.back(link)));
+        [self.group.link_orbit(link)].into_iter().chain(back)
+    }
+
+    fn shortest_way(&self, from: Rank, to: Rank) -> Option<(&Way, usize)> {
+        let (orbit, element) = self.group.carrier(from);
+        let relative = self.relative[from as usize * self.ranks() + to as usize];
+        self.shortest[orbit][relative as usize].as_ref().map(|way| (way, element))
     }
 
     /// The cheapest tree from the first rank of an orbit.
@@ -100,10 +146,7 @@ impl<'t> Ways<'t> {
             let carried = &self.group.elements()[element];
             let mut hops = vec![self.topology.node(from as Rank).0];
             for &link in way.links.iter().rev() {
-                loads[self.group.link_orbit(link)] += 1;
-                if self.both_ways {
-                    loads[self.group.link_orbit(self.back(link))] += 1;
-                }
+                self.uses(link).for_each(|orbit| loads[orbit] += 1);
                 hops.push(carried.of(links[link].to.0));
             }
             edges.push((from as Rank, to as Rank, hops));

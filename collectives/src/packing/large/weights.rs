@@ -9,14 +9,41 @@ use crate::packing::Rate;
 const FULL: f64 = 1.0 - 1e-6;
 
 /// Denominator of weights where exact ones were not found.
-const COARSE: i128 = 1 << 16;
+const COARSE: u32 = 1 << 16;
 
 /// Weights of the columns, as parts of their root's data, such that no orbit is loaded above what it carries, divided by the
 /// `load` beside them: 1 where the rate aimed for is reached.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Weights {
     pub(super) parts: Vec<Rate>,
     pub(super) load: Rate,
+}
+
+/// Most that the common denominator of exact weights may be: times a bandwidth it fits in 127 bits by far.
+const DENOMINATOR_MAX: i128 = 1 << 56;
+
+/// Up to which common denominator weights are as good as equal ones.
+const DENOMINATOR_SMALL: i128 = 1 << 20;
+
+impl Weights {
+    /// Whether the rate aimed for is reached, by weights that are not too fine to work with.
+    pub(super) fn is_exact(&self) -> bool {
+        self.load <= Rate::from_integer(1) && self.has_denominator_up_to(DENOMINATOR_MAX)
+    }
+
+    /// Whether, besides, the weights are parts that people can read.
+    pub(super) fn is_simple(&self) -> bool {
+        self.is_exact() && self.has_denominator_up_to(DENOMINATOR_SMALL)
+    }
+
+    fn has_denominator_up_to(&self, most: i128) -> bool {
+        let mut parts = self.parts.iter();
+        let common = parts.try_fold(1_i128, |common, part| {
+            let factor = *Ratio::new(*part.denom(), common).numer();
+            common.checked_mul(factor).filter(|&common| common <= most)
+        });
+        common.is_some()
+    }
 }
 
 /// The weights that fill what floating point found full, if they are right for the rest as well; else those found, rounded.
@@ -24,32 +51,31 @@ pub(super) fn weighed(mixed: &Mixed, carries: &[Rate], groups: usize) -> Weights
     let exact =
         solved(mixed, carries, groups).map(|parts| Weights { load: load(mixed, carries, &parts), parts });
     match exact {
-        Some(weights) if weights.load <= Rate::from_integer(1) => weights,
-        exact => {
-            let rounded = rounded(mixed, carries, groups, COARSE);
-            exact.filter(|exact| exact.load <= rounded.load).unwrap_or(rounded)
-        }
+        Some(weights) if weights.is_exact() => weights,
+        _ => rounded(mixed, carries, groups, COARSE),
     }
 }
 
 /// Weights that are multiples of 1 / `parts`, of which each group has `parts`.
-pub(super) fn rounded(mixed: &Mixed, carries: &[Rate], groups: usize, parts: i128) -> Weights {
-    let mut counts: Vec<i128> = Vec::with_capacity(mixed.columns.len());
-    for (_, weight) in &mixed.columns {
-        counts.push((weight * parts as f64).floor() as i128);
-    }
-    for group in 0..groups {
-        let members: Vec<usize> =
-            (0..counts.len()).filter(|&place| mixed.columns[place].0.orbit == group).collect();
-        let mut by_rest = members.clone();
-        let rest = |place: usize| mixed.columns[place].1 * parts as f64 - counts[place] as f64;
-        by_rest.sort_by(|&one, &other| rest(other).total_cmp(&rest(one)));
-        let sum: i128 = members.iter().map(|&place| counts[place]).sum();
-        let missing = usize::try_from(parts - sum).unwrap_or(0);
-        by_rest.iter().cycle().take(missing).for_each(|&place| counts[place] += 1);
-    }
-    let weights: Vec<Rate> = counts.into_iter().map(|count| Rate::new(count, parts)).collect();
+fn rounded(mixed: &Mixed, carries: &[Rate], groups: usize, parts: u32) -> Weights {
+    let counts = counts(mixed, groups, parts);
+    let weights: Vec<Rate> = counts.into_iter().map(|count| Rate::new(count.into(), parts.into())).collect();
     Weights { load: load(mixed, carries, &weights).max(Rate::from_integer(1)), parts: weights }
+}
+
+/// How many of `parts` each column has if weights are rounded so that every group has all of them.
+pub(super) fn counts(mixed: &Mixed, groups: usize, parts: u32) -> Vec<u32> {
+    let wanted: Vec<f64> = mixed.columns.iter().map(|(_, weight)| weight * f64::from(parts)).collect();
+    let mut counts: Vec<u32> = wanted.iter().map(|wanted| wanted.floor() as u32).collect();
+    for group in 0..groups {
+        let mut members: Vec<usize> =
+            (0..counts.len()).filter(|&place| mixed.columns[place].0.orbit == group).collect();
+        let rest = |place: usize| wanted[place] - wanted[place].floor();
+        members.sort_by(|&one, &other| rest(other).total_cmp(&rest(one)));
+        let sum: u32 = members.iter().map(|&place| counts[place]).sum();
+        members.iter().cycle().take(parts.saturating_sub(sum) as usize).for_each(|&place| counts[place] += 1);
+    }
+    counts
 }
 
 /// The largest load of any orbit.
