@@ -1,9 +1,9 @@
 //! Broadcast, reduce, all-gather and reduce-scatter: trees along which data move one way.
 //!
 //! A demand says where trees begin: at the root for broadcast, as many at each rank for all-gather. [`best_rate`] gives rate and
-//! certificate; capacities are scaled until the rate is a whole number of trees; switches are split off; trees are grown; and their
-//! edges are led back over the links that they stand for. Reduce and reduce-scatter are the same on reversed links, and their
-//! trees are read backwards.
+//! certificate; capacities are scaled until the rate is a whole number of trees; trees are [peeled](super::peel), or switches split off
+//! and trees grown, whose edges are led back over the links that they stand for; and they are made [shallow](super::shallow).
+//! Reduce and reduce-scatter are the same on reversed links, and their trees are read backwards.
 //!
 //! The optimum is reached wherever every switch can be balanced at the rate that cuts allow, which it is from the beginning where links
 //! carry as much in both directions. Elsewhere the rate is the best that was found, and the bound stays that of cuts.
@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use super::balance::{balanced, over_shortest_paths};
 use super::digraph::Digraph;
 use super::flow::Amount;
+use super::peel::{self, Routed};
 use super::search::{Best, best_rate, best_units, signed, whole_trees};
-use super::split::{Routes, remove_switches};
+use super::shallow::make_shallow;
 use super::strategy::MAX_TREES_PER_ROOT;
-use super::trees::{self, Arborescence};
 use super::{Certificate, Edge, Packing, Path, Rate, Tree};
 use crate::Rank;
 use crate::collective::Collective;
@@ -41,16 +41,14 @@ pub fn pack_directed(topology: &Topology, collective: Collective, trees_per_root
     let (graph, unit) = Digraph::of(topology);
     let graph = if is_towards { graph.reversed() } else { graph };
     let best = best_rate(&graph, &direction).expect("there are two ranks and something to send");
-    let forest = match trees_per_root {
-        Some(count) => equal_trees(&graph, &direction, best.rate, count),
-        None => best_forest(&graph, &direction, best.rate),
-    };
     let unit = Rate::from_integer(signed(unit));
-    let trees = forest.trees(unit, is_towards);
+    let trees = Forest::new(&graph, &direction, best.rate, trees_per_root).trees(unit, is_towards);
     let rate = trees.iter().map(|tree| tree.weight).sum();
     let blocks = Rate::from_integer(signed(direction.iter().sum()));
     let bound = best.rate * blocks * unit;
-    Packing { collective, rate, bound, certificate: certificate(best), trees }
+    let mut packing = Packing { collective, rate, bound, certificate: certificate(best), trees };
+    make_shallow(&mut packing, topology);
+    packing
 }
 
 fn one_of(ranks: usize, root: Rank) -> Vec<Amount> {
@@ -63,11 +61,10 @@ pub(super) fn certificate(best: Best) -> Certificate {
     Certificate::Cut { nodes: nodes.map(|(node, _)| NodeId(node as u32)).collect() }
 }
 
-/// Trees, what a unit of their amounts is in units of capacity, and the ways behind their edges.
-struct Forest {
-    unit: Rate,
-    trees: Vec<Arborescence>,
-    routes: Routes,
+/// Trees with the ways of their edges, and what a unit of their amounts is in units of capacity.
+pub(super) struct Forest {
+    pub(super) unit: Rate,
+    pub(super) trees: Vec<Routed>,
 }
 
 /// Trees at the best rate; where they would be too many a root, the best of equal weight.
@@ -153,28 +150,48 @@ fn scaled(direction: &[Amount], factor: Amount) -> Vec<Amount> {
 /// Trees that meet a demand; none where switches cannot be balanced.
 fn grown(graph: &Digraph, demand: &[Amount], unit: Rate) -> Option<Forest> {
     let part = if graph.is_balanced() { None } else { Some(balanced(graph, demand)?) };
-    let split = remove_switches(part.as_ref().unwrap_or(graph), demand)?;
-    let trees = merged(trees::pack(&split.graph, demand).expect("splitting keeps what can be sent"));
-    Some(Forest { unit, trees, routes: split.routes })
+    let trees = peel::pack(part.as_ref().unwrap_or(graph), demand)?;
+    Some(Forest { unit, trees: merged(trees) })
 }
 
 /// One tree for all with the same root and edges.
-fn merged(trees: Vec<Arborescence>) -> Vec<Arborescence> {
+fn merged(trees: Vec<Routed>) -> Vec<Routed> {
     let mut places: BTreeMap<(Rank, Vec<(Rank, Rank)>), usize> = BTreeMap::new();
-    let mut merged: Vec<Arborescence> = Vec::with_capacity(trees.len());
-    for tree in trees {
-        let mut edges = tree.edges.clone();
-        edges.sort_unstable();
-        let place = *places.entry((tree.root, edges)).or_insert(merged.len());
-        match merged.get_mut(place) {
-            Some(same) => same.amount += tree.amount,
-            None => merged.push(tree),
+    let mut merged: Vec<Routed> = Vec::with_capacity(trees.len());
+    for mut tree in trees {
+        let mut sorted = tree.edges.clone();
+        sorted.sort_unstable();
+        let ends = sorted.iter().map(|&(from, to, _)| (from, to)).collect();
+        let place = *places.entry((tree.root, ends)).or_insert(merged.len());
+        let Some(same) = merged.get_mut(place) else {
+            merged.push(tree);
+            continue;
+        };
+        same.amount += tree.amount;
+        for (from, to, ways) in &mut same.edges {
+            let more = tree.edges.iter_mut().find(|edge| (edge.0, edge.1) == (*from, *to));
+            let (.., more) = more.expect("it has the same edges");
+            for (nodes, amount) in more.drain(..) {
+                match ways.iter_mut().find(|way| way.0 == nodes) {
+                    Some(way) => way.1 += amount,
+                    None => ways.push((nodes, amount)),
+                }
+            }
         }
     }
     merged
 }
 
 impl Forest {
+    /// Trees from each rank in proportion to `direction`, for which `best` is the rate that cuts allow: `count` of equal weight for
+    /// each of its units, or as many as the rate needs.
+    pub(super) fn new(graph: &Digraph, direction: &[Amount], best: Rate, count: Option<u32>) -> Self {
+        match count {
+            Some(count) => equal_trees(graph, direction, best, count),
+            None => best_forest(graph, direction, best),
+        }
+    }
+
     /// Most trees that a root has.
     fn trees_per_root(&self) -> usize {
         let mut counts: BTreeMap<Rank, usize> = BTreeMap::new();
@@ -184,14 +201,12 @@ impl Forest {
 
     /// Trees over links, at a rate in bytes a second where a unit of capacity is `unit` of them. Read backwards where data move
     /// towards the roots.
-    fn trees(mut self, unit: Rate, is_towards: bool) -> Vec<Tree> {
+    pub(super) fn trees(self, unit: Rate, is_towards: bool) -> Vec<Tree> {
         let one = self.unit * unit;
         let weight = |amount: Amount| one * Rate::from_integer(signed(amount));
         let mut trees = Vec::with_capacity(self.trees.len());
-        for Arborescence { root, amount, edges } in self.trees {
-            let routes = &mut self.routes;
-            let edges = edges.into_iter().map(|(from, to)| {
-                let ways = routes.take(from as usize, to as usize, amount);
+        for Routed { root, amount, edges } in self.trees {
+            let edges = edges.into_iter().map(|(from, to, ways)| {
                 let paths = ways.into_iter().map(|(nodes, amount)| Path {
                     hops: nodes.into_iter().map(|node| NodeId(node as u32)).collect(),
                     weight: weight(amount),

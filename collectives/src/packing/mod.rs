@@ -33,17 +33,22 @@
 //! all-reduce) sum to at most its bandwidth; the rate is at most the bound, and the certificate evaluates to the bound.
 //! The checker recomputes all of that and shares no code with those that pack.
 
+pub mod all_reduce;
 pub mod balance;
 pub mod digraph;
 pub mod directed;
 pub mod flow;
 pub mod flows;
 pub mod large;
+pub mod latency;
+mod peel;
 #[cfg(test)]
 pub(crate) mod samples;
 pub mod search;
+mod shallow;
 pub mod split;
 pub mod strategy;
+mod strength;
 pub mod symmetry;
 pub mod trees;
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::all_reduce::{pack_all_reduce, pack_in_two_phases};
 use super::directed::pack_directed;
 use super::flows::pack_flows;
 use super::large::pack_all;
@@ -16,7 +17,7 @@ use crate::topology::Topology;
 pub const MAX_TREES_PER_ROOT: u32 = 64;
 
 /// Most ranks that are looked at one by one where they look the same.
-const ONE_BY_ONE_RANKS_MAX: u32 = 64;
+pub(super) const ONE_BY_ONE_RANKS_MAX: u32 = 64;
 
 /// How trees are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -84,6 +85,7 @@ pub struct PackOptions {
     /// By which strategy.
     pub strategy: Strategy,
     /// How many trees of equal weight each root has, 1 to [`MAX_TREES_PER_ROOT`]; as many as the optimum needs where nothing is said.
+    /// For all-reduce, whose trees may have any root, how many there are for each rank on the average.
     pub trees_per_root: Option<u32>,
 }
 
@@ -129,6 +131,11 @@ pub enum PackError {
         /// For what.
         collective: Collective,
     },
+    /// Links that lead one way, where trees are used both ways.
+    #[error(
+        "all-reduce uses every link both ways, and some ranks are joined only by links that lead one way; give those links their other direction"
+    )]
+    OneWay,
 }
 
 /// Packs trees for a collective. [`check`](super::check()) can be asked whether the result is right.
@@ -162,6 +169,9 @@ pub fn pack(
     match strategy {
         _ if ranks == 1 => Ok(alone(collective)),
         Strategy::Optimal => optimal(topology, collective, options),
+        Strategy::ReduceScatterAllGather if collective == Collective::AllReduce => {
+            pack_in_two_phases(topology, options.trees_per_root).ok_or(PackError::OneWay)
+        }
         _ => Err(PackError::NotFor { strategy, collective }),
     }
 }
@@ -173,6 +183,7 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
             Ok(pack_directed(topology, collective, options.trees_per_root))
         }
         Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_flows(topology, collective)),
+        Collective::AllReduce => pack_all_reduce(topology, options.trees_per_root).ok_or(PackError::OneWay),
         _ => Err(PackError::NotFor { strategy: options.strategy, collective }),
     }
 }

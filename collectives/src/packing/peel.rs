@@ -1,0 +1,360 @@
+//! Trees of short ways first, the exact machinery for what they leave.
+//!
+//! Splitting off switches and growing trees edge by edge ([`split`], [`trees`]) always finds trees that carry everything, but
+//! rarely shallow ones, and asks for many flows. So first whole trees are *peeled*: a tree of short ways is guessed, and as much
+//! of it is taken as leaves the rest possible. Trees can be packed while every set X of nodes with a rank has
+//!
+//! ```text
+//! slack(X) = demand in X + what enters X - sum of demands ≥ 0
+//! ```
+//!
+//! and a tree of weight a that enters X e times lowers that by a·(e + [its root is in X] - 1), which is never negative. A flow to every
+//! rank finds the sets that limit a, or else none does. Sets that were found are remembered with their slack: the next
+//! tree that would enter one once too often goes another way. A tree takes as much from a switch as it gives it, so what is
+//! left can be peeled again, or split.
+//!
+//! Ways are as short as possible, counting one for each link and one for each edge; of equally short ones that over the least used
+//! links is taken.
+//!
+//! **Invariant:** what is left can be packed, and with the trees that were peeled makes up all that there was.
+
+use std::collections::BTreeSet;
+
+use super::digraph::Digraph;
+use super::flow::{Amount, ArcId, Network};
+use super::split::{self, Way};
+use super::trees;
+use crate::Rank;
+
+/// How many trees are guessed at before one is taken that falls short of what its root wants.
+const GUESSES_MAX: usize = 6;
+
+/// Fineness to which the use of links is compared.
+const USE_STEPS: Amount = 1024;
+
+/// Equal trees, and where their edges go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Routed {
+    /// Where they begin.
+    pub(super) root: Rank,
+    /// How many they are.
+    pub(super) amount: Amount,
+    /// From the root outwards, with ways that carry the amount together.
+    pub(super) edges: Vec<(Rank, Rank, Vec<Way>)>,
+}
+
+/// Packs `demand[v]` unit trees from every rank v to all others, shallow ones where possible. None where that cannot be, or
+/// where not as much enters as leaves some switch.
+///
+/// # Panics
+///
+/// When there are not as many demands as ranks.
+pub(super) fn pack(graph: &Digraph, demand: &[Amount]) -> Option<Vec<Routed>> {
+    let mut peeler = Peeler::new(graph, demand);
+    if !graph.is_balanced() || !peeler.is_enough() {
+        return None;
+    }
+    peeler.peel();
+    let Peeler { residuals, demand: rest, mut peeled, .. } = peeler;
+    if rest.iter().all(|&amount| amount == 0) {
+        return Some(peeled);
+    }
+    let edges = graph.edges().iter().zip(residuals).map(|(&(from, to, _), residual)| (from, to, residual));
+    let left = Digraph::new(graph.nodes(), graph.ranks().to_vec(), edges);
+    let mut split = split::remove_switches(&left, &rest)?;
+    for tree in trees::pack(&split.graph, &rest)? {
+        let mut way = |&(from, to): &(Rank, Rank)| {
+            (from, to, split.routes.take(from as usize, to as usize, tree.amount))
+        };
+        let edges = tree.edges.iter().map(&mut way).collect();
+        peeled.push(Routed { root: tree.root, amount: tree.amount, edges });
+    }
+    Some(peeled)
+}
+
+/// A set of nodes that limits trees.
+struct Limit {
+    is_inside: Vec<bool>,
+    /// The edges that lead into it.
+    entering: Vec<usize>,
+    slack: Amount,
+}
+
+struct Peeler<'a> {
+    graph: &'a Digraph,
+    /// The edges that begin at each node.
+    leaving: Vec<Vec<usize>>,
+    /// The rank of each node.
+    numbers: Vec<Option<usize>>,
+    /// What is left of each edge.
+    residuals: Vec<Amount>,
+    /// What is left for each root.
+    demand: Vec<Amount>,
+    total: Amount,
+    network: Network,
+    /// The arc of each edge, and from the source to each rank.
+    arcs: Vec<ArcId>,
+    given: Vec<ArcId>,
+    /// Ranks in the order in which they are asked.
+    order: Vec<usize>,
+    limits: Vec<Limit>,
+    peeled: Vec<Routed>,
+}
+
+/// A tree that is grown.
+struct Guess {
+    /// Parent, child, edges of the graph.
+    edges: Vec<(usize, usize, Vec<usize>)>,
+    /// How often each edge of the graph is used.
+    uses: Vec<Amount>,
+    /// How often each limit was entered, and once more where the root is in it.
+    entries: Vec<Amount>,
+    /// How many limits close each edge of the graph.
+    closed: Vec<u32>,
+    /// When each rank is reached.
+    reached: Vec<Option<u64>>,
+}
+
+impl<'a> Peeler<'a> {
+    fn new(graph: &'a Digraph, demand: &[Amount]) -> Self {
+        assert_eq!(graph.ranks().len(), demand.len(), "a demand for each rank");
+        let source = graph.nodes();
+        let mut network = Network::new(source + 1);
+        let mut leaving = vec![Vec::new(); graph.nodes()];
+        let mut arcs = Vec::with_capacity(graph.edges().len());
+        for (edge, &(from, to, capacity)) in graph.edges().iter().enumerate() {
+            leaving[from].push(edge);
+            arcs.push(network.add(from, to, capacity, 0));
+        }
+        let mut numbers = vec![None; graph.nodes()];
+        let mut given = Vec::with_capacity(demand.len());
+        for (rank, (&node, &amount)) in graph.ranks().iter().zip(demand).enumerate() {
+            numbers[node] = Some(rank);
+            given.push(network.add(source, node, amount, 0));
+        }
+        Self {
+            graph,
+            leaving,
+            numbers,
+            residuals: graph.edges().iter().map(|edge| edge.2).collect(),
+            demand: demand.to_vec(),
+            total: demand.iter().sum(),
+            network,
+            arcs,
+            given,
+            order: (0..demand.len()).collect(),
+            limits: Vec::new(),
+            peeled: Vec::new(),
+        }
+    }
+
+    fn is_enough(&mut self) -> bool {
+        self.first_lack().is_none()
+    }
+
+    /// How much some rank lacks, which is then asked first; the network tells the cut.
+    fn first_lack(&mut self) -> Option<Amount> {
+        let source = self.graph.nodes();
+        for place in 0..self.order.len() {
+            let node = self.graph.ranks()[self.order[place]];
+            let lack = self.total - self.network.max_flow(source, node, self.total);
+            if lack > 0 {
+                self.order[..=place].rotate_right(1);
+                return Some(lack);
+            }
+        }
+        None
+    }
+
+    /// Peels from all roots until none gives any more.
+    fn peel(&mut self) {
+        let mut open: Vec<usize> = (0..self.demand.len()).collect();
+        while !open.is_empty() {
+            open.retain(|&root| self.demand[root] > 0);
+            open.retain(|&root| self.peel_one(root));
+        }
+    }
+
+    /// Takes the best of a few trees of a root; says whether there was one.
+    fn peel_one(&mut self, root: usize) -> bool {
+        let wanted = self.demand[root];
+        let mut best: Option<(Amount, Guess)> = None;
+        let mut goal = wanted;
+        for _ in 0..GUESSES_MAX {
+            let Some(guess) = self.guess_at_most(root, &mut goal) else { break };
+            let amount = self.most(root, &guess);
+            if best.as_ref().is_none_or(|(before, _)| amount > *before) {
+                best = Some((amount, guess));
+            }
+            if amount >= goal {
+                break;
+            }
+        }
+        let Some((amount, guess)) = best.filter(|best| best.0 > 0) else { return false };
+        self.take(root, amount, guess);
+        true
+    }
+
+    /// A tree for as much as possible of a goal, which is halved until there is one.
+    fn guess_at_most(&self, root: usize, goal: &mut Amount) -> Option<Guess> {
+        while *goal > 0 {
+            if let Some(guess) = self.guess(root, *goal) {
+                return Some(guess);
+            }
+            *goal /= 2;
+        }
+        None
+    }
+
+    /// A tree of short ways for so much, as far as links and known limits tell.
+    fn guess(&self, root: usize, goal: Amount) -> Option<Guess> {
+        let ranks = self.demand.len();
+        let mut guess = Guess {
+            edges: Vec::with_capacity(ranks),
+            uses: vec![0; self.arcs.len()],
+            entries: vec![0; self.limits.len()],
+            closed: vec![0; self.arcs.len()],
+            reached: vec![None; ranks],
+        };
+        guess.reached[root] = Some(0);
+        let node = self.graph.ranks()[root];
+        for (place, limit) in self.limits.iter().enumerate().filter(|(_, limit)| limit.is_inside[node]) {
+            guess.enter(place, limit, goal);
+        }
+        while guess.edges.len() + 1 < ranks {
+            let (way, time) = self.shortest(&guess, goal)?;
+            for &edge in &way {
+                guess.uses[edge] += 1;
+                let (from, to, _) = self.graph.edges()[edge];
+                for (place, limit) in self.limits.iter().enumerate() {
+                    if limit.is_inside[to] && !limit.is_inside[from] {
+                        guess.enter(place, limit, goal);
+                    }
+                }
+            }
+            let end = |edge: usize| (self.graph.edges()[edge].0, self.graph.edges()[edge].1);
+            let from = self.numbers[end(way[0]).0]?;
+            let to = self.numbers[end(way[way.len() - 1]).1]?;
+            guess.reached[to] = Some(time);
+            guess.edges.push((from, to, way));
+        }
+        Some(guess)
+    }
+
+    /// The edges of the way by which the next rank is reached soonest, and when.
+    fn shortest(&self, guess: &Guess, goal: Amount) -> Option<(Vec<usize>, u64)> {
+        let mut by: Vec<Option<usize>> = vec![None; self.graph.nodes()];
+        let mut is_done = vec![false; self.graph.nodes()];
+        let mut left = BTreeSet::new();
+        for (&node, time) in self.graph.ranks().iter().zip(&guess.reached) {
+            if let Some(time) = time {
+                left.insert((time + 1, 0, node, usize::MAX));
+            }
+        }
+        while let Some((time, worst, node, edge)) = left.pop_first() {
+            if std::mem::replace(&mut is_done[node], true) {
+                continue;
+            }
+            by[node] = (edge != usize::MAX).then_some(edge);
+            let rank = self.numbers[node];
+            if rank.is_some_and(|rank| guess.reached[rank].is_none()) {
+                let mut way = Vec::new();
+                let mut at = node;
+                while let Some(edge) = by[at] {
+                    way.push(edge);
+                    at = self.graph.edges()[edge].0;
+                }
+                way.reverse();
+                return Some((way, time));
+            }
+            for &next in &self.leaving[node] {
+                let to = self.graph.edges()[next].1;
+                if is_done[to] || self.numbers[to].is_some_and(|rank| guess.reached[rank].is_some()) {
+                    continue;
+                }
+                let used = (guess.uses[next] + 1) * goal;
+                if guess.closed[next] == 0 && used <= self.residuals[next] {
+                    let capacity = self.graph.edges()[next].2;
+                    let use_of = (capacity - self.residuals[next] + used) * USE_STEPS / capacity;
+                    left.insert((time + 1, worst.max(use_of), to, next));
+                }
+            }
+        }
+        None
+    }
+
+    /// How much of a tree can be taken, at most what its root wants. Remembers what limits it.
+    fn most(&mut self, root: usize, guess: &Guess) -> Amount {
+        let used = guess.uses.iter().zip(&self.residuals).filter(|(uses, _)| **uses > 0);
+        let links = used.map(|(uses, residual)| residual / uses).min();
+        let mut amount = self.demand[root].min(links.unwrap_or(Amount::MAX));
+        let node = self.graph.ranks()[root];
+        while amount > 0 {
+            self.set_network(root, guess, amount);
+            let Some(lack) = self.first_lack() else { break };
+            let is_inside: Vec<bool> =
+                (0..self.graph.nodes()).map(|node| !self.network.is_source_side(node)).collect();
+            let entering: Vec<usize> = self.entering(&is_inside);
+            let entries: Amount = entering.iter().map(|&edge| guess.uses[edge]).sum();
+            let loses = entries + Amount::from(is_inside[node]) - 1;
+            let slack = loses * amount - lack;
+            amount = slack / loses;
+            self.limits.push(Limit { is_inside, entering, slack });
+        }
+        self.restore_network(root, guess);
+        amount
+    }
+
+    fn entering(&self, is_inside: &[bool]) -> Vec<usize> {
+        let edges = self.graph.edges().iter().enumerate();
+        edges.filter(|(_, edge)| is_inside[edge.1] && !is_inside[edge.0]).map(|(place, _)| place).collect()
+    }
+
+    /// Lets the network be as if so much of a tree were taken.
+    fn set_network(&mut self, root: usize, guess: &Guess, amount: Amount) {
+        for (edge, &uses) in guess.uses.iter().enumerate().filter(|(_, uses)| **uses > 0) {
+            self.network.set_capacity(self.arcs[edge], self.residuals[edge] - uses * amount);
+        }
+        self.network.set_capacity(self.given[root], self.demand[root] - amount);
+        self.total = self.demand.iter().sum::<Amount>() - amount;
+    }
+
+    fn restore_network(&mut self, root: usize, guess: &Guess) {
+        self.set_network(root, guess, 0);
+    }
+
+    fn take(&mut self, root: usize, amount: Amount, guess: Guess) {
+        let node = self.graph.ranks()[root];
+        self.set_network(root, &guess, amount);
+        self.demand[root] -= amount;
+        for (residual, uses) in self.residuals.iter_mut().zip(&guess.uses) {
+            *residual -= uses * amount;
+        }
+        for limit in &mut self.limits {
+            let entries: Amount = limit.entering.iter().map(|&edge| guess.uses[edge]).sum();
+            limit.slack -= amount * (entries + Amount::from(limit.is_inside[node]) - 1);
+        }
+        let nodes = |way: &[usize]| {
+            let first = self.graph.edges()[way[0]].0;
+            let others = way.iter().map(|&edge| self.graph.edges()[edge].1);
+            std::iter::once(first).chain(others).collect()
+        };
+        let routed = |(from, to, way): &(usize, usize, Vec<usize>)| {
+            (*from as Rank, *to as Rank, vec![(nodes(way), amount)])
+        };
+        let edges = guess.edges.iter().map(routed).collect();
+        self.peeled.push(Routed { root: root as Rank, amount, edges });
+    }
+}
+
+impl Guess {
+    /// Counts that a limit is entered, and closes its edges when no more may enter.
+    fn enter(&mut self, place: usize, limit: &Limit, goal: Amount) {
+        let could = self.entries[place] == 0 || limit.slack >= self.entries[place] * goal;
+        self.entries[place] += 1;
+        let can = limit.slack >= self.entries[place] * goal;
+        if could && !can {
+            limit.entering.iter().for_each(|&edge| self.closed[edge] += 1);
+        }
+    }
+}
