@@ -1,9 +1,10 @@
-//! `pleach verify`: proves a schedule file or refutes it.
+//! `pleach verify`: proves a schedule file, or an MSCCL algorithm, or refutes it.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
+use pleach::collectives::schedule::msccl;
 use pleach::collectives::schedule::text::MAX_TEXT_BYTES;
 use pleach::collectives::verify::verify;
 use pleach::collectives::{Collective, Schedule};
@@ -15,23 +16,31 @@ use super::schedule::collective;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  pleach schedule all-reduce --algorithm ring --ranks 4 > ring.schedule\n  \
-    pleach verify ring.schedule --collective all-reduce"
+    pleach verify ring.schedule --collective all-reduce\n  pleach verify allreduce.xml"
 )]
 pub(crate) struct Arguments {
-    /// The schedule, in the form that 'pleach schedule' prints
+    /// The schedule, in the form that 'pleach schedule' prints, or an MSCCL algorithm in XML
     file: PathBuf,
-    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
+    /// What it has to be for, where that matters: all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(long, value_name = "COLLECTIVE", value_parser = collective)]
-    collective: Collective,
+    collective: Option<Collective>,
 }
 
 /// Runs `pleach verify`. What the file says wrongly is a usage error; that it does not hold is none.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let path = arguments.file.display();
-    let schedule = Schedule::parse(&read(arguments)?)
-        .map_err(|error| CommandError::usage(format!("no schedule: {path}, {error}; correct it there")))?;
-    let (found, asked) = (schedule.collective, arguments.collective);
-    if found.name() != asked.name() {
+    let text = read(arguments)?;
+    let is_xml = text.trim_start().starts_with('<');
+    let wrong = |error: &dyn std::fmt::Display| {
+        CommandError::usage(format!("no schedule: {path}, {error}; correct it there"))
+    };
+    let schedule = if is_xml {
+        msccl::import(&text).map_err(|error| wrong(&error))?
+    } else {
+        Schedule::parse(&text).map_err(|error| wrong(&error))?
+    };
+    let found = schedule.collective;
+    if let Some(asked) = arguments.collective.filter(|asked| asked.name() != found.name()) {
         return Err(CommandError::usage(format!(
             "other collective: {path} is for {found}, not {}; give --collective {}",
             asked.name(),
@@ -45,7 +54,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         ))
     })?;
     let article = if found.name().starts_with('a') { "an" } else { "a" };
-    let line = format!("proved: {path} is {article} {found} of {ranks} ranks, in and out of place\n");
+    // A file in XML says itself for which calls it is.
+    let calls = if is_xml { "as MSCCL orders its steps" } else { "in and out of place" };
+    let line = format!("proved: {path} is {article} {found} of {ranks} ranks, {calls}\n");
     // Nobody is left to tell when standard output is closed; the exit status still says it.
     let _ = std::io::stdout().write_all(line.as_bytes());
     Ok(())

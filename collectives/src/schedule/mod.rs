@@ -45,6 +45,7 @@
 //! or a mapped reduce, before they have heard of it in this run: who carries out the schedule writes to a peer only when
 //! that scratch is free of earlier runs. Mapped access is a [`Op::Reduce`] that names another rank's place.
 
+pub mod msccl;
 pub mod text;
 
 use std::fmt;
