@@ -4,7 +4,7 @@
 //! digit by digit. **Invariant:** what [`written`] writes, [`scaled`] reads as the same number.
 
 /// Decimals of a bandwidth: 1 GB/s is 10⁹ bytes a second.
-pub(super) const GB_PER_S_DECIMALS: u32 = 9;
+const GB_PER_S_DECIMALS: u32 = 9;
 
 /// Decimals of a latency: 1 µs is 10³ ns.
 pub(super) const US_DECIMALS: u32 = 3;
@@ -31,6 +31,21 @@ pub enum NumberFault {
     /// More than fits in 63 bits.
     #[error("is too large")]
     TooLarge,
+}
+
+/// Bytes a second of a decimal number of GB/s (10⁹ bytes a second), rounded to one.
+///
+/// # Errors
+///
+/// What is wrong with the number.
+pub fn bytes_per_s(gb_per_s: &str) -> Result<u64, NumberFault> {
+    scaled_positive(gb_per_s, GB_PER_S_DECIMALS)
+}
+
+/// A bandwidth as the shortest decimal number of GB/s that [`bytes_per_s`] reads as the same.
+#[must_use]
+pub fn gb_per_s(bytes_per_s: u64) -> String {
+    written(bytes_per_s, GB_PER_S_DECIMALS)
 }
 
 /// `text` times ten to the power of `decimals`, rounded to an integer (halves up).
@@ -69,7 +84,7 @@ pub(super) fn scaled(text: &str, decimals: u32) -> Result<u64, NumberFault> {
 }
 
 /// The same for what has to be more than nothing.
-pub(super) fn scaled_positive(text: &str, decimals: u32) -> Result<u64, NumberFault> {
+fn scaled_positive(text: &str, decimals: u32) -> Result<u64, NumberFault> {
     match scaled(text, decimals)? {
         0 => Err(NumberFault::Zero),
         value => Ok(value),

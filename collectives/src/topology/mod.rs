@@ -13,14 +13,26 @@ use std::fmt;
 
 use crate::Rank;
 
-pub use decimal::NumberFault;
+pub use decimal::{NumberFault, bytes_per_s, gb_per_s};
 pub use presets::{PRESET_RANKS_MAX, PRESETS, PresetError, PresetForm, preset};
-pub use source::TopologySourceError;
+pub use source::{
+    FILE_BYTES_MAX, Origin, SourceOptions, THIS_MACHINE, TopologySourceError, load, parse, source,
+    source_with,
+};
+pub use text::{TextError, TextFault};
 
+mod dead_ends;
 mod decimal;
-mod file;
+pub mod file;
+pub mod machine;
+pub mod nccl;
 mod presets;
+pub mod smi;
 mod source;
+mod text;
+
+#[cfg(test)]
+mod tests;
 
 /// A node's number in [`Topology::nodes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,6 +115,12 @@ pub enum TopologyError {
     /// A name that two nodes have.
     #[error("there are two nodes '{name}'; give each a name of its own")]
     DuplicateName {
+        /// Which.
+        name: String,
+    },
+    /// A name that cannot be printed in a line.
+    #[error("{name:?} is no name of a node; use one or more characters, without control characters")]
+    BadName {
         /// Which.
         name: String,
     },
@@ -361,6 +379,9 @@ impl Builder {
         }
         let mut names = HashMap::with_capacity(nodes.len());
         for node in &nodes {
+            if node.name.is_empty() || node.name.contains(char::is_control) {
+                return Err(TopologyError::BadName { name: node.name.clone() });
+            }
             if names.insert(node.name.as_str(), ()).is_some() {
                 return Err(TopologyError::DuplicateName { name: node.name.clone() });
             }
@@ -460,73 +481,5 @@ fn reach(nodes: usize, start: NodeId, next: impl Fn(NodeId) -> Vec<NodeId>) -> V
 impl fmt::Display for NodeId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "node {}", self.0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn line() -> Builder {
-        let mut builder = Topology::builder();
-        let (a, b, s) = (builder.rank("a"), builder.rank("b"), builder.switch("s"));
-        builder.duplex(a, s, 5, LATENCY_NS);
-        builder.duplex(s, b, 7, LATENCY_NS);
-        builder
-    }
-
-    #[test]
-    fn parallel_links_add_up() {
-        let mut builder = line();
-        builder.link(NodeId(0), NodeId(2), 6, 3 * LATENCY_NS);
-        let topology = builder.build().unwrap();
-        let link = topology.link(NodeId(0), NodeId(2)).unwrap();
-        assert_eq!((link.bytes_per_s, link.latency_ns, link.count), (11, 3 * LATENCY_NS, 2));
-        assert!(!topology.is_symmetric() && line().build().unwrap().is_symmetric());
-    }
-
-    #[test]
-    fn ranks_are_numbered_in_their_order_and_switches_have_no_number() {
-        let topology = line().build().unwrap();
-        assert_eq!((topology.node(1), topology.rank(NodeId(2)), topology.ranks()), (NodeId(1), None, 2));
-    }
-
-    #[test]
-    fn one_way_is_not_connected_and_the_parts_are_named() {
-        let mut builder = line();
-        let c = builder.rank("c");
-        builder.link(NodeId(0), c, 1, LATENCY_NS);
-        let Err(TopologyError::Disconnected { parts }) = builder.build() else { panic!("connected") };
-        assert_eq!(parts, [vec!["a".to_owned(), "b".to_owned()], vec!["c".to_owned()]]);
-    }
-
-    #[test]
-    fn bad_links_and_names_are_refused() {
-        let build = |change: fn(&mut Builder)| {
-            let mut builder = line();
-            change(&mut builder);
-            builder.build().unwrap_err()
-        };
-        let nothing = build(|builder| builder.link(NodeId(0), NodeId(1), 0, 0));
-        assert!(matches!(nothing, TopologyError::NoBandwidth { .. }));
-        let itself = build(|builder| builder.link(NodeId(0), NodeId(0), 1, 0));
-        assert!(matches!(itself, TopologyError::Loop { .. }));
-        let unknown = build(|builder| builder.link(NodeId(0), NodeId(9), 1, 0));
-        assert!(matches!(unknown, TopologyError::UnknownNode { .. }));
-        let much = build(|builder| builder.link(NodeId(0), NodeId(1), u64::MAX, 0));
-        assert_eq!(much, TopologyError::TooMuchBandwidth);
-        let twice = build(|builder| {
-            builder.switch("a");
-        });
-        assert_eq!(twice, TopologyError::DuplicateName { name: "a".to_owned() });
-    }
-
-    #[test]
-    fn an_allocation_renumbers_ranks_and_keeps_switches() {
-        let topology = line().build().unwrap();
-        let only = topology.only(&[1, 0]).unwrap();
-        assert_eq!((only.name(only.node(0)), only.nodes().len()), ("b", 3));
-        assert_eq!(topology.only(&[0, 0]), Err(TopologyError::RankTwice { rank: 0 }));
-        assert_eq!(topology.only(&[5]), Err(TopologyError::NoSuchRank { rank: 5, ranks: 2 }));
     }
 }

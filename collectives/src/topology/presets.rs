@@ -5,7 +5,7 @@
 //!
 //! **Invariant:** sizes are checked against [`PRESET_RANKS_MAX`] and the limits of a topology before anything is built.
 
-use crate::topology::decimal::{GB_PER_S_DECIMALS, NumberFault, scaled_positive};
+use crate::topology::decimal::{NumberFault, bytes_per_s};
 use crate::topology::{Builder, LINKS_MAX, NODES_MAX, NodeId, Topology, TopologyError, TopologySourceError};
 
 mod boxes;
@@ -34,6 +34,14 @@ pub struct PresetForm {
     family: &'static str,
     numbers: Numbers,
     build: fn(&Asked) -> Result<Topology, PresetError>,
+}
+
+impl PresetForm {
+    /// What stands before the numbers, as `torus`.
+    #[must_use]
+    pub fn family(&self) -> &'static str {
+        self.family
+    }
 }
 
 /// How the numbers of a family are written.
@@ -206,7 +214,7 @@ pub enum PresetError {
     },
 }
 
-fn forms() -> String {
+pub(super) fn forms() -> String {
     PRESETS.iter().map(|preset| preset.form).collect::<Vec<_>>().join(", ")
 }
 
@@ -258,8 +266,9 @@ fn asked(
     let bytes_per_s = match (bandwidth, preset.numbers) {
         (None, _) => REGULAR_BYTES_PER_S,
         (Some(_), Numbers::None | Numbers::Boxes) => return Err(wrong()),
-        (Some(text), Numbers::List(..)) => scaled_positive(text, GB_PER_S_DECIMALS)
-            .map_err(|fault| PresetError::Bandwidth { name: name.to_owned(), fault })?,
+        (Some(text), Numbers::List(..)) => {
+            bytes_per_s(text).map_err(|fault| PresetError::Bandwidth { name: name.to_owned(), fault })?
+        }
     };
     Ok(Asked { form, numbers, bytes_per_s })
 }

@@ -1,0 +1,269 @@
+//! A topology as the matrix that `nvidia-smi topo -m` prints.
+//!
+//! The matrix says by how many NVLinks two GPUs are joined (`NV2`), and nothing of their generation: what one link carries is a
+//! parameter. Joins by PCIe (`PIX`, `PXB`, `PHB`, `NODE`, `SYS`) have no bandwidth there and are no links. Ranks are the GPUs in
+//! the order of the rows; NICs are not read.
+//!
+//! **NVSwitch.** Where GPUs are joined by NVSwitch, each two of them show all links that a GPU has. Such a matrix is told from
+//! one of direct links by what a GPU cannot have, more than [`NVLINKS_MAX`] links in all: GPUs joined each to each by so many
+//! are joined by a switch. (Up to four V100 of a DGX-2 look like directly joined GPUs; write TOML for those.)
+
+use std::collections::BTreeMap;
+
+use crate::topology::text::{TextError, TextFault, Texts};
+use crate::topology::{LATENCY_NS, NodeId, Topology, TopologyError};
+
+#[cfg(test)]
+mod tests;
+
+/// What one NVLink carries in each direction where nothing else is said, in bytes a second: the second, third and fourth
+/// generation (V100, A100, H100).
+pub const NVLINK_BYTES_PER_S: u64 = 25_000_000_000;
+
+/// Most NVLinks of a GPU (H100, B200).
+pub const NVLINKS_MAX: u64 = 18;
+
+/// Most GPUs of a matrix.
+const GPUS_MAX: usize = 1 << 10;
+
+/// How two devices can be joined without NVLink.
+const WITHOUT_NVLINK: [&str; 8] = ["PIX", "PXB", "PHB", "NODE", "SYS", "SOC", "PSB", "DIS"];
+
+/// Why a text is no matrix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SmiFault {
+    /// No line that names the columns.
+    #[error("there is no line with the columns GPU0, GPU1, …")]
+    NoHeader,
+    /// A GPU that has a column but no row, or none after the one before it.
+    #[error("there is no row of {gpu}, which has a column")]
+    NoRow {
+        /// Which.
+        gpu: String,
+    },
+    /// A row that ends before its columns do.
+    #[error("the row of {gpu} ends before the column of {column}")]
+    ShortRow {
+        /// Whose.
+        gpu: String,
+        /// What is missing.
+        column: String,
+    },
+    /// A cell that says nothing known.
+    #[error("'{cell}' is none of X, NV and a number, PIX, PXB, PHB, NODE, SYS")]
+    Cell {
+        /// What was written.
+        cell: String,
+    },
+    /// Two cells that should say the same of two GPUs.
+    #[error("{one} has {forth} to {other}, which has {back} to {one}")]
+    Asymmetric {
+        /// One GPU.
+        one: String,
+        /// The other.
+        other: String,
+        /// What the row of the one says.
+        forth: String,
+        /// What the row of the other says.
+        back: String,
+    },
+    /// GPUs that have more links than GPUs have, and are not joined each to each.
+    #[error(
+        "{gpu} has {links} NVLinks, more than {NVLINKS_MAX}, and not the same GPUs as those it is joined to"
+    )]
+    TooManyLinks {
+        /// Whose.
+        gpu: String,
+        /// How many.
+        links: u64,
+    },
+    /// PCIe only.
+    #[error(
+        "no two GPUs are joined by NVLink, and of PCIe the matrix says no bandwidth; write the links as TOML"
+    )]
+    NoNvlink,
+}
+
+/// The GPUs and what joins them.
+struct Matrix<'text> {
+    text: Texts<'text>,
+    gpus: Vec<&'text str>,
+    /// Where the row of each GPU begins.
+    starts: Vec<usize>,
+    /// NVLinks from row to column.
+    links: Vec<Vec<u64>>,
+}
+
+/// The topology of a matrix, where one NVLink carries so much in each direction.
+///
+/// # Errors
+///
+/// The first fault with its line and column.
+pub fn parse(text: &str, nvlink_bytes_per_s: u64) -> Result<Topology, TextError> {
+    // Escape sequences, by which the header is underlined, become blanks, so that places stay what they are.
+    let plain = without_escapes(text);
+    let matrix = Matrix::read(&plain)?;
+    matrix.check_symmetric()?;
+    matrix.topology(nvlink_bytes_per_s)
+}
+
+/// Whether a text may be such a matrix: a line begins with GPU0.
+pub(super) fn is_matrix(text: &str) -> bool {
+    without_escapes(text).lines().any(|line| line.split_whitespace().next() == Some("GPU0"))
+}
+
+/// With blanks instead of control sequences (ESC, `[`, parameters, a letter).
+fn without_escapes(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        if character != '\u{1b}' {
+            plain.push(character);
+            continue;
+        }
+        plain.push(' ');
+        if characters.next_if_eq(&'[').is_some() {
+            plain.push(' ');
+            while characters.next_if(|next| next.is_ascii_digit() || *next == ';').is_some() {
+                plain.push(' ');
+            }
+            if characters.next_if(char::is_ascii_alphabetic).is_some() {
+                plain.push(' ');
+            }
+        }
+    }
+    plain
+}
+
+/// The words of a line that begins at this byte of the text, with where each begins.
+fn words(line: &str, start: usize) -> impl Iterator<Item = (usize, &str)> {
+    line.split_whitespace().map(move |word| (start + word.as_ptr() as usize - line.as_ptr() as usize, word))
+}
+
+fn is_gpu(word: &str) -> bool {
+    word.strip_prefix("GPU")
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+impl<'text> Matrix<'text> {
+    fn read(plain: &'text str) -> Result<Self, TextError> {
+        let text = Texts(plain);
+        let fault = |at, fault| text.error(at, TextFault::Smi(fault));
+        let starts = plain.split_inclusive('\n').scan(0, |at, line| {
+            let start = *at;
+            *at += line.len();
+            Some((start, line))
+        });
+        let mut lines = starts.skip_while(|(_, line)| line.split_whitespace().next() != Some("GPU0"));
+        let (at, header) = lines.next().ok_or_else(|| fault(0, SmiFault::NoHeader))?;
+        let gpus: Vec<&str> =
+            words(header, at).map(|(_, word)| word).take_while(|word| is_gpu(word)).collect();
+        if gpus.len() > GPUS_MAX {
+            let error = TopologyError::TooMany { what: "GPUs", limit: GPUS_MAX };
+            return Err(text.error(at, TextFault::Topology(error)));
+        }
+        let mut matrix = Self { text, starts: Vec::new(), links: Vec::new(), gpus };
+        for &gpu in &matrix.gpus {
+            let row = lines.next().filter(|(_, line)| line.split_whitespace().next() == Some(gpu));
+            let Some((start, line)) = row else {
+                let missing = SmiFault::NoRow { gpu: gpu.to_owned() };
+                return Err(fault(at, missing));
+            };
+            let mut cells = words(line, start).skip(1);
+            let mut links = Vec::with_capacity(matrix.gpus.len());
+            for &column in &matrix.gpus {
+                let short = SmiFault::ShortRow { gpu: gpu.to_owned(), column: column.to_owned() };
+                let (at, cell) = cells.next().ok_or_else(|| fault(start, short))?;
+                let known = nvlinks(cell).filter(|_| (cell == "X") == (column == gpu));
+                links.push(known.ok_or_else(|| fault(at, SmiFault::Cell { cell: cell.to_owned() }))?);
+            }
+            matrix.starts.push(start);
+            matrix.links.push(links);
+        }
+        Ok(matrix)
+    }
+
+    fn check_symmetric(&self) -> Result<(), TextError> {
+        for (one, row) in self.links.iter().enumerate() {
+            for (other, &forth) in row.iter().enumerate() {
+                let back = self.links[other][one];
+                if forth != back {
+                    let fault = SmiFault::Asymmetric {
+                        one: self.gpus[one].to_owned(),
+                        other: self.gpus[other].to_owned(),
+                        forth: format!("NV{forth}"),
+                        back: format!("NV{back}"),
+                    };
+                    return Err(self.text.error(self.starts[one], TextFault::Smi(fault)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn topology(&self, nvlink_bytes_per_s: u64) -> Result<Topology, TextError> {
+        if self.gpus.len() > 1 && self.links.iter().flatten().all(|&links| links == 0) {
+            return Err(self.text.error(self.starts[0], TextFault::Smi(SmiFault::NoNvlink)));
+        }
+        let mut builder = Topology::builder();
+        let ranks: Vec<NodeId> = self.gpus.iter().map(|gpu| builder.rank(gpu.to_lowercase())).collect();
+        for (number, members) in self.switched()?.values().enumerate() {
+            let switch = builder.switch(format!("nvswitch{number}"));
+            for &gpu in members {
+                let links = self.links[gpu].iter().copied().max().unwrap_or(0);
+                let bytes_per_s = links.saturating_mul(nvlink_bytes_per_s);
+                builder.duplex(ranks[gpu], switch, bytes_per_s, LATENCY_NS);
+            }
+        }
+        for (one, row) in self.links.iter().enumerate().filter(|(one, _)| !self.is_switched(*one)) {
+            for (other, &links) in row.iter().enumerate().skip(one + 1) {
+                for _ in 0..links {
+                    builder.duplex(ranks[one], ranks[other], nvlink_bytes_per_s, LATENCY_NS);
+                }
+            }
+        }
+        builder.build().map_err(|error| {
+            let part = match &error {
+                TopologyError::Disconnected { parts } => parts.get(1).and_then(|part| part.first()),
+                _ => None,
+            };
+            let gpu = part.and_then(|name| self.gpus.iter().position(|gpu| gpu.to_lowercase() == *name));
+            self.text.error(self.starts[gpu.unwrap_or(0)], TextFault::Topology(error))
+        })
+    }
+
+    /// Whether a GPU seems to have more links than there are.
+    fn is_switched(&self, gpu: usize) -> bool {
+        self.links[gpu].iter().sum::<u64>() > NVLINKS_MAX
+    }
+
+    /// The GPUs of each NVSwitch, by the first of them.
+    fn switched(&self) -> Result<BTreeMap<usize, Vec<usize>>, TextError> {
+        let mut switches = BTreeMap::new();
+        for gpu in (0..self.gpus.len()).filter(|&gpu| self.is_switched(gpu)) {
+            let members = self.joined_to(gpu);
+            if members.iter().any(|&member| self.joined_to(member) != members || !self.is_switched(member)) {
+                let links = self.links[gpu].iter().sum();
+                let fault = SmiFault::TooManyLinks { gpu: self.gpus[gpu].to_owned(), links };
+                return Err(self.text.error(self.starts[gpu], TextFault::Smi(fault)));
+            }
+            switches.insert(members[0], members);
+        }
+        Ok(switches)
+    }
+
+    /// A GPU and those that it has NVLinks to.
+    fn joined_to(&self, gpu: usize) -> Vec<usize> {
+        let row = self.links[gpu].iter().enumerate();
+        row.filter(|&(other, &links)| other == gpu || links > 0).map(|(other, _)| other).collect()
+    }
+}
+
+/// How many NVLinks a cell says; no cell that is not known.
+fn nvlinks(cell: &str) -> Option<u64> {
+    if cell == "X" || WITHOUT_NVLINK.contains(&cell) {
+        return Some(0);
+    }
+    cell.strip_prefix("NV")?.parse().ok().filter(|&links| links <= NVLINKS_MAX)
+}

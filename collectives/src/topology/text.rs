@@ -1,0 +1,84 @@
+//! What is wrong with a text that should be a topology, and where in it.
+
+use crate::topology::TopologyError;
+use crate::topology::decimal::NumberFault;
+use crate::topology::nccl::NcclFault;
+use crate::topology::smi::SmiFault;
+
+/// A fault of a text, with its place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{line}:{column}: {}", one_line(.fault))]
+pub struct TextError {
+    /// Which line, from 1.
+    pub line: usize,
+    /// Which character of the line, from 1.
+    pub column: usize,
+    /// What is wrong there.
+    pub fault: TextFault,
+}
+
+/// Names and values come from outside and may hold line breaks or what terminals obey.
+fn one_line(fault: &TextFault) -> String {
+    let mut line = String::new();
+    for character in fault.to_string().chars() {
+        if character.is_control() { line.extend(character.escape_default()) } else { line.push(character) }
+    }
+    line
+}
+
+/// What can be wrong with a text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextFault {
+    /// Nothing of it looks like one of the forms that are read.
+    #[error(
+        "no topology: neither a TOML file with [[node]] and [[link]], nor an NCCL topology XML file, nor the text of nvidia-smi topo -m"
+    )]
+    Unrecognised,
+    /// Bytes that are no UTF-8.
+    #[error("no text: a topology file is UTF-8")]
+    NotText,
+    /// No TOML, or other keys than those that are read.
+    #[error("{message}")]
+    Toml {
+        /// As the TOML reader says it, in one line.
+        message: String,
+    },
+    /// A number that cannot be what its key says.
+    #[error("{key} {text} {fault}")]
+    Number {
+        /// Of what.
+        key: &'static str,
+        /// What was written.
+        text: String,
+        /// What is wrong with it.
+        fault: NumberFault,
+    },
+    /// A text in the right form of a topology that is none.
+    #[error(transparent)]
+    Topology(TopologyError),
+    /// No NCCL topology.
+    #[error(transparent)]
+    Nccl(NcclFault),
+    /// No matrix of `nvidia-smi topo -m`.
+    #[error(transparent)]
+    Smi(SmiFault),
+}
+
+/// A text in which places are looked for.
+#[derive(Clone, Copy)]
+pub(super) struct Texts<'text>(pub(super) &'text str);
+
+impl Texts<'_> {
+    /// A fault at this byte.
+    pub(super) fn error(self, at: usize, fault: TextFault) -> TextError {
+        let mut at = at.min(self.0.len());
+        while !self.0.is_char_boundary(at) {
+            at -= 1;
+        }
+        let before = &self.0[..at];
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line = before.bytes().filter(|&byte| byte == b'\n').count() + 1;
+        TextError { line, column: before[line_start..].chars().count() + 1, fault }
+    }
+}
