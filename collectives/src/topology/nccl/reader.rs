@@ -15,7 +15,7 @@ const CPUS_MAX: usize = 1 << 9;
 const COUNT_MAX: u64 = 1 << 10;
 
 /// Most megabits a second of a NIC, and megabytes a second of a link between GPU and CPU.
-const MEGA_PER_S_MAX: u64 = 100_000_000;
+const MEGA_PER_S_MAX: u64 = 1_000_000_000;
 
 /// Where an element stands.
 #[derive(Clone, Copy)]
@@ -75,6 +75,8 @@ struct Reader<'text> {
     buses: HashMap<(usize, u64), NodeId>,
     /// How many GPUs of each host were numbered here, as the text does not number them.
     unnumbered: HashMap<usize, usize>,
+    /// How many bridges have this name.
+    bridges: HashMap<String, usize>,
     /// Where what has this name stands in the text.
     names: HashMap<String, usize>,
     cpus: Vec<Cpu>,
@@ -98,6 +100,7 @@ pub(super) fn read(text: &str, root: Node<'_, '_>) -> Result<Topology, TextError
         gpus: HashMap::new(),
         buses: HashMap::new(),
         unnumbered: HashMap::new(),
+        bridges: HashMap::new(),
         names: HashMap::new(),
         cpus: Vec::new(),
         nvswitch: None,
@@ -201,13 +204,21 @@ impl Reader<'_> {
                 self.rank(node, &name, device)?;
             }
             Kind::Bridge | Kind::Nic => {
-                let name = self.on_host(above.host, &format!("pci {busid}"));
-                let switch = self.named(node, name, Builder::switch)?;
+                let switch = self.bridge(node, above.host, busid)?;
                 self.builder.duplex(switch, above.node, bytes_per_s, LATENCY_NS);
                 self.places.insert(node.id(), Place { node: switch, ..above });
             }
         }
         Ok(())
+    }
+
+    /// A switch for a bridge or NIC. Files that people put together of several machines list the same bus more than once.
+    fn bridge(&mut self, node: Node<'_, '_>, host: usize, busid: &str) -> Result<NodeId, TextError> {
+        let name = self.on_host(host, &format!("pci {busid}"));
+        let before = self.bridges.entry(name.clone()).or_insert(0);
+        *before += 1;
+        let name = if *before == 1 { name } else { format!("{name} ({before})") };
+        self.named(node, name, Builder::switch)
     }
 
     fn kind(&self, node: Node<'_, '_>, class: &str) -> Kind {
@@ -257,16 +268,17 @@ impl Reader<'_> {
             return Err(self.error(node, misplaced));
         };
         let Some(&place) = self.places.get(&parent.id()) else { return Ok(()) };
+        if self.hosts.len() == 1 {
+            return Ok(());
+        }
         let megabits = match self.attribute(node, "net", "speed")?.parse::<i64>() {
             Ok(speed) if speed <= 0 => rates::NET_DEFAULT_MEGABITS_PER_S,
             Ok(speed) if speed as u64 <= MEGA_PER_S_MAX => speed as u64,
             _ => return Err(self.wrong(node, "speed", "a number of megabits a second")),
         };
-        if self.hosts.len() > 1 {
-            let network = self.network.unwrap_or_else(|| self.builder.switch("network"));
-            self.network = Some(network);
-            self.builder.duplex(place.node, network, megabits * 1_000_000 / 8, LATENCY_NS);
-        }
+        let network = self.network.unwrap_or_else(|| self.builder.switch("network"));
+        self.network = Some(network);
+        self.builder.duplex(place.node, network, megabits * 1_000_000 / 8, LATENCY_NS);
         Ok(())
     }
 

@@ -76,6 +76,23 @@ fn a_link_to_a_gpu_that_the_job_does_not_have_is_none() {
 }
 
 #[test]
+fn the_same_bus_twice_is_two_bridges() {
+    let text = DIRECT.replace("0000:84:00.0", "0000:05:00.0");
+    assert_eq!(
+        switches(&parse(&text).unwrap()),
+        ["cpu0", "pci 0000:05:00.0", "cpu1", "pci 0000:05:00.0 (2)"]
+    );
+}
+
+#[test]
+fn nics_without_a_speed_are_taken_for_slow_and_absurd_ones_are_refused() {
+    let slow = parse(&HOSTS.replace("speed=\"400000\"", "speed=\"-1\"")).unwrap();
+    assert_eq!(carried(&slow, "network", "host0.pci 0000:19:00.0"), Some(1_250_000_000));
+    let absurd = refused(&HOSTS.replacen("speed=\"400000\"", "speed=\"4e9\"", 1));
+    assert!(absurd.ends_with("speed \"4e9\" is not a number of megabits a second"), "{absurd}");
+}
+
+#[test]
 fn xgmi_counts_by_architecture() {
     let gpu = |dev: u32, bus: &str, target: &str| {
         format!(
