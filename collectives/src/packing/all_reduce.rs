@@ -30,6 +30,9 @@ use super::{Certificate, Packing, Rate, Tree, large, peel};
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
 
+/// Most ranks of a topology in which all look the same that are looked at one by one where that alone reaches the optimum.
+const EXACT_RANKS_MAX: u32 = 256;
+
 /// The optimum where links carry as much both ways; elsewhere the best of what every link carries both ways, beside the
 /// bound of all. With `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free. None
 /// where ranks are joined only by links that lead one way.
@@ -46,8 +49,9 @@ pub fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) -> Opti
     let (bound, certificate) = bound(topology);
     if topology.ranks() > ONE_BY_ONE_RANKS_MAX && topology.is_symmetric() {
         let packing = large::pack_all_reduce(topology, bound, certificate.clone(), trees_per_root);
-        if packing.is_some() {
-            return packing;
+        let is_small = topology.ranks() <= EXACT_RANKS_MAX;
+        if let Some(packing) = packing.filter(|packing| packing.is_optimal() || !is_small) {
+            return Some(packing);
         }
     }
     let best = if topology.is_symmetric() { bound / signed(joints.unit) } else { joints.strength().rate };
@@ -145,8 +149,9 @@ impl Downward {
 
     /// Trees that carry as much as goes down, towards their roots.
     fn trees(&self, joints: &Joints) -> Vec<Tree> {
-        let packed = peel::pack(&self.graph(joints), &self.roots).expect("roots reach every rank");
-        Forest { unit: Rate::from_integer(1), trees: packed }.trees(self.unit(joints), true)
+        let packed = peel::pack(&self.graph(joints), &self.roots, true).expect("roots reach every rank");
+        Forest { unit: Rate::new(1, signed(packed.parts)), trees: packed.trees }
+            .trees(self.unit(joints), true)
     }
 
     /// So many trees of equal weight for each rank, shared among the roots as evenly as what begins there.
@@ -233,9 +238,11 @@ fn arcs_with(joints: &Joints, scale: Amount, wanted: &[i128]) -> Vec<(usize, usi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Rank;
+    use crate::packing::check;
     use crate::packing::samples::Random;
     use crate::packing::strength::tests::random_topology;
-    use crate::topology::Topology;
+    use crate::topology::preset;
 
     fn both_ways(topology: &Topology) -> (Joints, Rate, Downward) {
         let joints = Joints::both_ways(topology);
@@ -280,5 +287,115 @@ mod tests {
             }
         }
         assert!(rounds > 800, "{rounds}");
+    }
+
+    /// What the checker says of a packing that has to be right.
+    fn checked(topology: &Topology, packing: &Packing) {
+        check(topology, packing).unwrap_or_else(|flaw| panic!("{flaw}: {packing:?}"));
+    }
+
+    #[test]
+    fn random_graphs_are_packed_at_the_bound_where_links_carry_as_much_both_ways() {
+        let mut random = Random(11);
+        let (mut optimal, mut gaps) = (0, 0);
+        for round in 0..400 {
+            let (ranks, switches) = (2 + random.below(7) as usize, random.below(4) as usize);
+            let Some(topology) = random_topology(&mut random, ranks, switches, round % 4 != 0) else {
+                continue;
+            };
+            let packing = pack_all_reduce(&topology, None).expect("links go both ways");
+            checked(&topology, &packing);
+            assert!(packing.is_optimal() || !topology.is_symmetric());
+            optimal += u32::from(packing.is_optimal());
+            gaps += u32::from(!packing.is_optimal());
+            for count in [1, 2, 5] {
+                let equal = pack_all_reduce(&topology, Some(count)).expect("links go both ways");
+                checked(&topology, &equal);
+                assert!(equal.trees.len() <= ranks * count as usize);
+                let tree = equal.rate / i128::from(topology.ranks() * count);
+                assert!(equal.trees.iter().all(|part| (part.weight / tree).is_integer()));
+            }
+            checked(&topology, &pack_in_two_phases(&topology, None).expect("links go both ways"));
+        }
+        assert!(optimal > 200 && gaps > 20, "{optimal} {gaps}");
+    }
+
+    /// A number of links.
+    type Links = (i128, i128);
+
+    /// Topology, ranks, what trees used both ways reach, and what reduce-scatter and then all-gather do, in links.
+    const KNOWN: [(&str, &[Rank], Links, Links); 8] = [
+        ("dgx-1v", &[0, 1, 2], (2, 1), (3, 2)),
+        ("dgx-1v", &[0, 2, 3], (5, 2), (9, 4)),
+        ("dgx-1v", &[0, 3, 4, 7], (7, 3), (2, 1)),
+        ("dgx-1v", &[0, 1, 2, 4, 5], (9, 4), (15, 8)),
+        ("dgx-1v", &[0, 1, 2, 3, 4, 5, 6, 7], (24, 7), (24, 7)),
+        ("dgx-1p", &[0, 1, 2], (3, 2), (3, 2)),
+        ("dgx-1p", &[0, 1, 2, 3], (2, 1), (2, 1)),
+        ("dgx-1p", &[0, 1, 2, 3, 4, 5, 6, 7], (16, 7), (16, 7)),
+    ];
+
+    #[test]
+    fn allocations_of_dgx_1_have_the_rates_that_are_known_of_them() {
+        for (name, ranks, all_reduce, two_phases) in KNOWN {
+            let link = if name == "dgx-1v" { 25_000_000_000 } else { 20_000_000_000 };
+            let topology = preset(name).unwrap().only(ranks).unwrap();
+            let rate = |(links, parts)| Rate::new(links * link, parts);
+            let packing = pack_all_reduce(&topology, None).unwrap();
+            assert_eq!(
+                (packing.rate, packing.bound),
+                (rate(all_reduce), rate(all_reduce)),
+                "{name} {ranks:?}"
+            );
+            let packing = pack_in_two_phases(&topology, None).unwrap();
+            assert_eq!(
+                (packing.rate, packing.bound),
+                (rate(two_phases), rate(all_reduce)),
+                "{name} {ranks:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_connected_allocation_of_dgx_1_is_packed_at_its_bound() {
+        let mut packed = 0;
+        for name in ["dgx-1v", "dgx-1p"] {
+            let whole = preset(name).unwrap();
+            for set in 0..1_u32 << 8 {
+                let ranks: Vec<Rank> = (0..8).filter(|rank| set >> rank & 1 == 1).collect();
+                if ranks.len() < 3 {
+                    continue;
+                }
+                let Ok(topology) = whole.only(&ranks) else { continue };
+                let packing = pack_all_reduce(&topology, None).unwrap();
+                checked(&topology, &packing);
+                assert!(packing.is_optimal(), "{name} {ranks:?}");
+                packed += 1;
+            }
+        }
+        assert!(packed > 300, "{packed}");
+    }
+
+    #[test]
+    fn presets_get_trees_as_shallow_as_they_can_be() {
+        for (name, depth) in
+            [("star:12", 1), ("dgx-2", 1), ("fat-tree:4", 1), ("dgx-h100:8", 2), ("ring:9", 4)]
+        {
+            let topology = preset(name).unwrap();
+            let packing = pack_all_reduce(&topology, None).unwrap();
+            let depths = check(&topology, &packing).unwrap().depths;
+            assert!(packing.is_optimal());
+            assert_eq!(depths.iter().map(|depth| depth.edges).max(), Some(depth), "{name}");
+        }
+    }
+
+    #[test]
+    fn links_that_lead_one_way_only_carry_no_trees_that_are_used_both_ways() {
+        let mut builder = Topology::builder();
+        let nodes: Vec<NodeId> = (0..3).map(|rank| builder.rank(format!("r{rank}"))).collect();
+        (0..3).for_each(|rank| builder.link(nodes[rank], nodes[(rank + 1) % 3], 1, 0));
+        let topology = builder.build().unwrap();
+        assert_eq!(pack_all_reduce(&topology, None), None);
+        assert_eq!(pack_in_two_phases(&topology, None), None);
     }
 }

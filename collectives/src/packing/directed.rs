@@ -87,7 +87,7 @@ fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
 fn forest_at(graph: &Digraph, direction: &[Amount], rate: Rate) -> Option<Forest> {
     let (trees, parts) = (rate.numer().unsigned_abs(), rate.denom().unsigned_abs());
     let graph = graph.map(|_, _, capacity| capacity * parts);
-    grown(&graph, &scaled(direction, trees), Rate::new(1, *rate.denom()))
+    grown(&graph, &scaled(direction, trees), Rate::new(1, *rate.denom()), true)
 }
 
 /// Trees at the largest part of a rate at which switches were found to be balanced.
@@ -101,10 +101,10 @@ fn equal_trees(graph: &Digraph, direction: &[Amount], best: Rate, count: u32) ->
     let demand = scaled(direction, count.into());
     let best = best_units(graph, &demand, best / Rate::from_integer(count.into()));
     let best = best.expect("there are two ranks and something to send");
-    grown(&best.graph, &demand, best.tree).unwrap_or_else(|| {
+    grown(&best.graph, &demand, best.tree, false).unwrap_or_else(|| {
         let total = demand.iter().sum();
         let paths = path_forest(graph, direction, count.into());
-        highest(best.tree, paths, |tree| grown(&whole_trees(graph, tree, total), &demand, tree))
+        highest(best.tree, paths, |tree| grown(&whole_trees(graph, tree, total), &demand, tree, false))
     })
 }
 
@@ -140,18 +140,18 @@ fn path_forest(graph: &Digraph, direction: &[Amount], count: Amount) -> Forest {
         load.get(&(from, to)).map(|&load| Rate::new(signed(capacity), signed(load)))
     });
     let unit = shares.min().expect("something is sent");
-    grown(&loads, &demand, unit).expect("what goes over paths is balanced and enough")
+    grown(&loads, &demand, unit, false).expect("what goes over paths is balanced and enough")
 }
 
 fn scaled(direction: &[Amount], factor: Amount) -> Vec<Amount> {
     direction.iter().map(|amount| amount * factor).collect()
 }
 
-/// Trees that meet a demand; none where switches cannot be balanced.
-fn grown(graph: &Digraph, demand: &[Amount], unit: Rate) -> Option<Forest> {
+/// Trees that meet a demand, or parts of such; none where switches cannot be balanced.
+fn grown(graph: &Digraph, demand: &[Amount], unit: Rate, can_part: bool) -> Option<Forest> {
     let part = if graph.is_balanced() { None } else { Some(balanced(graph, demand)?) };
-    let trees = peel::pack(part.as_ref().unwrap_or(graph), demand)?;
-    Some(Forest { unit, trees: merged(trees) })
+    let peeled = peel::pack(part.as_ref().unwrap_or(graph), demand, can_part)?;
+    Some(Forest { unit: unit / Rate::from_integer(signed(peeled.parts)), trees: merged(peeled.trees) })
 }
 
 /// One tree for all with the same root and edges.

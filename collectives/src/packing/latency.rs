@@ -29,8 +29,7 @@ const USES_MAX: u32 = 1 << 16;
 #[must_use]
 pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     let turns = if packing.collective == Collective::AllReduce { 2 } else { 1 };
-    let ways = packing.trees.iter().map(|tree| longest_way(tree, topology));
-    let (latency_ns, edges) = ways.fold((0, 0), |most, way| (most.0.max(way.0), most.1.max(way.1)));
+    let (latency_ns, edges) = longest_way(packing, topology);
     if packing.rate == Ratio::from_integer(0) {
         return 0;
     }
@@ -42,8 +41,15 @@ pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     sum_ns as u64 + u64::from(turns) * latency_ns
 }
 
+/// The latency of the longest way between root and leaf in any tree, in nanoseconds, and the most edges that one has.
+#[must_use]
+pub fn longest_way(packing: &Packing, topology: &Topology) -> (u64, u32) {
+    let ways = packing.trees.iter().map(|tree| way_of(tree, topology));
+    ways.fold((0, 0), |most, way| (most.0.max(way.0), most.1.max(way.1)))
+}
+
 /// The latency of a tree's longest way between root and leaf, and how many edges one has.
-pub(crate) fn longest_way(tree: &Tree, topology: &Topology) -> (u64, u32) {
+pub(super) fn way_of(tree: &Tree, topology: &Topology) -> (u64, u32) {
     let mut ways = vec![None; topology.ranks() as usize];
     ways[tree.root as usize] = Some((0, 0));
     let (mut left, mut most) = (tree.edges.len(), (0, 0));
@@ -97,7 +103,7 @@ fn without_deepest(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     ) {
         return Vec::new();
     }
-    let depth = |tree: &Tree| longest_way(tree, topology);
+    let depth = |tree: &Tree| way_of(tree, topology);
     let mut depths: Vec<(u64, u32)> = packing.trees.iter().map(depth).collect();
     depths.sort_unstable();
     depths.dedup();
@@ -140,7 +146,7 @@ fn flat_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
         let trees: Vec<Option<Tree>> = roots.iter().map(grow).collect();
         let is_last = uses > ranks;
         if is_one {
-            let one = trees.into_iter().flatten().min_by_key(|tree| longest_way(tree, grown_on));
+            let one = trees.into_iter().flatten().min_by_key(|tree| way_of(tree, grown_on));
             flat.extend(one.map(|tree| vec![tree]));
         } else if let Some(all) = trees.into_iter().collect::<Option<Vec<Tree>>>() {
             flat.push(all);
@@ -308,7 +314,7 @@ mod tests {
         for collective in [Collective::AllReduce, Collective::Broadcast { root: 0 }] {
             let optimum = chain(&topology, collective, Rate::from_integer(i128::from(26 * GB_S)));
             let depths: Vec<u32> = [8, 1 << 14, 1 << 20, 1 << 30]
-                .map(|bytes| longest_way(&quickest(optimum.clone(), &topology, bytes).trees[0], &topology).1)
+                .map(|bytes| way_of(&quickest(optimum.clone(), &topology, bytes).trees[0], &topology).1)
                 .to_vec();
             assert_eq!((depths[0], depths[3]), (1, 15), "{collective:?}: {depths:?}");
             assert!(depths.is_sorted() && depths[1] < 15, "{collective:?}: {depths:?}");

@@ -13,21 +13,34 @@
 //! tree that would enter one once too often goes another way. A tree takes as much from a switch as it gives it, so what is
 //! left can be peeled again, or split.
 //!
-//! Ways are as short as possible, counting one for each link and one for each edge; of equally short ones that over the least used
-//! links is taken.
+//! Ways are as short as possible, counting one for each link and one for each edge; of ranks that are equally far that which can
+//! pass most on is reached first, of equally short ways that over the least used links is taken. A single root does better
+//! with some trees than with one: several numbers of trees are tried, and the shallowest result is taken; parts of unit trees
+//! only where that halves the depth.
 //!
 //! **Invariant:** what is left can be packed, and with the trees that were peeled makes up all that there was.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+use super::Rate;
 use super::digraph::Digraph;
 use super::flow::{Amount, ArcId, Network};
+use super::search::signed;
 use super::split::{self, Way};
 use super::trees;
 use crate::Rank;
 
 /// How many trees are guessed at before one is taken that falls short of what its root wants.
 const GUESSES_MAX: usize = 6;
+
+/// How many trees are guessed at before a root is given up. Each that failed made a limit known.
+const FAILURES_MAX: usize = 48;
+
+/// How many trees a single root is to have, at least, where that makes them shallower; and as many as there are other ranks.
+const AIMS: [Amount; 2] = [4, 16];
+/// The most of them.
+const AIM_MAX: Amount = 32;
 
 /// Fineness to which the use of links is compared.
 const USE_STEPS: Amount = 1024;
@@ -43,33 +56,91 @@ pub(super) struct Routed {
     pub(super) edges: Vec<(Rank, Rank, Vec<Way>)>,
 }
 
-/// Packs `demand[v]` unit trees from every rank v to all others, shallow ones where possible. None where that cannot be, or
-/// where not as much enters as leaves some switch.
+/// Trees, of which so many together make one unit tree of what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Peeled {
+    pub(super) parts: Amount,
+    pub(super) trees: Vec<Routed>,
+}
+
+/// Packs `demand[v]` unit trees from every rank v to all others, shallow ones where possible. With `can_part` they may be parts
+/// of unit trees, if that makes them shallower. None where they cannot be packed, or where not as much enters as leaves
+/// some switch.
 ///
 /// # Panics
 ///
 /// When there are not as many demands as ranks.
-pub(super) fn pack(graph: &Digraph, demand: &[Amount]) -> Option<Vec<Routed>> {
-    let mut peeler = Peeler::new(graph, demand);
-    if !graph.is_balanced() || !peeler.is_enough() {
+pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option<Peeled> {
+    if !graph.is_balanced() || !Peeler::new(graph, demand, 1).is_enough() {
         return None;
     }
+    let mut best = pack_parts(graph, demand, 1, 1)?;
+    let mut least = Depth::of(&best, demand.len());
+    let is_one_root = demand.iter().filter(|&&amount| amount > 0).count() == 1;
+    if can_part && is_one_root {
+        let others = graph.ranks().len() as Amount - 1;
+        let aims: Vec<Amount> = AIMS.into_iter().filter(|&aim| aim < others).chain([others]).collect();
+        let total: Amount = demand.iter().sum();
+        let ways = aims.iter().flat_map(|&aim| [(1, aim), (aim.min(AIM_MAX), aim.min(AIM_MAX))]);
+        for (parts, aim) in ways.filter(|&(parts, aim)| parts > 1 || aim <= total) {
+            let peeled = pack_parts(graph, demand, parts, aim)?;
+            let depth = Depth::of(&peeled, demand.len());
+            // Whole trees are worth more than a little depth.
+            let is_worth_it = parts == best.parts || depth.most * 2 <= least.most;
+            if depth < least && is_worth_it {
+                (least, best) = (depth, peeled);
+            }
+        }
+    }
+    Some(best)
+}
+
+/// Packs with trees of which so many make a unit tree, of which each root is to have so many.
+fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) -> Option<Peeled> {
+    let graph = &graph.map(|_, _, capacity| capacity * parts);
+    let demand: Vec<Amount> = demand.iter().map(|amount| amount * parts).collect();
+    let mut peeler = Peeler::new(graph, &demand, aim);
     peeler.peel();
-    let Peeler { residuals, demand: rest, mut peeled, .. } = peeler;
-    if rest.iter().all(|&amount| amount == 0) {
-        return Some(peeled);
+    let Peeler { residuals, demand: rest, peeled: mut trees, .. } = peeler;
+    if rest.iter().any(|&amount| amount > 0) {
+        let edges =
+            graph.edges().iter().zip(residuals).map(|(&(from, to, _), residual)| (from, to, residual));
+        let left = Digraph::new(graph.nodes(), graph.ranks().to_vec(), edges);
+        let mut split = split::remove_switches(&left, &rest)?;
+        for tree in trees::pack(&split.graph, &rest)? {
+            let mut way = |&(from, to): &(Rank, Rank)| {
+                (from, to, split.routes.take(from as usize, to as usize, tree.amount))
+            };
+            let edges = tree.edges.iter().map(&mut way).collect();
+            trees.push(Routed { root: tree.root, amount: tree.amount, edges });
+        }
     }
-    let edges = graph.edges().iter().zip(residuals).map(|(&(from, to, _), residual)| (from, to, residual));
-    let left = Digraph::new(graph.nodes(), graph.ranks().to_vec(), edges);
-    let mut split = split::remove_switches(&left, &rest)?;
-    for tree in trees::pack(&split.graph, &rest)? {
-        let mut way = |&(from, to): &(Rank, Rank)| {
-            (from, to, split.routes.take(from as usize, to as usize, tree.amount))
-        };
-        let edges = tree.edges.iter().map(&mut way).collect();
-        peeled.push(Routed { root: tree.root, amount: tree.amount, edges });
+    Some(Peeled { parts, trees })
+}
+
+/// How deep trees are: the deepest, then all by their weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Depth {
+    most: usize,
+    weighed: Rate,
+}
+
+impl Depth {
+    /// Counts one for each link and one for each edge.
+    fn of(peeled: &Peeled, ranks: usize) -> Self {
+        let mut depth = Self { most: 0, weighed: Rate::default() };
+        for tree in &peeled.trees {
+            let mut times = vec![0; ranks];
+            for (from, to, ways) in &tree.edges {
+                let longest = ways.iter().map(|(nodes, _)| nodes.len()).max().unwrap_or(0);
+                times[*to as usize] = times[*from as usize] + longest;
+            }
+            let most = times.into_iter().max().unwrap_or(0);
+            depth.most = depth.most.max(most);
+            depth.weighed += Rate::new(signed(tree.amount * most as Amount), signed(peeled.parts));
+        }
+        depth
     }
-    Some(peeled)
 }
 
 /// A set of nodes that limits trees.
@@ -88,6 +159,8 @@ struct Peeler<'a> {
     numbers: Vec<Option<usize>>,
     /// What is left of each edge.
     residuals: Vec<Amount>,
+    /// What is left of all that leave each node.
+    exits: Vec<Amount>,
     /// What is left for each root.
     demand: Vec<Amount>,
     total: Amount,
@@ -98,6 +171,8 @@ struct Peeler<'a> {
     /// Ranks in the order in which they are asked.
     order: Vec<usize>,
     limits: Vec<Limit>,
+    /// How much each root aims at in one tree.
+    aims: Vec<Amount>,
     peeled: Vec<Routed>,
 }
 
@@ -116,7 +191,7 @@ struct Guess {
 }
 
 impl<'a> Peeler<'a> {
-    fn new(graph: &'a Digraph, demand: &[Amount]) -> Self {
+    fn new(graph: &'a Digraph, demand: &[Amount], aim: Amount) -> Self {
         assert_eq!(graph.ranks().len(), demand.len(), "a demand for each rank");
         let source = graph.nodes();
         let mut network = Network::new(source + 1);
@@ -126,6 +201,8 @@ impl<'a> Peeler<'a> {
             leaving[from].push(edge);
             arcs.push(network.add(from, to, capacity, 0));
         }
+        let mut exits = vec![0; graph.nodes()];
+        graph.edges().iter().for_each(|&(from, _, capacity)| exits[from] += capacity);
         let mut numbers = vec![None; graph.nodes()];
         let mut given = Vec::with_capacity(demand.len());
         for (rank, (&node, &amount)) in graph.ranks().iter().zip(demand).enumerate() {
@@ -137,6 +214,7 @@ impl<'a> Peeler<'a> {
             leaving,
             numbers,
             residuals: graph.edges().iter().map(|edge| edge.2).collect(),
+            exits,
             demand: demand.to_vec(),
             total: demand.iter().sum(),
             network,
@@ -144,6 +222,7 @@ impl<'a> Peeler<'a> {
             given,
             order: (0..demand.len()).collect(),
             limits: Vec::new(),
+            aims: demand.iter().map(|amount| amount.div_ceil(aim)).collect(),
             peeled: Vec::new(),
         }
     }
@@ -177,20 +256,22 @@ impl<'a> Peeler<'a> {
 
     /// Takes the best of a few trees of a root; says whether there was one.
     fn peel_one(&mut self, root: usize) -> bool {
-        let wanted = self.demand[root];
         let mut best: Option<(Amount, Guess)> = None;
-        let mut goal = wanted;
-        for _ in 0..GUESSES_MAX {
+        let mut goal = self.demand[root].min(self.aims[root]);
+        for guesses in 0..FAILURES_MAX {
+            if guesses >= GUESSES_MAX && best.is_some() {
+                break;
+            }
             let Some(guess) = self.guess_at_most(root, &mut goal) else { break };
-            let amount = self.most(root, &guess);
-            if best.as_ref().is_none_or(|(before, _)| amount > *before) {
+            let amount = self.most(root, &guess).min(self.aims[root]);
+            if amount > best.as_ref().map_or(0, |(before, _)| *before) {
                 best = Some((amount, guess));
             }
             if amount >= goal {
                 break;
             }
         }
-        let Some((amount, guess)) = best.filter(|best| best.0 > 0) else { return false };
+        let Some((amount, guess)) = best else { return false };
         self.take(root, amount, guess);
         true
     }
@@ -248,10 +329,10 @@ impl<'a> Peeler<'a> {
         let mut left = BTreeSet::new();
         for (&node, time) in self.graph.ranks().iter().zip(&guess.reached) {
             if let Some(time) = time {
-                left.insert((time + 1, 0, node, usize::MAX));
+                left.insert((time + 1, Reverse(Amount::MAX), 0, node, usize::MAX));
             }
         }
-        while let Some((time, worst, node, edge)) = left.pop_first() {
+        while let Some((time, _, worst, node, edge)) = left.pop_first() {
             if std::mem::replace(&mut is_done[node], true) {
                 continue;
             }
@@ -276,7 +357,9 @@ impl<'a> Peeler<'a> {
                 if guess.closed[next] == 0 && used <= self.residuals[next] {
                     let capacity = self.graph.edges()[next].2;
                     let use_of = (capacity - self.residuals[next] + used) * USE_STEPS / capacity;
-                    left.insert((time + 1, worst.max(use_of), to, next));
+                    // Of ranks that are reached at the same time, those that can pass most on.
+                    let exit = if self.numbers[to].is_some() { self.exits[to] } else { Amount::MAX };
+                    left.insert((time + 1, Reverse(exit), worst.max(use_of), to, next));
                 }
             }
         }
@@ -327,8 +410,11 @@ impl<'a> Peeler<'a> {
         let node = self.graph.ranks()[root];
         self.set_network(root, &guess, amount);
         self.demand[root] -= amount;
-        for (residual, uses) in self.residuals.iter_mut().zip(&guess.uses) {
+        for ((residual, uses), &(from, ..)) in
+            self.residuals.iter_mut().zip(&guess.uses).zip(self.graph.edges())
+        {
             *residual -= uses * amount;
+            self.exits[from] -= uses * amount;
         }
         for limit in &mut self.limits {
             let entries: Amount = limit.entering.iter().map(|&edge| guess.uses[edge]).sum();
@@ -356,5 +442,89 @@ impl Guess {
         if could && !can {
             limit.entering.iter().for_each(|&edge| self.closed[edge] += 1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packing::digraph::Supply;
+    use crate::packing::samples::{Links, Random, demand, graph};
+    use std::collections::BTreeMap;
+
+    /// What is left of a graph without trees; none when they use more than there is.
+    fn without(graph: &Digraph, peeled: &Peeled) -> Option<BTreeMap<(usize, usize), Amount>> {
+        let edges = graph.edges().iter();
+        let mut left: BTreeMap<(usize, usize), Amount> =
+            edges.map(|&(from, to, capacity)| ((from, to), capacity * peeled.parts)).collect();
+        for (nodes, amount) in peeled.trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.2) {
+            for pair in nodes.windows(2) {
+                let edge = left.get_mut(&(pair[0], pair[1]))?;
+                *edge = edge.checked_sub(*amount)?;
+            }
+        }
+        Some(left)
+    }
+
+    #[test]
+    fn trees_meet_every_demand_that_can_be_met_and_use_no_more_than_there_is() {
+        let mut random = Random(10);
+        let mut packed = 0;
+        for round in 0..600 {
+            let links = if round % 2 == 0 { Links::Duplex } else { Links::Balanced };
+            let graph = graph(&mut random, 6, 3, links);
+            let demand = demand(&mut random, &graph);
+            let is_enough = Supply::new(&graph, &demand).is_enough();
+            let peeled = pack(&graph, &demand, round % 3 != 0);
+            assert_eq!(peeled.is_some(), is_enough && graph.is_balanced());
+            let Some(peeled) = peeled else { continue };
+            packed += 1;
+            assert!(without(&graph, &peeled).is_some(), "a link is used too much");
+            let mut met = vec![0; demand.len()];
+            for tree in &peeled.trees {
+                met[tree.root as usize] += tree.amount;
+                let mut is_reached = vec![false; demand.len()];
+                is_reached[tree.root as usize] = true;
+                for (from, to, ways) in &tree.edges {
+                    assert!(is_reached[*from as usize]);
+                    assert!(!std::mem::replace(&mut is_reached[*to as usize], true));
+                    assert_eq!(ways.iter().map(|way| way.1).sum::<Amount>(), tree.amount);
+                    for (nodes, _) in ways {
+                        assert_eq!(nodes.first(), Some(&graph.ranks()[*from as usize]));
+                        assert_eq!(nodes.last(), Some(&graph.ranks()[*to as usize]));
+                    }
+                }
+                assert!(is_reached.iter().all(|&is_reached| is_reached));
+            }
+            assert!(met.iter().zip(&demand).all(|(met, wanted)| *met == wanted * peeled.parts));
+        }
+        assert!(packed > 150, "{packed}");
+    }
+
+    #[test]
+    fn a_switch_gives_every_rank_a_tree_that_reaches_all_others_at_once() {
+        let ranks = 12;
+        let edges = (0..ranks)
+            .flat_map(|rank| [(rank, ranks, ranks as Amount - 1), (ranks, rank, ranks as Amount - 1)]);
+        let graph = Digraph::new(ranks + 1, (0..ranks).collect(), edges);
+        let peeled = pack(&graph, &vec![1; ranks], true).unwrap();
+        assert_eq!(peeled.trees.len(), ranks);
+        for tree in &peeled.trees {
+            assert!(tree.edges.iter().all(|edge| edge.0 == tree.root));
+        }
+    }
+
+    #[test]
+    fn one_root_behind_a_switch_hands_parts_to_the_others_which_hand_them_on() {
+        let ranks = 12;
+        let edges = (0..ranks).flat_map(|rank| [(rank, ranks, 1), (ranks, rank, 1)]);
+        let graph = Digraph::new(ranks + 1, (0..ranks).collect(), edges);
+        let mut demand = vec![0; ranks];
+        demand[3] = 1;
+        let peeled = pack(&graph, &demand, true).unwrap();
+        // Twice through the switch, three nodes each time.
+        assert_eq!(Depth::of(&peeled, ranks).most, 6);
+        let whole = pack(&graph, &demand, false).unwrap();
+        assert_eq!((whole.parts, Depth::of(&whole, ranks).most), (1, 3 * (ranks - 1)));
     }
 }

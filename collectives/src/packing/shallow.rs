@@ -502,7 +502,7 @@ mod tests {
 
     /// The longest ways of all trees, weighed, the deepest first.
     fn reach(packing: &Packing, topology: &Topology) -> (u64, Rate) {
-        let ways = packing.trees.iter().map(|tree| crate::packing::latency::longest_way(tree, topology).0);
+        let ways = packing.trees.iter().map(|tree| crate::packing::latency::way_of(tree, topology).0);
         let weighed = packing.trees.iter().zip(ways.clone());
         (ways.max().unwrap(), weighed.map(|(tree, way)| tree.weight * way as i128).sum())
     }

@@ -1,5 +1,6 @@
 //! What is asked of a packing: by which strategy, with how many trees, and what may be wrong with the question.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,6 +8,7 @@ use super::all_reduce::{pack_all_reduce, pack_in_two_phases};
 use super::directed::pack_directed;
 use super::flows::pack_flows;
 use super::large::pack_all;
+use super::latency::longest_way;
 use super::{Certificate, Packing, Rate};
 use crate::Rank;
 use crate::collective::Collective;
@@ -18,6 +20,9 @@ pub const MAX_TREES_PER_ROOT: u32 = 64;
 
 /// Most ranks that are looked at one by one where they look the same.
 pub(super) const ONE_BY_ONE_RANKS_MAX: u32 = 64;
+
+/// Trees of so many edges from root to leaf are not looked at for shallower ones.
+const SHALLOW_EDGES: u32 = 2;
 
 /// How trees are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -188,15 +193,20 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
     }
 }
 
-/// What looks the same from many ranks is found once and carried to all of them; where that does not reach the bound, or there is
-/// no such thing, ranks are looked at one by one, unless there are too many.
+/// What looks the same from many ranks is found once and carried to all of them; where that does not reach the bound or not by
+/// shallow trees, or there is no such thing, ranks are looked at one by one, unless there are too many, and the better is taken.
 fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
     let symmetric = pack_all(topology, collective, options.trees_per_root);
+    let depth = |packing: &Packing| longest_way(packing, topology);
     match symmetric {
-        Some(packing) if packing.is_optimal() || topology.ranks() > ONE_BY_ONE_RANKS_MAX => packing,
+        Some(packing) if topology.ranks() > ONE_BY_ONE_RANKS_MAX => packing,
+        Some(packing) if packing.is_optimal() && depth(&packing).1 <= SHALLOW_EDGES => packing,
         symmetric => {
             let general = pack_directed(topology, collective, options.trees_per_root);
-            symmetric.filter(|packing| packing.rate >= general.rate).unwrap_or(general)
+            let is_better = |symmetric: &Packing| {
+                (general.rate, Reverse(depth(&general))) <= (symmetric.rate, Reverse(depth(symmetric)))
+            };
+            symmetric.filter(is_better).unwrap_or(general)
         }
     }
 }
