@@ -13,6 +13,7 @@ mod error;
 mod launch;
 mod log;
 mod metrics;
+mod plan;
 mod progress;
 mod run;
 mod schedule;
@@ -48,6 +49,8 @@ enum Command {
     Top(top::Arguments),
     /// Write a file with a fresh secret that all ranks of a job share
     Secret(secret::Arguments),
+    /// Find the best that links allow for a collective, and show why nothing does better
+    Plan(plan::Arguments),
     /// Print the schedule by which an algorithm carries out a collective
     Schedule(schedule::Arguments),
     /// Prove that a schedule does its collective, or refute it
@@ -85,6 +88,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Train(arguments) => train::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Secret(arguments) => secret::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),

@@ -1,0 +1,60 @@
+//! A plan for graphviz.
+
+use std::fmt::Write;
+
+use pleach::collectives::topology::{NodeId, NodeKind};
+
+use super::outcome::{Plan, number};
+use super::{strands::strands, words};
+
+/// Widest line, in points.
+const WIDEST: f64 = 6.0;
+
+/// The graph with its loads, each link in the colour of the tree that uses it most.
+pub(super) fn graph(plan: &Plan) -> String {
+    let topology = &plan.topology;
+    let name = |node: NodeId| quoted(topology.name(node));
+    let mut out = String::from("digraph plan {\n");
+    let reason = words::reason(topology, &plan.packing);
+    let title = format!(
+        "{} over {}: {}, {}\n{}",
+        plan.packing.collective,
+        plan.source,
+        words::rate(number(plan.packing.rate)),
+        words::verdict(&plan.packing),
+        reason.sentence
+    );
+    // Writing into a String takes all.
+    let _ = writeln!(out, "  label={};\n  layout=neato; overlap=false; splines=true;", quoted(&title));
+    for (index, node) in topology.nodes().iter().enumerate() {
+        let shape = match node.kind {
+            NodeKind::Rank => "circle",
+            NodeKind::Switch => "box",
+        };
+        let _ = writeln!(out, "  {} [shape={shape}];", name(NodeId(index as u32)));
+    }
+    let widest = topology.links().iter().map(|link| link.bytes_per_s).max().unwrap_or(1) as f64;
+    let strands = strands(plan);
+    for (index, link) in topology.links().iter().enumerate() {
+        let width = (link.bytes_per_s as f64 / widest * WIDEST).max(0.5);
+        // One colour, that of the tree with the largest share: graphviz dies of many on one curve.
+        let widest_strand = strands.of(link.from, link.to).max_by(|one, other| one.1.total_cmp(&other.1));
+        let colour = widest_strand.map_or("gray", |(colour, _)| colour);
+        let narrow = if plan.is_narrow(link) { ", style=dashed" } else { "" };
+        let _ = writeln!(
+            out,
+            "  {} -> {} [penwidth={width:.1}, color=\"{colour}\", tooltip=\"{}\", label=\"{:.0} %\"{narrow}];",
+            name(link.from),
+            name(link.to),
+            words::rate(link.bytes_per_s as f64),
+            plan.utilisation(index) * 100.0
+        );
+    }
+    out.push_str("}\n");
+    out
+}
+
+fn quoted(text: &str) -> String {
+    let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("\"{text}\"")
+}

@@ -1,0 +1,463 @@
+//! A plan to look at: links as wide as they are fast, filled with the colours of the trees that use them as far as they are
+//! used; the narrow place that the certificate names; and a small picture of each tree. Readable on white and on black.
+
+use std::fmt::Write;
+
+use pleach::collectives::Collective;
+use pleach::collectives::packing::{Certificate, Tree};
+use pleach::collectives::topology::{Link, NodeId, NodeKind};
+
+use super::captions::{escaped, labels, sentence, title, wrapped};
+use super::layout::{Layout, Point, layout};
+use super::outcome::{Plan, number};
+use super::strands::{Strands, strands};
+use super::way::{Way, arrow};
+use super::words::{self, counted};
+
+/// Radius of a rank.
+const RADIUS: f64 = 18.0;
+/// Most small pictures.
+const PICTURES_MAX: usize = 12;
+/// Most rows of them.
+const ROWS_MAX: usize = 3;
+/// Most links that get their load written beside them.
+const LABELLED_MAX: usize = 160;
+/// Narrowest picture, for the words below it.
+const WIDTH_MIN: f64 = 640.0;
+/// Height of a line of words.
+const LINE: f64 = 20.0;
+
+const STYLE: &str = "\
+.paper{fill:#ffffff}.ink{fill:#1f2328}.soft{fill:#59636e}.node{fill:#ffffff;stroke:#1f2328;stroke-width:1.5}\
+.switch{fill:#e7ebf0;stroke:#1f2328;stroke-width:1.5}.box{fill:#f6f8fa;stroke:#d1d9e0}\
+.link{stroke:#d1d9e0;fill:none}.narrow{stroke:#cf222e;fill:none}.narrows{fill:#cf222e}.tag{fill:#ffffff;fill-opacity:.88}\
+text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px}\
+.title{font-size:18px;font-weight:600}.small{font-size:10px}.mid{text-anchor:middle}\
+@media(prefers-color-scheme:dark){.paper{fill:#0d1117}.ink{fill:#e6edf3}.soft{fill:#9198a1}\
+.node{fill:#161b22;stroke:#e6edf3}.switch{fill:#2a313c;stroke:#e6edf3}.box{fill:#11161d;stroke:#3d444d}\
+.link{stroke:#3d444d}.narrow{stroke:#ff7b72}.narrows{fill:#ff7b72}.tag{fill:#0d1117;fill-opacity:.88}}";
+
+/// Tints of the parts of a certificate.
+const TINTS: [&str; 6] = ["#54aeff", "#e2c541", "#c297ff", "#4ac26b", "#ffa657", "#ff9bce"];
+
+/// Writes into a `String`, which takes all.
+macro_rules! put {
+    ($out:expr, $($what:tt)*) => {{
+        let _ = writeln!($out, $($what)*);
+    }};
+}
+
+/// The whole picture.
+pub(super) fn picture(plan: &Plan) -> String {
+    let layout = layout(&plan.topology);
+    let sheet = Sheet { plan, strands: strands(plan), labels: labels(plan), layout };
+    let width = sheet.layout.width.max(WIDTH_MIN);
+    let left = (width - sheet.layout.width) / 2.0;
+    let mut body = String::new();
+    let mut y = 34.0;
+    put!(body, "<text class=\"ink title\" x=\"24\" y=\"{y:.0}\">{}</text>", escaped(&title(plan)));
+    for line in wrapped(&sentence(plan), width - 48.0) {
+        y += LINE;
+        put!(body, "<text class=\"soft\" x=\"24\" y=\"{y:.0}\">{}</text>", escaped(&line));
+    }
+    y += 6.0;
+    put!(body, "<g transform=\"translate({left:.1} {y:.1})\">");
+    sheet.main(&mut body);
+    body.push_str("</g>\n");
+    y += sheet.layout.height;
+    y = sheet.legend(&mut body, y + 10.0, width);
+    y = sheet.pictures(&mut body, y + 10.0, width);
+    let height = y + 16.0;
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+         viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\">\n<title>{}</title>\n<style>{STYLE}</style>\n\
+         <rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n{body}</svg>\n",
+        escaped(&title(plan))
+    )
+}
+
+struct Sheet<'a> {
+    plan: &'a Plan,
+    strands: Strands,
+    labels: Vec<String>,
+    layout: Layout,
+}
+
+impl Sheet<'_> {
+    fn place(&self, node: NodeId) -> Point {
+        self.layout.places[node.0 as usize]
+    }
+
+    fn way(&self, from: NodeId, to: NodeId) -> Way {
+        let (start, end) = (self.place(from), self.place(to));
+        let (x, y) = (end.0 - start.0, end.1 - start.1);
+        let length = x.hypot(y).max(1e-9);
+        let mut bend = 0.0;
+        for (node, &at) in self.layout.places.iter().enumerate() {
+            if node == from.0 as usize || node == to.0 as usize {
+                continue;
+            }
+            let along = ((at.0 - start.0) * x + (at.1 - start.1) * y) / (length * length);
+            let beside = ((at.1 - start.1) * x - (at.0 - start.0) * y) / length;
+            if (0.02..0.98).contains(&along) && beside.abs() < RADIUS + 6.0 {
+                // Both directions of a link bend to the same side.
+                let side = if from < to { 1.0 } else { -1.0 };
+                bend = side * (0.22 * length).max(3.2 * RADIUS);
+            }
+        }
+        let middle = ((start.0 + end.0) / 2.0, (start.1 + end.1) / 2.0);
+        let bend = (middle.0 - y / length * bend, middle.1 + x / length * bend);
+        Way { from: start, bend, to: end }
+    }
+
+    /// Widest link in pixels: the more links, the thinner.
+    fn widest(&self) -> f64 {
+        match self.plan.topology.links().len() / 2 {
+            0..=40 => 15.0,
+            41..=150 => 9.0,
+            _ => 4.0,
+        }
+    }
+
+    fn main(&self, out: &mut String) {
+        for (one, other) in &self.layout.boxes {
+            let (x, y, width, height) = (one.0, one.1, other.0 - one.0, other.1 - one.1);
+            put!(
+                out,
+                "<rect class=\"box\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"14\"/>"
+            );
+        }
+        let ribbons = self.ribbons();
+        let outlined = ribbons.iter().filter(|ribbon| ribbon.is_narrow && !self.is_narrow_everywhere());
+        for ribbon in outlined {
+            put!(
+                out,
+                "<path class=\"narrow\" stroke-width=\"{:.1}\" d=\"{}\"/>",
+                ribbon.width + 5.0,
+                ribbon.way.path()
+            );
+        }
+        for ribbon in &ribbons {
+            put!(
+                out,
+                "<path class=\"link\" stroke-width=\"{:.1}\" d=\"{}\"/>",
+                ribbon.width,
+                ribbon.way.path()
+            );
+        }
+        for ribbon in &ribbons {
+            let mut used = -0.5;
+            for (colour, share) in self.strands.of(ribbon.from, ribbon.to) {
+                let strand = ribbon.way.beside((used + share / 2.0) * ribbon.width);
+                let width = (share * ribbon.width).max(0.4);
+                put!(
+                    out,
+                    "<path fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width:.2}\" d=\"{}\"/>",
+                    strand.path()
+                );
+                used += share;
+            }
+        }
+        self.nodes(out, true);
+        self.loads(out, &ribbons);
+    }
+
+    /// Where every link counts, none stands out.
+    fn is_narrow_everywhere(&self) -> bool {
+        let links = self.plan.topology.links();
+        let is_narrow = |link: &Link| {
+            let back = Link { from: link.to, to: link.from, ..*link };
+            self.plan.is_narrow(link) || self.plan.is_narrow(&back)
+        };
+        links.iter().all(is_narrow)
+    }
+
+    /// One for both directions of a link where they are the same in every respect, else one for each.
+    fn ribbons(&self) -> Vec<Ribbon> {
+        let links = self.plan.topology.links();
+        let loads = &self.plan.checked.loads;
+        let most = links.iter().map(|link| link.bytes_per_s).max().unwrap_or(1) as f64;
+        let is_both_ways = self.plan.packing.collective == Collective::AllReduce;
+        let mut ribbons = Vec::new();
+        for (index, link) in links.iter().enumerate() {
+            let back = links.binary_search_by_key(&(link.to, link.from), |link| (link.from, link.to)).ok();
+            let is_same = is_both_ways
+                && back.is_some_and(|back| {
+                    links[back].bytes_per_s == link.bytes_per_s && loads[back].load == loads[index].load
+                });
+            if is_same && link.from > link.to {
+                continue;
+            }
+            let mut width = (link.bytes_per_s as f64 / most * self.widest()).max(1.5);
+            let mut way = self.way(link.from, link.to);
+            if !is_same && back.is_some() {
+                width = (width * 0.7).max(1.2);
+                way = way.beside(width / 2.0 + 1.2);
+            }
+            let is_narrow = self.plan.is_narrow(link)
+                || (is_same && back.is_some_and(|back| self.plan.is_narrow(&links[back])));
+            let share = self.plan.utilisation(index);
+            ribbons.push(Ribbon { from: link.from, to: link.to, way, width, share, is_narrow });
+        }
+        ribbons
+    }
+
+    fn nodes(&self, out: &mut String, is_main: bool) {
+        let topology = &self.plan.topology;
+        for (index, node) in topology.nodes().iter().enumerate() {
+            let (x, y) = self.layout.places[index];
+            let label = &self.labels[index];
+            let tint = self.tint(NodeId(index as u32)).filter(|_| is_main);
+            let letters = label.chars().count() as f64;
+            match node.kind {
+                NodeKind::Rank => {
+                    if let Some(tint) = tint {
+                        let around = RADIUS + 7.0;
+                        put!(
+                            out,
+                            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{around}\" fill=\"{tint}\" fill-opacity=\".55\"/>"
+                        );
+                    }
+                    put!(out, "<circle class=\"node\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{RADIUS}\"/>");
+                    let fits = letters <= 5.0;
+                    let (class, y) = match letters {
+                        short if short <= 3.0 => ("ink mid", y),
+                        _ if fits => ("ink mid small", y),
+                        _ => ("soft mid small", y + RADIUS + 9.0),
+                    };
+                    put!(
+                        out,
+                        "<text class=\"{class}\" x=\"{x:.1}\" y=\"{:.1}\">{}</text>",
+                        y + 3.8,
+                        escaped(label)
+                    );
+                }
+                NodeKind::Switch => {
+                    let width = (letters * 7.0 + 18.0).max(48.0);
+                    let (left, top) = (x - width / 2.0, y - 13.0);
+                    if let Some(tint) = tint {
+                        put!(
+                            out,
+                            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"38\" rx=\"9\" fill=\"{tint}\" fill-opacity=\".55\"/>",
+                            left - 6.0,
+                            top - 6.0,
+                            width + 12.0
+                        );
+                    }
+                    put!(
+                        out,
+                        "<rect class=\"switch\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"26\" rx=\"6\"/>"
+                    );
+                    put!(
+                        out,
+                        "<text class=\"ink mid\" x=\"{x:.1}\" y=\"{:.1}\">{}</text>",
+                        y + 4.2,
+                        escaped(label)
+                    );
+                }
+            }
+        }
+    }
+
+    /// The colour of the part of the certificate that a node is in, where parts are more than single ranks.
+    fn tint(&self, node: NodeId) -> Option<&'static str> {
+        match &self.plan.packing.certificate {
+            // Whichever side is smaller stands out.
+            Certificate::Cut { nodes } => {
+                let is_small = 2 * nodes.len() <= self.plan.topology.nodes().len();
+                (nodes.contains(&node) == is_small).then_some(TINTS[0])
+            }
+            Certificate::Partition { parts } => {
+                let is_coarse = parts.iter().any(|part| part.len() > 1);
+                let part = parts.iter().position(|part| part.contains(&node)).filter(|_| is_coarse);
+                part.map(|part| TINTS[part % TINTS.len()])
+            }
+            Certificate::Alone => None,
+        }
+    }
+
+    /// Each load where it hides nothing.
+    fn loads(&self, out: &mut String, ribbons: &[Ribbon]) {
+        if ribbons.len() > LABELLED_MAX {
+            return;
+        }
+        let mut taken: Vec<Point> = Vec::new();
+        let share_of = |from, to| {
+            let other = ribbons.iter().find(|ribbon| (ribbon.from, ribbon.to) == (from, to));
+            other.map(|ribbon| (ribbon.share * 100.0).round() as u32)
+        };
+        for ribbon in ribbons {
+            let back = share_of(ribbon.to, ribbon.from);
+            let is_one_label = back.is_some() && back == share_of(ribbon.from, ribbon.to);
+            if is_one_label && ribbon.from > ribbon.to {
+                continue;
+            }
+            let way = if is_one_label { self.way(ribbon.from, ribbon.to) } else { ribbon.way };
+            let is_free = |at: &Point| {
+                let clear =
+                    |other: &Point, x: f64, y: f64| (at.0 - other.0).abs() > x || (at.1 - other.1).abs() > y;
+                taken.iter().all(|other| clear(other, 34.0, 15.0))
+                    && self.layout.places.iter().all(|other| clear(other, RADIUS + 16.0, RADIUS + 7.0))
+            };
+            let spots = [0.5, 0.42, 0.58, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75];
+            let Some(at) = spots.iter().map(|&along| way.at(along)).find(is_free) else { continue };
+            taken.push(at);
+            let (x, y) = at;
+            put!(
+                out,
+                "<rect class=\"tag\" x=\"{:.1}\" y=\"{:.1}\" width=\"32\" height=\"13\" rx=\"4\"/>",
+                x - 16.0,
+                y - 6.5
+            );
+            put!(
+                out,
+                "<text class=\"ink mid small\" x=\"{x:.1}\" y=\"{:.1}\">{:.0} %</text>",
+                y + 3.6,
+                ribbon.share * 100.0
+            );
+        }
+    }
+
+    /// What colours and lines mean. Gives where it ends.
+    fn legend(&self, out: &mut String, mut y: f64, width: f64) -> f64 {
+        let widest = self.plan.topology.links().iter().map(|link| link.bytes_per_s).max().unwrap_or(1) as f64;
+        let mut x = 24.0;
+        put!(out, "<path class=\"link\" stroke-width=\"{:.1}\" d=\"M{x} {y}h34\"/>", self.widest());
+        let text = format!("{} a direction; colour: how far it is used, by which tree", words::rate(widest));
+        put!(
+            out,
+            "<text class=\"soft\" x=\"{:.0}\" y=\"{:.0}\">{}</text>",
+            x + 44.0,
+            y + 4.0,
+            escaped(&text)
+        );
+        y += LINE;
+        if self.is_narrow_everywhere() {
+            let text = "every link is part of what sets the bound";
+            put!(out, "<text class=\"narrows\" x=\"{:.0}\" y=\"{:.0}\">{text}</text>", x + 44.0, y + 4.0);
+            y += LINE;
+        } else if !matches!(self.plan.packing.certificate, Certificate::Alone) {
+            put!(out, "<path class=\"narrow\" stroke-width=\"9\" d=\"M{x} {y}h34\"/>");
+            put!(out, "<path class=\"link\" stroke-width=\"4\" d=\"M{x} {y}h34\"/>");
+            let text = "the narrow place that sets the bound";
+            put!(out, "<text class=\"narrows\" x=\"{:.0}\" y=\"{:.0}\">{text}</text>", x + 44.0, y + 4.0);
+            y += LINE;
+        }
+        let trees = &self.plan.packing.trees;
+        let is_listed = trees.len() <= PICTURES_MAX;
+        if is_listed && !trees.is_empty() {
+            let texts: Vec<String> = (0..trees.len()).map(|index| self.tree_in_words(index)).collect();
+            let longest = texts.iter().map(|text| text.chars().count()).max().unwrap_or(0);
+            let needs = 34.0 + longest as f64 * 6.3;
+            for (index, text) in texts.iter().enumerate() {
+                if x + needs > width - 12.0 && x > 24.0 {
+                    x = 24.0;
+                    y += LINE;
+                }
+                put!(
+                    out,
+                    "<rect x=\"{x:.0}\" y=\"{:.0}\" width=\"14\" height=\"12\" rx=\"3\" fill=\"{}\"/>",
+                    y - 6.0,
+                    self.strands.colour(index)
+                );
+                put!(
+                    out,
+                    "<text class=\"ink\" x=\"{:.0}\" y=\"{:.0}\">{}</text>",
+                    x + 20.0,
+                    y + 4.0,
+                    escaped(text)
+                );
+                x += needs;
+            }
+        } else {
+            let text = format!("{}, coloured by their roots", counted(trees.len(), "tree"));
+            put!(out, "<text class=\"ink\" x=\"{x:.0}\" y=\"{:.0}\">{text}</text>", y + 4.0);
+        }
+        y + LINE
+    }
+
+    fn tree_in_words(&self, index: usize) -> String {
+        let tree = &self.plan.packing.trees[index];
+        let root = self.plan.topology.name(self.plan.topology.node(tree.root));
+        format!(
+            "{}, root {root}, {} deep",
+            words::rate(number(tree.weight)),
+            self.plan.checked.depths[index].edges
+        )
+    }
+
+    /// Each tree by itself. Gives where they end.
+    fn pictures(&self, out: &mut String, top: f64, width: f64) -> f64 {
+        let trees = &self.plan.packing.trees;
+        if trees.len() < 2 {
+            return top;
+        }
+        // Wide pictures are not made smaller than can be seen.
+        let least = (self.layout.width * 0.36).max(190.0);
+        let columns = ((width - 24.0) / least).floor().clamp(1.0, 6.0).min(trees.len() as f64);
+        let shown = trees.len().min(PICTURES_MAX).min(ROWS_MAX * columns as usize);
+        let each = (width - 24.0) / columns;
+        let scale = ((each - 16.0) / self.layout.width).min(1.0);
+        let height = self.layout.height * scale + 26.0;
+        for (index, tree) in trees.iter().take(shown).enumerate() {
+            let (row, column) = (index / columns as usize, index % columns as usize);
+            let (x, y) = (16.0 + column as f64 * each, top + row as f64 * height);
+            put!(
+                out,
+                "<text class=\"ink small\" x=\"{x:.0}\" y=\"{:.0}\">{}</text>",
+                y + 10.0,
+                escaped(&self.tree_in_words(index))
+            );
+            put!(out, "<g transform=\"translate({x:.1} {:.1}) scale({scale:.3})\">", y + 16.0);
+            self.tree(out, tree, self.strands.colour(index));
+            out.push_str("</g>\n");
+        }
+        let rows = shown.div_ceil(columns as usize) as f64;
+        let end = top + rows * height;
+        if trees.len() <= shown {
+            return end;
+        }
+        put!(
+            out,
+            "<text class=\"soft\" x=\"24\" y=\"{:.0}\">and {} more</text>",
+            end + 8.0,
+            trees.len() - shown
+        );
+        end + LINE
+    }
+
+    fn tree(&self, out: &mut String, tree: &Tree, colour: &str) {
+        for link in self.plan.topology.links().iter().filter(|link| link.from < link.to) {
+            put!(
+                out,
+                "<path class=\"link\" stroke-width=\"2.5\" d=\"{}\"/>",
+                self.way(link.from, link.to).path()
+            );
+        }
+        for path in tree.edges.iter().flat_map(|edge| &edge.paths) {
+            for pair in path.hops.windows(2) {
+                let way = self.way(pair[0], pair[1]);
+                put!(
+                    out,
+                    "<path fill=\"none\" stroke=\"{colour}\" stroke-width=\"6\" d=\"{}\"/>",
+                    way.path()
+                );
+                put!(out, "<path fill=\"{colour}\" d=\"{}\"/>", arrow(&way));
+            }
+        }
+        let (x, y) = self.place(self.plan.topology.node(tree.root));
+        put!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{}\" fill=\"{colour}\"/>", RADIUS + 9.0);
+        self.nodes(out, false);
+    }
+}
+
+/// A link as it is drawn.
+struct Ribbon {
+    from: NodeId,
+    to: NodeId,
+    way: Way,
+    width: f64,
+    /// How much of it is used, from 0 to 1.
+    share: f64,
+    is_narrow: bool,
+}
