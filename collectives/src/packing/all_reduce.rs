@@ -24,7 +24,6 @@ use super::directed::Forest;
 use super::flow::{Amount, Network};
 use super::search::{best_rate, signed};
 use super::shallow::make_shallow;
-use super::strategy::ONE_BY_ONE_RANKS_MAX;
 use super::strength::{Joint, Joints, even_base};
 use super::{Certificate, Packing, Rate, Tree, large, peel};
 use crate::collective::Collective;
@@ -32,6 +31,9 @@ use crate::topology::{NodeId, Topology};
 
 /// Most ranks of a topology in which all look the same that are looked at one by one where that alone reaches the optimum.
 const EXACT_RANKS_MAX: u32 = 256;
+
+/// Fewest ranks that are looked at by what looks the same. Fewer have less deep trees when each may differ.
+const ALIKE_RANKS_MIN: u32 = 9;
 
 /// The optimum where links carry as much both ways; elsewhere the best of what every link carries both ways, beside the
 /// bound of all. With `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free. None
@@ -47,7 +49,7 @@ pub fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) -> Opti
         return None;
     }
     let (bound, certificate) = bound(topology);
-    if topology.ranks() > ONE_BY_ONE_RANKS_MAX && topology.is_symmetric() {
+    if topology.ranks() >= ALIKE_RANKS_MIN && topology.is_symmetric() {
         let packing = large::pack_all_reduce(topology, bound, certificate.clone(), trees_per_root);
         let is_small = topology.ranks() <= EXACT_RANKS_MAX;
         if let Some(packing) = packing.filter(|packing| packing.is_optimal() || !is_small) {

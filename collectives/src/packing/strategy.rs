@@ -19,7 +19,7 @@ use crate::topology::Topology;
 pub const MAX_TREES_PER_ROOT: u32 = 64;
 
 /// Most ranks that are looked at one by one where they look the same.
-pub(super) const ONE_BY_ONE_RANKS_MAX: u32 = 64;
+const ONE_BY_ONE_RANKS_MAX: u32 = 64;
 
 /// Trees of so many edges from root to leaf are not looked at for shallower ones.
 const SHALLOW_EDGES: u32 = 2;

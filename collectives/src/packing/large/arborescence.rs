@@ -92,6 +92,15 @@ pub(super) fn cheapest_both_ways(root: usize, costs: &Costs) -> Branching {
     Branching::new(root, &before)
 }
 
+/// The cheapest tree in which every rank hangs below one that is fewer steps from the root. Every rank is some steps away.
+pub(super) fn cheapest_of_shallowest(root: usize, costs: &Costs, steps: &[u32]) -> Branching {
+    let nearer = |to: usize| (0..costs.ranks).filter(move |&from| steps[from] < steps[to]);
+    let cheapest =
+        |to: usize| nearer(to).min_by(|&one, &other| costs.of(one, to).total_cmp(&costs.of(other, to)));
+    let before: Vec<usize> = (0..costs.ranks).map(|to| cheapest(to).unwrap_or(root)).collect();
+    Branching::new(root, &before)
+}
+
 /// Where a component stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {

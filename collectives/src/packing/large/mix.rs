@@ -13,6 +13,9 @@ use super::ways::Column;
 /// What counts as zero.
 const EPSILON: f64 = 1e-9;
 
+/// By how much a load may be above 1 in floating point where it is 1 exactly.
+const FITS: f64 = 1e-7;
+
 /// Pivots after which the inverse is computed anew.
 const PIVOTS_FRESH_MAX: u32 = 48;
 
@@ -24,6 +27,8 @@ const PIVOTS_MAX: u32 = 4_000;
 pub(super) struct Mixed {
     /// Trees with a weight above zero.
     pub(super) columns: Vec<(Column, f64)>,
+    /// Whether no orbit carries more than it can.
+    pub(super) fits: bool,
 }
 
 /// A variable of the program.
@@ -270,6 +275,7 @@ impl Program {
 
     fn mixed(mut self) -> Mixed {
         self.refresh();
+        let fits = self.load() <= 1.0 + FITS;
         let mut used: Vec<(usize, f64)> = Vec::new();
         for (&variable, &value) in self.basis.iter().zip(&self.values) {
             if let Variable::Weight(column) = variable
@@ -280,6 +286,7 @@ impl Program {
         }
         used.sort_by_key(|&(column, _)| column);
         Mixed {
+            fits,
             columns: used
                 .into_iter()
                 .map(|(column, weight)| (self.columns[column].clone(), weight))

@@ -15,20 +15,26 @@
 //! **Invariant:** weights and loads are exact. What floating point is used for is which trees to take; where their exact weights
 //! do not reach the bound, the rate says so.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use num_rational::Ratio;
 
 use super::flow::{Amount, Network};
+use super::shallow::make_shallow;
 use super::symmetry::{Semiregular, Symmetry};
 use super::{Certificate, Edge, MAX_TREES_PER_ROOT, Packing, Path, Rate, Tree};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
+use depth::lifted;
 use mix::{Mixed, mixed};
-use ways::{Column, Ways};
+use ways::{Column, Depth, Ways};
 use weights::weighed;
 use whole::{Room, Whole};
 
 mod arborescence;
+mod depth;
+mod hung;
 mod mix;
 #[cfg(test)]
 mod tests;
@@ -38,6 +44,12 @@ mod whole;
 
 /// Trees are asked for so often at rising prices before they are mixed, for each orbit of links.
 const ROUNDS_PER_ORBIT: usize = 2;
+
+/// What edges of deep trees are tried to cost more; see [`Depth::Surcharged`].
+const SURCHARGES: [f64; 3] = [0.5, 0.1, 0.02];
+
+/// Most ranks where that is tried, and where trees exchange edges in the end.
+const SURCHARGED_RANKS_MAX: u32 = 256;
 
 /// Most trees of equal weight a root that are tried before others.
 const WHOLE_MAX: u32 = 8;
@@ -62,13 +74,17 @@ pub fn pack_all(topology: &Topology, collective: Collective, trees_per_root: Opt
     }
     let ranks = i128::from(topology.ranks());
     let nodes = (0..topology.nodes().len()).filter(|&node| best.cut[node]).map(|node| NodeId(node as u32));
-    Some(Packing {
+    let mut packing = Packing {
         collective,
         rate: packed.per_root * ranks,
         bound: best.rate * ranks,
         certificate: Certificate::Cut { nodes: nodes.collect() },
         trees: packed.trees,
-    })
+    };
+    if !packed.is_shallow && topology.ranks() <= SURCHARGED_RANKS_MAX {
+        make_shallow(&mut packing, topology);
+    }
+    Some(packing)
 }
 
 /// All-reduce on a topology with these automorphisms, whose links carry as much both ways, up to a bound. None where there are
@@ -87,7 +103,12 @@ pub fn pack_all_reduce(
     let mut packed = Mixing { topology, group: &group, both_ways: true, per_root, trees_per_root }.trees();
     packed.trees.iter_mut().for_each(turn);
     let rate = packed.trees.iter().map(|tree| tree.weight).sum();
-    Some(Packing { collective: Collective::AllReduce, rate, bound, certificate, trees: packed.trees })
+    let mut packing =
+        Packing { collective: Collective::AllReduce, rate, bound, certificate, trees: packed.trees };
+    if !packed.is_shallow && topology.ranks() <= SURCHARGED_RANKS_MAX {
+        make_shallow(&mut packing, topology);
+    }
+    Some(packing)
 }
 
 fn group_of(topology: &Topology, symmetry: &Symmetry) -> Option<Semiregular> {
@@ -179,14 +200,18 @@ struct Mixing<'t> {
 struct Mixture {
     trees: Vec<Tree>,
     per_root: Rate,
+    /// Whether no rank can be nearer to a root.
+    is_shallow: bool,
 }
 
 /// The fewest trees that reach the rate aimed for; where none are found, those that come nearest.
 fn weighed_or_whole(mixed: &Mixed, room: &Room<'_, '_>) -> (Vec<(Column, Rate)>, Rate) {
     let weights = weighed(mixed, room.carries, room.groups);
-    let of_root = |root: usize| mixed.columns.iter().filter(|(column, _)| column.orbit == root).count();
+    let different: BTreeSet<_> = mixed.columns.iter().map(|(column, _)| edges_of(column)).collect();
+    let of_root = |root: usize| different.iter().filter(|tree| tree.0 == root).count();
     let most = (0..room.groups).map(of_root).max().unwrap_or(0) as u32;
-    let fewer = if weights.is_simple() && most <= MAX_TREES_PER_ROOT { most } else { WHOLE_MAX + 1 };
+    let is_good = weights.is_simple() || (weights.is_exact() && most == 1);
+    let fewer = if is_good && most <= MAX_TREES_PER_ROOT { most } else { WHOLE_MAX + 1 };
     for count in 1..fewer.min(WHOLE_MAX + 1) {
         if let Some(whole) = room.fitting(mixed, count) {
             return shares(whole, count);
@@ -218,35 +243,74 @@ impl Mixing<'_> {
         let groups = if both_ways { 1 } else { group.representatives().len() };
         let ways = Ways::new(topology, group, both_ways);
         let rounds = ROUNDS_PER_ORBIT * carries.len();
-        let mixed = mixed(&in_floats, groups, rounds, |orbit, prices| ways.cheapest_tree(orbit, prices));
+        let mix = |depth| {
+            mixed(&in_floats, groups, rounds, |orbit, prices| ways.cheapest_tree(orbit, prices, depth))
+        };
+        let is_small = topology.ranks() <= SURCHARGED_RANKS_MAX;
+        let surcharges = SURCHARGES.iter().filter(|_| is_small).map(|&part| Depth::Surcharged(part));
+        let shallow = [Depth::Least].into_iter().chain(surcharges).map(mix).find(|mixed| mixed.fits);
+        let mixed = shallow.unwrap_or_else(|| mix(Depth::Surcharged(0.0)));
         let room = Room { ways: &ways, carries: &carries, groups };
         let (columns, load) = match self.trees_per_root {
             Some(count) => shares(room.least(&mixed, count), count),
             None => weighed_or_whole(&mixed, &room),
         };
-        let per_root = per_root / load.max(Rate::from_integer(1));
+        let load = load.max(Rate::from_integer(1));
+        let columns = lifted(&ways, columns, &carries, load);
+        let is_shallow = columns.iter().all(|(column, _)| ways.is_shallowest(column));
+        let per_root = per_root / load;
         let mut trees = Vec::new();
-        for (column, part) in columns.iter().filter(|(_, part)| *part.numer() != 0) {
-            trees.extend(
-                (0..group.elements().len()).map(|element| self.carried(column, element, part * per_root)),
-            );
+        for (columns, part) in together(columns) {
+            let elements = 0..group.elements().len();
+            trees.extend(elements.map(|element| self.carried(&columns, element, part, per_root)));
         }
         trees.sort_by_key(|tree| tree.root);
-        Mixture { trees, per_root }
+        Mixture { trees, per_root, is_shallow }
     }
 
-    /// A tree where an element of the group carries it.
-    fn carried(&self, column: &Column, element: usize, weight: Rate) -> Tree {
+    /// A tree where an element of the group carries it. Several columns differ in the ways of its edges only.
+    fn carried(&self, columns: &[(Column, Rate)], element: usize, part: Rate, per_root: Rate) -> Tree {
         let images = &self.group.elements()[element];
         let carried = |rank: Rank| {
             let image = NodeId(images.of(self.topology.node(rank).0));
             self.topology.rank(image).expect("an automorphism carries ranks to ranks")
         };
-        let mut edges = Vec::with_capacity(column.edges.len());
-        for (from, to, nodes) in &column.edges {
-            let hops = nodes.iter().map(|&node| NodeId(images.of(node))).collect();
-            edges.push(Edge { from: carried(*from), to: carried(*to), paths: vec![Path { hops, weight }] });
+        let first = &columns[0].0;
+        let mut edges = Vec::with_capacity(first.edges.len());
+        for (place, &(from, to, _)) in first.edges.iter().enumerate() {
+            let mut paths: Vec<Path> = Vec::with_capacity(columns.len());
+            for (column, part) in columns {
+                let hops: Vec<NodeId> =
+                    column.edges[place].2.iter().map(|&node| NodeId(images.of(node))).collect();
+                let weight = part * per_root;
+                match paths.iter_mut().find(|path| path.hops == hops) {
+                    Some(path) => path.weight += weight,
+                    None => paths.push(Path { hops, weight }),
+                }
+            }
+            edges.push(Edge { from: carried(from), to: carried(to), paths });
         }
-        Tree { root: carried(self.group.representatives()[column.orbit]), weight, edges }
+        Tree { root: carried(self.group.representatives()[first.orbit]), weight: part * per_root, edges }
     }
+}
+
+/// A tree's edges, and the columns that have them.
+type Together = BTreeMap<(usize, Vec<(Rank, Rank)>), Vec<(Column, Rate)>>;
+
+/// Columns with the same edges, which are one tree whatever ways its edges go, and their weight together.
+fn together(columns: Vec<(Column, Rate)>) -> Vec<(Vec<(Column, Rate)>, Rate)> {
+    let mut together = Together::new();
+    for (column, part) in columns.into_iter().filter(|(_, part)| *part.numer() != 0) {
+        together.entry(edges_of(&column)).or_default().push((column, part));
+    }
+    let sum = |columns: &Vec<(Column, Rate)>| columns.iter().map(|(_, part)| part).sum();
+    together
+        .into_values()
+        .map(|columns| (sum(&columns), columns))
+        .map(|(sum, columns)| (columns, sum))
+        .collect()
+}
+
+fn edges_of(column: &Column) -> (usize, Vec<(Rank, Rank)>) {
+    (column.orbit, column.edges.iter().map(|&(from, to, _)| (from, to)).collect())
 }

@@ -105,6 +105,35 @@ fn a_shuffled_copy_reaches_the_same() {
     }
 }
 
+#[test]
+fn trees_used_both_ways_reach_the_bound_of_partitions() {
+    for name in SMALL.into_iter().chain(["dgx-h100:8", "mi250:4", "torus:8x8", "dragonfly:4,4,4"]) {
+        let topology = preset(name).unwrap();
+        let (bound, certificate) = crate::packing::all_reduce::bound(&topology);
+        let packing = pack_all_reduce(&topology, bound, certificate, None).unwrap();
+        check(&topology, &packing).unwrap_or_else(|flaw| panic!("{name}: {flaw}"));
+        assert!(packing.is_optimal(), "{name}: {} of {}", packing.rate, packing.bound);
+    }
+}
+
+#[test]
+fn trees_are_as_shallow_as_the_bound_allows_where_ranks_look_the_same() {
+    for (name, most) in
+        [("torus:8x8", 8), ("dgx-h100:8", 2), ("star:64", 1), ("fat-tree:6", 1), ("dragonfly:8,4,2", 3)]
+    {
+        let packing = pack_all(&preset(name).unwrap(), Collective::AllGather, None).unwrap();
+        let mut deepest = 0;
+        for tree in &packing.trees {
+            let mut depths = BTreeMap::from([(tree.root, 0)]);
+            for edge in &tree.edges {
+                depths.insert(edge.to, depths[&edge.from] + 1);
+            }
+            deepest = deepest.max(*depths.values().max().unwrap());
+        }
+        assert!(deepest <= most, "{name}: {deepest}");
+    }
+}
+
 /// Links from each rank to those so far from it round a circle, with any bandwidths; at times two orbits of ranks and a switch.
 fn random_circle(random: &mut Random) -> Option<Topology> {
     let (ranks, orbits) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::arborescence::{Branching, Costs, cheapest_both_ways, cheapest_from};
+use super::arborescence::{Branching, Costs, cheapest_both_ways, cheapest_from, cheapest_of_shallowest};
 use crate::Rank;
 use crate::packing::symmetry::Semiregular;
 use crate::topology::{NodeId, Topology};
@@ -15,8 +15,18 @@ use crate::topology::{NodeId, Topology};
 /// What a link costs beside its price; prices of a whole tree are about 1.
 const LINK_SURCHARGE: f64 = 1e-7;
 
-/// What an edge costs for each step that its beginning is from the root.
+/// What an edge costs at least for each step that its beginning is from the root.
 const STEP_SURCHARGE: f64 = 1e-8;
+
+/// How deep trees may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Depth {
+    /// Every rank is as few edges from the root as there can be.
+    Least,
+    /// Whatever costs least, when each edge costs so much more for each step that its beginning is from the root, in parts of
+    /// what an edge costs on the average.
+    Surcharged(f64),
+}
 
 /// A tree, as it is for the first rank of an orbit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,6 +81,12 @@ impl<'t> Ways<'t> {
         ways
     }
 
+    /// Whether every rank of a tree is as few edges from the root as there can be.
+    pub(super) fn is_shallowest(&self, column: &Column) -> bool {
+        let steps = &self.steps[column.orbit];
+        column.edges.iter().all(|&(from, to, _)| steps[from as usize] < steps[to as usize])
+    }
+
     /// How many ranks there are.
     pub(super) fn ranks(&self) -> usize {
         self.topology.ranks() as usize
@@ -79,6 +95,11 @@ impl<'t> Ways<'t> {
     /// The first rank of an orbit.
     pub(super) fn first_rank(&self, orbit: usize) -> Rank {
         self.group.representatives()[orbit]
+    }
+
+    /// Whether there is a way from a rank to another that does not go through a third.
+    pub(super) fn has_way(&self, from: Rank, to: Rank) -> bool {
+        self.shortest_way(from, to).is_some()
     }
 
     /// The orbits of links that the shortest way from a rank to another uses, once for each use; none where there is no way.
@@ -115,22 +136,30 @@ impl<'t> Ways<'t> {
     }
 
     /// The cheapest tree from the first rank of an orbit.
-    pub(super) fn cheapest_tree(&self, orbit: usize, prices: &[f64]) -> Column {
+    pub(super) fn cheapest_tree(&self, orbit: usize, prices: &[f64], depth: Depth) -> Column {
         let ranks = self.topology.ranks() as usize;
         let all = self.cheapest_ways(prices);
         let mut costs = Costs::new(ranks);
         let steps = &self.steps[orbit];
+        let surcharge = match depth {
+            Depth::Least => STEP_SURCHARGE,
+            Depth::Surcharged(part) => STEP_SURCHARGE + part / ranks as f64,
+        };
         for from in 0..ranks {
             let ways = &all[self.group.carrier(from as Rank).0];
             for to in (0..ranks).filter(|&to| to != from) {
                 if let Some(way) = &ways[self.relative[from * ranks + to] as usize] {
                     let step = if self.both_ways { steps[from].min(steps[to]) } else { steps[from] };
-                    costs.set(from, to, way.cost + STEP_SURCHARGE * f64::from(step));
+                    costs.set(from, to, way.cost + surcharge * f64::from(step));
                 }
             }
         }
         let root = self.group.representatives()[orbit] as usize;
-        let tree = if self.both_ways { cheapest_both_ways(root, &costs) } else { cheapest_from(root, costs) };
+        let tree = match depth {
+            Depth::Least => cheapest_of_shallowest(root, &costs, steps),
+            Depth::Surcharged(_) if self.both_ways => cheapest_both_ways(root, &costs),
+            Depth::Surcharged(_) => cheapest_from(root, costs),
+        };
         self.column(orbit, &tree, &all)
     }
 

@@ -3,6 +3,7 @@
 //! From a mix rounded to whole trees, ranks of a tree are hung below others, one at a time, so that orbits of links that are
 //! used too often are used less. Nothing says that this finds what there is; what it finds is counted.
 
+use super::hung::Hung;
 use super::mix::Mixed;
 use super::ways::{Column, Ways};
 use crate::Rank;
@@ -29,24 +30,6 @@ pub(super) struct Room<'w, 't> {
     pub(super) ways: &'w Ways<'t>,
     pub(super) carries: &'w [Rate],
     pub(super) groups: usize,
-}
-
-/// A tree under change.
-#[derive(Clone, Debug)]
-struct Hung {
-    orbit: usize,
-    /// By rank; the root hangs below nothing.
-    above: Vec<Option<Above>>,
-}
-
-/// What a rank hangs below.
-#[derive(Clone, Debug)]
-struct Above {
-    rank: Rank,
-    /// Over these.
-    nodes: Vec<u32>,
-    /// The orbits of links that this uses, once for each use.
-    uses: Vec<usize>,
 }
 
 impl Room<'_, '_> {
@@ -120,12 +103,8 @@ impl Room<'_, '_> {
         let weights = super::weights::counts(mixed, self.groups, count);
         let mut trees = Vec::new();
         for ((column, _), count) in mixed.columns.iter().zip(weights) {
-            let mut above = vec![None; self.ways.ranks()];
-            for (from, to, nodes) in &column.edges {
-                let uses = self.ways.uses_over(nodes);
-                above[*to as usize] = Some(Above { rank: *from, nodes: nodes.clone(), uses });
-            }
-            (0..count).for_each(|_| trees.push(Hung { orbit: column.orbit, above: above.clone() }));
+            let tree = Hung::of(column, self.ways);
+            trees.extend((0..count).map(|_| tree.clone()));
         }
         trees
     }
@@ -210,49 +189,12 @@ struct Change {
 
 impl Change {
     fn apply(self, ways: &Ways<'_>, trees: &mut [Hung], used: &mut [i128]) {
-        let place = &mut trees[self.tree].above[self.rank as usize];
-        if let Some(above) = place.take() {
-            above.uses.into_iter().for_each(|orbit| used[orbit] -= 1);
+        let tree = &mut trees[self.tree];
+        if let Some(before) = tree.hang(ways, self.rank, self.above) {
+            before.uses.into_iter().for_each(|orbit| used[orbit] -= 1);
         }
-        let nodes = ways.shortest_nodes(self.above, self.rank).expect("there is a way to where it hangs");
-        let uses = ways.uses_over(&nodes);
-        uses.iter().for_each(|&orbit| used[orbit] += 1);
-        *place = Some(Above { rank: self.above, nodes, uses });
-    }
-}
-
-impl Hung {
-    fn is_below(&self, rank: Rank, top: Rank) -> bool {
-        let mut rank = rank;
-        while let Some(above) = &self.above[rank as usize] {
-            if rank == top {
-                return true;
-            }
-            rank = above.rank;
+        if let Some(now) = &tree.above[self.rank as usize] {
+            now.uses.iter().for_each(|&orbit| used[orbit] += 1);
         }
-        rank == top
-    }
-
-    fn column(self, ways: &Ways<'_>, orbits: usize) -> Column {
-        let mut below = vec![Vec::new(); self.above.len()];
-        let mut loads = vec![0; orbits];
-        for (rank, above) in self.above.iter().enumerate() {
-            if let Some(above) = above {
-                below[above.rank as usize].push(rank as Rank);
-                above.uses.iter().for_each(|&orbit| loads[orbit] += 1);
-            }
-        }
-        let mut edges = Vec::with_capacity(self.above.len());
-        let mut reached = vec![ways.first_rank(self.orbit)];
-        let mut next = 0;
-        while let Some(&rank) = reached.get(next) {
-            next += 1;
-            for &one in &below[rank as usize] {
-                let nodes = self.above[one as usize].as_ref().map(|above| above.nodes.clone());
-                edges.push((rank, one, nodes.expect("what hangs below has a way there")));
-                reached.push(one);
-            }
-        }
-        Column { orbit: self.orbit, loads, edges }
     }
 }
