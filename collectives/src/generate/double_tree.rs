@@ -26,17 +26,8 @@ const WINDOW_MAX: u32 = 16;
 const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
-    let shape = |block: BlockId| match collective.root() {
-        None => Shape::both(Tree::new(ranks, edges(ranks, block == 1))),
-        Some(root) => {
-            let rank = |position: Rank| (root + 1 + position) % ranks;
-            let others = ranks - 1;
-            let top = [(rank(top(others, block == 1)), root)];
-            let edges = edges(others, block == 1);
-            let edges = edges.into_iter().map(|(child, parent)| (rank(child), rank(parent)));
-            Shape::both(Tree::new(ranks, top.into_iter().chain(edges)))
-        }
-    };
+    let trees = double_tree_edges(ranks, collective.root());
+    let shape = |block: BlockId| Shape::both(Tree::new(ranks, trees[block as usize].iter().copied()));
     let window = match collective {
         Collective::AllReduce => shape(0).round_trip().clamp(WINDOW, WINDOW_MAX),
         _ => WINDOW,
@@ -52,6 +43,20 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
         turn: &|rank, block| (rank + block) % 2,
     }
     .schedule()
+}
+
+/// Child and parent of all edges of the first and the second tree over `ranks` ranks.
+pub(crate) fn double_tree_edges(ranks: u32, root: Option<Rank>) -> [Vec<(Rank, Rank)>; 2] {
+    [false, true].map(|second| match root {
+        None => edges(ranks, second),
+        Some(root) => {
+            let rank = |position: Rank| (root + 1 + position) % ranks;
+            let others = ranks - 1;
+            let top = [(rank(top(others, second)), root)];
+            let edges = edges(others, second).into_iter();
+            top.into_iter().chain(edges.map(|(child, parent)| (rank(child), rank(parent)))).collect()
+        }
+    })
 }
 
 /// Which of `count` ranks stands at a position (from 1) of the first or second tree.

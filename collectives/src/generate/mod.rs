@@ -28,6 +28,8 @@ mod recursive_doubling;
 mod ring;
 mod tree;
 
+pub(crate) use double_tree::double_tree_edges;
+
 use std::fmt;
 use std::str::FromStr;
 

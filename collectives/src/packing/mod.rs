@@ -34,7 +34,11 @@
 //! The checker recomputes all of that and shares no code with those that pack.
 
 pub mod all_reduce;
+pub mod allocations;
 pub mod balance;
+pub mod blink;
+pub mod check;
+pub mod compare;
 pub mod digraph;
 pub mod directed;
 pub mod flow;
@@ -42,10 +46,12 @@ pub mod flows;
 pub mod large;
 pub mod latency;
 mod peel;
+pub mod ring;
 #[cfg(test)]
 pub(crate) mod samples;
 pub mod search;
 mod shallow;
+mod shape;
 pub mod split;
 pub mod strategy;
 mod strength;
@@ -57,8 +63,6 @@ use num_rational::Ratio;
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::NodeId;
-
-pub mod check;
 
 pub use check::{Checked, Flaw, check};
 pub use strategy::{MAX_TREES_PER_ROOT, PackError, PackOptions, Strategy, UnknownStrategy, pack};

@@ -5,6 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::all_reduce::{pack_all_reduce, pack_in_two_phases};
+use super::blink::BlinkOptions;
+use super::compare::{self, NotHere};
 use super::directed::pack_directed;
 use super::flows::pack_flows;
 use super::large::pack_all;
@@ -141,6 +143,17 @@ pub enum PackError {
         "all-reduce uses every link both ways, and some ranks are joined only by links that lead one way; give those links their other direction"
     )]
     OneWay,
+    /// A strategy that finds nothing on this topology.
+    #[error("{collective}: strategy {strategy}: {why}; use 'optimal'")]
+    NotHere {
+        /// Which.
+        strategy: Strategy,
+        /// For what.
+        collective: Collective,
+        /// Why.
+        #[source]
+        why: NotHere,
+    },
 }
 
 /// Packs trees for a collective. [`check`](super::check()) can be asked whether the result is right.
@@ -177,8 +190,26 @@ pub fn pack(
         Strategy::ReduceScatterAllGather if collective == Collective::AllReduce => {
             pack_in_two_phases(topology, options.trees_per_root).ok_or(PackError::OneWay)
         }
-        _ => Err(PackError::NotFor { strategy, collective }),
+        _ if options.trees_per_root.is_some() => Err(PackError::NoTreesToCount { collective }),
+        _ => other(topology, collective, strategy),
     }
+}
+
+/// What another strategy packs, beside the bound of the optimal one.
+fn other(topology: &Topology, collective: Collective, strategy: Strategy) -> Result<Packing, PackError> {
+    let best = optimal(topology, collective, &PackOptions::default())?;
+    let packed = match strategy {
+        Strategy::Optimal => Ok(best),
+        Strategy::Blink => compare::blink(topology, &best, &BlinkOptions::default()),
+        Strategy::Ring => compare::rings(topology, &best),
+        Strategy::DoubleTree => compare::double_tree(topology, &best),
+        // Of any other collective than the one that is packed above.
+        Strategy::ReduceScatterAllGather => Err(NotHere::NotFor { collective }),
+    };
+    packed.map_err(|why| match why {
+        NotHere::NotFor { .. } => PackError::NotFor { strategy, collective },
+        why => PackError::NotHere { strategy, collective, why },
+    })
 }
 
 fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {

@@ -1,4 +1,9 @@
 //! Packings against what is known of them without packing: the checker and brute force.
 
 mod good;
+mod graphs;
+mod optima;
+mod oracle;
 mod refused;
+mod rings;
+mod strategies;

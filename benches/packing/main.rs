@@ -1,0 +1,75 @@
+//! `cargo bench --bench packing`: how good packings are and how long they take to make.
+//!
+//! A [`Target`](targets::Target) is a topology, the collectives that are packed on it, and the time that all of them together may take; a
+//! [`Finding`](targets::Finding) is what came out. Beside these, [`servers`] compares every allocation of a server with what other strategies
+//! reach, and [`page`] writes that down.
+//!
+//! **Invariant:** a rate that is printed was accepted by the checker, which is not part of the time; where an optimum is demanded, that the
+//! rate equals the bound of its certificate is part of the verdict. This reports and never fails because something is slow; it fails
+//! when a packing is wrong or not as good as it has to be.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+mod page;
+mod servers;
+mod targets;
+
+use targets::{Finding, targets};
+
+/// Measure how good packings are, and how long they take to make.
+#[derive(Debug, Parser)]
+#[command(
+    name = "packing",
+    after_help = "Example:\n  cargo bench --bench packing -- --only dgx-a100:2,mi250"
+)]
+struct Arguments {
+    /// Only targets whose names begin so, with commas between
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    only: Vec<String>,
+    /// How often each target is measured; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Write docs/packing.md
+    #[arg(long, conflicts_with = "only")]
+    write_docs: bool,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match measure(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether everything was right and as good as it has to be.
+fn measure(arguments: &Arguments) -> Result<bool, String> {
+    let is_chosen =
+        |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|only| name.starts_with(only));
+    let mut findings: Vec<Finding> = Vec::new();
+    println!("{}", Finding::HEAD);
+    for target in targets()?.into_iter().filter(|target| is_chosen(target.name)) {
+        let finding = target.measure(arguments.rounds);
+        println!("{finding}");
+        findings.push(finding);
+    }
+    let mut servers = Vec::new();
+    for name in servers::NAMES.into_iter().filter(|name| is_chosen(name)) {
+        let server = servers::compare(name)?;
+        println!("\n{}", server.means());
+        servers.push(server);
+    }
+    if arguments.write_docs {
+        page::write(&findings, &servers)?;
+    }
+    Ok(findings.iter().all(|finding| finding.failures.is_empty()))
+}

@@ -1,0 +1,227 @@
+//! What packing has to reach.
+
+use std::fmt;
+use std::time::Duration;
+
+use pleach_collectives::Collective;
+use pleach_collectives::packing::allocations::allocations;
+use pleach_collectives::packing::{PackOptions, Packing, check, pack};
+use pleach_collectives::topology::{Topology, preset};
+use pleach_transport::clock;
+
+/// Topologies, what is packed on each, and what is demanded.
+pub(crate) struct Target {
+    pub(crate) name: &'static str,
+    topologies: Vec<Topology>,
+    collectives: Vec<Collective>,
+    /// Nothing where the optimum has to be reached.
+    trees_per_root: Option<u32>,
+    /// For all of it.
+    limit: Duration,
+}
+
+/// What came out.
+pub(crate) struct Finding {
+    pub(crate) name: &'static str,
+    pub(crate) packings: usize,
+    pub(crate) trees: usize,
+    /// The median over rounds.
+    pub(crate) time: Duration,
+    pub(crate) limit: Duration,
+    /// How long the checker took for all of them, once.
+    pub(crate) checked_in: Duration,
+    /// Rate by bound of the packing that is farthest from it.
+    pub(crate) least_share: f64,
+    /// Rates of a target of one topology, in GB/s.
+    pub(crate) rates: Vec<(Collective, f64)>,
+    /// What is wrong or not as good as it has to be.
+    pub(crate) failures: Vec<String>,
+}
+
+/// Broadcast, all-gather and all-reduce.
+const THREE: [Collective; 3] =
+    [Collective::Broadcast { root: 0 }, Collective::AllGather, Collective::AllReduce];
+
+/// Presets of 64 ranks.
+const OF_64: [&str; 10] = [
+    "dgx-a100:8",
+    "dgx-h100:8",
+    "mi250:4",
+    "ring:64",
+    "mesh:64",
+    "torus:8x8",
+    "torus:4x4x4",
+    "star:64",
+    "fat-tree:6",
+    "dragonfly:4,4,4",
+];
+
+/// All of them.
+pub(crate) fn targets() -> Result<Vec<Target>, String> {
+    let made = |name: &str| preset(name).map_err(|error| format!("{name}: {error}"));
+    let milliseconds = Duration::from_millis;
+    let mut targets = vec![
+        Target {
+            name: "all 46 and 14 allocations of dgx-1v and dgx-1p",
+            topologies: [made("dgx-1v")?, made("dgx-1p")?]
+                .iter()
+                .flat_map(|server| allocations(server, 3..=8))
+                .map(|allocation| allocation.topology)
+                .collect(),
+            collectives: THREE.to_vec(),
+            trees_per_root: None,
+            limit: milliseconds(1_000),
+        },
+        Target {
+            name: "dgx-a100:2 all-gather",
+            topologies: vec![made("dgx-a100:2")?],
+            collectives: vec![Collective::AllGather],
+            trees_per_root: None,
+            limit: milliseconds(50),
+        },
+        Target {
+            name: "mi250:1 all-gather",
+            topologies: vec![made("mi250:1")?],
+            collectives: vec![Collective::AllGather],
+            trees_per_root: None,
+            limit: milliseconds(20),
+        },
+    ];
+    for name in OF_64 {
+        for collective in THREE {
+            targets.push(Target {
+                name,
+                topologies: vec![made(name)?],
+                collectives: vec![collective],
+                trees_per_root: None,
+                limit: milliseconds(2_000),
+            });
+        }
+    }
+    targets.push(Target {
+        name: "dgx-h100:128 all-gather, one tree a root",
+        topologies: vec![made("dgx-h100:128")?],
+        collectives: vec![Collective::AllGather],
+        trees_per_root: Some(1),
+        limit: milliseconds(60_000),
+    });
+    Ok(targets)
+}
+
+impl Target {
+    /// Packs everything so often, and checks it once.
+    pub(crate) fn measure(&self, rounds: u32) -> Finding {
+        let options = PackOptions { trees_per_root: self.trees_per_root, ..PackOptions::default() };
+        let mut times = Vec::new();
+        let mut packings = Vec::new();
+        // What takes longer than everything is allowed to is measured once.
+        while times.len() < rounds as usize
+            && times.iter().sum::<Duration>() <= self.limit.max(Duration::from_secs(2))
+        {
+            packings.clear();
+            let begin = clock::now();
+            for topology in &self.topologies {
+                for &collective in &self.collectives {
+                    packings.push((topology, collective, pack(topology, collective, &options)));
+                }
+            }
+            times.push(clock::now().since(begin));
+        }
+        times.sort_unstable();
+        let mut finding = Finding {
+            name: self.name,
+            packings: packings.len(),
+            trees: 0,
+            time: times[times.len() / 2],
+            limit: self.limit,
+            checked_in: Duration::ZERO,
+            least_share: 1.0,
+            rates: Vec::new(),
+            failures: Vec::new(),
+        };
+        let begin = clock::now();
+        for (topology, collective, packing) in &packings {
+            match packing {
+                Ok(packing) => self.look_at(&mut finding, topology, packing),
+                Err(error) => finding.failures.push(format!("{collective}: {error}")),
+            }
+        }
+        finding.checked_in = clock::now().since(begin);
+        finding
+    }
+
+    fn look_at(&self, finding: &mut Finding, topology: &Topology, packing: &Packing) {
+        let collective = packing.collective;
+        if let Err(flaw) = check(topology, packing) {
+            return finding.failures.push(format!("{collective}: {flaw}"));
+        }
+        if self.trees_per_root.is_none() && !packing.is_optimal() {
+            let (rate, bound) = (packing.rate, packing.bound);
+            finding.failures.push(format!("{collective}: {rate} bytes/s, and the bound is {bound}"));
+        }
+        finding.trees += packing.trees.len();
+        finding.least_share = finding.least_share.min(as_f64(packing.rate / packing.bound));
+        if self.topologies.len() == 1 {
+            finding.rates.push((collective, as_f64(packing.rate) / 1e9));
+        }
+    }
+}
+
+/// A rate as a number to print.
+pub(crate) fn as_f64(rate: pleach_collectives::packing::Rate) -> f64 {
+    *rate.numer() as f64 / *rate.denom() as f64
+}
+
+impl Finding {
+    pub(crate) const HEAD: &str = "verdict  within      took        checked in  of bound   trees  what";
+
+    /// The collective of a target that has one.
+    pub(crate) fn what(&self) -> String {
+        match self.rates.as_slice() {
+            [(collective, rate)] if self.name.contains(' ') => {
+                format!("{}: {rate:.2} GB/s ({collective})", self.name)
+            }
+            [(collective, rate)] => format!("{} {collective}: {rate:.2} GB/s", self.name),
+            _ => format!("{}: {} packings", self.name, self.packings),
+        }
+    }
+
+    /// Whether it was as good and as fast as it has to be.
+    pub(crate) fn verdict(&self) -> &'static str {
+        match (self.failures.is_empty(), self.time <= self.limit) {
+            (true, true) => "met",
+            (true, false) => "slow",
+            (false, _) => "FAILED",
+        }
+    }
+}
+
+/// Milliseconds with three digits that count.
+pub(crate) fn milliseconds(time: Duration) -> String {
+    let milliseconds = time.as_secs_f64() * 1e3;
+    match milliseconds {
+        0.0..10.0 => format!("{milliseconds:.2} ms"),
+        10.0..100.0 => format!("{milliseconds:.1} ms"),
+        _ => format!("{milliseconds:.0} ms"),
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{:<8} {:<11} {:<11} {:<11} {:<9.4} {:>6}  {}",
+            self.verdict(),
+            milliseconds(self.limit),
+            milliseconds(self.time),
+            milliseconds(self.checked_in),
+            self.least_share,
+            self.trees,
+            self.what()
+        )?;
+        for failure in &self.failures {
+            write!(formatter, "\n         {failure}")?;
+        }
+        Ok(())
+    }
+}
