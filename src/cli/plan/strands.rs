@@ -18,15 +18,19 @@ const COLOURS: [&str; 12] = [
 pub(super) struct Strands {
     /// By tree.
     colours: Vec<usize>,
+    /// Whether trees have the colours of their roots.
+    pub(super) is_by_root: bool,
     /// By link: which colours go over it, and what share of the link each takes.
     of_links: BTreeMap<(NodeId, NodeId), BTreeMap<usize, f64>>,
 }
 
-/// Trees in colours: each its own; where there are more than colours, those of a root share one.
+/// Trees in colours: each its own; where there are more than colours, those of a root share one if there are several roots.
 pub(super) fn strands(plan: &Plan) -> Strands {
     let trees = &plan.packing.trees;
+    let is_by_root = trees.len() > COLOURS.len() && trees.iter().any(|tree| tree.root != trees[0].root);
     let colour = |index: usize, tree: &Tree| {
-        if trees.len() <= COLOURS.len() { index } else { tree.root as usize % COLOURS.len() }
+        let number = if is_by_root { tree.root as usize } else { index };
+        number % COLOURS.len()
     };
     let colours: Vec<usize> = trees.iter().enumerate().map(|(index, tree)| colour(index, tree)).collect();
     let mut of_links: BTreeMap<(NodeId, NodeId), BTreeMap<usize, f64>> = BTreeMap::new();
@@ -48,7 +52,7 @@ pub(super) fn strands(plan: &Plan) -> Strands {
             }
         }
     }
-    Strands { colours, of_links }
+    Strands { colours, is_by_root, of_links }
 }
 
 impl Strands {

@@ -169,7 +169,7 @@ impl Sheet<'_> {
             let back = Link { from: link.to, to: link.from, ..*link };
             self.plan.is_narrow(link) || self.plan.is_narrow(&back)
         };
-        links.iter().all(is_narrow)
+        !links.is_empty() && links.iter().all(is_narrow)
     }
 
     /// One for both directions of a link where they are the same in every respect, else one for each.
@@ -219,7 +219,7 @@ impl Sheet<'_> {
                         );
                     }
                     put!(out, "<circle class=\"node\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{RADIUS}\"/>");
-                    let fits = letters <= 5.0;
+                    let fits = letters <= 6.0;
                     let (class, y) = match letters {
                         short if short <= 3.0 => ("ink mid", y),
                         _ if fits => ("ink mid small", y),
@@ -320,7 +320,8 @@ impl Sheet<'_> {
 
     /// What colours and lines mean. Gives where it ends.
     fn legend(&self, out: &mut String, mut y: f64, width: f64) -> f64 {
-        let widest = self.plan.topology.links().iter().map(|link| link.bytes_per_s).max().unwrap_or(1) as f64;
+        let widest = self.plan.topology.links().iter().map(|link| link.bytes_per_s).max();
+        let Some(widest) = widest.map(|widest| widest as f64) else { return y };
         let mut x = 24.0;
         put!(out, "<path class=\"link\" stroke-width=\"{:.1}\" d=\"M{x} {y}h34\"/>", self.widest());
         let text = format!("{} a direction; colour: how far it is used, by which tree", words::rate(widest));
@@ -370,7 +371,8 @@ impl Sheet<'_> {
                 x += needs;
             }
         } else {
-            let text = format!("{}, coloured by their roots", counted(trees.len(), "tree"));
+            let how = if self.strands.is_by_root { ", coloured by their roots" } else { "" };
+            let text = format!("{}{how}", counted(trees.len(), "tree"));
             put!(out, "<text class=\"ink\" x=\"{x:.0}\" y=\"{:.0}\">{text}</text>", y + 4.0);
         }
         y + LINE
