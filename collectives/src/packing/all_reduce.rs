@@ -29,7 +29,10 @@ use super::{Certificate, Packing, Rate, Tree, large, peel};
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
 
-/// Most ranks of a topology in which all look the same that are looked at one by one where that alone reaches the optimum.
+/// Most ranks that are looked at one by one before it is asked what looks the same.
+const ONE_BY_ONE_RANKS_MAX: u32 = 128;
+
+/// Most ranks that are looked at one by one where nothing else reaches the optimum.
 const EXACT_RANKS_MAX: u32 = 256;
 
 /// Fewest ranks that are looked at by what looks the same. Fewer have less deep trees when each may differ.

@@ -11,7 +11,7 @@
 
 use num_rational::Ratio;
 
-use super::{Edge, Packing, Path, Rate, Tree};
+use super::{Edge, PackError, PackOptions, Packing, Path, Rate, Strategy, Tree, pack};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::{Link, NodeId, Topology};
@@ -21,6 +21,23 @@ const CHUNK_NS: u64 = 500;
 
 /// How many edges of a tree may use one link, at most.
 const USES_MAX: u32 = 1 << 16;
+
+/// Packs for a collective of so many bytes, of what its rate counts: [`pack`], and with the optimal strategy and no given number
+/// of trees the [`quickest`] of what there is.
+///
+/// # Errors
+///
+/// See [`PackError`].
+pub fn pack_for(
+    topology: &Topology,
+    collective: Collective,
+    options: &PackOptions,
+    bytes: u64,
+) -> Result<Packing, PackError> {
+    let packing = pack(topology, collective, options)?;
+    let is_free = options.strategy == Strategy::Optimal && options.trees_per_root.is_none();
+    Ok(if is_free { quickest(packing, topology, bytes) } else { packing })
+}
 
 /// How long a packing takes for so many bytes (of what its rate counts), in nanoseconds.
 ///
@@ -320,6 +337,22 @@ mod tests {
             assert!(depths.is_sorted() && depths[1] < 15, "{collective:?}: {depths:?}");
             assert_eq!(quickest(optimum.clone(), &topology, 1 << 30), optimum);
         }
+    }
+
+    #[test]
+    fn what_is_packed_for_few_bytes_is_flat_and_what_is_asked_for_is_left_alone() {
+        let topology = crate::topology::preset("dgx-1v").unwrap();
+        let collective = Collective::Broadcast { root: 2 };
+        let options = PackOptions::default();
+        let optimum = pack(&topology, collective, &options).unwrap();
+        assert_eq!(pack_for(&topology, collective, &options, 1 << 32), Ok(optimum.clone()));
+        let flat = pack_for(&topology, collective, &options, 8).unwrap();
+        crate::packing::check(&topology, &flat).unwrap();
+        assert!(flat.rate < optimum.rate && flat.bound == optimum.bound);
+        assert!(longest_way(&flat, &topology) < longest_way(&optimum, &topology));
+        assert!(predicted_ns(&flat, &topology, 8) < predicted_ns(&optimum, &topology, 8));
+        let options = PackOptions { trees_per_root: Some(1), ..options };
+        assert_eq!(pack_for(&topology, collective, &options, 8), pack(&topology, collective, &options));
     }
 
     fn assert_fits(packing: &Packing, topology: &Topology) {

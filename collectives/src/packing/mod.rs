@@ -65,6 +65,7 @@ use crate::collective::Collective;
 use crate::topology::NodeId;
 
 pub use check::{Checked, Flaw, check};
+pub use latency::pack_for;
 pub use strategy::{MAX_TREES_PER_ROOT, PackError, PackOptions, Strategy, UnknownStrategy, pack};
 
 /// An exact rate or share of it, in bytes a second.

@@ -16,7 +16,7 @@
 //! Ways are as short as possible, counting one for each link and one for each edge; of ranks that are equally far that which can
 //! pass most on is reached first, of equally short ways that over the least used links is taken. A single root does better
 //! with some trees than with one: several numbers of trees are tried, and the shallowest result is taken; parts of unit trees
-//! only where that halves the depth.
+//! only where one whole tree would do and be deeper by a third.
 //!
 //! **Invariant:** what is left can be packed, and with the trees that were peeled makes up all that there was.
 
@@ -85,8 +85,8 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
         for (parts, aim) in ways.filter(|&(parts, aim)| parts > 1 || aim <= total) {
             let peeled = pack_parts(graph, demand, parts, aim)?;
             let depth = Depth::of(&peeled, demand.len());
-            // Whole trees are worth more than a little depth.
-            let is_worth_it = parts == best.parts || depth.most * 2 <= least.most;
+            // Several whole trees are worth more than some depth, and a whole tree than a little.
+            let is_worth_it = parts == best.parts || (total == 1 && depth.most * 4 <= least.most * 3);
             if depth < least && is_worth_it {
                 (least, best) = (depth, peeled);
             }
