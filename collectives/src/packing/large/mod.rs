@@ -140,7 +140,7 @@ pub(super) struct Best {
 pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
     let ranks = i128::from(topology.ranks());
     let source = topology.nodes().len();
-    let unit = topology.links().iter().fold(0, |unit, link| greatest_common_divisor(unit, link.bytes_per_s));
+    let unit = topology.links().iter().fold(0, |unit, link| greatest_divisor(unit, link.bytes_per_s));
     let mut network = Network::new(source + 1);
     let capacity = |bytes_per_s: u64| Amount::from(bytes_per_s / unit);
     let mut arcs = Vec::with_capacity(topology.links().len());
@@ -182,8 +182,8 @@ pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
     Best { rate: best.rate * i128::from(unit), cut: best.cut }
 }
 
-fn greatest_common_divisor(one: u64, other: u64) -> u64 {
-    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
+fn greatest_divisor(one: u64, other: u64) -> u64 {
+    if other == 0 { one } else { greatest_divisor(other, one % other) }
 }
 
 /// What trees are mixed for.

@@ -194,11 +194,11 @@ fn grown(topology: &Topology, symmetry: &Symmetry) -> Group {
 fn largest_order(topology: &Topology, symmetry: &Symmetry) -> usize {
     let mut sizes = vec![0; symmetry.node_orbit_count()];
     (0..topology.ranks()).for_each(|rank| sizes[symmetry.node_orbit(topology.node(rank))] += 1);
-    sizes.into_iter().fold(0, greatest_common_divisor)
+    sizes.into_iter().fold(0, greatest_divisor)
 }
 
-fn greatest_common_divisor(one: usize, other: usize) -> usize {
-    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
+fn greatest_divisor(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { greatest_divisor(other, one % other) }
 }
 
 /// Generators of what commutes with a group: the automorphisms of the graph in which an arc leads from every node to
