@@ -46,7 +46,7 @@ pub(super) fn lifted(
     load: Rate,
 ) -> Vec<(Column, Rate)> {
     let parts = columns.iter().map(|(_, part)| *part.denom());
-    let Some(unit) = parts.clone().try_fold(1_i128, common_multiple) else { return columns };
+    let Some(unit) = parts.clone().try_fold(1_i128, least_multiple) else { return columns };
     let amount = |rate: Rate| rate.numer().checked_mul(unit / rate.denom());
     let limit = |carries: &Rate| {
         let numerator = carries.numer().checked_mul(unit)?.checked_mul(*load.numer())?;
@@ -76,7 +76,7 @@ pub(super) fn lifted(
     lifting.trees.iter().map(|tree| tree.column(ways, carries.len())).zip(parts).collect()
 }
 
-fn common_multiple(one: i128, other: i128) -> Option<i128> {
+fn least_multiple(one: i128, other: i128) -> Option<i128> {
     one.checked_mul(*Rate::new(other, one).numer())
 }
 
