@@ -24,13 +24,11 @@ use super::directed::Forest;
 use super::flow::{Amount, Network};
 use super::search::{best_rate, signed};
 use super::shallow::make_shallow;
+use super::strategy::MAX_TREES_PER_ROOT;
 use super::strength::{Joint, Joints, even_base};
 use super::{Certificate, Packing, Rate, Tree, large, peel};
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
-
-/// Most ranks that are looked at one by one before it is asked what looks the same.
-const ONE_BY_ONE_RANKS_MAX: u32 = 128;
 
 /// Most ranks that are looked at one by one where nothing else reaches the optimum.
 const EXACT_RANKS_MAX: u32 = 256;
@@ -39,8 +37,9 @@ const EXACT_RANKS_MAX: u32 = 256;
 const ALIKE_RANKS_MIN: u32 = 9;
 
 /// The optimum where links carry as much both ways; elsewhere the best of what every link carries both ways, beside the
-/// bound of all. With `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free. None
-/// where ranks are joined only by links that lead one way.
+/// bound of all. With `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free; and so
+/// with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. None where ranks are joined only by links that
+/// lead one way.
 ///
 /// # Panics
 ///
@@ -62,7 +61,9 @@ pub fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) -> Opti
     let best = if topology.is_symmetric() { bound / signed(joints.unit) } else { joints.strength().rate };
     let downward = Downward::new(&joints, best);
     let trees = match trees_per_root {
-        None => downward.trees(&joints),
+        None => Some(downward.trees(&joints))
+            .filter(|trees| trees.len() <= (MAX_TREES_PER_ROOT * topology.ranks()) as usize)
+            .unwrap_or_else(|| downward.equal_trees(&joints, MAX_TREES_PER_ROOT)),
         Some(count) => downward.equal_trees(&joints, count),
     };
     Some(packing(topology, trees, bound, certificate))
