@@ -3,7 +3,9 @@
 //! They are plain loops over [`Element`]; the compiler makes vector instructions of them because the function around
 //! them says which it may use. A [`Kernel`] is a set of such functions for one element type and operation.
 
-use super::element::{And, Element, F16, Max, Min, Operation, Or, Prod, Short, Sum, Xor};
+use super::element::{And, Bf16, Element, F16, Max, Min, Operation, Or, Prod, Short, Sum, Xor};
+#[cfg(target_arch = "x86_64")]
+use super::pairs;
 use crate::collective::ReduceOp;
 
 /// A set of vector instructions.
@@ -136,6 +138,26 @@ impl Instructions {
         }
     }
 
+    /// The loops for two bfloat16 and an operation that is not bitwise.
+    pub(super) fn kernel_bf16(self, op: ReduceOp) -> &'static Kernel<Bf16> {
+        match op {
+            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_bf16::<Sum>(),
+            ReduceOp::Prod => self.kernel_of_bf16::<Prod>(),
+            ReduceOp::Min => self.kernel_of_bf16::<Min>(),
+            _ => self.kernel_of_bf16::<Max>(),
+        }
+    }
+
+    fn kernel_of_bf16<O: Operation<f32> + Operation<Bf16>>(self) -> &'static Kernel<Bf16> {
+        match self.0 {
+            Set::Base => base::kernel::<Bf16, O>(),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => &pairs::By8::<O>::KERNEL,
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => &pairs::By16::<O>::KERNEL,
+        }
+    }
+
     /// Conversions of a short float.
     pub(super) fn conversion<S: Short>(self) -> Conversion<S> {
         match self.0 {
@@ -230,7 +252,7 @@ mod plain {
 /// The loops, compiled for one set of instructions.
 macro_rules! compiled {
     ($module:ident $(, #[$feature:meta])?) => {
-        mod $module {
+        pub(super) mod $module {
             use std::marker::PhantomData;
 
             use super::{Conversion, Element, Kernel, Operation, Short, plain};
@@ -239,10 +261,10 @@ macro_rules! compiled {
                 &Table::<E, O>::KERNEL
             }
 
-            pub(super) struct Table<E, O>(PhantomData<(E, O)>);
+            pub(in crate::compute) struct Table<E, O>(PhantomData<(E, O)>);
 
             impl<E: Element, O: Operation<E>> Table<E, O> {
-                pub(super) const KERNEL: Kernel<E> = Kernel {
+                pub(in crate::compute) const KERNEL: Kernel<E> = Kernel {
                     apart: apart::<E, O>,
                     onto: onto::<E, O>,
                     onto_two: onto_two::<E, O>,
@@ -306,6 +328,16 @@ compiled!(avx2, #[target_feature(enable = "avx2,fma,f16c")]);
 #[cfg(target_arch = "x86_64")]
 compiled!(avx512, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
 
+/// Combines lane by lane; becomes one vector instruction.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn combine<O: Operation<f32>, const LANES: usize>(
+    a: [f32; LANES],
+    b: [f32; LANES],
+) -> [f32; LANES] {
+    std::array::from_fn(|lane| O::apply(a[lane], b[lane]))
+}
+
 /// Binary16 by the processor's own conversions, which no plain loop is compiled to.
 #[cfg(target_arch = "x86_64")]
 mod f16c {
@@ -313,15 +345,9 @@ mod f16c {
     use std::marker::PhantomData;
     use std::mem::transmute;
 
-    use super::{F16, Kernel, Operation, Short, avx2, avx512, plain};
+    use super::{F16, Kernel, Operation, Short, avx2, avx512, combine, plain};
 
     const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
-
-    /// Combines lane by lane; becomes one vector instruction.
-    #[inline(always)]
-    fn combine<O: Operation<f32>, const LANES: usize>(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        std::array::from_fn(|lane| O::apply(a[lane], b[lane]))
-    }
 
     macro_rules! by_lanes {
         (

@@ -36,6 +36,8 @@ mod float8;
 mod kernel;
 #[cfg(test)]
 mod oracle;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod scale;
 pub mod simulated;
 #[cfg(test)]

@@ -81,7 +81,7 @@ impl Strips {
                 return self.fold::<F16>(&part, kernel);
             }
             match job.data_type {
-                DataType::Bf16 if two => self.fold::<Bf16>(&part, instructions.kernel(op)),
+                DataType::Bf16 if two => self.fold::<Bf16>(&part, instructions.kernel_bf16(op)),
                 DataType::F8E4M3 if two => self.fold::<E4M3>(&part, instructions.kernel(op)),
                 DataType::F8E5M2 if two => self.fold::<E5M2>(&part, instructions.kernel(op)),
                 DataType::F32 => self.fold::<f32>(&part, instructions.kernel(op)),
