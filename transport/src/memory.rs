@@ -17,13 +17,16 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::process::{Resource, getrlimit};
 
 use crate::device::Mapped;
 use crate::region::{LentSlice, RegionKey, Slice};
 
 mod alias;
+mod placement;
 
 pub use alias::Alias;
+pub(crate) use placement::prefer_own_node;
 
 /// Where bytes live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,9 +134,32 @@ pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Res
     // Kernels before 6.3 know no NOEXEC_SEAL; some newer ones are set up to demand it.
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
-    ftruncate(&file, bytes as u64)?;
+    resize(&file, bytes)?;
     fcntl_add_seals(&file, SEALS_FIXED_SIZE | seals | SealFlags::SEAL)?;
     Ok(file)
+}
+
+/// Gives an anonymous file its size. One that is larger than files may be is an error: the kernel would end the process by a
+/// signal.
+pub(crate) fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(most) if bytes as u64 > most => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+        _ => Ok(ftruncate(file, bytes as u64)?),
+    }
+}
+
+/// What a person can do about shared memory that the system refuses.
+#[must_use]
+pub fn remedy(error: &io::Error) -> &'static str {
+    match rustix::io::Errno::from_io_error(error) {
+        Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+            "raise the limit of open files ('ulimit -n')"
+        }
+        _ if error.kind() == io::ErrorKind::FileTooLarge => "raise the limit of a file's size ('ulimit -f')",
+        _ => {
+            "free memory on this host, or raise the limit of addresses ('ulimit -v') or mappings (vm.max_map_count)"
+        }
+    }
 }
 
 /// From this length on, in bytes, huge pages are asked for.
@@ -168,7 +194,9 @@ impl SharedMemory {
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
         let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
         let file = sealed_file("pleach", mapped_bytes, SealFlags::empty())?;
-        Ok(Arc::new(Self::map(file, len, mapped_bytes)?))
+        let memory = Self::map(file, len, mapped_bytes)?;
+        prefer_own_node(memory.base, mapped_bytes);
+        Ok(Arc::new(memory))
     }
 
     /// Maps the first `len` bytes of a file that another process made with [`SharedMemory::new`].

@@ -11,7 +11,7 @@ use rustix::fs::SealFlags;
 use super::mapping::{Access, Mapping, check};
 use crate::cells::{CellLine, Cells};
 use crate::device::ProtocolViolation;
-use crate::memory::sealed_file;
+use crate::memory::{prefer_own_node, sealed_file};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice};
 
@@ -90,10 +90,10 @@ impl Own {
 
 /// The file is sealed against writing only after it was mapped for writing here.
 fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
-    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
     let file = memfd_create("pleach-keys", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| memfd_create("pleach-keys", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
-    ftruncate(&file, KEY_TABLE_BYTES as u64)?;
+    crate::memory::resize(&file, KEY_TABLE_BYTES)?;
     let mapping = Mapping::new(file.as_fd(), 0, KEY_TABLE_BYTES, Access::ReadWrite)?;
     let seals = crate::memory::SEALS_FIXED_SIZE | SealFlags::SEAL;
     fcntl_add_seals(&file, seals | SealFlags::FUTURE_WRITE)?;
@@ -123,6 +123,7 @@ impl OwnCells {
         let bytes = len.max(1) * CELL_BYTES;
         let file = sealed_file("pleach-cells", bytes, SealFlags::empty())?;
         let mapping = Arc::new(Mapping::new(file.as_fd(), 0, bytes, Access::ReadWrite)?);
+        prefer_own_node(mapping.base(), bytes);
         // SAFETY: a page-aligned mapping of `len` zeroed lines, kept by `mapping`, used for nothing else.
         let cells = unsafe { Cells::from_raw(mapping.base().cast(), len, mapping.clone()) };
         Ok(Self { cells, shared: Ok(mapping), file: Mutex::new(Some(file)) })
