@@ -91,8 +91,11 @@ pub enum TransferError {
         /// From whom.
         peer: Rank,
     },
-    /// The peer has no such region, or the range does not lie inside it.
-    #[error("rank {peer} refuses the access: region {key:?} is unknown there or too short")]
+    /// The peer has no such region, or the range does not lie inside it; or this process could not map it, which its log
+    /// says.
+    #[error(
+        "rank {peer} refuses the access: region {key:?} is unknown there or too short, or this process could not map it"
+    )]
     Refused {
         /// By whom.
         peer: Rank,
@@ -234,6 +237,14 @@ pub enum MapError {
         /// Which part.
         #[source]
         source: OutOfBounds,
+    },
+    /// The kernel gave this process no mapping of it, or no file; its log says which.
+    #[error("this process has no room for a mapping of rank {peer}'s region {key:?}")]
+    NoRoom {
+        /// Whose.
+        peer: Rank,
+        /// Which.
+        key: RegionKey,
     },
     /// This device maps nothing ([`crate::Reach::maps`]).
     #[error("{fabric} does not map")]

@@ -28,11 +28,20 @@ pub enum FaultKind {
     Aborted = 5,
     /// [`Fault::subject`] refused an access or broke the protocol.
     Protocol = 6,
+    /// [`Fault::found_by`] has no room for a mapping of [`Fault::subject`]'s memory.
+    OutOfReach = 7,
 }
 
 impl FaultKind {
-    const ALL: [Self; 6] =
-        [Self::TimedOut, Self::Lost, Self::Left, Self::Mismatch, Self::Aborted, Self::Protocol];
+    const ALL: [Self; 7] = [
+        Self::TimedOut,
+        Self::Lost,
+        Self::Left,
+        Self::Mismatch,
+        Self::Aborted,
+        Self::Protocol,
+        Self::OutOfReach,
+    ];
 }
 
 /// The first thing that went wrong in a group. All of its ranks end up with the same one, or, when several things
@@ -148,6 +157,11 @@ impl fmt::Display for Fault {
             FaultKind::Protocol => write!(
                 formatter,
                 "rank {subject} broke the protocol as seen by rank {found_by}: {detail}; do all ranks run the same pleach?"
+            ),
+            FaultKind::OutOfReach => write!(
+                formatter,
+                "rank {found_by} cannot map memory of rank {subject} ({detail}); raise its limits ('ulimit -v', 'ulimit -n', \
+                 vm.max_map_count), use less memory, or take fabric tcp"
             ),
         }?;
         match self.during {

@@ -104,7 +104,8 @@ pub enum StartError {
 pub enum EngineError {
     /// No scratch memory.
     #[error(
-        "{bytes} bytes of scratch memory cannot be had; free memory on its host, or raise its limit ('ulimit -v')"
+        "{bytes} bytes of scratch memory cannot be had: {source}; {}",
+        pleach_transport::memory::remedy(source)
     )]
     Scratch {
         /// How many.

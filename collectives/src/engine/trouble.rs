@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::{Nanos, SubmitError, TransferError, TransferId};
+use pleach_transport::{MapError, Nanos, SubmitError, TransferError, TransferId};
 
 use super::circle::LOOK_INTERVAL_MAX;
 use super::fault::{Fault, FaultKind};
@@ -183,6 +183,9 @@ impl Engine {
                 (FaultKind::Left, peer, error.to_string())
             }
             Trouble::Submit { peer, error } => (FaultKind::Protocol, peer, error.to_string()),
+            Trouble::Map { peer, error: error @ MapError::NoRoom { .. } } => {
+                (FaultKind::OutOfReach, peer, error.to_string())
+            }
             Trouble::Map { peer, error } => (FaultKind::Protocol, peer, error.to_string()),
         };
         self.fault(kind, *peer, detail, Some(slot), now)
@@ -216,7 +219,7 @@ impl Engine {
     pub(super) fn fail(&mut self, fault: Fault, now: Nanos) {
         let may_be_echo = match fault.kind {
             FaultKind::TimedOut | FaultKind::Lost | FaultKind::Left | FaultKind::Protocol => true,
-            FaultKind::Mismatch | FaultKind::Aborted => false,
+            FaultKind::Mismatch | FaultKind::Aborted | FaultKind::OutOfReach => false,
         };
         if may_be_echo && self.board.has_news() {
             // What peers said before counts first: it may tell why one of them went or refuses.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use pleach_transport::memory::remedy;
 use pleach_transport::{Rank, RegisterError};
 
 use crate::collective::{DataType, ReduceOp};
@@ -135,7 +136,7 @@ pub enum CollectiveError {
     #[error("memory cannot be registered: {0}")]
     Register(Arc<RegisterError>),
     /// Memory cannot be had.
-    #[error("{bytes} bytes cannot be had: {source}")]
+    #[error("{bytes} bytes cannot be had: {source}; {}", remedy(source))]
     Memory {
         /// How many.
         bytes: usize,

@@ -63,8 +63,10 @@ impl Device for ShmDevice {
             _ => return Err(MapError::Disconnected { peer }),
         };
         // Found by its first no bytes, so that a range that is too long is told from a key that is wrong.
-        let Place::Here(_, region) = connected.place(&RemoteSlice { offset: 0, len: 0, ..*slice }) else {
-            return Err(unknown);
+        let region = match connected.place(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
+            Place::Here(_, region) => region,
+            Place::NoRoom => return Err(MapError::NoRoom { peer, key: slice.key }),
+            Place::Later | Place::Refused => return Err(unknown),
         };
         let Some(address) = region.locate(slice) else {
             let end = slice.offset.saturating_add(slice.len);

@@ -127,6 +127,8 @@ pub(super) enum Place<'a> {
     Here(NonNull<u8>, &'a Arc<PeerRegion>),
     /// Alive, but not announced yet.
     Later,
+    /// Alive, but this process could not map it.
+    NoRoom,
     Refused,
 }
 
@@ -260,7 +262,7 @@ impl ShmDevice {
                 self.waiting.push_back(Waiting { peer: rank, id, request, deadline });
                 return Submitted::UnderWay;
             }
-            Place::Refused => {
+            Place::Refused | Place::NoRoom => {
                 self.refuse(rank, request.remote().key, id);
                 return Submitted::UnderWay;
             }
@@ -512,7 +514,7 @@ impl Connected {
             Some(Known::Mapped(region)) if region.key == slice.key => {
                 region.locate(slice).map_or(Place::Refused, |address| Place::Here(address, region))
             }
-            Some(Known::Unmappable(key)) if *key == slice.key => Place::Refused,
+            Some(Known::Unmappable(key)) if *key == slice.key => Place::NoRoom,
             _ => Place::Later,
         }
     }
