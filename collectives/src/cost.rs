@@ -17,6 +17,7 @@
 //! apart ([`Across`]) and its time added. The ranks of a host share its wire, so bytes are those of the busiest host.
 
 mod count;
+mod fit;
 
 use pleach_transport::CELL_PAYLOAD_BYTES;
 
@@ -26,6 +27,7 @@ use crate::hosts::HostMap;
 use crate::schedule::Schedule;
 
 use count::{Way, loads, longest_way};
+pub use fit::{Sample, fit};
 
 /// What is done for one chunk of every block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,6 +3,7 @@
 //! A pipeline of values: a generator makes a [`Schedule`], [`verify`](verify::verify) turns it into a
 //! [`Proof`](verify::Proof), and only a proof can be executed. Start with [`schedule`].
 
+pub mod choices;
 pub mod collective;
 pub mod compute;
 pub mod cost;
@@ -21,6 +22,7 @@ pub mod simulate;
 pub mod topology;
 pub mod verify;
 
+pub use choices::{Choices, ChoicesError, Pinned, Way};
 pub use collective::{Collective, DataType, ReduceOp};
 pub use compute::{F8E4M3, F8E5M2};
 pub use cost::CostModel;

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use crate::choices::Way;
 use crate::collective::{Collective, UnknownName};
 use crate::cost::{Platform, Work};
 use crate::generate::{Access, Algorithm, GenerateError, check, generate};
@@ -53,7 +54,22 @@ pub enum SelectError {
     /// It cannot be done with these ranks.
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    /// Peers are to be mapped that cannot be.
+    #[error("{algorithm} cannot map peers here, which are on other hosts or over sockets; use 'put'")]
+    NotMapped {
+        /// By which algorithm.
+        algorithm: Algorithm,
+    },
+    /// No chunk can be under way, or more than there is scratch for.
+    #[error("a window of {window} chunks; give 1 to {WINDOW_MAX}")]
+    Window {
+        /// How many.
+        window: u32,
+    },
 }
+
+/// Most chunks of a block under way at once that can be asked for.
+pub const WINDOW_MAX: u32 = 64;
 
 /// Chooses for `bytes` bytes of the whole. The platform says what is possible: where peers are mapped, puts are too.
 ///
@@ -101,6 +117,30 @@ pub fn select_named(
     let best = platform.forms(&named).last().copied().unwrap_or(Access::Put);
     let form = table.iter().find(|row| row.algorithm == named).map_or(best, |row| row.access);
     Ok(Choice { collective, ranks, bytes, algorithm: named, access: form, table })
+}
+
+/// Takes exactly this way, as far as it says which. The prices are those of [`select_named`]; they know no windows.
+///
+/// # Errors
+///
+/// When it cannot be done on this platform.
+pub fn select_way(
+    way: &Way,
+    collective: Collective,
+    bytes: u64,
+    platform: &Platform,
+) -> Result<Choice, SelectError> {
+    if let Some(window) = way.window.filter(|window| !(1..=WINDOW_MAX).contains(window)) {
+        return Err(SelectError::Window { window });
+    }
+    let choice = select_named(&way.algorithm.to_string(), collective, bytes, platform)?;
+    match way.access {
+        Some(access) if !platform.forms(&choice.algorithm).contains(&access) => {
+            Err(SelectError::NotMapped { algorithm: choice.algorithm })
+        }
+        Some(access) => Ok(Choice { access, ..choice }),
+        None => Ok(choice),
+    }
 }
 
 /// The algorithms that carry out a collective on these hosts.

@@ -2,6 +2,8 @@
 
 #[path = "group/blocks.rs"]
 mod blocks;
+#[path = "group/choices.rs"]
+mod choices;
 mod ranks;
 #[path = "group/uneven.rs"]
 mod uneven;

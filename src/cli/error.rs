@@ -6,6 +6,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
+use pleach::JoinGroupError;
 use pleach::transport::rendezvous::{Explicit, Launcher, World};
 use rustix::event::poll;
 use rustix::time::Timespec;
@@ -38,6 +39,14 @@ impl CommandError {
     /// As [`CommandError::usage`], for what is not the person's doing.
     pub(crate) fn failed(error: impl Display) -> Self {
         Self::Failed(error.to_string())
+    }
+
+    /// From a group that was not joined: choices are a file that a person named.
+    pub(crate) fn joining(error: JoinGroupError) -> Self {
+        match error {
+            JoinGroupError::Choices(error) => Self::typed(error),
+            error => Self::failed(error),
+        }
     }
 
     /// Folds clap's paragraphs into one line and says where to read on. `arguments` are those of the process.

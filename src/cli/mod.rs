@@ -21,6 +21,7 @@ mod secret;
 mod sim;
 mod top;
 mod train;
+mod tune;
 mod verify;
 
 pub(crate) use error::CommandError;
@@ -35,12 +36,15 @@ struct CommandLine {
 
 const EXAMPLE: &str = "Example:\n  pleach run -n 4 -- ./my-training-program\n\n\
     PLEACH_LOG=info (or debug, or module=level) prints what was chosen and why on standard error.\n\
+    PLEACH_CHOICES=FILE pins the choices of algorithms that 'pleach tune' wrote.\n\
     PLEACH_JOIN_TIMEOUT=SECONDS ends ranks that wait longer for others to come (60 where not set).";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measure collectives, and check every result
     Bench(bench::Arguments),
+    /// Measure which algorithm is best for each size here, and write the table that pins it
+    Tune(tune::Arguments),
     /// Start N local ranks of a command, and end them all when one fails
     Run(run::Arguments),
     /// Train a small network on handwritten digits with several ranks
@@ -84,6 +88,7 @@ pub(crate) fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<(), CommandError> {
     match command {
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Tune(arguments) => tune::run(&arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Train(arguments) => train::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),

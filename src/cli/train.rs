@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let mut options = Options::new(world);
     options.fabric = arguments.fabric;
     options.observe.metrics = arguments.metrics.map(|address| address.0);
-    let group = Group::join(&options).map_err(CommandError::failed)?;
+    let group = Group::join(&options).map_err(CommandError::joining)?;
     let (rank, ranks) = (group.rank() as usize, group.world_size() as usize);
 
     let bar = progress::bar("training", steps(&data.train, arguments.epochs), rank == 0);

@@ -294,7 +294,7 @@ fn fused(entries: Vec<Entry<'_>>) -> VecDeque<Job<'_>> {
 impl<'a> Bucket<'a> {
     fn takes(&self, group: &Group, kind: Kind, data_type: DataType) -> bool {
         let is_like = self.kind == kind && self.data_type == data_type;
-        is_like && self.group.tag == group.tag && self.group.algorithm == group.algorithm
+        is_like && self.group.tag == group.tag && self.group.way == group.way
     }
 
     fn push(&mut self, part: &'a mut [u8]) {

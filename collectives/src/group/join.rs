@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
 
 use super::{Connection, Group, GroupError, Options};
+use crate::choices::ChoicesError;
 use crate::compute::HostCompute;
 use crate::cost::{CostModel, Platform};
 use crate::engine::{Board, CELLS};
@@ -21,6 +22,9 @@ pub enum JoinGroupError {
     /// They met, and then something failed.
     #[error(transparent)]
     Group(#[from] GroupError),
+    /// The choices that were pinned cannot be used.
+    #[error(transparent)]
+    Choices(#[from] ChoicesError),
 }
 
 impl Group {
@@ -30,22 +34,33 @@ impl Group {
     ///
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join(options: &Options) -> Result<Self, JoinGroupError> {
+        let options = &Options { choices: options.choices.read()?, ..options.clone() };
         let board = Arc::new(Board::new(options.world.rank));
         let joined = join(&options.world, &settings(options), board.clone())?;
+        let platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
+        options.choices.expect_table(joined.fabric, &platform.hosts)?;
         Ok(Self::joined(joined, board, options)?)
     }
 
     /// A group of ranks that have met.
     pub(super) fn joined(joined: Joined, board: Arc<Board>, options: &Options) -> Result<Self, GroupError> {
+        let mut platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
+        let table = options.choices.table(joined.fabric, &platform.hosts);
+        if let Some(table) = &table {
+            tracing::info!("choices: {} rows for {} {}", table.rows().len(), joined.fabric, platform.hosts);
+            if let Some(&(near, far)) = table.models() {
+                (platform.near, platform.far) = (near, far);
+            }
+        }
         let connection = Connection {
             device: joined.device,
             events: joined.events,
             board,
-            platform: platform(joined.fabric, &joined.hosts, joined.ranks_here),
+            platform,
             ranks_here: joined.ranks_here,
             store: joined.store,
         };
-        let mut group = Self::new(connection, Box::new(HostCompute::new()), options)?;
+        let mut group = Self::choosing_by(table, connection, Box::new(HostCompute::new()), options)?;
         group.fabric = Some(joined.fabric);
         Ok(group)
     }
@@ -71,6 +86,7 @@ pub(super) fn settings(options: &Options) -> JoinOptions {
         knobs: vec![
             ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
             ("algorithm".to_owned(), algorithm),
+            ("choices".to_owned(), options.choices.knob()),
             ("cells".to_owned(), CELLS.to_string()),
             ("reproducible".to_owned(), options.reproducible.to_string()),
         ],

@@ -48,6 +48,7 @@ pub use progress::Progress;
 pub use split::SplitError;
 
 use crate::Rank;
+use crate::choices::{Table, Way};
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::Compute;
 use crate::cost::Platform;
@@ -67,7 +68,7 @@ use progress::ProgressThread;
 pub struct Group {
     shared: Arc<Shared>,
     timeout: Duration,
-    algorithm: Option<Algorithm>,
+    way: Option<Way>,
     tag: u32,
     priority: i32,
     fabric: Option<Fabric>,
@@ -181,6 +182,16 @@ impl Group {
         compute: Box<dyn Compute>,
         options: &Options,
     ) -> Result<Self, GroupError> {
+        Self::choosing_by(None, connection, compute, options)
+    }
+
+    /// A group whose calls go the ways of a table.
+    fn choosing_by(
+        table: Option<Arc<Table>>,
+        connection: Connection,
+        compute: Box<dyn Compute>,
+        options: &Options,
+    ) -> Result<Self, GroupError> {
         let Connection { device, events, board, platform, ranks_here, store } = connection;
         let (rank, world_size) = (device.rank(), platform.ranks());
         let hosts = platform.hosts.clone();
@@ -195,7 +206,7 @@ impl Group {
         engine.accept(events, clock::now());
         engine.allow_concurrent_calls(options.concurrent_calls);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let planner = Planner::new(rank, platform, options.algorithm.clone());
+        let planner = Planner::new(rank, platform, options.algorithm.clone()).pinned_by(table);
         let planner = match options.reproducible {
             Reproducible::No => planner,
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
@@ -237,15 +248,7 @@ impl Group {
         };
         let shared = Arc::new(shared);
         let exact = (options.reproducible == Reproducible::Exact).then(Arc::default);
-        Ok(Self {
-            shared,
-            timeout: options.timeout,
-            algorithm: None,
-            tag: 0,
-            priority: 0,
-            fabric: None,
-            exact,
-        })
+        Ok(Self { shared, timeout: options.timeout, way: None, tag: 0, priority: 0, fabric: None, exact })
     }
 
     /// This rank, from 0.
@@ -282,7 +285,13 @@ impl Group {
     /// The same group, using this algorithm (on all ranks) for the calls made through it.
     #[must_use]
     pub fn with_algorithm(&self, algorithm: Algorithm) -> Self {
-        Self { algorithm: Some(algorithm), ..self.clone() }
+        self.with_way(algorithm.into())
+    }
+
+    /// The same group, going this way (on all ranks) in the calls made through it.
+    #[must_use]
+    pub fn with_way(&self, way: Way) -> Self {
+        Self { way: Some(way), ..self.clone() }
     }
 
     /// The same group, with a tag that must be equal on all ranks for calls to match; it tells apart calls that are
@@ -328,7 +337,7 @@ impl Group {
         part_bytes: usize,
     ) -> Result<String, CollectiveError> {
         let mut core = self.shared.driver.lock();
-        let program = core.planner.program(collective, part_bytes, self.algorithm.as_ref())?;
+        let program = core.planner.program(collective, part_bytes, self.way.as_ref())?;
         Ok(program.algorithm().to_owned())
     }
 
@@ -562,7 +571,7 @@ impl Group {
             return Err(CollectiveError::Meaningless { op, data_type });
         }
         let descriptor = Descriptor { collective, amount: counts.amount(), data_type, op, tag: self.tag };
-        planner.plan(&descriptor, counts, self.algorithm.as_ref())
+        planner.plan(&descriptor, counts, self.way.as_ref())
     }
 
     /// As [`Self::begin`], for a call that waits; `None` when it has been carried out.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
 
 use super::progress::Progress;
+use crate::choices::Pinned;
 use crate::generate::Algorithm;
 use crate::observe::Observe;
 use crate::reproducible::Reproducible;
@@ -25,6 +26,10 @@ pub struct Options {
     pub close_timeout: Duration,
     /// Use this algorithm wherever it fits (the same on all ranks); otherwise the best is chosen for each size.
     pub algorithm: Option<Algorithm>,
+    /// Measured choices of algorithms, which calls keep to where no algorithm is named; the same on all ranks. From
+    /// `PLEACH_CHOICES` unless changed. They must have a table for the world that is joined; groups that are split from it
+    /// take theirs where there is one. Groups over a device of the caller's ([`Group::new`](super::Group::new)) have none.
+    pub choices: Pinned,
     /// How long a waiting call polls before it sleeps.
     pub spin: Duration,
     /// Set it when several threads of a rank make calls in this group at the same time, so that one call may depend on
@@ -51,6 +56,7 @@ impl Options {
             timeout: Duration::from_secs(60),
             close_timeout: Duration::from_secs(5),
             algorithm: None,
+            choices: Pinned::from_env(),
             spin: Duration::from_micros(200),
             concurrent_calls: false,
             reproducible: Reproducible::No,

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use pleach_transport::Rank;
 
 use super::error::CollectiveError;
+use crate::choices::{Table, Way, whole_bytes};
 use crate::collective::Collective;
 use crate::cost::Platform;
 use crate::engine::{Counts, Descriptor, Plan, Program};
 use crate::generate::{Access, Algorithm, generate};
-use crate::select::{Choice, SelectError, select, select_named};
+use crate::select::{Choice, SelectError, select, select_named, select_way};
 use crate::verify::verify;
 
 /// Makes and keeps the programs of one rank of one group. **Invariant:** what it chooses depends only on what is the same
@@ -22,10 +23,12 @@ pub struct Planner {
     platform: Platform,
     /// Taken wherever it fits.
     preferred: Option<Algorithm>,
+    /// Says which way calls go that name none.
+    table: Option<Arc<Table>>,
     /// By collective and size class (the logarithm of the bytes).
     chosen: HashMap<(Collective, u32), Arc<Program>>,
     made: HashMap<(Collective, Algorithm, Access, Option<u32>), Arc<Program>>,
-    plans: HashMap<(Descriptor, Option<Algorithm>), Arc<Plan>>,
+    plans: HashMap<(Descriptor, Option<Way>), Arc<Plan>>,
     /// Those used last, for which a table takes too long.
     recent: Vec<Recent>,
     /// Which of them gives way next.
@@ -39,7 +42,7 @@ pub struct Planner {
 #[derive(Debug)]
 struct Recent {
     descriptor: Descriptor,
-    algorithm: Option<Algorithm>,
+    way: Option<Way>,
     plan: Arc<Plan>,
 }
 
@@ -63,6 +66,7 @@ impl Planner {
             rank,
             platform,
             preferred,
+            table: None,
             chosen: HashMap::new(),
             made: HashMap::new(),
             plans: HashMap::new(),
@@ -79,32 +83,35 @@ impl Planner {
         Self { in_rank_order: true, ..self }
     }
 
-    /// What carries out calls of this shape and these counts (which are the descriptor's amount), by the named algorithm or
-    /// the best one.
+    /// The same, going the ways of a table of this platform where it has some and no algorithm is preferred.
+    #[must_use]
+    pub fn pinned_by(self, table: Option<Arc<Table>>) -> Self {
+        Self { table, ..self }
+    }
+
+    /// What carries out calls of this shape and these counts (which are the descriptor's amount), this way or the best one.
     ///
     /// # Errors
     ///
-    /// The algorithm does not fit the collective or the number of ranks.
+    /// The way does not fit the collective or the ranks.
     pub fn plan(
         &mut self,
         descriptor: &Descriptor,
         counts: &Counts,
-        algorithm: Option<&Algorithm>,
+        way: Option<&Way>,
     ) -> Result<&Arc<Plan>, CollectiveError> {
         let is_it = |recent: &Recent| {
-            recent.descriptor == *descriptor
-                && recent.algorithm.as_ref() == algorithm
-                && recent.plan.is_for(counts)
+            recent.descriptor == *descriptor && recent.way.as_ref() == way && recent.plan.is_for(counts)
         };
         if let Some(index) = self.recent.iter().position(is_it) {
             return Ok(&self.recent[index].plan);
         }
-        let key = (*descriptor, algorithm.cloned());
+        let key = (*descriptor, way.cloned());
         let plan = match self.plans.get(&key).filter(|plan| plan.is_for(counts)) {
             Some(plan) => plan.clone(),
             None => {
                 let bytes = counts.plan_bytes(descriptor.data_type.bytes());
-                let program = self.program(descriptor.collective, bytes, algorithm)?;
+                let program = self.program(descriptor.collective, bytes, way)?;
                 let plan = Arc::new(Plan::new(program, *descriptor, counts.clone())?);
                 if self.plans.len() >= PLANS_MAX {
                     self.plans.clear();
@@ -113,7 +120,7 @@ impl Planner {
                 plan
             }
         };
-        let recent = Recent { descriptor: *descriptor, algorithm: algorithm.cloned(), plan };
+        let recent = Recent { descriptor: *descriptor, way: way.cloned(), plan };
         let index = if self.recent.len() < RECENT_PLANS {
             self.recent.push(recent);
             self.recent.len() - 1
@@ -126,43 +133,62 @@ impl Planner {
         Ok(&self.recent[index].plan)
     }
 
-    /// The program for `bytes` a part, by the named algorithm or the best one.
+    /// The program for `bytes` a part, this way or the best one.
     ///
     /// # Errors
     ///
-    /// The algorithm does not fit the collective or the number of ranks.
+    /// The way does not fit the collective or the ranks.
     pub fn program(
         &mut self,
         collective: Collective,
         bytes: usize,
-        algorithm: Option<&Algorithm>,
+        way: Option<&Way>,
     ) -> Result<Arc<Program>, CollectiveError> {
         // One choice for all sizes of as many bits: that of the largest.
         let class = usize::BITS - bytes.leading_zeros();
-        if algorithm.is_none()
+        if way.is_none()
             && let Some(program) = self.chosen.get(&(collective, class))
         {
             return Ok(program.clone());
         }
         let largest = 1u64.checked_shl(class).map_or(u64::MAX, |end| end - 1);
-        let platform = &self.platform;
-        let whole = largest.saturating_mul(u64::from(collective.parts(platform.ranks())));
-        let named = |algorithm: &Algorithm| select_named(&algorithm.to_string(), collective, whole, platform);
-        let choice = match (algorithm, &self.preferred) {
-            (Some(algorithm), _) => named(algorithm)?,
-            (None, Some(preferred)) => named(preferred).or_else(|_| select(collective, whole, platform))?,
-            (None, None) => select(collective, whole, platform)?,
-        };
-        let choice = self.admit(choice, algorithm.is_some())?;
+        let (choice, window) = self.choose(collective, largest, way)?;
+        let wanted = (choice.algorithm.clone(), choice.access);
+        let choice = self.admit(choice, way.is_some())?;
+        // A window was asked for with what may have given way to another.
+        let window = window.filter(|_| wanted == (choice.algorithm.clone(), choice.access));
         tracing::debug!("{collective} up to {largest} bytes a part: {choice}");
         let is_deep =
             choice.access == Access::Mapped && choice.ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
-        let window = (is_deep && choice.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
-        let program = self.make_with(collective, choice.algorithm, choice.access, window)?;
-        if algorithm.is_none() {
+        let deep = (is_deep && choice.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
+        let program = self.make_with(collective, choice.algorithm, choice.access, window.or(deep))?;
+        if way.is_none() {
             self.chosen.insert((collective, class), program.clone());
         }
         Ok(program)
+    }
+
+    /// The choice for `largest` bytes a part, with the window that was asked for.
+    fn choose(
+        &self,
+        collective: Collective,
+        largest: u64,
+        way: Option<&Way>,
+    ) -> Result<(Choice, Option<u32>), SelectError> {
+        let platform = &self.platform;
+        let priced = largest.saturating_mul(u64::from(collective.parts(platform.ranks())));
+        if let Some(way) = way {
+            return Ok((select_way(way, collective, priced, platform)?, way.window));
+        }
+        if let Some(preferred) = &self.preferred {
+            let named = select_named(&preferred.to_string(), collective, priced, platform);
+            return Ok((named.or_else(|_| select(collective, priced, platform))?, None));
+        }
+        let bytes = whole_bytes(collective, largest, platform.ranks());
+        if let Some(way) = self.table.as_ref().and_then(|table| table.way(collective, bytes)) {
+            return Ok((select_way(way, collective, priced, platform)?, way.window));
+        }
+        Ok((select(collective, priced, platform)?, None))
     }
 
     /// The choice, or the next best that a reproducible group may take. One that was named for this call is not replaced

@@ -61,7 +61,7 @@ impl Group {
         let number = self.shared.splits.fetch_add(1, Ordering::Relaxed);
         let own = [u64::from(colour.is_some()), colour.unwrap_or(0).into(), key.into(), number];
         let mut all = vec![0; WORDS * self.world_size() as usize];
-        let plain = Self { algorithm: None, ..self.tagged_further(SPLIT_MARK) };
+        let plain = Self { way: None, ..self.tagged_further(SPLIT_MARK) };
         plain.all_gather(&own[..], &mut all[..])?;
         let Some(colour) = colour else { return Ok(None) };
         let members = members(&all, colour);

@@ -116,8 +116,8 @@ struct Bench<'a, T: Element> {
 
 impl<'a, T: Element> Bench<'a, T> {
     fn new(group: &'a Group, task: &'a Task, bytes: u64, one_clock: bool) -> Self {
-        let measured = match &task.algorithm {
-            Some(algorithm) => group.with_algorithm(algorithm.clone()),
+        let measured = match &task.way {
+            Some(way) => group.with_way(way.clone()),
             None => group.clone(),
         };
         Self {

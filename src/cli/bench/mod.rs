@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pleach::collectives::cost::Platform;
 use pleach::collectives::select::SelectError;
-use pleach::collectives::{Access, CostModel, select_named};
+use pleach::collectives::{Access, CostModel, Way, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
 use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp};
 
@@ -28,7 +28,8 @@ mod sizes;
 
 use memory::MemoryKind;
 use report::Report;
-use sizes::{Size, Sweep};
+pub(super) use sizes::Size;
+use sizes::Sweep;
 
 /// Ranks that are started where nothing says how many: they have a processor each on any machine.
 const DEFAULT_RANKS: u32 = 2;
@@ -123,6 +124,15 @@ enum BenchFabric {
     Simulated,
 }
 
+/// The fabric of this name.
+pub(super) fn fabric_choice(name: &str) -> Result<FabricChoice, String> {
+    match fabric(name)? {
+        BenchFabric::Real(fabric) => Ok(FabricChoice::Only(fabric)),
+        BenchFabric::Best => Ok(FabricChoice::Auto),
+        BenchFabric::Simulated => Err("there are shm tcp shm+tcp auto".to_owned()),
+    }
+}
+
 fn fabric(name: &str) -> Result<BenchFabric, String> {
     match name {
         "shm" => Ok(BenchFabric::Real(Fabric::Shm)),
@@ -142,7 +152,7 @@ struct Task {
     op: ReduceOp,
     ranks: u32,
     /// `None`: the best one for each size.
-    algorithm: Option<Algorithm>,
+    way: Option<Way>,
     warmup: Option<u32>,
     iterations: Option<u32>,
     /// For each size, about.
@@ -256,10 +266,10 @@ fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
         )));
     }
     // By name, as hosts that are not named are the group's. "auto" is none.
-    let algorithm = Algorithm::named(name, collective).ok();
+    let way = Algorithm::named(name, collective).ok().map(Way::from);
     let Arguments { warmup, iterations, memory, reuse, .. } = *arguments;
     let time = arguments.time.map(|ms| Duration::from_millis(ms.into()));
-    Ok(Task { collective, data_type, op, ranks, algorithm, warmup, iterations, time, memory, reuse })
+    Ok(Task { collective, data_type, op, ranks, way, warmup, iterations, time, memory, reuse })
 }
 
 /// Measures all sizes on real ranks; how many elements were wrong, and what the bytes moved over.
@@ -273,7 +283,7 @@ fn measure_over(
     let mut options = Options::new(world.clone());
     options.fabric = choice;
     options.observe.metrics = arguments.metrics.map(|address| address.0);
-    let group = Group::join(&options).map_err(CommandError::failed)?;
+    let group = Group::join(&options).map_err(CommandError::joining)?;
     if arguments.pin {
         live::pin(group.rank()).map_err(|error| {
             CommandError::failed(format!(

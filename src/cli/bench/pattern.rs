@@ -293,7 +293,7 @@ mod tests {
             data_type,
             op,
             ranks,
-            algorithm: None,
+            way: None,
             warmup: None,
             iterations: None,
             time: None,

@@ -90,9 +90,8 @@ impl<'a> Simulation<'a> {
             .collect();
         let planner = &mut member(&mut self.cluster, 0)?.planner;
         let part_bytes = count * task.data_type.bytes();
-        let program = planner
-            .program(task.collective, part_bytes, task.algorithm.as_ref())
-            .map_err(CommandError::failed)?;
+        let program =
+            planner.program(task.collective, part_bytes, task.way.as_ref()).map_err(CommandError::failed)?;
         Ok(Measured { algorithm: program.algorithm().to_owned(), count, samples: samples?, errors })
     }
 
@@ -207,8 +206,7 @@ impl Share {
         let input = bytes(&slot.data, has_input);
         let output = bytes(slot.output.as_ref().unwrap_or(&slot.data), has_output);
         let Member { engine, planner, .. } = member(cluster, rank)?;
-        let plan =
-            planner.plan(&descriptor, &counts, task.algorithm.as_ref()).map_err(CommandError::failed)?;
+        let plan = planner.plan(&descriptor, &counts, task.way.as_ref()).map_err(CommandError::failed)?;
         self.run = Some(engine.start(plan, input, output, TIMEOUT).map_err(CommandError::failed)?);
         Ok(())
     }

@@ -10,7 +10,7 @@ const BYTES_MAX: u64 = 1 << 40;
 
 /// A number of bytes, written with K, M or G for 2^10, 2^20, 2^30.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Size(pub(super) u64);
+pub(in crate::cli) struct Size(pub(in crate::cli) u64);
 
 impl FromStr for Size {
     type Err = String;

@@ -1,0 +1,159 @@
+//! Choices that are pinned: what calls do with them, and who is told when they cannot be used.
+
+use std::sync::Arc;
+use std::thread;
+
+use pleach_collectives::{
+    Access, Algorithm, Choices, Collective, Group, JoinGroupError, Options, Pinned, ReduceOp, Way,
+};
+use pleach_transport::rendezvous::{Fabric, FabricChoice};
+
+use super::ranks::{Folder, with_group, world};
+
+/// None of them is what a model would choose.
+const FOUR: &str = "pleach choices 1\nworld shm 1x4\n\
+    all-reduce 0 ring put -\nall-reduce 1K double-tree put -\nall-reduce 1M halving-doubling put 3\n\
+    broadcast 0 chain put -\n";
+
+fn pinned(text: &str) -> Pinned {
+    Pinned::These(Arc::new(text.parse::<Choices>().expect("it is good")))
+}
+
+fn algorithm(group: &Group, collective: Collective, bytes: usize) -> String {
+    group.algorithm_for(collective, bytes).unwrap()
+}
+
+#[test]
+fn calls_go_the_ways_of_the_table_and_others_the_best() {
+    with_group(
+        Fabric::Shm,
+        4,
+        |options| options.choices = pinned(FOUR),
+        |group| {
+            for (bytes, name) in
+                [(8, "ring"), (1023, "ring"), (1500, "double-tree"), (1 << 20, "halving-doubling")]
+            {
+                assert_eq!(algorithm(&group, Collective::AllReduce, bytes), name, "{bytes}");
+                let mut data = vec![group.rank() as i64 + 1; bytes / 8];
+                group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert!(data.iter().all(|sum| *sum == 10), "{name}");
+            }
+            assert_eq!(algorithm(&group, Collective::Broadcast { root: 2 }, 8), "chain");
+            let named = group.with_algorithm(Algorithm::Direct);
+            assert_eq!(
+                algorithm(&named, Collective::AllReduce, 8),
+                "direct",
+                "a call's own word counts first"
+            );
+            // No row: as without a table.
+            let mut gathered = vec![0u32; 4];
+            group.all_gather(&[group.rank()], &mut gathered).unwrap();
+            assert_eq!(gathered, [0, 1, 2, 3]);
+            // A part of the group is another world, of which the table says nothing.
+            let part = group.split(Some(group.rank() / 2), 0).unwrap().expect("it named a colour");
+            let mut data = [i64::from(group.rank())];
+            part.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [if group.rank() < 2 { 1 } else { 5 }]);
+        },
+    );
+}
+
+#[test]
+fn a_way_says_how_peers_are_reached_and_how_many_chunks_are_under_way() {
+    with_group(
+        Fabric::Shm,
+        2,
+        |_| {},
+        |group| {
+            for access in [Access::Put, Access::Mapped] {
+                for window in [None, Some(1), Some(7)] {
+                    let group =
+                        group.with_way(Way { algorithm: Algorithm::Direct, access: Some(access), window });
+                    let mut data = group.buffer::<f32>(300_000).unwrap();
+                    data.fill(1.5);
+                    group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert!(data.iter().all(|sum| *sum == 3.0), "{access} {window:?}");
+                }
+            }
+            let none = group.with_way(Way { window: Some(0), ..Algorithm::Ring.into() });
+            let error = none.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("a window of 0 chunks"), "{error}");
+            // It was refused before anything began.
+            group.barrier().unwrap();
+        },
+    );
+    with_group(
+        Fabric::Tcp,
+        2,
+        |_| {},
+        |group| {
+            let mapped = Way { access: Some(Access::Mapped), ..Algorithm::Direct.into() };
+            let error = group.with_way(mapped).all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("direct cannot map peers here"), "{error}");
+            group.barrier().unwrap();
+        },
+    );
+}
+
+/// Joins as both of two ranks, each with choices of its own.
+fn joined(choices: [Pinned; 2]) -> Vec<Result<Group, JoinGroupError>> {
+    let folder = Folder::new();
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(choices)
+            .map(|(rank, choices)| {
+                let folder = &folder.0;
+                scope.spawn(move || {
+                    let mut options = Options::new(world(rank, 2, folder));
+                    options.fabric = FabricChoice::Only(Fabric::Shm);
+                    options.choices = choices;
+                    Group::join(&options)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_with_different_choices_are_told_both() {
+    let two = |name: &str| pinned(&format!("pleach choices 1\nworld shm 1x2\nall-reduce 0 {name} put -\n"));
+    for other in [two("direct"), Pinned::Nothing] {
+        for result in joined([two("ring"), other]) {
+            let error = result.expect_err("they differ").to_string();
+            assert!(error.contains("choices"), "{error}");
+        }
+    }
+    for result in joined([two("ring"), two("ring")]) {
+        assert!(result.is_ok(), "{result:?}");
+    }
+}
+
+#[test]
+fn choices_that_say_nothing_of_the_world_are_refused_with_what_they_are_for() {
+    for result in joined([pinned(FOUR), pinned(FOUR)]) {
+        let error = result.expect_err("it is for four");
+        assert!(matches!(error, JoinGroupError::Choices(_)), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("shm 1x2") && text.contains("among shm 1x4"), "{text}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_told_by_name_and_line() {
+    let folder = Folder::new();
+    let path = folder.0.join("choices");
+    let join = || {
+        let mut options = Options::new(world(0, 1, &folder.0));
+        options.choices = Pinned::File(path.clone());
+        Group::join(&options)
+    };
+    let absent = join().expect_err("there is no file").to_string();
+    assert!(absent.contains(path.to_str().unwrap()), "{absent}");
+    std::fs::write(&path, "pleach choices 1\nworld shm 1x4\nall-reduce 0 grid:3x3 put -\n").unwrap();
+    let unfit = join().expect_err("the grid is of nine ranks").to_string();
+    assert!(unfit.contains("line 3: all-reduce by grid:3x3 put"), "{unfit}");
+    std::fs::write(&path, FOUR).unwrap();
+    let alone = join().expect("one rank has nothing to choose");
+    alone.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();
+}

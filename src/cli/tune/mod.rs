@@ -1,0 +1,242 @@
+//! `pleach tune`: which way each collective should go here, measured, and the table that pins it.
+//!
+//! Every rank carries out the same ways in the same order; rank 0 makes the table of the times and writes it. What is
+//! measured and what follows from the times is decided by [`pleach::collectives::choices::tune`]; `measure` carries it out.
+
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pleach::collectives::choices::{Choices, ChoicesError, Pinned, Row, Table, tune};
+use pleach::collectives::cost::Platform;
+use pleach::collectives::{Access, HostMap};
+use pleach::transport::rendezvous::{Fabric, FabricChoice};
+use pleach::{Collective, Group, Options};
+
+use super::CommandError;
+use super::bench::{Size, fabric_choice};
+use super::launch::{WorldArguments, rank_count, rank_or_launch};
+use super::schedule::collective;
+
+mod measure;
+
+use measure::Measuring;
+
+/// Ranks that are started where nothing says how many: they have a processor each on any machine.
+const DEFAULT_RANKS: u32 = 2;
+
+/// From one size to the next.
+const FACTOR: u64 = 4;
+
+/// Longest time for a size that can be asked for, in ms.
+const TIME_MAX_MS: i64 = 600_000;
+
+/// Arguments of `pleach tune`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  pleach tune -o choices\n  \
+    mpirun -n 8 pleach tune --fabric tcp --collectives all-reduce,all-gather -o choices\n  \
+    PLEACH_CHOICES=choices pleach bench --fabric shm\n  pleach tune --show choices\n\n\
+    The table is for this fabric and these ranks on their hosts; a file holds one for each, and -o replaces this one's.\n\
+    Sizes are those of 'pleach bench'. Times are of f32 sums in registered memory, each the median over rounds in which\n\
+    all ways take turns, on the slowest rank.")]
+pub(crate) struct Arguments {
+    /// Where the table goes; standard output shows it in any case
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// How bytes move: shm, tcp, shm+tcp (by host) or auto
+    #[arg(long, value_name = "FABRIC", default_value = "auto", value_parser = fabric_choice)]
+    fabric: FabricChoice,
+    /// How many ranks to start here [default: 2]
+    #[arg(long, value_name = "N")]
+    ranks: Option<u32>,
+    /// Which collectives, with commas between [default: all that have a choice]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = collective)]
+    collectives: Vec<Collective>,
+    /// Smallest size
+    #[arg(long, value_name = "BYTES", default_value = "8")]
+    min: Size,
+    /// Largest size
+    #[arg(long, value_name = "BYTES", default_value = "16M")]
+    max: Size,
+    /// About how long each size of a collective is measured
+    #[arg(long, value_name = "MS", default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
+    time: u32,
+    /// Show what a file of choices says, and measure nothing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "predicted"])]
+    show: Option<PathBuf>,
+    /// Show what is chosen without measurements for these ranks on one host, and measure nothing
+    #[arg(long, conflicts_with = "output")]
+    predicted: bool,
+    #[command(flatten)]
+    world: WorldArguments,
+}
+
+/// Runs `pleach tune`.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    if let Some(path) = &arguments.show {
+        let choices = Choices::read(path).map_err(CommandError::usage)?;
+        return print(&choices.to_string());
+    }
+    let sizes = sizes(arguments)?;
+    if arguments.predicted {
+        return predict(arguments, &sizes);
+    }
+    // Before anything is measured: whether the file can take a table.
+    let known = arguments.output.as_deref().map_or_else(|| Ok(Choices::default()), known)?;
+    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS)? else {
+        return Ok(());
+    };
+    let mut options = Options::new(world);
+    options.fabric = arguments.fabric;
+    // What is measured must not depend on what was measured before.
+    options.choices = Pinned::Nothing;
+    let group = Group::join(&options).map_err(CommandError::failed)?;
+    let table = measured(&group, arguments, &sizes)?;
+    let is_first = group.rank() == 0;
+    group.close().map_err(CommandError::failed)?;
+    match &arguments.output {
+        Some(path) if is_first => {
+            let mut choices = known;
+            choices.insert(table);
+            write(path, &choices.to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Measures, and shows it on rank 0.
+fn measured(group: &Group, arguments: &Arguments, sizes: &[u64]) -> Result<Table, CommandError> {
+    let fabric = group.fabric().unwrap_or(Fabric::Tcp);
+    let plain = Table::new(fabric, group.hosts().clone());
+    let platform = plain.platform();
+    let mut shown = Shown { is_first: group.rank() == 0 };
+    shown.line(&format!("measuring {fabric} {}, us a call; the best way, then the next", group.hosts()))?;
+    let mut measuring = Measuring::new(group, Duration::from_millis(arguments.time.into()));
+    let (mut all, mut rows) = (Vec::new(), Vec::new());
+    for collective in wanted(arguments, &platform)? {
+        let mut of_it = Vec::new();
+        for &bytes in sizes_of(collective, sizes) {
+            let ways = tune::ways(collective, bytes, &platform).map_err(CommandError::failed)?;
+            let measured = measuring.measure(collective, bytes, ways).map_err(CommandError::failed)?;
+            shown.measured(&measured)?;
+            of_it.push(measured);
+        }
+        rows.extend(tune::rows(&of_it));
+        all.extend(of_it);
+    }
+    let (near, far, off) = tune::models(&all, &platform);
+    let mut table = plain.with_models(&near, &far);
+    push_all(&mut table, rows)?;
+    shown.line(&format!("the models are off by a factor of {off:.2} (median)\n\n{table}"))?;
+    Ok(table)
+}
+
+/// The table of the cost model, as it is where nothing is pinned.
+fn predict(arguments: &Arguments, sizes: &[u64]) -> Result<(), CommandError> {
+    let ranks = rank_count(&arguments.world, arguments.ranks, DEFAULT_RANKS)?;
+    let fabric = match arguments.fabric {
+        FabricChoice::Only(fabric) => fabric,
+        FabricChoice::Auto => Fabric::Shm,
+    };
+    let mut table = Table::new(fabric, HostMap::one(ranks));
+    let platform = table.platform();
+    for collective in wanted(arguments, &platform)? {
+        let predicted: Result<Vec<_>, _> = sizes_of(collective, sizes)
+            .iter()
+            .map(|&bytes| tune::predicted(collective, bytes, &platform))
+            .collect();
+        push_all(&mut table, tune::rows(&predicted.map_err(CommandError::failed)?))?;
+    }
+    print(&table.to_string())
+}
+
+fn push_all(table: &mut Table, rows: Vec<Row>) -> Result<(), CommandError> {
+    rows.into_iter().try_for_each(|row| table.push(row)).map_err(CommandError::failed)
+}
+
+/// The collectives that were asked for; or those that can be carried out in more than one way.
+fn wanted(arguments: &Arguments, platform: &Platform) -> Result<Vec<Collective>, CommandError> {
+    let ranks = platform.ranks();
+    if ranks < 2 {
+        return Err(CommandError::usage("nothing to choose: one rank has no peers; give --ranks 2 or more"));
+    }
+    if !arguments.collectives.is_empty() {
+        return Ok(arguments.collectives.clone());
+    }
+    let has_choice = |collective: &Collective| {
+        tune::ways(*collective, 1 << 20, platform).is_ok_and(|ways| {
+            let all = ways.iter().filter(|way| way.window.is_none());
+            all.count() > 1 || (platform.access == Access::Mapped && ways.len() > 1)
+        })
+    };
+    Ok(Collective::ALL.into_iter().filter(has_choice).collect())
+}
+
+/// What has no data has one size.
+fn sizes_of(collective: Collective, sizes: &[u64]) -> &[u64] {
+    if collective == Collective::Barrier { &sizes[..1] } else { sizes }
+}
+
+fn sizes(arguments: &Arguments) -> Result<Vec<u64>, CommandError> {
+    let (min, max) = (arguments.min, arguments.max);
+    if min > max || min.0 == 0 {
+        return Err(CommandError::typed(format!(
+            "bad sizes: --min {min} and --max {max}; give a smallest above 0 and a largest not below it"
+        )));
+    }
+    let mut sizes: Vec<u64> = std::iter::successors(Some(min.0), |size| size.checked_mul(FACTOR))
+        .take_while(|size| *size <= max.0)
+        .collect();
+    if sizes.last() != Some(&max.0) {
+        sizes.push(max.0);
+    }
+    Ok(sizes)
+}
+
+/// What a file that is to be written has already.
+fn known(path: &Path) -> Result<Choices, CommandError> {
+    match Choices::read(path) {
+        Err(ChoicesError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            Ok(Choices::default())
+        }
+        Ok(choices) => Ok(choices),
+        Err(error) => Err(CommandError::usage(format!("not overwritten: {error}"))),
+    }
+}
+
+/// Writes a file beside the old one and puts it in its place, so that no reader sees half of it.
+fn write(path: &Path, text: &str) -> Result<(), CommandError> {
+    let beside = path.with_extension(format!("{}.new", std::process::id()));
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|error| {
+        // It may be there or not.
+        let _ = std::fs::remove_file(&beside);
+        CommandError::failed(format!("choices not written: {} ({error}); name another file", path.display()))
+    })
+}
+
+/// What rank 0 shows.
+struct Shown {
+    is_first: bool,
+}
+
+impl Shown {
+    fn line(&mut self, text: &str) -> Result<(), CommandError> {
+        if self.is_first { print(&format!("{text}\n")) } else { Ok(()) }
+    }
+
+    fn measured(&mut self, measured: &tune::Measured) -> Result<(), CommandError> {
+        let tune::Measured { collective, bytes, timed } = measured;
+        let mut line = format!("{:<14} {:>5}", collective.name(), Size(*bytes).to_string());
+        for tune::Timed { way, seconds } in timed.iter().take(2) {
+            line += &format!("  {:>10.2} {:<32}", seconds * 1e6, way.to_string());
+        }
+        self.line(line.trim_end())
+    }
+}
+
+fn print(text: &str) -> Result<(), CommandError> {
+    let mut out = std::io::stdout().lock();
+    let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    printed.map_err(|error| CommandError::failed(format!("output closed: {error}; keep reading it")))
+}
