@@ -5,7 +5,7 @@
 use pleach_transport::{Slice, clock};
 
 use super::Group;
-use super::batch::{Bucket, take_staging};
+use super::batch::{Bucket, keep_staging, take_staging};
 use super::data::Buffer;
 use super::error::CollectiveError;
 use super::lent::Lent;
@@ -109,11 +109,7 @@ impl Drop for Flight<'_> {
         // What came before has been told; what is under way still must end before the borrow does.
         let _ = self.finish();
         if let Some(staging) = self.staging.take() {
-            let mut kept =
-                self.group.shared.staging.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if kept.as_ref().is_none_or(|kept| kept.len() < staging.len()) {
-                *kept = Some(staging);
-            }
+            keep_staging(staging, &self.group.shared.staging);
         }
     }
 }

@@ -9,6 +9,7 @@
 //! with whatever result, no peer changes a byte of the caller's memory any more.
 
 mod batch;
+mod batch_start;
 mod blocks;
 mod data;
 mod driver;

@@ -8,7 +8,7 @@ use pleach_transport::clock;
 use super::driver::Driver;
 use super::error::CollectiveError;
 use super::expect_own_process;
-use crate::engine::RunId;
+use crate::engine::{Fault, RunId};
 
 /// A collective under way. It owns what it works on and gives it back when it is done, also with an error.
 ///
@@ -19,9 +19,16 @@ use crate::engine::RunId;
 pub struct Pending<D> {
     driver: Arc<Driver>,
     run: Option<RunId>,
+    /// Those that are waited for after it, the last one first.
+    further: Vec<RunId>,
+    /// What is left to be done when all have ended well.
+    completion: Option<Completion<D>>,
     outcome: Option<Result<(), CollectiveError>>,
     data: Option<D>,
 }
+
+/// Puts results where they belong.
+pub(super) type Completion<D> = Box<dyn FnOnce(&mut D) + Send>;
 
 /// What starting a collective gives: it under way, or why it is not, with its memory.
 pub type Started<D> = Result<Pending<D>, PendingError<D>>;
@@ -44,7 +51,30 @@ impl<D> std::fmt::Debug for Pending<D> {
 
 impl<D> Pending<D> {
     pub(super) fn new(driver: Arc<Driver>, run: RunId, data: D) -> Self {
-        Self { driver, run: Some(run), outcome: None, data: Some(data) }
+        Self {
+            driver,
+            run: Some(run),
+            further: Vec::new(),
+            completion: None,
+            outcome: None,
+            data: Some(data),
+        }
+    }
+
+    /// Of several runs, in the order in which they were started.
+    pub(super) fn of_all(
+        driver: Arc<Driver>,
+        mut runs: Vec<RunId>,
+        data: D,
+        completion: Option<Completion<D>>,
+    ) -> Self {
+        runs.reverse();
+        let mut pending =
+            Self { driver, run: runs.pop(), further: runs, completion, outcome: None, data: Some(data) };
+        if pending.run.is_none() {
+            pending.complete();
+        }
+        pending
     }
 
     /// Makes some progress; whether it is done. Never blocks for long.
@@ -55,13 +85,35 @@ impl<D> Pending<D> {
     /// Waits at most `limit`; whether it is done.
     pub fn wait_for(&mut self, limit: Duration) -> bool {
         self.refuse_in_child();
-        if let Some(run) = self.run {
-            let found = self.driver.outcome(self.driver.lock(), run, clock::now() + limit);
+        if self.run.is_none() {
+            return true;
+        }
+        let until = clock::now() + limit;
+        while let Some(run) = self.run {
+            let found = self.driver.outcome(self.driver.lock(), run, until);
             let Some(outcome) = found else { return false };
-            self.run = None;
-            self.outcome = Some(outcome.map_err(CollectiveError::Failed));
+            self.ended(outcome);
         }
         true
+    }
+
+    /// One of its runs has ended: the first error counts.
+    fn ended(&mut self, outcome: Result<(), Arc<Fault>>) {
+        self.run = self.further.pop();
+        let before = self.outcome.take().unwrap_or(Ok(()));
+        self.outcome = Some(before.and(outcome.map_err(CollectiveError::Failed)));
+        if self.run.is_none() {
+            self.complete();
+        }
+    }
+
+    fn complete(&mut self) {
+        let completion = self.completion.take();
+        if matches!(self.outcome, None | Some(Ok(())))
+            && let (Some(complete), Some(data)) = (completion, &mut self.data)
+        {
+            complete(data);
+        }
     }
 
     /// Waits until it is done, at most until its deadline, and gives the memory back.
@@ -98,14 +150,17 @@ impl<D> Pending<D> {
             && let Err(error) = expect_own_process(self.driver.process)
         {
             self.run = None;
+            self.further.clear();
+            self.completion = None;
             self.outcome = Some(Err(error));
         }
     }
 
     fn finish(&mut self) {
         self.refuse_in_child();
-        if let Some(run) = self.run.take() {
-            self.outcome = Some(self.driver.finish(self.driver.lock(), run).map_err(CollectiveError::Failed));
+        while let Some(run) = self.run {
+            let outcome = self.driver.finish(self.driver.lock(), run);
+            self.ended(outcome);
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Many operations in one pass.
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Element, Group, ReduceOp, Reproducible, bf16};
+use pleach_collectives::{CollectiveError, Element, Group, Progress, ReduceOp, Reproducible, bf16};
 use pleach_transport::rendezvous::Fabric;
 
 use crate::ranks::with_group;
 
 /// Lengths on both sides of what is fused, and none.
-const LENGTHS: [usize; 9] = [0, 1, 3, 250, 1000, 16_384, 16_385, 100_000, 7];
+const LENGTHS: [usize; 10] = [0, 1, 3, 250, 8192, 8193, 16_384, 16_385, 100_000, 7];
 
 /// Tensors of a rank that look alike on no two ranks or places.
 fn tensors<T: Element>(rank: u32, make: impl Fn(f32) -> T) -> Vec<Vec<T>> {
@@ -183,3 +183,94 @@ crate::on_every_fabric!(
     an_empty_batch_is_nothing_and_one_of_another_group_is_refused,
     tensors_of_other_lengths_are_a_mismatch_though_all_together_are_as_long,
 );
+
+#[test]
+fn a_batch_that_is_started_gives_what_one_that_is_run_gives() {
+    for (fabric, ranks) in [(Fabric::Shm, 2), (Fabric::Shm, 3), (Fabric::Tcp, 2)] {
+        for progress in [Progress::WhenCalled, Progress::Thread] {
+            with_group(
+                fabric,
+                ranks,
+                |options| options.progress = progress,
+                |group| {
+                    for round in 0..3 {
+                        let mut run = tensors(group.rank(), |it| (it * 100.0) as i32);
+                        let started = run.clone();
+                        // Whoever starts one meets whoever runs one.
+                        let begins = group.rank() == round % ranks;
+                        let started =
+                            begins.then(|| group.start_all_reduce_batch(started, ReduceOp::Sum).unwrap());
+                        if !begins {
+                            let mut batch = group.batch();
+                            for tensor in &mut run {
+                                batch.all_reduce(tensor, ReduceOp::Sum).unwrap();
+                            }
+                            batch.run().unwrap();
+                        }
+                        let found = started.map_or(run, |pending| pending.wait().unwrap());
+                        let mut expected = vec![Vec::new(); LENGTHS.len()];
+                        for rank in 0..ranks {
+                            for (sum, tensor) in
+                                expected.iter_mut().zip(tensors(rank, |it| (it * 100.0) as i32))
+                            {
+                                sum.resize(tensor.len(), 0);
+                                sum.iter_mut().zip(tensor).for_each(|(sum, value)| *sum += value);
+                            }
+                        }
+                        assert!(found == expected, "{fabric} {ranks} {progress:?} round {round}");
+                    }
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn several_batches_are_under_way_at_once_and_are_tested_without_waiting() {
+    with_group(
+        Fabric::Shm,
+        2,
+        |_| {},
+        |group| {
+            let layer = |number: usize| vec![vec![number as f32; 100], vec![1.0; 30_000], vec![2.0; 3]];
+            let mut pending: Vec<_> = (0..4)
+                .map(|number| group.start_all_reduce_batch(layer(number), ReduceOp::Sum).unwrap())
+                .collect();
+            // In any order.
+            while !pending[3].test() {}
+            for (number, pending) in pending.into_iter().enumerate().rev() {
+                let layer = pending.wait().unwrap();
+                assert!(layer[0].iter().all(|value| *value == 2.0 * number as f32));
+                assert!(layer[1].iter().all(|value| *value == 2.0) && layer[2] == [4.0; 3]);
+            }
+            let none: Vec<Vec<f32>> = Vec::new();
+            assert!(group.start_all_reduce_batch(none, ReduceOp::Sum).unwrap().wait().unwrap().is_empty());
+            // More than may be under way.
+            let many = group.start_all_reduce_batch(vec![vec![1u32; 20_000]; 70], ReduceOp::Sum).unwrap();
+            assert!(many.wait().unwrap().iter().flatten().all(|value| *value == 2));
+        },
+    );
+}
+
+#[test]
+fn a_batch_that_fails_gives_its_tensors_back() {
+    with_group(
+        Fabric::Shm,
+        2,
+        |_| {},
+        |group| {
+            let meaningless = group.start_all_reduce_batch(vec![vec![1.0f32]], ReduceOp::And).unwrap_err();
+            assert!(matches!(meaningless.error, CollectiveError::Meaningless { .. }));
+            assert_eq!(meaningless.data, [[1.0]]);
+            // As long together, but not one by one.
+            let lengths = if group.rank() == 0 { [10, 20] } else { [20, 10] };
+            let tensors = lengths.map(|len| vec![1.0f32; len]).to_vec();
+            let failed =
+                group.start_all_reduce_batch(tensors, ReduceOp::Sum).and_then(|pending| pending.wait());
+            let failed = failed.unwrap_err();
+            let CollectiveError::Failed(fault) = &failed.error else { panic!("{failed}") };
+            assert_eq!(fault.kind, FaultKind::Mismatch);
+            assert_eq!(failed.data.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
+        },
+    );
+}

@@ -76,7 +76,7 @@ fn speed() {
                     options.timeout = Duration::from_secs(600);
                 },
                 |group| {
-                    let shapes = [(100, 256), (1000, 64), (20, 8192), (20, 16_384)];
+                    let shapes = [(100, 256), (1000, 64), (20, 2048), (20, 8192), (20, 16_384), (20, 65_536)];
                     let bundles = shapes.map(|(tensors, len)| (tensors, len, bundled(&group, tensors, len)));
                     (prepared(&group), bundles)
                 },
