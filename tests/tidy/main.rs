@@ -31,6 +31,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
     ("collectives/src/group/data.rs", "registered memory as slices"),
     ("collectives/src/group/lent.rs", "memory lent for one call"),
+    ("benches/micro/benches/instructions.rs", "the processor's trap flag"),
     ("benches/micro/benches/reduce.rs", "kernels over raw memory"),
     ("tests/failure/children.rs", "forks without exec"),
 ];
