@@ -151,3 +151,23 @@ impl Drop for Folder {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
+
+/// On a terminal, of which `script` makes one.
+#[test]
+fn a_live_screen_is_drawn_again_in_its_place() {
+    if Command::new("script").arg("--version").output().is_err() {
+        println!("skipped: no 'script' that could make a terminal");
+        return;
+    }
+    let port = free_ports(2);
+    let mut command = training(port);
+    command.args(["--ranks", "2"]);
+    let _job = Job(vec![command.spawn().expect("the command starts")]);
+    wait_for_job(port, 2);
+    let live = format!("timeout -s INT 3 '{}' top --interval 100 {port}", env!("CARGO_BIN_EXE_pleach"));
+    let output = Command::new("script").args(["-qec", &live, "/dev/null"]).stdin(Stdio::null()).output();
+    let screen = String::from_utf8_lossy(&output.expect("it starts").stdout).into_owned();
+    assert_eq!(screen.matches("\x1b[2J").count(), 1, "it is cleared once: {screen:?}");
+    assert!(screen.matches("2 of 2 ranks answer").count() > 2, "it is drawn again and again: {screen:?}");
+    assert!(screen.contains("\x1b[1;1H") && screen.contains("waits for rank") | screen.contains("a call"));
+}

@@ -42,8 +42,34 @@ pub(crate) struct Arguments {
     interval: u32,
 }
 
-/// Goes to the first line of the terminal, and clears what is below.
-const CLEAR: &str = "\x1b[H\x1b[J";
+/// Where a live screen ends: the screen before was so many lines long.
+#[derive(Default)]
+struct Screen {
+    lines: usize,
+}
+
+impl Screen {
+    /// What shows this text in the place of the one before, without a blank moment between. Each line goes to its own row, so
+    /// that one too many scrolls nothing away, and what is too wide is cut off at the edge.
+    fn show(&mut self, text: &str) -> String {
+        const CLEAR: &str = "\x1b[2J";
+        const CUT: &str = "\x1b[?7l";
+        const WRAP: &str = "\x1b[?7h";
+        const CLEAR_REST: &str = "\x1b[K";
+        let row = |row: usize| format!("\x1b[{row};1H");
+        let mut shown = String::from(if self.lines == 0 { CLEAR } else { "" });
+        shown += CUT;
+        let lines = text.lines().count();
+        for (number, line) in (1..).zip(text.lines()) {
+            shown += &format!("{}{line}{CLEAR_REST}", row(number));
+        }
+        for number in lines + 1..=self.lines {
+            shown += &format!("{}{CLEAR_REST}", row(number));
+        }
+        self.lines = lines;
+        shown + &row(lines + 1) + WRAP
+    }
+}
 
 /// Runs `pleach top`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
@@ -51,6 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let addresses = if arguments.addresses.is_empty() { &default[..] } else { &arguments.addresses };
     let is_live = !arguments.once && std::io::stdout().is_terminal();
     let mut before: Option<Snapshot> = None;
+    let mut screen = Screen::default();
     loop {
         let snapshot = match Snapshot::take(addresses, clock::now()) {
             Ok(snapshot) => snapshot,
@@ -61,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         if !is_live {
             return print(&if arguments.json { view.to_json() } else { view.to_string() });
         }
-        print(&format!("{CLEAR}{view}"))?;
+        print(&screen.show(&view.to_string()))?;
         before = Some(snapshot);
         let interval = Timespec {
             tv_sec: i64::from(arguments.interval / 1000),
@@ -80,5 +107,43 @@ fn print(text: &str) -> Result<(), CommandError> {
             Err(CommandError::failed(format!("nothing shown: standard output ({error}); give it a reader")))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a terminal of so many rows and columns shows.
+    fn shown(frames: &[String], rows: usize, columns: usize) -> Vec<String> {
+        let mut screen = vec![String::new(); rows];
+        for frame in frames {
+            for piece in frame.split("\x1b[").filter(|piece| piece.contains(";1H")) {
+                let (row, text) = piece.split_once(";1H").expect("a row");
+                let row: usize = row.parse().expect("a number");
+                // Rows that are not there are the last one.
+                screen[row.min(rows) - 1] = text.chars().take(columns).collect();
+            }
+            assert!(!frame.contains('\n'), "nothing may scroll: {frame:?}");
+        }
+        screen
+    }
+
+    #[test]
+    fn a_screen_takes_the_place_of_the_one_before_line_by_line() {
+        let mut screen = Screen::default();
+        let frames = [screen.show("one\ntwo\nthree\n"), screen.show("four\nfive\n")];
+        assert_eq!(shown(&frames[..1], 4, 80), ["one", "two", "three", ""]);
+        assert_eq!(shown(&frames, 4, 80), ["four", "five", "", ""]);
+        assert!(frames[0].starts_with("\x1b[2J") && !frames[1].contains("[2J"), "it is cleared once");
+        assert!(frames.iter().all(|frame| frame.ends_with("\x1b[?7h")), "lines wrap again afterwards");
+    }
+
+    #[test]
+    fn what_is_too_long_for_the_terminal_keeps_its_head() {
+        let text: String = (0..50).map(|number| format!("line {number} and more\n")).collect();
+        let frame = Screen::default().show(&text);
+        let screen = shown(&[frame], 10, 6);
+        assert_eq!(screen[..3], ["line 0", "line 1", "line 2"]);
     }
 }
