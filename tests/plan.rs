@@ -176,7 +176,15 @@ fn the_text_of_a_plan_says_what_it_reaches_and_why_in_eighty_columns() {
     let (text, _) = told(&["plan", "broadcast", "--topology", "dgx-1v"]);
     assert!(text.contains("gpu0 can only be left by 6 links of 25 GB/s"), "{text}");
     let (text, _) = told(&["plan", "all-reduce", "--topology", "dgx-1v"]);
-    assert!(text.contains("reduce-scatter+all-gather"), "{text}");
+    for other in ["blink", "ring", "double-tree", "reduce-scatter+all-gather"] {
+        assert!(text.contains(other), "{other} is not in\n{text}");
+    }
+    // Of these five no ring visits all over NVLink, so NCCL goes over PCIe.
+    let (text, _) = told(&["plan", "all-reduce", "--topology", "dgx-1v", "--only", "0,1,4,5,7"]);
+    assert!(text.lines().any(|line| line.trim_start().starts_with("ring")), "{text}");
+    // Another strategy is told beside the best one.
+    let (text, _) = told(&["plan", "all-reduce", "--topology", "dgx-1v", "--strategy", "ring"]);
+    assert!(text.contains("% of the bound of 85.71 GB/s") && text.contains("optimal"), "{text}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What other ways reach on the same links.
 
-use pleach::collectives::packing::{PackError, PackOptions, Rate, Strategy, pack};
+use pleach::collectives::packing::compare::{NotHere, Outcome, Row, compare};
+use pleach::collectives::packing::{PackOptions, Packing, Rate, Strategy, pack};
 
 use super::outcome::Plan;
 
@@ -16,20 +17,27 @@ pub(super) struct Compared {
     pub(super) note: &'static str,
 }
 
-/// All ways that the plan did not take.
+/// All ways that the plan did not take, and that there are for its collective.
 pub(super) fn others(plan: &Plan) -> Vec<Compared> {
-    let Plan { topology, packing, .. } = plan;
+    let Plan { topology, packing, strategy, .. } = plan;
     if !(2..=RANKS_MAX).contains(&topology.ranks()) {
         return Vec::new();
     }
-    let compared = |strategy: Strategy| {
-        let options = PackOptions { strategy, ..PackOptions::default() };
-        let rate = match pack(topology, packing.collective, &options) {
-            Ok(packing) => Ok(packing.rate),
-            Err(PackError::NotFor { .. }) => return None,
-            Err(error) => Err(error.to_string()),
-        };
-        Some(Compared { name: strategy.name(), rate, note: "" })
+    let best: Option<Packing> = match strategy {
+        Strategy::Optimal => Some(packing.clone()),
+        _ => pack(topology, packing.collective, &PackOptions::default()).ok(),
     };
-    Strategy::ALL.into_iter().filter(|&strategy| strategy != plan.strategy).filter_map(compared).collect()
+    let Some(best) = best else { return Vec::new() };
+    let rows = compare(topology, &best).rows;
+    rows.into_iter().filter(|row| row.strategy != strategy.name()).filter_map(compared).collect()
+}
+
+fn compared(row: Row) -> Option<Compared> {
+    let Row { strategy: name, outcome } = row;
+    Some(match outcome {
+        Outcome::Packed(packing) => Compared { name, rate: Ok(packing.rate), note: "" },
+        Outcome::OverPcie(rate) => Compared { name, rate: Ok(rate), note: "over PCIe" },
+        Outcome::NotHere(NotHere::NotFor { .. }) => return None,
+        Outcome::NotHere(why) => Compared { name, rate: Err(why.to_string()), note: "" },
+    })
 }
