@@ -183,7 +183,7 @@ fn the_text_of_a_plan_says_what_it_reaches_and_why_in_eighty_columns() {
     let (text, _) = told(&["plan", "all-reduce", "--topology", "dgx-1v", "--only", "0,1,4,5,7"]);
     assert!(text.lines().any(|line| line.trim_start().starts_with("ring")), "{text}");
     // Another strategy is told beside the best one.
-    let (text, _) = told(&["plan", "all-reduce", "--topology", "dgx-1v", "--strategy", "ring"]);
+    let (text, _) = told(&["plan", "all-reduce", "--topology", "dgx-1v", "--strategy", "blink"]);
     assert!(text.contains("% of the bound of 85.71 GB/s") && text.contains("optimal"), "{text}");
 }
 

@@ -174,7 +174,10 @@ fn comparison(page: &mut Page, plan: &Plan, compared: &[Compared]) {
     for other in compared {
         match &other.rate {
             Ok(rate) => page.cut("", &line(other.name, *rate, other.note)),
-            Err(why) => page.cut("", &format!("{}{why}", name(other.name))),
+            // Which ranks a tree lacks a link between is more than a line has room for.
+            Err(why) => {
+                page.cut("", &format!("{}{}", name(other.name), why.split(':').next().unwrap_or(why)))
+            }
         }
     }
 }
