@@ -72,7 +72,14 @@ fn servers_of_pascal_and_volta_have_two_and_three_rings() {
 
 #[test]
 fn rings_are_found_where_nobody_can_try_them_all() {
-    for (name, each_way) in [("torus:4x4", 25), ("torus:8x8", 25), ("dgx-a100:2", 25), ("dgx-2", 75)] {
+    for (name, each_way) in [
+        ("torus:4x4", 50),
+        ("torus:4x4x4", 75),
+        ("torus:8x8", 25),
+        ("dgx-a100:2", 100),
+        ("mi250:1", 150),
+        ("dgx-2", 75),
+    ] {
         let topology = preset(name).unwrap();
         let rings = rings(&topology);
         let reached = rings.each_way_bytes_per_s() / Rate::from(1_000_000_000);

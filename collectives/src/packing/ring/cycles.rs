@@ -7,8 +7,14 @@ use crate::Rank;
 use crate::packing::shape::Way;
 use crate::topology::{NodeId, Topology};
 
-/// How many links are looked at for one cycle, about: a second or less.
-const WORK_MAX: usize = 1_000_000;
+/// How many links are looked at, about: a second or less.
+const WORK_MAX: usize = 20_000_000;
+
+/// How many turns one cycle may take for each rank.
+const STEPS_A_RANK: usize = 100;
+
+/// How often cycles are searched from the begin, with other choices.
+const ATTEMPTS: usize = 32;
 
 /// How many sets of cycles are tried.
 const SETS_MAX: u32 = 2_000_000;
@@ -28,21 +34,40 @@ pub(super) fn most(topology: &Topology, units: &Units) -> (Vec<Vec<Way>>, bool) 
     if topology.ranks() <= EXACT_RANKS_MAX && !topology.has_switches() {
         return exactly(topology, units, bound);
     }
-    let tries = (WORK_MAX / topology.links().len()) as u32;
-    let mut left = units.clone();
+    let mut steps = WORK_MAX / topology.links().len();
+    let mut dice = Dice(1);
+    let mut best = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let found = attempt(topology, units.clone(), bound, &mut dice, &mut steps);
+        if found.len() > best.len() {
+            best = found;
+        }
+        if best.len() == bound || steps == 0 {
+            break;
+        }
+    }
+    let is_most = best.len() == bound;
+    (best, is_most)
+}
+
+/// One cycle after the other, until the next is not found.
+fn attempt(
+    topology: &Topology,
+    mut left: Units,
+    bound: usize,
+    dice: &mut Dice,
+    steps: &mut usize,
+) -> Vec<Vec<Way>> {
     let mut found = Vec::new();
     while found.len() < bound {
         // Whoever has most links left can best spare what the way back needs.
         let start = (0..topology.ranks())
             .max_by_key(|&rank| (degree(topology, &left, rank), std::cmp::Reverse(rank)));
-        let mut search = Search::new(topology, &mut left, start.unwrap_or(0), tries);
-        if !search.extend() {
-            break;
-        }
-        found.push(search.chain);
+        let chain = Chain { topology, left: &mut left, ranks: vec![start.unwrap_or(0)], ways: Vec::new() };
+        let Some(cycle) = chain.close(dice, steps) else { break };
+        found.push(cycle);
     }
-    let is_most = found.len() == bound;
-    (found, is_most)
+    found
 }
 
 /// Each cycle takes two units at every rank (of two ranks: one).
@@ -139,45 +164,100 @@ fn ways(topology: &Topology, left: &Units, from: Rank) -> Vec<Way> {
     others.into_iter().map(way).collect()
 }
 
-/// Extends a chain until it is a cycle, and takes back what leads nowhere.
-struct Search<'a> {
+/// A chain of ranks that grows at its end and, where it cannot, is turned around in part (Pósa 1976): the end is joined to a rank
+/// within the chain, which lets go of the one after it, and that one is the end.
+struct Chain<'a> {
     topology: &'a Topology,
     left: &'a mut Units,
-    start: Rank,
-    visited: Vec<bool>,
-    chain: Vec<Way>,
-    tries: u32,
+    ranks: Vec<Rank>,
+    /// Between each of them and the next.
+    ways: Vec<Way>,
 }
 
-impl<'a> Search<'a> {
-    fn new(topology: &'a Topology, left: &'a mut Units, start: Rank, tries: u32) -> Self {
-        let mut visited = vec![false; topology.ranks() as usize];
-        visited[start as usize] = true;
-        Self { topology, left, start, visited, chain: Vec::new(), tries }
-    }
-
-    fn extend(&mut self) -> bool {
-        let at = self.chain.last().map_or(self.start, |way| way.to);
-        let is_whole = self.chain.len() + 1 == self.visited.len();
-        let Some(tries) = self.tries.checked_sub(1) else { return false };
-        self.tries = tries;
-        for way in ways(self.topology, self.left, at) {
-            let to = way.to as usize;
-            let fits = if is_whole { way.to == self.start } else { !self.visited[to] };
-            if !fits || !take(self.left, &way) {
-                continue;
+impl Chain<'_> {
+    /// The cycle that it becomes; takes units of all its ways.
+    fn close(mut self, dice: &mut Dice, steps: &mut usize) -> Option<Vec<Way>> {
+        let count = self.topology.ranks() as usize;
+        let mut most = (STEPS_A_RANK * count).min(*steps);
+        let mut is_visited = vec![false; count];
+        is_visited[self.ranks[0] as usize] = true;
+        let mut stuck = 0;
+        while most > 0 && stuck < 2 {
+            (most, *steps) = (most - 1, *steps - 1);
+            let end = self.ranks[self.ranks.len() - 1];
+            let ways = ways(self.topology, self.left, end);
+            let is_whole = self.ranks.len() == count;
+            let goes_on = |way: &&Way| {
+                if is_whole { way.to == self.ranks[0] } else { !is_visited[way.to as usize] }
+            };
+            if let Some(way) = dice.one_of_the_nearest(ways.iter().filter(goes_on)) {
+                let way = way.clone();
+                if take(self.left, &way) {
+                    is_visited[way.to as usize] = true;
+                    self.ranks.push(way.to);
+                    self.ways.push(way);
+                    if is_whole {
+                        return Some(self.ways);
+                    }
+                    stuck = 0;
+                    continue;
+                }
             }
-            self.visited[to] = true;
-            self.chain.push(way);
-            if is_whole || self.extend() {
-                return true;
-            }
-            if let Some(way) = self.chain.pop() {
-                give_back(self.left, &way);
-                self.visited[way.to as usize] = way.to == self.start;
+            if self.turn(&ways, dice) {
+                stuck = 0;
+            } else {
+                // Perhaps it can grow at its other end.
+                self.ranks.reverse();
+                self.ways = self.ways.iter().rev().map(Way::reversed).collect();
+                stuck += 1;
             }
         }
-        false
+        self.ways.iter().for_each(|way| give_back(self.left, way));
+        None
+    }
+
+    /// Joins the end to a rank within the chain.
+    fn turn(&mut self, ways: &[Way], dice: &mut Dice) -> bool {
+        let within = |way: &&Way| self.ranks.iter().rev().skip(2).any(|&rank| rank == way.to);
+        let Some(way) = dice.one_of(ways.iter().filter(within)) else { return false };
+        if !take(self.left, way) {
+            return false;
+        }
+        let Some(place) = self.ranks.iter().position(|&rank| rank == way.to) else { return false };
+        give_back(self.left, &self.ways[place]);
+        let after: Vec<Way> = self.ways[place + 1..].iter().rev().map(Way::reversed).collect();
+        self.ways.truncate(place);
+        self.ways.push(way.reversed());
+        self.ways.extend(after);
+        self.ranks[place + 1..].reverse();
+        true
+    }
+}
+
+/// Numbers that look random and are the same at every run (xorshift).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % count.max(1) as u64) as usize
+    }
+
+    fn one_of<'a>(&mut self, ways: impl Iterator<Item = &'a Way>) -> Option<&'a Way> {
+        let ways: Vec<_> = ways.collect();
+        ways.get(self.below(ways.len())).copied()
+    }
+
+    /// Of ways in their order mostly the first, else one with as few hops.
+    fn one_of_the_nearest<'a>(&mut self, mut ways: impl Iterator<Item = &'a Way>) -> Option<&'a Way> {
+        let first = ways.next()?;
+        if self.below(8) > 0 {
+            return Some(first);
+        }
+        let as_near = ways.filter(|way| way.hops.len() == first.hops.len());
+        self.one_of(as_near).or(Some(first))
     }
 }
 
