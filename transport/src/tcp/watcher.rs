@@ -525,8 +525,8 @@ impl Watcher {
             _ => &mut arrivals.from_peer[lane],
         };
         *place = Some(socket);
-        if hello.role == Role::Control && dialed.is_some() {
-            // The listener's "ready" comes here.
+        if dialed.is_some() && arrivals.lanes_complete() {
+            // The listener's "ready" comes here, perhaps before its last word on a lane has been read: it waits for that.
             self.read_control(peer);
         }
         self.try_open(peer);
@@ -554,19 +554,21 @@ impl Watcher {
             .is_some_and(|arrivals| arrivals.lanes_complete() && arrivals.control.is_some());
         if listens && complete {
             self.read_control(peer);
-            if self.open(peer) {
-                self.shared.link(peer).say(&ControlFrame::Ready);
-            }
+            self.open(peer, Some(&ControlFrame::Ready));
         }
     }
 
-    fn open(&mut self, peer: Rank) -> bool {
+    /// Opens a pair, saying something before this rank's device can say anything.
+    fn open(&mut self, peer: Rank, first: Option<&ControlFrame<'_>>) {
         let plan = &mut self.peers[peer as usize];
-        let Some(arrivals) = plan.arrivals.take() else { return false };
+        let Some(arrivals) = plan.arrivals.take() else { return };
         plan.wanted = None;
-        let Some(stream) = arrivals.reading else { return false };
+        let Some(stream) = arrivals.reading else { return };
         if !self.shared.link(peer).open(stream) {
-            return false;
+            return;
+        }
+        if let Some(first) = first {
+            self.shared.link(peer).say(first);
         }
         if let Some(file) = arrivals.process.and_then(open_process) {
             let _ = self.insert(Kind::Process { peer, file }, epoll::EventFlags::IN);
@@ -577,7 +579,6 @@ impl Watcher {
             out: arrivals.to_peer.into_iter().flatten().collect(),
             incoming: arrivals.from_peer.into_iter().flatten().collect(),
         });
-        true
     }
 
     fn serve_control(&mut self, slot: usize, peer: Rank, now: Nanos) {
@@ -655,7 +656,7 @@ impl Watcher {
                 if !complete {
                     return Err(ProtocolViolation::UnexpectedAnswer);
                 }
-                self.open(peer);
+                self.open(peer, None);
             }
             (Standing::Open | Standing::Goodbye, ControlFrame::Message(message)) => {
                 if let Some(reply) = self.shared.responder.message(peer, message) {
