@@ -22,6 +22,7 @@ const FUNCTION_LINES: (usize, usize) = (70, 100);
 const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/src/memory", "owns the bytes that transfers touch"),
     ("transport/src/shm", "maps segments of other processes"),
+    ("transport/src/verbs", "calls libibverbs"),
     ("transport/src/cells.rs", "cells in shared memory"),
     ("transport/src/device.rs", "addresses of mapped memory"),
     ("transport/src/fork.rs", "is told of forks"),

@@ -41,7 +41,7 @@ pub use crate::error::{
     TransferError,
 };
 use crate::memory::Memory;
-use crate::region::{Region, RemoteSlice, Slice};
+use crate::region::{Region, Registry, RemoteSlice, Slice};
 
 /// Longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
@@ -105,6 +105,32 @@ pub enum Transfer {
         /// What to do with it.
         op: AtomicOp,
     },
+}
+
+impl Transfer {
+    /// For backends: what can be seen to be wrong before anything is done. Regions must be of this registry.
+    pub(crate) fn check(&self, registry: &Arc<dyn Registry>, bytes_max: u64) -> Result<(), SubmitError> {
+        let (local, source_bytes, destination_bytes) = match self {
+            Self::Notify(_) => (None, 0, 0),
+            Self::Put { src: Source::Slice(slice), dst, .. } => (Some(slice), slice.len() as u64, dst.len),
+            Self::Put { src: Source::Inline(inline), dst, .. } => (None, inline.len() as u64, dst.len),
+            Self::Get { src, dst } => (Some(dst), src.len, dst.len() as u64),
+            Self::Atomic { word, .. } if word.len != 8 || !word.offset.is_multiple_of(8) => {
+                return Err(SubmitError::MisalignedWord);
+            }
+            Self::Atomic { .. } => (None, 8, 8),
+        };
+        if local.is_some_and(|slice| !slice.region().belongs_to(registry)) {
+            return Err(SubmitError::ForeignRegion);
+        }
+        if source_bytes != destination_bytes {
+            return Err(SubmitError::Lengths { source_bytes, destination_bytes });
+        }
+        if source_bytes > bytes_max {
+            return Err(SubmitError::TooLong { bytes: source_bytes, max: bytes_max });
+        }
+        Ok(())
+    }
 }
 
 /// What an atomic transfer does.
@@ -177,7 +203,7 @@ impl fmt::Display for Address {
 /// What a backend can do, whichever peer it is about. Fixed when the device is made.
 #[derive(Clone, Debug)]
 pub struct Caps {
-    /// Its name: `sim`, `shm`, `tcp`, `shm+tcp`.
+    /// Its name: `sim`, `shm`, `tcp`, `shm+tcp`, `verbs`.
     pub fabric: &'static str,
     /// Whether a bad remote slice is an error of its transfer. Otherwise it may cost the pair.
     pub checks_keys: bool,

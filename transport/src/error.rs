@@ -6,6 +6,7 @@ use crate::Rank;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::Space;
 use crate::region::{OutOfBounds, RegionKey};
+use crate::verbs::WorkStatus;
 
 /// How a loss was found out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +30,9 @@ pub enum LossCause {
     /// It did not come within the time to connect.
     #[error("it was not reached within {} ms", .0.as_millis())]
     NotReached(Duration),
+    /// Work on its queue pair failed (verbs).
+    #[error("{0}")]
+    QueuePair(WorkStatus),
     /// A link on the way is down (simulated).
     #[error("the link to it is down")]
     LinkDown,
@@ -205,6 +209,16 @@ pub enum RegisterError {
         fabric: &'static str,
         /// How many there are.
         regions: usize,
+    },
+    /// The NIC needs the memory to be locked, and this process may lock no more.
+    #[error(
+        "{bytes} bytes cannot be locked for the NIC: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
+    )]
+    Locked {
+        /// How many.
+        bytes: usize,
+        /// How many this process may lock in all.
+        limit: u64,
     },
     /// The operating system refused.
     #[error("registering {bytes} bytes failed")]

@@ -27,6 +27,7 @@ pub mod rendezvous;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
+pub mod verbs;
 
 pub use auth::Secret;
 pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};

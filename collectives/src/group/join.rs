@@ -74,6 +74,7 @@ fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     match fabric {
         Fabric::Shm | Fabric::Hybrid => Platform::new(HostMap::new(hosts), Access::Mapped),
         Fabric::Tcp => Platform::one_host(ranks, Access::Put, sockets),
+        Fabric::Verbs => Platform::one_host(ranks, Access::Put, CostModel::VERBS),
     }
 }
 

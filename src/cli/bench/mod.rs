@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(value_parser = collective, default_value = "all-reduce")]
     collective: Collective,
-    /// How bytes move: shm, tcp, shm+tcp (by host), auto or sim (virtual time) [default: auto, and tcp beside shm]
+    /// How bytes move: shm, tcp, shm+tcp (by host), verbs (RDMA), auto or sim (virtual time) [default: auto, and tcp beside shm]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<BenchFabric>,
     /// How many ranks to start here [default: 2]
@@ -138,9 +138,10 @@ fn fabric(name: &str) -> Result<BenchFabric, String> {
         "shm" => Ok(BenchFabric::Real(Fabric::Shm)),
         "tcp" => Ok(BenchFabric::Real(Fabric::Tcp)),
         "shm+tcp" => Ok(BenchFabric::Real(Fabric::Hybrid)),
+        "verbs" => Ok(BenchFabric::Real(Fabric::Verbs)),
         "auto" => Ok(BenchFabric::Best),
         "sim" => Ok(BenchFabric::Simulated),
-        _ => Err("there are shm tcp sim shm+tcp auto".to_owned()),
+        _ => Err("there are shm tcp sim shm+tcp verbs auto".to_owned()),
     }
 }
 

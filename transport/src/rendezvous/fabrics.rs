@@ -7,6 +7,7 @@ use crate::device::{Device, DeviceConfig};
 use crate::hybrid::{HybridDevice, Route};
 use crate::shm::ShmDevice;
 use crate::tcp::TcpDevice;
+use crate::verbs::{VerbsDevice, Wish};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +18,8 @@ pub enum Fabric {
     Tcp,
     /// Shared memory between ranks of one host, sockets across.
     Hybrid,
+    /// RDMA.
+    Verbs,
 }
 
 impl fmt::Display for Fabric {
@@ -25,6 +28,7 @@ impl fmt::Display for Fabric {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Hybrid => "shm+tcp",
+            Self::Verbs => "verbs",
         })
     }
 }
@@ -41,7 +45,7 @@ pub enum FabricChoice {
 
 /// A text that names no fabric.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown fabric: '{text}'; choose shm, tcp, shm+tcp or auto")]
+#[error("unknown fabric: '{text}'; choose shm, tcp, shm+tcp, verbs or auto")]
 pub struct UnknownFabric {
     /// The text.
     pub text: String,
@@ -56,6 +60,7 @@ impl FromStr for FabricChoice {
             "shm" => Ok(Self::Only(Fabric::Shm)),
             "tcp" => Ok(Self::Only(Fabric::Tcp)),
             "shm+tcp" => Ok(Self::Only(Fabric::Hybrid)),
+            "verbs" => Ok(Self::Only(Fabric::Verbs)),
             _ => Err(UnknownFabric { text: text.to_owned() }),
         }
     }
@@ -109,6 +114,9 @@ impl Fabrics for Machine {
             Fabric::Shm => boxed(ShmDevice::new(config)),
             Fabric::Tcp => boxed(TcpDevice::new(config)),
             Fabric::Hybrid => boxed(HybridDevice::new(config, routes.to_vec())),
+            Fabric::Verbs => {
+                boxed(Wish::from_env().map_err(Into::into).and_then(|wish| VerbsDevice::new(config, &wish)))
+            }
         }
     }
 }

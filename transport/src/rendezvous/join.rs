@@ -232,8 +232,8 @@ struct Meeting<'a> {
 
 impl Meeting<'_> {
     fn meet(&mut self) -> Result<Met, JoinError> {
-        // Who asks for sockets has no neighbours, whoever is near.
-        let tries = self.options.fabric != FabricChoice::Only(Fabric::Tcp);
+        // Who asks for sockets or RDMA has no neighbours, whoever is near.
+        let tries = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
         let door = if tries { Door::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
         let records = self.introduce(door.as_ref().ok().map(Door::address))?;
         let own = &records[self.world.rank as usize];
@@ -329,6 +329,7 @@ impl Meeting<'_> {
         let line = match fabric {
             Fabric::Shm => format!("shm between all of {ranks} ranks ({why})"),
             Fabric::Tcp => format!("tcp between all of {ranks} ranks ({why})"),
+            Fabric::Verbs => format!("verbs between all of {ranks} ranks ({why})"),
             Fabric::Hybrid => format!("shm within {count} hosts of {ranks} ranks, tcp across ({why})"),
         };
         if self.world.rank == 0 {
@@ -523,6 +524,7 @@ fn topic(fabric: Fabric) -> &'static str {
         Fabric::Shm => "shm",
         Fabric::Tcp => "tcp",
         Fabric::Hybrid => "hybrid",
+        Fabric::Verbs => "verbs",
     }
 }
 

@@ -8,7 +8,7 @@ use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, Mapped, PostError,
-    Reach, RegisterError, Ring, Source, SubmitError, Submitted, Transfer, TransferId,
+    Reach, RegisterError, Ring, SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::{Alias, Memory, Share};
 use crate::region::{Region, RegionKey, Registry, RemoteSlice};
@@ -76,36 +76,11 @@ impl SimDevice {
             return Err(SubmitError::NotConnected { peer });
         }
         state.may_submit(self.rank, peer)?;
-        let lengths = |source_bytes: u64, destination_bytes: u64| {
-            if source_bytes == destination_bytes {
-                Ok(source_bytes)
-            } else {
-                Err(SubmitError::Lengths { source_bytes, destination_bytes })
-            }
+        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+        let notice = match transfer {
+            Transfer::Notify(notice) | Transfer::Put { notice: Some(notice), .. } => Some(notice),
+            _ => None,
         };
-        let (bytes, local, notice) = match transfer {
-            Transfer::Notify(notice) => (0, None, Some(notice)),
-            Transfer::Put { src, dst, notice } => {
-                let local = match src {
-                    Source::Slice(slice) => Some(slice),
-                    Source::Inline(_) => None,
-                };
-                (lengths(src.len() as u64, dst.len)?, local, notice.as_ref())
-            }
-            Transfer::Get { src, dst } => (lengths(src.len, dst.len() as u64)?, Some(dst), None),
-            Transfer::Atomic { word, .. } => {
-                if word.len != 8 || !word.offset.is_multiple_of(8) {
-                    return Err(SubmitError::MisalignedWord);
-                }
-                (8, None, None)
-            }
-        };
-        if bytes > self.caps.transfer_bytes_max {
-            return Err(SubmitError::TooLong { bytes, max: self.caps.transfer_bytes_max });
-        }
-        if local.is_some_and(|slice| !slice.region().belongs_to(&self.registry)) {
-            return Err(SubmitError::ForeignRegion);
-        }
         let cells = state.ranks[peer as usize].cells;
         if let Some(notice) = notice.filter(|notice| usize::from(notice.cell) >= cells) {
             return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });

@@ -6,6 +6,9 @@ use crate::region::RegionKey;
 /// Length of a control frame's header, in bytes: kind (1), zero (3), length of what follows (4, little endian).
 pub(super) const CONTROL_HEADER_BYTES: usize = 8;
 
+/// Longest message: what stands on these streams may add a byte of its own to each.
+pub(super) const CONTROL_MESSAGE_BYTES_MAX: usize = MESSAGE_BYTES_MAX + 1;
+
 const MESSAGE: u8 = 0;
 const READY: u8 = 1;
 const BYE: u8 = 2;
@@ -30,7 +33,7 @@ impl<'a> ControlFrame<'a> {
         let Some(header) = bytes.first_chunk::<CONTROL_HEADER_BYTES>() else { return Ok(None) };
         let [kind, zero @ .., a, b, c, d] = *header;
         let len = u32::from_le_bytes([a, b, c, d]) as usize;
-        if len > MESSAGE_BYTES_MAX {
+        if len > CONTROL_MESSAGE_BYTES_MAX {
             return Err(ProtocolViolation::OversizedFrame);
         }
         let len_is_right = match kind {
@@ -56,7 +59,7 @@ impl<'a> ControlFrame<'a> {
         Ok(Some((frame, end)))
     }
 
-    /// Appends the frame's bytes. A message is at most [`MESSAGE_BYTES_MAX`] long.
+    /// Appends the frame's bytes. A message is at most [`CONTROL_MESSAGE_BYTES_MAX`] long.
     pub(super) fn encode(&self, bytes: &mut impl Extend<u8>) {
         let key;
         let (kind, body): (u8, &[u8]) = match self {
@@ -80,7 +83,7 @@ mod tests {
 
     #[test]
     fn frames_come_back_as_they_were_and_parts_of_them_ask_for_more() {
-        let longest = [7; MESSAGE_BYTES_MAX];
+        let longest = [7; CONTROL_MESSAGE_BYTES_MAX];
         let frames = [
             ControlFrame::Message(b""),
             ControlFrame::Message(b"what are you doing?"),
@@ -101,7 +104,7 @@ mod tests {
 
     #[test]
     fn what_is_no_frame_is_refused_before_its_bytes_are_awaited() {
-        let oversized = [0, 0, 0, 0, 1, 16, 0, 0];
+        let oversized = [0, 0, 0, 0, 2, 16, 0, 0];
         assert_eq!(ControlFrame::decode(&oversized), Err(ProtocolViolation::OversizedFrame));
         for header in [[0, 1, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 1, 0, 0, 0], [3, 0, 0, 0, 7, 0, 0, 0], [9; 8]] {
             assert!(ControlFrame::decode(&header).is_err(), "{header:?}");

@@ -45,8 +45,9 @@ use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::{self, Nanos};
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, Mapped, PostError,
-    Reach, RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX, MapError,
+    Mapped, PostError, Reach, RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError,
+    TransferId,
 };
 use crate::memory::{Memory, Space, random_key};
 use crate::region::{Region, Registry, RemoteSlice};
@@ -278,33 +279,34 @@ impl TcpDevice {
         &self.epoll
     }
 
+    /// Whether something has come over a control stream that `poll` has not told yet.
+    pub(crate) fn has_news(&self) -> bool {
+        self.shared.bell.is_rung() || self.shared.has_mail() || !self.outbox.is_empty()
+    }
+
+    /// Gives a peer up, as if its connection had broken for this cause.
+    pub(crate) fn lose(&self, peer: Rank, cause: LossCause) {
+        self.shared.lose(peer, cause);
+    }
+
+    /// As [`Device::post`], of a message that who stands on this device has put a byte of its own before.
+    pub(crate) fn post_framed(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        match self.peers.get(peer as usize) {
+            Some(Peer::Open(open)) if !open.departed => {}
+            _ => return Err(PostError::NotConnected { peer }),
+        }
+        // Who has this message knows what was released before.
+        if self.releases.any() {
+            self.release_regions();
+        }
+        if self.shared.link(peer).post(peer, message)? {
+            self.shared.order(Order::Flush { peer });
+        }
+        Ok(())
+    }
+
     fn check(&self, peer: Rank, transfer: &Transfer) -> Result<(), SubmitError> {
-        let local = match transfer {
-            Transfer::Put { src: crate::Source::Slice(slice), .. } | Transfer::Get { dst: slice, .. } => {
-                Some(slice)
-            }
-            _ => None,
-        };
-        if local.is_some_and(|slice| !slice.region().belongs_to(&self.registry)) {
-            return Err(SubmitError::ForeignRegion);
-        }
-        let (source_bytes, destination_bytes) = match transfer {
-            Transfer::Notify(_) => (0, 0),
-            Transfer::Put { src, dst, .. } => (src.len() as u64, dst.len),
-            Transfer::Get { src, dst } => (src.len, dst.len() as u64),
-            Transfer::Atomic { word, .. } => {
-                if word.len != 8 || !word.offset.is_multiple_of(8) {
-                    return Err(SubmitError::MisalignedWord);
-                }
-                (8, 8)
-            }
-        };
-        if source_bytes != destination_bytes {
-            return Err(SubmitError::Lengths { source_bytes, destination_bytes });
-        }
-        if source_bytes > self.caps.transfer_bytes_max {
-            return Err(SubmitError::TooLong { bytes: source_bytes, max: self.caps.transfer_bytes_max });
-        }
+        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
         if self.outbox.len() >= OUTBOX_MAX {
             return Err(SubmitError::QueueFull { peer });
         }
@@ -650,18 +652,10 @@ impl Device for TcpDevice {
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        match self.peers.get(peer as usize) {
-            Some(Peer::Open(open)) if !open.departed => {}
-            _ => return Err(PostError::NotConnected { peer }),
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
         }
-        // Who has this message knows what was released before.
-        if self.releases.any() {
-            self.release_regions();
-        }
-        if self.shared.link(peer).post(peer, message)? {
-            self.shared.order(Order::Flush { peer });
-        }
-        Ok(())
+        self.post_framed(peer, message)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {

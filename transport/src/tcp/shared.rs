@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendFlags, Shutdown};
 
-use super::control::ControlFrame;
+use super::control::{CONTROL_MESSAGE_BYTES_MAX, ControlFrame};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::device::{LossCause, MESSAGE_BYTES_MAX, PostError, Responder, Ring};
+use crate::device::{LossCause, PostError, Responder, Ring};
 use crate::region::RegionKey;
 
 /// Bytes of posted messages that wait to be sent to one peer at most.
@@ -237,7 +237,7 @@ impl Link {
 
     /// Sends a message, or queues what the socket does not take. Returns whether something waits.
     pub(super) fn post(&self, peer: Rank, message: &[u8]) -> Result<bool, PostError> {
-        if message.len() > MESSAGE_BYTES_MAX {
+        if message.len() > CONTROL_MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
         }
         let mut state = lock(&self.0);

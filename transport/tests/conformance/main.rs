@@ -27,26 +27,37 @@ mod hybrid;
 mod shm;
 mod sim;
 mod tcp;
+mod verbs;
 
 /// One test for each name of each line, in a module of the backend's name.
 macro_rules! tests {
-    ($backend:ty; $($line:ident { $($test:ident)* })*) => {
+    // An attribute for each test is a token tree, which may stand in both repetitions.
+    ($backend:ty, $attributes:tt; $($line:ident { $($test:ident)* })*) => {
         $(mod $line {
-            $(#[test]
-            fn $test() {
-                <$backend as crate::world::Backend>::repeat(crate::$line::$test::<$backend>);
-            })*
+            $(one_test! { $backend, $attributes, $line, $test })*
         })*
     };
 }
 
+macro_rules! one_test {
+    ($backend:ty, [$($attribute:tt)*], $line:ident, $test:ident) => {
+            #[test]
+            $($attribute)*
+            fn $test() {
+                <$backend as crate::world::Backend>::repeat(crate::$line::$test::<$backend>);
+            }
+    };
+}
+
 macro_rules! backends {
-    ($($name:ident: $backend:ty),* $(,)?) => { $(mod $name { suite!($backend); })* };
+    ($($name:ident: $backend:ty $([$($attribute:tt)*])?),* $(,)?) => {
+        $(mod $name { suite!($backend, [$($($attribute)*)?]); })*
+    };
 }
 
 macro_rules! suite {
-    ($backend:ty) => {
-        tests! { $backend;
+    ($backend:ty, $attributes:tt) => {
+        tests! { $backend, $attributes;
             puts {
                 bytes_of_every_length_and_alignment_are_there_when_the_notice_is
                 a_put_without_notice_arrives_and_touches_no_cell
@@ -188,5 +199,6 @@ mod backend {
         sim: crate::sim::Sim<false>,
         sim_mapped: crate::sim::Sim<true>,
         tcp: crate::tcp::Tcp,
+        verbs: crate::verbs::Verbs [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
     }
 }

@@ -1,0 +1,102 @@
+//! What stands between the control streams and their users: messages of this backend are kept for its device, all others go
+//! to the responder.
+//!
+//! Every message on a control stream begins with a byte that says whose it is. **Invariant:** the responder sees exactly the
+//! bytes that its peer's user posted.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::wire::Hello;
+use crate::Rank;
+use crate::device::{LossCause, Responder};
+
+const USER: u8 = 0;
+const HELLO: u8 = 1;
+const READY: u8 = 2;
+
+/// What a peer said for this backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Where its queue pair is.
+    Hello(Hello),
+    /// Its queue pair receives and sends.
+    Ready,
+    /// Something that is none of these.
+    Nonsense,
+}
+
+/// A user's message as it goes over the stream.
+pub(super) fn of_user(message: &[u8]) -> Vec<u8> {
+    let mut framed = Vec::with_capacity(1 + message.len());
+    framed.push(USER);
+    framed.extend_from_slice(message);
+    framed
+}
+
+pub(super) fn of_hello(hello: &Hello) -> Vec<u8> {
+    let mut framed = vec![HELLO];
+    framed.extend_from_slice(&hello.encode());
+    framed
+}
+
+pub(super) fn of_ready() -> [u8; 1] {
+    [READY]
+}
+
+/// See the module.
+pub(super) struct Desk {
+    user: Arc<dyn Responder>,
+    told: Mutex<Vec<(Rank, Told)>>,
+    any: AtomicBool,
+}
+
+impl Desk {
+    pub(super) fn new(user: Arc<dyn Responder>) -> Self {
+        Self { user, told: Mutex::new(Vec::new()), any: AtomicBool::new(false) }
+    }
+
+    /// One load: for the busy way.
+    pub(super) fn has_any(&self) -> bool {
+        // Acquire: pairs with the release in `keep`.
+        self.any.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take(&self) -> Vec<(Rank, Told)> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        // Release: under the lock, so it never hides what is still there.
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut *told)
+    }
+
+    fn keep(&self, from: Rank, what: Told) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.push((from, what));
+        // Release: pairs with the acquire in `has_any`.
+        self.any.store(true, Ordering::Release);
+    }
+}
+
+impl Responder for Desk {
+    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        match message.split_first() {
+            Some((&USER, message)) => self.user.message(from, message).map(|reply| of_user(&reply)),
+            Some((&HELLO, hello)) => {
+                self.keep(from, Hello::decode(hello).map_or(Told::Nonsense, Told::Hello));
+                None
+            }
+            Some((&READY, [])) => {
+                self.keep(from, Told::Ready);
+                None
+            }
+            _ => {
+                self.keep(from, Told::Nonsense);
+                None
+            }
+        }
+    }
+
+    fn lost(&self, peer: Rank, cause: &LossCause) {
+        self.user.lost(peer, cause);
+    }
+}

@@ -1,0 +1,128 @@
+//! libibverbs, found at run time.
+//!
+//! The library is opened with the first device and stays open. **Invariant:** a [`Library`] holds every function that is not
+//! optional; where one is missing there is no library, and the error names it. What the headers define as inline functions
+//! (posting and polling) goes through the tables of the context, in [`super::objects`].
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use super::sys;
+
+const NAME: &CStr = c"libibverbs.so.1";
+
+/// Why there is no library.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// It is not installed, or not where libraries are looked for.
+    #[error(
+        "libibverbs is not here ({reason}); install it (Debian: apt-get install libibverbs1 ibverbs-providers) or take another fabric"
+    )]
+    Absent {
+        /// As the dynamic linker says it.
+        reason: String,
+    },
+    /// It is too old.
+    #[error("libibverbs has no function {symbol}; install rdma-core 28 or newer")]
+    Symbol {
+        /// Which.
+        symbol: &'static str,
+    },
+}
+
+macro_rules! functions {
+    (
+        needed { $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)* }
+        optional { $($optional:ident: fn($($optional_argument:ty),*) $(-> $optional_result:ty)?;)* }
+    ) => {
+        /// The functions of libibverbs, by their names there without the prefix.
+        pub(super) struct Library {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(super) $optional: Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>,)*
+        }
+
+        impl Library {
+            fn load() -> Result<Self, LoadError> {
+                let handle = open()?;
+                Ok(Self {
+                    $($name: {
+                        let symbol = concat!("ibv_", stringify!($name));
+                        let address = look_up(handle, concat!("ibv_", stringify!($name), "\0"));
+                        if address.is_null() {
+                            return Err(LoadError::Symbol { symbol });
+                        }
+                        // SAFETY: the library's function of this name has this type (`verbs.h`), and it stays open.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address) }
+                    },)*
+                    $($optional: {
+                        let address = look_up(handle, concat!("ibv_", stringify!($optional), "\0"));
+                        // SAFETY: as above; a null address becomes `None`.
+                        unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>>(address) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    needed {
+    get_device_list: fn(*mut c_int) -> *mut *mut sys::ibv_device;
+    free_device_list: fn(*mut *mut sys::ibv_device);
+    get_device_name: fn(*mut sys::ibv_device) -> *const c_char;
+    open_device: fn(*mut sys::ibv_device) -> *mut sys::ibv_context;
+    close_device: fn(*mut sys::ibv_context) -> c_int;
+    query_device: fn(*mut sys::ibv_context, *mut sys::ibv_device_attr) -> c_int;
+    query_port: fn(*mut sys::ibv_context, u8, *mut sys::ibv_port_attr) -> c_int;
+    alloc_pd: fn(*mut sys::ibv_context) -> *mut sys::ibv_pd;
+    dealloc_pd: fn(*mut sys::ibv_pd) -> c_int;
+    reg_mr_iova: fn(*mut sys::ibv_pd, *mut c_void, usize, u64, c_int) -> *mut sys::ibv_mr;
+    dereg_mr: fn(*mut sys::ibv_mr) -> c_int;
+    create_comp_channel: fn(*mut sys::ibv_context) -> *mut sys::ibv_comp_channel;
+    destroy_comp_channel: fn(*mut sys::ibv_comp_channel) -> c_int;
+    create_cq: fn(*mut sys::ibv_context, c_int, *mut c_void, *mut sys::ibv_comp_channel, c_int) -> *mut sys::ibv_cq;
+    destroy_cq: fn(*mut sys::ibv_cq) -> c_int;
+    get_cq_event: fn(*mut sys::ibv_comp_channel, *mut *mut sys::ibv_cq, *mut *mut c_void) -> c_int;
+    ack_cq_events: fn(*mut sys::ibv_cq, c_uint);
+    create_srq: fn(*mut sys::ibv_pd, *mut sys::ibv_srq_init_attr) -> *mut sys::ibv_srq;
+    destroy_srq: fn(*mut sys::ibv_srq) -> c_int;
+    create_qp: fn(*mut sys::ibv_pd, *mut sys::ibv_qp_init_attr) -> *mut sys::ibv_qp;
+    modify_qp: fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int) -> c_int;
+    destroy_qp: fn(*mut sys::ibv_qp) -> c_int;
+    }
+    optional {
+    reg_mr_iova2: fn(*mut sys::ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut sys::ibv_mr;
+    }
+}
+
+/// The library, opened at the first call.
+pub(super) fn library() -> Result<&'static Library, LoadError> {
+    static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+    LIBRARY.get_or_init(Library::load).as_ref().map_err(LoadError::clone)
+}
+
+fn open() -> Result<*mut c_void, LoadError> {
+    // SAFETY: a text that ends with zero; the library's own initialisers are trusted.
+    let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if !handle.is_null() {
+        return Ok(handle);
+    }
+    // SAFETY: after a failure it returns a text, which stays until the next call of this thread.
+    let reason = unsafe {
+        let text = libc::dlerror();
+        if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+    };
+    Err(LoadError::Absent { reason })
+}
+
+/// The newest version of a symbol; null where there is none.
+fn look_up(handle: *mut c_void, symbol: &str) -> *mut c_void {
+    debug_assert!(symbol.ends_with('\0'));
+    // Of versioned symbols `dlsym` may find the oldest, which the library keeps for programs of long ago.
+    // SAFETY: an open library, and texts that end with zero.
+    unsafe {
+        let newest = libc::dlvsym(handle, symbol.as_ptr().cast(), c"IBVERBS_1.1".as_ptr());
+        if newest.is_null() { libc::dlsym(handle, symbol.as_ptr().cast()) } else { newest }
+    }
+}

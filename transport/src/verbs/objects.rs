@@ -1,0 +1,451 @@
+//! What libibverbs makes, each owned by a value that keeps alive what it stands on.
+//!
+//! **Invariant:** nothing is destroyed before what uses it: a region and a queue pair hold their domain, which holds the
+//! context; queues hold the context. So whatever order values are dropped in, the library sees the right one.
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::library::Library;
+use super::sys;
+use crate::memory::Memory;
+
+/// The error that a function reported by its result.
+fn checked(result: c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        // Some report the number, some -1 and errno.
+        -1 => Err(io::Error::last_os_error()),
+        number => Err(io::Error::from_raw_os_error(number.abs())),
+    }
+}
+
+/// The object that a function made, or why not.
+fn made<T>(object: *mut T) -> io::Result<NonNull<T>> {
+    NonNull::new(object).ok_or_else(io::Error::last_os_error)
+}
+
+/// Names of all RDMA devices of this machine.
+pub(super) fn device_names(library: &'static Library) -> io::Result<Vec<String>> {
+    with_devices(library, |devices| Ok(devices.iter().map(|(_, name)| name.clone()).collect()))
+}
+
+fn with_devices<T>(
+    library: &'static Library,
+    use_them: impl FnOnce(&[(*mut sys::ibv_device, String)]) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut count = 0;
+    // SAFETY: it writes one number, and returns a list that ends with null, or null.
+    let list = unsafe { (library.get_device_list)(&raw mut count) };
+    if list.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let devices: Vec<_> = (0..count.max(0) as usize)
+        .map(|index| {
+            // SAFETY: `count` devices are listed, each with a name that stays as long as the list.
+            unsafe {
+                let device = *list.add(index);
+                let name = CStr::from_ptr((library.get_device_name)(device));
+                (device, name.to_string_lossy().into_owned())
+            }
+        })
+        .collect();
+    let used = use_them(&devices);
+    // SAFETY: the list of above; devices that were opened stay valid.
+    unsafe { (library.free_device_list)(list) };
+    used
+}
+
+/// An open RDMA device.
+pub(super) struct Context {
+    raw: NonNull<sys::ibv_context>,
+    library: &'static Library,
+}
+
+// SAFETY: libibverbs is thread-safe but for what one object's caller must serialise, which `&mut` does here.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens the device of this name; `None` when there is none.
+    pub(super) fn open(library: &'static Library, name: &str) -> io::Result<Option<Arc<Self>>> {
+        with_devices(library, |devices| {
+            let Some((device, _)) = devices.iter().find(|(_, known)| known == name) else { return Ok(None) };
+            // SAFETY: a device of the list.
+            let raw = made(unsafe { (library.open_device)(*device) })?;
+            Ok(Some(Arc::new(Self { raw, library })))
+        })
+    }
+
+    pub(super) fn limits(&self) -> io::Result<sys::ibv_device_attr> {
+        // SAFETY: plain numbers, of which zero is one; the function fills them.
+        unsafe {
+            let mut limits = std::mem::zeroed();
+            checked((self.library.query_device)(self.raw.as_ptr(), &raw mut limits))?;
+            Ok(limits)
+        }
+    }
+
+    pub(super) fn port(&self, port: u8) -> io::Result<sys::ibv_port_attr> {
+        // SAFETY: as above; the function fills the beginning, what it does not know stays zero.
+        unsafe {
+            let mut attributes = std::mem::zeroed();
+            checked((self.library.query_port)(self.raw.as_ptr(), port, &raw mut attributes))?;
+            Ok(attributes)
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: all that stands on it holds it, so nothing does any more.
+        unsafe { (self.library.close_device)(self.raw.as_ptr()) };
+    }
+}
+
+/// A protection domain: what its regions and queue pairs have in common.
+pub(super) struct Domain {
+    raw: NonNull<sys::ibv_pd>,
+    context: Arc<Context>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub(super) fn new(context: &Arc<Context>) -> io::Result<Arc<Self>> {
+        // SAFETY: an open context.
+        let raw = made(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })?;
+        Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: regions and queue pairs hold their domain.
+        unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
+    }
+}
+
+/// Memory that the device may touch.
+pub(super) struct MemoryRegion {
+    raw: NonNull<sys::ibv_mr>,
+    domain: Arc<Domain>,
+    /// Kept as long as the device knows it.
+    memory: Arc<dyn Memory>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Registers memory of at least one byte, known to peers at `iova`.
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> io::Result<Self> {
+        let library = domain.context.library;
+        let (base, len) = (memory.base().as_ptr().cast(), memory.len());
+        // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
+        let raw = unsafe {
+            match library.reg_mr_iova2 {
+                Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
+                None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, access as c_int),
+            }
+        };
+        Ok(Self { raw: made(raw)?, domain: Arc::clone(domain), memory })
+    }
+
+    pub(super) fn local_key(&self) -> u32 {
+        // SAFETY: a live region, whose keys do not change.
+        unsafe { self.raw.as_ref().lkey }
+    }
+
+    pub(super) fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.raw.as_ref().rkey }
+    }
+
+    pub(super) fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: a live region; peers that still use its key get an error.
+        unsafe { (self.domain.context.library.dereg_mr)(self.raw.as_ptr()) };
+    }
+}
+
+/// Completions taken at once.
+pub(super) const COMPLETIONS_AT_ONCE: usize = 32;
+
+/// How a request or a receive ended. Of one that failed only the first three say anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Completion {
+    /// As the request was posted with.
+    pub(super) number: u64,
+    pub(super) queue_pair: u32,
+    /// As the verbs number it.
+    pub(super) status: u32,
+    pub(super) is_receive: bool,
+    /// What came with a write.
+    pub(super) immediate: u32,
+    /// How long that write was.
+    pub(super) bytes: u32,
+}
+
+/// A completion queue with the channel that wakes who sleeps on it.
+pub(super) struct Completions {
+    queue: NonNull<sys::ibv_cq>,
+    channel: NonNull<sys::ibv_comp_channel>,
+    context: Arc<Context>,
+    unacknowledged: u32,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Completions {}
+
+/// Events that are acknowledged at once: each acknowledgement takes a lock.
+const ACKNOWLEDGE_EVERY: u32 = 1024;
+
+impl Completions {
+    pub(super) fn new(context: &Arc<Context>, entries: u32) -> io::Result<Self> {
+        let library = context.library;
+        // SAFETY: an open context; the queue keeps no address of ours.
+        unsafe {
+            let channel = made((library.create_comp_channel)(context.raw.as_ptr()))?;
+            let queue = (library.create_cq)(
+                context.raw.as_ptr(),
+                entries as c_int,
+                ptr::null_mut(),
+                channel.as_ptr(),
+                0,
+            );
+            let queue = match made(queue) {
+                Ok(queue) => queue,
+                Err(error) => {
+                    (library.destroy_comp_channel)(channel.as_ptr());
+                    return Err(error);
+                }
+            };
+            let made = Self { queue, channel, context: Arc::clone(context), unacknowledged: 0 };
+            rustix::io::ioctl_fionbio(made.file(), true)?;
+            Ok(made)
+        }
+    }
+
+    fn descriptor(&self) -> RawFd {
+        // SAFETY: a live channel.
+        unsafe { self.channel.as_ref().fd }
+    }
+
+    /// Readable when the queue has rung since it was armed.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the channel, which the borrow does not outlive.
+        unsafe { BorrowedFd::borrow_raw(self.descriptor()) }
+    }
+
+    /// Takes completions into the beginning of `taken`; how many.
+    pub(super) fn poll(&mut self, taken: &mut [Completion; COMPLETIONS_AT_ONCE]) -> io::Result<usize> {
+        // SAFETY: plain numbers, of which zero is one.
+        let mut completions: [sys::ibv_wc; COMPLETIONS_AT_ONCE] = unsafe { std::mem::zeroed() };
+        // SAFETY: the context's own function for its queue, and room for as many as it is told.
+        let count = unsafe {
+            let poll = self.operations().poll_cq.expect("every provider polls");
+            poll(self.queue.as_ptr(), completions.len() as c_int, completions.as_mut_ptr())
+        };
+        if count < 0 {
+            return Err(io::Error::from_raw_os_error(-count));
+        }
+        for (taken, completion) in taken.iter_mut().zip(&completions[..count as usize]) {
+            *taken = Completion {
+                number: completion.wr_id,
+                queue_pair: completion.qp_num,
+                status: completion.status,
+                is_receive: completion.opcode & sys::IBV_WC_RECV != 0,
+                // SAFETY: a word, which is valid whatever it is.
+                immediate: u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data }),
+                bytes: completion.byte_len,
+            };
+        }
+        Ok(count as usize)
+    }
+
+    /// Rings at the next completion.
+    pub(super) fn arm(&mut self) -> io::Result<()> {
+        // SAFETY: as above.
+        checked(unsafe {
+            let notify = self.operations().req_notify_cq.expect("every provider notifies");
+            notify(self.queue.as_ptr(), 0)
+        })
+    }
+
+    /// Takes what rang, so that the file is not readable any more.
+    pub(super) fn silence(&mut self) {
+        let library = self.context.library;
+        let (mut queue, mut unused) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel does not block; it names our only queue.
+        unsafe {
+            while (library.get_cq_event)(self.channel.as_ptr(), &raw mut queue, &raw mut unused) == 0 {
+                self.unacknowledged += 1;
+            }
+            if self.unacknowledged >= ACKNOWLEDGE_EVERY {
+                (library.ack_cq_events)(self.queue.as_ptr(), std::mem::take(&mut self.unacknowledged));
+            }
+        }
+    }
+
+    fn operations(&self) -> &sys::ibv_context_ops {
+        // SAFETY: a live context, whose table does not change after it was opened.
+        unsafe { &self.context.raw.as_ref().ops }
+    }
+}
+
+impl Drop for Completions {
+    fn drop(&mut self) {
+        let library = self.context.library;
+        // SAFETY: queue pairs hold their completions; a queue is destroyed when all its events were acknowledged.
+        unsafe {
+            (library.ack_cq_events)(self.queue.as_ptr(), self.unacknowledged);
+            (library.destroy_cq)(self.queue.as_ptr());
+            (library.destroy_comp_channel)(self.channel.as_ptr());
+        }
+    }
+}
+
+/// A receive queue that all queue pairs of a device share. Receives hold no memory: they are for notices.
+pub(super) struct Receives {
+    raw: NonNull<sys::ibv_srq>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Receives {}
+
+/// Receives that are posted at once.
+const POST_AT_ONCE: usize = 64;
+
+impl Receives {
+    pub(super) fn new(domain: &Arc<Domain>, entries: u32) -> io::Result<Self> {
+        let attr = sys::ibv_srq_attr { max_wr: entries, max_sge: 1, srq_limit: 0 };
+        let mut wanted = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
+        // SAFETY: a live domain.
+        let raw = unsafe { (domain.context.library.create_srq)(domain.raw.as_ptr(), &raw mut wanted) };
+        Ok(Self { raw: made(raw)?, domain: Arc::clone(domain) })
+    }
+
+    /// Posts so many more.
+    pub(super) fn post(&mut self, mut count: usize) -> io::Result<()> {
+        while count > 0 {
+            let batch = count.min(POST_AT_ONCE);
+            let empty =
+                sys::ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
+            let mut requests = [empty; POST_AT_ONCE];
+            let base = requests.as_mut_ptr();
+            for (index, request) in requests[..batch - 1].iter_mut().enumerate() {
+                request.next = base.wrapping_add(index + 1);
+            }
+            let mut bad = ptr::null_mut();
+            // SAFETY: a chain of requests that stays for the call; the context's own function for its queue.
+            checked(unsafe {
+                let operations = &self.domain.context.raw.as_ref().ops;
+                let post = operations.post_srq_recv.expect("every provider posts receives");
+                post(self.raw.as_ptr(), base, &raw mut bad)
+            })?;
+            count -= batch;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Receives {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs are dropped before (see the device).
+        unsafe { (self.domain.context.library.destroy_srq)(self.raw.as_ptr()) };
+    }
+}
+
+/// A reliable connection.
+pub(super) struct QueuePair {
+    raw: NonNull<sys::ibv_qp>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    /// One with room for `requests` under way, which may carry `inline` bytes themselves.
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        completions: &Completions,
+        receives: &Receives,
+        requests: u32,
+        inline: u32,
+    ) -> io::Result<Self> {
+        let mut wanted = sys::ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: completions.queue.as_ptr(),
+            recv_cq: completions.queue.as_ptr(),
+            srq: receives.raw.as_ptr(),
+            cap: sys::ibv_qp_cap {
+                max_send_wr: requests,
+                max_recv_wr: 0,
+                max_send_sge: 1,
+                max_recv_sge: 0,
+                max_inline_data: inline,
+            },
+            qp_type: sys::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: live objects of one context.
+        let raw = unsafe { (domain.context.library.create_qp)(domain.raw.as_ptr(), &raw mut wanted) };
+        Ok(Self { raw: made(raw)?, domain: Arc::clone(domain) })
+    }
+
+    /// Its number, by which completions and the peer name it.
+    pub(super) fn number(&self) -> u32 {
+        // SAFETY: a live queue pair, whose number does not change.
+        unsafe { self.raw.as_ref().qp_num }
+    }
+
+    /// Changes what `mask` names.
+    pub(super) fn modify(&mut self, mut attributes: sys::ibv_qp_attr, mask: u32) -> io::Result<()> {
+        // SAFETY: a live queue pair; the attributes are only read.
+        checked(unsafe {
+            (self.domain.context.library.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask as c_int)
+        })
+    }
+
+    /// Posts a chain of requests.
+    ///
+    /// # Safety
+    ///
+    /// The chain and its lists are valid for the call. What it reads and writes locally is registered with this domain and
+    /// stays until the request's completion came, or the queue pair was dropped.
+    pub(super) unsafe fn post(&mut self, first: *mut sys::ibv_send_wr) -> io::Result<()> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the caller's; the context's own function for its queue pair.
+        checked(unsafe {
+            let post = self.domain.context.raw.as_ref().ops.post_send.expect("every provider posts");
+            post(self.raw.as_ptr(), first, &raw mut bad)
+        })
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: a live queue pair. After this returns the device touches no memory on its behalf.
+        unsafe { (self.domain.context.library.destroy_qp)(self.raw.as_ptr()) };
+    }
+}

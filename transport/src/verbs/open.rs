@@ -1,0 +1,103 @@
+//! What a device is made of, how much of the NIC each pair gets, and why there is none.
+
+use std::ffi::c_int;
+use std::io;
+
+use super::library::LoadError;
+use super::pair::Sizes;
+use super::port::PortError;
+use super::sys;
+use crate::tcp;
+
+/// Transfers under way to one peer, where the NIC has room for so many.
+pub const QUEUE_DEPTH: u32 = 256;
+
+/// Notices that a rank takes of a peer before it gives credits back.
+const CREDITS: u32 = 256;
+/// With fewer a device is not made.
+const CREDITS_MIN: u32 = 8;
+
+/// Reads and atomics of a peer that a rank serves at once.
+const READS: u8 = 16;
+
+/// Why a device was not made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// No libibverbs.
+    #[error(transparent)]
+    Library(#[from] LoadError),
+    /// No port to use.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// No control streams.
+    #[error(transparent)]
+    Control(#[from] tcp::OpenError),
+    /// The NIC has too little of something.
+    #[error(
+        "RDMA device {device} has room for {ranks} ranks at most ({limit}); take fewer ranks a NIC or another fabric"
+    )]
+    TooManyRanks {
+        /// Which device.
+        device: String,
+        /// How many ranks fit.
+        ranks: u32,
+        /// What there is too little of.
+        limit: &'static str,
+    },
+    /// The kernel or the NIC refused something.
+    #[error("RDMA device {device} refused {what}{}", hint(.source))]
+    Refused {
+        /// Which device.
+        device: String,
+        /// What was asked for.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What to do about an error of the kernel.
+pub(super) fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; give this user read and write access to /dev/infiniband/uverbs*"
+        }
+        io::ErrorKind::OutOfMemory => "; raise the limit of locked memory (ulimit -l unlimited)",
+        _ => "",
+    }
+}
+
+/// How much of everything each pair of so many ranks gets of a NIC.
+pub(super) fn sizes(
+    device: &str,
+    world_size: u32,
+    limits: &sys::ibv_device_attr,
+) -> Result<Sizes, OpenError> {
+    let others = world_size.saturating_sub(1).max(1);
+    let of = |limit: c_int| u32::try_from(limit).unwrap_or(0);
+    let receives = of(limits.max_srq_wr) / others;
+    let completions = of(limits.max_cqe) / others;
+    let requests = of(limits.max_qp_wr).min(completions / 2);
+    let reads =
+        of(limits.max_qp_rd_atom).min(of(limits.max_qp_init_rd_atom)).clamp(1, u32::from(READS)) as u8;
+    let depth = QUEUE_DEPTH.min(requests.saturating_sub(16) / 2);
+    let credits = CREDITS.min(receives.min(completions / 2).saturating_sub(4));
+    let limit =
+        if receives < completions { "receives of a shared queue" } else { "completion queue entries" };
+    if depth < CREDITS_MIN || credits < CREDITS_MIN {
+        let ranks = of(limits.max_srq_wr).min(of(limits.max_cqe)) / (8 * CREDITS_MIN) + 1;
+        return Err(OpenError::TooManyRanks { device: device.to_owned(), ranks, limit });
+    }
+    if of(limits.max_qp) < others {
+        let (ranks, limit) = (of(limits.max_qp) + 1, "queue pairs");
+        return Err(OpenError::TooManyRanks { device: device.to_owned(), ranks, limit });
+    }
+    Ok(Sizes { depth, credits, reads })
+}
+
+/// How many bytes this process may lock.
+pub(super) fn locked_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current.unwrap_or(u64::MAX)
+}

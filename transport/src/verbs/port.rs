@@ -1,0 +1,318 @@
+//! Which device, port and address (GID) a rank uses, and why.
+//!
+//! What there is is read from sysfs (the kinds of GIDs stand nowhere else in every version); what is taken is decided by
+//! [`choose`], a pure function over it: the first active port that fits what was asked for, and of its GIDs the best
+//! [`Kind`]. **Invariant:** a choice says its reason in words, and a refusal lists what was there.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+
+/// Where the kernel tells of RDMA devices.
+pub(super) const SYSFS: &str = "/sys/class/infiniband";
+
+/// What an address of a port is good for, the best last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// RoCE v1: not routed.
+    RoceV1,
+    /// RoCE v2 of an IPv6 address that is valid on its link only.
+    RoceV2Local,
+    /// RoCE v2 of an IPv6 address.
+    RoceV2,
+    /// RoCE v2 of an IPv4 address.
+    RoceV2Ipv4,
+    /// InfiniBand: the subnet's own.
+    InfiniBand,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2Local => "RoCE v2, link-local",
+            Self::RoceV2 => "RoCE v2",
+            Self::RoceV2Ipv4 => "RoCE v2 over IPv4",
+            Self::InfiniBand => "InfiniBand",
+        })
+    }
+}
+
+/// An entry of a port's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gid {
+    pub(super) index: u32,
+    pub(super) address: Ipv6Addr,
+    pub(super) kind: Kind,
+    /// Its network interface; none for InfiniBand.
+    pub(super) interface: Option<String>,
+}
+
+/// A port as sysfs shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) device: String,
+    pub(super) number: u8,
+    pub(super) is_active: bool,
+    pub(super) gids: Vec<Gid>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// An RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`).
+    pub device: Option<String>,
+    /// A network interface (`eth2`) or address (`10.0.0.5`) that the port must have.
+    pub interface: Option<String>,
+    /// The number of the GID in the port's table.
+    pub gid_index: Option<u32>,
+}
+
+impl Wish {
+    /// What `PLEACH_VERBS_DEVICE` and `PLEACH_VERBS_GID_INDEX` say.
+    ///
+    /// # Errors
+    ///
+    /// An index that is no number.
+    pub fn from_env() -> Result<Self, PortError> {
+        let text = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let gid_index = match text("PLEACH_VERBS_GID_INDEX") {
+            Some(text) => Some(text.parse().map_err(|_| PortError::BadIndex { text })?),
+            None => None,
+        };
+        Ok(Self { device: text("PLEACH_VERBS_DEVICE"), interface: None, gid_index })
+    }
+}
+
+/// What is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub(super) device: String,
+    pub(super) port: u8,
+    pub(super) gid: Gid,
+    pub(super) reason: String,
+}
+
+/// Why no port can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PortError {
+    /// No RDMA device.
+    #[error(
+        "this machine has no RDMA device; take --fabric tcp, or load the driver (for Soft-RoCE: rdma link add rxe0 type rxe netdev INTERFACE)"
+    )]
+    NoDevice,
+    /// None of that name.
+    #[error("there is no RDMA device '{wanted}'; there are {known}")]
+    NoSuchDevice {
+        /// What was asked for.
+        wanted: String,
+        /// What there is.
+        known: String,
+    },
+    /// None that is up, or has what was asked for.
+    #[error("no RDMA port is usable: {looked_at}")]
+    NoPort {
+        /// Each port and what is wrong with it.
+        looked_at: String,
+    },
+    /// The number is not in the table.
+    #[error("GID index {index} does not exist on {port}; there are {known}")]
+    NoSuchGid {
+        /// What was asked for.
+        index: u32,
+        /// On which port.
+        port: String,
+        /// What there is.
+        known: String,
+    },
+    /// No number.
+    #[error("PLEACH_VERBS_GID_INDEX is no number: '{text}'")]
+    BadIndex {
+        /// What it is.
+        text: String,
+    },
+    /// Sysfs is not readable.
+    #[error("{path} is not readable ({kind})")]
+    Sysfs {
+        /// Which file or folder.
+        path: String,
+        /// Why.
+        kind: io::ErrorKind,
+    },
+}
+
+/// All ports of these devices.
+pub(super) fn ports(sysfs: &Path, devices: &[String]) -> Result<Vec<Port>, PortError> {
+    let mut found = Vec::new();
+    for device in devices {
+        let folder = sysfs.join(device).join("ports");
+        for number in numbers(&folder)? {
+            let port = folder.join(number.to_string());
+            let state = read(&port.join("state")).unwrap_or_default();
+            let gids = gids(&port)?;
+            let number = number as u8;
+            found.push(Port { device: device.clone(), number, is_active: state.starts_with('4'), gids });
+        }
+    }
+    Ok(found)
+}
+
+fn gids(port: &Path) -> Result<Vec<Gid>, PortError> {
+    let is_infiniband = read(&port.join("link_layer")).is_none_or(|layer| layer == "InfiniBand");
+    let mut found = Vec::new();
+    for index in numbers(&port.join("gids"))? {
+        // Entries that are not used have no type, or cannot be read.
+        let name = index.to_string();
+        let Some(address) = read(&port.join("gids").join(&name)).and_then(|text| text.parse().ok()) else {
+            continue;
+        };
+        let address: Ipv6Addr = address;
+        if address.is_unspecified() || address.segments()[4..] == [0; 4] {
+            continue;
+        }
+        let kind = read(&port.join("gid_attrs/types").join(&name)).unwrap_or_default();
+        let kind = match kind.as_str() {
+            _ if is_infiniband => Kind::InfiniBand,
+            "RoCE v2" if address.to_ipv4_mapped().is_some() => Kind::RoceV2Ipv4,
+            "RoCE v2" if address.is_unicast_link_local() => Kind::RoceV2Local,
+            "RoCE v2" => Kind::RoceV2,
+            _ => Kind::RoceV1,
+        };
+        let interface = read(&port.join("gid_attrs/ndevs").join(&name));
+        found.push(Gid { index, address, kind, interface });
+    }
+    Ok(found)
+}
+
+/// The numbers that name entries of a folder, in order.
+fn numbers(folder: &Path) -> Result<Vec<u32>, PortError> {
+    let entries = fs::read_dir(folder)
+        .map_err(|error| PortError::Sysfs { path: folder.display().to_string(), kind: error.kind() })?;
+    let mut numbers: Vec<u32> =
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+fn read(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// What to use of these ports. See the module.
+pub(super) fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
+    if ports.is_empty() {
+        return Err(PortError::NoDevice);
+    }
+    let (device, number) = match wish.device.as_deref().map(|text| text.split_once(':').unwrap_or((text, "")))
+    {
+        Some((device, number)) => (Some(device), number.parse::<u8>().ok()),
+        None => (None, None),
+    };
+    let named: Vec<&Port> = ports
+        .iter()
+        .filter(|port| device.is_none_or(|device| port.device == device))
+        .filter(|port| number.is_none_or(|number| port.number == number))
+        .collect();
+    if named.is_empty() {
+        let known: Vec<String> =
+            ports.iter().map(|port| format!("{}:{}", port.device, port.number)).collect();
+        let wanted = wish.device.clone().unwrap_or_default();
+        return Err(PortError::NoSuchDevice { wanted, known: known.join(" ") });
+    }
+    let mut looked_at = Vec::new();
+    for port in named {
+        let name = format!("{}:{}", port.device, port.number);
+        if !port.is_active {
+            looked_at.push(format!("{name} is down (ip link set its interface up, or look at the cable)"));
+            continue;
+        }
+        let has = |gid: &&Gid| wish.interface.as_deref().is_none_or(|wanted| fits(gid, wanted));
+        let fitting: Vec<&Gid> = port.gids.iter().filter(has).collect();
+        let gid = match wish.gid_index {
+            Some(index) => Some(port.gids.iter().find(|gid| gid.index == index).ok_or_else(|| {
+                let known: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
+                PortError::NoSuchGid { index, port: name.clone(), known: known.join(" ") }
+            })?),
+            // Of equal ones the first.
+            None => fitting.iter().rev().max_by_key(|gid| gid.kind).copied(),
+        };
+        let Some(gid) = gid else {
+            let of = wish.interface.as_deref().map_or(String::new(), |wanted| format!(" of {wanted}"));
+            looked_at.push(format!("{name} has no RoCE or InfiniBand address{of} (give its interface one)"));
+            continue;
+        };
+        let why = match (wish.gid_index, port.gids.len()) {
+            (Some(_), _) => "asked for".to_owned(),
+            (None, 1) => "the only one".to_owned(),
+            (None, count) => format!("{} is the best of {count}", gid.kind),
+        };
+        let (index, address, kind) = (gid.index, shown(gid.address), gid.kind);
+        let reason = format!("{name}, GID index {index} ({address}, {kind}): {why}");
+        return Ok(Chosen { device: port.device.clone(), port: port.number, gid: gid.clone(), reason });
+    }
+    Err(PortError::NoPort { looked_at: looked_at.join("; ") })
+}
+
+/// Whether a GID is of this interface, or of this address.
+fn fits(gid: &Gid, wanted: &str) -> bool {
+    let address: Option<IpAddr> = wanted.trim_matches(['[', ']']).parse().ok();
+    match address {
+        Some(address) => address.to_canonical() == IpAddr::V6(gid.address).to_canonical(),
+        None => gid.interface.as_deref() == Some(wanted),
+    }
+}
+
+fn shown(address: Ipv6Addr) -> IpAddr {
+    IpAddr::V6(address).to_canonical()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(index: u32, address: &str, kind: Kind) -> Gid {
+        Gid { index, address: address.parse().unwrap(), kind, interface: Some("eth0".to_owned()) }
+    }
+
+    fn port(device: &str, is_active: bool) -> Port {
+        let gids = vec![
+            gid(0, "fe80::1", Kind::RoceV1),
+            gid(1, "fe80::1", Kind::RoceV2Local),
+            gid(2, "::ffff:10.0.0.1", Kind::RoceV1),
+            gid(3, "::ffff:10.0.0.1", Kind::RoceV2Ipv4),
+        ];
+        Port { device: device.to_owned(), number: 1, is_active, gids }
+    }
+
+    #[test]
+    fn the_first_active_port_and_its_best_address_are_taken_with_a_reason() {
+        let chosen = choose(&[port("a", false), port("b", true)], &Wish::default()).unwrap();
+        assert_eq!((chosen.device.as_str(), chosen.gid.index), ("b", 3));
+        assert_eq!(
+            chosen.reason,
+            "b:1, GID index 3 (10.0.0.1, RoCE v2 over IPv4): RoCE v2 over IPv4 is the best of 4"
+        );
+    }
+
+    #[test]
+    fn wishes_are_kept_or_refused_with_what_there_is() {
+        let ports = [port("a", true), port("b", true)];
+        let wish = |device: &str, interface: Option<&str>, gid_index| Wish {
+            device: Some(device.to_owned()),
+            interface: interface.map(str::to_owned),
+            gid_index,
+        };
+        assert_eq!(choose(&ports, &wish("b:1", Some("10.0.0.1"), None)).unwrap().device, "b");
+        assert_eq!(choose(&ports, &wish("b", None, Some(0))).unwrap().gid.kind, Kind::RoceV1);
+        let missing = choose(&ports, &wish("b", None, Some(9))).unwrap_err();
+        assert_eq!(missing.to_string(), "GID index 9 does not exist on b:1; there are 0 1 2 3");
+        assert!(matches!(choose(&ports, &wish("c", None, None)), Err(PortError::NoSuchDevice { .. })));
+        assert!(matches!(choose(&ports, &wish("a", Some("eth9"), None)), Err(PortError::NoPort { .. })));
+        assert_eq!(choose(&[], &Wish::default()), Err(PortError::NoDevice));
+        let down = choose(&[port("a", false)], &Wish::default()).unwrap_err();
+        assert!(down.to_string().contains("a:1 is down"), "{down}");
+    }
+}

@@ -1,0 +1,52 @@
+//! Requests as the NIC takes them: what they name here and at the peer.
+
+use super::sys;
+use super::wire::{Immediate, KeyParts};
+use crate::cells::Inline;
+use crate::region::{RemoteSlice, Slice};
+
+/// A peer's memory as requests name it.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub(super) address: u64,
+    pub(super) key: u32,
+}
+
+impl Target {
+    pub(super) fn of(slice: &RemoteSlice) -> Self {
+        let parts = KeyParts::decode(slice.key.0);
+        // Beyond the region or around the end of all addresses: the NIC refuses either.
+        Self { address: parts.address().wrapping_add(slice.offset), key: parts.remote_key }
+    }
+}
+
+/// Bytes of this rank as requests name them.
+#[derive(Clone, Copy)]
+pub(super) enum Local {
+    Nothing,
+    Registered { address: u64, length: u32, key: u32 },
+    Carried(Inline),
+}
+
+/// Registered bytes go by the same addresses here as at peers.
+pub(super) fn registered(slice: &Slice, key: u32) -> Local {
+    Local::Registered { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
+}
+
+/// A request without local bytes, which asks for no completion.
+pub(super) fn request(opcode: u32, target: Target) -> sys::ibv_send_wr {
+    // SAFETY: numbers and pointers, of which zero is one.
+    let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+    request.opcode = opcode;
+    request.wr.rdma =
+        sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: target.address, rkey: target.key };
+    request
+}
+
+pub(super) fn with_immediate(target: Target, immediate: Immediate) -> sys::ibv_send_wr {
+    let mut request = request(sys::IBV_WR_RDMA_WRITE_WITH_IMM, target);
+    request.__bindgen_anon_1.imm_data = immediate.encode().to_be();
+    // Who sleeps on the completion queue is woken by any completion; this is for NICs that wake by those alone.
+    request.send_flags |= sys::IBV_SEND_SOLICITED;
+    request
+}
