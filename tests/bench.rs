@@ -268,3 +268,60 @@ fn memory_above_a_limit_is_an_error_that_names_the_limit() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(text(&output.stderr).contains("ulimit -f"), "{output:?}");
 }
+
+/// A row of a simulation over links.
+fn over_links(arguments: &[&str]) -> serde_json::Value {
+    let output = bench(&[arguments, &["--fabric", "sim", "--json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    serde_json::from_str(text(&output.stdout).lines().next().expect("a row")).expect("JSON")
+}
+
+#[test]
+fn links_of_a_topology_are_simulated_for_any_size_and_rows_say_how_near_they_come_to_the_bound() {
+    for collective in ["broadcast", "all-gather", "reduce-scatter"] {
+        let row = over_links(&[collective, "--topology", "dgx-1p", "--sizes", "256M"]);
+        assert_eq!(
+            (&row["errors"], &row["ranks"], &row["topology"]),
+            (&0.into(), &8.into(), &"dgx-1p".into())
+        );
+        let of_bound = row["of_bound"].as_f64().expect("a number");
+        assert!((0.95..=1.0).contains(&of_bound), "{row}");
+        assert!(row["algorithm"].as_str().expect("a name").starts_with("packed"), "{row}");
+        let near =
+            row["predicted_us"].as_f64().expect("a number") / row["time_us_p50"].as_f64().expect("one");
+        assert!((0.9..1.1).contains(&near), "{row}");
+    }
+    // Small enough to be moved and checked; a collective that has no packing has no bound.
+    let row = over_links(&[
+        "gather",
+        "--topology",
+        "star:4",
+        "--root",
+        "3",
+        "--sizes",
+        "64K",
+        "--algorithm",
+        "packed",
+    ]);
+    assert_eq!(row["errors"], 0, "{row}");
+    let row = over_links(&["all-to-all", "--topology", "star:4", "--sizes", "64K"]);
+    assert!(row["of_bound"].is_null() && row["errors"] == 0, "{row}");
+}
+
+#[test]
+fn what_links_do_not_allow_is_refused_with_the_ranks_that_they_do_not_join() {
+    let refused = |arguments: &[&str]| {
+        let output = bench(&[arguments, &["--fabric", "sim", "--sizes", "1M"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+        assert!(output.stdout.is_empty() || text(&output.stdout).starts_with('#'));
+        text(&output.stderr).to_owned()
+    };
+    let error = refused(&["all-reduce", "--algorithm", "ring", "--topology", "dgx-1v"]);
+    assert!(error.starts_with("error: no schedule: ") && error.contains("which no link joins"), "{error}");
+    let error = refused(&["all-reduce", "--topology", "dgx-0"]);
+    assert!(error.starts_with("error: ") && error.contains("dgx-0"), "{error}");
+    let error = refused(&["all-gather", "--algorithm", "packed", "--ranks", "2"]);
+    assert!(error.contains("give a topology"), "{error}");
+    let error = refused(&["broadcast", "--root", "4", "--topology", "star:4"]);
+    assert!(error.contains("there are ranks 0 to 3"), "{error}");
+}

@@ -18,16 +18,21 @@
 
 mod count;
 mod fit;
+mod links;
+
+use std::sync::Arc;
 
 use pleach_transport::CELL_PAYLOAD_BYTES;
 
 use crate::collective::Collective;
 use crate::generate::{Access, Algorithm, GenerateError, generate};
 use crate::hosts::HostMap;
-use crate::schedule::Schedule;
+use crate::schedule::{BlockId, Schedule};
+use crate::wiring::Wiring;
 
 use count::{Way, loads, longest_way};
 pub use fit::{Sample, fit};
+use links::BlockBytes;
 
 /// What is done for one chunk of every block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -164,7 +169,7 @@ impl Work {
                 let rounds = 2 * stages.count() as u32;
                 Some(Self::puts(p, rounds, 2 * reduced, 2 * reduced).reducing(passes, reduced))
             }
-            Algorithm::Hierarchical(_) => None,
+            Algorithm::Hierarchical(_) | Algorithm::Packed(_) => None,
         }
     }
 
@@ -385,6 +390,8 @@ pub struct Platform {
     pub near: CostModel,
     /// The links between hosts.
     pub far: CostModel,
+    /// The links between ranks one by one, where they are known: then they alone decide what is quickest.
+    pub wiring: Option<Arc<Wiring>>,
 }
 
 impl Platform {
@@ -392,15 +399,59 @@ impl Platform {
     #[must_use]
     pub fn new(hosts: HostMap, access: Access) -> Self {
         match access {
-            Access::Put => Self { hosts, access, near: CostModel::TCP, far: CostModel::TCP },
-            Access::Mapped => Self { hosts, access, near: CostModel::SHARED_MEMORY, far: CostModel::TCP },
+            Access::Put => Self { hosts, access, near: CostModel::TCP, far: CostModel::TCP, wiring: None },
+            Access::Mapped => {
+                let (near, far) = (CostModel::SHARED_MEMORY, CostModel::TCP);
+                Self { hosts, access, near, far, wiring: None }
+            }
         }
     }
 
     /// All ranks on one host.
     #[must_use]
     pub fn one_host(ranks: u32, access: Access, model: CostModel) -> Self {
-        Self { hosts: HostMap::one(ranks), access, near: model, far: model }
+        Self { hosts: HostMap::one(ranks), access, near: model, far: model, wiring: None }
+    }
+
+    /// Ranks joined by these links and nothing else, which they reach each other over by puts.
+    #[must_use]
+    pub fn wired(wiring: Arc<Wiring>) -> Self {
+        let ranks = wiring.topology().ranks();
+        Self { wiring: Some(wiring), ..Self::one_host(ranks, Access::Put, CostModel::TCP) }
+    }
+
+    /// Time of a schedule over the links one by one, in seconds; `None` where these are not known.
+    #[must_use]
+    pub fn time_over_links(
+        &self,
+        algorithm: &Algorithm,
+        schedule: &Schedule,
+        bytes: u64,
+        chunk_bytes: u64,
+    ) -> Option<f64> {
+        let wiring = self.wiring.as_ref()?;
+        let mut weights = vec![0u64; schedule.collective.parts(schedule.ranks()) as usize];
+        for block in &schedule.blocks {
+            weights[block.part as usize] += u64::from(block.weight);
+        }
+        let part = bytes as f64 / weights.len().max(1) as f64;
+        let packed = match algorithm {
+            Algorithm::Packed(Some(trees)) => Some(trees.pace().chunks(bytes)),
+            _ => None,
+        };
+        let sizes = |block: BlockId| {
+            let block = schedule.blocks[block as usize];
+            let bytes = part * f64::from(block.weight) / weights[block.part as usize] as f64;
+            let chunks =
+                packed.map_or_else(|| (bytes / chunk_bytes.max(1) as f64).ceil(), |chunks| chunks as f64);
+            BlockBytes { block: bytes, chunk: bytes / chunks.max(1.0) }
+        };
+        let routes = wiring.packed_network(schedule.collective, algorithm);
+        Some(links::seconds(
+            routes.as_ref().map_or(wiring.network(), |packed| &packed.network),
+            schedule,
+            &sizes,
+        ))
     }
 
     /// How many ranks there are.

@@ -21,6 +21,7 @@ pub mod select;
 pub mod simulate;
 pub mod topology;
 pub mod verify;
+pub mod wiring;
 
 pub use choices::{Choices, ChoicesError, Pinned, Way};
 pub use collective::{Collective, DataType, ReduceOp};
@@ -32,7 +33,7 @@ pub use half::{bf16, f16};
 pub use generate::{Access, Algorithm, generate};
 pub use group::{
     Batch, Buffer, CollectiveError, Data, DataMut, Element, Group, GroupName, JoinGroupError, Options,
-    Pending, PendingError, Persistent, Progress, SplitError, Started,
+    Pending, PendingError, Persistent, ProbeError, Progress, SetTopologyError, SplitError, Started,
 };
 pub use hosts::HostMap;
 pub use observe::{Observe, Report};
@@ -40,4 +41,4 @@ pub use parts::Parts;
 pub use pleach_transport::Rank;
 pub use reproducible::Reproducible;
 pub use schedule::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
-pub use select::{Choice, select, select_named};
+pub use select::{Choice, select, select_algorithm, select_named};

@@ -5,10 +5,13 @@
 
 use std::fmt;
 
+use crate::Rank;
 use crate::choices::Way;
 use crate::collective::{Collective, UnknownName};
 use crate::cost::{Platform, Work};
 use crate::generate::{Access, Algorithm, GenerateError, check, generate};
+use crate::schedule::Schedule;
+use crate::wiring::{Wiring, WiringError};
 
 /// Chunk size that prices are made for, in bytes, unless another is given: what stays in a core's cache.
 pub const CHUNK_BYTES: u64 = 256 << 10;
@@ -66,6 +69,25 @@ pub enum SelectError {
         /// How many.
         window: u32,
     },
+    /// Nothing is packed for the links.
+    #[error(transparent)]
+    Wiring(#[from] WiringError),
+    /// The links do not join ranks that the algorithm moves data between.
+    #[error(
+        "{algorithm} is not possible here: it sends from '{from}' (rank {from_rank}) to '{to}' (rank {to_rank}), which no link joins; take packed"
+    )]
+    NotJoined {
+        /// Which algorithm.
+        algorithm: Algorithm,
+        /// The name of who sends.
+        from: String,
+        /// And its rank.
+        from_rank: Rank,
+        /// The name of who would receive.
+        to: String,
+        /// And its rank.
+        to_rank: Rank,
+    },
 }
 
 /// Most chunks of a block under way at once that can be asked for.
@@ -103,12 +125,35 @@ pub fn select_named(
     if name == "auto" {
         return select(collective, bytes, platform);
     }
+    select_algorithm(&Algorithm::named(name, collective)?, collective, bytes, platform)
+}
+
+/// Takes this algorithm, in the quickest form. `hierarchical` without hosts takes those of the platform, `packed` without
+/// trees what is packed for its links.
+///
+/// # Errors
+///
+/// When it is none for the collective, or does not fit the ranks or their links.
+pub fn select_algorithm(
+    algorithm: &Algorithm,
+    collective: Collective,
+    bytes: u64,
+    platform: &Platform,
+) -> Result<Choice, SelectError> {
     let ranks = platform.ranks();
-    let named = match Algorithm::named(name, collective)? {
-        Algorithm::Hierarchical(None) => Algorithm::Hierarchical(Some(platform.hosts.clone())),
-        named => named,
+    if !algorithm.carries_out(collective) {
+        let (algorithm, known) = (algorithm.clone(), Algorithm::names(collective));
+        return Err(GenerateError::NotForThis { algorithm, collective, known }.into());
+    }
+    let named = match (algorithm, &platform.wiring) {
+        (Algorithm::Hierarchical(None), _) => Algorithm::Hierarchical(Some(platform.hosts.clone())),
+        (Algorithm::Packed(None), Some(wiring)) if ranks > 1 => {
+            Algorithm::Packed(Some(wiring.packed(collective)?.trees.clone()))
+        }
+        (named, _) => named.clone(),
     };
     check(collective, &named, ranks)?;
+    expect_joined(collective, &named, platform)?;
     let mut algorithms = vec![named.clone()];
     let others = candidates_on(collective, platform).into_iter();
     algorithms.extend(others.filter(|algorithm| *algorithm != named));
@@ -152,7 +197,40 @@ fn candidates_on(collective: Collective, platform: &Platform) -> Vec<Algorithm> 
     if (2..ranks).contains(&hosts) && hierarchical.carries_out(collective) {
         all.push(hierarchical);
     }
+    if let Some(wiring) = &platform.wiring
+        && Algorithm::Packed(None).carries_out(collective)
+        && ranks > 1
+    {
+        match wiring.packed(collective) {
+            Ok(packed) => all.insert(0, Algorithm::Packed(Some(packed.trees.clone()))),
+            Err(error) => tracing::warn!("nothing is packed for {collective}: {error}"),
+        }
+    }
     all
+}
+
+/// Where links are known, that they join all ranks that the algorithm moves data between.
+fn expect_joined(
+    collective: Collective,
+    algorithm: &Algorithm,
+    platform: &Platform,
+) -> Result<(), SelectError> {
+    let Some(wiring) = &platform.wiring else { return Ok(()) };
+    let schedule = generate(collective, algorithm, platform.ranks(), Access::Put)?;
+    match not_joined(algorithm, &schedule, wiring) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+fn not_joined(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) -> Option<SelectError> {
+    // What is packed goes over links of its own choice.
+    if matches!(algorithm, Algorithm::Packed(_)) {
+        return None;
+    }
+    let (from_rank, to_rank) = wiring.missing_link(schedule)?;
+    let [from, to] = wiring.not_joined(from_rank, to_rank)?.map(str::to_owned);
+    Some(SelectError::NotJoined { algorithm: algorithm.clone(), from, from_rank, to, to_rank })
 }
 
 /// The algorithms that carry out a collective, with the grids that are most like a square; at equal prices the first
@@ -181,13 +259,22 @@ fn price(
     bytes: u64,
     platform: &Platform,
     algorithms: &[Algorithm],
-) -> Result<Vec<Candidate>, GenerateError> {
+) -> Result<Vec<Candidate>, SelectError> {
     let ranks = platform.ranks();
     let mut table = Vec::new();
     let mut refused = None;
     for algorithm in algorithms {
         if let Err(error) = check(collective, algorithm, ranks) {
-            refused = Some(error);
+            refused = Some(error.into());
+            continue;
+        }
+        if let Some(wiring) = &platform.wiring {
+            let schedule = generate(collective, algorithm, ranks, Access::Put)?;
+            if let Some(error) = not_joined(algorithm, &schedule, wiring) {
+                refused = Some(error);
+            } else if let Some(seconds) = platform.time_over_links(algorithm, &schedule, bytes, CHUNK_BYTES) {
+                table.push(Candidate { algorithm: algorithm.clone(), access: Access::Put, seconds });
+            }
             continue;
         }
         for &access in platform.forms(algorithm) {

@@ -35,3 +35,5 @@ mod progress;
 mod speed;
 #[path = "together/split.rs"]
 mod split;
+#[path = "together/topology.rs"]
+mod topology;

@@ -14,6 +14,7 @@ mod launch;
 mod log;
 mod metrics;
 mod plan;
+mod probe;
 mod progress;
 mod run;
 mod schedule;
@@ -49,6 +50,8 @@ enum Command {
     Run(run::Arguments),
     /// Train a small network on handwritten digits with several ranks
     Train(train::Arguments),
+    /// Measure the links between ranks, and save them as a topology
+    Probe(probe::Arguments),
     /// Watch a live job: rates, who is late, who waits for whom
     Top(top::Arguments),
     /// Write a file with a fresh secret that all ranks of a job share
@@ -91,6 +94,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Tune(arguments) => tune::run(&arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Train(arguments) => train::run(&arguments),
+        Command::Probe(arguments) => probe::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Secret(arguments) => secret::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),

@@ -147,7 +147,7 @@ impl Table {
     pub fn platform(&self) -> Platform {
         let platform = match self.fabric {
             Fabric::Shm | Fabric::Hybrid => Platform::new(self.hosts.clone(), Access::Mapped),
-            Fabric::Tcp => Platform::new(self.hosts.clone(), Access::Put),
+            Fabric::Tcp | Fabric::Verbs => Platform::new(self.hosts.clone(), Access::Put),
         };
         match self.models {
             Some((near, far)) => Platform { near, far, ..platform },

@@ -12,6 +12,7 @@ use super::layout::longest_block;
 use super::program::Program;
 use super::run::{Bank, LANES_MAX, STEPS_MAX, WINDOW_MAX};
 use super::signature::Stream;
+use crate::generate::packed::Pace;
 
 /// The cell in which peers tell how many runs they have completed, when nothing else tells it.
 pub(super) const CREDIT_CELL: u16 = 0;
@@ -99,7 +100,19 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
         let slots_max = (scratch_bytes / ALIGN_BYTES as u64) as u32;
         return Err(TooLarge { cells: program.cells, slots: program.slots, cells_max, slots_max });
     }
-    Ok((whole.min(chunk_max).min(room.max(ALIGN_BYTES)), class))
+    let wanted = match &program.pace {
+        Some(pace) if class == Class::Large => paced_chunk(program, pace, longest, part_bytes),
+        _ => chunk_max,
+    };
+    Ok((whole.min(chunk_max).min(wanted).min(room.max(ALIGN_BYTES)), class))
+}
+
+/// The chunk of the longest block, when all blocks are cut into as many as suits the links.
+fn paced_chunk(program: &Program, pace: &Pace, longest: usize, part_bytes: Option<usize>) -> usize {
+    let parts = u64::from(program.collective.parts(program.ranks));
+    let whole = part_bytes.map_or(longest as u64, |bytes| bytes as u64).saturating_mul(parts);
+    let chunks = usize::try_from(pace.chunks(whole)).unwrap_or(usize::MAX);
+    longest.div_ceil(chunks).next_multiple_of(ALIGN_BYTES)
 }
 
 /// Bytes of scratch that a rank in a group of `ranks` needs.

@@ -13,7 +13,6 @@ const ALIGN_BYTES: usize = 64;
 pub(super) struct Layout {
     blocks: Vec<BlockAt>,
     lengths: Lengths,
-    chunk_bytes: usize,
 }
 
 /// The lengths of parts in bytes, as they are known; see the module of counts. Starts are one more than there are
@@ -40,10 +39,12 @@ struct BlockAt {
     /// Within the part.
     start: usize,
     bytes: usize,
+    chunk_bytes: usize,
 }
 
 impl Layout {
-    /// With chunks of `chunk_bytes` (a multiple of the element size).
+    /// With chunks of `chunk_bytes` (a multiple of the element size and of the alignment), or of at most that where all
+    /// blocks are to have as many.
     pub(super) fn new(program: &Program, counts: &Counts, element_bytes: usize, chunk_bytes: usize) -> Self {
         let lengths = match counts {
             Counts::Each(count) => Lengths::Each { part_bytes: count * element_bytes },
@@ -53,12 +54,19 @@ impl Layout {
                 taken: starts(&paired.taken, element_bytes),
             },
         };
-        let mut layout = Self { blocks: Vec::with_capacity(program.blocks.len()), lengths, chunk_bytes };
+        let chunks = program.pace.as_ref().and_then(|_| {
+            let longest = longest_block(program, counts.longest()? * element_bytes);
+            Some(longest.div_ceil(chunk_bytes).max(1))
+        });
+        let mut layout = Self { blocks: Vec::with_capacity(program.blocks.len()), lengths };
         for cut in &program.blocks {
             let bytes = layout.length(program, cut.part);
             let start = boundary(bytes, cut.before, cut.total);
             let end = boundary(bytes, cut.before + cut.weight, cut.total);
-            layout.blocks.push(BlockAt { part: cut.part, start, bytes: end - start });
+            let bytes = end - start;
+            let even = chunks.map(|chunks| bytes.div_ceil(chunks).next_multiple_of(ALIGN_BYTES));
+            let chunk_bytes = even.unwrap_or(chunk_bytes).clamp(1, chunk_bytes);
+            layout.blocks.push(BlockAt { part: cut.part, start, bytes, chunk_bytes });
         }
         layout
     }
@@ -78,13 +86,14 @@ impl Layout {
 
     /// How many chunks a block has: at least one.
     pub(super) fn chunks(&self, block: u32) -> u32 {
-        (self.blocks[block as usize].bytes.div_ceil(self.chunk_bytes)).max(1) as u32
+        let block = &self.blocks[block as usize];
+        block.bytes.div_ceil(block.chunk_bytes).max(1) as u32
     }
 
     /// Length of a chunk in bytes.
     pub(super) fn chunk_bytes(&self, block: u32, chunk: u32) -> usize {
-        let start = chunk as usize * self.chunk_bytes;
-        (self.blocks[block as usize].bytes - start).min(self.chunk_bytes)
+        let block = &self.blocks[block as usize];
+        (block.bytes - chunk as usize * block.chunk_bytes).min(block.chunk_bytes)
     }
 
     /// Where a chunk begins in the input or output of the place's rank, in bytes; of a peer with paired counts: in what
@@ -104,7 +113,7 @@ impl Layout {
                 (from, _) => taken[from as usize],
             },
         };
-        part_start + block.start + chunk as usize * self.chunk_bytes
+        part_start + block.start + chunk as usize * block.chunk_bytes
     }
 
     /// Length of what the landing of a peer names, in bytes: its whole slice, or the part of the block.

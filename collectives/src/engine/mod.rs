@@ -50,6 +50,7 @@ pub use fault::{Fault, FaultKind};
 pub use plan::{Plan, PlanError};
 pub use program::Program;
 pub use run::{Bytes, Witness};
+pub(crate) use signature::Hasher64;
 pub use signature::{Amount, Descriptor};
 
 use crate::Rank;

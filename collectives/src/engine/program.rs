@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::Rank;
 use crate::collective::Collective;
+use crate::generate::packed::Pace;
 use crate::schedule::{BlockId, Cell, Op, Part, Place, Schedule};
 use crate::verify::Proof;
 
@@ -37,6 +38,8 @@ pub struct Program {
     pub(super) cells: u32,
     /// Most slots any rank has, times the window.
     pub(super) slots: u32,
+    /// Where the number of chunks follows from links: then all blocks have as many, each of its own size.
+    pub(super) pace: Option<Pace>,
     /// Whether any rank touches another's memory through a mapping.
     pub(super) maps: bool,
     pub(super) exposes_input: bool,
@@ -288,12 +291,23 @@ impl Program {
             places: builder.places,
             cells: pair_cells * schedule.window,
             slots: most_slots * schedule.window,
+            pace: None,
             maps,
             exposes_input: proof.exposes_input(rank),
             exposes_output: proof.exposes_output(rank),
             is_private: is_private(schedule),
             silent_to: incoming.keys().filter(|peer| !outgoing.contains_key(peer)).copied().collect(),
         }
+    }
+
+    /// The same program with as many chunks of each block as suits links of this pace.
+    #[must_use]
+    pub fn paced(mut self, pace: Pace) -> Self {
+        let mut hasher = super::signature::Hasher64::default();
+        std::hash::Hash::hash(&(self.schedule_hash, pace), &mut hasher);
+        self.schedule_hash = std::hash::Hasher::finish(&hasher);
+        self.pace = Some(pace);
+        self
     }
 
     /// The same program without one entry of what its steps come after, counted through all steps: for the simulator, which

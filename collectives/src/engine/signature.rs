@@ -9,7 +9,7 @@ use crate::collective::{Collective, DataType, ReduceOp};
 
 /// FNV-1a, 64 bits: the same on every rank and release, unlike the standard library's hasher.
 #[derive(Clone, Copy)]
-pub(super) struct Hasher64(u64);
+pub(crate) struct Hasher64(u64);
 
 impl Default for Hasher64 {
     fn default() -> Self {

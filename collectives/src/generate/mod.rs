@@ -22,6 +22,7 @@ mod halving_doubling;
 mod hierarchical;
 #[cfg(test)]
 mod interpreter;
+pub mod packed;
 mod pairwise;
 mod program;
 mod recursive_doubling;
@@ -32,6 +33,7 @@ pub(crate) use double_tree::double_tree_edges;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::Rank;
 use crate::collective::{Collective, UnknownName};
@@ -39,6 +41,7 @@ use crate::hosts::HostMap;
 use crate::rank_space::RankSpace;
 use crate::schedule::{Block, Lane, Schedule};
 
+use packed::{PackedError, PackedTrees};
 use program::Program;
 
 /// How a rank reaches its peers' memory.
@@ -112,6 +115,9 @@ pub enum Algorithm {
     /// Inside every host, and across hosts by one rank of each for a share of the data. Its mappings stay inside hosts.
     /// `None`: the hosts of the group that carries it out.
     Hierarchical(Option<HostMap>),
+    /// Along the trees of a packing, which are for one collective. `None`: what is packed for the topology of the group that
+    /// carries it out.
+    Packed(Option<Arc<PackedTrees>>),
 }
 
 impl Algorithm {
@@ -129,18 +135,17 @@ impl Algorithm {
                 "grid:AxB",
                 "grid-staged:AxB",
                 "hierarchical:HxR",
+                "packed",
             ],
             Collective::Reduce { .. } | Collective::Broadcast { .. } => {
-                &["direct", "double-tree", "chain", "hierarchical:HxR"]
+                &["direct", "double-tree", "chain", "hierarchical:HxR", "packed"]
             }
             Collective::AllGather | Collective::ReduceScatter => {
-                &["direct", "ring", "halving-doubling", "grid:AxB", "hierarchical:HxR"]
+                &["direct", "ring", "halving-doubling", "grid:AxB", "hierarchical:HxR", "packed"]
             }
             Collective::Barrier => &["recursive-doubling", "hierarchical:HxR"],
-            Collective::Gather { .. }
-            | Collective::Scatter { .. }
-            | Collective::AllToAll
-            | Collective::SendRecv { .. } => &["direct"],
+            Collective::Gather { .. } | Collective::Scatter { .. } => &["direct", "packed"],
+            Collective::AllToAll | Collective::SendRecv { .. } => &["direct"],
         }
     }
 
@@ -179,6 +184,7 @@ impl Algorithm {
             Self::Grid(_) => "grid",
             Self::GridStaged(_) => "grid-staged",
             Self::Hierarchical(_) => "hierarchical",
+            Self::Packed(_) => "packed",
         }
     }
 }
@@ -194,6 +200,9 @@ impl fmt::Display for Algorithm {
         if let Self::Hierarchical(Some(hosts)) = self {
             write!(formatter, ":{hosts}")?;
         }
+        if let Self::Packed(Some(trees)) = self {
+            write!(formatter, ":{:08x}", trees.digest() >> 32)?;
+        }
         Ok(())
     }
 }
@@ -207,7 +216,7 @@ impl FromStr for Algorithm {
             what: "algorithm",
             name: name.to_owned(),
             known:
-                "direct exchange recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR"
+                "direct exchange recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR packed"
                     .to_owned(),
         }
         };
@@ -220,6 +229,7 @@ impl FromStr for Algorithm {
             "double-tree" => return Ok(Self::DoubleTree),
             "chain" => return Ok(Self::Chain),
             "hierarchical" => return Ok(Self::Hierarchical(None)),
+            "packed" => return Ok(Self::Packed(None)),
             _ => {}
         }
         let (family, extents) = name.split_once(':').ok_or_else(unknown)?;
@@ -287,6 +297,31 @@ pub enum GenerateError {
         /// How many ranks there are.
         ranks: u32,
     },
+    /// There is no packing.
+    #[error("packed needs the links that join the {ranks} ranks; give a topology")]
+    NoTopology {
+        /// How many ranks there are.
+        ranks: u32,
+    },
+    /// The packing is for something else.
+    #[error(
+        "{algorithm} is for {packed} of {packed_ranks} ranks, not for {collective} of {ranks}; pack for that"
+    )]
+    PackedForOther {
+        /// The packing.
+        algorithm: Algorithm,
+        /// For what it is.
+        packed: Collective,
+        /// For how many ranks.
+        packed_ranks: u32,
+        /// What was asked for.
+        collective: Collective,
+        /// Of how many ranks.
+        ranks: u32,
+    },
+    /// What was packed is no packing of these ranks.
+    #[error(transparent)]
+    Packed(#[from] PackedError),
     /// The collective names a rank that is not there.
     #[error("rank {rank} of {collective} does not exist; there are ranks 0 to {}", ranks - 1)]
     NoSuchRank {
@@ -341,6 +376,8 @@ pub fn generate(
         Algorithm::Grid(extents) => grid::schedule(collective, &space(extents)?, access),
         Algorithm::GridStaged(extents) => grid_staged::schedule(&space(extents)?, access),
         Algorithm::Hierarchical(_) => hierarchical::schedule(collective, &hosts, access),
+        Algorithm::Packed(Some(trees)) => packed::schedule(trees, access),
+        Algorithm::Packed(None) => return Err(GenerateError::NoTopology { ranks }),
     })
 }
 
@@ -375,6 +412,19 @@ pub(crate) fn check(
         if places != u64::from(ranks) {
             return Err(GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks });
         }
+    }
+    match algorithm {
+        Algorithm::Packed(None) if ranks > 1 => return Err(GenerateError::NoTopology { ranks }),
+        Algorithm::Packed(Some(trees)) if (trees.collective(), trees.ranks()) != (collective, ranks) => {
+            return Err(GenerateError::PackedForOther {
+                algorithm: algorithm.clone(),
+                packed: trees.collective(),
+                packed_ranks: trees.ranks(),
+                collective,
+                ranks,
+            });
+        }
+        _ => {}
     }
     let hosts = match algorithm {
         Algorithm::Hierarchical(hosts) => {

@@ -182,7 +182,10 @@ fn names_are_read_as_they_are_written() {
 #[test]
 fn what_cannot_be_made_is_refused_with_what_can() {
     let error = Algorithm::named("chain", Collective::AllGather).unwrap_err().to_string();
-    assert!(error.ends_with("there are direct ring halving-doubling grid:AxB hierarchical:HxR"), "{error}");
+    assert!(
+        error.ends_with("there are direct ring halving-doubling grid:AxB hierarchical:HxR packed"),
+        "{error}"
+    );
     let refused = |collective, algorithm: Algorithm, ranks| {
         generate(collective, &algorithm, ranks, Access::Put).unwrap_err().to_string()
     };

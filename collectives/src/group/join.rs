@@ -1,6 +1,7 @@
 //! From a world to a group: the meeting, the device, the engine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
 
@@ -11,6 +12,8 @@ use crate::cost::{CostModel, Platform};
 use crate::engine::{Board, CELLS};
 use crate::generate::Access;
 use crate::hosts::HostMap;
+use crate::topology::Topology;
+use crate::wiring::{Wiring, topology_digest};
 
 /// Why a group was not joined.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +55,13 @@ impl Group {
                 (platform.near, platform.far) = (near, far);
             }
         }
+        if let Some(topology) = &options.topology {
+            let (nodes, ranks) = (topology.ranks(), platform.ranks());
+            if nodes != ranks {
+                return Err(GroupError::Topology { nodes, ranks });
+            }
+            platform.wiring = Some(wiring(topology, &platform));
+        }
         let connection = Connection {
             device: joined.device,
             events: joined.events,
@@ -78,9 +88,16 @@ fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     }
 }
 
+/// These links, over which messages cost what they cost on this platform.
+pub(super) fn wiring(topology: &Topology, platform: &Platform) -> Arc<Wiring> {
+    let cost = Duration::from_secs_f64(platform.far.message_s);
+    Arc::new(Wiring::new(topology.clone()).with_message_cost(cost))
+}
+
 /// What ranks compare when they meet.
 pub(super) fn settings(options: &Options) -> JoinOptions {
     let algorithm = options.algorithm.as_ref().map_or_else(|| "auto".to_owned(), ToString::to_string);
+    let topology = |topology: &Arc<Topology>| format!("{:016x}", topology_digest(topology));
     JoinOptions {
         fabric: options.fabric,
         // What must be equal for ranks to choose the same schedules and number the same cells.
@@ -90,6 +107,7 @@ pub(super) fn settings(options: &Options) -> JoinOptions {
             ("choices".to_owned(), options.choices.knob()),
             ("cells".to_owned(), CELLS.to_string()),
             ("reproducible".to_owned(), options.reproducible.to_string()),
+            ("topology".to_owned(), options.topology.as_ref().map_or_else(|| "none".to_owned(), topology)),
         ],
         cells: CELLS,
         timeout: options.join_timeout,

@@ -25,7 +25,9 @@ mod pending;
 mod persistent;
 mod planner;
 mod premultiplied;
+mod probe;
 mod progress;
+mod rewire;
 mod split;
 mod starts;
 mod uneven;
@@ -44,8 +46,10 @@ pub use join::JoinGroupError;
 pub use options::Options;
 pub use pending::{Pending, PendingError, Started};
 pub use persistent::Persistent;
-pub use planner::Planner;
+pub use planner::{Known, Planner};
+pub use probe::ProbeError;
 pub use progress::Progress;
+pub use rewire::SetTopologyError;
 pub use split::SplitError;
 
 use crate::Rank;
@@ -146,6 +150,16 @@ pub enum GroupError {
         "no thread can be started for the group ({0}); raise the limit ('ulimit -u') or do without Progress::Thread"
     )]
     Thread(std::io::Error),
+    /// The topology is one of other ranks.
+    #[error(
+        "the topology has {nodes} ranks, the group {ranks}; give that of the group's ranks, or leave it out"
+    )]
+    Topology {
+        /// How many ranks the topology has.
+        nodes: u32,
+        /// How many there are.
+        ranks: u32,
+    },
     /// Metrics cannot be served.
     #[error(
         "no metrics: {address} ({source}); choose another address or port, as many ports from it on are taken as ranks are on a host"

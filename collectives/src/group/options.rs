@@ -1,5 +1,6 @@
 //! How a group is joined and how it behaves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
@@ -9,6 +10,7 @@ use crate::choices::Pinned;
 use crate::generate::Algorithm;
 use crate::observe::Observe;
 use crate::reproducible::Reproducible;
+use crate::topology::Topology;
 
 /// How a group is joined and how it behaves.
 #[derive(Clone, Debug)]
@@ -30,6 +32,9 @@ pub struct Options {
     /// `PLEACH_CHOICES` unless changed. They must have a table for the world that is joined; groups that are split from it
     /// take theirs where there is one. Groups over a device of the caller's ([`Group::new`](super::Group::new)) have none.
     pub choices: Pinned,
+    /// The links between the ranks, if they are known; the same on all ranks. Then collectives are packed for them and
+    /// schedules chosen by them alone (see also `Group::set_topology`).
+    pub topology: Option<Arc<Topology>>,
     /// How long a waiting call polls before it sleeps.
     pub spin: Duration,
     /// Set it when several threads of a rank make calls in this group at the same time, so that one call may depend on
@@ -57,6 +62,7 @@ impl Options {
             close_timeout: Duration::from_secs(5),
             algorithm: None,
             choices: Pinned::from_env(),
+            topology: None,
             spin: Duration::from_micros(200),
             concurrent_calls: false,
             reproducible: Reproducible::No,

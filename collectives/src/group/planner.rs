@@ -1,7 +1,7 @@
 //! Which program carries out a call: chosen, generated, proved and compiled once, then found by a look into a table.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pleach_transport::Rank;
 
@@ -11,8 +11,9 @@ use crate::collective::Collective;
 use crate::cost::Platform;
 use crate::engine::{Counts, Descriptor, Plan, Program};
 use crate::generate::{Access, Algorithm, generate};
-use crate::select::{Choice, SelectError, select, select_named, select_way};
-use crate::verify::verify;
+use crate::select::{Choice, SelectError, select, select_algorithm, select_way};
+use crate::verify::{Proof, verify};
+use crate::wiring::Wiring;
 
 /// Makes and keeps the programs of one rank of one group. **Invariant:** what it chooses depends only on what is the same
 /// on all ranks.
@@ -25,9 +26,9 @@ pub struct Planner {
     preferred: Option<Algorithm>,
     /// Says which way calls go that name none.
     table: Option<Arc<Table>>,
-    /// By collective and size class (the logarithm of the bytes).
-    chosen: HashMap<(Collective, u32), Arc<Program>>,
-    made: HashMap<(Collective, Algorithm, Access, Option<u32>), Arc<Program>>,
+    /// By collective, size class (the logarithm of the bytes) and whether only the ends of a part may touch it.
+    chosen: HashMap<(Collective, u32, bool), Arc<Program>>,
+    made: HashMap<Made, Arc<Program>>,
     plans: HashMap<(Descriptor, Option<Way>), Arc<Plan>>,
     /// Those used last, for which a table takes too long.
     recent: Vec<Recent>,
@@ -37,6 +38,20 @@ pub struct Planner {
     in_rank_order: bool,
     /// What does, by what was looked at.
     folds: HashMap<(Collective, Algorithm, Access), bool>,
+    known: Arc<Known>,
+}
+
+/// A schedule: for what, by which algorithm, in which form, with another window than the generator's.
+type Made = (Collective, Algorithm, Access, Option<u32>);
+
+/// What a choice is made for: a collective, a size class, the way that was named.
+type Asked = (Collective, u32, Option<Way>);
+
+/// What planners of one platform in one process find out once for all of them.
+#[derive(Debug, Default)]
+pub struct Known {
+    choices: Mutex<HashMap<Asked, (Choice, Option<u32>)>>,
+    proofs: Mutex<HashMap<Made, Arc<Proof>>>,
 }
 
 #[derive(Debug)]
@@ -74,7 +89,36 @@ impl Planner {
             oldest: 0,
             in_rank_order: false,
             folds: HashMap::new(),
+            known: Arc::default(),
         }
+    }
+
+    /// The same, sharing what it finds out with planners of the same platform.
+    #[must_use]
+    pub fn sharing(self, known: Arc<Known>) -> Self {
+        Self { known, ..self }
+    }
+
+    /// From now on the ranks are joined by these links. Calls under way and plans that were given out stay as they are.
+    pub fn rewire(&mut self, wiring: Option<Arc<Wiring>>) {
+        self.platform.wiring = wiring;
+        self.chosen.clear();
+        self.plans.clear();
+        self.recent.clear();
+        self.oldest = 0;
+        self.known = Arc::default();
+    }
+
+    /// What schedules are chosen by.
+    #[must_use]
+    pub fn platform(&self) -> &Platform {
+        &self.platform
+    }
+
+    /// The links that ranks are joined by, where the planner was told.
+    #[must_use]
+    pub fn wiring(&self) -> Option<&Arc<Wiring>> {
+        self.platform.wiring.as_ref()
     }
 
     /// The same, but taking only schedules that fold contributions in the order of the ranks.
@@ -111,7 +155,8 @@ impl Planner {
             Some(plan) => plan.clone(),
             None => {
                 let bytes = counts.plan_bytes(descriptor.data_type.bytes());
-                let program = self.program(descriptor.collective, bytes, way)?;
+                let is_private = matches!(counts, Counts::Paired(_));
+                let program = self.choose(descriptor.collective, bytes, way, is_private)?;
                 let plan = Arc::new(Plan::new(program, *descriptor, counts.clone())?);
                 if self.plans.len() >= PLANS_MAX {
                     self.plans.clear();
@@ -144,16 +189,28 @@ impl Planner {
         bytes: usize,
         way: Option<&Way>,
     ) -> Result<Arc<Program>, CollectiveError> {
+        self.choose(collective, bytes, way, false)
+    }
+
+    /// The same; `is_private`: only the ends of a part know how long it is, so nobody else may pass it on.
+    fn choose(
+        &mut self,
+        collective: Collective,
+        bytes: usize,
+        way: Option<&Way>,
+        is_private: bool,
+    ) -> Result<Arc<Program>, CollectiveError> {
         // One choice for all sizes of as many bits: that of the largest.
         let class = usize::BITS - bytes.leading_zeros();
         if way.is_none()
-            && let Some(program) = self.chosen.get(&(collective, class))
+            && let Some(program) = self.chosen.get(&(collective, class, is_private))
         {
             return Ok(program.clone());
         }
         let largest = 1u64.checked_shl(class).map_or(u64::MAX, |end| end - 1);
-        let (choice, window) = self.choose(collective, largest, way)?;
+        let (choice, window) = self.choice(collective, class, largest, way)?;
         let wanted = (choice.algorithm.clone(), choice.access);
+        let choice = if is_private && way.is_none() { private(choice) } else { choice };
         let choice = self.admit(choice, way.is_some())?;
         // A window was asked for with what may have given way to another.
         let window = window.filter(|_| wanted == (choice.algorithm.clone(), choice.access));
@@ -163,32 +220,41 @@ impl Planner {
         let deep = (is_deep && choice.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
         let program = self.make_with(collective, choice.algorithm, choice.access, window.or(deep))?;
         if way.is_none() {
-            self.chosen.insert((collective, class), program.clone());
+            self.chosen.insert((collective, class, is_private), program.clone());
         }
         Ok(program)
     }
 
-    /// The choice for `largest` bytes a part, with the window that was asked for.
-    fn choose(
+    /// The choice for `largest` bytes a part, with the window that was asked for: this way, or the preferred algorithm where
+    /// it fits, or that of the table, or what the prices say.
+    fn choice(
         &self,
         collective: Collective,
+        class: u32,
         largest: u64,
         way: Option<&Way>,
-    ) -> Result<(Choice, Option<u32>), SelectError> {
+    ) -> Result<(Choice, Option<u32>), CollectiveError> {
+        let key = (collective, class, way.cloned());
+        let mut known = self.known.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(choice) = known.get(&key) {
+            return Ok(choice.clone());
+        }
         let platform = &self.platform;
         let priced = largest.saturating_mul(u64::from(collective.parts(platform.ranks())));
-        if let Some(way) = way {
-            return Ok((select_way(way, collective, priced, platform)?, way.window));
-        }
-        if let Some(preferred) = &self.preferred {
-            let named = select_named(&preferred.to_string(), collective, priced, platform);
-            return Ok((named.or_else(|_| select(collective, priced, platform))?, None));
-        }
         let bytes = whole_bytes(collective, largest, platform.ranks());
-        if let Some(way) = self.table.as_ref().and_then(|table| table.way(collective, bytes)) {
-            return Ok((select_way(way, collective, priced, platform)?, way.window));
-        }
-        Ok((select(collective, priced, platform)?, None))
+        let pinned = || self.table.as_ref().and_then(|table| table.way(collective, bytes));
+        let choice = if let Some(way) = way {
+            (select_way(way, collective, priced, platform)?, way.window)
+        } else if let Some(preferred) = &self.preferred {
+            let named = select_algorithm(preferred, collective, priced, platform);
+            (named.or_else(|_| select(collective, priced, platform))?, None)
+        } else if let Some(way) = pinned() {
+            (select_way(way, collective, priced, platform)?, way.window)
+        } else {
+            (select(collective, priced, platform)?, None)
+        };
+        known.insert(key, choice.clone());
+        Ok(choice)
     }
 
     /// The choice, or the next best that a reproducible group may take. One that was named for this call is not replaced
@@ -260,12 +326,43 @@ impl Planner {
         if let Some(program) = self.made.get(&key) {
             return Ok(program.clone());
         }
-        let mut schedule =
-            generate(collective, &key.1, self.platform.ranks(), access).map_err(SelectError::from)?;
-        schedule.window = window.unwrap_or(schedule.window);
-        let proof = verify(schedule).map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
-        let program = Arc::new(Program::new(&proof, self.rank, &key.1.to_string()));
+        let proof = self.proof(&key)?;
+        let program = Program::new(&proof, self.rank, &key.1.to_string());
+        let program = Arc::new(match &key.1 {
+            Algorithm::Packed(Some(trees)) => program.paced(*trees.pace()),
+            _ => program,
+        });
         self.made.insert(key, program.clone());
         Ok(program)
+    }
+
+    fn proof(&self, made: &Made) -> Result<Arc<Proof>, CollectiveError> {
+        let mut known = self.known.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(proof) = known.get(made) {
+            return Ok(proof.clone());
+        }
+        let (collective, algorithm, access, window) = made;
+        let ranks = self.platform.ranks();
+        let mut schedule = generate(*collective, algorithm, ranks, *access).map_err(SelectError::from)?;
+        schedule.window = window.unwrap_or(schedule.window);
+        let proof = verify(schedule).map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
+        let proof = Arc::new(proof);
+        // Other planners of this process look for it only before they make their own programs of it.
+        if Arc::strong_count(&self.known) > 1 {
+            known.insert(made.clone(), proof.clone());
+        }
+        Ok(proof)
+    }
+}
+
+/// The same choice, or the next best in which only its ends touch a part.
+fn private(choice: Choice) -> Choice {
+    if !matches!(choice.algorithm, Algorithm::Packed(_)) {
+        return choice;
+    }
+    let next = choice.table.iter().find(|row| !matches!(row.algorithm, Algorithm::Packed(_)));
+    match next.map(|row| (row.algorithm.clone(), row.access)) {
+        Some((algorithm, access)) => Choice { algorithm, access, ..choice },
+        None => choice,
     }
 }

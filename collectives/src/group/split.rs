@@ -14,6 +14,7 @@ use super::join::settings;
 use super::{CollectiveError, Group, JoinGroupError, Options};
 use crate::Rank;
 use crate::engine::Board;
+use crate::topology::Topology;
 
 /// Sets the calls of a split apart from a caller's own all-gather.
 const SPLIT_MARK: u32 = 0x5350_4c54;
@@ -68,15 +69,24 @@ impl Group {
         let size = members.len() as u32;
         let rank = members.iter().position(|rank| *rank == self.rank()).expect("this rank named its colour");
         // Rank 0's number, so that a call that failed on some ranks alone confuses no later one.
-        let group = self.join_part(&format!("s{}-{colour}", all[WORDS - 1]), rank as Rank, size);
+        let name = format!("s{}-{colour}", all[WORDS - 1]);
+        // What joins the members without the others, if that joins them at all.
+        let topology = self.topology().and_then(|topology| topology.only(&members).ok()).map(Arc::new);
+        let group = self.join_part(&name, rank as Rank, size, topology);
         group.map(Some).map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
     }
 
     /// Meets the ranks of a part of this group's store.
-    fn join_part(&self, name: &str, rank: Rank, size: u32) -> Result<Self, JoinGroupError> {
+    fn join_part(
+        &self,
+        name: &str,
+        rank: Rank,
+        size: u32,
+        topology: Option<Arc<Topology>>,
+    ) -> Result<Self, JoinGroupError> {
         let before = &self.shared.options;
         let world = World { rank, world_size: size, local_rank: None, ..before.world.clone() };
-        let options = Options { world, timeout: self.timeout, ..before.clone() };
+        let options = Options { world, timeout: self.timeout, topology, ..before.clone() };
         let board = Arc::new(Board::new(rank));
         let joined = match &self.shared.store {
             Some(store) if size > 1 => {

@@ -12,7 +12,7 @@ use crate::compute::simulated::{Sabotage, SimulatedCompute};
 use crate::cost::Platform;
 use crate::engine::{Board, CELLS, Engine, Witness};
 use crate::generate::Access;
-use crate::group::Planner;
+use crate::group::{Known, Planner};
 use crate::hosts::HostMap;
 
 /// What a simulated processor touches in a second, in bytes.
@@ -95,7 +95,28 @@ impl Cluster {
         let ranks = options.network.ranks();
         let access = if options.maps { Access::Mapped } else { Access::Put };
         let hosts = if options.hosts.is_empty() { HostMap::one(ranks) } else { HostMap::new(&options.hosts) };
-        let platform = Platform::new(hosts, access);
+        Self::of(options, &Platform::new(hosts, access), sabotage, is_immediate)
+    }
+
+    /// Ranks joined by the links that the platform knows, with processors that take no time; where bytes do not move, they
+    /// do nothing either. The network of the options is that of these links.
+    ///
+    /// # Panics
+    ///
+    /// When scratch memory cannot be had.
+    #[must_use]
+    pub fn wired(options: sim::Options, platform: &Platform) -> Self {
+        Self::of(options, platform, None, true)
+    }
+
+    fn of(
+        options: sim::Options,
+        platform: &Platform,
+        sabotage: Option<Sabotage>,
+        is_immediate: bool,
+    ) -> Self {
+        let (ranks, moves_bytes) = (options.network.ranks(), options.moves_bytes);
+        let known = Arc::new(Known::default());
         let world = World::new(options);
         let boards: Vec<Arc<Board>> = (0..ranks).map(|rank| Arc::new(Board::new(rank))).collect();
         let mut devices: Vec<_> = boards
@@ -124,10 +145,12 @@ impl Cluster {
             let rank = device.rank();
             let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S).sabotaged(sabotage);
             let compute = if is_immediate { compute.immediate() } else { compute };
+            let compute = if moves_bytes { compute } else { compute.idle() };
             let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), ranks)
                 .expect("scratch memory for a simulated rank");
             engine.witness(Box::new(Reporter { world: world.clone(), rank }));
-            Some(Member { engine, board, planner: Planner::new(rank, platform.clone(), None) })
+            let planner = Planner::new(rank, platform.clone(), None).sharing(known.clone());
+            Some(Member { engine, board, planner })
         });
         let members = members.collect();
         Self { world, members, due: (0..ranks).collect() }

@@ -16,6 +16,7 @@ mod slices;
 mod trial;
 mod watch;
 mod weaken;
+pub mod wired;
 
 pub use crate::compute::simulated::Sabotage;
 pub use call::CallPlan;

@@ -177,6 +177,7 @@ impl<'a, T: Element> Bench<'a, T> {
             count: self.count,
             samples: samples.into_iter().map(|time| time / in_sample).collect(),
             errors: errors[0] as u64,
+            over_links: None,
         })
     }
 

@@ -1,14 +1,18 @@
 //! `pleach bench`: how long collectives take, size by size, with every result checked.
 //!
 //! A [`Task`] says what is measured and in what memory, [`sizes`] what sizes; `live` measures real ranks, `simulated` ranks in virtual time;
-//! both fill and check memory by the same `pattern` and give [`Measured`], which `report` prints.
+//! both fill and check memory by the same `pattern` and give [`Measured`], which `report` prints. `wired` measures ranks
+//! joined by the links of a topology.
 //! **Invariant:** nothing but the collective is timed, and every iteration has a part in what is checked: its output is not
 //! overwritten before it was checked, or (`--reuse`) is what the next one works on.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach::collectives::cost::Platform;
 use pleach::collectives::select::SelectError;
+use pleach::collectives::topology::Topology;
+use pleach::collectives::wiring::Wiring;
 use pleach::collectives::{Access, CostModel, Way, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
 use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp};
@@ -25,6 +29,7 @@ mod report;
 mod room;
 mod simulated;
 mod sizes;
+mod wired;
 
 use memory::MemoryKind;
 use report::Report;
@@ -49,7 +54,8 @@ const TIME_MAX_MS: i64 = 3_600_000;
     allow_negative_numbers = true,
     after_help = "Examples:\n  pleach bench\n  \
     pleach bench all-gather --fabric shm --ranks 4 --min 1K --max 16M --factor 2 --dtype bf16\n  \
-    mpirun -n 4 pleach bench all-reduce --algorithm ring --json\n\n\
+    mpirun -n 4 pleach bench all-reduce --algorithm ring --json\n  \
+    pleach bench all-gather --fabric sim --topology dgx-a100:2 --sizes 256M\n\n\
     K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. bytes is one rank's vector, for all-gather,\n\
     reduce-scatter, gather, scatter and all-to-all the blocks of all ranks. A sample is as many iterations as last 10 us\n\
     or more; its time is that of the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for\n\
@@ -62,6 +68,13 @@ pub(crate) struct Arguments {
     /// How bytes move: shm, tcp, shm+tcp (by host), verbs (RDMA), auto or sim (virtual time) [default: auto, and tcp beside shm]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<BenchFabric>,
+    /// The links between the ranks: a preset (dgx-a100:2, torus:4x4, ...) or a file; with --fabric sim there are as many
+    /// ranks as it has, joined by just these links
+    #[arg(long, value_name = "PRESET|FILE", conflicts_with = "ranks")]
+    topology: Option<String>,
+    /// The root of a reduce, broadcast, gather or scatter
+    #[arg(long, value_name = "RANK")]
+    root: Option<Rank>,
     /// How many ranks to start here [default: 2]
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
@@ -84,7 +97,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "OP", default_value = "sum")]
     op: ReduceOp,
     /// direct, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB, hierarchical
-    /// (of the hosts there are), hierarchical:HxR or auto
+    /// (of the hosts there are), hierarchical:HxR, packed (for a topology) or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     algorithm: String,
     /// Iterations of each size before the measured ones [default: fewer for larger sizes]
@@ -206,12 +219,28 @@ struct Measured {
     samples: Vec<Duration>,
     /// Wrong elements of all iterations and ranks.
     errors: u64,
+    /// What the links allow, where they are known.
+    over_links: Option<OverLinks>,
+}
+
+/// What links allow.
+#[derive(Clone, Copy, Debug)]
+struct OverLinks {
+    /// What nothing can exceed, in bytes a second; not known for what has no packing.
+    bound_bytes_per_s: Option<f64>,
+    /// What the cost model says, in seconds.
+    predicted_s: f64,
 }
 
 /// Runs `pleach bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let ranks = rank_count(&arguments.world, arguments.ranks, DEFAULT_RANKS)?;
-    let task = task(arguments, ranks)?;
+    let wiring = wired::wiring(arguments)?;
+    let joined = wiring.as_ref().map(|wiring| wiring.topology().ranks());
+    let ranks = match joined {
+        Some(ranks) if arguments.fabric == Some(BenchFabric::Simulated) => ranks,
+        _ => rank_count(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS)?,
+    };
+    let task = task(arguments, ranks, wiring.as_ref())?;
     let sweep = if matches!(task.collective, Collective::Barrier) {
         Sweep::empty()
     } else if arguments.sizes.is_empty() {
@@ -220,32 +249,41 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     } else {
         Sweep::of(&arguments.sizes, task.data_type).map_err(CommandError::typed)?
     };
+    if let Some(wiring) = wiring.as_ref().filter(|_| arguments.fabric == Some(BenchFabric::Simulated)) {
+        expect_simulated(arguments)?;
+        return wired::measure(arguments, &task, &sweep, wiring);
+    }
     room::check(&task, &sweep, arguments)?;
     if arguments.fabric == Some(BenchFabric::Simulated) {
         return simulate(arguments, &task, &sweep);
     }
-    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS)? else {
+    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS)? else {
         return Ok(());
     };
+    let topology = wiring.map(|wiring| Arc::new(wiring.topology().clone()));
     let choice = match arguments.fabric {
         Some(BenchFabric::Real(fabric)) => FabricChoice::Only(fabric),
         _ => FabricChoice::Auto,
     };
-    let (mut errors, used) = measure_over(choice, &world, &task, &sweep, arguments)?;
+    let (mut errors, used) = measure_over(choice, &world, &task, &sweep, (arguments, topology.as_ref()))?;
     if arguments.fabric.is_none() && used == Fabric::Shm {
         let tcp = FabricChoice::Only(Fabric::Tcp);
-        errors += measure_over(tcp, &world, &task, &sweep, arguments)?.0;
+        errors += measure_over(tcp, &world, &task, &sweep, (arguments, topology.as_ref()))?.0;
     }
     // The error is that of the job; one rank says it.
     if world.rank == 0 { verdict(errors) } else { Ok(()) }
 }
 
 /// What was asked for, checked.
-fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
-    let Arguments { collective, dtype: data_type, op, .. } = *arguments;
+fn task(arguments: &Arguments, ranks: u32, wiring: Option<&Arc<Wiring>>) -> Result<Task, CommandError> {
+    let Arguments { dtype: data_type, op, .. } = *arguments;
+    let collective = rooted(arguments, ranks)?;
     let name = &arguments.algorithm;
     // The size and the model do not matter: whether there is such a schedule is the question.
-    let anywhere = Platform::one_host(ranks, Access::Put, CostModel::TCP);
+    let anywhere = match wiring {
+        Some(wiring) => Platform::wired(wiring.clone()),
+        None => Platform::one_host(ranks, Access::Put, CostModel::TCP),
+    };
     select_named(name, collective, 8, &anywhere).map_err(|error| {
         CommandError::typed(match error {
             SelectError::Name(error) => {
@@ -273,15 +311,32 @@ fn task(arguments: &Arguments, ranks: u32) -> Result<Task, CommandError> {
     Ok(Task { collective, data_type, op, ranks, way, warmup, iterations, time, memory, reuse })
 }
 
+/// The collective with the root that was asked for.
+fn rooted(arguments: &Arguments, ranks: u32) -> Result<Collective, CommandError> {
+    let collective = arguments.collective;
+    match arguments.root {
+        None => Ok(collective),
+        Some(root) if collective.root().is_none() => {
+            Err(CommandError::usage(format!("root {root}: {} has no root; leave it out", collective.name())))
+        }
+        Some(root) if root >= ranks => Err(CommandError::usage(format!(
+            "root {root}: there are ranks 0 to {}; name one of them",
+            ranks - 1
+        ))),
+        Some(root) => Ok(collective.with_root(root)),
+    }
+}
+
 /// Measures all sizes on real ranks; how many elements were wrong, and what the bytes moved over.
 fn measure_over(
     choice: FabricChoice,
     world: &World,
     task: &Task,
     sweep: &Sweep,
-    arguments: &Arguments,
+    (arguments, topology): (&Arguments, Option<&Arc<Topology>>),
 ) -> Result<(u64, Fabric), CommandError> {
     let mut options = Options::new(world.clone());
+    options.topology = topology.cloned();
     options.fabric = choice;
     options.observe.metrics = arguments.metrics.map(|address| address.0);
     let group = Group::join(&options).map_err(CommandError::joining)?;
@@ -312,7 +367,8 @@ fn measure_over(
     Ok((errors, fabric))
 }
 
-fn simulate(arguments: &Arguments, task: &Task, sweep: &Sweep) -> Result<(), CommandError> {
+/// Refuses what is about real ranks.
+fn expect_simulated(arguments: &Arguments) -> Result<(), CommandError> {
     if is_one_of_several(&arguments.world)? {
         return Err(CommandError::usage(
             "one process too many: sim runs all ranks in one process; start it once, without a launcher",
@@ -328,7 +384,12 @@ fn simulate(arguments: &Arguments, task: &Task, sweep: &Sweep) -> Result<(), Com
             "not simulated: --pin, --reuse, --time, --memory and --metrics are about real ranks; leave them away with --fabric sim",
         ));
     }
-    let mut report = Report::new(task, "sim", arguments.json);
+    Ok(())
+}
+
+fn simulate(arguments: &Arguments, task: &Task, sweep: &Sweep) -> Result<(), CommandError> {
+    expect_simulated(arguments)?;
+    let mut report = Report::new(task, "sim", arguments.json).noting(simulated::NOTE);
     let mut simulation = simulated::Simulation::new(task)?;
     report.head()?;
     let mut errors = 0;

@@ -12,11 +12,23 @@ pub(super) struct Report<'a> {
     task: &'a Task,
     fabric: &'a str,
     as_json: bool,
+    note: String,
+    topology: Option<&'a str>,
 }
 
 impl<'a> Report<'a> {
     pub(super) fn new(task: &'a Task, fabric: &'a str, as_json: bool) -> Self {
-        Self { task, fabric, as_json }
+        Self { task, fabric, as_json, note: String::new(), topology: None }
+    }
+
+    /// With more said about the fabric.
+    pub(super) fn noting(self, note: impl Into<String>) -> Self {
+        Self { note: note.into(), ..self }
+    }
+
+    /// Over the links of this topology: rows say how near they come to the bound.
+    pub(super) fn over(self, topology: &'a str) -> Self {
+        Self { topology: Some(topology), ..self }
     }
 
     /// What all rows have in common, and the names of the columns.
@@ -27,11 +39,17 @@ impl<'a> Report<'a> {
         let (collective, fabric, ranks) = (self.task.collective, self.fabric, self.task.ranks);
         let host = rustix::system::uname();
         let host = host.nodename().to_string_lossy();
-        let note = if fabric == "sim" { super::simulated::NOTE } else { "" };
+        let note = &self.note;
+        let more = if self.topology.is_some() { ["of bound", "predicted", "(%)", "(us)"] } else { [""; 4] };
+        let more = |one: usize| match more[one] {
+            "" => String::new(),
+            _ => format!(" {:>9} {:>12}", more[one], more[one + 1]),
+        };
+        let (names, units) = (more(0), more(2));
         print(&format!(
             "# pleach bench {collective}: fabric {fabric}{note}, {ranks} ranks, host {host}\n\
-             #{:>11} {:>11} {:>5} {:>4} {:>20} {:>12} {:>12} {:>9} {:>9} {:>7}\n\
-             #{:>11} {:>11} {:>5} {:>4} {:>20} {:>12} {:>12} {:>9} {:>9} {:>7}\n",
+             #{:>11} {:>11} {:>5} {:>4} {:>20} {:>12} {:>12} {:>9} {:>9} {:>7}{names}\n\
+             #{:>11} {:>11} {:>5} {:>4} {:>20} {:>12} {:>12} {:>9} {:>9} {:>7}{units}\n",
             "bytes",
             "count",
             "dtype",
@@ -57,7 +75,7 @@ impl<'a> Report<'a> {
 
     pub(super) fn row(&mut self, measured: &Measured) -> Result<(), CommandError> {
         let Task { collective, data_type, op, ranks, .. } = self.task;
-        let Measured { algorithm, count, samples, errors } = measured;
+        let Measured { algorithm, count, samples, errors, over_links } = measured;
         let op = if collective.reduces() { op.name() } else { "none" };
         let bytes = self.task.whole_bytes(*count);
         let mut sorted = samples.clone();
@@ -66,18 +84,38 @@ impl<'a> Report<'a> {
         let algorithm_bandwidth = if bytes == 0 { 0.0 } else { bytes as f64 / median.as_secs_f64() / 1e9 };
         let bus_bandwidth = algorithm_bandwidth * bus_factor(*collective, *ranks);
         let (median, late) = (micros(median), micros(late));
+        let bound = over_links.and_then(|over| over.bound_bytes_per_s).filter(|_| bytes > 0);
+        let of_bound = bound.map(|bound| algorithm_bandwidth * 1e9 / bound);
         if self.as_json {
             let (collective, fabric) = (collective.name(), self.fabric);
+            let more = match (self.topology, over_links) {
+                (Some(topology), Some(over)) => {
+                    let number =
+                        |number: Option<f64>| number.map_or("null".to_owned(), |it| format!("{it:.6}"));
+                    let (bound, of_bound) = (number(bound.map(|bound| bound / 1e9)), number(of_bound));
+                    let predicted = over.predicted_s * 1e6;
+                    format!(
+                        ",\"topology\":\"{}\",\"bound_gb_s\":{bound},\"of_bound\":{of_bound},\
+                         \"predicted_us\":{predicted:.3}",
+                        topology.escape_default()
+                    )
+                }
+                _ => String::new(),
+            };
             return print(&format!(
                 "{{\"collective\":\"{collective}\",\"fabric\":\"{fabric}\",\"algorithm\":\"{algorithm}\",\
                  \"dtype\":\"{data_type}\",\"op\":\"{op}\",\"ranks\":{ranks},\"bytes\":{bytes},\
                  \"time_us_p50\":{median:.3},\"time_us_p99\":{late:.3},\"algbw_gb_s\":{algorithm_bandwidth:.6},\
-                 \"busbw_gb_s\":{bus_bandwidth:.6},\"errors\":{errors}}}\n"
+                 \"busbw_gb_s\":{bus_bandwidth:.6},\"errors\":{errors}{more}}}\n"
             ));
         }
+        let more = over_links.map_or(String::new(), |over| {
+            let part = of_bound.map_or("-".to_owned(), |part| format!("{:.2}", part * 100.0));
+            format!(" {part:>9} {:>12.2}", over.predicted_s * 1e6)
+        });
         print(&format!(
             " {bytes:>11} {count:>11} {:>5} {op:>4} {algorithm:>20} {median:>12.2} {late:>12.2} \
-             {algorithm_bandwidth:>9.3} {bus_bandwidth:>9.3} {errors:>7}\n",
+             {algorithm_bandwidth:>9.3} {bus_bandwidth:>9.3} {errors:>7}{more}\n",
             data_type.name()
         ))
     }

@@ -63,8 +63,12 @@ impl<'a> Simulation<'a> {
             )));
         }
         let network = Network::full_mesh(ranks, LINK_BYTES_PER_S, LINK_LATENCY);
-        let cluster = Cluster::new(Options::new(network, 0));
-        Ok(Self { task, cluster, pattern: Pattern::new(task), iteration: 0 })
+        Ok(Self::of(task, Cluster::new(Options::new(network, 0))))
+    }
+
+    /// The ranks of a cluster.
+    pub(super) fn of(task: &'a Task, cluster: Cluster) -> Self {
+        Self { task, cluster, pattern: Pattern::new(task), iteration: 0 }
     }
 
     /// Measures one size.
@@ -92,7 +96,13 @@ impl<'a> Simulation<'a> {
         let part_bytes = count * task.data_type.bytes();
         let program =
             planner.program(task.collective, part_bytes, task.way.as_ref()).map_err(CommandError::failed)?;
-        Ok(Measured { algorithm: program.algorithm().to_owned(), count, samples: samples?, errors })
+        Ok(Measured {
+            algorithm: program.algorithm().to_owned(),
+            count,
+            samples: samples?,
+            errors,
+            over_links: None,
+        })
     }
 
     fn grow(&mut self, shares: &mut [Share], count: usize, iterations: usize) -> Result<(), CommandError> {

@@ -15,7 +15,7 @@ use crate::device::{AtomicOp, Event, Source, Transfer, TransferError, TransferId
 use crate::region::{RegionKey, RemoteSlice, Slice};
 use crate::sim::flows::FlowId;
 use crate::sim::observer::{AccessKind, Actor, Record, TransferNumber};
-use crate::sim::state::{Happening, State};
+use crate::sim::state::{Happening, State, Wires};
 use crate::sim::world::Canary;
 
 /// How much later the bytes come than their notice, and sources are read than `Done`, when a canary says so.
@@ -134,9 +134,9 @@ impl Flight {
     }
 
     /// Everything of the source that may still be read is copied, so that the source may be reused.
-    fn let_go_of_source(&mut self) {
+    fn let_go_of_source(&mut self, moves_bytes: bool) {
         if let Work::Put { source, .. } = &mut self.work {
-            if !self.over && !self.pieces.is_empty() && self.snapshot.is_none() {
+            if moves_bytes && !self.over && !self.pieces.is_empty() && self.snapshot.is_none() {
                 self.snapshot = match source {
                     Some(Source::Slice(slice)) => Some(slice.to_vec()),
                     _ => None,
@@ -204,11 +204,13 @@ impl State {
         let bytes = flight.len() as u64;
         let early = pieces.len().saturating_sub(1);
         flight.pieces = pieces;
-        let flow = self.flows.start(self.now, sender, receiver, bytes);
+        let flow = self.wires.start(self.now, sender, receiver, bytes);
         flight.flow = Some(flow);
         self.flow_of.insert(flow, number);
+        // In order, nothing is known of how far a transfer has come before all of it has.
+        let Wires::Fair(flows) = &self.wires else { return };
         let first = self.now + self.network.latency(sender, receiver);
-        let last = self.flows.ends_at(flow).unwrap_or(self.now) + self.network.latency(sender, receiver);
+        let last = flows.ends_at(flow).unwrap_or(self.now) + self.network.latency(sender, receiver);
         for _ in 0..early {
             let at = Nanos(self.delays.between(first.0, last.0));
             self.at(at, Happening::Piece(number));
@@ -231,30 +233,52 @@ impl State {
         pieces
     }
 
+    /// The last byte of a transfer has entered the wire.
     pub(super) fn drained(&mut self, flow: FlowId) {
-        self.flows.stop(self.now, flow);
-        let Some(number) = self.flow_of.remove(&flow) else { return };
+        let is_known = match &mut self.wires {
+            Wires::Fair(flows) => {
+                flows.stop(self.now, flow);
+                self.flow_of.remove(&flow)
+            }
+            Wires::InOrder(_) => self.flow_of.get(&flow).copied(),
+        };
+        let Some(number) = is_known else { return };
         let Some(flight) = self.flights.get_mut(&number) else { return };
-        flight.flow = None;
         flight.drained = true;
         let is_put = matches!(flight.work, Work::Put { .. });
-        let wait = self.network.latency(flight.sender(), flight.receiver());
+        let ends = (flight.sender(), flight.receiver());
+        if matches!(self.wires, Wires::Fair(_)) {
+            flight.flow = None;
+        }
         self.event("drained", &[number.0]);
-        let wait = wait + self.lateness();
-        self.after(wait, Happening::Arrive(number));
+        if matches!(self.wires, Wires::Fair(_)) {
+            let wait = self.network.latency(ends.0, ends.1) + self.lateness();
+            self.after(wait, Happening::Arrive(number));
+        }
         // Without reordering a source is free when it has been sent; with it that may come after the arrival too.
         if is_put && (self.faults.reorder.is_zero() || self.choices.coin()) {
             self.after(Duration::ZERO, Happening::Complete(number));
         }
     }
 
+    /// The last byte of a transfer over links that are shared in order has come out of the last of them.
+    pub(super) fn came_through(&mut self, flow: FlowId) {
+        self.wires.stop(self.now, flow);
+        let Some(number) = self.flow_of.remove(&flow) else { return };
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.flow = None;
+        let wait = self.lateness();
+        self.after(wait, Happening::Arrive(number));
+    }
+
     /// A piece lands early if its bytes can have come by now; otherwise it waits for the arrival of all.
     pub(super) fn land_piece(&mut self, number: TransferNumber) {
         let Some(flight) = self.flights.get(&number) else { return };
         let Some(piece) = flight.pieces.last().cloned() else { return };
-        let sent = match flight.flow {
-            Some(flow) => self.flows.sent(self.now, flow).unwrap_or(0),
-            None => flight.len() as u64,
+        let sent = match (flight.flow, &self.wires) {
+            (Some(flow), Wires::Fair(flows)) => flows.sent(self.now, flow).unwrap_or(0),
+            (Some(_), Wires::InOrder(_)) => 0,
+            (None, _) => flight.len() as u64,
         };
         let enough = flight.landed_bytes + piece.len() as u64 <= sent;
         if flight.over || !enough || self.drop_if_cut(number) {
@@ -275,6 +299,9 @@ impl State {
             let table = &self.ranks[peer as usize].table;
             let Some(whole) = flight.remote().and_then(|remote| table.find(remote)) else { return false };
             let Ok(there) = whole.slice(piece.clone()) else { return false };
+            if !self.moves_bytes {
+                continue;
+            }
             match &flight.work {
                 Work::Put { source, .. } => {
                     let snapshot = flight.snapshot.as_ref().map(|bytes| bytes[piece.clone()].to_vec());
@@ -433,7 +460,7 @@ impl State {
         };
         // The canary keeps the slice and goes on reading it.
         if canary != Some(Canary::SourceReadAfterDone) {
-            flight.let_go_of_source();
+            flight.let_go_of_source(self.moves_bytes);
             for part in &read {
                 self.accessed(Actor::Transfer(number, rank), rank, part, AccessKind::Read);
             }
@@ -485,7 +512,7 @@ impl State {
         flight.pieces.clear();
         if let Some(flow) = flight.flow.take() {
             self.flow_of.remove(&flow);
-            self.flows.stop(self.now, flow);
+            self.wires.stop(self.now, flow);
         }
         self.forget_if_ended(number);
     }
@@ -520,7 +547,7 @@ impl State {
             let Some(flight) = self.flights.get_mut(&number) else { continue };
             if flight.submitter == dead {
                 let on_the_wire = flight.drained && matches!(flight.work, Work::Put { .. });
-                flight.let_go_of_source();
+                flight.let_go_of_source(self.moves_bytes);
                 flight.reported = true;
                 if !(on_the_wire && lands) {
                     self.end(number);

@@ -1,4 +1,6 @@
-//! How transfers under way share the links: max-min fair, recomputed when one begins or ends.
+//! How transfers under way share the links fairly: max-min fair, recomputed when one begins or ends.
+//!
+//! A flow over several routes loads each link with its part of them, and goes at one speed.
 //!
 //! **Invariant:** no link carries more than its bandwidth, and no flow could be faster without making one slower that
 //! is not faster than it. Arithmetic is in integers, so results do not depend on the machine; a flow that has every
@@ -9,7 +11,7 @@ use std::sync::Arc;
 
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::sim::network::{LinkId, Network};
+use crate::sim::network::{LinkId, Network, Route};
 
 /// Names a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,9 +21,13 @@ pub struct FlowId(pub u64);
 const RATE_UNITS: u128 = 720_720;
 const NANOS_PER_S: u128 = 1_000_000_000;
 
+/// The part of a flow that goes over a link is counted in this part of the flow.
+const SHARE_UNITS: u64 = 1 << 20;
+
 #[derive(Debug)]
 struct Flow {
-    route: Vec<LinkId>,
+    /// Which part of it goes over which link.
+    route: Vec<(LinkId, u64)>,
     bytes: u64,
     /// In `1 / (RATE_UNITS * NANOS_PER_S)` of a byte, as of `settled_at`.
     left: u128,
@@ -58,8 +64,8 @@ impl Flows {
     pub fn start(&mut self, now: Nanos, from: Rank, to: Rank, bytes: u64) -> FlowId {
         let id = FlowId(self.next);
         self.next += 1;
-        let route = self.network.route(from, to).to_vec();
-        for &link in &route {
+        let route = shares(self.network.routes(from, to));
+        for &(link, _) in &route {
             self.over_link.entry(link).or_default().insert(id);
         }
         let left = u128::from(bytes) * RATE_UNITS * NANOS_PER_S;
@@ -74,7 +80,7 @@ impl Flows {
     pub fn stop(&mut self, now: Nanos, id: FlowId) {
         let Some(flow) = self.flows.remove(&id) else { return };
         self.ends.remove(&(flow.ends_at, id));
-        for link in &flow.route {
+        for (link, _) in &flow.route {
             if let Some(users) = self.over_link.get_mut(link) {
                 users.remove(&id);
                 if users.is_empty() {
@@ -106,7 +112,7 @@ impl Flows {
     }
 
     /// Shares out anew the links that compete, over however many flows, with those of `route`.
-    fn share(&mut self, now: Nanos, route: &[LinkId]) {
+    fn share(&mut self, now: Nanos, route: &[(LinkId, u64)]) {
         let (links, flows) = self.competing(route);
         let mut capacity: BTreeMap<LinkId, u128> = links
             .iter()
@@ -114,16 +120,26 @@ impl Flows {
             .collect();
         let mut open: BTreeMap<LinkId, BTreeSet<FlowId>> =
             links.iter().filter_map(|&link| Some((link, self.over_link.get(&link)?.clone()))).collect();
+        let mut loads: BTreeMap<LinkId, u64> = BTreeMap::new();
+        for &(link, part) in flows.iter().flat_map(|id| &self.flows[id].route) {
+            *loads.entry(link).or_default() += part;
+        }
         let mut rates: BTreeMap<FlowId, u128> = BTreeMap::new();
         // Water filling: the link with the smallest fair share limits its flows; take them out and go on.
-        while let Some((share, bottleneck)) =
-            open.iter().map(|(&link, users)| (capacity[&link] / users.len() as u128, link)).min()
+        while let Some((share, bottleneck)) = open
+            .keys()
+            .map(|&link| (capacity[&link] * u128::from(SHARE_UNITS) / u128::from(loads[&link]), link))
+            .min()
         {
             for id in open.remove(&bottleneck).unwrap_or_default() {
                 rates.insert(id, share);
-                for &link in &self.flows[&id].route {
+                for &(link, part) in &self.flows[&id].route {
                     if let Some(left) = capacity.get_mut(&link) {
-                        *left = left.saturating_sub(share);
+                        let used = (share * u128::from(part)).div_ceil(u128::from(SHARE_UNITS));
+                        *left = left.saturating_sub(used);
+                    }
+                    if let Some(load) = loads.get_mut(&link) {
+                        *load -= part;
                     }
                     if let Some(users) = open.get_mut(&link) {
                         users.remove(&id);
@@ -140,14 +156,15 @@ impl Flows {
         }
     }
 
-    fn competing(&self, route: &[LinkId]) -> (BTreeSet<LinkId>, BTreeSet<FlowId>) {
-        let mut links: BTreeSet<LinkId> = route.iter().copied().collect();
+    fn competing(&self, route: &[(LinkId, u64)]) -> (BTreeSet<LinkId>, BTreeSet<FlowId>) {
+        let mut links: BTreeSet<LinkId> = route.iter().map(|&(link, _)| link).collect();
         let mut flows = BTreeSet::new();
-        let mut unseen: Vec<LinkId> = route.to_vec();
+        let mut unseen: Vec<LinkId> = links.iter().copied().collect();
         while let Some(link) = unseen.pop() {
             for &id in self.over_link.get(&link).into_iter().flatten() {
                 if flows.insert(id) {
-                    unseen.extend(self.flows[&id].route.iter().filter(|&&next| links.insert(next)));
+                    let route = self.flows[&id].route.iter().map(|&(next, _)| next);
+                    unseen.extend(route.filter(|&next| links.insert(next)));
                 }
             }
         }
@@ -164,6 +181,22 @@ impl Flows {
         flow.ends_at = Nanos(now.0.saturating_add(wait));
         self.ends.insert((flow.ends_at, id));
     }
+}
+
+/// Which part of what is sent goes over each link, every part at least one unit.
+fn shares(routes: &[Route]) -> Vec<(LinkId, u64)> {
+    let sum: u128 = routes.iter().map(|route| u128::from(route.weight)).sum();
+    let mut parts: BTreeMap<LinkId, u64> = BTreeMap::new();
+    let (mut before, mut given) = (0, 0);
+    for route in routes {
+        before += u128::from(route.weight);
+        let end = (u128::from(SHARE_UNITS) * before / sum) as u64;
+        for &link in &route.links {
+            *parts.entry(link).or_default() += (end - given).max(1);
+        }
+        given = end;
+    }
+    parts.into_iter().collect()
 }
 
 #[cfg(test)]
@@ -229,6 +262,21 @@ mod tests {
     }
 
     #[test]
+    fn a_flow_over_two_routes_loads_each_by_its_weight_and_goes_as_fast_as_both_allow() {
+        // Three quarters over a wire of 3 GB/s, a quarter over one of 1 GB/s: 4 GB/s together.
+        let mut builder = Network::builder(2);
+        let [wide, _] = builder.wire(NodeId(0), NodeId(1), 3 * GB_PER_S, Duration::ZERO);
+        let [narrow, _] = builder.wire(NodeId(0), NodeId(1), GB_PER_S, Duration::ZERO);
+        let route = |link, weight| Route { links: vec![link], weight };
+        builder.routes(0, 1, vec![route(wide, 3), route(narrow, 1)]);
+        let mut flows = flows(builder.build().expect("paths"));
+        let one = flows.start(Nanos(0), 0, 1, 8_000);
+        assert_eq!(flows.ends_at(one), Some(Nanos(2_000)));
+        let other = flows.start(Nanos(1_000), 0, 1, 2_000);
+        assert_eq!((flows.ends_at(one), flows.ends_at(other)), (Some(Nanos(3_000)), Some(Nanos(2_000))));
+    }
+
+    #[test]
     fn a_link_carries_what_it_can_and_no_more_whatever_comes_and_goes() {
         let mut random = crate::sim::Random::new(3);
         let mut flows = flows(Network::star(6, GB_PER_S, Duration::ZERO));
@@ -249,7 +297,7 @@ mod tests {
             }
             for id in &live {
                 let flow = &flows.flows[id];
-                let limited = flow.route.iter().any(|link| {
+                let limited = flow.route.iter().any(|(link, _)| {
                     let users = &flows.over_link[link];
                     let used: u128 = users.iter().map(|user| flows.flows[user].rate).sum();
                     let full = used + users.len() as u128 >= u128::from(GB_PER_S) * RATE_UNITS;

@@ -14,6 +14,9 @@
 //! one transfer, ranks freeze and die, links fail, and the two ends of a pair learn it at different times.
 //! Without faults a put of `n` bytes is seen exactly `latency + n / bandwidth` after the submit if it shares no link.
 //!
+//! Where only times are asked for, [`Options::moves_bytes`] is off: everything happens as it would, but no byte of a transfer's
+//! payload is copied, so that memory of any size can take part that nobody ever touches.
+//!
 //! Driving `n` ranks:
 //!
 //! ```
@@ -59,6 +62,7 @@ mod flows;
 mod network;
 mod observer;
 mod pair;
+mod queues;
 mod random;
 mod regions;
 mod state;
@@ -68,7 +72,7 @@ mod world;
 pub use device::SimDevice;
 pub use faults::{DELAY_MAX, DETECTION, FREEZE_MAX, Fault, FaultKind, FaultKinds, Faults, UnknownFault};
 pub use flows::{FlowId, Flows};
-pub use network::{Link, LinkId, Network, NetworkBuilder, NetworkError, NodeId};
+pub use network::{Link, LinkId, Network, NetworkBuilder, NetworkError, NodeId, Route, Sharing};
 pub use observer::{Access, AccessKind, Actor, Observer, Record, TransferNumber};
 pub use random::{MILLION, Random};
 pub use trace::TraceHash;

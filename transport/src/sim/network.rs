@@ -1,7 +1,10 @@
-//! The wires: nodes, one-way links with bandwidth and latency, and a route for each ordered pair of ranks.
+//! The wires: nodes, one-way links with bandwidth and latency, and routes for each ordered pair of ranks.
+//!
+//! A pair has one route, or several with weights: then everything sent is split over them in proportion, and has arrived
+//! when the last of it has. How transfers share links is [`Sharing`].
 //!
 //! **Invariant:** a [`Network`] has a route between any two of its ranks. It is plain data and knows no time; how
-//! routes share their links over time is [`super::flows`].
+//! routes share their links over time is [`super::flows`] and [`super::queues`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,6 +32,25 @@ pub struct Link {
     pub latency: Duration,
 }
 
+/// One of the ways from a rank to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// One after the other.
+    pub links: Vec<LinkId>,
+    /// Its part of what is sent, beside the weights of the pair's other routes; at least 1.
+    pub weight: u64,
+}
+
+/// How transfers under way at the same time share a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// All at once, each with a fair share: as packets of different connections.
+    Fair,
+    /// One after the other, in the order in which they come to it: as messages on a queue pair. What has no bytes waits for
+    /// nobody.
+    InOrder,
+}
+
 /// Why a network was not built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -47,6 +69,14 @@ pub enum NetworkError {
         /// Where the route should begin.
         from: Rank,
         /// Where it should end.
+        to: Rank,
+    },
+    /// A pair of ranks whose routes weigh nothing.
+    #[error("the routes from rank {from} to rank {to} have no weight")]
+    NoWeight {
+        /// Where the routes begin.
+        from: Rank,
+        /// Where they end.
         to: Rank,
     },
     /// A link to or from a node that was not made.
@@ -72,8 +102,11 @@ pub enum NetworkError {
 pub struct Network {
     ranks: u32,
     links: Vec<Link>,
-    /// Row by row: the route from rank `row` to rank `column`; empty on the diagonal.
-    routes: Vec<Vec<LinkId>>,
+    sharing: Sharing,
+    /// Row by row: the routes from rank `row` to rank `column`; one without links on the diagonal.
+    routes: Vec<Vec<Route>>,
+    /// In the same order: the time on the longest of them.
+    latencies: Vec<Duration>,
 }
 
 impl Network {
@@ -115,6 +148,18 @@ impl Network {
         NetworkBuilder { ranks, nodes: ranks, links: Vec::new(), routes: BTreeMap::new() }
     }
 
+    /// The same with links that are shared in this way; they are shared fairly otherwise.
+    #[must_use]
+    pub fn shared(self, sharing: Sharing) -> Self {
+        Self { sharing, ..self }
+    }
+
+    /// How transfers share a link.
+    #[must_use]
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
     /// How many ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
@@ -137,25 +182,40 @@ impl Network {
         &self.links[link.0 as usize]
     }
 
-    /// The links that bytes from `from` to `to` take, in order; none from a rank to itself.
+    /// The links that bytes from `from` to `to` take, in order, on the first of the pair's routes; none from a rank to
+    /// itself.
     ///
     /// # Panics
     ///
     /// When one of them is no rank of this network.
     #[must_use]
     pub fn route(&self, from: Rank, to: Rank) -> &[LinkId] {
-        assert!(from < self.ranks && to < self.ranks, "ranks {from} and {to} of {}", self.ranks);
-        &self.routes[from as usize * self.ranks as usize + to as usize]
+        &self.routes(from, to)[0].links
     }
 
-    /// How long the first byte is under way from `from` to `to`.
+    /// All routes of a pair, at least one.
+    ///
+    /// # Panics
+    ///
+    /// When one of them is no rank of this network.
+    #[must_use]
+    pub fn routes(&self, from: Rank, to: Rank) -> &[Route] {
+        &self.routes[self.pair(from, to)]
+    }
+
+    fn pair(&self, from: Rank, to: Rank) -> usize {
+        assert!(from < self.ranks && to < self.ranks, "ranks {from} and {to} of {}", self.ranks);
+        from as usize * self.ranks as usize + to as usize
+    }
+
+    /// How long a byte is under way from `from` to `to`, on the longest of the pair's routes.
     ///
     /// # Panics
     ///
     /// When one of them is no rank of this network.
     #[must_use]
     pub fn latency(&self, from: Rank, to: Rank) -> Duration {
-        self.route(from, to).iter().map(|&link| self.link(link).latency).sum()
+        self.latencies[self.pair(from, to)]
     }
 
     /// The pairs of ranks (smaller first) that have a route over this link in at least one direction.
@@ -164,7 +224,8 @@ impl Network {
         let mut pairs = Vec::new();
         for low in 0..self.ranks {
             for high in low + 1..self.ranks {
-                if self.route(low, high).contains(&link) || self.route(high, low).contains(&link) {
+                let mut routes = self.routes(low, high).iter().chain(self.routes(high, low));
+                if routes.any(|route| route.links.contains(&link)) {
                     pairs.push((low, high));
                 }
             }
@@ -179,7 +240,7 @@ pub struct NetworkBuilder {
     ranks: u32,
     nodes: u32,
     links: Vec<Link>,
-    routes: BTreeMap<(Rank, Rank), Vec<LinkId>>,
+    routes: BTreeMap<(Rank, Rank), Vec<Route>>,
 }
 
 impl NetworkBuilder {
@@ -203,7 +264,12 @@ impl NetworkBuilder {
     /// Fixes the route of an ordered pair; others take a path with the fewest links, among these the one of the
     /// least latency, among these the one whose links were added first.
     pub fn route(&mut self, from: Rank, to: Rank, links: &[LinkId]) -> &mut Self {
-        self.routes.insert((from, to), links.to_vec());
+        self.routes(from, to, vec![Route { links: links.to_vec(), weight: 1 }])
+    }
+
+    /// Fixes the routes of an ordered pair, over which everything is split by weight.
+    pub fn routes(&mut self, from: Rank, to: Rank, routes: Vec<Route>) -> &mut Self {
+        self.routes.insert((from, to), routes);
         self
     }
 
@@ -227,16 +293,35 @@ impl NetworkBuilder {
         for from in 0..self.ranks {
             let reached_by = self.shortest_paths(NodeId(from));
             for to in 0..self.ranks {
+                let one = |links| vec![Route { links, weight: 1 }];
                 routes.push(match self.routes.get(&(from, to)) {
-                    _ if from == to => Vec::new(),
-                    Some(given) => self.checked_route(from, to, given)?,
+                    _ if from == to => one(Vec::new()),
+                    Some(given) => self.checked_routes(from, to, given)?,
                     None => self
                         .path_back(&reached_by, NodeId(from), NodeId(to))
+                        .map(one)
                         .ok_or(NetworkError::Disconnected { from, to })?,
                 });
             }
         }
-        Ok(Network { ranks: self.ranks, links: self.links, routes })
+        let time = |route: &Route| route.links.iter().map(|link| self.links[link.0 as usize].latency).sum();
+        let longest = |routes: &Vec<Route>| routes.iter().map(time).max().unwrap_or_default();
+        let latencies = routes.iter().map(longest).collect();
+        Ok(Network { ranks: self.ranks, links: self.links, sharing: Sharing::Fair, routes, latencies })
+    }
+
+    fn checked_routes(&self, from: Rank, to: Rank, given: &[Route]) -> Result<Vec<Route>, NetworkError> {
+        // The sum is what everything is divided by.
+        let sum = given.iter().try_fold(0u64, |sum, route| sum.checked_add(route.weight));
+        if sum.is_none_or(|sum| sum == 0) {
+            return Err(NetworkError::NoWeight { from, to });
+        }
+        let used = given.iter().filter(|route| route.weight > 0);
+        used.map(|route| {
+            let links = self.checked_route(from, to, &route.links)?;
+            Ok(Route { links, weight: route.weight })
+        })
+        .collect()
     }
 
     fn checked_route(&self, from: Rank, to: Rank, given: &[LinkId]) -> Result<Vec<LinkId>, NetworkError> {
@@ -329,6 +414,22 @@ mod tests {
         assert_eq!(builder.clone().build().expect("a path").latency(0, 1), 9 * MICRO);
         builder.route(1, 0, &[detour]);
         assert_eq!(builder.build(), Err(NetworkError::BrokenRoute { from: 1, to: 0 }));
+    }
+
+    #[test]
+    fn several_routes_are_as_long_as_the_longest_and_those_without_weight_are_left_out() {
+        let mut builder = Network::builder(2);
+        let [near, _] = builder.wire(NodeId(0), NodeId(1), 1, MICRO);
+        let [far, _] = builder.wire(NodeId(0), NodeId(1), 1, 9 * MICRO);
+        let route = |link, weight| Route { links: vec![link], weight };
+        builder.routes(0, 1, vec![route(near, 3), route(far, 1)]);
+        let network = builder.clone().build().expect("paths");
+        assert_eq!((network.latency(0, 1), network.routes(0, 1).len()), (9 * MICRO, 2));
+        builder.routes(0, 1, vec![route(near, 3), route(far, 0)]);
+        let network = builder.clone().build().expect("paths");
+        assert_eq!((network.latency(0, 1), network.routes(0, 1).len()), (MICRO, 1));
+        builder.routes(0, 1, vec![route(near, 0)]);
+        assert_eq!(builder.build(), Err(NetworkError::NoWeight { from: 0, to: 1 }));
     }
 
     #[test]

@@ -13,9 +13,10 @@ use crate::region::{RegionKey, Slice};
 use crate::sim::faults::{Fault, Faults};
 use crate::sim::flight::Flight;
 use crate::sim::flows::{FlowId, Flows};
-use crate::sim::network::Network;
+use crate::sim::network::{Network, Sharing};
 use crate::sim::observer::{Access, AccessKind, Actor, Observer, Record, TransferNumber};
 use crate::sim::pair::Side;
+use crate::sim::queues::{Passage, Queues};
 use crate::sim::random::Random;
 use crate::sim::regions::RegionTable;
 use crate::sim::trace::Trace;
@@ -114,6 +115,51 @@ pub(super) struct View {
     pub(super) owner_base: usize,
 }
 
+/// What is on the links, shared in one way or the other.
+pub(super) enum Wires {
+    Fair(Flows),
+    InOrder(Queues),
+}
+
+impl Wires {
+    fn new(network: &Arc<Network>) -> Self {
+        match network.sharing() {
+            Sharing::Fair => Self::Fair(Flows::new(network.clone())),
+            Sharing::InOrder => Self::InOrder(Queues::new(network.clone())),
+        }
+    }
+
+    pub(super) fn start(&mut self, now: Nanos, from: Rank, to: Rank, bytes: u64) -> FlowId {
+        match self {
+            Self::Fair(flows) => flows.start(now, from, to, bytes),
+            Self::InOrder(queues) => queues.start(now, from, to, bytes),
+        }
+    }
+
+    pub(super) fn stop(&mut self, now: Nanos, flow: FlowId) {
+        match self {
+            Self::Fair(flows) => flows.stop(now, flow),
+            Self::InOrder(queues) => queues.stop(flow),
+        }
+    }
+
+    /// When something happens next.
+    fn next(&self) -> Option<Nanos> {
+        match self {
+            Self::Fair(flows) => flows.next_end().map(|(at, _)| at),
+            Self::InOrder(queues) => queues.next_step(),
+        }
+    }
+
+    /// Lets it happen. What leaves fairly shared links arrives a latency later, which is for who asks to see to.
+    fn step(&mut self) -> Option<Passage> {
+        match self {
+            Self::Fair(flows) => flows.next_end().map(|(_, flow)| Passage::Left(flow)),
+            Self::InOrder(queues) => queues.step(),
+        }
+    }
+}
+
 pub(super) struct State {
     pub(super) now: Nanos,
     pub(super) root: Random,
@@ -124,7 +170,7 @@ pub(super) struct State {
     queue: BTreeMap<QueueKey, Happening>,
     queued: u64,
     pub(super) network: Arc<Network>,
-    pub(super) flows: Flows,
+    pub(super) wires: Wires,
     pub(super) flow_of: BTreeMap<FlowId, TransferNumber>,
     pub(super) flights: BTreeMap<TransferNumber, Flight>,
     pub(super) submitted: u64,
@@ -138,6 +184,7 @@ pub(super) struct State {
     hosts: Vec<u32>,
     pub(super) queue_depth: usize,
     pub(super) transfer_bytes_max: u64,
+    pub(super) moves_bytes: bool,
     pub(super) canary: Option<Canary>,
     pub(super) observer: Option<Box<dyn Observer>>,
     pub(super) trace: Trace,
@@ -157,7 +204,7 @@ impl State {
             root,
             queue: BTreeMap::new(),
             queued: 0,
-            flows: Flows::new(network.clone()),
+            wires: Wires::new(&network),
             flow_of: BTreeMap::new(),
             flights: BTreeMap::new(),
             submitted: 0,
@@ -171,6 +218,7 @@ impl State {
             passive: options.passive,
             hosts: options.hosts,
             transfer_bytes_max: options.transfer_bytes_max,
+            moves_bytes: options.moves_bytes,
             canary: options.canary,
             observer: None,
             trace: Trace::new(options.seed),
@@ -227,8 +275,7 @@ impl State {
 
     pub(super) fn next_event(&self) -> Option<Nanos> {
         let queued = self.queue.first_key_value().map(|(&(at, ..), _)| at);
-        let drained = self.flows.next_end().map(|(at, _)| at);
-        [queued, drained].into_iter().flatten().min()
+        [queued, self.wires.next()].into_iter().flatten().min()
     }
 
     pub(super) fn advance(&mut self, wakeup: Option<Nanos>) -> bool {
@@ -242,10 +289,14 @@ impl State {
             _ => {}
         }
         let queued = self.queue.first_key_value().map(|(&(at, ..), _)| at);
-        match self.flows.next_end() {
-            Some((at, flow)) if queued.is_none_or(|queued| at <= queued) => {
+        match self.wires.next() {
+            Some(at) if queued.is_none_or(|queued| at <= queued) => {
                 self.now = self.now.max(at);
-                self.drained(flow);
+                match self.wires.step() {
+                    Some(Passage::Left(flow)) => self.drained(flow),
+                    Some(Passage::Arrived(flow)) => self.came_through(flow),
+                    None => {}
+                }
             }
             _ => {
                 if let Some(((at, ..), happening)) = self.queue.pop_first() {

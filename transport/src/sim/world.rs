@@ -52,6 +52,9 @@ pub struct Options {
     pub queue_depth: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
+    /// Whether payload is copied. Without, transfers take the time that they take and notices come, but the memory that
+    /// they name is neither read nor written: for measuring times alone.
+    pub moves_bytes: bool,
     /// Which contract is broken on purpose.
     pub canary: Option<Canary>,
 }
@@ -63,7 +66,7 @@ const QUEUE_DEPTH: usize = 64;
 const TRANSFER_BYTES_MAX: u64 = 16 << 20;
 
 impl Options {
-    /// No faults, no mappings, one host, ranks have to be polled.
+    /// No faults, no mappings, one host, ranks have to be polled, bytes move.
     #[must_use]
     pub fn new(network: Network, seed: u64) -> Self {
         Self {
@@ -75,6 +78,7 @@ impl Options {
             hosts: Vec::new(),
             queue_depth: QUEUE_DEPTH,
             transfer_bytes_max: TRANSFER_BYTES_MAX,
+            moves_bytes: true,
             canary: None,
         }
     }

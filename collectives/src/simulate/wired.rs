@@ -1,0 +1,172 @@
+//! How long collectives take over given links, in virtual time.
+//!
+//! The ranks are those of any other simulation: real engines, running proved schedules over the simulator's wires. Their
+//! processors take no time, so what is measured is the links. In [`time`] no payload moves, so that messages may be of
+//! any size; [`cluster`] is for those who want results too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::sim;
+use pleach_transport::{SharedMemory, Slice};
+
+use super::cluster::{Cluster, Member, Stuck};
+use crate::Rank;
+use crate::collective::{Collective, DataType, ReduceOp};
+use crate::cost::Platform;
+use crate::engine::{Bytes, Counts, Descriptor, RunId};
+use crate::generate::Algorithm;
+use crate::group::CollectiveError;
+use crate::select::{Choice, SelectError, select, select_algorithm};
+use crate::wiring::Wiring;
+
+/// Transfers under way to one peer: more than any schedule has, as nothing but links is to be measured.
+const QUEUE_DEPTH: usize = 1 << 16;
+/// How long a collective may take, in virtual time.
+const TIMEOUT: Duration = Duration::from_secs(100_000);
+
+/// How long a collective took.
+#[derive(Clone, Debug)]
+pub struct Timed {
+    /// What carried it out, among what.
+    pub choice: Choice,
+    /// From the call on all ranks to the end on the last.
+    pub time: Duration,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TimeError {
+    /// There is no schedule for it.
+    #[error(transparent)]
+    Select(#[from] SelectError),
+    /// It could not be carried out.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// The simulation does not end.
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
+    /// There is no memory to name, not even untouched.
+    #[error("no memory: {bytes} bytes ({source}); measure a smaller message")]
+    Memory {
+        /// How many bytes.
+        bytes: usize,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A rank failed.
+    #[error("rank {rank} failed: {cause}")]
+    Failed {
+        /// Which.
+        rank: Rank,
+        /// Why.
+        cause: String,
+    },
+}
+
+/// Times a collective of `part_bytes` bytes a part over these links, by the named algorithm or the best one.
+///
+/// # Errors
+///
+/// See [`TimeError`].
+pub fn time(
+    wiring: &Arc<Wiring>,
+    collective: Collective,
+    part_bytes: usize,
+    algorithm: Option<&Algorithm>,
+) -> Result<Timed, TimeError> {
+    let choice = choose(wiring, collective, part_bytes, algorithm)?;
+    let mut cluster = cluster(wiring, &choice, false)?;
+    let mut runs = Vec::with_capacity(choice.ranks as usize);
+    let begin = cluster.world.now();
+    for rank in 0..choice.ranks {
+        runs.push(Some(start(&mut cluster, &choice, rank, part_bytes)?));
+    }
+    let mut failed = None;
+    let mut ended = begin;
+    cluster.run(|cluster| {
+        for (run, rank) in runs.iter_mut().zip(0..) {
+            let Some((id, _)) = run else { continue };
+            let Some(Some(member)) = cluster.members.get_mut(rank as usize) else { continue };
+            let Some(outcome) = member.engine.take_outcome(*id) else { continue };
+            if let Err(fault) = outcome {
+                failed.get_or_insert((rank, fault.to_string()));
+            }
+            (*run, ended) = (None, cluster.world.now());
+        }
+        failed.is_some() || runs.iter().all(Option::is_none)
+    })?;
+    match failed {
+        Some((rank, cause)) => Err(TimeError::Failed { rank, cause }),
+        None => Ok(Timed { choice, time: ended.since(begin) }),
+    }
+}
+
+/// What `select` takes for so many bytes a part over these links, or the named algorithm.
+///
+/// # Errors
+///
+/// There is none, or the links do not join the ranks that it moves data between.
+pub fn choose(
+    wiring: &Arc<Wiring>,
+    collective: Collective,
+    part_bytes: usize,
+    algorithm: Option<&Algorithm>,
+) -> Result<Choice, SelectError> {
+    let platform = Platform::wired(wiring.clone());
+    let whole = (part_bytes as u64).saturating_mul(u64::from(collective.parts(platform.ranks())));
+    match algorithm {
+        Some(algorithm) => select_algorithm(algorithm, collective, whole, &platform),
+        None => select(collective, whole, &platform),
+    }
+}
+
+/// Ranks joined by these links, with routes as the choice's packing says, connected and ready. `moves_bytes`: whether payload
+/// is copied and combined.
+///
+/// # Errors
+///
+/// They do not connect.
+pub fn cluster(wiring: &Arc<Wiring>, choice: &Choice, moves_bytes: bool) -> Result<Cluster, Stuck> {
+    let packed = wiring.packed_network(choice.collective, &choice.algorithm);
+    let network = packed.as_ref().map_or(wiring.network(), |packed| &packed.network);
+    let options =
+        sim::Options { moves_bytes, queue_depth: QUEUE_DEPTH, ..sim::Options::new(network.clone(), 0) };
+    let mut cluster = Cluster::wired(options, &Platform::wired(wiring.clone()));
+    cluster.run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready()))?;
+    Ok(cluster)
+}
+
+/// Starts the collective on a rank; its memory is held by what is returned.
+fn start(
+    cluster: &mut Cluster,
+    choice: &Choice,
+    rank: Rank,
+    part_bytes: usize,
+) -> Result<(RunId, [Option<Slice>; 2]), TimeError> {
+    let (collective, ranks) = (choice.collective, choice.ranks);
+    let Some(Some(Member { engine, planner, .. })) = cluster.members.get_mut(rank as usize) else {
+        return Err(TimeError::Failed { rank, cause: "it is dead".to_owned() });
+    };
+    let mut slice = |parts: usize| {
+        if parts == 0 {
+            return Ok(None);
+        }
+        let bytes = parts * part_bytes;
+        // Never touched, so no page of it is ever there.
+        let memory = SharedMemory::new(bytes).map_err(|source| TimeError::Memory { bytes, source })?;
+        let region = engine.device().register(memory);
+        let region = region.map_err(|error| CollectiveError::Register(Arc::new(error)))?;
+        Ok::<_, TimeError>(Some(region.whole().slice(0..bytes).expect("the region is at least as long")))
+    };
+    let input = slice(collective.input_parts(rank, ranks).len())?;
+    let output = slice(collective.output_parts(rank, ranks).len())?;
+    let bytes = |slice: &Option<Slice>| slice.clone().map_or(Bytes::None, Bytes::Registered);
+    let counts = Counts::Each(part_bytes);
+    let (data_type, op) = (DataType::U8, ReduceOp::Sum);
+    let descriptor = Descriptor { collective, amount: counts.amount(), data_type, op, tag: 0 };
+    let plan = planner.plan(&descriptor, &counts, Some(&choice.algorithm.clone().into()))?;
+    let run = engine.start(plan, bytes(&input), bytes(&output), TIMEOUT).map_err(CollectiveError::from)?;
+    Ok((run, [input, output]))
+}

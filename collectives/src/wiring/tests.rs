@@ -1,0 +1,101 @@
+use super::*;
+use crate::packing::{Certificate, Edge, Path, Tree};
+use crate::topology::{Builder, LATENCY_NS};
+
+const GB_PER_S: u64 = 1_000_000_000;
+
+/// Ranks a and b on a fast and a slow switch, c joined to b alone.
+fn two_ways() -> (Builder, [NodeId; 5]) {
+    let mut builder = Topology::builder();
+    let (fast, a) = (builder.switch("fast"), builder.rank("a"));
+    let (slow, b, c) = (builder.switch("slow"), builder.rank("b"), builder.rank("c"));
+    for rank in [a, b] {
+        builder.duplex(rank, slow, GB_PER_S, LATENCY_NS);
+        builder.duplex(rank, fast, 3 * GB_PER_S, LATENCY_NS);
+    }
+    builder.duplex(b, c, GB_PER_S, LATENCY_NS);
+    (builder, [a, b, c, fast, slow])
+}
+
+fn ends(network: &Network, links: &[sim::LinkId]) -> Vec<(u32, u32)> {
+    links.iter().map(|&link| (network.link(link).from.0, network.link(link).to.0)).collect()
+}
+
+#[test]
+fn ranks_are_the_first_nodes_and_the_widest_of_equal_paths_is_taken() {
+    let topology = two_ways().0.build().expect("connected");
+    let wiring = Wiring::new(topology);
+    let network = wiring.network();
+    // Switches are numbered after the ranks, in their order.
+    assert_eq!(ends(network, network.route(0, 1)), [(0, 3), (3, 1)]);
+    assert_eq!(network.latency(0, 1), Duration::from_micros(2));
+    assert_eq!(network.sharing(), Sharing::InOrder);
+    assert_eq!((wiring.not_joined(0, 1), wiring.not_joined(1, 2)), (None, None));
+    assert_eq!(wiring.not_joined(2, 0), Some(["c", "a"]), "only over b");
+}
+
+#[test]
+fn a_pair_is_routed_as_the_trees_of_a_packing_say_all_together() {
+    let (builder, [a, b, c, fast, slow]) = two_ways();
+    let topology = builder.build().expect("connected");
+    let path =
+        |hops: &[NodeId], weight: i128| Path { hops: hops.to_vec(), weight: Rate::from_integer(weight) };
+    let tree = |ways: Vec<Path>, weight: i128| Tree {
+        root: 0,
+        weight: Rate::from_integer(weight),
+        edges: vec![
+            Edge { from: 0, to: 1, paths: ways },
+            Edge { from: 1, to: 2, paths: vec![path(&[b, c], weight)] },
+        ],
+    };
+    let packing = Packing {
+        collective: Collective::Broadcast { root: 0 },
+        rate: Rate::from_integer(8),
+        bound: Rate::from_integer(8),
+        certificate: Certificate::Alone,
+        trees: vec![
+            tree(vec![path(&[a, fast, b], 4), path(&[a, slow, b], 1)], 5),
+            tree(vec![path(&[a, fast, b], 2), path(&[a, slow, b], 1)], 3),
+        ],
+    };
+    let network = network(&topology, Some(&packing)).expect("paths");
+    let routes: Vec<_> =
+        network.routes(0, 1).iter().map(|route| (ends(&network, &route.links), route.weight)).collect();
+    assert_eq!(routes.len(), 2);
+    let of = |first: (u32, u32)| routes.iter().find(|(links, _)| links[0] == first).expect("a route").1;
+    // 6 over the fast switch, 2 over the slow one; weights are rounded to 2^-40.
+    assert_eq!(of((0, 3)) / 8, (3 * of((0, 4)) + 1) / 8);
+    assert_eq!(network.routes(1, 0).len(), 1, "nothing is sent back");
+}
+
+#[test]
+fn links_and_what_is_packed_for_them_have_a_number_of_their_own() {
+    let wiring = |change: fn(&mut Builder)| {
+        let (mut builder, _) = two_ways();
+        change(&mut builder);
+        Wiring::new(builder.build().expect("connected"))
+    };
+    let (one, same) = (wiring(|_| {}), wiring(|_| {}));
+    let other = wiring(|builder| builder.link(NodeId(1), NodeId(0), 1, 0));
+    assert_eq!((one.digest(), &one), (same.digest(), &same));
+    assert_ne!(one.digest(), other.digest());
+    assert_ne!(one, other);
+}
+
+#[test]
+fn a_packing_over_links_that_are_not_there_is_refused() {
+    let (builder, [a, b, c, ..]) = two_ways();
+    let wiring = Wiring::new(builder.build().expect("connected"));
+    let weight = Rate::from_integer(1);
+    let edge =
+        |from, to, hops: [NodeId; 2]| Edge { from, to, paths: vec![Path { hops: hops.to_vec(), weight }] };
+    let packing = Packing {
+        collective: Collective::Broadcast { root: 0 },
+        rate: weight,
+        bound: weight,
+        certificate: Certificate::Alone,
+        trees: vec![Tree { root: 0, weight, edges: vec![edge(0, 2, [a, c]), edge(2, 1, [c, b])] }],
+    };
+    let error = wiring.with_packing(packing).unwrap_err();
+    assert!(error.to_string().contains("from 'a' to 'c', which no link joins"), "{error}");
+}

@@ -1,0 +1,156 @@
+//! Packed collectives over the links of topologies, in virtual time: how near they come to what links allow.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_collectives::packing::{Certificate, Edge, Packing, Path, Rate, Tree};
+use pleach_collectives::select::SelectError;
+use pleach_collectives::simulate::wired::{TimeError, Timed, time};
+use pleach_collectives::topology::{LATENCY_NS, Topology, preset};
+use pleach_collectives::wiring::Wiring;
+use pleach_collectives::{Algorithm, Collective, Rank};
+
+/// What the promise is for, in bytes of the whole.
+const BYTES: u64 = 256 << 20;
+/// What completion may take beyond bytes over bound.
+const SLACK: f64 = 0.05;
+
+const ROOTED: Collective = Collective::Broadcast { root: 0 };
+const TIMED: [Collective; 4] =
+    [ROOTED, Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
+
+fn wiring(name: &str) -> Arc<Wiring> {
+    Arc::new(Wiring::new(preset(name).expect("a preset")))
+}
+
+fn value(rate: Rate) -> f64 {
+    *rate.numer() as f64 / *rate.denom() as f64
+}
+
+fn timed(wiring: &Arc<Wiring>, collective: Collective, algorithm: Option<&Algorithm>) -> Timed {
+    let parts = u64::from(collective.parts(wiring.topology().ranks()));
+    let part_bytes = usize::try_from(BYTES / parts).expect("a size");
+    time(wiring, collective, part_bytes, algorithm).unwrap_or_else(|error| panic!("{collective}: {error}"))
+}
+
+/// Bytes over bound as a part of the time, and the time.
+fn of_bound(wiring: &Arc<Wiring>, collective: Collective, algorithm: Option<&Algorithm>) -> (f64, Timed) {
+    let packed = wiring.packed(collective).unwrap_or_else(|error| panic!("{collective}: {error}"));
+    let timed = timed(wiring, collective, algorithm);
+    (BYTES as f64 / value(packed.packing.bound) / timed.time.as_secs_f64(), timed)
+}
+
+#[test]
+fn large_collectives_take_no_more_than_five_percent_beyond_the_bound() {
+    for name in ["dgx-1v", "star:4", "ring:8"] {
+        let wiring = wiring(name);
+        for collective in TIMED {
+            let (reached, timed) = of_bound(&wiring, collective, None);
+            println!("{name} {collective}: {:.2} % by {}", reached * 100.0, timed.choice.algorithm);
+            assert!(reached > 1.0 / (1.0 + SLACK), "{name} {collective}: {reached}\n{}", timed.choice);
+            assert!(reached <= 1.0 + 1e-9, "{name} {collective}: {reached} of what nothing can exceed");
+        }
+    }
+}
+
+fn edge(topology: &Topology, from: Rank, to: Rank, weight: Rate) -> Edge {
+    let hops = vec![topology.node(from), topology.node(to)];
+    Edge { from, to, paths: vec![Path { hops, weight }] }
+}
+
+/// Three ranks, each joined to each by 10 GB/s: three paths of two links carry half a link each.
+fn triangle() -> (Topology, Packing) {
+    let mut builder = Topology::builder();
+    let nodes = ["a", "b", "c"].map(|name| builder.rank(name));
+    for (one, other) in [(0, 1), (1, 2), (0, 2)] {
+        builder.duplex(nodes[one], nodes[other], 10_000_000_000, LATENCY_NS);
+    }
+    let topology = builder.build().expect("connected");
+    let weight = Rate::from_integer(5_000_000_000);
+    let path = |middle: Rank| {
+        let ends = [(middle + 1) % 3, (middle + 2) % 3];
+        Tree { root: middle, weight, edges: ends.map(|end| edge(&topology, end, middle, weight)).to_vec() }
+    };
+    let packing = Packing {
+        collective: Collective::AllReduce,
+        rate: Rate::from_integer(15_000_000_000),
+        bound: Rate::from_integer(15_000_000_000),
+        certificate: Certificate::Partition { parts: nodes.map(|node| vec![node]).to_vec() },
+        trees: (0..3).map(path).collect(),
+    };
+    (topology, packing)
+}
+
+#[test]
+fn a_packing_made_by_hand_is_carried_out_at_its_rate() {
+    let (topology, packing) = triangle();
+    let wiring = Arc::new(Wiring::new(topology).with_packing(packing).expect("a packing"));
+    let (reached, timed) = of_bound(&wiring, Collective::AllReduce, None);
+    assert_eq!(timed.choice.algorithm.family(), "packed", "{}", timed.choice);
+    assert!(reached > 1.0 / (1.0 + SLACK), "{reached}");
+    let ring = of_bound(&wiring, Collective::AllReduce, Some(&Algorithm::Ring)).0;
+    assert!((ring - 0.5).abs() < 0.02, "a ring of three uses each link one way: {ring}");
+}
+
+#[test]
+fn what_prices_say_is_what_is_measured() {
+    let wiring = wiring("star:4");
+    for name in ["ring", "direct", "packed", "halving-doubling"] {
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            let algorithm = Algorithm::named(name, collective).expect("a name");
+            let timed = timed(&wiring, collective, Some(&algorithm));
+            let row = timed.choice.table.iter().find(|row| row.algorithm == timed.choice.algorithm);
+            let predicted = row.expect("its own row").seconds;
+            let error = predicted / timed.time.as_secs_f64() - 1.0;
+            assert!(
+                error.abs() < 0.1,
+                "{name} {collective}: {predicted} s predicted, {:?} taken",
+                timed.time
+            );
+        }
+    }
+}
+
+#[test]
+fn an_algorithm_over_ranks_that_no_link_joins_is_refused_and_names_them() {
+    let wiring = wiring("dgx-1v");
+    let error = time(&wiring, Collective::AllReduce, 1 << 20, Some(&Algorithm::Ring)).unwrap_err();
+    let TimeError::Select(SelectError::NotJoined { from_rank, to_rank, .. }) = error else {
+        panic!("{error}")
+    };
+    let node = |rank| wiring.topology().node(rank);
+    assert!(wiring.topology().link(node(from_rank), node(to_rank)).is_none());
+    assert!(error.to_string().contains("which no link joins"), "{error}");
+}
+
+/// Four servers on a switch, of which the last has lost a part of its bandwidth.
+fn degraded(percent_left: u64) -> Arc<Wiring> {
+    let mut builder = Topology::builder();
+    let switch = builder.switch("switch");
+    for server in 0..8 {
+        let node = builder.rank(format!("server{server}"));
+        let percent = if server == 7 { percent_left } else { 100 };
+        builder.duplex(node, switch, 25_000_000_000 / 100 * percent, LATENCY_NS);
+    }
+    Arc::new(Wiring::new(builder.build().expect("connected")))
+}
+
+#[test]
+fn a_server_that_lost_half_of_its_bandwidth_slows_an_all_reduce_down_by_little() {
+    let whole = timed(&degraded(100), Collective::AllReduce, None).time;
+    for percent_left in [75, 50] {
+        let wiring = degraded(percent_left);
+        let (reached, packed) = of_bound(&wiring, Collective::AllReduce, None);
+        let (ring_reached, ring) = of_bound(&wiring, Collective::AllReduce, Some(&Algorithm::Ring));
+        let slower = |time: Duration| time.as_secs_f64() / whole.as_secs_f64() - 1.0;
+        println!(
+            "{percent_left} % left: packed {:.1} % of the bound, {:.1} % slower than before; ring {:.1} %, {:.1} %",
+            reached * 100.0,
+            slower(packed.time) * 100.0,
+            ring_reached * 100.0,
+            slower(ring.time) * 100.0
+        );
+        assert!(reached > 1.0 / (1.0 + SLACK), "{reached}");
+        assert!(ring.time.as_secs_f64() > packed.time.as_secs_f64() * 1.2, "{ring:?} {packed:?}");
+    }
+}

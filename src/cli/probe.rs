@@ -1,0 +1,73 @@
+//! `pleach probe`: measures the links between ranks and saves them as a topology.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pleach::transport::rendezvous::{Fabric, FabricChoice};
+use pleach::{Group, Options};
+
+use super::CommandError;
+use super::launch::{WorldArguments, rank_or_launch};
+
+/// Ranks that are started where nothing says how many.
+const DEFAULT_RANKS: u32 = 2;
+
+/// How long a message of a measurement may take: also over slow links.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Arguments of `pleach probe`.
+#[derive(Debug, clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:\n  pleach probe --ranks 4 -o topology.toml\n  \
+    mpirun -n 8 pleach probe --fabric tcp -o topology.toml\n  \
+    pleach bench all-reduce --fabric sim --topology topology.toml\n\n\
+    Every two ranks are measured, in rounds of pairs that have no rank in common. Bandwidths and latencies are rounded\n\
+    to two digits. Rank 0 writes the file."
+)]
+pub(crate) struct Arguments {
+    /// How bytes move: shm, tcp, shm+tcp (by host), verbs or auto
+    #[arg(long, value_name = "FABRIC", value_parser = fabric, default_value = "auto")]
+    fabric: FabricChoice,
+    /// Where to save the topology
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// How many ranks to start here [default: 2]
+    #[arg(long, value_name = "N")]
+    ranks: Option<u32>,
+    #[command(flatten)]
+    world: WorldArguments,
+}
+
+fn fabric(name: &str) -> Result<FabricChoice, String> {
+    match name {
+        "shm" => Ok(FabricChoice::Only(Fabric::Shm)),
+        "tcp" => Ok(FabricChoice::Only(Fabric::Tcp)),
+        "shm+tcp" => Ok(FabricChoice::Only(Fabric::Hybrid)),
+        "verbs" => Ok(FabricChoice::Only(Fabric::Verbs)),
+        "auto" => Ok(FabricChoice::Auto),
+        _ => Err("there are shm tcp shm+tcp verbs auto".to_owned()),
+    }
+}
+
+/// Runs `pleach probe`.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS)? else {
+        return Ok(());
+    };
+    let mut options = Options::new(world);
+    (options.fabric, options.timeout) = (arguments.fabric, TIMEOUT);
+    let group = Group::join(&options).map_err(CommandError::failed)?;
+    let topology = group.probe().map_err(CommandError::failed)?;
+    let path = arguments.output.display();
+    let saved = match group.rank() {
+        0 => std::fs::write(&arguments.output, topology.to_toml()).map_err(|error| {
+            CommandError::failed(format!(
+                "topology not saved: {path} ({error}); name a file that can be written with -o"
+            ))
+        }),
+        _ => Ok(()),
+    };
+    group.close().map_err(CommandError::failed)?;
+    saved
+}

@@ -1,0 +1,34 @@
+//! Real wires of different bandwidths: what packed trees gain over a ring is what is predicted.
+
+mod links;
+
+use std::path::Path;
+
+use links::{Hosts, IRREGULAR, IRREGULAR_HOSTS, all_reduce};
+
+/// A message that takes a ring about a second.
+const BYTES: &str = "8M";
+
+/// How far the measured gain may be from the predicted one: wires are shaped by tokens, and four ranks may share two
+/// processors with other work.
+const TOLERANCE: f64 = 0.3;
+
+#[test]
+fn packed_all_reduce_gains_over_a_ring_on_real_wires_what_is_predicted() {
+    let hosts = match Hosts::new(Path::new(env!("CARGO_BIN_EXE_pleach")), IRREGULAR_HOSTS, &IRREGULAR) {
+        Ok(hosts) => hosts,
+        Err(reason) => {
+            println!("ignored: no shaped networks here: {reason}");
+            return;
+        }
+    };
+    let (ring_s, ring_predicted_s) = all_reduce(&hosts, "ring", BYTES);
+    let (packed_s, packed_predicted_s) = all_reduce(&hosts, "packed", BYTES);
+    let (gain, predicted) = (ring_s / packed_s, ring_predicted_s / packed_predicted_s);
+    println!(
+        "ring {ring_s:.3} s (predicted {ring_predicted_s:.3}), packed {packed_s:.3} s (predicted \
+         {packed_predicted_s:.3}), gain {gain:.2} (predicted {predicted:.2})"
+    );
+    assert!(predicted > 2.0, "the topology was chosen for a ring to be slow: {predicted}");
+    assert!((gain / predicted - 1.0).abs() < TOLERANCE, "gain {gain:.2}, predicted {predicted:.2}");
+}

@@ -1,0 +1,275 @@
+//! Hosts as network namespaces, joined by wires of given bandwidths: pairs of virtual interfaces, each shaped by a token
+//! bucket at both ends. What no wire joins directly is forwarded by hosts in between, along the fewest wires, so that ranks
+//! can meet; data goes there only if an algorithm sends it.
+//!
+//! It takes root, `ip` and `tc`, and a kernel with `sch_tbf`.
+
+use std::collections::VecDeque;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use pleach_transport::clock::now;
+
+/// Numbers networks of this process. Relaxed: only uniqueness matters.
+static NETWORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Where rank 0 listens, in a namespace of its own.
+const PORT: u16 = 29_500;
+/// How long all ranks of a command may take together.
+const PATIENCE: Duration = Duration::from_secs(150);
+/// What a bucket holds, in bytes: some frames, and at the highest bandwidth enough for a tick of the kernel's clock.
+const BURST_BYTES: u32 = 32 << 10;
+/// How long a frame may wait in a bucket before it is dropped. Longer than the data under way take, so that nothing is.
+const QUEUE_MS: u32 = 400;
+
+/// A wire between two hosts, in megabits a second.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wire {
+    pub(crate) ends: [usize; 2],
+    pub(crate) megabits_per_s: u32,
+}
+
+/// Namespaces with wires between them, a topology file that says the same, and a secret. Gone when dropped.
+pub(crate) struct Hosts {
+    pleach: PathBuf,
+    names: Vec<String>,
+    addresses: Vec<Ipv4Addr>,
+    wires: Vec<Wire>,
+    folder: PathBuf,
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{program} {}: {}", arguments.join(" "), said.trim()))
+}
+
+impl Hosts {
+    /// Hosts joined by these wires; `pleach` is the command that runs on them.
+    ///
+    /// Says why where this machine or user has no such networks.
+    pub(crate) fn new(pleach: &Path, count: usize, wires: &[Wire]) -> Result<Self, String> {
+        let (process, number) = (std::process::id(), NETWORKS.fetch_add(1, Ordering::Relaxed));
+        let name = format!("pleach-{process}-{number}");
+        let folder = std::env::temp_dir().join(format!("{name}-links"));
+        std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let hosts = Self {
+            pleach: pleach.to_owned(),
+            names: (0..count).map(|host| format!("{name}-{host}")).collect(),
+            // Of a range that is set aside for tests of networks between them.
+            addresses: (0..count).map(|host| Ipv4Addr::new(198, 19, number as u8, host as u8 + 1)).collect(),
+            wires: wires.to_vec(),
+            folder,
+        };
+        hosts.build()?;
+        Ok(hosts)
+    }
+
+    fn build(&self) -> Result<(), String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("not root".to_owned());
+        }
+        for (name, address) in self.names.iter().zip(&self.addresses) {
+            run("ip", &["netns", "add", name])?;
+            run("ip", &["-n", name, "link", "set", "lo", "up"])?;
+            run("ip", &["-n", name, "addr", "add", &format!("{address}/32"), "dev", "lo"])?;
+            // Ways there and back need not be the same.
+            let forward = "cd /proc/sys/net/ipv4 && echo 1 > ip_forward && echo 0 > conf/all/rp_filter && \
+                           echo 0 > conf/default/rp_filter";
+            run("ip", &["netns", "exec", name, "sh", "-c", forward])?;
+        }
+        for (number, wire) in self.wires.iter().enumerate() {
+            self.lay(number, wire)?;
+        }
+        for from in 0..self.names.len() {
+            for to in (0..self.names.len()).filter(|&to| to != from) {
+                self.route(from, to)?;
+            }
+        }
+        let secret = self.secret();
+        run(&self.pleach.to_string_lossy(), &["secret", &secret.to_string_lossy()])?;
+        std::fs::write(self.topology(), self.toml()).map_err(|error| format!("topology: {error}"))
+    }
+
+    /// A pair of interfaces, each end shaped.
+    fn lay(&self, number: usize, wire: &Wire) -> Result<(), String> {
+        let device = format!("wire{number}");
+        let [one, other] = wire.ends.map(|host| self.names[host].as_str());
+        run(
+            "ip",
+            &["-n", one, "link", "add", &device, "type", "veth", "peer", "name", &device, "netns", other],
+        )?;
+        let rate = format!("{}mbit", wire.megabits_per_s);
+        let (burst, queue) = (BURST_BYTES.to_string(), format!("{QUEUE_MS}ms"));
+        for name in [one, other] {
+            run("ip", &["-n", name, "link", "set", &device, "up"])?;
+            let shape = ["qdisc", "add", "dev", &device, "root", "tbf", "rate", &rate, "burst", &burst];
+            run("ip", &[&["netns", "exec", name, "tc"], &shape[..], &["latency", &queue]].concat())?;
+        }
+        Ok(())
+    }
+
+    /// Towards another host, over the first of the fewest wires.
+    fn route(&self, from: usize, to: usize) -> Result<(), String> {
+        // By host: the wire towards `to`, and who is at its other end.
+        let mut towards = vec![None; self.names.len()];
+        let mut open = VecDeque::from([to]);
+        while let Some(host) = open.pop_front() {
+            for (number, wire) in self.wires.iter().enumerate().filter(|(_, wire)| wire.ends.contains(&host))
+            {
+                let there = wire.ends[usize::from(wire.ends[0] == host)];
+                if there != to && towards[there].is_none() {
+                    towards[there] = Some((number, host));
+                    open.push_back(there);
+                }
+            }
+        }
+        let Some((wire, next)) = towards[from] else {
+            return Err(format!("no wires lead from host {from} to {to}"));
+        };
+        let [target, source, gateway] = [to, from, next].map(|host| self.addresses[host].to_string());
+        let device = format!("wire{wire}");
+        let way = ["route", "add", &target, "dev", &device, "src", &source];
+        let how: &[&str] = if next == to { &["scope", "link"] } else { &["via", &gateway, "onlink"] };
+        run("ip", &[&["-n", &self.names[from]], &way[..], how].concat())
+    }
+
+    fn secret(&self) -> PathBuf {
+        self.folder.join("secret")
+    }
+
+    /// A file that says how the hosts are joined; one rank on each.
+    pub(crate) fn topology(&self) -> PathBuf {
+        self.folder.join("topology.toml")
+    }
+
+    fn toml(&self) -> String {
+        let nodes =
+            (0..self.names.len()).map(|host| format!("[[node]]\nname = \"h{host}\"\nkind = \"rank\"\n"));
+        let links = self.wires.iter().map(|wire| {
+            // Of a frame of 1,514 bytes 1,448 are data.
+            let bandwidth = f64::from(wire.megabits_per_s) / 8e3 * 1448.0 / 1514.0;
+            let [from, to] = wire.ends;
+            format!(
+                "[[link]]\nfrom = \"h{from}\"\nto = \"h{to}\"\nbandwidth = {bandwidth:.6}\nlatency_us = 200.0\n"
+            )
+        });
+        nodes.chain(links).collect()
+    }
+
+    /// Runs a subcommand of `pleach` as one rank on each host; what each printed, by rank.
+    pub(crate) fn ranks(&self, arguments: &[&str]) -> Vec<Output> {
+        let children = (0..self.names.len()).map(|rank| self.rank(rank, arguments)).collect();
+        ended(children)
+    }
+
+    fn rank(&self, rank: usize, arguments: &[&str]) -> Child {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[rank]]).arg(&self.pleach).args(arguments);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PLEACH_"))
+        {
+            command.env_remove(name);
+        }
+        command
+            .env("PLEACH_RANK", rank.to_string())
+            .env("PLEACH_WORLD_SIZE", self.names.len().to_string())
+            .env("PLEACH_RENDEZVOUS", format!("tcp://{}:{PORT}", self.addresses[0]))
+            .env("PLEACH_INTERFACE", self.addresses[rank].to_string())
+            .env("PLEACH_SECRET_FILE", self.secret())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("ip starts")
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // Of those that were not made there is nothing to remove. The wires go with their ends.
+            let _ = run("ip", &["netns", "delete", name]);
+        }
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Waits for all, each on a thread so that no pipe fills up; what does not end is killed.
+fn ended(children: Vec<Child>) -> Vec<Output> {
+    let waiters: Vec<_> = children
+        .into_iter()
+        .map(|child| {
+            let process = rustix::process::Pid::from_child(&child);
+            (process, thread::spawn(move || child.wait_with_output().expect("ends")))
+        })
+        .collect();
+    let deadline = now() + PATIENCE;
+    while waiters.iter().any(|(_, waiter)| !waiter.is_finished()) {
+        if now() >= deadline {
+            for (process, _) in waiters.iter().filter(|(_, waiter)| !waiter.is_finished()) {
+                let _ = rustix::process::kill_process(*process, rustix::process::Signal::KILL);
+            }
+        }
+        let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        let _ = rustix::event::poll(&mut [], Some(&pause));
+    }
+    waiters.into_iter().map(|(_, waiter)| waiter.join().expect("only waits")).collect()
+}
+
+/// A field of a line that `pleach bench --json` printed.
+pub(crate) fn number(line: &str, field: &str) -> f64 {
+    let object: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+    object[field].as_f64().unwrap_or_else(|| panic!("{field} in {line}"))
+}
+
+/// Four hosts: around them wires of 160, 80, 160 and 80 Mbit/s, and one of 80 across. A ring goes at the pace of its slowest
+/// wires; trees use all of them.
+pub(crate) const IRREGULAR: [Wire; 5] = [
+    Wire { ends: [0, 1], megabits_per_s: 160 },
+    Wire { ends: [1, 2], megabits_per_s: 80 },
+    Wire { ends: [2, 3], megabits_per_s: 160 },
+    Wire { ends: [3, 0], megabits_per_s: 80 },
+    Wire { ends: [0, 2], megabits_per_s: 80 },
+];
+
+/// Hosts of [`IRREGULAR`].
+pub(crate) const IRREGULAR_HOSTS: usize = 4;
+
+/// Time of an all-reduce on the real wires and as the simulator predicts it, in seconds.
+pub(crate) fn all_reduce(hosts: &Hosts, algorithm: &str, bytes: &str) -> (f64, f64) {
+    let topology = hosts.topology();
+    let topology = topology.to_string_lossy();
+    let what = [
+        "bench",
+        "all-reduce",
+        "--algorithm",
+        algorithm,
+        "--sizes",
+        bytes,
+        "--json",
+        "--topology",
+        &topology,
+    ];
+    let real = hosts.ranks(&[&what[..], &["--fabric", "tcp", "--warmup", "1", "--iterations", "5"]].concat());
+    for (rank, output) in real.iter().enumerate() {
+        assert!(output.status.success(), "rank {rank}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let predicted =
+        Command::new(&hosts.pleach).args(what).args(["--fabric", "sim"]).output().expect("starts");
+    assert!(predicted.status.success(), "{}", String::from_utf8_lossy(&predicted.stderr));
+    let seconds = |output: &Output| {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().next().expect("a row");
+        assert_eq!(number(line, "errors"), 0.0, "{line}");
+        number(line, "time_us_p50") / 1e6
+    };
+    (seconds(&real[0]), seconds(&predicted))
+}
