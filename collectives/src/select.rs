@@ -164,7 +164,7 @@ pub fn select_algorithm(
     Ok(Choice { collective, ranks, bytes, algorithm: named, access: form, table })
 }
 
-/// Takes exactly this way, as far as it says which. The prices are those of [`select_named`]; they know no windows.
+/// Takes exactly this way, as far as it says which. The prices are those of [`select_algorithm`]; they know no windows.
 ///
 /// # Errors
 ///
@@ -178,7 +178,7 @@ pub fn select_way(
     if let Some(window) = way.window.filter(|window| !(1..=WINDOW_MAX).contains(window)) {
         return Err(SelectError::Window { window });
     }
-    let choice = select_named(&way.algorithm.to_string(), collective, bytes, platform)?;
+    let choice = select_algorithm(&way.algorithm, collective, bytes, platform)?;
     match way.access {
         Some(access) if !platform.forms(&choice.algorithm).contains(&access) => {
             Err(SelectError::NotMapped { algorithm: choice.algorithm })
