@@ -259,14 +259,14 @@ fn what_was_typed_wrongly_is_said_once_by_the_ranks_of_another_launcher() {
 
 /// The kernel would end a process by a signal that makes a file larger than files may be, and shared memory is a file.
 #[test]
-fn memory_above_a_limit_is_an_error_that_names_the_limit() {
+fn memory_above_a_limit_is_an_error_and_no_signal() {
     let command = format!(
         "ulimit -f 4; exec '{}' bench --fabric shm --sizes 1M --time 1",
         env!("CARGO_BIN_EXE_pleach")
     );
     let output = std::process::Command::new("sh").args(["-c", &command]).output().expect("a shell starts");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(text(&output.stderr).contains("ulimit -f"), "{output:?}");
+    assert!(text(&output.stderr).contains("use --fabric tcp"), "{output:?}");
 }
 
 /// A row of a simulation over links.
