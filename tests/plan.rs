@@ -227,6 +227,36 @@ fn pictures_and_graphs_are_whole_and_name_every_node() {
 }
 
 #[test]
+fn an_exported_algorithm_and_a_schedule_are_proved_by_verify() {
+    let folder = Folder::new("export");
+    for (collective, topology) in [
+        ("all-reduce", "dgx-1v"),
+        ("all-reduce", "ring:5"),
+        ("all-gather", "dgx-1p"),
+        ("reduce-scatter", "star:4"),
+        ("broadcast", "torus:3x3"),
+        ("reduce", "dgx-1v"),
+    ] {
+        let (xml, schedule) = (folder.path("plan.xml"), folder.path("plan.schedule"));
+        let arguments =
+            ["plan", collective, "--topology", topology, "--msccl", &xml, "--schedule", &schedule];
+        let (_, stderr) = told(&arguments);
+        assert!(stderr.contains("proved") && stderr.contains("not run on GPUs"), "{stderr}");
+        assert!(!matches!(collective, "broadcast" | "reduce") || stderr.contains("has no root"), "{stderr}");
+        for file in [&xml, &schedule] {
+            let (stdout, _) = told(&["verify", file]);
+            assert!(stdout.starts_with("proved: ") && stdout.contains(collective), "{stdout}");
+        }
+        told(&["verify", &xml, "--collective", collective]);
+        is_refused(&["verify", &xml, "--collective", "barrier"], &["other collective", collective]);
+    }
+    is_refused(
+        &["plan", "gather", "--topology", "ring:4", "--msccl", &folder.path("gather.xml")],
+        &["no algorithm: ", "gather"],
+    );
+}
+
+#[test]
 fn an_xml_that_is_no_algorithm_is_told_with_its_line() {
     let folder = Folder::new("xml");
     let file = folder.file("system.xml", "<system version=\"1\">\n</system>\n");

@@ -2,10 +2,12 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
-use pleach::collectives::Schedule;
+use pleach::collectives::generate::packed::PackedTrees;
 use pleach::collectives::schedule::msccl::{self, Exported, MAX_STEPS_RCCL};
 use pleach::collectives::verify::verify;
+use pleach::collectives::{Access, Algorithm, Schedule, generate};
 
 use super::outcome::Plan;
 use super::{Arguments, dot, svg};
@@ -39,7 +41,10 @@ fn scheduled(plan: &Plan) -> Result<Schedule, CommandError> {
     if plan.topology.ranks() == 1 {
         return Err(none(&"there is one rank, and nothing to move; take more of them"));
     }
-    Err(none(&"trees have no schedule yet"))
+    let trees = PackedTrees::new(&plan.packing, &plan.topology, 0).map_err(|error| none(&error))?;
+    let algorithm = Algorithm::Packed(Some(Arc::new(trees)));
+    generate(plan.packing.collective, &algorithm, plan.topology.ranks(), Access::Put)
+        .map_err(|error| none(&error))
 }
 
 fn proved(plan: &Plan, schedule: Schedule) -> Result<(), CommandError> {
@@ -68,7 +73,7 @@ fn exported(plan: &Plan, schedule: &Schedule, path: &Path) -> Result<String, Com
     );
     if loss > 0.0 {
         words.push_str(&format!(
-            "; shares are rounded to chunks, which costs up to {:.1} % of the rate",
+            "; shares are rounded to chunks, which costs up to {:.2} % of the rate",
             loss * 100.0
         ));
     }
