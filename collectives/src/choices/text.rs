@@ -178,7 +178,7 @@ pub enum LineError {
         /// What cannot be done.
         way: String,
         /// Why.
-        error: SelectError,
+        error: Box<SelectError>,
     },
     /// More rows than any table has.
     #[error("more than {ROWS_MAX} rows; leave some away")]
@@ -337,7 +337,11 @@ impl Choices {
             });
         }
         let way = row.way.to_string();
-        table.push(row).map_err(|error| LineError::Unfit { collective: collective.name(), way, error })
+        table.push(row).map_err(|error| LineError::Unfit {
+            collective: collective.name(),
+            way,
+            error: Box::new(error),
+        })
     }
 }
 

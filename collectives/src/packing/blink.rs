@@ -4,7 +4,7 @@
 //!   [few of the trees](fewer) by an integer program, within 5 % of what the weights reached. Reduce is a broadcast over
 //!   reversed links; an all-reduce goes up and down the same trees with a root; an all-gather is that without the reduction: of each tree every
 //!   rank uses what leads from it; gather and scatter are a reduce and a broadcast of which each branch carries only its own rank's block.
-//! * [Switches](switched): one-hop trees, and three phases across servers, which with all else that has several switches is as much as the paper says.
+//! * [Switches](mod@switched): one-hop trees, and three phases across servers, which with all else that has several switches is as much as the paper says.
 //! * [Two classes of links](hybrid) and [the size of chunks](chunk) are decided when a schedule runs.
 //!
 //! None of it is optimal, and nothing here proves anything: bound and certificate come from elsewhere, the weights are rounded

@@ -203,7 +203,7 @@ fn weights_that_do_not_fit_are_rounded_and_the_loss_is_told() {
         (trees.trees.iter().map(|tree| tree.weight).collect::<Vec<_>>(), trees.loss())
     };
     let exact = weights(vec![tree(50_000_000_000, 7), tree(25_000_000_000, 14), tree(25_000_000_000, 1)]);
-    assert_eq!(exact, (vec![8, 2, 28].iter().map(|weight| weight / 2).collect(), Rate::from_integer(0)));
+    assert_eq!(exact, ([8, 2, 28].iter().map(|weight| weight / 2).collect(), Rate::from_integer(0)));
     let (rounded, loss) = weights(vec![tree(1_000_000_007, 1_000_003), tree(998_244_353, 999_983)]);
     assert_eq!(rounded[0], u32::MAX);
     assert!(loss > Rate::from_integer(0) && loss < Rate::new(1, 1_000_000_000), "{loss}");
