@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// Which of the peers that a run waits for is the cause, by what they say: one that says nothing, else one that has
-    /// not made the call, else whom those wait for who have; and how it is to be put.
+    /// not made the call or whom it waits for in another one, else whom those wait for who have; and how it is to be put.
     pub(super) fn blame(
         &self,
         slot: u8,
@@ -150,10 +150,15 @@ impl Engine {
         }
         let is_absent = |peer: &Rank| said(*peer).is_some_and(|answer| answer.verdict == Verdict::NotYet);
         if let Some((peer, step)) = peers.iter().find(|(peer, _)| is_absent(peer)) {
-            let elsewhere = said(*peer).and_then(|answer| answer.blocked_on);
-            let elsewhere = elsewhere
-                .map_or_else(String::new, |other| format!(": in another one it waits for rank {other}"));
-            return Some((*peer, format!("{step} (it has not made this call yet{elsewhere})")));
+            let absent = format!("{step} (it has not made this call yet");
+            return Some(match said(*peer).and_then(|answer| answer.blocked_on) {
+                // One that is a call behind is not the cause of what it waits for.
+                Some(other) if other != self.rank && !peers.contains_key(&other) => {
+                    (other, format!("{absent}: rank {peer} waits in another one for rank {other})"))
+                }
+                Some(other) => (*peer, format!("{absent}: in another one it waits for rank {other})")),
+                None => (*peer, format!("{absent})")),
+            });
         }
         let behind = peers.keys().find_map(|peer| Some((*peer, said(*peer)?.blocked_on?)));
         if let Some((peer, culprit)) = behind.filter(|(_, culprit)| *culprit != self.rank) {
