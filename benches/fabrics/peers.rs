@@ -79,7 +79,8 @@ impl Peers {
 
     /// The command by which a peer measures a row, or why there is none.
     pub(crate) fn command(&self, row: &Row, runner: Runner, time_ms: u32) -> Result<Command, String> {
-        let (_, found) = self.found.iter().find(|(one, _)| *one == runner).expect("runners are found or not");
+        let program = if runner == Runner::SliceBound { Runner::Bound } else { runner };
+        let (_, found) = self.found.iter().find(|(one, _)| *one == program).expect("runners are found or not");
         let found = found.as_ref().map_err(Clone::clone)?;
         let mut words: Vec<OsString> = Vec::new();
         let mut variables = Vec::new();
@@ -117,6 +118,9 @@ impl Peers {
             let _ = fs::remove_dir_all(&meeting);
             fs::create_dir_all(&meeting).map_err(|error| format!("{}: {error}", meeting.display()))?;
             words.extend([meeting.into(), row.ranks.to_string().into()]);
+        }
+        if runner == Runner::SliceBound {
+            words.push("slice".into());
         }
         words.extend([row.collective.into(), time_ms.to_string().into()]);
         words.push(if row.fresh { "fresh" } else { "same" }.into());

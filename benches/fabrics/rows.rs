@@ -15,6 +15,8 @@ pub(crate) enum Runner {
     Gloo,
     /// What two processes reach by hand.
     Bound,
+    /// The same of memory that the other one cannot reach.
+    SliceBound,
 }
 
 /// pleach with memory that peers reach, in f32.
@@ -35,7 +37,7 @@ impl Runner {
             Self::OpenMpi => "Open MPI",
             Self::Mpich => "MPICH",
             Self::Gloo => "Gloo",
-            Self::Bound => "bound",
+            Self::Bound | Self::SliceBound => "bound",
         }
     }
 
@@ -110,7 +112,7 @@ fn all_reduce(name: &'static str, title: &str, fabric: Fabric, ranks: u32, runne
 
 /// All rows.
 pub(crate) fn rows(quick: bool) -> Vec<Row> {
-    use Runner::{Bound, Gloo, Mpich, OpenMpi};
+    use Runner::{Bound, Gloo, Mpich, OpenMpi, SliceBound};
     let sizes: &[u64] = if quick { &QUICK } else { &ALL };
     let of = |from: u64, to: u64| -> Vec<u64> {
         sizes.iter().copied().filter(|bytes| (from..=to).contains(bytes)).collect()
@@ -140,7 +142,7 @@ pub(crate) fn rows(quick: bool) -> Vec<Row> {
                 "shared memory, 2 ranks, any slice",
                 Fabric::Shm,
                 2,
-                &[SLICE, OpenMpi, Mpich],
+                &[SLICE, OpenMpi, Mpich, SliceBound],
             )
         },
         Row {

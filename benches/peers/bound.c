@@ -4,6 +4,9 @@
  *   eager   up to EAGER_BYTES each rank writes its input into a slot, beside a sequence word and a signature, and adds what
  *           the other wrote; run and signature are checked as a library must;
  *   mapped  the two meet by a cache line each, each adds its half straight out of both buffers into both, and they meet again.
+ * With "slice" as the first argument, of memory that the other one cannot reach: each rank copies what the other adds into
+ * blocks that both map, the other adds its own and leaves the sum there as well, and the first one copies it back. Three passes
+ * over half the data a rank, and every line of a block goes from core to core twice and is claimed for writing twice.
  * Ping-pong of up to 48 bytes: payload and counter in one cache line, written by one side and read by the other.
  */
 #include "measure.h"
@@ -15,6 +18,8 @@
 #define EAGER_BYTES 4096L
 #define LINE_BYTES 48L /* of payload beside counter and signature */
 #define SLOTS 2 /* a rank is at most one run ahead */
+#define BLOCK_BYTES (32L << 10) /* of a slice, copied at once: stays in the cache of one core */
+#define BLOCKS 4 /* of one rank under way */
 #define SEGMENT_BYTES (32L << 30) /* of addresses; only what is touched is memory */
 #define ALIGNED __attribute__((aligned(64)))
 
@@ -28,8 +33,15 @@ struct line {
     _Atomic uint64_t count;
 } ALIGNED;
 
+/* What a rank has given to be added and has added, in blocks since the beginning. */
+struct staged {
+    struct line given, added;
+    char blocks[BLOCKS][BLOCK_BYTES] ALIGNED;
+};
+
 struct shared {
     struct slot slots[2][SLOTS];
+    struct staged staged[2];
     struct line meeting[2];
     double number[2][2];
 };
@@ -39,8 +51,8 @@ struct bound {
     struct shared *shared;
     char *segment[2]; /* of both ranks, at the same offsets */
     size_t used;
-    uint64_t met, run, signature, balls, numbers;
-    int eager;
+    uint64_t met, run, signature, balls, numbers, blocks;
+    int eager, slice;
 };
 
 static void meet(struct peer *peer) {
@@ -104,6 +116,53 @@ static void mapped(struct peer *peer, float *data, long count) {
     meet(peer);
 }
 
+static void await_count(struct line *line, uint64_t least) {
+    /* Acquire: pairs with the release of the other rank, whose block is then visible. */
+    while (atomic_load_explicit(&line->count, memory_order_acquire) < least) {
+    }
+}
+
+/* The block of `count` elements in two halves, of which rank r adds the r-th: the part that `rank` adds, block by block. */
+static long part(long count, int rank, long block, long *begin) {
+    long half = (count / 2 + 15) / 16 * 16, length = BLOCK_BYTES / (long)sizeof(float);
+    long end = rank ? count : half;
+    *begin = (rank ? half : 0) + block * length;
+    return *begin >= end ? 0 : end - *begin < length ? end - *begin : length;
+}
+
+static void slices(struct peer *peer, float *data, long count) {
+    struct bound *bound = peer->context;
+    struct staged *mine = &bound->shared->staged[peer->rank], *others = &bound->shared->staged[1 - peer->rank];
+    uint64_t base = bound->blocks;
+    long half = (count / 2 + 15) / 16 * 16, length = BLOCK_BYTES / (long)sizeof(float);
+    long blocks = (half + length - 1) / length;
+    for (long block = 0; block < blocks + BLOCKS - 1; block++) {
+        long begin, elements;
+        if (block < blocks) { /* What the other one is to add; its place is free, as its last sum was taken below. */
+            elements = part(count, 1 - peer->rank, block, &begin);
+            memcpy(mine->blocks[(base + block) % BLOCKS], data + begin, (size_t)elements * sizeof(float));
+            /* Release: the other rank then reads the block. */
+            atomic_store_explicit(&mine->given.count, base + block + 1, memory_order_release);
+            await_count(&others->given, base + block + 1);
+            elements = part(count, peer->rank, block, &begin);
+            float *restrict own = data + begin, *restrict other = (float *)others->blocks[(base + block) % BLOCKS];
+            for (long place = 0; place < elements; place++) {
+                float sum = own[place] + other[place];
+                own[place] = sum;
+                other[place] = sum;
+            }
+            /* Release: the other rank then reads the sums. */
+            atomic_store_explicit(&mine->added.count, base + block + 1, memory_order_release);
+        }
+        long back = block - (BLOCKS - 1);
+        if (back < 0 || back >= blocks) continue;
+        await_count(&others->added, base + back + 1);
+        elements = part(count, 1 - peer->rank, back, &begin);
+        memcpy(data + begin, mine->blocks[(base + back) % BLOCKS], (size_t)elements * sizeof(float));
+    }
+    bound->blocks = base + blocks;
+}
+
 static void ping_pong(struct peer *peer, float *data, long count) {
     struct bound *bound = peer->context;
     uint64_t ball = ++bound->balls;
@@ -132,6 +191,8 @@ static void run(struct peer *peer, enum collective collective, float *data, floa
         meet(peer);
     } else if (collective == PING_PONG) {
         ping_pong(peer, data, count);
+    } else if (bound->slice) {
+        slices(peer, data, count);
     } else if (bound->eager) {
         eager(peer, data, count);
     } else {
@@ -142,7 +203,7 @@ static void run(struct peer *peer, enum collective collective, float *data, floa
 static int next_way(struct peer *peer, enum collective collective, long bytes, int way) {
     struct bound *bound = peer->context;
     bound->eager = way == 1;
-    return way == 0 || (way == 1 && collective == ALL_REDUCE && bytes <= EAGER_BYTES);
+    return way == 0 || (way == 1 && !bound->slice && collective == ALL_REDUCE && bytes <= EAGER_BYTES);
 }
 
 /* The same offsets on both ranks, as both allocate in the same order. */
@@ -168,19 +229,20 @@ static void *shared_memory(size_t bytes) {
 }
 
 int main(int count, char **arguments) {
-    struct task task = read_task(count, arguments);
+    int slice = count > 1 && strcmp(arguments[1], "slice") == 0;
+    struct task task = read_task(count - slice, arguments + slice);
     if (task.collective != ALL_REDUCE && task.collective != BARRIER && task.collective != PING_PONG)
         fail("no bound for this collective: there is one for all-reduce, barrier and ping-pong");
     for (int size = 0; size < task.sizes; size++) {
         if (task.collective == PING_PONG && task.bytes[size] > LINE_BYTES) fail("ping-pong of a line: at most 48 bytes");
     }
-    struct bound bound = {.shared = shared_memory(sizeof(struct shared))};
+    struct bound bound = {.shared = shared_memory(sizeof(struct shared)), .slice = slice};
     for (int rank = 0; rank < 2; rank++) bound.segment[rank] = shared_memory(SEGMENT_BYTES);
     pid_t child = fork();
     if (child < 0) fail("no process: fork fails");
     struct peer peer = {
         .rank = child == 0, .ranks = 2, .context = &bound, .barrier = meet, .greatest = greatest,
-        .run = run, .allocate = allocate, .release = release, .next_way = next_way,
+        .run = run, .allocate = slice ? NULL : allocate, .release = slice ? NULL : release, .next_way = next_way,
     };
     int status = measure_all(&peer, &task);
     if (child == 0) _exit(status);
