@@ -242,6 +242,6 @@ mod tests {
             queues.start(Nanos(0), 0, 1, 1);
         }
         let last = run(&mut queues).values().map(|times| times.1).max();
-        assert_eq!(last, Some(1_001), "3,000 bytes at 3 GB/s, each rounded up to a picosecond");
+        assert_eq!(last, Some(3_000 * 334 / 1_000), "a byte takes 333 1/3 ps at 3 GB/s, rounded up");
     }
 }
