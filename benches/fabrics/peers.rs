@@ -80,7 +80,8 @@ impl Peers {
     /// The command by which a peer measures a row, or why there is none.
     pub(crate) fn command(&self, row: &Row, runner: Runner, time_ms: u32) -> Result<Command, String> {
         let program = if runner == Runner::SliceBound { Runner::Bound } else { runner };
-        let (_, found) = self.found.iter().find(|(one, _)| *one == program).expect("runners are found or not");
+        let (_, found) =
+            self.found.iter().find(|(one, _)| *one == program).expect("runners are found or not");
         let found = found.as_ref().map_err(Clone::clone)?;
         let mut words: Vec<OsString> = Vec::new();
         let mut variables = Vec::new();

@@ -251,3 +251,58 @@ collectives! {
     reduce_scatter_hierarchical: Collective::ReduceScatter, Algorithm::Hierarchical(None);
     barrier_hierarchical: Collective::Barrier, Algorithm::Hierarchical(None);
 }
+
+/// How long so many calls take that every rank makes at once, in virtual time.
+fn time_of_calls_at_once(algorithm: &Algorithm, ranks: u32, count: usize, calls: usize) -> Duration {
+    let network = Network::full_mesh(ranks, 10_000_000_000, Duration::from_micros(1));
+    let mut cluster = Cluster::new(Options::new(network, 1));
+    cluster.run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready())).unwrap();
+    let case = Case {
+        collective: Collective::AllReduce,
+        algorithm: algorithm.clone(),
+        ranks,
+        count,
+        registered: [true; 2],
+        in_place: true,
+        maps: false,
+        hosts: Vec::new(),
+        seed: 1,
+    };
+    let begun = cluster.world.now();
+    let mut left: Vec<(Rank, Share)> = (0..calls)
+        .flat_map(|_| (0..ranks).collect::<Vec<_>>())
+        .map(|rank| (rank, start(&mut cluster, &case, rank)))
+        .collect();
+    (0..ranks).for_each(|rank| cluster.wake(rank));
+    let run = cluster.run(|cluster| {
+        left.retain(|(rank, share)| {
+            let engine = &mut cluster.members[*rank as usize].as_mut().unwrap().engine;
+            engine.take_outcome(share.run).is_none_or(|outcome| {
+                outcome.unwrap();
+                false
+            })
+        });
+        left.is_empty()
+    });
+    run.unwrap();
+    cluster.world.now().since(begun)
+}
+
+/// A rank that had to ask its peers how far they are would take a millisecond for each time its banks come round.
+#[test]
+fn calls_under_way_at_once_do_not_wait_for_answers() {
+    let cases = [
+        (Algorithm::Direct, 2, 16_384),
+        (Algorithm::Direct, 4, 65_536),
+        (Algorithm::Ring, 4, 65_536),
+        (Algorithm::DoubleTree, 4, 65_536),
+        (Algorithm::RecursiveDoubling, 4, 16),
+        (Algorithm::Direct, 3, 16),
+    ];
+    for (algorithm, ranks, count) in cases {
+        let one = time_of_calls_at_once(&algorithm, ranks, count, 1);
+        let calls = 24;
+        let all = time_of_calls_at_once(&algorithm, ranks, count, calls as usize);
+        assert!(all <= one * calls, "{algorithm} of {ranks} ranks: {calls} at once {all:?}, one {one:?}");
+    }
+}

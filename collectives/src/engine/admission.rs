@@ -1,10 +1,9 @@
 //! Whose turn it is: runs are admitted in the order of their calls, advanced, and completed.
 
-use pleach_transport::{Inline, Nanos, Notice, Transfer};
+use pleach_transport::{Inline, Nanos, Notice, Rank, Transfer};
 
 use super::bank::{self, CREDIT_CELL, Class};
 use super::fault::Fault;
-use super::program::Program;
 use super::run::{Ground, NOBODY};
 use super::signature::Stream;
 use super::{Engine, QUERY_AFTER, SlotOfRun, State};
@@ -112,7 +111,8 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Tells those who wrote to this rank and heard nothing from it that their bank is free again.
+    /// Tells those who wrote to this rank that their bank is free again, where no notice of a run is certain to: where this rank
+    /// is silent towards them, and where other runs are under way already, whose notices may all have gone out before.
     pub(super) fn note_completed_run(&mut self, slot: u8, number: u64, class: Class) {
         if !bank::credit_is_due(class, number) {
             return;
@@ -121,15 +121,16 @@ impl Engine {
         let unfinished = self.first_unfinished(Some(slot));
         let Some(run) = &self.slots[usize::from(slot)].run else { return };
         let program = run.plan().program.clone();
-        self.tell_progress(&program, unfinished);
+        let is_alone = unfinished == self.next_run;
+        self.tell_progress(if is_alone { &program.silent_to } else { &program.heard }, unfinished);
     }
 
     /// `unfinished`: the first collective that is not complete.
-    pub(super) fn tell_progress(&mut self, program: &Program, unfinished: u64) {
+    pub(super) fn tell_progress(&mut self, peers: &[Rank], unfinished: u64) {
         if let Some(witness) = &mut self.witness {
             witness.completed(unfinished);
         }
-        for peer in &program.silent_to {
+        for peer in peers {
             let payload = Inline::new(&unfinished.to_le_bytes()).expect("8 bytes fit");
             let notice = Notice { cell: CREDIT_CELL, payload };
             // Lost, left or full: then the peer asks when it needs to know.

@@ -46,7 +46,9 @@ pub struct Program {
     pub(super) exposes_output: bool,
     /// Whether only the rank that gives a part and the one that gets it have lanes for it.
     pub(super) is_private: bool,
-    /// Peers that notify this rank in a run but are not notified by it: they learn of its progress by credits.
+    /// Peers that notify this rank in a run: they may only write to it again when they know how far it is.
+    pub(super) heard: Vec<Rank>,
+    /// Those of them that it does not notify: they learn of its progress by credits alone.
     pub(super) silent_to: Vec<Rank>,
 }
 
@@ -296,6 +298,7 @@ impl Program {
             exposes_input: proof.exposes_input(rank),
             exposes_output: proof.exposes_output(rank),
             is_private: is_private(schedule),
+            heard: incoming.keys().copied().collect(),
             silent_to: incoming.keys().filter(|peer| !outgoing.contains_key(peer)).copied().collect(),
         }
     }

@@ -382,7 +382,7 @@ impl Engine {
         }
         if plan.stream == Stream::Collectives {
             if bank::credit_is_due(plan.class, number) {
-                self.tell_progress(&plan.program, number + 1);
+                self.tell_progress(&plan.program.silent_to, number + 1);
             }
             self.note_completed();
         }
