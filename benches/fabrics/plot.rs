@@ -77,7 +77,11 @@ impl<'a> Panel<'a> {
         for (runner, points) in lines(self.row, self.results) {
             let (color, width) =
                 (color(runner), if matches!(runner, Runner::Pleach { .. }) { 3.0 } else { 1.5 });
-            let dashes = if runner == Runner::Bound { " stroke-dasharray=\"5 4\"" } else { "" };
+            let dashes = if matches!(runner, Runner::Bound | Runner::SliceBound) {
+                " stroke-dasharray=\"5 4\""
+            } else {
+                ""
+            };
             let places =
                 points.iter().map(|(bytes, time)| format!("{:.1},{:.1}", self.x(*bytes), self.y(*time)));
             let places: Vec<_> = places.collect();
@@ -145,6 +149,6 @@ fn color(runner: Runner) -> &'static str {
         Runner::OpenMpi => "#c0392b",
         Runner::Mpich => "#d98200",
         Runner::Gloo => "#7d3cad",
-        Runner::Bound => "#555555",
+        Runner::Bound | Runner::SliceBound => "#555555",
     }
 }
