@@ -38,8 +38,8 @@ impl VerbsDevice {
             }
         };
         let hello = pair.hello(&self.base());
-        self.by_queue_pair.insert(pair.number(), peer);
         let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return };
+        self.by_queue_pair.insert(pair.number(), peer);
         joining.pair = Some(pair);
         // Refused only when the peer is gone, which comes as an event.
         let _ = self.control.post_framed(peer, &desk::of_hello(&hello));

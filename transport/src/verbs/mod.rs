@@ -18,6 +18,8 @@
 mod desk;
 mod joining;
 #[allow(unsafe_code)]
+mod lane;
+#[allow(unsafe_code)]
 mod library;
 #[allow(unsafe_code)]
 mod objects;
@@ -25,6 +27,7 @@ mod open;
 #[allow(unsafe_code)]
 mod pair;
 mod port;
+mod progress;
 mod releases;
 #[allow(unsafe_code)]
 mod request;
@@ -52,12 +55,13 @@ use rustix::event::epoll;
 
 use self::desk::Desk;
 use self::joining::Joining;
+use self::lane::{Base, Sizes};
 pub use self::library::LoadError;
 use self::library::library;
-use self::objects::{COMPLETIONS_AT_ONCE, Completion, Completions, Context, Domain, MemoryRegion, Receives};
+use self::objects::{Completions, Context, Domain, MemoryRegion, Receives};
 pub use self::open::{OpenError, QUEUE_DEPTH};
 use self::open::{locked_limit, sizes};
-use self::pair::{Base, Pair, Sizes};
+use self::pair::Pair;
 use self::port::Chosen;
 pub use self::port::{PortError, Wish};
 use self::releases::Releases;
@@ -77,9 +81,6 @@ use crate::tcp::TcpDevice;
 
 /// Longest transfer, in bytes, where the NIC carries more.
 const TRANSFER_BYTES_MAX: u64 = 1 << 30;
-
-/// Batches of completions that one poll takes at most.
-const BATCHES_MAX: usize = 16;
 
 /// Events that wait to be polled before submits are refused.
 const OUTBOX_MAX: usize = 4096;
@@ -119,7 +120,6 @@ pub struct VerbsDevice {
     sizes: Sizes,
     /// Whose completions are whose.
     by_queue_pair: HashMap<u32, Rank>,
-    cells_each: usize,
     cells: Vec<OnceLock<Cells>>,
     connect_timeout: Duration,
     outbox: VecDeque<Event>,
@@ -195,7 +195,6 @@ impl VerbsDevice {
             registry: Arc::clone(&releases) as _,
             releases,
             epoll: Arc::new(joined),
-            cells_each: caps.cells,
             caps,
             chosen,
             port,
@@ -243,153 +242,6 @@ impl VerbsDevice {
             _ => None,
         };
         Ok(local.map_or(0, MemoryRegion::local_key))
-    }
-
-    /// Takes what has completed; true when there may be more.
-    fn take_completions(&mut self) -> bool {
-        let mut completions = [Completion::default(); COMPLETIONS_AT_ONCE];
-        for _ in 0..BATCHES_MAX {
-            let Ok(count) = self.completions.poll(&mut completions) else { return false };
-            let mut consumed = 0;
-            for completion in &completions[..count] {
-                consumed += usize::from(self.completed(completion));
-            }
-            if consumed > 0 && self.receives.post(consumed).is_err() {
-                tracing::warn!("verbs: {} took no receives", self.chosen.device);
-            }
-            if count < completions.len() {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Takes a completion; whether it used up a receive.
-    fn completed(&mut self, completion: &Completion) -> bool {
-        let is_receive = completion.is_receive;
-        // Of one that is gone: what was under way on it has ended already.
-        let Some(&peer) = self.by_queue_pair.get(&completion.queue_pair) else { return is_receive };
-        let (Peer::Open(_) | Peer::Joining(_)) = &self.peers[peer as usize] else { return is_receive };
-        if completion.status != sys::IBV_WC_SUCCESS {
-            self.failed(peer, completion);
-            // Of a failed request only status, number and queue pair say anything.
-            return false;
-        }
-        let pair = match &mut self.peers[peer as usize] {
-            Peer::Open(pair) => Some(&mut **pair),
-            Peer::Joining(joining) => joining.pair.as_mut(),
-            _ => None,
-        };
-        let Some(pair) = pair else { return is_receive };
-        if !is_receive {
-            pair.completed(completion.number, &mut self.outbox);
-            return false;
-        }
-        match pair.received(completion.immediate, completion.bytes) {
-            Ok(()) => pair.give_back(),
-            Err(violation) => self.lose(peer, LossCause::Protocol(violation)),
-        }
-        true
-    }
-
-    /// Work to a peer failed.
-    fn failed(&mut self, peer: Rank, completion: &Completion) {
-        if let Peer::Open(pair) = &mut self.peers[peer as usize]
-            && completion.status == sys::IBV_WC_REM_ACCESS_ERR
-        {
-            pair.refuse(completion.number, &mut self.outbox);
-        }
-        // Its process may have ended a moment ago, which the control stream tells better.
-        self.lose(peer, pair::loss(completion.status));
-    }
-
-    /// Gives a peer up; its event comes by way of the control stream.
-    fn lose(&mut self, peer: Rank, cause: LossCause) {
-        self.control.lose(peer, cause.clone());
-        self.end(peer, Peer::Lost(cause.clone()), &TransferError::Lost { peer, cause });
-    }
-
-    /// Ends all that is under way with a peer.
-    fn end(&mut self, peer: Rank, then: Peer, error: &TransferError) {
-        let pair = match std::mem::replace(&mut self.peers[peer as usize], then) {
-            Peer::Open(pair) => Some(*pair),
-            Peer::Joining(joining) => joining.pair,
-            _ => None,
-        };
-        if let Some(pair) = pair {
-            self.by_queue_pair.remove(&pair.number());
-            pair.fail(error, &mut self.outbox);
-        }
-    }
-
-    fn poll_control(&mut self, now: Nanos) {
-        self.control_polled_at = now;
-        self.control_polls = 0;
-        let mut events = std::mem::take(&mut self.control_events);
-        loop {
-            events.clear();
-            self.control.poll(now, &mut events);
-            for event in events.drain(..) {
-                match event {
-                    Event::Connected { peer } => self.greet(peer),
-                    Event::PeerLost { peer, cause } => {
-                        let error = TransferError::Lost { peer, cause: cause.clone() };
-                        self.end(peer, Peer::Lost(cause.clone()), &error);
-                        self.outbox.push_back(Event::PeerLost { peer, cause });
-                    }
-                    Event::Left { peer } => {
-                        // It said so when its NIC had everything acknowledged: all of it has completed here.
-                        while self.take_completions() {}
-                        self.end(peer, Peer::Left, &TransferError::Left { peer });
-                        self.outbox.push_back(Event::Left { peer });
-                    }
-                    Event::Severed { peer } => self.outbox.push_back(Event::Severed { peer }),
-                    // Nothing is transferred over it.
-                    Event::Done { .. } => {}
-                }
-            }
-            if events.capacity() > 0 && !self.control.has_news() {
-                break;
-            }
-        }
-        self.control_events = events;
-        for (peer, told) in self.desk.take() {
-            self.told(peer, told);
-        }
-    }
-
-    /// Goodbye is said when every peer's NIC has all that was sent.
-    fn go(&mut self) {
-        let mut is_idle = true;
-        for peer in &mut self.peers {
-            match peer {
-                Peer::Open(pair) => {
-                    pair.seal();
-                    is_idle &= pair.is_idle();
-                }
-                Peer::Joining(_) => is_idle &= true,
-                _ => {}
-            }
-        }
-        if is_idle {
-            self.has_left = true;
-            self.control.leave();
-        }
-    }
-
-    fn convict_late(&mut self, now: Nanos) {
-        for peer in 0..self.peers.len() as Rank {
-            if let Peer::Joining(joining) = &self.peers[peer as usize]
-                && now >= joining.deadline
-            {
-                self.lose(peer, LossCause::NotReached(self.connect_timeout));
-            }
-        }
-    }
-
-    fn deliver(&mut self, events: &mut Vec<Event>) {
-        let count = (events.capacity() - events.len()).min(self.outbox.len());
-        events.extend(self.outbox.drain(..count));
     }
 }
 
@@ -493,7 +345,7 @@ impl Device for VerbsDevice {
     }
 
     fn cells(&self, peer: Rank) -> Cells {
-        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.cells_each)).clone()
+        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.caps.cells)).clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
@@ -577,21 +429,5 @@ impl Device for VerbsDevice {
             _ => true,
         });
         is_sent && (!self.is_leaving || self.has_left) && self.control.is_flushed()
-    }
-}
-
-impl VerbsDevice {
-    fn forget_released(&mut self) {
-        for key in self.releases.take() {
-            self.regions.remove(&key);
-        }
-    }
-}
-
-impl Drop for VerbsDevice {
-    fn drop(&mut self) {
-        for peer in &mut self.peers {
-            *peer = Peer::Idle;
-        }
     }
 }

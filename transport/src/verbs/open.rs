@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::io;
 
+use super::lane::Sizes;
 use super::library::LoadError;
-use super::pair::Sizes;
 use super::port::PortError;
 use super::sys;
 use crate::tcp;

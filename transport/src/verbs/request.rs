@@ -29,7 +29,7 @@ pub(super) enum Local {
 }
 
 /// Registered bytes go by the same addresses here as at peers.
-pub(super) fn registered(slice: &Slice, key: u32) -> Local {
+pub(super) fn of_slice(slice: &Slice, key: u32) -> Local {
     Local::Registered { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
 }
 
