@@ -314,7 +314,8 @@ impl CostModel {
     /// out what the peer receives, so messages cost more than waiting for them.
     pub const LOOPBACK: Self =
         Self { latency_s: 4e-6, message_s: 6e-6, bytes_per_s: 4e9, reduce_bytes_per_s: 10e9 };
-    /// Ranks connected by RDMA at 100 Gb/s, before anything has been measured.
+    /// Ranks connected by RDMA at 100 Gb/s. A guess, of what such links can do at best: no NIC has been measured, and devices made
+    /// of software say nothing about them. `pleach tune` fits a model to the NICs that there are.
     pub const VERBS: Self =
         Self { latency_s: 2e-6, message_s: 300e-9, bytes_per_s: 12e9, reduce_bytes_per_s: 8e9 };
     /// Ranks connected by TCP, before anything has been measured.
