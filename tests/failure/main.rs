@@ -34,6 +34,12 @@ macro_rules! on_every_fabric {
         mod hybrid {
             $(#[test] fn $test() { super::$test(pleach::transport::rendezvous::Fabric::Hybrid); })*
         }
+        /// Each rank on the next RDMA device.
+        mod verbs {
+            $(#[test]
+            #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+            fn $test() { super::$test(pleach::transport::rendezvous::Fabric::Verbs); })*
+        }
     };
 }
 pub(crate) use on_every_fabric;

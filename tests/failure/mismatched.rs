@@ -6,7 +6,7 @@ use pleach::transport::Nanos;
 use pleach::transport::rendezvous::Fabric;
 
 use crate::on_every_fabric;
-use crate::ranks::{Failure, Outcome, Ranks, report};
+use crate::ranks::{Failure, Outcome, Ranks, allowed, report};
 
 /// From when the last rank has entered its call until every call that fails has returned.
 const FOUND_WITHIN: Duration = Duration::from_millis(100);
@@ -41,14 +41,15 @@ const CASES: &[Case] = &[
 
 /// Repeats an experiment, which says how long ranks did not know, until it is fast enough.
 pub(crate) fn in_time(what: &str, fabric: Fabric, experiment: impl Fn() -> Duration) {
+    let within = allowed(fabric, FOUND_WITHIN);
     for number in 1..=TRIES {
         let took = experiment();
         report(&format!("{what}, told in try {number} after"), fabric, took);
-        if took <= FOUND_WITHIN {
+        if took <= within {
             return;
         }
     }
-    panic!("{what}: not once in {TRIES} times within {FOUND_WITHIN:?}");
+    panic!("{what}: not once in {TRIES} times within {within:?}");
 }
 
 /// Sees what became of calls that differ; those that end well without depending on anybody close. How long it took from

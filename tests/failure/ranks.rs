@@ -19,6 +19,29 @@ use rustix::process::{Pid, Signal, kill_process};
 /// How long anything may take on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How many times longer things may take over RDMA than over other fabrics: its tests also run on devices that are software, on
+/// processors that are software too.
+const SOFTWARE: u32 = 40;
+
+/// A limit for what takes so long at most on other fabrics.
+pub(crate) fn allowed(fabric: Fabric, limit: Duration) -> Duration {
+    if fabric == Fabric::Verbs { limit * SOFTWARE } else { limit }
+}
+
+/// Elements of what takes long on a fabric: so many where memory is moved by processors, and as many as 30 MB/s move in a
+/// moment over devices that may be software.
+pub(crate) fn many(fabric: Fabric, elements: u32) -> u32 {
+    if fabric == Fabric::Verbs { elements.min(1 << 16) } else { elements }
+}
+
+/// The RDMA device of a rank: the next one for each, and from the first on again.
+fn rdma_device(rank: Rank) -> String {
+    let entries = std::fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
+    let mut names: Vec<_> = entries.map(|entry| entry.expect("is readable").file_name()).collect();
+    names.sort();
+    names[rank as usize % names.len()].to_string_lossy().into_owned()
+}
+
 /// What a rank is told about itself: rank, world size, fabric, folder.
 pub(crate) const VARIABLE: &str = "PLEACH_TEST_RANK_PROCESS";
 
@@ -191,7 +214,11 @@ impl Drop for Ranks {
 
 impl Member {
     fn start(rank: Rank, count: Rank, fabric: Fabric, folder: &Path) -> Self {
-        let mut process = Command::new(std::env::current_exe().expect("has a path"))
+        let mut command = Command::new(std::env::current_exe().expect("has a path"));
+        if fabric == Fabric::Verbs {
+            command.env("PLEACH_VERBS_DEVICE", rdma_device(rank));
+        }
+        let mut process = command
             .args(["rank_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, format!("{rank} {count} {fabric} {}", folder.display()))
             .stdin(Stdio::piped())

@@ -30,6 +30,14 @@ pub enum LossCause {
     /// It did not come within the time to connect.
     #[error("it was not reached within {} ms", .0.as_millis())]
     NotReached(Duration),
+    /// There is no queue pair to it, since this process may lock no more memory for the NIC (verbs).
+    #[error(
+        "the NIC needs locked memory to reach it, and this process may lock no more: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
+    )]
+    NotLocked {
+        /// How many bytes this process may lock in all.
+        limit: u64,
+    },
     /// Work on its queue pair failed (verbs).
     #[error("{0}")]
     QueuePair(WorkStatus),

@@ -1,6 +1,6 @@
 //! How a pair comes about: the control stream opens, each end says where its queue pair is, each end says that it is ready.
 
-use super::open::hint;
+use super::open::{hint, refused};
 use super::pair::Pair;
 use super::wire::Hello;
 use super::{Peer, VerbsDevice, desk};
@@ -34,7 +34,7 @@ impl VerbsDevice {
             Ok(pair) => pair,
             Err(error) => {
                 tracing::warn!("verbs: no queue pair for rank {peer} ({error}){}", hint(&error));
-                return self.lose(peer, LossCause::ConnectionBroke(error.kind()));
+                return self.lose(peer, refused(&error));
             }
         };
         let hello = pair.hello(&self.base());

@@ -7,6 +7,7 @@ use super::lane::Sizes;
 use super::library::LoadError;
 use super::port::PortError;
 use super::sys;
+use crate::device::LossCause;
 use crate::tcp;
 
 /// Transfers under way to one peer, where the NIC has room for so many.
@@ -66,6 +67,15 @@ pub(super) fn hint(error: &io::Error) -> &'static str {
         }
         io::ErrorKind::OutOfMemory => "; raise the limit of locked memory (ulimit -l unlimited)",
         _ => "",
+    }
+}
+
+/// How a pair is lost for which something was refused.
+pub(super) fn refused(error: &io::Error) -> LossCause {
+    match (error.kind(), locked_limit()) {
+        // Without a limit it is another memory that there is too little of.
+        (io::ErrorKind::OutOfMemory, limit) if limit < u64::MAX => LossCause::NotLocked { limit },
+        (kind, _) => LossCause::ConnectionBroke(kind),
     }
 }
 

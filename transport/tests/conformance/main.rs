@@ -4,6 +4,9 @@
 //! are made, and what time it is) and name it in `backends!` below. A test that does not apply to a backend says so on
 //! the terminal with the reason.
 //!
+//! Beside the contract: what a pair of queue pairs says that refuses something (`verbs`), and what only devices made of software
+//! show, on a machine whose links tests may change (`softroce`).
+//!
 //! What the suite takes for granted beside the text of the contract: a key that a peer learned from a message is known
 //! to it, and so is that a region was released before a message was sent.
 
@@ -26,6 +29,7 @@ mod world;
 mod hybrid;
 mod shm;
 mod sim;
+mod softroce;
 mod tcp;
 mod verbs;
 

@@ -7,6 +7,8 @@ use pleach_transport::{Device, DeviceConfig, HostMemory, Memory, Nanos, clock};
 
 use crate::world::Backend;
 
+mod refused;
+
 pub(crate) struct Verbs {
     devices: Vec<String>,
 }

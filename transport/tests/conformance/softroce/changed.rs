@@ -1,0 +1,73 @@
+//! Links of a machine made of Soft-RoCE devices, changed and put back.
+
+use std::process::Command;
+
+/// What was changed, to be put back: commands of `ip` and `tc`, run in reverse order.
+#[derive(Default)]
+pub(crate) struct Changed {
+    undo: Vec<String>,
+}
+
+/// Tests of this module may be on no other machine.
+pub(crate) fn expect_machine() {
+    let is_here = std::env::var_os("RDMA_VM").is_some_and(|value| value == "1");
+    assert!(is_here, "this test changes links: run it on a machine made for it, with RDMA_VM=1");
+}
+
+fn run(line: &str) {
+    let mut words = line.split(' ');
+    let output = Command::new(words.next().expect("a command")).args(words).output();
+    let output = output.unwrap_or_else(|error| panic!("{line}: {error}"));
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+impl Changed {
+    /// Changes something; `undo` puts it back.
+    pub(crate) fn make(&mut self, line: &str, undo: &[&str]) {
+        expect_machine();
+        run(line);
+        self.undo.extend(undo.iter().rev().map(|line| (*line).to_owned()));
+    }
+
+    /// Takes a host's link away. Its routes go with it.
+    pub(crate) fn link_down(&mut self, host: u32) {
+        let route =
+            format!("ip route replace 10.77.0.0/24 dev h{host} src 10.77.0.{host} table {}", 100 + host);
+        self.make(&format!("ip link set h{host} down"), &[&format!("ip link set h{host} up"), &route]);
+    }
+
+    /// Takes a host's address away.
+    pub(crate) fn without_address(&mut self, host: u32) {
+        let address = format!("10.77.0.{host}/24 dev h{host}");
+        let route =
+            format!("ip route replace 10.77.0.0/24 dev h{host} src 10.77.0.{host} table {}", 100 + host);
+        self.make(&format!("ip addr del {address}"), &[&format!("ip addr add {address}"), &route]);
+    }
+
+    /// Gives a host another address besides.
+    pub(crate) fn another_address(&mut self, host: u32) {
+        let address = format!("10.77.0.{}/24 dev h{host}", 100 + host);
+        self.make(&format!("ip addr add {address}"), &[&format!("ip addr del {address}")]);
+    }
+
+    /// Shortens the packets of a host's port.
+    pub(crate) fn mtu(&mut self, host: u32, bytes: u32) {
+        self.make(&format!("ip link set h{host} mtu {bytes}"), &[&format!("ip link set h{host} mtu 9000")]);
+    }
+
+    /// Delays and loses what a host sends.
+    pub(crate) fn lossy(&mut self, host: u32) {
+        self.make(
+            &format!("tc qdisc add dev h{host} root netem delay 1ms loss 1%"),
+            &[&format!("tc qdisc del dev h{host} root")],
+        );
+    }
+}
+
+impl Drop for Changed {
+    fn drop(&mut self) {
+        for line in self.undo.drain(..).rev() {
+            run(&line);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Links that go down, change their addresses and packets, delay and lose.
+
+use std::sync::Arc;
+
+use pleach_transport::verbs::{OpenError, PortError, VerbsDevice, Wish, WorkStatus};
+use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Transfer};
+
+use super::changed::{Changed, expect_machine};
+use super::packet::Wire;
+use crate::verbs::Verbs;
+use crate::world::{CELLS, Inbox, PATIENCE, World, assert_bytes, noise, put};
+
+/// Bytes that one packet never carries.
+const LONG: usize = 64 << 10;
+
+/// Of a device that nobody connects to.
+fn config() -> DeviceConfig {
+    DeviceConfig {
+        rank: 0,
+        world_size: 2,
+        secret: None,
+        cells: CELLS,
+        connect_timeout: PATIENCE,
+        interface: None,
+        responder: Arc::new(Inbox::default()),
+    }
+}
+
+/// Puts and gets noise both ways and compares it.
+fn check_transfers(world: &mut World<Verbs>, rounds: u64) {
+    for (from, to) in [(0, 1), (1, 0)] {
+        let (mine, theirs) = (world.region(from, LONG), world.region(to, LONG));
+        let word = world.region(to, 8);
+        let before = world.count(to, from, 6);
+        for round in 1..=rounds {
+            let bytes = noise(round, LONG);
+            mine.whole().store(&bytes);
+            assert_eq!(world.carry_out(from, to, put(&mine.whole(), theirs.remote(), Some(6))), Ok(0));
+            world.until("the notice", |world| world.count(to, from, 6) == before + round);
+            assert_bytes(&theirs.whole().to_vec(), &bytes, "what was put");
+            mine.whole().store(&noise(99, LONG));
+            let get = Transfer::Get { src: theirs.remote(), dst: mine.whole() };
+            assert_eq!(world.carry_out(from, to, get), Ok(0));
+            assert_bytes(&mine.whole().to_vec(), &bytes, "what was read back");
+            let add = Transfer::Atomic { word: word.whole().remote(), op: AtomicOp::Add(3) };
+            assert_eq!(world.carry_out(from, to, add), Ok(3 * (round - 1)), "an atomic is carried out once");
+        }
+    }
+}
+
+/// Sees that rank 0 loses rank 1 because nothing comes back, and that both still reach rank 2 and each other's loss is told.
+fn check_silent(world: &mut World<Verbs>) {
+    let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
+    world.submit(0, 1, put(&mine.whole(), theirs.remote(), Some(0)));
+    let cause = world.until_lost(0, 1);
+    assert_eq!(cause, LossCause::QueuePair(WorkStatus::RetriesExceeded));
+    let text = cause.to_string();
+    assert!(text.contains("its NIC does not answer") && text.contains("is its link up"), "{text}");
+    world.until_lost(1, 0);
+    world.check_pair(0, 2);
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn a_link_that_goes_down_loses_its_rank_and_nobody_else() {
+    let mut changed = Changed::default();
+    let mut world = World::<Verbs>::connected(3);
+    changed.link_down(2);
+    check_silent(&mut world);
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn an_address_that_is_taken_away_loses_its_rank_and_nobody_else() {
+    let mut changed = Changed::default();
+    let mut world = World::<Verbs>::connected(3);
+    changed.without_address(2);
+    check_silent(&mut world);
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn an_address_that_comes_besides_harms_nobody() {
+    let mut changed = Changed::default();
+    let mut world = World::<Verbs>::connected(3);
+    changed.another_address(2);
+    check_transfers(&mut world, 2);
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn delayed_and_lost_packets_change_no_byte_and_repeat_no_operation() {
+    let mut changed = Changed::default();
+    changed.lossy(1);
+    changed.lossy(2);
+    let mut world = World::<Verbs>::connected(2);
+    check_transfers(&mut world, 12);
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn ends_with_different_packet_sizes_take_the_shorter_one() {
+    let mut changed = Changed::default();
+    changed.mtu(2, 1500);
+    let mut world = World::<Verbs>::connected(2);
+    let mut wire = Wire::new();
+    check_transfers(&mut world, 2);
+    let longest = wire.packets().iter().map(|packet| packet.bytes.len()).max();
+    assert_eq!(longest, Some(1024));
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn a_port_that_is_down_is_refused_with_what_to_do() {
+    let mut changed = Changed::default();
+    changed.link_down(2);
+    let wish = Wish { device: Some("rxe2".to_owned()), ..Wish::default() };
+    let Err(OpenError::Port(error @ PortError::NoPort { .. })) = VerbsDevice::new(config(), &wish) else {
+        panic!("rxe2 is down");
+    };
+    let text = error.to_string();
+    assert!(text.contains("rxe2:1 is down (ip link set"), "{text}");
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn addresses_that_are_not_there_are_refused_with_those_that_are() {
+    expect_machine();
+    let wish = Wish { device: Some("rxe1".to_owned()), gid_index: Some(77), ..Wish::default() };
+    let Err(OpenError::Port(error @ PortError::NoSuchGid { .. })) = VerbsDevice::new(config(), &wish) else {
+        panic!("there is no index 77");
+    };
+    let text = error.to_string();
+    assert!(text.starts_with("GID index 77 does not exist on rxe1:1; there are 0 1"), "{text}");
+    let mut changed = Changed::default();
+    changed.without_address(1);
+    let interface = Some("10.77.0.1".to_owned());
+    let wish = Wish { device: Some("rxe1".to_owned()), interface, ..Wish::default() };
+    let Err(OpenError::Port(error @ PortError::NoPort { .. })) = VerbsDevice::new(config(), &wish) else {
+        panic!("the address is gone");
+    };
+    let text = error.to_string();
+    assert!(text.contains("rxe1:1 has no RoCE or InfiniBand address of 10.77.0.1"), "{text}");
+}
