@@ -4,8 +4,9 @@
 //! its peers: a sender knows the cell and the scratch slot at its target without being told.
 //!
 //! Cells of a sender at a target are numbered in the order of (block, cell). Scratch slots of a rank are numbered block by
-//! block: first its schedule's slots, then a window of the shared input, then one of the shared output, where peers touch
-//! these; after all of them come the rank's own bounce slots (sources of puts in memory that is not registered).
+//! block: first its schedule's slots, then a window of the shared input and output, where peers touch these (one for both:
+//! `verify` allows it, and half as much memory passes through the cache); after all of them come the rank's own bounce slots
+//! (sources of puts in memory that is not registered).
 
 use std::collections::BTreeMap;
 
@@ -132,8 +133,7 @@ struct Slots {
 struct BlockSlots {
     base: u32,
     scratch: u32,
-    shared_input: bool,
-    shared_output: bool,
+    shared: bool,
 }
 
 impl BlockSlots {
@@ -141,8 +141,7 @@ impl BlockSlots {
         match part {
             Part::Input | Part::Output => NO_SLOT,
             Part::Scratch(slot) => self.base + u32::from(slot),
-            Part::SharedInput => self.base + self.scratch,
-            Part::SharedOutput => self.base + self.scratch + u32::from(self.shared_input),
+            Part::SharedInput | Part::SharedOutput => self.base + self.scratch,
         }
     }
 
@@ -150,13 +149,12 @@ impl BlockSlots {
         match part {
             Part::Input | Part::Output => {}
             Part::Scratch(slot) => self.scratch = self.scratch.max(u32::from(slot) + 1),
-            Part::SharedInput => self.shared_input = true,
-            Part::SharedOutput => self.shared_output = true,
+            Part::SharedInput | Part::SharedOutput => self.shared = true,
         }
     }
 
     fn len(self) -> u32 {
-        self.scratch + u32::from(self.shared_input) + u32::from(self.shared_output)
+        self.scratch + u32::from(self.shared)
     }
 }
 

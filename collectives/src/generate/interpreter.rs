@@ -142,6 +142,9 @@ impl<'a> Machine<'a> {
                 Part::SharedOutput => Part::Output,
                 other => other,
             };
+        } else if physical == Part::SharedOutput {
+            // One window stands in for both.
+            physical = Part::SharedInput;
         }
         let has_input = self.schedule.collective.input_parts(place.rank, ranks).contains(part);
         if self.layout.in_place && physical == Part::Output && has_input {

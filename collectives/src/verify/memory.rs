@@ -3,15 +3,15 @@
 //! # Which places are the same memory
 //!
 //! At a rank the shared input may be the input, the shared output may be the output, and the output may be the input:
-//! eight placements, each rank on its own. A copy between places that are the same memory is nothing.
+//! eight placements, each rank on its own. Where neither shared place is the data, one window stands in for both. A copy
+//! between places that are the same memory is nothing.
 //!
 //! The edges between events do not depend on the placement, and a race lies in the memory of one rank. So a schedule is
 //! free of races with every combination of placements exactly if every two accesses that conflict in *some* placement of
-//! their rank are ordered: one pass over the pairs with a mask of placements. (Checked one by one, six of the eight would
-//! be needed, as copies vanish in just those placements in which others begin to conflict. With shared input, shared
-//! output and output `-` apart or `=` the same, in this order: `I -> SI` against `SO -> O` only in `--=`, a peer's read of
-//! `SI` against `SO -> O` only in `=-=`, `I -> SI` against a write of `SO` only in `-==`, a read of `SI` against a write of
-//! `SO` only in `===`, `I -> O` against `SO -> O` only in `?--`, and against a write of `SO` only in `?=-`.)
+//! their rank are ordered: one pass over the pairs with a mask of placements. (Checked one by one, most would be needed, as
+//! copies vanish in just those placements in which others begin to conflict. With shared input, shared output and output `-`
+//! apart or `=` the same, in this order: a peer's read of `SI` against `SO -> O` only in `=-=` and `--?`, `I -> O` against
+//! `SO -> O` only in `?--`, and against a write of `SO` only in `?=-`.)
 //!
 //! Input and output have their own bytes for every chunk; scratch, and shared places that are apart, have an instance
 //! for each chunk under way. So the former conflict within a chunk only, the latter also with the chunk a window later
@@ -28,7 +28,7 @@ use crate::schedule::{Op, Part, Place};
 const MAX_PAIRS: u64 = 1 << 30;
 
 /// How many placements there are. Bit 0 of a placement's number: shared input is input; bit 1: shared output is output;
-/// bit 2: output is input. Number 0: all apart.
+/// bit 2: output is input. Number 0: input and output apart, and one window for both shared places.
 pub(super) const PLACEMENTS: usize = 8;
 /// A mask with all of them.
 const EVERY: u8 = 0xff;
@@ -41,6 +41,7 @@ pub(super) const fn memory_of(placement: usize, place: usize) -> usize {
     match place {
         2 if placement & 1 != 0 => input,
         3 if placement & 2 != 0 => output,
+        3 if placement & 1 == 0 => 2,
         1 => output,
         other => other,
     }
@@ -353,7 +354,10 @@ mod tests {
         assert_eq!(memory_of(0, 2), 2);
         assert_eq!(memory_of(7, 3), 0);
         assert_eq!(SAME[0][1], 0b1111_0000, "input and output: in place");
-        assert_eq!(SAME[2][3], 0b1000_0000, "the shared ones: only if all are one");
+        assert_eq!(
+            SAME[2][3], 0b1001_0001,
+            "the shared ones: if all are one, or both are apart from the data"
+        );
         assert_eq!(SAME[4], [0, 0, 0, 0, EVERY], "scratch is apart");
         assert_eq!(WINDOWED, [0, 0, 0b0101_0101, 0b0011_0011, EVERY]);
     }

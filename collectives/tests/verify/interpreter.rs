@@ -307,7 +307,8 @@ impl Run<'_> {
             Part::SharedInput if placed.input_shared => (0, chunk),
             Part::SharedOutput if placed.output_shared => (output, chunk),
             Part::SharedInput => (2, instance),
-            Part::SharedOutput => (3, instance),
+            // One window stands in for both.
+            Part::SharedOutput => (if placed.input_shared { 3 } else { 2 }, instance),
             Part::Scratch(slot) => (4 + u32::from(slot), instance),
         };
         (place.rank, name, block, chunk)
