@@ -46,7 +46,8 @@ pub enum SplitError {
 
 impl Group {
     /// A new group of those ranks that pass the same colour, numbered by their keys, and where those are equal as they are
-    /// numbered here. `None` takes part in the call and in no new group. All ranks call it.
+    /// numbered here. `None` takes part in the call and in no new group. All ranks call it, and it returns when all new groups
+    /// are there.
     ///
     /// The new group is independent of this one: it may be used at the same time by other threads, its failure ends no call
     /// here nor this group's there, and it stays when this one is closed. Its options are those of the group that was
@@ -64,8 +65,15 @@ impl Group {
         let mut all = vec![0; WORDS * self.world_size() as usize];
         let plain = Self { way: None, ..self.tagged_further(SPLIT_MARK) };
         plain.all_gather(&own[..], &mut all[..])?;
-        let Some(colour) = colour else { return Ok(None) };
-        let members = members(&all, colour);
+        let part = colour.map(|colour| self.meet(colour, &all)).transpose();
+        // The store is gone with rank 0, which may leave as soon as it returns: all parts must have met by then.
+        plain.barrier()?;
+        part
+    }
+
+    /// The group of the ranks of this one's colour, by what all ranks have said.
+    fn meet(&self, colour: u32, all: &[u64]) -> Result<Self, SplitError> {
+        let members = members(all, colour);
         let size = members.len() as u32;
         let rank = members.iter().position(|rank| *rank == self.rank()).expect("this rank named its colour");
         // Rank 0's number, so that a call that failed on some ranks alone confuses no later one.
@@ -73,7 +81,7 @@ impl Group {
         // What joins the members without the others, if that joins them at all.
         let topology = self.topology().and_then(|topology| topology.only(&members).ok()).map(Arc::new);
         let group = self.join_part(&name, rank as Rank, size, topology);
-        group.map(Some).map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
+        group.map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
     }
 
     /// Meets the ranks of a part of this group's store.

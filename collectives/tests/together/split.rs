@@ -51,6 +51,22 @@ fn ranks_of_a_colour_become_a_group_numbered_by_key_and_the_others_get_none(fabr
     );
 }
 
+/// Rank 0 holds what the others meet in; alone in its part it meets nobody there.
+fn rank_0_may_leave_as_soon_as_the_group_is_split(fabric: Fabric) {
+    with_group(
+        fabric,
+        4,
+        |_| (),
+        |group| {
+            let rank = group.rank();
+            let part = group.split(Some(rank.min(1)), 0).unwrap().unwrap();
+            drop(group);
+            assert_eq!(sum(&part, rank.into()), if rank == 0 { 0 } else { 6 });
+            part.close().unwrap();
+        },
+    );
+}
+
 fn a_part_outlives_the_group_and_its_failure_is_its_own(fabric: Fabric) {
     with_group(
         fabric,
@@ -125,6 +141,7 @@ fn a_rank_alone_is_split_into_itself() {
 }
 
 crate::on_every_fabric!(
+    rank_0_may_leave_as_soon_as_the_group_is_split,
     ranks_of_a_colour_become_a_group_numbered_by_key_and_the_others_get_none,
     a_part_outlives_the_group_and_its_failure_is_its_own,
     a_rank_that_does_not_split_is_named_at_the_deadline,
