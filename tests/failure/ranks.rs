@@ -63,6 +63,8 @@ pub(crate) struct Ranks {
     folder: PathBuf,
     /// What others had left before: process numbers come round.
     earlier: Vec<PathBuf>,
+    /// How long a rank may say nothing.
+    patience: Duration,
 }
 
 /// Everything where a rank could leave something.
@@ -90,7 +92,8 @@ impl Ranks {
         std::fs::create_dir(&folder).expect("the folder is new");
         let earlier = left_about().collect();
         let members = (0..count).map(|rank| Member::start(rank, count, fabric, &folder)).collect();
-        Self { members, folder, earlier }
+        let patience = if fabric == Fabric::Verbs { 4 * PATIENCE } else { PATIENCE };
+        Self { members, folder, earlier, patience }
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -112,10 +115,11 @@ impl Ranks {
 
     /// The next line of a rank.
     pub(crate) fn hear(&mut self, rank: Rank) -> String {
+        let patience = self.patience;
         let member = &mut self.members[rank as usize];
-        match member.lines.recv_timeout(PATIENCE) {
+        match member.lines.recv_timeout(patience) {
             Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => panic!("rank {rank} says nothing for {PATIENCE:?}"),
+            Err(RecvTimeoutError::Timeout) => panic!("rank {rank} says nothing for {patience:?}"),
             Err(RecvTimeoutError::Disconnected) => {
                 let status = member.process.wait();
                 let errors = member.errors.take().map(|errors| errors.join().expect("only reads"));

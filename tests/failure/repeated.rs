@@ -8,7 +8,7 @@ use crate::ranks::Ranks;
 fn groups_in_a_row_leave_no_descriptor_no_thread_and_no_mapping(fabric: Fabric) {
     let mut ranks = Ranks::start(fabric, 3);
     // Making queue pairs takes long on devices that are software.
-    let times = if fabric == Fabric::Verbs { 15 } else { 50 };
+    let times = if fabric == Fabric::Verbs { 10 } else { 50 };
     ranks.tell_all(&format!("rejoin {times}"));
     for rank in 0..3 {
         let counts = ranks.hear(rank);
