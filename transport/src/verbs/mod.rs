@@ -24,6 +24,9 @@ mod library;
 #[allow(unsafe_code)]
 mod objects;
 mod open;
+#[cfg(all(test, feature = "verbs-oracle"))]
+#[allow(unsafe_code)]
+mod oracle;
 #[allow(unsafe_code)]
 mod pair;
 mod port;
