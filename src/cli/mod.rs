@@ -9,10 +9,13 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod devices;
+mod doctor;
 mod error;
 mod launch;
 mod log;
 mod metrics;
+mod output;
 mod plan;
 mod probe;
 mod progress;
@@ -52,6 +55,10 @@ enum Command {
     Train(train::Arguments),
     /// Measure the links between ranks, and save them as a topology
     Probe(probe::Arguments),
+    /// Check this machine, or a pair of machines, and say what mends what is wrong
+    Doctor(doctor::Arguments),
+    /// List what can be used here: shared memory, interfaces, RDMA ports, GPUs
+    Devices(devices::Arguments),
     /// Watch a live job: rates, who is late, who waits for whom
     Top(top::Arguments),
     /// Write a file with a fresh secret that all ranks of a job share
@@ -95,6 +102,8 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Run(arguments) => run::run(arguments),
         Command::Train(arguments) => train::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Devices(arguments) => devices::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Secret(arguments) => secret::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),

@@ -9,6 +9,7 @@ use pleach::collectives::{Collective, Rank};
 use pleach::transport::clock;
 
 use super::CommandError;
+use super::output::print;
 use super::schedule::collective;
 
 mod captions;
@@ -85,10 +86,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let plan = made(arguments, topology, collective)?;
     files::write(arguments, &plan)?;
     if arguments.json {
-        return files::print(&json::object(&plan));
+        return print("plan", &json::object(&plan));
     }
     let compared = compare::others(&plan);
-    files::print(&report::text(&plan, &compared))
+    print("plan", &report::text(&plan, &compared))
 }
 
 /// The topology that was asked for, with a word on what it does not say itself.

@@ -3,7 +3,7 @@
 //! It asks every rank's metrics ([`scrape`]) and puts them together ([`view`]): each rank knows how late the others are, none
 //! how late it is itself. Where standard output is no terminal it prints one snapshot.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 use pleach::transport::clock;
 use rustix::event::poll;
@@ -11,6 +11,7 @@ use rustix::time::Timespec;
 
 use super::CommandError;
 use super::metrics::MetricsAddress;
+use super::output::print;
 
 mod scrape;
 mod view;
@@ -81,14 +82,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     loop {
         let snapshot = match Snapshot::take(addresses, clock::now()) {
             Ok(snapshot) => snapshot,
-            Err(_) if before.is_some() => return print("the job has ended\n"),
+            Err(_) if before.is_some() => return print("view", "the job has ended\n"),
             Err(error) => return Err(CommandError::failed(error)),
         };
         let view = View::new(&snapshot, before.as_ref());
         if !is_live {
-            return print(&if arguments.json { view.to_json() } else { view.to_string() });
+            return print("view", &if arguments.json { view.to_json() } else { view.to_string() });
         }
-        print(&screen.show(&view.to_string()))?;
+        print("view", &screen.show(&view.to_string()))?;
         before = Some(snapshot);
         let interval = Timespec {
             tv_sec: i64::from(arguments.interval / 1000),
@@ -96,17 +97,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         };
         // A signal of the terminal (its size has changed) only shows the next screen early.
         let _ = poll(&mut [], Some(&interval));
-    }
-}
-
-fn print(text: &str) -> Result<(), CommandError> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // Who closes the pipe early has seen enough.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(CommandError::failed(format!("nothing shown: standard output ({error}); give it a reader")))
-        }
-        _ => Ok(()),
     }
 }
 

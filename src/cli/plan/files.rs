@@ -98,15 +98,3 @@ pub(super) fn note(words: &str) {
     // Nobody is left to tell when standard error is closed.
     let _ = std::io::stderr().write_all(format!("note: {words}\n").as_bytes());
 }
-
-/// Results go to standard output.
-pub(super) fn print(text: &str) -> Result<(), CommandError> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // Who closes the pipe early has seen enough.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::failed(format!(
-            "plan not printed: standard output ({error}); write it elsewhere"
-        ))),
-        _ => Ok(()),
-    }
-}

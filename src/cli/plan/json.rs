@@ -7,6 +7,7 @@ use pleach::collectives::topology::{NodeId, Topology};
 
 use super::outcome::{Plan, gb_s};
 use super::words;
+use crate::cli::output::{list, quoted};
 
 /// Writes into a `String`, which takes all.
 macro_rules! put {
@@ -74,23 +75,6 @@ fn names(topology: &Topology, nodes: &[NodeId]) -> String {
     list(nodes.iter().map(|&node| quoted(topology.name(node))))
 }
 
-fn list(items: impl Iterator<Item = String>) -> String {
-    format!("[{}]", items.collect::<Vec<_>>().join(","))
-}
-
 fn exact(rate: Rate) -> String {
     format!("\"{}/{}\"", rate.numer(), rate.denom())
-}
-
-fn quoted(text: &str) -> String {
-    let mut out = String::from('"');
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => put!(out, "\\{character}"),
-            control if control < ' ' => put!(out, "\\u{:04x}", control as u32),
-            other => out.push(other),
-        }
-    }
-    out.push('"');
-    out
 }

@@ -30,6 +30,7 @@ pub use error::JoinError;
 pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, Machine, UnknownFabric};
 pub use file::FileStore;
 pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_at, join_over};
+pub use neighbours::{Distance, Door, knock};
 pub use part::PartOfStore;
 pub use record::Difference;
 pub use tcp::TcpStore;

@@ -30,7 +30,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// How two ranks stand to each other, as the higher one found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Distance {
+pub enum Distance {
     /// Memory passes both ways.
     Neighbours,
     /// Their `PLEACH_HOST` differs.
@@ -64,7 +64,8 @@ impl Distance {
     }
 
     /// Why they are no neighbours, for people. `same_machine` makes the words clearer and decides nothing.
-    pub(super) fn reason(self, same_machine: bool) -> &'static str {
+    #[must_use]
+    pub fn reason(self, same_machine: bool) -> &'static str {
         match self {
             Self::Neighbours => "descriptors arrive and map",
             Self::Named => "PLEACH_HOST differs",
@@ -77,8 +78,9 @@ impl Distance {
     }
 }
 
-/// Where the ranks above this one knock.
-pub(super) struct Door {
+/// Where others knock to find out whether memory can be shared.
+#[derive(Debug)]
+pub struct Door {
     address: Address,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -86,7 +88,11 @@ pub(super) struct Door {
 
 impl Door {
     /// A door that is answered until it is dropped.
-    pub(super) fn open() -> io::Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says: too many files or threads.
+    pub fn open() -> io::Result<Self> {
         let (listener, address) = socket::bind_anywhere()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
@@ -97,7 +103,8 @@ impl Door {
     }
 
     /// What others knock at.
-    pub(super) fn address(&self) -> &str {
+    #[must_use]
+    pub fn address(&self) -> &str {
         &self.address.0
     }
 }
@@ -137,8 +144,9 @@ fn answer(stream: OwnedFd) -> Result<(), Distance> {
     give(&stream)
 }
 
-/// Finds out whether whose door this is, is a neighbour.
-pub(super) fn knock(door: &str, deadline: Nanos) -> Distance {
+/// Finds out whether whose door this is, is a neighbour. Waits for an answer until `deadline`, and 10 s at most.
+#[must_use]
+pub fn knock(door: &str, deadline: Nanos) -> Distance {
     let until = deadline.min(now() + ANSWER_LIMIT);
     let outcome = || -> Result<(), Distance> {
         let name = socket::parse_text(door).ok_or(Distance::NotFound)?;

@@ -40,6 +40,7 @@ use self::handshake::Identity;
 use self::pair::{Goodbye, Outbox, Outcome, Pair};
 use self::regions::{Regions, Releases};
 use self::shared::{Mail, Order, Shared, Standing};
+pub use self::socket::interface_addresses;
 use self::watcher::Watcher;
 use crate::Rank;
 use crate::cells::Cells;

@@ -125,7 +125,7 @@ fn interface_ip(name: &str) -> Result<IpAddr, OpenError> {
     let system = |source: io::Error| OpenError::Interface { interface: name.to_owned(), source };
     let index = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).map_err(|_| unknown())?;
     let index: u32 = index.trim().parse().map_err(|_| unknown())?;
-    let addresses = dump_addresses().map_err(system)?;
+    let addresses = interface_addresses().map_err(system)?;
     let mut found: Vec<IpAddr> =
         addresses.into_iter().filter(|(owner, _)| *owner == index).map(|(_, ip)| ip).collect();
     found.sort_by_key(|ip| ip.is_ipv6());
@@ -144,7 +144,13 @@ const SCOPE_LINK: u8 = 253;
 /// The kernel's dump messages are at most this long.
 const DUMP_BYTES_MAX: usize = 32 << 10;
 
-fn dump_addresses() -> io::Result<Vec<(u32, IpAddr)>> {
+/// The addresses of this machine's network interfaces, each with the number of its interface (`ifindex`), but for link-local
+/// ones. Never blocks.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn interface_addresses() -> io::Result<Vec<(u32, IpAddr)>> {
     // Protocol 0 of netlink is the routing table's.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     let mut request = Vec::new();

@@ -29,12 +29,13 @@ mod open;
 mod oracle;
 #[allow(unsafe_code)]
 mod pair;
-mod port;
+pub mod port;
 mod progress;
 mod releases;
 #[allow(unsafe_code)]
 mod request;
 mod status;
+pub mod survey;
 #[allow(
     dead_code,
     missing_docs,

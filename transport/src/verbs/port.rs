@@ -11,11 +11,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 /// Where the kernel tells of RDMA devices.
-pub(super) const SYSFS: &str = "/sys/class/infiniband";
+pub const SYSFS: &str = "/sys/class/infiniband";
 
 /// What an address of a port is good for, the best last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub enum Kind {
     /// RoCE v1: not routed.
     RoceV1,
     /// RoCE v2 of an IPv6 address that is valid on its link only.
@@ -42,21 +42,28 @@ impl fmt::Display for Kind {
 
 /// An entry of a port's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Gid {
-    pub(super) index: u32,
-    pub(super) address: Ipv6Addr,
-    pub(super) kind: Kind,
+pub struct Gid {
+    /// Its number in the table.
+    pub index: u32,
+    /// The address; of an IPv4 address its form in IPv6.
+    pub address: Ipv6Addr,
+    /// What it is good for.
+    pub kind: Kind,
     /// Its network interface; none for InfiniBand.
-    pub(super) interface: Option<String>,
+    pub interface: Option<String>,
 }
 
 /// A port as sysfs shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Port {
-    pub(super) device: String,
-    pub(super) number: u8,
-    pub(super) is_active: bool,
-    pub(super) gids: Vec<Gid>,
+pub struct Port {
+    /// As in `mlx5_0`.
+    pub device: String,
+    /// Counted from 1.
+    pub number: u8,
+    /// Whether its link is up.
+    pub is_active: bool,
+    /// The addresses that are in use, by index.
+    pub gids: Vec<Gid>,
 }
 
 /// What was asked for.
@@ -88,11 +95,15 @@ impl Wish {
 
 /// What is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Chosen {
-    pub(super) device: String,
-    pub(super) port: u8,
-    pub(super) gid: Gid,
-    pub(super) reason: String,
+pub struct Chosen {
+    /// As in `mlx5_0`.
+    pub device: String,
+    /// Counted from 1.
+    pub port: u8,
+    /// The address that peers are told.
+    pub gid: Gid,
+    /// Why these, for people.
+    pub reason: String,
 }
 
 /// Why no port can be used.
@@ -144,8 +155,12 @@ pub enum PortError {
     },
 }
 
-/// All ports of these devices.
-pub(super) fn ports(sysfs: &Path, devices: &[String]) -> Result<Vec<Port>, PortError> {
+/// All ports of these devices, as this sysfs folder shows them.
+///
+/// # Errors
+///
+/// [`PortError::Sysfs`].
+pub fn ports(sysfs: &Path, devices: &[String]) -> Result<Vec<Port>, PortError> {
     let mut found = Vec::new();
     for device in devices {
         let folder = sysfs.join(device).join("ports");
@@ -202,7 +217,11 @@ fn read(path: &Path) -> Option<String> {
 }
 
 /// What to use of these ports. See the module.
-pub(super) fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
+///
+/// # Errors
+///
+/// See [`PortError`].
+pub fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
     if ports.is_empty() {
         return Err(PortError::NoDevice);
     }

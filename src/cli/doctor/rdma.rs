@@ -1,0 +1,375 @@
+//! RDMA: library, device files, ports, links, addresses, payloads, and which of them will be used.
+
+use pleach::transport::verbs::port::{self, Chosen, Kind, Port};
+use pleach::transport::verbs::survey::{DeviceSeen, Opened, REGISTERED_BYTES};
+
+use super::finding::{Finding, Level, Section};
+use super::machine::{Machine, size};
+
+const FOLDER: &str = "sys/class/infiniband";
+
+/// Headers of a RoCE v2 packet that leave room for less payload, in bytes: those of IPv6, UDP, InfiniBand, an atomic, and the
+/// check sum.
+const ROCE_HEADER_BYTES: u32 = 40 + 8 + 12 + 28 + 4;
+
+/// Makers of PCI devices that are RDMA devices with the right driver: vendor, what its devices' numbers begin with, who, module.
+const ADAPTERS: [(&str, &str, &str, &str); 2] =
+    [("0x15b3", "0x1", "NVIDIA (Mellanox)", "mlx5_ib"), ("0x1d0f", "0xefa", "Amazon EFA", "efa")];
+
+/// RDMA devices and their ports.
+pub(super) fn check(machine: &Machine) -> Vec<Finding> {
+    let mut section = Section::new("RDMA");
+    let devices = machine.rdma_devices();
+    if devices.is_empty() {
+        return without(machine, section);
+    }
+    library(machine, &devices, &mut section);
+    modules(machine, &mut section);
+    for device in &devices {
+        files(machine, device, &mut section);
+    }
+    match machine.rdma_ports() {
+        Ok(ports) => {
+            let chosen = choose(machine, ports);
+            for port in ports {
+                link(machine, port, ports, chosen.is_err(), &mut section);
+            }
+            address(machine, ports, chosen, &mut section);
+            for port in ports.iter().filter(|port| port.is_active) {
+                payload(machine, port, &mut section);
+            }
+        }
+        Err(error) => section.unknown("ports", error.to_string(), "rdma link"),
+    }
+    section.done()
+}
+
+/// Which of them a rank would take, among those whose device libibverbs lists.
+pub(super) fn choose(machine: &Machine, ports: &[Port]) -> Result<Chosen, String> {
+    let wish = machine.wish.clone()?;
+    let usable: Vec<Port> = match &machine.verbs {
+        Some(Ok(seen)) => {
+            ports.iter().filter(|port| seen.iter().any(|seen| seen.name == port.device)).cloned().collect()
+        }
+        _ => ports.to_vec(),
+    };
+    port::choose(&usable, &wish).map_err(|error| error.to_string())
+}
+
+/// No RDMA device: whether there should be one.
+fn without(machine: &Machine, mut section: Section) -> Vec<Finding> {
+    let folder = "sys/bus/pci/devices";
+    for address in machine.names(folder) {
+        let said = |name: &str| machine.text(&format!("{folder}/{address}/{name}")).unwrap_or_default();
+        let (vendor, device) = (said("vendor"), said("device"));
+        let known =
+            ADAPTERS.iter().find(|(maker, numbers, ..)| vendor == *maker && device.starts_with(numbers));
+        if let Some((.., maker, module)) = known {
+            let text = format!("{maker} adapter without an RDMA device: its driver is not loaded");
+            section.warning(address, text, format!("sudo modprobe {module}"));
+        }
+    }
+    if machine.exists("sys/class") {
+        section.ok("devices", "none on this machine");
+    } else {
+        section.unknown("devices", "/sys/class cannot be read", "rdma link");
+    }
+    section.done()
+}
+
+fn library(machine: &Machine, devices: &[String], section: &mut Section) {
+    let install =
+        "sudo apt-get install libibverbs1 ibverbs-providers   # or: sudo dnf install rdma-core libibverbs";
+    let file = machine.library("libibverbs.so.1");
+    let seen = match (&machine.verbs, &file) {
+        (Some(Ok(seen)), _) => seen,
+        (Some(Err(error)), _) => return section.problem("libibverbs", error.clone(), install),
+        (None, Some(file)) => return section.unknown("libibverbs", format!("{file}, not tried"), ""),
+        (None, None) => {
+            return section.problem("libibverbs", "not in the usual folders of libraries", install);
+        }
+    };
+    let file = file.unwrap_or_else(|| "version unknown".to_owned());
+    section.ok("libibverbs", format!("{file}, lists {} of {} devices", seen.len(), devices.len()));
+    for device in devices {
+        let subject = format!("{device} provider");
+        match seen.iter().find(|seen| seen.name == *device) {
+            None => {
+                let driver = machine.link(&format!("{FOLDER}/{device}/device/driver"));
+                let of = driver.map_or(String::new(), |driver| format!(" for its driver {driver}"));
+                let text = format!("libibverbs does not list it: no provider{of}, or no right to its file");
+                section.problem(subject, text, install);
+            }
+            Some(DeviceSeen { opened: Err(error), .. }) => {
+                section.problem(
+                    subject,
+                    error.clone(),
+                    "ls -l /dev/infiniband; id   # then: sudo usermod -aG rdma $USER",
+                );
+            }
+            Some(DeviceSeen { opened: Ok(opened), .. }) => registered(&subject, opened, section),
+        }
+    }
+}
+
+/// Whether memory could be registered, which proves limits and rights.
+fn registered(subject: &str, opened: &Opened, section: &mut Section) {
+    let most = size(REGISTERED_BYTES as u64);
+    match &opened.not_registered {
+        None => section.ok(
+            subject,
+            format!(
+                "opened, {most} registered; up to {} queue pairs, {} regions",
+                opened.queue_pairs_max, opened.regions_max
+            ),
+        ),
+        Some(error) => section.problem(
+            subject,
+            format!("opened, but {most} could not be registered ({error})"),
+            "ulimit -l unlimited   # the line 'locked memory' says how, where that is refused",
+        ),
+    }
+}
+
+fn modules(machine: &Machine, section: &mut Section) {
+    if machine.names("sys/module").is_empty() {
+        return section.unknown("kernel modules", "/sys/module cannot be read", "lsmod");
+    }
+    if machine.exists("sys/module/ib_uverbs") || !machine.names("sys/class/infiniband_verbs").is_empty() {
+        section.ok("kernel modules", "ib_uverbs is loaded");
+    } else {
+        section.problem("kernel modules", "ib_uverbs is not loaded", "sudo modprobe ib_uverbs");
+    }
+}
+
+/// The file by which programs open a device.
+fn files(machine: &Machine, device: &str, section: &mut Section) {
+    let subject = format!("{device} file");
+    let folder = "sys/class/infiniband_verbs";
+    let is_its = |name: &String| machine.text(&format!("{folder}/{name}/ibdev")).as_deref() == Some(device);
+    let Some(name) = machine.names(folder).into_iter().find(is_its) else {
+        return section.unknown(subject, format!("/{folder} does not name one"), "ls /dev/infiniband");
+    };
+    let path = format!("dev/infiniband/{name}");
+    if !machine.exists(&path) {
+        let command = match machine.container() {
+            Some("docker" | "podman") => "docker run --device=/dev/infiniband …".to_owned(),
+            Some(_) => "ask for the cluster's RDMA device plugin in the pod's resources".to_owned(),
+            None => "sudo udevadm trigger --subsystem-match=infiniband_verbs".to_owned(),
+        };
+        return section.problem(subject, format!("/{path} is not there"), command);
+    }
+    let may =
+        rustix::fs::access(machine.path(&path), rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK);
+    match may {
+        Ok(()) => section.ok(subject, format!("/{path}")),
+        Err(error) => {
+            section.problem(
+                subject,
+                format!("/{path} may not be read and written ({error})"),
+                format!("sudo chmod 666 /{path}"),
+            );
+        }
+    }
+}
+
+fn folder_of(port: &Port) -> String {
+    format!("{FOLDER}/{}/ports/{}", port.device, port.number)
+}
+
+pub(super) fn name_of(port: &Port) -> String {
+    format!("{}:{}", port.device, port.number)
+}
+
+/// The network interface under a port.
+pub(super) fn interface(machine: &Machine, port: &Port) -> Option<String> {
+    let of_address = port.gids.iter().find_map(|gid| gid.interface.clone());
+    // Addresses go with the link; their places in the table still name the interface.
+    let folder = format!("{}/gid_attrs/ndevs", folder_of(port));
+    let of_table =
+        || machine.names(&folder).iter().find_map(|index| machine.text(&format!("{folder}/{index}")));
+    let of_software = || machine.text(&format!("{FOLDER}/{}/parent", port.device));
+    let of_device = || machine.names(&format!("{FOLDER}/{}/device/net", port.device)).into_iter().next();
+    of_address.or_else(of_table).or_else(of_software).or_else(of_device).filter(|name| !name.is_empty())
+}
+
+/// Whether a port is of a device made of software.
+pub(super) fn is_software(machine: &Machine, port: &Port) -> bool {
+    !machine.exists(&format!("{FOLDER}/{}/device", port.device))
+}
+
+fn link(machine: &Machine, port: &Port, all: &[Port], none_is_usable: bool, section: &mut Section) {
+    let subject = format!("{} link", name_of(port));
+    let said = |name: &str| machine.text(&format!("{}/{name}", folder_of(port)));
+    let Some(state) = said("state") else {
+        return section.unknown(subject, "its state cannot be read", "rdma link");
+    };
+    let word = |text: String| text.split_once(": ").map_or(text.clone(), |(_, word)| word.to_owned());
+    let state = word(state);
+    let rate = said("rate").unwrap_or_else(|| "rate unknown".to_owned());
+    let layer = said("link_layer").unwrap_or_else(|| "link layer unknown".to_owned());
+    let interface = interface(machine, port);
+    let over = interface.as_deref().map_or(String::new(), |name| format!(", {name}"));
+    if port.is_active {
+        return section.ok(subject, format!("{state}, {rate}, {layer}{over}"));
+    }
+    let (why, command) =
+        why_down(machine, layer == "InfiniBand", &state, said("phys_state"), interface.as_deref());
+    let is_asked_for = machine.wish.as_ref().is_ok_and(|wish| {
+        wish.device.as_deref().is_some_and(|device| device == port.device || device == name_of(port))
+    });
+    let level = if is_asked_for || none_is_usable || !all.iter().any(|port| port.is_active) {
+        Level::Problem
+    } else {
+        Level::Warning
+    };
+    section.push(level, subject, format!("{state}{over}: {why}"), Some(command));
+}
+
+fn why_down(
+    machine: &Machine,
+    is_infiniband: bool,
+    state: &str,
+    physical: Option<String>,
+    interface: Option<&str>,
+) -> (String, String) {
+    if is_infiniband {
+        return match state {
+            "INIT" => (
+                "the link is up, but no subnet manager answers".to_owned(),
+                "sudo systemctl start opensm   # on one host of the subnet".to_owned(),
+            ),
+            _ => {
+                let physical = physical.unwrap_or_else(|| "state of the cable unknown".to_owned());
+                (
+                    format!("no link ({physical}); look at the cable and the switch"),
+                    "ibstat; iblinkinfo".to_owned(),
+                )
+            }
+        };
+    }
+    let Some(name) = interface else {
+        return ("it has no network interface".to_owned(), "rdma link".to_owned());
+    };
+    let flags = machine.text(&format!("sys/class/net/{name}/flags"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok());
+    match flags {
+        Some(flags) if flags & 1 == 0 => {
+            (format!("the interface {name} is switched off"), format!("sudo ip link set dev {name} up"))
+        }
+        _ => (format!("{name} has no link; look at the cable and the switch"), format!("ethtool {name}")),
+    }
+}
+
+/// Which address will be used, and why.
+fn address(machine: &Machine, ports: &[Port], chosen: Result<Chosen, String>, section: &mut Section) {
+    for port in ports.iter().filter(|port| port.is_active && port.gids.is_empty()) {
+        let command = match interface(machine, port) {
+            Some(name) => format!("sudo ip addr add ADDRESS/24 dev {name}"),
+            None => "rdma link".to_owned(),
+        };
+        section.warning(format!("{} addresses", name_of(port)), "none: peers cannot reach it", command);
+    }
+    let chosen = match chosen {
+        Ok(chosen) => chosen,
+        Err(text) => return section.problem("port to use", text, other_choice(machine, ports)),
+    };
+    let name = chosen.gid.interface.as_deref().unwrap_or("INTERFACE");
+    let give = format!("sudo ip addr add ADDRESS/24 dev {name}");
+    match chosen.gid.kind {
+        Kind::RoceV1 => {
+            let text = format!(
+                "{}: RoCE v1 is not routed, and switches treat it as any other traffic",
+                chosen.reason
+            );
+            section.warning("port to use", text, give);
+        }
+        Kind::RoceV2Local => {
+            section.warning("port to use", format!("{}: not routed beyond its link", chosen.reason), give);
+        }
+        _ => section.ok("port to use", chosen.reason),
+    }
+}
+
+/// What can be used in place of what was asked for.
+fn other_choice(machine: &Machine, ports: &[Port]) -> String {
+    let best = port::choose(ports, &Default::default());
+    let Ok(best) = best else { return "rdma link; ip addr".to_owned() };
+    match &machine.wish {
+        Ok(wish) if wish.gid_index.is_none() => {
+            format!("export PLEACH_VERBS_DEVICE={}:{}", best.device, best.port)
+        }
+        _ => format!("unset PLEACH_VERBS_GID_INDEX   # or: export PLEACH_VERBS_GID_INDEX={}", best.gid.index),
+    }
+}
+
+/// Largest payload of a packet on a port now and at best, in bytes: as the driver says, or as the interface has room for.
+pub(super) fn path_mtu(machine: &Machine, port: &Port) -> Option<(u32, u32)> {
+    if let Some(Ok(seen)) = &machine.verbs
+        && let Some(Ok(opened)) = seen.iter().find(|seen| seen.name == port.device).map(|seen| &seen.opened)
+        && let Some(seen) = opened.ports.iter().find(|seen| seen.number == port.number)
+    {
+        return Some((seen.path_mtu_bytes, seen.path_mtu_bytes_max));
+    }
+    let name = interface(machine, port)?;
+    let room = machine.number(&format!("sys/class/net/{name}/mtu"))?.try_into().unwrap_or(u32::MAX);
+    let payload = room.saturating_sub(ROCE_HEADER_BYTES);
+    let fits = [4096, 2048, 1024, 512, 256].into_iter().find(|bytes| *bytes <= payload)?;
+    Some((fits, 4096))
+}
+
+fn payload(machine: &Machine, port: &Port, section: &mut Section) {
+    let subject = format!("{} MTU", name_of(port));
+    let Some((now, most)) = path_mtu(machine, port) else {
+        return section.unknown(subject, "neither its driver nor its interface says", "ibv_devinfo");
+    };
+    let interface = interface(machine, port);
+    let own = interface.as_deref().and_then(|name| machine.number(&format!("sys/class/net/{name}/mtu")));
+    let text = match (&interface, own) {
+        (Some(name), Some(mtu)) => format!("{now} bytes of payload ({name} has MTU {mtu})"),
+        _ => format!("{now} bytes of payload"),
+    };
+    match interface {
+        Some(name) if now < most => {
+            let text = format!("{text}, {most} are possible: more packets, and more work, than needed");
+            section.warning(
+                subject,
+                text,
+                format!("sudo ip link set dev {name} mtu 4200   # on all hosts and switches"),
+            );
+        }
+        _ => section.ok(subject, text),
+    }
+}
+
+/// What a list of ports shows beside their addresses.
+pub(crate) struct PortFacts {
+    pub(crate) rate: Option<String>,
+    pub(crate) layer: Option<String>,
+    pub(crate) path_mtu_bytes: Option<u32>,
+    pub(crate) numa: Option<u64>,
+}
+
+/// All ports, and which one ranks take.
+pub(crate) struct Overview {
+    pub(crate) ports: Vec<(Port, PortFacts)>,
+    pub(crate) chosen: Result<Chosen, String>,
+}
+
+impl Machine {
+    /// The RDMA ports of this machine.
+    pub(crate) fn rdma(&self) -> Overview {
+        let ports = self.rdma_ports().unwrap_or_default().to_vec();
+        let chosen = match &self.verbs {
+            Some(Err(no_library)) if !ports.is_empty() => Err(no_library.clone()),
+            _ => choose(self, &ports),
+        };
+        let facts = |port: &Port| PortFacts {
+            rate: self.text(&format!("{}/rate", folder_of(port))),
+            layer: self.text(&format!("{}/link_layer", folder_of(port))),
+            path_mtu_bytes: path_mtu(self, port).map(|(now, _)| now),
+            numa: self.number(&format!("{FOLDER}/{}/device/numa_node", port.device)),
+        };
+        Overview { ports: ports.into_iter().map(|port| (port.clone(), facts(&port))).collect(), chosen }
+    }
+}

@@ -1,0 +1,117 @@
+//! What libibverbs says of this machine, for who looks for what is wrong: each device is opened, its ports are asked, and some
+//! memory is registered, as a job would do it. Nothing is kept.
+
+use super::library::library;
+use super::objects::{self, Context, Domain, MemoryRegion};
+use super::{LoadError, OpenError, PortError, sys};
+use crate::memory::SharedMemory;
+
+/// Memory that is registered to find out whether this process may, in bytes: more than the usual limit of 8 MiB.
+pub const REGISTERED_BYTES: usize = 16 << 20;
+
+/// A port as its driver tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSeen {
+    /// Counted from 1.
+    pub number: u8,
+    /// Largest payload of a packet now, in bytes.
+    pub path_mtu_bytes: u32,
+    /// Largest payload that it could carry, in bytes.
+    pub path_mtu_bytes_max: u32,
+    /// Longest message, in bytes.
+    pub message_bytes_max: u32,
+}
+
+/// A device that could be opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// Its ports, but for those that did not answer.
+    pub ports: Vec<PortSeen>,
+    /// Most queue pairs.
+    pub queue_pairs_max: u32,
+    /// Most memory regions.
+    pub regions_max: u32,
+    /// Why memory could not be registered; `None` where [`REGISTERED_BYTES`] could.
+    pub not_registered: Option<String>,
+}
+
+/// A device that libibverbs lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSeen {
+    /// As in `mlx5_0`.
+    pub name: String,
+    /// What it told, or why it could not be opened, with what to do.
+    pub opened: Result<Opened, String>,
+}
+
+/// All devices that libibverbs lists: those whose driver has a provider here.
+///
+/// # Errors
+///
+/// [`LoadError`]: there is no libibverbs. A device that cannot be opened is none.
+pub fn survey() -> Result<Vec<DeviceSeen>, LoadError> {
+    let library = library()?;
+    // A kernel without RDMA lists nothing by an error.
+    let names = objects::device_names(library).unwrap_or_default();
+    let look = |name: String| {
+        let opened = open(&name).map_err(|error| {
+            let source = std::error::Error::source(&error);
+            source.map_or_else(|| error.to_string(), |source| format!("{error} ({source})"))
+        });
+        DeviceSeen { name, opened }
+    };
+    Ok(names.into_iter().map(look).collect())
+}
+
+fn open(name: &str) -> Result<Opened, OpenError> {
+    let refused = |what| {
+        let device = name.to_owned();
+        move |source| OpenError::Refused { device, what, source }
+    };
+    let context = Context::open(library()?, name).map_err(refused("to be opened"))?;
+    let context = context.ok_or(PortError::NoDevice)?;
+    let limits = context.limits().map_err(refused("to tell its limits"))?;
+    let seen = |number| {
+        let port = context.port(number).ok()?;
+        Some(PortSeen {
+            number,
+            path_mtu_bytes: bytes_of(port.active_mtu),
+            path_mtu_bytes_max: bytes_of(port.max_mtu),
+            message_bytes_max: port.max_msg_sz,
+        })
+    };
+    let domain = Domain::new(&context).map_err(refused("a protection domain"))?;
+    let registered = SharedMemory::new(REGISTERED_BYTES)
+        .and_then(|memory| MemoryRegion::new(&domain, memory, 0, sys::IBV_ACCESS_LOCAL_WRITE));
+    Ok(Opened {
+        ports: (1..=limits.phys_port_cnt).filter_map(seen).collect(),
+        queue_pairs_max: u32::try_from(limits.max_qp).unwrap_or(0),
+        regions_max: u32::try_from(limits.max_mr).unwrap_or(0),
+        not_registered: registered.err().map(|error| error.to_string()),
+    })
+}
+
+/// The verbs number payloads: 1 is 256 bytes, 5 is 4096.
+fn bytes_of(mtu: sys::ibv_mtu) -> u32 {
+    if (1..=5).contains(&mtu) { 128 << mtu } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_are_told_in_bytes_and_what_is_no_payload_is_none() {
+        assert_eq!([1, 3, 5].map(bytes_of), [256, 1024, 4096]);
+        assert_eq!([0, 6, 77].map(bytes_of), [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_machine_without_the_library_says_so_and_one_with_it_lists_what_it_has() {
+        match survey() {
+            Err(LoadError::Absent { reason }) => assert!(reason.contains("libibverbs"), "{reason}"),
+            Err(LoadError::Symbol { symbol }) => assert!(symbol.starts_with("ibv_")),
+            Ok(devices) => assert!(devices.iter().all(|device| !device.name.is_empty())),
+        }
+    }
+}
