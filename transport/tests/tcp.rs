@@ -342,6 +342,53 @@ fn something_else_at_the_address_is_named() {
     server.join().expect("the server only talks");
 }
 
+/// Takes the next connection of a dialer of rank 1 and goes through the handshake but for the verdict, which is given back.
+fn take(listener: &std::net::TcpListener) -> (TcpStream, [u8; 1 + TAG_BYTES], u8) {
+    let (mut stream, _) = listener.accept().expect("dialed");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let mut theirs = [0; HELLO_BYTES];
+    stream.read_exact(&mut theirs).expect("a hello");
+    // The same connection of the same attempt, from rank 0.
+    let session = u64::from_le_bytes(theirs[32..40].try_into().expect("8 bytes"));
+    let own = Hello { rank: 0, expected: 1, session, ..Hello::new(theirs[8], theirs[9]) }.bytes();
+    stream.write_all(&own).expect("written");
+    stream.read_exact(&mut [0; TAG_BYTES]).expect("an answer");
+    let challenge = |bytes: &[u8]| bytes[HELLO_BYTES - TAG_BYTES..].try_into().expect("32 bytes");
+    let (dialer, listener, secret) = (challenge(&theirs), challenge(&own), Secret::new(SECRET));
+    let claim = [&theirs[..], &own].concat();
+    let mut verdict = [0; 1 + TAG_BYTES];
+    verdict[1..].copy_from_slice(&Secret::answer(Some(&secret), Side::Listener, &dialer, &listener, &claim));
+    (stream, verdict, theirs[8])
+}
+
+#[test]
+fn a_listeners_ready_that_comes_before_its_verdict_on_a_lane_waits_for_it() {
+    // Streams are not ordered among each other: a dialer may read the listener's word on the control stream first.
+    const AHEAD: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    for held in [1, 2] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = Address(format!("tcp:{}", listener.local_addr().expect("bound")));
+        let mut end = End::new(config(1, 2));
+        end.device.connect(0, &address).expect("starts");
+        let mut taken: Vec<_> = (0..1 + 2 * LANES).map(|_| take(&listener)).collect();
+        let last = taken.iter().rposition(|(.., role)| *role == held).expect("a lane each way");
+        let (mut last, last_verdict, _) = taken.remove(last);
+        for (stream, verdict, role) in &mut taken {
+            stream.write_all(verdict).expect("written");
+            if *role == 0 {
+                stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0]).expect("ready");
+            }
+        }
+        // Time to read it, and to take it for a breach of the protocol.
+        let _ = rustix::event::poll(&mut [], Some(&AHEAD));
+        end.settle();
+        assert_eq!(end.log, [], "neither connected nor lost before the last lane is there");
+        last.write_all(&last_verdict).expect("written");
+        end.until("the connection", |end| end.log.contains(&Event::Connected { peer: 0 }));
+        assert_eq!(end.log, [Event::Connected { peer: 0 }]);
+    }
+}
+
 #[test]
 fn a_put_that_comes_byte_by_byte_is_noticed_after_its_last_byte() {
     let mut end = End::new(config(0, 2));
