@@ -76,7 +76,9 @@ impl Context {
         with_devices(library, |devices| {
             let Some((device, _)) = devices.iter().find(|(_, known)| known == name) else { return Ok(None) };
             // SAFETY: a device of the list.
-            let raw = made(unsafe { (library.open_device)(*device) })?;
+            let raw = made(unsafe { (library.open_device)(*device) });
+            // The library tries several ways, and tells why the last one failed.
+            let raw = raw.map_err(|error| super::port::refusal(name).unwrap_or(error))?;
             Ok(Some(Arc::new(Self { raw, library })))
         })
     }

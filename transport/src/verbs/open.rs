@@ -65,6 +65,9 @@ pub(super) fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => {
             "; give this user read and write access to /dev/infiniband/uverbs*"
         }
+        io::ErrorKind::NotFound => {
+            "; its file in /dev/infiniband is not there (in a container: docker run --device=/dev/infiniband)"
+        }
         io::ErrorKind::OutOfMemory => "; raise the limit of locked memory (ulimit -l unlimited)",
         _ => "",
     }

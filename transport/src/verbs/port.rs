@@ -10,6 +10,8 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
+use rustix::fs::{Access, access};
+
 /// Where the kernel tells of RDMA devices.
 pub const SYSFS: &str = "/sys/class/infiniband";
 
@@ -200,6 +202,17 @@ fn gids(port: &Path) -> Result<Vec<Gid>, PortError> {
         found.push(Gid { index, address, kind, interface });
     }
     Ok(found)
+}
+
+/// Why this user cannot open the file of a device, where that is so.
+pub(super) fn refusal(device: &str) -> Option<io::Error> {
+    let mut files = fs::read_dir("/sys/class/infiniband_verbs").ok()?;
+    let file = files.find_map(|entry| {
+        let entry = entry.ok()?;
+        let is_its = read(&entry.path().join("ibdev"))? == device;
+        is_its.then(|| Path::new("/dev/infiniband").join(entry.file_name()))
+    })?;
+    access(&file, Access::READ_OK | Access::WRITE_OK).err().map(io::Error::from)
 }
 
 /// The numbers that name entries of a folder, in order.
