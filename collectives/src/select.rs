@@ -69,6 +69,12 @@ pub enum SelectError {
         /// How many.
         window: u32,
     },
+    /// Chunks that cost more than they carry, or more than there is scratch for.
+    #[error("chunks of {bytes} bytes; give {CHUNK_BYTES_MIN} to {CHUNK_BYTES}")]
+    Chunk {
+        /// How many.
+        bytes: u64,
+    },
     /// Nothing is packed for the links.
     #[error(transparent)]
     Wiring(#[from] WiringError),
@@ -89,6 +95,9 @@ pub enum SelectError {
         to_rank: Rank,
     },
 }
+
+/// Least size of chunks that can be asked for, in bytes; [`CHUNK_BYTES`] is the largest.
+pub const CHUNK_BYTES_MIN: u64 = 1 << 10;
 
 /// Most chunks of a block under way at once that can be asked for.
 pub const WINDOW_MAX: u32 = 64;
@@ -164,7 +173,7 @@ pub fn select_algorithm(
     Ok(Choice { collective, ranks, bytes, algorithm: named, access: form, table })
 }
 
-/// Takes exactly this way, as far as it says which. The prices are those of [`select_algorithm`]; they know no windows.
+/// Takes exactly this way, as far as it says which. The prices are those of [`select_algorithm`]; they know no windows and no chunks but those that are usual.
 ///
 /// # Errors
 ///
@@ -177,6 +186,9 @@ pub fn select_way(
 ) -> Result<Choice, SelectError> {
     if let Some(window) = way.window.filter(|window| !(1..=WINDOW_MAX).contains(window)) {
         return Err(SelectError::Window { window });
+    }
+    if let Some(bytes) = way.chunk_bytes.filter(|bytes| !(CHUNK_BYTES_MIN..=CHUNK_BYTES).contains(bytes)) {
+        return Err(SelectError::Chunk { bytes });
     }
     let choice = select_algorithm(&way.algorithm, collective, bytes, platform)?;
     match way.access {

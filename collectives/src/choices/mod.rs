@@ -9,6 +9,7 @@
 //! **Invariants:** every row of a table can be carried out in the table's world; rows of a collective come by size and begin
 //! at 0; and two ranks whose choices have the same digest choose alike.
 
+pub mod chunks;
 mod text;
 pub mod tune;
 
@@ -42,11 +43,13 @@ pub struct Way {
     pub access: Option<Access>,
     /// How many chunks of a block may be under way at once.
     pub window: Option<u32>,
+    /// How many bytes a chunk of the longest block has at most.
+    pub chunk_bytes: Option<u64>,
 }
 
 impl From<Algorithm> for Way {
     fn from(algorithm: Algorithm) -> Self {
-        Self { algorithm, access: None, window: None }
+        Self { algorithm, access: None, window: None, chunk_bytes: None }
     }
 }
 
@@ -56,7 +59,8 @@ impl fmt::Display for Way {
         if let Some(access) = self.access {
             write!(formatter, " {access}")?;
         }
-        self.window.map_or(Ok(()), |window| write!(formatter, " window {window}"))
+        self.window.map_or(Ok(()), |window| write!(formatter, " window {window}"))?;
+        self.chunk_bytes.map_or(Ok(()), |bytes| write!(formatter, " chunk {bytes}"))
     }
 }
 
@@ -295,7 +299,7 @@ mod tests {
     use super::*;
 
     fn row(collective: Collective, from_bytes: u64, algorithm: Algorithm, access: Access) -> Row {
-        let way = Way { algorithm, access: Some(access), window: None };
+        let way = Way { access: Some(access), ..algorithm.into() };
         Row { collective, from_bytes, way, note: None }
     }
 

@@ -5,13 +5,14 @@
 //!
 //! world shm 1x4
 //! near latency_ns 3.100e2 message_ns 1.180e2 put_bytes_per_s 2.190e10 combine_bytes_per_s 5.100e9
-//! # collective         from algorithm            access window
+//! # collective         from algorithm            access window chunk
 //! all-reduce              0 exchange             put         -  # at 8: 1.21 us; direct mapped 1.90 us
 //! all-reduce             4K direct               mapped     16
+//! all-reduce             4M ring                 put         -   64K
 //! ```
 //!
 //! A line says one thing; what follows a `#` is for people. Sizes are bytes with K, M or G for 2^10, 2^20 and 2^30, `-` leaves
-//! access or window to be chosen. `far` has the form of `near`, for the links between hosts.
+//! access or window to be chosen, and where no chunk stands that is chosen as well. `far` has the form of `near`, for the links between hosts.
 
 use std::fmt::{self, Write};
 use std::path::PathBuf;
@@ -243,8 +244,8 @@ fn write_table(out: &mut dyn Write, table: &Table, with_notes: bool) -> fmt::Res
     if with_notes {
         writeln!(
             out,
-            "# {:<14} {:>8} {:<20} {:<6} {:>6}",
-            "collective", "from", "algorithm", "access", "window"
+            "# {:<14} {:>8} {:<20} {:<6} {:>6} {:>5}",
+            "collective", "from", "algorithm", "access", "window", "chunk"
         )?;
     }
     for Row { collective, from_bytes, way, note } in &table.rows {
@@ -252,6 +253,9 @@ fn write_table(out: &mut dyn Write, table: &Table, with_notes: bool) -> fmt::Res
         let window = way.window.map_or("-".to_owned(), |window| window.to_string());
         let (name, from, algorithm) = (collective.name(), Size(*from_bytes), way.algorithm.to_string());
         write!(out, "{name:<16} {:>8} {algorithm:<20} {access:<6} {window:>6}", from.to_string())?;
+        if let Some(bytes) = way.chunk_bytes {
+            write!(out, " {:>5}", Size(bytes).to_string())?;
+        }
         if let Some(note) = note.as_ref().filter(|_| with_notes) {
             write!(out, "  # {note}")?;
         }
@@ -384,10 +388,17 @@ fn model(words: &[&str]) -> Result<CostModel, LineError> {
 }
 
 fn row(collective: Collective, words: &[&str]) -> Result<Row, LineError> {
-    let &[_, from, algorithm, access, window] = words else {
-        return Err(LineError::Words { found: words.len(), form: "COLLECTIVE FROM ALGORITHM ACCESS WINDOW" });
+    let (words, chunk) = match words {
+        [words @ .., chunk] if words.len() == 5 => (words, Some(*chunk)),
+        words => (words, None),
     };
-    let from_bytes = from.parse::<Size>().map_err(|()| LineError::Size { found: shortened(from) })?.0;
+    let &[_, from, algorithm, access, window] = words else {
+        let form = "COLLECTIVE FROM ALGORITHM ACCESS WINDOW [CHUNK]";
+        return Err(LineError::Words { found: words.len(), form });
+    };
+    let size = |text: &str| text.parse::<Size>().map_err(|()| LineError::Size { found: shortened(text) });
+    let from_bytes = size(from)?.0;
+    let chunk_bytes = chunk.map(size).transpose()?.map(|size| size.0);
     let algorithm = Algorithm::named(algorithm, collective).map_err(LineError::Name)?;
     let access = match access {
         "put" => Some(Access::Put),
@@ -404,7 +415,7 @@ fn row(collective: Collective, words: &[&str]) -> Result<Row, LineError> {
             Some(number.parse().map_err(|_| LineError::Number { name: "window", found: shortened(number) })?)
         }
     };
-    Ok(Row { collective, from_bytes, way: Way { algorithm, access, window }, note: None })
+    Ok(Row { collective, from_bytes, way: Way { algorithm, access, window, chunk_bytes }, note: None })
 }
 
 /// What a stranger wrote, as far as a line of ours has room for it.
@@ -449,7 +460,7 @@ mod tests {
 
     const GOOD: &str = "pleach choices 1\n\n# by hand\nworld shm 1x4\n\
         near latency_ns 310 message_ns 1.18e2 put_bytes_per_s 2.19e10 combine_bytes_per_s 5.1e9\n\
-        all-reduce 0 exchange put - # at 8: 1.2 us\nall-reduce 4K direct mapped 16\nbroadcast 0 chain - -\n\
+        all-reduce 0 exchange put - # at 8: 1.2 us\nall-reduce 4K direct mapped 16\nbroadcast 0 chain - - 64K\n\
         world shm+tcp 2x2\nall-reduce 0 hierarchical:2x2 mapped -\n";
 
     #[test]
@@ -461,8 +472,10 @@ mod tests {
         let large = shm.way(Collective::AllReduce, 1 << 20).expect("a row");
         assert_eq!(
             *large,
-            Way { algorithm: Algorithm::Direct, access: Some(Access::Mapped), window: Some(16) }
+            Way { access: Some(Access::Mapped), window: Some(16), ..Algorithm::Direct.into() }
         );
+        let chunked = choices.tables()[0].way(Collective::Broadcast { root: 0 }, 1 << 22).expect("a row");
+        assert_eq!(*chunked, Way { chunk_bytes: Some(64 << 10), ..Algorithm::Chain.into() });
         let printed = choices.to_string();
         let again: Choices = printed.parse().expect("what is printed is good");
         assert_eq!((&again, again.digest()), (&choices, choices.digest()), "{printed}");
@@ -489,7 +502,10 @@ mod tests {
     fn a_mistake_is_told_with_its_line() {
         let after = |line: &str| format!("pleach choices 1\n# remark\nworld shm 1x4\n{line}\n");
         for (line, says) in [
-            ("all-reduce 0 ring", "3 words; write COLLECTIVE FROM ALGORITHM ACCESS WINDOW"),
+            ("all-reduce 0 ring", "3 words; write COLLECTIVE FROM ALGORITHM ACCESS WINDOW [CHUNK]"),
+            ("all-reduce 0 ring put - 1Q", "'1Q' is no size"),
+            ("all-reduce 0 ring put - 8", "chunks of 8 bytes"),
+            ("all-reduce 0 ring put - 1K 1", "7 words"),
             ("all-reduce 0 rind put -", "'rind'"),
             ("all-reduce 0 chain put -", "'chain'"),
             ("all-reduce 0 grid:3x2 put -", "all-reduce by grid:3x2 put"),

@@ -1,10 +1,11 @@
 //! From measurements to a table: what to measure, and what follows from it. Pure; whoever measures carries the ways out in a
 //! live group, all ranks the same ones, and brings the times.
 
+use super::chunks::ChunkSearch;
 use super::{Note, Row, Way};
 use crate::collective::Collective;
 use crate::cost::{CostModel, Platform, Sample, Work, fit};
-use crate::generate::{Access, generate};
+use crate::generate::{Access, Algorithm, generate};
 use crate::select::{CHUNK_BYTES, SelectError, select};
 
 /// A way is left out that a model finds so many times slower than the best: models are wrong, but not by as much.
@@ -12,6 +13,9 @@ const HOPELESS: f64 = 12.0;
 
 /// From so many bytes on, wide windows are looked at besides.
 const WINDOW_BYTES: u64 = 1 << 20;
+
+/// Where the search for the best chunks begins: shorter ones are mostly notices.
+const CHUNK_BYTES_LEAST: u64 = 16 << 10;
 
 /// The wide window.
 const WINDOW: u32 = 16;
@@ -108,7 +112,7 @@ fn between(smaller: u64, larger: u64) -> u64 {
 pub fn models(measured: &[Measured], platform: &Platform) -> (CostModel, CostModel, f64) {
     let mut samples = Vec::new();
     for Measured { collective, bytes, timed } in measured {
-        for Timed { way, seconds } in timed.iter().filter(|timed| timed.way.window.is_none()) {
+        for Timed { way, seconds } in timed.iter().filter(|timed| is_plain(&timed.way)) {
             if let Some(work) = work(*collective, way, platform) {
                 let bytes = priced_bytes(*collective, *bytes, platform.ranks());
                 samples.push(Sample { work, bytes, chunk_bytes: CHUNK_BYTES, seconds: *seconds });
@@ -116,6 +120,19 @@ pub fn models(measured: &[Measured], platform: &Platform) -> (CostModel, CostMod
         }
     }
     fit(&samples, platform)
+}
+
+/// Whether blocks are cut as prices have it.
+fn is_plain(way: &Way) -> bool {
+    way.window.is_none() && way.chunk_bytes.is_none()
+}
+
+/// A search for the best chunks of a way, where calls of so many bytes are long enough to be cut in more than a few; none where
+/// links say how many there are.
+#[must_use]
+pub fn chunk_search(way: &Way, bytes: u64) -> Option<ChunkSearch> {
+    let is_cut = bytes >= WINDOW_BYTES && !matches!(way.algorithm, Algorithm::Packed(_));
+    is_cut.then(|| ChunkSearch::new(CHUNK_BYTES_LEAST, CHUNK_BYTES))
 }
 
 /// Prices count the blocks of all ranks where tables count those of one.
@@ -135,7 +152,6 @@ fn work(collective: Collective, way: &Way, platform: &Platform) -> Option<Work> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::Algorithm;
     use crate::hosts::HostMap;
 
     fn timed(algorithm: Algorithm, seconds: f64) -> Timed {
@@ -190,6 +206,23 @@ mod tests {
     }
 
     #[test]
+    fn chunks_are_searched_for_calls_that_are_cut() {
+        let ring: Way = Algorithm::Ring.into();
+        assert_eq!(chunk_search(&ring, WINDOW_BYTES - 1), None);
+        assert_eq!(chunk_search(&Algorithm::Packed(None).into(), 1 << 30), None);
+        let mut search = chunk_search(&ring, 1 << 30).expect("a search");
+        while !search.is_settled() {
+            let way = Way { chunk_bytes: Some(search.chunk_bytes()), ..ring.clone() };
+            let platform = Platform::new(HostMap::one(4), Access::Put);
+            crate::select::select_way(&way, Collective::AllReduce, 1 << 30, &platform)
+                .expect("it can be done");
+            // The best is between the ends.
+            search.measured(1_000_000_000 - search.chunk_bytes().abs_diff(100 << 10) * 1_000);
+        }
+        assert!(search.chunk_bytes().abs_diff(100 << 10) <= 20 << 10, "{}", search.chunk_bytes());
+    }
+
+    #[test]
     fn models_are_found_again_from_the_times_that_they_predict() {
         let truth =
             CostModel { latency_s: 2e-6, message_s: 0.5e-6, bytes_per_s: 7e9, reduce_bytes_per_s: 3e9 };
@@ -204,7 +237,7 @@ mod tests {
             {
                 for bytes in [8, 512, 1 << 15, 1 << 21, 1 << 26] {
                     let ways = ways(collective, bytes, &plain).expect("some").into_iter();
-                    let timed = ways.filter(|way| way.window.is_none()).map(|way| {
+                    let timed = ways.filter(is_plain).map(|way| {
                         let work = work(collective, &way, &plain).expect("it can be counted");
                         Timed { way, seconds: real.time(&work, bytes, CHUNK_BYTES) }
                     });

@@ -100,9 +100,11 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
         let slots_max = (scratch_bytes / ALIGN_BYTES as u64) as u32;
         return Err(TooLarge { cells: program.cells, slots: program.slots, cells_max, slots_max });
     }
-    let wanted = match &program.pace {
-        Some(pace) if class == Class::Large => paced_chunk(program, pace, longest, part_bytes),
-        _ => chunk_max,
+    let wanted = match (program.chunk_bytes, &program.pace) {
+        _ if class != Class::Large => chunk_max,
+        (Some(bytes), _) => bytes.next_multiple_of(ALIGN_BYTES),
+        (None, Some(pace)) => paced_chunk(program, pace, longest, part_bytes),
+        (None, None) => chunk_max,
     };
     Ok((whole.min(chunk_max).min(wanted).min(room.max(ALIGN_BYTES)), class))
 }

@@ -41,6 +41,8 @@ pub struct Program {
     pub(super) slots: u32,
     /// Where the number of chunks follows from links: then all blocks have as many, each of its own size.
     pub(super) pace: Option<Pace>,
+    /// How long chunks are at most, where that was asked for.
+    pub(super) chunk_bytes: Option<usize>,
     /// Whether any rank touches another's memory through a mapping.
     pub(super) maps: bool,
     pub(super) exposes_input: bool,
@@ -292,6 +294,7 @@ impl Program {
             cells: pair_cells * schedule.window,
             slots: most_slots * schedule.window,
             pace: None,
+            chunk_bytes: None,
             maps,
             exposes_input: proof.exposes_input(rank),
             exposes_output: proof.exposes_output(rank),
@@ -309,6 +312,12 @@ impl Program {
         self.schedule_hash = std::hash::Hasher::finish(&hasher);
         self.pace = Some(pace);
         self
+    }
+
+    /// The same program with chunks of so many bytes at most, where a call is so long that it is cut at all.
+    #[must_use]
+    pub fn with_chunks_of(self, bytes: usize) -> Self {
+        Self { chunk_bytes: Some(bytes), ..self }
     }
 
     /// The same program without one entry of what its steps come after, counted through all steps: for the simulator, which

@@ -28,7 +28,7 @@ pub struct Planner {
     table: Option<Arc<Table>>,
     /// By collective, size class (the logarithm of the bytes) and whether only the ends of a part may touch it.
     chosen: HashMap<(Collective, u32, bool), Arc<Program>>,
-    made: HashMap<Made, Arc<Program>>,
+    made: HashMap<(Made, Option<u64>), Arc<Program>>,
     plans: HashMap<(Descriptor, Option<Way>), Arc<Plan>>,
     /// Those used last, for which a table takes too long.
     recent: Vec<Recent>,
@@ -44,13 +44,26 @@ pub struct Planner {
 /// A schedule: for what, by which algorithm, in which form, with another window than the generator's.
 type Made = (Collective, Algorithm, Access, Option<u32>);
 
+/// How blocks are cut where that was said: how many chunks are under way, and how many bytes each has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Cut {
+    window: Option<u32>,
+    chunk_bytes: Option<u64>,
+}
+
+impl From<&Way> for Cut {
+    fn from(way: &Way) -> Self {
+        Self { window: way.window, chunk_bytes: way.chunk_bytes }
+    }
+}
+
 /// What a choice is made for: a collective, a size class, the way that was named.
 type Asked = (Collective, u32, Option<Way>);
 
 /// What planners of one platform in one process find out once for all of them.
 #[derive(Debug, Default)]
 pub struct Known {
-    choices: Mutex<HashMap<Asked, (Choice, Option<u32>)>>,
+    choices: Mutex<HashMap<Asked, (Choice, Cut)>>,
     proofs: Mutex<HashMap<Made, Arc<Proof>>>,
 }
 
@@ -208,17 +221,19 @@ impl Planner {
             return Ok(program.clone());
         }
         let largest = 1u64.checked_shl(class).map_or(u64::MAX, |end| end - 1);
-        let (choice, window) = self.choice(collective, class, largest, way)?;
+        let (choice, cut) = self.choice(collective, class, largest, way)?;
         let wanted = (choice.algorithm.clone(), choice.access);
         let choice = if is_private && way.is_none() { private(choice) } else { choice };
         let choice = self.admit(choice, way.is_some())?;
-        // A window was asked for with what may have given way to another.
-        let window = window.filter(|_| wanted == (choice.algorithm.clone(), choice.access));
+        // It was asked for with what may have given way to another.
+        let is_wanted = wanted == (choice.algorithm.clone(), choice.access);
+        let cut = if is_wanted { cut } else { Cut::default() };
         tracing::debug!("{collective} up to {largest} bytes a part: {choice}");
         let is_deep =
             choice.access == Access::Mapped && choice.ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
         let deep = (is_deep && choice.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
-        let program = self.make_with(collective, choice.algorithm, choice.access, window.or(deep))?;
+        let cut = Cut { window: cut.window.or(deep), ..cut };
+        let program = self.make_with(collective, choice.algorithm, choice.access, cut)?;
         if way.is_none() {
             self.chosen.insert((collective, class, is_private), program.clone());
         }
@@ -233,7 +248,7 @@ impl Planner {
         class: u32,
         largest: u64,
         way: Option<&Way>,
-    ) -> Result<(Choice, Option<u32>), CollectiveError> {
+    ) -> Result<(Choice, Cut), CollectiveError> {
         let key = (collective, class, way.cloned());
         let mut known = self.known.choices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(choice) = known.get(&key) {
@@ -244,14 +259,14 @@ impl Planner {
         let bytes = whole_bytes(collective, largest, platform.ranks());
         let pinned = || self.table.as_ref().and_then(|table| table.way(collective, bytes));
         let choice = if let Some(way) = way {
-            (select_way(way, collective, priced, platform)?, way.window)
+            (select_way(way, collective, priced, platform)?, way.into())
         } else if let Some(preferred) = &self.preferred {
             let named = select_algorithm(preferred, collective, priced, platform);
-            (named.or_else(|_| select(collective, priced, platform))?, None)
+            (named.or_else(|_| select(collective, priced, platform))?, Cut::default())
         } else if let Some(way) = pinned() {
-            (select_way(way, collective, priced, platform)?, way.window)
+            (select_way(way, collective, priced, platform)?, way.into())
         } else {
-            (select(collective, priced, platform)?, None)
+            (select(collective, priced, platform)?, Cut::default())
         };
         known.insert(key, choice.clone());
         Ok(choice)
@@ -311,7 +326,7 @@ impl Planner {
         algorithm: Algorithm,
         access: Access,
     ) -> Result<Arc<Program>, CollectiveError> {
-        self.make_with(collective, algorithm, access, None)
+        self.make_with(collective, algorithm, access, Cut::default())
     }
 
     /// The same, with so many chunks under way instead of as many as the generator chose.
@@ -320,18 +335,22 @@ impl Planner {
         collective: Collective,
         algorithm: Algorithm,
         access: Access,
-        window: Option<u32>,
+        cut: Cut,
     ) -> Result<Arc<Program>, CollectiveError> {
-        let key = (collective, algorithm, access, window);
+        let key = ((collective, algorithm, access, cut.window), cut.chunk_bytes);
         if let Some(program) = self.made.get(&key) {
             return Ok(program.clone());
         }
-        let proof = self.proof(&key)?;
-        let program = Program::new(&proof, self.rank, &key.1.to_string());
-        let program = Arc::new(match &key.1 {
-            Algorithm::Packed(Some(trees)) => program.paced(*trees.pace()),
-            _ => program,
-        });
+        let proof = self.proof(&key.0)?;
+        let algorithm = &key.0.1;
+        let mut program = Program::new(&proof, self.rank, &algorithm.to_string());
+        if let Algorithm::Packed(Some(trees)) = algorithm {
+            program = program.paced(*trees.pace());
+        }
+        if let Some(bytes) = cut.chunk_bytes {
+            program = program.with_chunks_of(usize::try_from(bytes).unwrap_or(usize::MAX));
+        }
+        let program = Arc::new(program);
         self.made.insert(key, program.clone());
         Ok(program)
     }

@@ -5,7 +5,8 @@
 //!   reversed links; an all-reduce goes up and down the same trees with a root; an all-gather is that without the reduction: of each tree every
 //!   rank uses what leads from it; gather and scatter are a reduce and a broadcast of which each branch carries only its own rank's block.
 //! * [Switches](mod@switched): one-hop trees, and three phases across servers, which with all else that has several switches is as much as the paper says.
-//! * [Two classes of links](hybrid) and [the size of chunks](chunk) are decided when a schedule runs.
+//! * [Two classes of links](hybrid) share the data by what the use of the slower ones costs at first.
+//! * The [size of chunks](crate::choices::chunks) is searched for while calls are measured, by `pleach tune`, for all algorithms.
 //!
 //! None of it is optimal, and nothing here proves anything: bound and certificate come from elsewhere, the weights are rounded
 //! to exact rationals that fit.
@@ -19,7 +20,6 @@ use crate::collective::Collective;
 use crate::topology::Topology;
 
 mod arborescence;
-pub mod chunk;
 mod fewer;
 pub mod hybrid;
 mod point_to_point;

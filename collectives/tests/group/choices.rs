@@ -67,17 +67,30 @@ fn a_way_says_how_peers_are_reached_and_how_many_chunks_are_under_way() {
         |group| {
             for access in [Access::Put, Access::Mapped] {
                 for window in [None, Some(1), Some(7)] {
-                    let group =
-                        group.with_way(Way { algorithm: Algorithm::Direct, access: Some(access), window });
+                    let way = Way { access: Some(access), window, ..Algorithm::Direct.into() };
+                    let group = group.with_way(way);
                     let mut data = group.buffer::<f32>(300_000).unwrap();
                     data.fill(1.5);
                     group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                     assert!(data.iter().all(|sum| *sum == 3.0), "{access} {window:?}");
                 }
             }
+            for chunk_bytes in [1 << 10, 3_000, 64 << 10, 256 << 10] {
+                for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+                    let group = group.with_way(Way { chunk_bytes: Some(chunk_bytes), ..algorithm.into() });
+                    let mut data = group.buffer::<f32>(300_000).unwrap();
+                    let numbers = || (0..=u16::MAX).cycle().map(f32::from);
+                    data.iter_mut().zip(numbers()).for_each(|(value, number)| *value = number);
+                    group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert!(data.iter().zip(numbers()).all(|(sum, number)| *sum == 2.0 * number));
+                }
+            }
             let none = group.with_way(Way { window: Some(0), ..Algorithm::Ring.into() });
             let error = none.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err();
             assert!(error.to_string().contains("a window of 0 chunks"), "{error}");
+            let none = group.with_way(Way { chunk_bytes: Some(64), ..Algorithm::Ring.into() });
+            let error = none.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("chunks of 64 bytes"), "{error}");
             // It was refused before anything began.
             group.barrier().unwrap();
         },

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pleach::collectives::Way;
-use pleach::collectives::choices::tune::{Measured, Timed};
+use pleach::collectives::choices::tune::{self, Measured, Timed};
 use pleach::transport::clock;
 use pleach::{Buffer, Collective, CollectiveError, Group, ReduceOp};
 
@@ -91,6 +91,32 @@ impl<'a> Measuring<'a> {
             .zip(all.chunks_exact(rounds))
             .map(|(((way, _), _), samples)| Timed { way, seconds: median(samples).as_secs_f64() })
             .collect();
+        timed.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+        Ok(Measured { collective, bytes, timed })
+    }
+
+    /// Looks for the chunks by which the best way takes least, and measures the two against each other. Nothing changes where
+    /// calls are not cut.
+    pub(super) fn with_best_chunks(&mut self, measured: Measured) -> Result<Measured, CollectiveError> {
+        let Measured { collective, bytes, mut timed } = measured;
+        let best = timed.first().map(|timed| timed.way.clone());
+        let Some((way, mut search)) =
+            best.and_then(|way| Some((way.clone(), tune::chunk_search(&way, bytes)?)))
+        else {
+            return Ok(Measured { collective, bytes, timed });
+        };
+        let with = |chunk_bytes: u64| Way { chunk_bytes: Some(chunk_bytes), ..way.clone() };
+        let mut call = Call::new(self.group, collective, bytes)?;
+        while !search.is_settled() {
+            let group = self.group.with_way(with(search.chunk_bytes()));
+            call.repeat(&group, 1)?;
+            let own: Result<Vec<_>, _> = (0..ROUNDS_MIN).map(|_| self.sample(&mut call, &group, 1)).collect();
+            let taken = median(&self.slowest(&own?)?);
+            search.measured((u128::from(bytes) * 1_000_000_000 / taken.as_nanos().max(1)) as u64);
+        }
+        let ways = vec![way.clone(), with(search.chunk_bytes())];
+        timed.retain(|timed| timed.way != way);
+        timed.extend(self.measure(collective, bytes, ways)?.timed);
         timed.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         Ok(Measured { collective, bytes, timed })
     }

@@ -118,6 +118,7 @@ fn measured(group: &Group, arguments: &Arguments, sizes: &[u64]) -> Result<Table
         for &bytes in sizes_of(collective, sizes) {
             let ways = tune::ways(collective, bytes, &platform).map_err(CommandError::failed)?;
             let measured = measuring.measure(collective, bytes, ways).map_err(CommandError::failed)?;
+            let measured = measuring.with_best_chunks(measured).map_err(CommandError::failed)?;
             shown.measured(&measured)?;
             of_it.push(measured);
         }
