@@ -26,18 +26,15 @@ use super::search::{best_rate, signed};
 use super::shallow::make_shallow;
 use super::strategy::MAX_TREES_PER_ROOT;
 use super::strength::{Joint, Joints, even_base};
-use super::{Certificate, Packing, Rate, Tree, large, peel};
+use super::{Certificate, Packing, Rate, Tree, greedy, large, peel};
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
-
-/// Most ranks that are looked at one by one where nothing else reaches the optimum.
-const EXACT_RANKS_MAX: u32 = 256;
 
 /// Fewest ranks that are looked at by what looks the same. Fewer have less deep trees when each may differ.
 const ALIKE_RANKS_MIN: u32 = 9;
 
-/// The optimum where links carry as much both ways; elsewhere the best of what every link carries both ways, beside the
-/// bound of all. With `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free; and so
+/// The optimum where links carry as much both ways, up to sizes that can be packed exactly; elsewhere the best of what every link
+/// carries both ways, beside the bound of all. With `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free; and so
 /// with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. None where ranks are joined only by links that
 /// lead one way.
 ///
@@ -46,17 +43,16 @@ const ALIKE_RANKS_MIN: u32 = 9;
 /// When there are fewer than two ranks.
 #[must_use]
 pub fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) -> Option<Packing> {
-    let joints = Joints::both_ways(topology);
-    if !joints.are_joined() {
-        return None;
-    }
-    let (bound, certificate) = bound(topology);
+    let (joints, bound, certificate) = joined(topology)?;
+    let is_in_reach = greedy::is_exact_within_reach(topology);
     if topology.ranks() >= ALIKE_RANKS_MIN && topology.is_symmetric() {
         let packing = large::pack_all_reduce(topology, bound, certificate.clone(), trees_per_root);
-        let is_small = topology.ranks() <= EXACT_RANKS_MAX;
-        if let Some(packing) = packing.filter(|packing| packing.is_optimal() || !is_small) {
+        if let Some(packing) = packing.filter(|packing| packing.is_optimal() || !is_in_reach) {
             return Some(packing);
         }
+    }
+    if !is_in_reach {
+        return greedy::pack_both_ways(topology, bound, certificate, trees_per_root);
     }
     let best = if topology.is_symmetric() { bound / signed(joints.unit) } else { joints.strength().rate };
     let downward = Downward::new(&joints, best);
@@ -78,11 +74,7 @@ pub fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) -> Opti
 /// When there are fewer than two ranks.
 #[must_use]
 pub fn pack_in_two_phases(topology: &Topology, trees_per_root: Option<u32>) -> Option<Packing> {
-    let joints = Joints::both_ways(topology);
-    if !joints.are_joined() {
-        return None;
-    }
-    let (bound, certificate) = bound(topology);
+    let (joints, bound, certificate) = joined(topology)?;
     let both_ways =
         joints.joints.iter().flat_map(|&Joint { ends: [one, other], capacities: [there, back] }| {
             [(one, other, there), (other, one, back)]
@@ -95,6 +87,13 @@ pub fn pack_in_two_phases(topology: &Topology, trees_per_root: Option<u32>) -> O
     Some(packing(topology, trees, bound, certificate))
 }
 
+/// What can be used both ways beside the bound; none where that does not join the ranks.
+fn joined(topology: &Topology) -> Option<(Joints, Rate, Certificate)> {
+    let joints = Some(Joints::both_ways(topology)).filter(Joints::are_joined)?;
+    let (bound, certificate) = bound(topology);
+    Some((joints, bound, certificate))
+}
+
 fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Certificate) -> Packing {
     let rate = trees.iter().map(|tree| tree.weight).sum();
     let mut packing = Packing { collective: Collective::AllReduce, rate, bound, certificate, trees };
@@ -102,13 +101,16 @@ fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Cert
     packing
 }
 
-/// What no all-reduce exceeds.
+/// What no all-reduce exceeds: of all partitions and cuts, or of single ranks only where there are too many links to ask for flows.
 #[must_use]
 pub fn bound(topology: &Topology) -> (Rate, Certificate) {
     let joints = Joints::of(topology);
     let is_symmetric = topology.is_symmetric();
-    let strength = joints.strength();
-    let (cut, side) = joints.least_cut(is_symmetric);
+    let (strength, (cut, side)) = if greedy::is_bound_within_reach(topology) {
+        (joints.strength(), joints.least_cut(is_symmetric))
+    } else {
+        (joints.around_single_ranks(), joints.least_leaving())
+    };
     let cut = Rate::from_integer(signed(cut));
     let nodes = |set: &[usize]| set.iter().map(|&node| NodeId(node as u32)).collect::<Vec<_>>();
     let unit = signed(joints.unit);

@@ -13,8 +13,9 @@
 
 use std::time::Duration;
 
+use super::Tree;
 use super::shape::{self, Weighted};
-use super::{Edge, Path, Tree};
+use super::strategy::EDGES_MAX;
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::Topology;
@@ -62,9 +63,6 @@ pub enum BlinkError {
         trees: usize,
     },
 }
-
-/// How many edges all trees of a packing may have, about: beyond it they take gigabytes.
-pub const EDGES_MAX: usize = 4_000_000;
 
 /// The trees by which Blink carries out a collective, with weights that fit. None for a single rank.
 ///
@@ -145,7 +143,7 @@ fn every_use(shapes: &[Weighted], ranks: u32, collective: Collective) -> Result<
         _ => 1,
     };
     let trees = shapes.len();
-    match trees.saturating_mul(uses).saturating_mul(ranks as usize) > EDGES_MAX {
+    match trees.saturating_mul(uses).saturating_mul(ranks as usize) > EDGES_MAX as usize {
         true => Err(BlinkError::TooLarge { trees }),
         false => Ok(Weighted::trees(shapes, ranks, collective)),
     }
@@ -153,13 +151,6 @@ fn every_use(shapes: &[Weighted], ranks: u32, collective: Collective) -> Result<
 
 /// The same tree on reversed links.
 fn turned(mut tree: Tree) -> Tree {
-    tree.edges.reverse();
-    for edge in &mut tree.edges {
-        let Edge { from, to, paths } = edge;
-        std::mem::swap(from, to);
-        for Path { hops, .. } in paths {
-            hops.reverse();
-        }
-    }
+    tree.turn();
     tree
 }

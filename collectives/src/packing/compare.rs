@@ -14,7 +14,7 @@ use std::fmt;
 use super::all_reduce::pack_in_two_phases;
 use super::blink::{self, BlinkError, BlinkOptions};
 use super::shape::{Shape, Weighted, beside, fitted, ways_from};
-use super::{Packing, Rate, ring};
+use super::{Packing, Rate, Strategy, greedy, ring};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::generate::double_tree_edges;
@@ -44,9 +44,34 @@ pub enum NotHere {
     /// No cycle visits every rank once.
     #[error("not possible here: no ring of links visits every rank")]
     NoRing,
+    /// A search without a bound on its time, on a graph that is not small.
+    #[error("takes too long for {ranks} ranks and {links} links")]
+    TooLarge {
+        /// How many there are.
+        ranks: u32,
+        /// How many of these.
+        links: usize,
+    },
     /// Trees that are used both ways need links that lead one way only.
     #[error("not possible here: some ranks are joined only by links that lead one way")]
     OneWay,
+}
+
+/// That a strategy's search ends soon on so large a graph.
+///
+/// # Errors
+///
+/// [`NotHere::TooLarge`].
+pub(super) fn expect_in_reach(topology: &Topology, strategy: Strategy) -> Result<(), NotHere> {
+    let is_in_reach = match strategy {
+        Strategy::Optimal => true,
+        Strategy::DoubleTree => greedy::is_bound_within_reach(topology),
+        Strategy::Blink | Strategy::Ring | Strategy::ReduceScatterAllGather => {
+            greedy::is_exact_within_reach(topology)
+        }
+    };
+    let (ranks, links) = (topology.ranks(), topology.links().len());
+    if is_in_reach { Ok(()) } else { Err(NotHere::TooLarge { ranks, links }) }
 }
 
 /// Blink's trees.
@@ -171,7 +196,8 @@ impl From<Result<Packing, NotHere>> for Outcome {
 #[must_use]
 pub fn compare(topology: &Topology, optimum: &Packing) -> Comparison {
     let collective = optimum.collective;
-    let ring = match rings(topology, optimum) {
+    let in_reach = |strategy| expect_in_reach(topology, strategy);
+    let ring = match in_reach(Strategy::Ring).and_then(|()| rings(topology, optimum)) {
         Err(NotHere::NoRing) => {
             topology.pcie_ring_bytes_per_s().map_or(Outcome::NotHere(NotHere::NoRing), |bytes_per_s| {
                 Outcome::OverPcie(ring::one_way_rate(collective, topology.ranks(), bytes_per_s))
@@ -179,14 +205,21 @@ pub fn compare(topology: &Topology, optimum: &Packing) -> Comparison {
         }
         other => other.into(),
     };
+    let by = |strategy: Strategy, pack: &dyn Fn() -> Result<Packing, NotHere>| -> Outcome {
+        in_reach(strategy).and_then(|()| pack()).into()
+    };
     let rows = [
-        ("optimal", Outcome::Packed(optimum.clone())),
-        ("blink", blink(topology, optimum, &BlinkOptions::default()).into()),
-        ("ring", ring),
-        ("double-tree", double_tree(topology, optimum).into()),
-        ("reduce-scatter+all-gather", two_phases(topology, optimum).into()),
+        (Strategy::Optimal, Outcome::Packed(optimum.clone())),
+        (Strategy::Blink, by(Strategy::Blink, &|| blink(topology, optimum, &BlinkOptions::default()))),
+        (Strategy::Ring, ring),
+        (Strategy::DoubleTree, by(Strategy::DoubleTree, &|| double_tree(topology, optimum))),
+        (
+            Strategy::ReduceScatterAllGather,
+            by(Strategy::ReduceScatterAllGather, &|| two_phases(topology, optimum)),
+        ),
     ];
-    let rows = rows.into_iter().map(|(strategy, outcome)| Row { strategy, outcome }).collect();
+    let row = |(strategy, outcome): (Strategy, Outcome)| Row { strategy: strategy.name(), outcome };
+    let rows = rows.into_iter().map(row).collect();
     Comparison { collective, bound: optimum.bound, rows }
 }
 

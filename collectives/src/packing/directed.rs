@@ -213,21 +213,14 @@ impl Forest {
                 });
                 Edge { from, to, paths: paths.collect() }
             });
-            let mut edges: Vec<Edge> = edges.collect();
+            let mut tree = Tree { root, weight: weight(amount), edges: edges.collect() };
             if is_towards {
-                edges.reverse();
-                edges.iter_mut().for_each(reverse);
+                tree.turn();
             }
-            trees.push(Tree { root, weight: weight(amount), edges });
+            trees.push(tree);
         }
         trees
     }
-}
-
-/// Turns an edge round.
-pub(super) fn reverse(edge: &mut Edge) {
-    std::mem::swap(&mut edge.from, &mut edge.to);
-    edge.paths.iter_mut().for_each(|path| path.hops.reverse());
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! from every rank; the last flow is taken apart into paths. Gather is the same on reversed links, read backwards.
 
 use super::digraph::Digraph;
-use super::directed::{certificate, reverse};
+use super::directed::certificate;
 use super::flow::{Amount, ArcId, Network};
 use super::search::{Best, signed};
 use super::{Edge, Packing, Path, Rate, Tree};
@@ -35,12 +35,11 @@ pub fn pack_flows(topology: &Topology, collective: Collective) -> Packing {
     let one = unit / Rate::from_integer(*best.rate.denom());
     for (nodes, amount) in blocks.paths() {
         let weight = one * Rate::from_integer(signed(amount));
-        let mut edges = edges(topology, &nodes, weight);
+        let mut path = Tree { root, weight, edges: edges(topology, &nodes, weight) };
         if is_towards {
-            edges.reverse();
-            edges.iter_mut().for_each(reverse);
+            path.turn();
         }
-        trees.push(Tree { root, weight, edges });
+        trees.push(path);
     }
     let rate = block * Rate::from_integer(topology.ranks().into());
     Packing { collective, rate, bound: rate, certificate: certificate(best), trees }

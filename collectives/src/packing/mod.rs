@@ -43,6 +43,7 @@ pub mod digraph;
 pub mod directed;
 pub mod flow;
 pub mod flows;
+mod greedy;
 pub mod large;
 pub mod latency;
 mod peel;
@@ -66,7 +67,7 @@ use crate::topology::NodeId;
 
 pub use check::{Checked, Flaw, check};
 pub use latency::pack_for;
-pub use strategy::{MAX_TREES_PER_ROOT, PackError, PackOptions, Strategy, UnknownStrategy, pack};
+pub use strategy::{EDGES_MAX, MAX_TREES_PER_ROOT, PackError, PackOptions, Strategy, UnknownStrategy, pack};
 
 /// An exact rate or share of it, in bytes a second.
 pub type Rate = Ratio<i128>;
@@ -97,6 +98,14 @@ pub struct Tree {
     pub edges: Vec<Edge>,
 }
 
+impl Tree {
+    /// Turns it round: what came from the root goes to it, over the same links the other way.
+    fn turn(&mut self) {
+        self.edges.reverse();
+        self.edges.iter_mut().for_each(Edge::turn);
+    }
+}
+
 /// Data that move from a rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
@@ -106,6 +115,13 @@ pub struct Edge {
     pub to: Rank,
     /// Over which links, in parallel.
     pub paths: Vec<Path>,
+}
+
+impl Edge {
+    fn turn(&mut self) {
+        std::mem::swap(&mut self.from, &mut self.to);
+        self.paths.iter_mut().for_each(|path| path.hops.reverse());
+    }
 }
 
 /// Links one after the other, between two ranks.

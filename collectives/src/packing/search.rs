@@ -72,8 +72,8 @@ pub fn best_rate(graph: &Digraph, demand: &[Amount]) -> Option<Best> {
     Some(best)
 }
 
-/// The best of the cuts that hold one rank alone, or all but one.
-fn around_single_ranks(graph: &Digraph, demand: &[Amount]) -> Option<Best> {
+/// The best of the cuts that hold one rank alone, or all but one: a bound that takes no flow.
+pub(super) fn around_single_ranks(graph: &Digraph, demand: &[Amount]) -> Option<Best> {
     if graph.ranks().len() < 2 {
         return None;
     }

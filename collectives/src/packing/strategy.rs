@@ -11,7 +11,7 @@ use super::directed::pack_directed;
 use super::flows::pack_flows;
 use super::large::pack_all;
 use super::latency::longest_way;
-use super::{Certificate, Packing, Rate};
+use super::{Certificate, Packing, Rate, greedy};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::Topology;
@@ -19,6 +19,9 @@ use crate::topology::Topology;
 /// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce. Where the optimum needs more, the
 /// best that trees of equal weight reach is packed instead, and the gap is in [`Packing::rate`] and [`Packing::bound`].
 pub const MAX_TREES_PER_ROOT: u32 = 64;
+
+/// How many edges all trees of a packing may have, about: beyond it they take gigabytes.
+pub const EDGES_MAX: u64 = 1 << 22;
 
 /// Most ranks that are looked at one by one where they look the same.
 const ONE_BY_ONE_RANKS_MAX: u32 = 64;
@@ -138,6 +141,18 @@ pub enum PackError {
         /// For what.
         collective: Collective,
     },
+    /// Trees from or to every rank that have more than [`EDGES_MAX`] edges together.
+    #[error(
+        "{collective}: {trees} trees a root for {ranks} ranks have more than {EDGES_MAX} edges, which takes gigabytes; take fewer ranks or trees"
+    )]
+    TooManyEdges {
+        /// Of what.
+        collective: Collective,
+        /// How many there are.
+        ranks: u32,
+        /// How many a root has at least.
+        trees: u32,
+    },
     /// Links that lead one way, where trees are used both ways.
     #[error(
         "all-reduce uses every link both ways, and some ranks are joined only by links that lead one way; give those links their other direction"
@@ -183,7 +198,13 @@ pub fn pack(
             return Err(PackError::NoTreesToCount { collective });
         }
     }
+    expect_memory(topology, collective, options)?;
     let strategy = options.strategy;
+    compare::expect_in_reach(topology, strategy).map_err(|why| PackError::NotHere {
+        strategy,
+        collective,
+        why,
+    })?;
     match strategy {
         _ if ranks == 1 => Ok(alone(collective)),
         Strategy::Optimal => optimal(topology, collective, options),
@@ -192,6 +213,22 @@ pub fn pack(
         }
         _ if options.trees_per_root.is_some() => Err(PackError::NoTreesToCount { collective }),
         _ => other(topology, collective, strategy),
+    }
+}
+
+/// That trees of every rank can be kept.
+fn expect_memory(
+    topology: &Topology,
+    collective: Collective,
+    options: &PackOptions,
+) -> Result<(), PackError> {
+    let (ranks, trees) = (topology.ranks(), options.trees_per_root.unwrap_or(1));
+    let is_from_all = matches!(collective, Collective::AllGather | Collective::ReduceScatter)
+        || options.trees_per_root.is_some();
+    let edges = u64::from(ranks) * u64::from(ranks) * u64::from(trees);
+    match is_from_all && collective.root().is_none() && edges > EDGES_MAX {
+        true => Err(PackError::TooManyEdges { collective, ranks, trees }),
+        false => Ok(()),
     }
 }
 
@@ -216,7 +253,7 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
     match collective {
         Collective::AllGather | Collective::ReduceScatter => Ok(pack_blocks(topology, collective, options)),
         Collective::Broadcast { .. } | Collective::Reduce { .. } => {
-            Ok(pack_directed(topology, collective, options.trees_per_root))
+            Ok(one_by_one(topology, collective, options))
         }
         Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_flows(topology, collective)),
         Collective::AllReduce => pack_all_reduce(topology, options.trees_per_root).ok_or(PackError::OneWay),
@@ -225,20 +262,28 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
 }
 
 /// What looks the same from many ranks is found once and carried to all of them; where that does not reach the bound or not by
-/// shallow trees, or there is no such thing, ranks are looked at one by one, unless there are too many, and the better is taken.
+/// shallow trees, or there is no such thing, ranks are looked at one by one, and the better is taken.
 fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
     let symmetric = pack_all(topology, collective, options.trees_per_root);
     let depth = |packing: &Packing| longest_way(packing, topology);
+    let is_large = topology.ranks() > ONE_BY_ONE_RANKS_MAX;
     match symmetric {
-        Some(packing) if topology.ranks() > ONE_BY_ONE_RANKS_MAX => packing,
-        Some(packing) if packing.is_optimal() && depth(&packing).1 <= SHALLOW_EDGES => packing,
+        Some(packing) if packing.is_optimal() && (is_large || depth(&packing).1 <= SHALLOW_EDGES) => packing,
         symmetric => {
-            let general = pack_directed(topology, collective, options.trees_per_root);
+            let general = one_by_one(topology, collective, options);
             let is_better = |symmetric: &Packing| {
                 (general.rate, Reverse(depth(&general))) <= (symmetric.rate, Reverse(depth(symmetric)))
             };
             symmetric.filter(is_better).unwrap_or(general)
         }
+    }
+}
+
+/// Exactly where that takes seconds; elsewhere as good as a look at every link for each tree gets.
+fn one_by_one(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
+    match greedy::is_exact_within_reach(topology) {
+        true => pack_directed(topology, collective, options.trees_per_root),
+        false => greedy::pack_one_way(topology, collective, options.trees_per_root),
     }
 }
 

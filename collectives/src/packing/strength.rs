@@ -123,12 +123,21 @@ impl Joints {
         Ratio::new(sum as i128, 2 * (parts.len() as i128 - 1))
     }
 
-    /// The nodes that can be reached from the first rank over links that carry something both ways.
+    /// Whether all ranks can be reached from the first one over these links, whatever their direction.
     pub(super) fn are_joined(&self) -> bool {
-        let mut network = Network::new(self.nodes);
-        self.fill(&mut network, 1);
-        let first = self.ranks[0];
-        self.ranks[1..].iter().all(|&rank| network.max_flow(first, rank, 1) == 1)
+        let mut neighbours = vec![Vec::new(); self.nodes];
+        for &Joint { ends: [one, other], .. } in &self.joints {
+            neighbours[one].push(other);
+            neighbours[other].push(one);
+        }
+        let mut is_reached = vec![false; self.nodes];
+        let mut left = vec![self.ranks[0]];
+        while let Some(node) = left.pop() {
+            if !std::mem::replace(&mut is_reached[node], true) {
+                left.extend(&neighbours[node]);
+            }
+        }
+        self.ranks.iter().all(|&rank| is_reached[rank])
     }
 
     fn fill(&self, network: &mut Network, scale: Amount) {
@@ -157,10 +166,26 @@ impl Joints {
         least
     }
 
+    /// What the partition into single ranks allows. There are at least two of them.
+    pub(super) fn around_single_ranks(&self) -> Strength {
+        let parts: Vec<Vec<usize>> = self.ranks.iter().map(|&node| vec![node]).collect();
+        Strength { rate: self.rate_of(&parts), parts }
+    }
+
+    /// The single rank that is left by least. There is one.
+    pub(super) fn least_leaving(&self) -> (Amount, Vec<usize>) {
+        let mut leaving = vec![0; self.nodes];
+        for &Joint { ends: [one, other], capacities: [there, back] } in &self.joints {
+            leaving[one] += there;
+            leaving[other] += back;
+        }
+        let least = self.ranks.iter().copied().min_by_key(|&node| leaving[node]);
+        least.map_or((Amount::MAX, Vec::new()), |node| (leaving[node], vec![node]))
+    }
+
     /// The least rate of all partitions. There are at least two ranks.
     pub(super) fn strength(&self) -> Strength {
-        let mut parts: Vec<Vec<usize>> = self.ranks.iter().map(|&node| vec![node]).collect();
-        let mut rate = self.rate_of(&parts);
+        let Strength { mut rate, mut parts } = self.around_single_ranks();
         let order: Vec<usize> = (0..self.ranks.len()).collect();
         loop {
             let mut truncation = Truncation::new(self, rate, 1);

@@ -19,7 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use num_rational::Ratio;
 
+use super::digraph::greatest_divisor;
 use super::flow::{Amount, Network};
+use super::search::signed;
 use super::shallow::make_shallow;
 use super::symmetry::{Semiregular, Symmetry};
 use super::{Certificate, Edge, MAX_TREES_PER_ROOT, Packing, Path, Rate, Tree};
@@ -54,23 +56,25 @@ const SURCHARGED_RANKS_MAX: u32 = 256;
 /// Most trees of equal weight a root that are tried before others.
 const WHOLE_MAX: u32 = 8;
 
-/// Most ranks: what trees cost between all pairs of them is kept.
-pub const SYMMETRIC_RANKS_MAX: u32 = 4_096;
+/// Most ranks: what trees cost between all pairs of them is kept, and each has trees of its own.
+pub const SYMMETRIC_RANKS_MAX: u32 = 2_048;
 
-/// All-gather or reduce-scatter on a topology with these automorphisms. None where there are none that move every rank, or
-/// too many ranks.
+/// Most orbits of links: the linear program keeps a square matrix of them.
+const LINK_ORBITS_MAX: usize = 1_024;
+
+/// All-gather or reduce-scatter on a topology with automorphisms. None where there are none that move every rank, or too few for
+/// so many ranks or links.
 #[must_use]
 pub fn pack_all(topology: &Topology, collective: Collective, trees_per_root: Option<u32>) -> Option<Packing> {
     let is_towards = collective == Collective::ReduceScatter;
     let reversed = is_towards.then(|| topology.reversed());
     let topology = reversed.as_ref().unwrap_or(topology);
-    let symmetry = Symmetry::of(topology);
-    let group = group_of(topology, &symmetry)?;
+    let (symmetry, group) = group_of(topology)?;
     let best = best(topology, &symmetry);
     let mut packed =
         Mixing { topology, group: &group, both_ways: false, per_root: best.rate, trees_per_root }.trees();
     if is_towards {
-        packed.trees.iter_mut().for_each(turn);
+        packed.trees.iter_mut().for_each(Tree::turn);
     }
     let ranks = i128::from(topology.ranks());
     let nodes = (0..topology.nodes().len()).filter(|&node| best.cut[node]).map(|node| NodeId(node as u32));
@@ -87,8 +91,8 @@ pub fn pack_all(topology: &Topology, collective: Collective, trees_per_root: Opt
     Some(packing)
 }
 
-/// All-reduce on a topology with these automorphisms, whose links carry as much both ways, up to a bound. None where there are
-/// none that move every rank, or too many ranks.
+/// All-reduce on a topology with automorphisms, whose links carry as much both ways, up to a bound. None where there are
+/// none that move every rank, or too few for so many ranks or links.
 #[must_use]
 pub fn pack_all_reduce(
     topology: &Topology,
@@ -96,12 +100,11 @@ pub fn pack_all_reduce(
     certificate: Certificate,
     trees_per_root: Option<u32>,
 ) -> Option<Packing> {
-    let symmetry = Symmetry::of(topology);
-    let group = group_of(topology, &symmetry)?;
+    let (_, group) = group_of(topology)?;
     // One tree of each orbit of roots would do; one orbit is enough, as roots do not matter.
     let per_root = bound / i128::from(group.elements().len() as u32);
     let mut packed = Mixing { topology, group: &group, both_ways: true, per_root, trees_per_root }.trees();
-    packed.trees.iter_mut().for_each(turn);
+    packed.trees.iter_mut().for_each(Tree::turn);
     let rate = packed.trees.iter().map(|tree| tree.weight).sum();
     let mut packing =
         Packing { collective: Collective::AllReduce, rate, bound, certificate, trees: packed.trees };
@@ -111,21 +114,14 @@ pub fn pack_all_reduce(
     Some(packing)
 }
 
-fn group_of(topology: &Topology, symmetry: &Symmetry) -> Option<Semiregular> {
-    if symmetry.is_trivial() || topology.ranks() < 2 || topology.ranks() > SYMMETRIC_RANKS_MAX {
+fn group_of(topology: &Topology) -> Option<(Symmetry, Semiregular)> {
+    if !(2..=SYMMETRIC_RANKS_MAX).contains(&topology.ranks()) {
         return None;
     }
-    let group = Semiregular::of(topology, symmetry);
-    (group.elements().len() > 1).then_some(group)
-}
-
-/// Turns a tree round: what came from the root goes to it.
-fn turn(tree: &mut Tree) {
-    tree.edges.reverse();
-    for edge in &mut tree.edges {
-        std::mem::swap(&mut edge.from, &mut edge.to);
-        edge.paths.iter_mut().for_each(|path| path.hops.reverse());
-    }
+    let symmetry = Symmetry::of(topology);
+    let group = (!symmetry.is_trivial()).then(|| Semiregular::of(topology, &symmetry))?;
+    let is_worth_it = group.elements().len() > 1 && group.link_orbit_sizes().len() <= LINK_ORBITS_MAX;
+    is_worth_it.then_some((symmetry, group))
 }
 
 /// The best rate of every root, and the cut that shows it.
@@ -140,9 +136,9 @@ pub(super) struct Best {
 pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
     let ranks = i128::from(topology.ranks());
     let source = topology.nodes().len();
-    let unit = topology.links().iter().fold(0, |unit, link| greatest_divisor(unit, link.bytes_per_s));
+    let unit = topology.links().iter().fold(0, |unit, link| greatest_divisor(unit, link.bytes_per_s.into()));
     let mut network = Network::new(source + 1);
-    let capacity = |bytes_per_s: u64| Amount::from(bytes_per_s / unit);
+    let capacity = |bytes_per_s: u64| Amount::from(bytes_per_s) / unit;
     let mut arcs = Vec::with_capacity(topology.links().len());
     for link in topology.links() {
         arcs.push(network.add(link.from.0 as usize, link.to.0 as usize, 0, 0));
@@ -153,7 +149,7 @@ pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
         let leaves =
             topology.links().iter().filter(|link| cut[link.from.0 as usize] && !cut[link.to.0 as usize]);
         let inside = (0..topology.ranks()).filter(|&rank| cut[topology.node(rank).0 as usize]).count();
-        Ratio::new(leaves.map(|link| i128::from(link.bytes_per_s / unit)).sum::<i128>(), inside as i128)
+        Ratio::new(leaves.map(|link| signed(capacity(link.bytes_per_s))).sum::<i128>(), inside as i128)
     };
     let all_but =
         |rank: Rank| (0..source).map(|node| node != topology.node(rank).0 as usize).collect::<Vec<_>>();
@@ -179,11 +175,7 @@ pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
             rescale(&mut network, best.rate);
         }
     }
-    Best { rate: best.rate * i128::from(unit), cut: best.cut }
-}
-
-fn greatest_divisor(one: u64, other: u64) -> u64 {
-    if other == 0 { one } else { greatest_divisor(other, one % other) }
+    Best { rate: best.rate * signed(unit), cut: best.cut }
 }
 
 /// What trees are mixed for.

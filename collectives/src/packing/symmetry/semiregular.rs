@@ -15,6 +15,8 @@ use std::collections::BTreeSet;
 
 use super::{Limits, Permutation, Symmetry, automorphisms, carried_link, graph, link_orbits};
 use crate::Rank;
+use crate::packing::digraph::greatest_divisor;
+use crate::packing::flow::Amount;
 use crate::topology::{NodeId, Topology};
 
 /// Times that a group is grown from nothing.
@@ -192,13 +194,9 @@ fn grown(topology: &Topology, symmetry: &Symmetry) -> Group {
 
 /// What the order of every such group divides: the sizes of all orbits of ranks.
 fn largest_order(topology: &Topology, symmetry: &Symmetry) -> usize {
-    let mut sizes = vec![0; symmetry.node_orbit_count()];
+    let mut sizes: Vec<Amount> = vec![0; symmetry.node_orbit_count()];
     (0..topology.ranks()).for_each(|rank| sizes[symmetry.node_orbit(topology.node(rank))] += 1);
-    sizes.into_iter().fold(0, greatest_divisor)
-}
-
-fn greatest_divisor(one: usize, other: usize) -> usize {
-    if other == 0 { one } else { greatest_divisor(other, one % other) }
+    sizes.into_iter().fold(0, greatest_divisor) as usize
 }
 
 /// Generators of what commutes with a group: the automorphisms of the graph in which an arc leads from every node to
