@@ -87,6 +87,10 @@ fn table(server: &Server) -> String {
 
 fn cell(comparison: &Comparison, strategy: &str) -> String {
     let Some(rate) = rate(comparison, strategy) else { return "-".to_owned() };
-    let is_pcie = comparison.row(strategy).is_some_and(|row| matches!(row.outcome, Outcome::OverPcie(_)));
-    format!("{:.2}{}", as_f64(rate) / 1e9, if is_pcie { " p" } else { "" })
+    let mark = match comparison.row(strategy).map(|row| &row.outcome) {
+        Some(Outcome::OverPcie(_)) => " p",
+        Some(Outcome::AtLeast(_)) => " or more",
+        _ => "",
+    };
+    format!("{:.2}{mark}", as_f64(rate) / 1e9)
 }

@@ -40,7 +40,7 @@ fn compare_one(topology: &Topology) -> Result<Vec<Comparison>, String> {
     for collective in COLLECTIVES {
         let comparison = compare_strategies(topology, &optimal(collective)?);
         for row in &comparison.rows {
-            if let Outcome::Packed(packing) = &row.outcome {
+            if let Outcome::Packed(packing) | Outcome::AtLeast(packing) = &row.outcome {
                 let checked = check(topology, packing);
                 checked.map_err(|flaw| format!("{collective}, {}: {flaw}", row.strategy))?;
             }

@@ -108,7 +108,7 @@ pub const WINDOW_MAX: u32 = 64;
 ///
 /// When there is no schedule for that many ranks, or the collective names a rank that does not exist.
 pub fn select(collective: Collective, bytes: u64, platform: &Platform) -> Result<Choice, SelectError> {
-    let table = price(collective, bytes, platform, &candidates_on(collective, platform))?;
+    let table = price(collective, bytes, platform, &candidates_on(collective, bytes, platform))?;
     Ok(Choice {
         collective,
         ranks: platform.ranks(),
@@ -157,14 +157,15 @@ pub fn select_algorithm(
     let named = match (algorithm, &platform.wiring) {
         (Algorithm::Hierarchical(None), _) => Algorithm::Hierarchical(Some(platform.hosts.clone())),
         (Algorithm::Packed(None), Some(wiring)) if ranks > 1 => {
-            Algorithm::Packed(Some(wiring.packed(collective)?.trees.clone()))
+            let packed = packed_on(collective, bytes, wiring)?;
+            price(collective, bytes, platform, &packed)?.swap_remove(0).algorithm
         }
         (named, _) => named.clone(),
     };
     check(collective, &named, ranks)?;
     expect_joined(collective, &named, platform)?;
     let mut algorithms = vec![named.clone()];
-    let others = candidates_on(collective, platform).into_iter();
+    let others = candidates_on(collective, bytes, platform).into_iter();
     algorithms.extend(others.filter(|algorithm| *algorithm != named));
     let table = price(collective, bytes, platform, &algorithms)?;
     // Where it has no price, it is taken in the form that moves least.
@@ -200,8 +201,9 @@ pub fn select_way(
     }
 }
 
-/// The algorithms that carry out a collective on these hosts.
-fn candidates_on(collective: Collective, platform: &Platform) -> Vec<Algorithm> {
+/// The algorithms that carry out a collective on these hosts; over known links the packing of most throughput and the one that
+/// should be the quickest for so many bytes.
+fn candidates_on(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Algorithm> {
     let mut all = candidates(collective, platform.ranks());
     // On one host, or with nobody near, others do the same.
     let (hosts, ranks) = (platform.hosts.hosts(), platform.ranks());
@@ -213,12 +215,23 @@ fn candidates_on(collective: Collective, platform: &Platform) -> Vec<Algorithm> 
         && Algorithm::Packed(None).carries_out(collective)
         && ranks > 1
     {
-        match wiring.packed(collective) {
-            Ok(packed) => all.insert(0, Algorithm::Packed(Some(packed.trees.clone()))),
+        match packed_on(collective, bytes, wiring) {
+            Ok(packed) => all.splice(..0, packed).for_each(drop),
             Err(error) => tracing::warn!("nothing is packed for {collective}: {error}"),
         }
     }
     all
+}
+
+/// What is packed for links: the optimum, and what goes so many bytes quicker.
+fn packed_on(collective: Collective, bytes: u64, wiring: &Wiring) -> Result<Vec<Algorithm>, WiringError> {
+    let optimum = wiring.packed(collective)?;
+    let flat = wiring.packed_for(collective, bytes)?;
+    let mut all = vec![optimum.trees.clone()];
+    if flat.trees != optimum.trees {
+        all.push(flat.trees.clone());
+    }
+    Ok(all.into_iter().map(|trees| Algorithm::Packed(Some(trees))).collect())
 }
 
 /// Where links are known, that they join all ranks that the algorithm moves data between.
@@ -296,6 +309,12 @@ fn price(
         }
     }
     table.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    // Of several packings the quickest.
+    let mut packings = 0;
+    table.retain(|row| {
+        packings += u32::from(matches!(row.algorithm, Algorithm::Packed(_)));
+        packings < 2 || !matches!(row.algorithm, Algorithm::Packed(_))
+    });
     match refused {
         Some(error) if table.is_empty() => Err(error),
         _ => Ok(table),

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::Rank;
@@ -16,6 +16,7 @@ use crate::collective::Collective;
 use crate::engine::Hasher64;
 use crate::generate::Algorithm;
 use crate::generate::packed::{PackedError, PackedTrees};
+use crate::packing::latency::{flatter, soonest_of};
 use crate::packing::{PackError, PackOptions, Packing, Rate, pack};
 use crate::schedule::{Op, Schedule};
 use crate::topology::{NodeId, NodeKind, Topology};
@@ -30,6 +31,16 @@ pub struct Wiring {
     network: Network,
     digest: u64,
     packed: Mutex<BTreeMap<Collective, Result<Arc<Packed>, WiringError>>>,
+    flat: Mutex<BTreeMap<Collective, Flat>>,
+}
+
+/// What there is besides the optimum for a collective, for messages that are short.
+#[derive(Debug)]
+struct Flat {
+    /// The optimum first, then flatter ones.
+    packings: Vec<Packing>,
+    /// Those that were asked for, by their places.
+    ready: BTreeMap<usize, Arc<Packed>>,
 }
 
 /// A packing with what was made of it.
@@ -78,6 +89,7 @@ impl Wiring {
             network,
             digest,
             packed: Mutex::default(),
+            flat: Mutex::default(),
         }
     }
 
@@ -87,7 +99,7 @@ impl Wiring {
         let mut hasher = Hasher64::default();
         hasher.write_u64(topology_digest(&self.topology));
         hasher.write(format!("{options:?}").as_bytes());
-        Self { options, digest: hasher.finish(), packed: Mutex::default(), ..self }
+        Self { options, digest: hasher.finish(), packed: Mutex::default(), flat: Mutex::default(), ..self }
     }
 
     /// The same where a message costs its sender so much besides its bytes: the more, the fewer chunks.
@@ -108,7 +120,12 @@ impl Wiring {
         hasher.write_u64(self.digest);
         hasher.write_u64(packed.trees.digest());
         let digest = hasher.finish();
-        self.locked().insert(collective, Ok(Arc::new(packed)));
+        let packed = Arc::new(packed);
+        let packings = vec![packed.packing.clone()];
+        // For all sizes, as it was asked for.
+        let only = Flat { packings, ready: BTreeMap::from([(0, packed.clone())]) };
+        locked(&self.flat).insert(collective, only);
+        locked(&self.packed).insert(collective, Ok(packed));
         Ok(Self { digest, ..self })
     }
 
@@ -137,19 +154,50 @@ impl Wiring {
     ///
     /// See [`WiringError`].
     pub fn packed(&self, collective: Collective) -> Result<Arc<Packed>, WiringError> {
-        let mut known = self.locked();
+        let mut known = locked(&self.packed);
         let make = || Ok(Arc::new(self.prepared(pack(&self.topology, collective, &self.options)?)?));
         known.entry(collective).or_insert_with(make).clone()
     }
 
-    /// The packing that an algorithm carries out, if it is that of these links.
+    /// What carries so many bytes (of what the packing's rate counts) soonest: the optimum, or where that was not said otherwise by
+    /// the options one with fewer or less deep trees. The same for sizes of as many bits.
+    ///
+    /// # Errors
+    ///
+    /// See [`WiringError`].
+    pub fn packed_for(&self, collective: Collective, bytes: u64) -> Result<Arc<Packed>, WiringError> {
+        let optimum = self.packed(collective)?;
+        if !self.options.may_be_flat() {
+            return Ok(optimum);
+        }
+        let largest = bytes.checked_next_power_of_two().unwrap_or(u64::MAX);
+        let mut known = locked(&self.flat);
+        let flat = known.entry(collective).or_insert_with(|| {
+            let mut packings = flatter(&optimum.packing, &self.topology);
+            packings.insert(0, optimum.packing.clone());
+            Flat { packings, ready: BTreeMap::from([(0, optimum)]) }
+        });
+        let place = soonest_of(&flat.packings, &self.topology, largest);
+        if let Some(packed) = flat.ready.get(&place) {
+            return Ok(packed.clone());
+        }
+        let packed = Arc::new(self.prepared(flat.packings[place].clone())?);
+        flat.ready.insert(place, packed.clone());
+        Ok(packed)
+    }
+
+    /// The packing that an algorithm carries out, if it is one of these links.
     pub(crate) fn packed_network(
         &self,
         collective: Collective,
         algorithm: &Algorithm,
     ) -> Option<Arc<Packed>> {
         let Algorithm::Packed(Some(trees)) = algorithm else { return None };
-        self.packed(collective).ok().filter(|packed| packed.trees == *trees)
+        let optimum = self.packed(collective).ok().filter(|packed| packed.trees == *trees);
+        optimum.or_else(|| {
+            let known = locked(&self.flat);
+            known.get(&collective)?.ready.values().find(|packed| packed.trees == *trees).cloned()
+        })
     }
 
     /// The first two ranks between which a schedule puts but no link or path through switches leads.
@@ -179,11 +227,11 @@ impl Wiring {
         let network = network(&self.topology, Some(&packing))?;
         Ok(Packed { packing, trees, network })
     }
+}
 
-    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<Collective, Result<Arc<Packed>, WiringError>>> {
-        // Nothing is half done when a packer panics.
-        self.packed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked<T>(known: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing is half done when a packer panics.
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A number of a topology that equal ones have in common.

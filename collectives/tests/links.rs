@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pleach_collectives::packing::{Certificate, Edge, Packing, Path, Rate, Tree};
 use pleach_collectives::select::SelectError;
-use pleach_collectives::simulate::wired::{TimeError, Timed, time};
+use pleach_collectives::simulate::wired::{TimeError, Timed, choose, time};
 use pleach_collectives::topology::{LATENCY_NS, Topology, preset};
 use pleach_collectives::wiring::Wiring;
 use pleach_collectives::{Algorithm, Collective, Rank};
@@ -54,6 +54,28 @@ fn large_collectives_take_no_more_than_five_percent_beyond_the_bound() {
             assert!(reached > 1.0 / (1.0 + SLACK), "{name} {collective}: {reached}\n{}", timed.choice);
             assert!(reached <= 1.0 + 1e-9, "{name} {collective}: {reached} of what nothing can exceed");
         }
+    }
+}
+
+#[test]
+fn few_bytes_go_sooner_along_flat_trees_than_along_those_of_the_best_rate() {
+    let wiring = wiring("star:16");
+    for collective in [ROOTED, Collective::Reduce { root: 2 }] {
+        let best = wiring.packed(collective).expect("a packing");
+        let deep = Algorithm::Packed(Some(best.trees.clone()));
+        let time_of = |algorithm: &Algorithm, bytes: usize| {
+            time(&wiring, collective, bytes, Some(algorithm))
+                .unwrap_or_else(|error| panic!("{collective}: {error}"))
+        };
+        let (flat, deep_time) = (time_of(&Algorithm::Packed(None), 8), time_of(&deep, 8).time);
+        assert!(flat.time < deep_time, "{collective}: {:?} and {deep_time:?}\n{}", flat.time, flat.choice);
+        let auto = time(&wiring, collective, 8, None).expect("a choice");
+        assert!(
+            auto.choice.table.iter().filter(|row| matches!(row.algorithm, Algorithm::Packed(_))).count() == 1
+        );
+        assert!(auto.time <= deep_time, "{collective}: {:?} and {deep_time:?}\n{}", auto.time, auto.choice);
+        let many = choose(&wiring, collective, BYTES as usize, Some(&Algorithm::Packed(None)));
+        assert_eq!(many.expect("a choice").algorithm, deep, "{collective}: many bytes go at the best rate");
     }
 }
 

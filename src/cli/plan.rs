@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pleach::collectives::packing::{PackOptions, Packing, Strategy, check, pack};
+use pleach::collectives::packing::{PackOptions, Strategy, check, pack, pack_for};
 use pleach::collectives::topology::{Origin, SourceOptions, Topology, source_with};
 use pleach::collectives::{Collective, Rank};
 use pleach::transport::clock;
 
 use super::CommandError;
+use super::bench::Size;
 use super::output::print;
 use super::schedule::collective;
 
@@ -59,6 +60,14 @@ pub(crate) struct Arguments {
     /// The best that so many trees of equal weight reach, for each root
     #[arg(long, value_name = "K")]
     trees_per_root: Option<u32>,
+    /// What one call carries, as 64K or 1G: where few bytes go sooner along fewer or flatter trees than those of the best
+    /// rate, take these
+    #[arg(long, value_name = "SIZE")]
+    bytes: Option<Size>,
+    /// Compare with Blink's hybrid as well: PCIe beside the links, which costs so much time at first (measured where it is
+    /// to be used)
+    #[arg(long, value_name = "US", requires = "bytes", value_parser = clap::value_parser!(u64).range(..=60_000_000))]
+    pcie_setup_us: Option<u64>,
     /// What one NVLink carries in each direction, where 'nvidia-smi topo -m' does not say it
     #[arg(long, value_name = "GB/S", default_value_t = 25.0)]
     nvlink_gb_s: f64,
@@ -145,8 +154,12 @@ fn made(arguments: &Arguments, topology: Topology, collective: Collective) -> Re
     })?;
     let options = PackOptions { strategy, trees_per_root: arguments.trees_per_root };
     let began = clock::now();
-    let packing: Packing = pack(&topology, collective, &options)
-        .map_err(|error| CommandError::usage(format!("no plan: {}, {error}", arguments.topology)))?;
+    let packed = match arguments.bytes {
+        Some(Size(bytes)) => pack_for(&topology, collective, &options, bytes),
+        None => pack(&topology, collective, &options),
+    };
+    let packing =
+        packed.map_err(|error| CommandError::usage(format!("no plan: {}, {error}", arguments.topology)))?;
     let generation = Duration::from_nanos(clock::now().0.saturating_sub(began.0));
     let checked = check(&topology, &packing).map_err(|flaw| {
         CommandError::failed(format!(
@@ -159,5 +172,7 @@ fn made(arguments: &Arguments, topology: Topology, collective: Collective) -> Re
         let ranks: Vec<String> = arguments.only.iter().map(Rank::to_string).collect();
         source = format!("{source} ranks {}", ranks.join(","));
     }
-    Ok(Plan { source, topology, packing, checked, strategy, generation })
+    let bytes = arguments.bytes.map(|Size(bytes)| bytes);
+    let pcie_setup_ns = arguments.pcie_setup_us.map(|us| us * 1_000);
+    Ok(Plan { source, topology, packing, checked, strategy, generation, bytes, pcie_setup_ns })
 }

@@ -7,11 +7,14 @@
 //! | `double-tree` | two binary trees over the ranks in their order, if each of their edges is a link or goes through switches only | all-reduce, broadcast, reduce |
 //! | `reduce-scatter+all-gather` | one after the other over the same trees, each with half of what the links carry | all-reduce |
 //!
+//! Blink's trees may have a ring over PCIe beside them, see [`hybrid`].
+//!
 //! Each gives a [`Packing`] that the checker accepts, beside the bound and certificate of the optimal one.
 
 use std::fmt;
 
 use super::all_reduce::pack_in_two_phases;
+use super::blink::hybrid::{Classes, Split};
 use super::blink::{self, BlinkError, BlinkOptions};
 use super::shape::{Shape, Weighted, beside, fitted, ways_from};
 use super::{Packing, Rate, Strategy, greedy, ring};
@@ -44,6 +47,9 @@ pub enum NotHere {
     /// No cycle visits every rank once.
     #[error("not possible here: no ring of links visits every rank")]
     NoRing,
+    /// The search for cycles found none that visits every rank once, and could not rule it out either.
+    #[error("not found here: no ring of links that visits every rank was found")]
+    NoRingFound,
     /// A search without a bound on its time, on a graph that is not small.
     #[error("takes too long for {ranks} ranks and {links} links")]
     TooLarge {
@@ -87,13 +93,20 @@ pub fn blink(topology: &Topology, optimum: &Packing, options: &BlinkOptions) -> 
 ///
 /// # Errors
 ///
-/// [`NotHere::NoRing`].
+/// [`NotHere::NoRing`] and [`NotHere::NoRingFound`].
 pub fn rings(topology: &Topology, optimum: &Packing) -> Result<Packing, NotHere> {
-    let trees = ring::rings(topology).trees(topology.ranks(), optimum.collective);
-    if trees.is_empty() && topology.ranks() > 1 {
-        return Err(NotHere::NoRing);
+    rings_found(topology, optimum).map(|(packing, _)| packing)
+}
+
+/// The same, and whether more rings are known not to fit.
+fn rings_found(topology: &Topology, optimum: &Packing) -> Result<(Packing, bool), NotHere> {
+    let rings = ring::rings(topology);
+    let trees = rings.trees(topology.ranks(), optimum.collective);
+    match trees.is_empty() && topology.ranks() > 1 {
+        true if rings.is_most => Err(NotHere::NoRing),
+        true => Err(NotHere::NoRingFound),
+        false => Ok((beside(optimum, trees), rings.is_most)),
     }
-    Ok(beside(optimum, trees))
 }
 
 /// The two trees that [`Algorithm::DoubleTree`](crate::Algorithm::DoubleTree) uses, each for half of the data.
@@ -143,6 +156,28 @@ pub fn two_phases(topology: &Topology, optimum: &Packing) -> Result<Packing, Not
     pack_in_two_phases(topology, None).ok_or(NotHere::OneWay)
 }
 
+/// Blink's hybrid of two classes of links for one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hybrid {
+    /// How many bytes go over the links, and how many around the ring over PCIe.
+    pub split: Split,
+    /// Bytes by the time until both have arrived, in bytes a second.
+    pub rate: Rate,
+}
+
+/// Blink's trees over the links with a ring over PCIe beside them, which can be used `setup_ns` nanoseconds after a call of `bytes`
+/// bytes began. None where the topology does not say what PCIe carries, or nothing moves.
+#[must_use]
+pub fn hybrid(topology: &Topology, blink: &Packing, bytes: u64, setup_ns: u64) -> Option<Hybrid> {
+    let pcie = topology.pcie_ring_bytes_per_s()?;
+    let whole = |rate: Rate| u64::try_from(rate.to_integer()).ok();
+    let slow = ring::one_way_rate(blink.collective, topology.ranks(), pcie);
+    let classes = Classes { fast_bytes_per_s: whole(blink.rate)?, slow_bytes_per_s: whole(slow)?, setup_ns };
+    let split = classes.split(bytes);
+    let time_ns = classes.time_ns(split).ceil() as i128;
+    (time_ns > 0).then(|| Hybrid { split, rate: Rate::new(i128::from(bytes) * 1_000_000_000, time_ns) })
+}
+
 /// A topology and a collective, and what every strategy makes of them.
 #[derive(Clone, Debug)]
 pub struct Comparison {
@@ -168,6 +203,8 @@ pub struct Row {
 pub enum Outcome {
     /// With these trees.
     Packed(Packing),
+    /// With these trees, and perhaps more with others: the search was not exhaustive.
+    AtLeast(Packing),
     /// No ring fits on the links, and one over PCIe goes at this rate.
     OverPcie(Rate),
     /// Nothing.
@@ -179,7 +216,7 @@ impl Outcome {
     #[must_use]
     pub fn rate(&self) -> Option<Rate> {
         match self {
-            Self::Packed(packing) => Some(packing.rate),
+            Self::Packed(packing) | Self::AtLeast(packing) => Some(packing.rate),
             Self::OverPcie(rate) => Some(*rate),
             Self::NotHere(_) => None,
         }
@@ -197,13 +234,15 @@ impl From<Result<Packing, NotHere>> for Outcome {
 pub fn compare(topology: &Topology, optimum: &Packing) -> Comparison {
     let collective = optimum.collective;
     let in_reach = |strategy| expect_in_reach(topology, strategy);
-    let ring = match in_reach(Strategy::Ring).and_then(|()| rings(topology, optimum)) {
-        Err(NotHere::NoRing) => {
-            topology.pcie_ring_bytes_per_s().map_or(Outcome::NotHere(NotHere::NoRing), |bytes_per_s| {
+    let ring = match in_reach(Strategy::Ring).and_then(|()| rings_found(topology, optimum)) {
+        Ok((packing, true)) => Outcome::Packed(packing),
+        Ok((packing, false)) => Outcome::AtLeast(packing),
+        Err(why @ (NotHere::NoRing | NotHere::NoRingFound)) => {
+            topology.pcie_ring_bytes_per_s().map_or(Outcome::NotHere(why), |bytes_per_s| {
                 Outcome::OverPcie(ring::one_way_rate(collective, topology.ranks(), bytes_per_s))
             })
         }
-        other => other.into(),
+        Err(why) => Outcome::NotHere(why),
     };
     let by = |strategy: Strategy, pack: &dyn Fn() -> Result<Packing, NotHere>| -> Outcome {
         in_reach(strategy).and_then(|()| pack()).into()
@@ -253,6 +292,7 @@ impl fmt::Display for Comparison {
             write!(formatter, "{strategy:<26} {:>10.2} {share:>8.1}%", gb_per_s(rate))?;
             match outcome {
                 Outcome::Packed(packing) => writeln!(formatter, " {:>6}", packing.trees.len())?,
+                Outcome::AtLeast(packing) => writeln!(formatter, " {:>6}  at least", packing.trees.len())?,
                 _ => writeln!(formatter, "  over PCIe: no ring of links visits every rank")?,
             }
         }

@@ -1,7 +1,7 @@
 //! Fewer and less deep trees for messages that are short.
 //!
 //! A packing at the optimum wins when there is much to carry. The first byte, though, goes as long as the longest way, and so
-//! do all where there are few. [`predicted_ns`] says how long a packing takes for so many bytes, and [`quickest`]
+//! do all where there are few. [`predicted_ns`] says how long a packing takes for so many bytes, and [`pack_for`]
 //! takes the quickest of several packings: the optimum; what remains of it without its deepest trees; and single trees that
 //! take the ways of least latency, over links that so many of their edges may use at once: 1, 2, 4, and so on, as few
 //! uses make a tree deep and fast, many make it flat and slow.
@@ -11,7 +11,8 @@
 
 use num_rational::Ratio;
 
-use super::{Edge, PackError, PackOptions, Packing, Path, Rate, Strategy, Tree, pack};
+use super::shape::fitted;
+use super::{Edge, PackError, PackOptions, Packing, Path, Rate, Tree, pack};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::{Link, NodeId, Topology};
@@ -19,11 +20,11 @@ use crate::topology::{Link, NodeId, Topology};
 /// What a chunk costs besides its bytes: a notice to write and one to read, in nanoseconds.
 const CHUNK_NS: u64 = 500;
 
-/// How many edges of a tree may use one link, at most.
-const USES_MAX: u32 = 1 << 16;
+/// Most ranks for which flatter trees are looked for.
+const FLAT_RANKS_MAX: u32 = 64;
 
 /// Packs for a collective of so many bytes, of what its rate counts: [`pack`], and with the optimal strategy and no given number
-/// of trees the [`quickest`] of what there is.
+/// of trees the quickest of what there is. A group that was told of its links does the same; see [`Wiring`](crate::wiring::Wiring).
 ///
 /// # Errors
 ///
@@ -35,8 +36,7 @@ pub fn pack_for(
     bytes: u64,
 ) -> Result<Packing, PackError> {
     let packing = pack(topology, collective, options)?;
-    let is_free = options.strategy == Strategy::Optimal && options.trees_per_root.is_none();
-    Ok(if is_free { quickest(packing, topology, bytes) } else { packing })
+    Ok(if options.may_be_flat() { quickest(packing, topology, bytes) } else { packing })
 }
 
 /// How long a packing takes for so many bytes (of what its rate counts), in nanoseconds.
@@ -96,20 +96,41 @@ fn edge_ns(edge: &Edge, topology: &Topology) -> u64 {
 }
 
 /// The packing that carries so many bytes soonest: the optimum, or one with fewer or less deep trees.
-#[must_use]
-pub fn quickest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
-    let mut best = (predicted_ns(&optimum, topology, bytes), 0);
-    let mut candidates = vec![optimum];
-    let less_deep = without_deepest(&candidates[0], topology);
-    let flat = flat_packings(&candidates[0], topology);
-    candidates.extend(less_deep.into_iter().chain(flat));
-    for (place, packing) in candidates.iter().enumerate().skip(1) {
-        let time_ns = predicted_ns(packing, topology, bytes);
-        if time_ns < best.0 {
-            best = (time_ns, place);
-        }
+fn quickest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
+    let mut all = vec![optimum];
+    all.extend(flatter(&all[0], topology));
+    let place = soonest_of(&all, topology, bytes);
+    all.swap_remove(place)
+}
+
+/// Which of some packings for the same collective carries so many bytes first, the first one of several.
+///
+/// # Panics
+///
+/// When there is none.
+pub(crate) fn soonest_of(packings: &[Packing], topology: &Topology, bytes: u64) -> usize {
+    let time = |&place: &usize| predicted_ns(&packings[place], topology, bytes);
+    (0..packings.len()).min_by_key(time).expect("there are packings")
+}
+
+/// Packings with fewer or less deep trees than the optimum: each is quicker than all others for some bytes, or as quick. None
+/// where there are so many ranks that to look for them would take longer than the optimum did.
+pub(crate) fn flatter(optimum: &Packing, topology: &Topology) -> Vec<Packing> {
+    if topology.ranks() > FLAT_RANKS_MAX {
+        return Vec::new();
     }
-    candidates.swap_remove(best.1)
+    let mut found = without_deepest(optimum, topology);
+    found.extend(flat_packings(optimum, topology));
+    // The fastest first; what is no flatter than a faster one never is quicker.
+    found.sort_by_key(|packing| (std::cmp::Reverse(packing.rate), longest_way(packing, topology)));
+    let mut least = longest_way(optimum, topology);
+    found.retain(|packing| {
+        let way = longest_way(packing, topology);
+        let is_flatter = way.0 < least.0 || way.1 < least.1;
+        least = if is_flatter { (least.0.min(way.0), least.1.min(way.1)) } else { least };
+        is_flatter
+    });
+    found
 }
 
 /// What remains of a packing without its deepest trees, where each tree carries a share of the same data.
@@ -156,9 +177,10 @@ fn flat_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
         topology
     };
     let mut flat = Vec::new();
+    let is_both_ways = packing.collective == Collective::AllReduce;
+    let roots = if is_both_ways { middle(grown_on).into_iter().collect() } else { roots };
     let mut uses = 1;
-    while uses <= USES_MAX {
-        let is_both_ways = packing.collective == Collective::AllReduce;
+    loop {
         let grow = |&root: &Rank| flat_tree(grown_on, root, uses, is_both_ways);
         let trees: Vec<Option<Tree>> = roots.iter().map(grow).collect();
         let is_last = uses > ranks;
@@ -175,49 +197,26 @@ fn flat_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     }
     let to_root = is_inwards || packing.collective == Collective::AllReduce;
     let mut packings = Vec::with_capacity(flat.len());
-    for mut trees in flat {
-        level(&mut trees, grown_on, packing.collective == Collective::AllReduce);
+    for trees in flat {
+        // They weigh the same, and do so still when they are as heavy as links allow.
+        let Some(mut trees) = fitted(grown_on, packing.collective, trees) else { continue };
         if to_root {
-            trees.iter_mut().for_each(turn);
+            trees.iter_mut().for_each(Tree::turn);
         }
         packings.push(with_trees(packing, trees));
     }
     packings
 }
 
-/// Turns a tree that leads away from its root.
-fn turn(tree: &mut Tree) {
-    tree.edges.reverse();
-    for edge in &mut tree.edges {
-        std::mem::swap(&mut edge.from, &mut edge.to);
-        edge.paths.iter_mut().for_each(|path| path.hops.reverse());
-    }
-}
-
-/// Gives all trees the same weight, the most that links can carry.
-fn level(trees: &mut [Tree], topology: &Topology, is_both_ways: bool) {
-    let mut loads = std::collections::BTreeMap::new();
-    for path in trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths) {
-        for pair in path.hops.windows(2) {
-            *loads.entry((pair[0], pair[1])).or_insert(0_i128) += 1;
-            if is_both_ways {
-                *loads.entry((pair[1], pair[0])).or_insert(0) += 1;
-            }
-        }
-    }
-    let share = |(&(from, to), &load): (&(NodeId, NodeId), &i128)| {
-        let bytes_per_s = topology.link(from, to).map_or(0, |link| link.bytes_per_s);
-        Rate::new(i128::from(bytes_per_s), load)
-    };
-    let weight = loads.iter().map(share).min().unwrap_or(Rate::from_integer(0));
-    for tree in trees {
-        tree.weight = weight;
-        tree.edges.iter_mut().flat_map(|edge| &mut edge.paths).for_each(|path| path.weight = weight);
-    }
+/// The rank that reaches all others soonest over links that lead both ways, whatever they carry.
+fn middle(topology: &Topology) -> Option<Rank> {
+    let ranks = topology.ranks();
+    let tree = |root| flat_tree(topology, root, ranks, true).map(|tree| (way_of(&tree, topology), root));
+    (0..ranks).filter_map(tree).min().map(|(_, root)| root)
 }
 
 /// A tree that reaches every rank as soon as it can, while no link is used by more of its edges than `uses`; none if that
-/// is too few. It leads away from the root and weighs nothing yet.
+/// is too few. It leads away from the root and weighs one byte a second.
 fn flat_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> Option<Tree> {
     let mut used = std::collections::BTreeMap::new();
     let mut reached: Vec<Option<u64>> = vec![None; topology.ranks() as usize];
@@ -235,9 +234,9 @@ fn flat_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> 
         let from = topology.rank(hops[0])?;
         let to = topology.rank(*hops.last()?)?;
         reached[to as usize] = Some(latency_ns);
-        edges.push(Edge { from, to, paths: vec![Path { hops, weight: Rate::from_integer(0) }] });
+        edges.push(Edge { from, to, paths: vec![Path { hops, weight: Rate::from_integer(1) }] });
     }
-    Some(Tree { root, weight: Rate::from_integer(0), edges })
+    Some(Tree { root, weight: Rate::from_integer(1), edges })
 }
 
 /// The way through switches from a rank that is reached to one that is not by which it is reached first, and when.
@@ -306,7 +305,7 @@ mod tests {
             tree.edges.push(Edge { from: to - 1, to, paths: vec![Path { hops, weight: rate }] });
         }
         if collective == Collective::AllReduce {
-            turn(&mut tree);
+            tree.turn();
         }
         Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees: vec![tree] }
     }

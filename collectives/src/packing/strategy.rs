@@ -99,6 +99,13 @@ pub struct PackOptions {
     pub trees_per_root: Option<u32>,
 }
 
+impl PackOptions {
+    /// Whether trees may be flatter than those of the optimum where few bytes go along them sooner.
+    pub(crate) fn may_be_flat(&self) -> bool {
+        self.strategy == Strategy::Optimal && self.trees_per_root.is_none()
+    }
+}
+
 /// Why nothing was packed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::packing::{Certificate, Edge, Path, Tree};
+use crate::packing::{Certificate, Edge, Path, Tree, check};
 use crate::topology::{Builder, LATENCY_NS};
 
 const GB_PER_S: u64 = 1_000_000_000;
@@ -98,4 +98,38 @@ fn a_packing_over_links_that_are_not_there_is_refused() {
     };
     let error = wiring.with_packing(packing).unwrap_err();
     assert!(error.to_string().contains("from 'a' to 'c', which no link joins"), "{error}");
+}
+
+#[test]
+fn few_bytes_go_along_flat_trees_and_many_along_those_of_the_best_rate() {
+    let topology = crate::topology::preset("star:16").expect("a preset");
+    let wiring = Wiring::new(topology.clone());
+    for collective in [Collective::Broadcast { root: 3 }, Collective::Reduce { root: 0 }] {
+        let optimum = wiring.packed(collective).expect("a packing");
+        let long = wiring.packed_for(collective, 1 << 30).expect("a packing");
+        assert!(Arc::ptr_eq(&optimum, &long), "{collective}");
+        let short = wiring.packed_for(collective, 8).expect("a packing");
+        let depth = |packed: &Packed| check(&topology, &packed.packing).expect("right").depth().edges;
+        assert!(depth(&short) < depth(&optimum), "{collective}: {} {}", depth(&short), depth(&optimum));
+        assert!(short.packing.rate < optimum.packing.rate && short.packing.bound == optimum.packing.bound);
+        assert!(Arc::ptr_eq(&short, &wiring.packed_for(collective, 7).expect("a packing")));
+        // Its routes are found by its trees.
+        let algorithm = Algorithm::Packed(Some(short.trees.clone()));
+        let found = wiring.packed_network(collective, &algorithm).expect("it is one of these links");
+        assert!(Arc::ptr_eq(&short, &found));
+    }
+}
+
+#[test]
+fn what_was_asked_for_by_name_is_taken_for_all_sizes() {
+    let topology = crate::topology::preset("star:16").expect("a preset");
+    let collective = Collective::Broadcast { root: 3 };
+    let given = pack(&topology, collective, &PackOptions::default()).expect("a packing");
+    let options = PackOptions { trees_per_root: Some(1), ..PackOptions::default() };
+    let by_options = Wiring::new(topology.clone()).packed_by(options);
+    let by_packing = Wiring::new(topology).with_packing(given).expect("a packing of these links");
+    for wiring in [by_options, by_packing] {
+        let all = wiring.packed(collective).expect("a packing");
+        assert!(Arc::ptr_eq(&all, &wiring.packed_for(collective, 8).expect("a packing")));
+    }
 }

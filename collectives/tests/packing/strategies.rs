@@ -5,9 +5,9 @@ use std::time::Duration;
 use pleach_collectives::Collective;
 use pleach_collectives::packing::allocations::allocations;
 use pleach_collectives::packing::blink::{BlinkOptions, trees};
-use pleach_collectives::packing::compare::{NotHere, double_tree, rings, two_phases};
+use pleach_collectives::packing::compare::{NotHere, double_tree, hybrid, rings, two_phases};
 use pleach_collectives::packing::{Certificate, Packing, Rate, Tree, check};
-use pleach_collectives::topology::{NodeId, Topology};
+use pleach_collectives::topology::{NodeId, Topology, preset};
 use proptest::test_runner::Config;
 use proptest::{prop_assert, prop_assert_eq, proptest};
 
@@ -197,4 +197,22 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn pcie_beside_blinks_trees_carries_what_its_set_up_leaves_time_for() {
+    let topology = preset("dgx-1v").unwrap().only(&[0, 1, 4]).expect("an allocation");
+    let collective = Collective::Broadcast { root: 0 };
+    let blink = of_trees(&topology, collective, trees(&topology, collective, &options()).unwrap());
+    // 25 GB/s over NVLink, 12.5 GB/s around the ring over PCIe.
+    let gb_s = |rate: i128| Rate::from(rate * 100_000_000);
+    let free = hybrid(&topology, &blink, 3_000_000_000, 0).expect("its PCIe is known");
+    assert_eq!((free.rate, free.split.slow_bytes), (gb_s(375), 1_000_000_000));
+    let dear = hybrid(&topology, &blink, 3_000_000_000, 40_000_000).expect("its PCIe is known");
+    assert!(dear.rate < free.rate && dear.rate > blink.rate && dear.split.slow_bytes < 1_000_000_000);
+    // Over the links alone that is through before.
+    let short = hybrid(&topology, &blink, 25_000_000, 1_000_000).expect("its PCIe is known");
+    assert_eq!((short.rate, short.split.slow_bytes), (blink.rate, 0));
+    let star = preset("star:3").unwrap();
+    assert_eq!(hybrid(&star, &blink, 1 << 30, 0), None);
 }

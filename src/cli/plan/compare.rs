@@ -1,6 +1,6 @@
 //! What other ways reach on the same links.
 
-use pleach::collectives::packing::compare::{NotHere, Outcome, Row, compare};
+use pleach::collectives::packing::compare::{Hybrid, NotHere, Outcome, Row, compare, hybrid};
 use pleach::collectives::packing::{PackOptions, Packing, Rate, Strategy, pack};
 
 use super::outcome::Plan;
@@ -14,7 +14,7 @@ pub(super) struct Compared {
     /// Or why it is not possible here.
     pub(super) rate: Result<Rate, String>,
     /// What the reader has to know besides.
-    pub(super) note: &'static str,
+    pub(super) note: String,
 }
 
 /// All ways that the plan did not take, and that there are for its collective.
@@ -29,15 +29,30 @@ pub(super) fn others(plan: &Plan) -> Vec<Compared> {
     };
     let Some(best) = best else { return Vec::new() };
     let rows = compare(topology, &best).rows;
-    rows.into_iter().filter(|row| row.strategy != strategy.name()).filter_map(compared).collect()
+    let mixed = rows.iter().find_map(|row| over_pcie_too(plan, row));
+    let others = rows.into_iter().filter(|row| row.strategy != strategy.name()).filter_map(compared);
+    others.chain(mixed).collect()
+}
+
+/// Blink's trees with PCIe beside them, where it was said what that costs and what the call carries.
+fn over_pcie_too(plan: &Plan, row: &Row) -> Option<Compared> {
+    let Outcome::Packed(blink) = &row.outcome else { return None };
+    if row.strategy != Strategy::Blink.name() {
+        return None;
+    }
+    let (bytes, setup_ns) = (plan.bytes?, plan.pcie_setup_ns?);
+    let Hybrid { split, rate } = hybrid(&plan.topology, blink, bytes, setup_ns)?;
+    let part = split.slow_bytes as f64 * 100.0 / bytes as f64;
+    Some(Compared { name: "blink and PCIe", rate: Ok(rate), note: format!("{part:.1} % over PCIe") })
 }
 
 fn compared(row: Row) -> Option<Compared> {
     let Row { strategy: name, outcome } = row;
     Some(match outcome {
-        Outcome::Packed(packing) => Compared { name, rate: Ok(packing.rate), note: "" },
-        Outcome::OverPcie(rate) => Compared { name, rate: Ok(rate), note: "over PCIe" },
+        Outcome::Packed(packing) => Compared { name, rate: Ok(packing.rate), note: String::new() },
+        Outcome::AtLeast(packing) => Compared { name, rate: Ok(packing.rate), note: "at least".to_owned() },
+        Outcome::OverPcie(rate) => Compared { name, rate: Ok(rate), note: "over PCIe".to_owned() },
         Outcome::NotHere(NotHere::NotFor { .. }) => return None,
-        Outcome::NotHere(why) => Compared { name, rate: Err(why.to_string()), note: "" },
+        Outcome::NotHere(why) => Compared { name, rate: Err(why.to_string()), note: String::new() },
     })
 }

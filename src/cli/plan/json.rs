@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use pleach::collectives::packing::latency::predicted_ns;
 use pleach::collectives::packing::{Certificate, Edge, Path, Rate, Tree};
 use pleach::collectives::topology::{NodeId, Topology};
 
@@ -37,6 +38,10 @@ pub(super) fn object(plan: &Plan) -> String {
         put_tree(&mut out, topology, tree, plan.checked.depths[index].edges);
     }
     put!(out, "],\"certificate\":{}", certificate(plan));
+    if let Some(bytes) = plan.bytes {
+        let took_s = predicted_ns(packing, topology, bytes) as f64 / 1e9;
+        put!(out, ",\"bytes\":{bytes},\"predicted_s\":{took_s:?}");
+    }
     put!(out, ",\"generation_s\":{:?}}}", plan.generation.as_secs_f64());
     out.push('\n');
     out

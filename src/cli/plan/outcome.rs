@@ -18,6 +18,10 @@ pub(super) struct Plan {
     pub(super) strategy: Strategy,
     /// From the topology to the packing with its certificate.
     pub(super) generation: Duration,
+    /// What one call carries, where that was said.
+    pub(super) bytes: Option<u64>,
+    /// What the use of PCIe beside the links costs at first, where that was said.
+    pub(super) pcie_setup_ns: Option<u64>,
 }
 
 impl Plan {

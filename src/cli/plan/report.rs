@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use pleach::collectives::packing::latency::predicted_ns;
 use pleach::collectives::packing::{Rate, Tree};
 use pleach::collectives::topology::{NodeKind, Topology};
 use pleach::collectives::{Collective, Rank};
@@ -11,6 +12,7 @@ use pleach::collectives::{Collective, Rank};
 use super::compare::Compared;
 use super::outcome::{Plan, number};
 use super::words::{self, counted};
+use crate::cli::bench::Size;
 
 /// Columns of the text.
 const WIDTH: usize = 80;
@@ -51,6 +53,10 @@ fn headline(page: &mut Page, plan: &Plan) {
     page.line("");
     let rate = words::rate(number(packing.rate));
     page.paragraph("", &format!("{rate}   {}", words::verdict(packing)));
+    if let Some(bytes) = plan.bytes {
+        let took_s = predicted_ns(packing, topology, bytes) as f64 / 1e9;
+        page.paragraph("", &format!("{} bytes take about {}", Size(bytes), duration(took_s)));
+    }
     page.line("");
 }
 
@@ -173,7 +179,7 @@ fn comparison(page: &mut Page, plan: &Plan, compared: &[Compared]) {
     page.cut("Compare", &line(plan.strategy.name(), own, ""));
     for other in compared {
         match &other.rate {
-            Ok(rate) => page.cut("", &line(other.name, *rate, other.note)),
+            Ok(rate) => page.cut("", &line(other.name, *rate, &other.note)),
             // Which ranks a tree lacks a link between is more than a line has room for.
             Err(why) => {
                 page.cut("", &format!("{}{}", name(other.name), why.split(':').next().unwrap_or(why)))

@@ -15,7 +15,9 @@ fn plan(topology: Topology, packing: Packing) -> Plan {
     let checked = check(&topology, &packing).expect("made right");
     let generation = Duration::from_micros(300);
     let strategy = Strategy::Optimal;
-    Plan { source: "made.toml".to_owned(), topology, packing, checked, strategy, generation }
+    let source = "made.toml".to_owned();
+    let (bytes, pcie_setup_ns) = (None, None);
+    Plan { source, topology, packing, checked, strategy, generation, bytes, pcie_setup_ns }
 }
 
 fn rate(gb_s: u64) -> Rate {
