@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pleach::transport::rendezvous::{Fabric, FabricChoice};
+use pleach::transport::rendezvous::FabricChoice;
 use pleach::{Group, Options};
 
 use super::CommandError;
@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 )]
 pub(crate) struct Arguments {
     /// How bytes move: shm, tcp, shm+tcp (by host), verbs or auto
-    #[arg(long, value_name = "FABRIC", value_parser = fabric, default_value = "auto")]
+    #[arg(long, value_name = "FABRIC", default_value = "auto")]
     fabric: FabricChoice,
     /// Where to save the topology
     #[arg(short, long, value_name = "FILE")]
@@ -37,17 +37,6 @@ pub(crate) struct Arguments {
     ranks: Option<u32>,
     #[command(flatten)]
     world: WorldArguments,
-}
-
-fn fabric(name: &str) -> Result<FabricChoice, String> {
-    match name {
-        "shm" => Ok(FabricChoice::Only(Fabric::Shm)),
-        "tcp" => Ok(FabricChoice::Only(Fabric::Tcp)),
-        "shm+tcp" => Ok(FabricChoice::Only(Fabric::Hybrid)),
-        "verbs" => Ok(FabricChoice::Only(Fabric::Verbs)),
-        "auto" => Ok(FabricChoice::Auto),
-        _ => Err("there are shm tcp shm+tcp verbs auto".to_owned()),
-    }
 }
 
 /// Runs `pleach probe`.
