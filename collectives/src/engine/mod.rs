@@ -116,10 +116,10 @@ pub enum EngineError {
         source: std::io::Error,
     },
     /// The device refuses scratch memory.
-    #[error("scratch memory cannot be registered")]
+    #[error("scratch memory cannot be registered: {0}")]
     Register(#[from] RegisterError),
     /// A peer is not connected.
-    #[error("peers cannot be told of scratch memory")]
+    #[error("peers cannot be told of scratch memory: {0}")]
     Post(#[from] PostError),
 }
 
