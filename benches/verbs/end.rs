@@ -1,0 +1,259 @@
+//! One end of a connection of pleach, in a process of its own: two devices of one process would share its time.
+//!
+//! The program starts itself with a variable that holds what to do. An end says where it is and what its memory is called in
+//! one line, hears the same of the other one, does its part, and rank 0 says what it took.
+
+use std::io::{BufRead, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach::Rank;
+use pleach::transport::clock::now;
+use pleach::transport::verbs::{VerbsDevice, Wish};
+use pleach::transport::{
+    Address, Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Notice, Region, RegionKey,
+    RemoteSlice, Responder, Source, SubmitError, Submitted, Transfer, TransferId,
+};
+
+/// Rank, device, what to measure, bytes, how often.
+pub(crate) const VARIABLE: &str = "PLEACH_BENCH_VERBS_END";
+
+/// Transfers under way, as `ib_write_bw` has them.
+const DEPTH: u64 = 128;
+
+const WARMUP: u64 = 20;
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const CELLS: usize = 4;
+
+struct Silent;
+
+impl Responder for Silent {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
+}
+
+/// What this process was started for, where it is an end.
+pub(crate) fn asked() -> Option<String> {
+    std::env::var(VARIABLE).ok()
+}
+
+pub(crate) fn run(task: &str) -> ExitCode {
+    match carry_out(task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct End {
+    device: VerbsDevice,
+    peer: Rank,
+    region: Region,
+    remote: RemoteSlice,
+    events: Vec<Event>,
+}
+
+fn carry_out(task: &str) -> Result<(), String> {
+    let words: Vec<&str> = task.split(' ').collect();
+    let [rank, device, what, bytes, count] = words[..] else { return Err(format!("not understood: {task}")) };
+    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
+    let (rank, bytes, count) = (number(rank)? as Rank, number(bytes)?, number(count)?);
+    let mut end = End::new(rank, device, bytes as usize)?;
+    // All is there before the clock starts, as with the others.
+    end.meet(1)?;
+    let took = match (what, rank) {
+        ("write" | "read", 0) => {
+            end.stream(what == "read", WARMUP)?;
+            let began = now();
+            end.stream(what == "read", count)?;
+            let seconds = now().since(began).as_secs_f64();
+            end.meet(2)?;
+            (bytes * count) as f64 / seconds / f64::from(1 << 20)
+        }
+        ("write" | "read", _) => {
+            end.meet(2)?;
+            0.0
+        }
+        ("ping-pong", _) => end.ping_pong(bytes as usize, count)?,
+        _ => return Err(format!("not understood: {what}")),
+    };
+    end.check(what, bytes as usize)?;
+    if rank == 0 {
+        println!("{took}");
+    }
+    end.device.leave();
+    let deadline = now() + PATIENCE;
+    while !end.device.is_flushed() && now() < deadline {
+        end.device.flush();
+        end.device.poll(now(), &mut end.events);
+        end.events.clear();
+    }
+    Ok(())
+}
+
+/// Bytes that differ between ranks.
+fn pattern(rank: Rank, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|index| (index as u8).wrapping_mul(7).wrapping_add(rank as u8 + 1)).collect()
+}
+
+impl End {
+    /// Connected to the other one.
+    fn new(rank: Rank, device: &str, bytes: usize) -> Result<Self, String> {
+        let config = DeviceConfig {
+            rank,
+            world_size: 2,
+            secret: None,
+            cells: CELLS,
+            connect_timeout: PATIENCE,
+            interface: None,
+            responder: Arc::new(Silent),
+        };
+        let wish = Wish { device: Some(device.to_owned()), ..Wish::default() };
+        let mut device = VerbsDevice::new(config, &wish).map_err(|error| error.to_string())?;
+        let memory: Arc<dyn Memory> = HostMemory::new(bytes);
+        let region = device.register(memory).map_err(|error| error.to_string())?;
+        region.whole().store(&pattern(rank, bytes));
+        println!("{} {}", device.address(), region.key().0);
+        std::io::stdout().flush().map_err(|error| error.to_string())?;
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line).map_err(|error| error.to_string())?;
+        let (address, key) = line.trim().rsplit_once(' ').ok_or("the other end has ended")?;
+        let key = RegionKey(key.parse().map_err(|error| format!("{key}: {error}"))?);
+        let peer = 1 - rank;
+        device.connect(peer, &Address(address.to_owned())).map_err(|error| error.to_string())?;
+        let remote = RemoteSlice { key, offset: 0, len: bytes as u64 };
+        let mut end = Self { device, peer, region, remote, events: Vec::with_capacity(256) };
+        let deadline = now() + PATIENCE;
+        while end.poll()? == 0 {
+            if now() > deadline {
+                return Err("not connected in time".to_owned());
+            }
+        }
+        Ok(end)
+    }
+
+    /// How much has ended or begun since.
+    fn poll(&mut self) -> Result<u64, String> {
+        self.device.poll(now(), &mut self.events);
+        let mut count = 0;
+        for event in self.events.drain(..) {
+            match event {
+                Event::Connected { .. } | Event::Done { result: Ok(_), .. } => count += 1,
+                Event::Done { result: Err(error), .. } => return Err(error.to_string()),
+                Event::PeerLost { cause, .. } => return Err(cause.to_string()),
+                Event::Left { .. } | Event::Severed { .. } => {}
+            }
+        }
+        Ok(count)
+    }
+
+    fn submit(&mut self, transfer: &Transfer) -> Result<Option<Submitted>, String> {
+        match self.device.submit(self.peer, transfer.clone(), TransferId(0)) {
+            Ok(submitted) => Ok(Some(submitted)),
+            Err(SubmitError::QueueFull { .. }) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Both ends have come so far; sleeps until they have.
+    fn meet(&mut self, number: u64) -> Result<(), String> {
+        let notice = Notice { cell: 1, payload: Inline::EMPTY };
+        while self.submit(&Transfer::Notify(notice))?.is_none() {
+            self.poll()?;
+        }
+        let cells = self.device.cells(self.peer);
+        let deadline = now() + PATIENCE;
+        loop {
+            self.poll()?;
+            if cells.count(1) >= number {
+                return Ok(());
+            }
+            if now() > deadline {
+                return Err("the other end does not come".to_owned());
+            }
+            if let Some(bell) = self.device.arm() {
+                bell.wait(Duration::from_millis(50));
+            }
+        }
+    }
+
+    /// So many transfers of all memory, many under way at once.
+    fn stream(&mut self, is_read: bool, count: u64) -> Result<(), String> {
+        let own = self.region.whole();
+        let transfer = if is_read {
+            Transfer::Get { src: self.remote, dst: own }
+        } else {
+            Transfer::Put { src: Source::Slice(own), dst: self.remote, notice: None }
+        };
+        let (mut submitted, mut ended) = (0, 0);
+        while ended < count {
+            while submitted < count && submitted - ended < DEPTH {
+                match self.submit(&transfer)? {
+                    Some(Submitted::Ended(_)) => (submitted, ended) = (submitted + 1, ended + 1),
+                    Some(Submitted::UnderWay) => submitted += 1,
+                    None => break,
+                }
+            }
+            ended += self.poll()?;
+        }
+        Ok(())
+    }
+
+    /// Notices there and back; the median of half a turn, in microseconds.
+    fn ping_pong(&mut self, bytes: usize, turns: u64) -> Result<f64, String> {
+        let src = Inline::new(&pattern(self.device.rank(), bytes)).ok_or("more bytes than a notice has")?;
+        let notice = Some(Notice { cell: 0, payload: Inline::EMPTY });
+        let transfer = Transfer::Put { src: Source::Inline(src), dst: self.remote, notice };
+        let is_first = self.device.rank() == 0;
+        let cells = self.device.cells(self.peer);
+        let mut times = Vec::with_capacity(turns as usize);
+        for turn in 1..=turns + WARMUP {
+            let began = now();
+            if is_first {
+                self.throw(&transfer)?;
+            }
+            while cells.count(0) < turn {
+                self.poll()?;
+            }
+            if !is_first {
+                self.throw(&transfer)?;
+            }
+            if turn > WARMUP {
+                times.push(now().since(began).as_secs_f64() * 1e6 / 2.0);
+            }
+        }
+        self.meet(2)?;
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    }
+
+    fn throw(&mut self, transfer: &Transfer) -> Result<(), String> {
+        while self.submit(transfer)?.is_none() {
+            self.poll()?;
+        }
+        // What is gathered for one doorbell goes now.
+        self.device.flush();
+        Ok(())
+    }
+
+    /// What has come is right.
+    fn check(&self, what: &str, bytes: usize) -> Result<(), String> {
+        let rank = self.device.rank();
+        let is_overwritten = match what {
+            "write" => rank == 1,
+            "read" => rank == 0,
+            _ => true,
+        };
+        let expected = pattern(if is_overwritten { self.peer } else { rank }, bytes);
+        if self.region.whole().to_vec() == expected { Ok(()) } else { Err("wrong bytes".to_owned()) }
+    }
+}

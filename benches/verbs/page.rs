@@ -1,0 +1,70 @@
+//! The best of each, as a table and as `docs/verbs.md`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use crate::contender::{Contender, Task};
+
+/// Around what is measured.
+const BEGIN: &str = "<!-- measured: written by cargo bench --bench verbs -- --write-docs -->";
+const END: &str = "<!-- end of what is measured -->";
+
+/// What was found of each, or why nothing was.
+#[derive(Default)]
+pub(crate) struct Best(BTreeMap<(Task, Contender), Result<f64, String>>);
+
+impl Best {
+    pub(crate) fn add(&mut self, task: &Task, contender: &Contender, measured: Result<f64, String>) {
+        let key = (*task, *contender);
+        let better = match (self.0.remove(&key), measured) {
+            (Some(Ok(one)), Ok(other)) if task.is_bandwidth() => Ok(one.max(other)),
+            (Some(Ok(one)), Ok(other)) => Ok(one.min(other)),
+            (Some(Ok(one)), Err(_)) => Ok(one),
+            (_, other) => other,
+        };
+        self.0.insert(key, better);
+    }
+
+    /// How pleach does beside another: the part of its bandwidth, or how many times its time.
+    fn ratio(&self, task: &Task, other: Contender) -> Option<f64> {
+        let value = |contender| self.0.get(&(*task, contender))?.as_ref().ok().copied();
+        Some(value(Contender::Pleach)? / value(other)?)
+    }
+
+    /// A row for each that was measured, in Markdown.
+    pub(crate) fn table(&self) -> String {
+        let mut text = String::from("| what | who | best | pleach beside it |\n| --- | --- | --- | --- |\n");
+        for ((task, contender), value) in &self.0 {
+            let value = match value {
+                Ok(value) => format!("{value:.1} {}", task.unit()),
+                Err(reason) => format!("skipped: {}", reason.replace('|', "/")),
+            };
+            let ratio = match (contender, self.ratio(task, *contender)) {
+                (Contender::Pleach, _) | (_, None) => String::new(),
+                (_, Some(ratio)) if task.is_bandwidth() => format!("{ratio:.2} of its bandwidth"),
+                (_, Some(ratio)) => format!("{ratio:.2} times its time"),
+            };
+            let _ = writeln!(text, "| {task} | {contender} | {value} | {ratio} |");
+        }
+        text
+    }
+}
+
+/// Writes the measured part of the page; what people write around it is kept.
+pub(crate) fn write(best: &Best, rounds: u32) -> Result<(), String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/verbs.md");
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    let before = fs::read_to_string(&path).map_err(failed)?;
+    let cut = before.split_once(BEGIN).and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)));
+    let (head, tail) = cut.ok_or_else(|| format!("{}: no line '{BEGIN}'", path.display()))?;
+    let processors = std::thread::available_parallelism().map_or(0, usize::from);
+    let machine = match std::env::var_os("RDMA_VM") {
+        Some(_) => "Soft-RoCE in an emulated machine, whose times are not those of any real one",
+        None => "RDMA devices of this machine",
+    };
+    let table = best.table();
+    let measured = format!("\n{machine}, {processors} processors; best of {rounds} rounds.\n\n{table}\n");
+    fs::write(&path, format!("{head}{BEGIN}\n{measured}{END}{tail}")).map_err(failed)
+}
