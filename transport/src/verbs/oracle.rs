@@ -185,8 +185,9 @@ fn types_and_constants_are_those_of_newer_headers() {
 #[test]
 fn all_that_is_used_is_compared() {
     let mut compared = same_in!(rdma_sys);
-    // Compared by hand above.
-    compared.extend(["ibv_port_attr", "ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]);
+    // Numbers, and what is compared by hand above.
+    assert_eq!(size_of::<sys::ibv_mtu>(), size_of::<rdma_sys::ibv_mtu::Type>());
+    compared.extend(["ibv_mtu", "ibv_port_attr", "ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]);
     compared.extend(["ibv_send_wr__bindgen_ty_2__bindgen_ty_2"]);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/verbs");
     let mut used = BTreeSet::new();
