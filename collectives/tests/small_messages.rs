@@ -1,19 +1,19 @@
 //! What a small all-reduce over shared memory may not do: allocate, once it was done before.
 
+#[allow(dead_code)] // Not every test says where its ranks meet.
+mod ranks;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::thread;
-use std::time::Duration;
 
-use pleach_collectives::{Group, Options, Rank, ReduceOp};
-use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach_collectives::{Group, ReduceOp};
+use pleach_transport::rendezvous::Fabric;
+
+use ranks::with_group;
 
 const RANKS: u32 = 2;
 const ROUNDS: u32 = 100;
 const BATCHES: u32 = 40;
-
-/// Longest time a test's calls may take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Counts the allocations of each thread.
 struct Counting;
@@ -45,20 +45,6 @@ fn allocations() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
 
-fn world(rank: Rank, folder: &std::path::Path) -> World {
-    World {
-        rank,
-        world_size: RANKS,
-        local_rank: Some(rank),
-        rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
-        join_timeout: None,
-        launcher: Launcher::Arguments,
-    }
-}
-
 /// The fewest allocations a rank's thread makes in [`ROUNDS`] calls: of a registered slice, of another, of none. The
 /// fewest of many, because on a busy machine a rank may wait so long that it asks what its peer is doing.
 fn fewest(group: &Group, elements: usize) -> [u64; 3] {
@@ -88,23 +74,16 @@ fn fewest(group: &Group, elements: usize) -> [u64; 3] {
 
 #[test]
 fn small_all_reduces_and_barriers_over_shared_memory_allocate_nothing() {
-    let folder = std::env::temp_dir().join(format!("pleach-small-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    thread::scope(|scope| {
-        for rank in 0..RANKS {
-            let folder = &folder;
-            scope.spawn(move || {
-                let mut options = Options::new(world(rank, folder));
-                options.fabric = FabricChoice::Only(Fabric::Shm);
-                options.timeout = PATIENCE;
-                let group = Group::join(&options).unwrap();
-                assert!(allocations() > 0, "the counter counts");
-                for elements in [2, 8, 64, 512] {
-                    assert_eq!(fewest(&group, elements), [0; 3], "{elements} elements");
-                }
-                group.close().unwrap();
-            });
-        }
-    });
-    std::fs::remove_dir_all(&folder).ok();
+    with_group(
+        Fabric::Shm,
+        RANKS,
+        |_| (),
+        |group| {
+            assert!(allocations() > 0, "the counter counts");
+            for elements in [2, 8, 64, 512] {
+                assert_eq!(fewest(&group, elements), [0; 3], "{elements} elements");
+            }
+            group.close().unwrap();
+        },
+    );
 }

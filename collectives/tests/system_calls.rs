@@ -7,13 +7,18 @@
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code, reason = "counts system calls")]
 
+#[allow(dead_code)] // Not every test says where its ranks meet.
+mod ranks;
+
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pleach_collectives::{Group, Options, Rank, ReduceOp};
+use pleach_collectives::{Group, Rank, ReduceOp};
 use pleach_transport::clock;
-use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach_transport::rendezvous::Fabric;
+
+use ranks::with_group;
 
 const RANKS: u32 = 2;
 /// Measured calls of each rank.
@@ -23,8 +28,8 @@ const WARM_UP: u32 = 1_000;
 /// From the end of the call before to that of a call: longer only when a rank was not running, and from 1 ms on a rank that
 /// waits asks what its peer does.
 const AWAKE: Duration = Duration::from_micros(500);
-/// Longest time a test's calls may take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than a peer is not running on a loaded machine: a rank waits awake for it, to be awake when that one goes on.
+const SPIN: Duration = Duration::from_secs(60);
 
 /// System calls of the ranks' threads since the filter was put in. Relaxed: each thread reads its own.
 static GIVEN_WAY: [AtomicU64; RANKS as usize] = [const { AtomicU64::new(0) }; RANKS as usize];
@@ -145,25 +150,6 @@ fn stay_on(processor: usize) {
     }
 }
 
-fn join(rank: Rank, folder: &std::path::Path) -> Group {
-    let mut options = Options::new(World {
-        rank,
-        world_size: RANKS,
-        local_rank: Some(rank),
-        rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
-        join_timeout: None,
-        launcher: Launcher::Arguments,
-    });
-    options.fabric = FabricChoice::Only(Fabric::Shm);
-    options.timeout = PATIENCE;
-    // A rank whose peer is not running waits awake for it, so that it is awake when that one goes on.
-    options.spin = PATIENCE;
-    Group::join(&options).unwrap()
-}
-
 /// What a rank's thread saw of one call.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
@@ -216,22 +202,19 @@ fn small_all_reduces_over_shared_memory_call_no_system_while_the_peer_is_awake()
         writeln!(std::io::stderr(), "skipped system_calls: {reason}").unwrap();
         return;
     }
-    let folder = std::env::temp_dir().join(format!("pleach-system-calls-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let [zero, one] = [0, 1].map(|rank| {
-        let (folder, processor) = (folder.clone(), processors[rank]);
-        std::thread::spawn(move || {
-            let group = join(rank as Rank, &folder);
-            stay_on(processor);
-            let seen = call_again_and_again(rank as Rank, &group);
+    let seen = with_group(
+        Fabric::Shm,
+        RANKS,
+        |options| options.spin = SPIN,
+        |group| {
+            stay_on(processors[group.rank() as usize]);
+            let seen = call_again_and_again(group.rank(), &group);
             // To close the group the ranks would have to meet once more.
             std::mem::forget(group);
             seen
-        })
-    });
-    // Every call has a deadline.
-    let (zero, one) = (zero.join().unwrap(), one.join().unwrap());
-    std::fs::remove_dir_all(&folder).ok();
+        },
+    );
+    let [zero, one] = seen.try_into().expect("two ranks");
     assert!(zero.iter().chain(&one).all(|seen| seen.is_right), "wrong results");
 
     // Both ranks were awake in a call and just before and after it.
