@@ -23,6 +23,7 @@ mod links;
 use std::sync::Arc;
 
 use pleach_transport::CELL_PAYLOAD_BYTES;
+use pleach_transport::rendezvous::Fabric;
 
 use crate::collective::Collective;
 use crate::generate::{Access, Algorithm, GenerateError, generate};
@@ -404,6 +405,19 @@ impl Platform {
             Access::Mapped => {
                 let (near, far) = (CostModel::SHARED_MEMORY, CostModel::TCP);
                 Self { hosts, access, near, far, wiring: None }
+            }
+        }
+    }
+
+    /// Ranks of these hosts over a fabric, before anything has been measured.
+    #[must_use]
+    pub fn over(fabric: Fabric, hosts: HostMap) -> Self {
+        match fabric {
+            Fabric::Shm | Fabric::Hybrid => Self::new(hosts, Access::Mapped),
+            Fabric::Tcp => Self::new(hosts, Access::Put),
+            Fabric::Verbs => {
+                let model = CostModel::VERBS;
+                Self { near: model, far: model, ..Self::new(hosts, Access::Put) }
             }
         }
     }

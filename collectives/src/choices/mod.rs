@@ -149,10 +149,7 @@ impl Table {
     /// The world, with the models of this table where it has some.
     #[must_use]
     pub fn platform(&self) -> Platform {
-        let platform = match self.fabric {
-            Fabric::Shm | Fabric::Hybrid => Platform::new(self.hosts.clone(), Access::Mapped),
-            Fabric::Tcp | Fabric::Verbs => Platform::new(self.hosts.clone(), Access::Put),
-        };
+        let platform = Platform::over(self.fabric, self.hosts.clone());
         match self.models {
             Some((near, far)) => Platform { near, far, ..platform },
             None => platform,
@@ -315,6 +312,13 @@ mod tests {
         assert_eq!(name(Collective::AllReduce, 4096).as_deref(), Some("direct"));
         assert_eq!(name(Collective::Reduce { root: 1 }, 1 << 40).as_deref(), Some("chain"));
         assert_eq!(name(Collective::AllGather, 8), None);
+    }
+
+    #[test]
+    fn without_models_of_its_own_a_table_has_those_of_its_fabric() {
+        let far = |fabric| Table::new(fabric, HostMap::one(2)).platform().far;
+        assert_eq!(far(Fabric::Verbs), CostModel::VERBS);
+        assert_eq!(far(Fabric::Tcp), CostModel::TCP);
     }
 
     #[test]

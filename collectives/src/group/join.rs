@@ -10,7 +10,6 @@ use crate::choices::ChoicesError;
 use crate::compute::HostCompute;
 use crate::cost::{CostModel, Platform};
 use crate::engine::{Board, CELLS};
-use crate::generate::Access;
 use crate::hosts::HostMap;
 use crate::topology::Topology;
 use crate::wiring::{Wiring, topology_digest};
@@ -80,12 +79,12 @@ impl Group {
 /// host, or none does.
 fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     let ranks = hosts.len() as u32;
-    let sockets = if ranks_here == ranks { CostModel::LOOPBACK } else { CostModel::TCP };
-    match fabric {
-        Fabric::Shm | Fabric::Hybrid => Platform::new(HostMap::new(hosts), Access::Mapped),
-        Fabric::Tcp => Platform::one_host(ranks, Access::Put, sockets),
-        Fabric::Verbs => Platform::one_host(ranks, Access::Put, CostModel::VERBS),
+    let maps = matches!(fabric, Fabric::Shm | Fabric::Hybrid);
+    let platform = Platform::over(fabric, if maps { HostMap::new(hosts) } else { HostMap::one(ranks) });
+    if fabric == Fabric::Tcp && ranks_here == ranks {
+        return Platform { near: CostModel::LOOPBACK, far: CostModel::LOOPBACK, ..platform };
     }
+    platform
 }
 
 /// These links, over which messages cost what they cost on this platform.
