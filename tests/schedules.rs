@@ -150,24 +150,8 @@ fn what_cannot_be_scheduled_is_a_usage_error_that_says_what_can() {
     );
 }
 
-/// Each of two GPUs sends its half to the other, which adds and sends it back.
-const PAIR: &str = r#"<algo name="pair" proto="LL" nchannels="1" nchunksperloop="2" ngpus="2" coll="allreduce" inplace="1">
-  <gpu id="0" i_chunks="2" o_chunks="0" s_chunks="0">
-    <tb id="0" send="1" recv="1" chan="0">
-      <step s="0" type="s" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
-      <step s="1" type="rrcs" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
-      <step s="2" type="r" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
-    </tb>
-  </gpu>
-  <gpu id="1" i_chunks="2" o_chunks="0" s_chunks="0">
-    <tb id="0" send="0" recv="0" chan="0">
-      <step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
-      <step s="1" type="rrcs" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
-      <step s="2" type="r" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
-    </tb>
-  </gpu>
-</algo>
-"#;
+/// Two GPUs, each of which sums up its half and sends it back.
+const PAIR: &str = include_str!("../collectives/tests/msccl/pair.xml");
 
 #[test]
 fn an_msccl_algorithm_is_proved_or_refuted_like_a_schedule() {
@@ -180,5 +164,5 @@ fn an_msccl_algorithm_is_proved_or_refuted_like_a_schedule() {
     assert!(code == Some(1) && stderr.starts_with("error: refuted: "), "{stderr}");
     let wrong = PAIR.replacen("type=\"rrcs\"", "type=\"rrsc\"", 1);
     let (code, _, stderr) = verify(&Written::new("wrong.xml", &wrong));
-    assert!(code == Some(2) && stderr.contains("line 5: type=\"rrsc\""), "{stderr}");
+    assert!(code == Some(2) && stderr.contains("line 7: type=\"rrsc\""), "{stderr}");
 }
