@@ -23,10 +23,12 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/src/memory", "owns the bytes that transfers touch"),
     ("transport/src/shm", "maps segments of other processes"),
     ("transport/src/verbs", "calls libibverbs"),
+    ("transport/src/cuda", "calls the CUDA driver"),
     ("transport/src/cells.rs", "cells in shared memory"),
     ("transport/src/device.rs", "addresses of mapped memory"),
     ("transport/src/fork.rs", "is told of forks"),
     ("collectives/src/compute", "kernels over raw memory"),
+    ("collectives/tests/gpu_memory", "kernels over raw memory"),
     ("collectives/tests/small_messages.rs", "counts allocations"),
     ("collectives/tests/system_calls.rs", "counts system calls"),
     ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
@@ -35,6 +37,8 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("benches/micro/benches/instructions.rs", "the processor's trap flag"),
     ("benches/micro/benches/reduce.rs", "kernels over raw memory"),
     ("tests/failure/children.rs", "forks without exec"),
+    ("transport/tests/cuda.rs", "puts work into streams"),
+    ("transport/tests/fake_cuda", "loads the library that tests build"),
 ];
 
 /// Who may depend on whom among the crates of the workspace.

@@ -238,6 +238,8 @@ pub struct Reach {
 pub struct Mapped {
     base: NonNull<u8>,
     len: usize,
+    /// Whether the host may dereference the address.
+    is_on_host: bool,
     _keep: Arc<dyn Send + Sync>,
 }
 
@@ -262,14 +264,26 @@ impl Mapped {
     /// `len` bytes at `base` stay readable and writable while `keep` lives.
     #[allow(unsafe_code)]
     pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { base, len, _keep: keep }
+        Self { base, len, is_on_host: true, _keep: keep }
     }
 
     /// For backends whose peers live in this process: these bytes, kept by the slice.
     #[must_use]
     pub fn of_slice(slice: Slice) -> Self {
         let base = NonNull::new(slice.as_ptr()).expect("a region's address is not null");
-        Self { base, len: slice.len(), _keep: Arc::new(slice) }
+        Self { base, len: slice.len(), is_on_host: true, _keep: Arc::new(slice) }
+    }
+
+    /// For backends: memory of a GPU, at an address for kernels and copies of the GPU alone, kept by `keep`.
+    #[must_use]
+    pub fn on_gpu(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
+        Self { base, len, is_on_host: false, _keep: keep }
+    }
+
+    /// Whether the host's processors may touch the bytes, or only a GPU.
+    #[must_use]
+    pub fn is_on_host(&self) -> bool {
+        self.is_on_host
     }
 
     /// Address of the first byte.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::Rank;
+use crate::cuda::CudaError;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::Space;
 use crate::region::{OutOfBounds, RegionKey};
@@ -103,6 +104,14 @@ pub enum TransferError {
         /// From whom.
         peer: Rank,
     },
+    /// A GPU did not carry it out.
+    #[error("a copy by a GPU, from or to memory of rank {peer}, failed: {error}")]
+    Gpu {
+        /// Whose memory is at the other end.
+        peer: Rank,
+        /// Why.
+        error: CudaError,
+    },
     /// The peer has no such region, or the range does not lie inside it; or this process could not map it, which its log
     /// says.
     #[error(
@@ -197,12 +206,24 @@ pub enum RegisterError {
         fabric: &'static str,
     },
     /// The fabric does not reach this kind of memory.
-    #[error("{fabric} does not reach {space:?} memory")]
+    #[error(
+        "{fabric} does not reach {space} memory; stage it through host memory, as a group whose Options::space is {space} does"
+    )]
     Space {
         /// Which fabric.
         fabric: &'static str,
         /// Which memory.
         space: Space,
+    },
+    /// One device reaches the memory of one GPU.
+    #[error(
+        "memory of GPU {other} cannot be registered beside that of GPU {first}; make a group for each GPU"
+    )]
+    OtherGpu {
+        /// Whose memory is registered.
+        first: u32,
+        /// Whose was to be.
+        other: u32,
     },
     /// It was cut off from all peers when one of them was severed, and nobody else can see what is written to it.
     #[error("this memory was cut off from other processes by a severed peer; allocate new memory")]
@@ -267,6 +288,17 @@ pub enum MapError {
         peer: Rank,
         /// Which.
         key: RegionKey,
+    },
+    /// It is on a GPU, which this process does not reach.
+    #[error("rank {peer}'s region {key:?} on a GPU is out of reach: {source}")]
+    Gpu {
+        /// Whose.
+        peer: Rank,
+        /// Which.
+        key: RegionKey,
+        /// Why.
+        #[source]
+        source: CudaError,
     },
     /// This device maps nothing ([`crate::Reach::maps`]).
     #[error("{fabric} does not map")]

@@ -13,6 +13,7 @@
 pub mod auth;
 pub mod cells;
 pub mod clock;
+pub mod cuda;
 pub mod device;
 mod error;
 pub mod fork;

@@ -10,6 +10,7 @@
 pub(crate) mod socket;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -19,6 +20,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftrunc
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
 
+use crate::cuda::{CudaMemory, GpuId};
 use crate::device::Mapped;
 use crate::region::{LentSlice, RegionKey, Slice};
 
@@ -34,6 +36,20 @@ pub(crate) use placement::prefer_own_node;
 pub enum Space {
     /// Memory of this host that its processors address.
     Host,
+    /// Memory of a GPU, which kernels and copies of it address and the host's processors do not.
+    Cuda {
+        /// Number of the GPU in this process.
+        ordinal: u32,
+    },
+}
+
+impl fmt::Display for Space {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => formatter.write_str("host"),
+            Self::Cuda { ordinal } => write!(formatter, "cuda:{ordinal}"),
+        }
+    }
 }
 
 /// How another process of this host could map the bytes.
@@ -49,14 +65,24 @@ pub enum Share<'a> {
         /// Where in the file the memory begins, in bytes.
         offset: u64,
     },
+    /// They are the first ones of an allocation of a GPU's, which this descriptor names to the CUDA driver of another
+    /// process.
+    Cuda {
+        /// The descriptor, of the driver.
+        file: BorrowedFd<'a>,
+        /// Length of the allocation in bytes.
+        bytes: u64,
+        /// Which GPU it is on.
+        gpu: GpuId,
+    },
 }
 
 /// Bytes that can be registered with a device.
 ///
 /// # Safety
 ///
-/// From creation to drop `base` and `len` name the same readable and writable bytes, which nothing but their owner
-/// and the transfers that it allowed touches. With [`Share::File`] those bytes are a shared mapping of that file, and
+/// From creation to drop `base` and `len` name the same readable and writable bytes (in [`Space::Cuda`] to the GPU alone),
+/// which nothing but their owner and the transfers that it allowed touches. With [`Share::File`] those bytes are a shared mapping of that file, and
 /// a device may at any time replace the pages of that mapping by private copies of them at the same addresses (this
 /// is how a peer that does not answer is kept from writing, contract line 9).
 pub unsafe trait Memory: Send + Sync {
@@ -72,6 +98,10 @@ pub unsafe trait Memory: Send + Sync {
     fn space(&self) -> Space;
     /// How another process could map them.
     fn share(&self) -> Share<'_>;
+    /// The same as memory of a GPU, if it is some that can be taken back from those it is shared with.
+    fn as_cuda(&self) -> Option<&CudaMemory> {
+        None
+    }
 }
 
 /// Zeroed heap memory, aligned to 4,096 bytes. Accepted by `tcp` and `sim`, refused by `shm` (nobody can map it).
@@ -285,8 +315,9 @@ impl Slice {
     ///
     /// # Panics
     ///
-    /// When `bytes` is longer than the slice: the caller's length check is missing.
+    /// When `bytes` is longer than the slice, or the slice is not the host's memory: the caller's check is missing.
     pub fn store(&self, bytes: &[u8]) {
+        self.assert_on_host();
         assert!(bytes.len() <= self.len(), "{} bytes into a slice of {}", bytes.len(), self.len());
         // SAFETY: the slice lies inside its region, whose memory is alive and writable; source and target cannot
         // overlap as `bytes` is a reference and registered memory is never borrowed while transfers may touch it.
@@ -297,11 +328,16 @@ impl Slice {
     ///
     /// # Panics
     ///
-    /// When `bytes` is longer than the slice.
+    /// When `bytes` is longer than the slice, or the slice is not the host's memory.
     pub fn load(&self, bytes: &mut [u8]) {
+        self.assert_on_host();
         assert!(bytes.len() <= self.len(), "{} bytes out of a slice of {}", bytes.len(), self.len());
         // SAFETY: as in `store`, with the roles exchanged.
         unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    fn assert_on_host(&self) {
+        assert_eq!(self.region().memory().space(), Space::Host, "a GPU's memory is copied by the GPU");
     }
 
     /// The slice's bytes, copied.
@@ -385,6 +421,7 @@ impl Mapped {
     }
 
     fn assert_inside(&self, offset: usize, len: usize) {
+        assert!(self.is_on_host(), "a GPU's memory is copied by the GPU");
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
         assert!(inside, "{len} bytes at {offset} of a mapping of {}", self.len());
     }

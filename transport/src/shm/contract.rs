@@ -23,7 +23,7 @@ use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
     RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
-use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
+use crate::memory::{Memory, SEALS_FIXED_SIZE, Share, Space};
 use crate::primitive::AtomicU32;
 use crate::region::{OutOfBounds, Region, RemoteSlice, Slice};
 
@@ -49,6 +49,9 @@ impl Device for ShmDevice {
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         check_memory(&memory)?;
+        if let Some(memory) = memory.as_cuda() {
+            self.copies.take_gpu(memory.gpu())?;
+        }
         let key = self.shared.directory().insert(memory.clone(), &self.shared.own.keys);
         let key = key.ok_or(RegisterError::TooMany { fabric: FABRIC, regions: REGIONS_MAX })?;
         Ok(Region::new(memory, key, self.registry.clone()))
@@ -65,6 +68,11 @@ impl Device for ShmDevice {
         // Found by its first no bytes, so that a range that is too long is told from a key that is wrong.
         let region = match connected.place(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
             Place::Here(_, region) => region,
+            Place::OnGpu(region) => {
+                let imported = region.import(self.copies.gpu());
+                imported.map_err(|source| MapError::Gpu { peer, key: slice.key, source })?;
+                region
+            }
             Place::NoRoom => return Err(MapError::NoRoom { peer, key: slice.key }),
             Place::Later | Place::Refused => return Err(unknown),
         };
@@ -79,8 +87,12 @@ impl Device for ShmDevice {
             mapped.retain(|region| region.strong_count() > 0);
             mapped.push(Arc::downgrade(&region));
         }
+        let (len, is_on_gpu) = (slice.len as usize, region.is_on_gpu());
+        if is_on_gpu {
+            return Ok(Mapped::on_gpu(address, len, region));
+        }
         // SAFETY: `locate` found all of the slice inside the region, which stays mapped while it is held.
-        Ok(unsafe { Mapped::new(address, slice.len as usize, region) })
+        Ok(unsafe { Mapped::new(address, len, region) })
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
@@ -206,6 +218,9 @@ impl Device for ShmDevice {
         if !self.large.is_empty() {
             self.advance_large();
         }
+        if !self.copies.is_empty() {
+            self.advance_copies();
+        }
         if !self.waiting.is_empty() {
             self.retry_waiting(now);
         }
@@ -256,7 +271,7 @@ impl Device for ShmDevice {
 
     fn flush(&mut self) -> bool {
         self.ring_due();
-        self.large.is_empty() && self.waiting.is_empty()
+        self.large.is_empty() && self.waiting.is_empty() && self.copies.is_empty()
     }
 
     fn is_flushed(&self) -> bool {
@@ -266,6 +281,7 @@ impl Device for ShmDevice {
         };
         self.large.is_empty()
             && self.waiting.is_empty()
+            && self.copies.is_empty()
             && self.due.is_empty()
             && has_said_bye()
             && self.shared.directory().is_flushed()
@@ -317,10 +333,14 @@ fn check_lengths(source_bytes: u64, destination_bytes: u64) -> Result<(), Submit
 
 /// Whether peers can map the memory safely, and this rank can take it back from them.
 fn check_memory(memory: &Arc<dyn Memory>) -> Result<(), RegisterError> {
-    #[allow(unreachable_patterns, reason = "more spaces will come")]
     match memory.space() {
         Space::Host => {}
-        space => return Err(RegisterError::Space { fabric: FABRIC, space }),
+        Space::Cuda { .. } if was_detached(memory) => return Err(RegisterError::Detached { fabric: FABRIC }),
+        // It can be taken back when it is pleach's own.
+        Space::Cuda { .. } => {
+            let is_shared = matches!(memory.share(), Share::Cuda { .. }) && memory.as_cuda().is_some();
+            return if is_shared { Ok(()) } else { Err(RegisterError::NotShareable { fabric: FABRIC }) };
+        }
     }
     let not_shareable = RegisterError::NotShareable { fabric: FABRIC };
     let Some((file, offset)) = file_of(&**memory) else { return Err(not_shareable) };

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::bell;
 use super::board::{End, Known};
+use super::copies::GpuCopies;
 use super::link::{BellPage, CELLS_MAX, Link, PeerRegion, slot_of};
 use super::shared::{Shared, wake_sleepers};
 use super::silence::Silence;
@@ -86,6 +87,8 @@ pub struct ShmDevice {
     polls_due: u32,
     pub(super) large: VecDeque<Large>,
     pub(super) waiting: VecDeque<Waiting>,
+    /// What GPUs copy.
+    pub(super) copies: GpuCopies,
     pub(super) silence: Silence,
     pub(super) severing: Vec<Rank>,
     pub(super) events: VecDeque<(Rank, Event)>,
@@ -125,6 +128,8 @@ pub(super) struct Connected {
 /// Where a remote slice is.
 pub(super) enum Place<'a> {
     Here(NonNull<u8>, &'a Arc<PeerRegion>),
+    /// On a GPU: where, its import says.
+    OnGpu(&'a Arc<PeerRegion>),
     /// Alive, but not announced yet.
     Later,
     /// Alive, but this process could not map it.
@@ -170,6 +175,7 @@ impl ShmDevice {
             polls_due: 0,
             large: VecDeque::new(),
             waiting: VecDeque::new(),
+            copies: GpuCopies::default(),
             silence: Silence::default(),
             severing: Vec::new(),
             events: VecDeque::new(),
@@ -256,6 +262,14 @@ impl ShmDevice {
             unreachable!("the caller looked, and what waits goes when the peer goes")
         };
         let (address, region) = match connected.place(request.remote()) {
+            Place::OnGpu(region) => {
+                let region = region.clone();
+                return self.start_on_gpu(rank, request, id, region);
+            }
+            Place::Here(_, region) if self.copies.reaches(&request) => {
+                let region = region.clone();
+                return self.start_on_gpu(rank, request, id, region);
+            }
             Place::Here(address, region) => (address, region),
             Place::Later => {
                 self.peers[rank as usize].pending += 1;
@@ -304,6 +318,42 @@ impl ShmDevice {
             self.show(rank, &notice);
         }
         Submitted::Ended(value)
+    }
+
+    /// The same where either end is on a GPU, whose copy ends later.
+    fn start_on_gpu(
+        &mut self,
+        peer: Rank,
+        request: Request,
+        id: TransferId,
+        region: Arc<PeerRegion>,
+    ) -> Submitted {
+        let key = request.remote().key;
+        match self.copies.begin(peer, request, id, region) {
+            Ok(true) => self.peers[peer as usize].pending += 1,
+            Ok(false) => self.refuse(peer, key, id),
+            Err(error) => self.done(peer, id, Err(TransferError::Gpu { peer, error })),
+        }
+        Submitted::UnderWay
+    }
+
+    /// Ends what GPUs have copied.
+    pub(super) fn advance_copies(&mut self) {
+        while let Some((copy, result)) = self.copies.next_ended() {
+            let peer = copy.peer;
+            let result = match (copy.failure, result) {
+                (Some(failure), _) => Err(failure),
+                (None, Err(error)) => Err(TransferError::Gpu { peer, error }),
+                (None, Ok(())) => {
+                    self.peers[peer as usize].pending -= 1;
+                    if let Some(notice) = copy.notice {
+                        self.show(peer, &notice);
+                    }
+                    Ok(0)
+                }
+            };
+            self.done(peer, copy.id, result);
+        }
     }
 
     fn refuse(&mut self, peer: Rank, key: RegionKey, id: TransferId) {
@@ -443,12 +493,17 @@ impl ShmDevice {
         for id in failed {
             self.done(rank, id, Err(error.clone()));
         }
+        // A GPU is not stopped: these end when it is through with their memory.
+        self.copies.fail(rank, error);
         self.peers[rank as usize].pending = 0;
         let forgotten = self.shared.board().forget(rank);
         drop((before, forgotten));
     }
 
     pub(super) fn advance_silence(&mut self) {
+        if !self.copies.is_empty() {
+            return;
+        }
         self.silence.advance();
         if self.silence.holds() {
             for rank in std::mem::take(&mut self.severing) {
@@ -470,6 +525,7 @@ impl ShmDevice {
     pub(super) fn has_work(&self) -> bool {
         !self.events.is_empty()
             || !self.large.is_empty()
+            || !self.copies.is_empty()
             || !self.severing.is_empty()
             || self.waiting.iter().any(|waiting| waiting.deadline.is_none())
     }
@@ -511,6 +567,9 @@ impl Connected {
             return Place::Refused;
         }
         match self.regions.get(usize::from(slot_of(slice.key))) {
+            Some(Known::Mapped(region)) if region.key == slice.key && region.is_on_gpu() => {
+                Place::OnGpu(region)
+            }
             Some(Known::Mapped(region)) if region.key == slice.key => {
                 region.locate(slice).map_or(Place::Refused, |address| Place::Here(address, region))
             }

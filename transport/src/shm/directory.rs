@@ -299,6 +299,11 @@ impl Control {
                     let frame = Frame::Announce { slot, key: entry.key, offset, len };
                     send(&self.stream, &frame.encode(), &[file])?;
                 }
+                Some((entry, Share::Cuda { file, bytes, gpu })) => {
+                    let len = entry.memory.len() as u64;
+                    let frame = Frame::AnnounceGpu { slot, key: entry.key, bytes, len, gpu };
+                    send(&self.stream, &frame.encode(), &[file])?;
+                }
                 _ => send(&self.stream, &Frame::Revoke { slot }.encode(), &[])?,
             }
             self.slots.pop_front();
@@ -345,6 +350,6 @@ pub(crate) fn was_detached(memory: &Arc<dyn Memory>) -> bool {
 pub(crate) fn file_of(memory: &dyn Memory) -> Option<(std::os::fd::BorrowedFd<'_>, u64)> {
     match memory.share() {
         Share::File { file, offset } => Some((file, offset)),
-        Share::Private => None,
+        Share::Private | Share::Cuda { .. } => None,
     }
 }

@@ -1,10 +1,11 @@
 //! Control frames: one packet each. Decoding is a pure function of hostile bytes.
 //!
 //! Connecting is: the dialer's `Hello`, the listener's `Welcome`, the dialer's `Grant`, the listener's `Accept`; each
-//! proves that it knows the secret before the other hands it any file descriptor. Then `Announce`, `Revoke`,
-//! `Message` in any number, and `Bye` at the end.
+//! proves that it knows the secret before the other hands it any file descriptor. Then `Announce`, `AnnounceGpu`,
+//! `Revoke`, `Message` in any number, and `Bye` at the end.
 
 use crate::auth::TAG_BYTES;
+use crate::cuda::GpuId;
 use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::region::RegionKey;
 
@@ -12,7 +13,7 @@ use crate::region::RegionKey;
 pub(crate) const FRAME_BYTES_MAX: usize = 1 + MESSAGE_BYTES_MAX;
 
 /// Version of this protocol; ranks of different versions do not connect.
-pub(crate) const PROTOCOL_VERSION: u16 = 1;
+pub(crate) const PROTOCOL_VERSION: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"plsh";
 const CLAIM_BYTES: usize = 4 + 2 + 4 + 4 + 4 + 4;
@@ -72,6 +73,14 @@ pub(crate) enum Frame<'bytes> {
         offset: u64,
         len: u64,
     },
+    /// With the descriptor of a GPU's allocation of so many bytes: the region is the first `len` of them.
+    AnnounceGpu {
+        slot: u16,
+        key: RegionKey,
+        bytes: u64,
+        len: u64,
+        gpu: GpuId,
+    },
     Revoke {
         slot: u16,
     },
@@ -88,6 +97,7 @@ const ANNOUNCE: u8 = 6;
 const REVOKE: u8 = 7;
 const MESSAGE: u8 = 8;
 const BYE: u8 = 9;
+const ANNOUNCE_GPU: u8 = 10;
 
 impl Claim {
     /// As it is sent and as it is authenticated. The first six bytes keep their meaning in every version.
@@ -119,6 +129,16 @@ impl Frame<'_> {
                 ANNOUNCE,
                 &[&slot.to_le_bytes(), &key.0.to_le_bytes(), &offset.to_le_bytes(), &len.to_le_bytes()],
             ),
+            Self::AnnounceGpu { slot, key, bytes, len, gpu } => concat(
+                ANNOUNCE_GPU,
+                &[
+                    &slot.to_le_bytes(),
+                    &key.0.to_le_bytes(),
+                    &bytes.to_le_bytes(),
+                    &len.to_le_bytes(),
+                    &gpu.0,
+                ],
+            ),
             Self::Revoke { slot } => concat(REVOKE, &[&slot.to_le_bytes()]),
             Self::Message(message) => concat(MESSAGE, &[message]),
             Self::Bye => vec![BYE],
@@ -129,7 +149,7 @@ impl Frame<'_> {
     pub(crate) fn files(&self) -> usize {
         match self {
             Self::Grant { .. } | Self::Accept => super::link::GRANT_FILES,
-            Self::Announce { .. } => 1,
+            Self::Announce { .. } | Self::AnnounceGpu { .. } => 1,
             _ => 0,
         }
     }
@@ -165,6 +185,13 @@ pub(crate) fn decode(packet: &[u8]) -> Result<Frame<'_>, ProtocolViolation> {
             key: RegionKey(u64::from_le_bytes(reader.array()?)),
             offset: u64::from_le_bytes(reader.array()?),
             len: u64::from_le_bytes(reader.array()?),
+        },
+        ANNOUNCE_GPU => Frame::AnnounceGpu {
+            slot: u16::from_le_bytes(reader.array()?),
+            key: RegionKey(u64::from_le_bytes(reader.array()?)),
+            bytes: u64::from_le_bytes(reader.array()?),
+            len: u64::from_le_bytes(reader.array()?),
+            gpu: GpuId(reader.array()?),
         },
         REVOKE => Frame::Revoke { slot: u16::from_le_bytes(reader.array()?) },
         MESSAGE => Frame::Message(std::mem::take(&mut reader.rest)),
@@ -231,6 +258,7 @@ mod tests {
             answer: [u8; 32],
             slot: u16,
             words: [u64; 3],
+            gpu: [u8; 16],
             message in proptest::collection::vec(any::<u8>(), 0..=MESSAGE_BYTES_MAX),
         ) {
             for frame in [
@@ -242,6 +270,7 @@ mod tests {
                 Frame::Reject(Reason::Secret),
                 Frame::Reject(Reason::Rank),
                 Frame::Announce { slot, key: RegionKey(words[0]), offset: words[1], len: words[2] },
+                Frame::AnnounceGpu { slot, key: RegionKey(words[0]), bytes: words[1], len: words[2], gpu: GpuId(gpu) },
                 Frame::Revoke { slot },
                 Frame::Message(&message),
                 Frame::Bye,

@@ -7,12 +7,13 @@ use rustix::event::epoll;
 
 use super::board::{End, Known};
 use super::frame::{Claim, Frame, PROTOCOL_VERSION, Reason, decode};
-use super::link::{Link, PeerRegion, REGIONS_MAX, slot_of};
+use super::link::{GpuFile, Link, PeerRegion, REGIONS_MAX, slot_of};
 use super::mapping::check;
 use super::socket::{self, Packet, send};
 use super::watcher::{Phase, Want, Watcher};
 use crate::Rank;
 use crate::auth::{Secret, Side, TAG_BYTES, challenge};
+use crate::cuda::GpuId;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::region::RegionKey;
 
@@ -76,6 +77,9 @@ impl Watcher {
             ) => return Err(reason.into()),
             (&Phase::Open { peer, .. }, Frame::Announce { slot, key, offset, len }) => {
                 self.announced(peer, slot, key, offset, len, packet)?;
+            }
+            (&Phase::Open { peer, .. }, Frame::AnnounceGpu { slot, key, bytes, len, gpu }) => {
+                self.announced_gpu(peer, slot, (key, bytes, len, gpu), packet)?;
             }
             (&Phase::Open { peer, .. }, Frame::Revoke { slot }) => {
                 in_table(slot)?;
@@ -196,6 +200,34 @@ impl Watcher {
         let before = self.shared.board().about(peer).set(slot, known);
         self.shared.publish();
         // Unmapping may take long, so not under the lock.
+        drop(before);
+        Ok(())
+    }
+
+    /// A region on a GPU: its file is for the driver, which looks at it when somebody wants the region.
+    fn announced_gpu(
+        &mut self,
+        peer: Rank,
+        slot: u16,
+        (key, bytes, len, gpu): (RegionKey, u64, u64, GpuId),
+        packet: Packet,
+    ) -> Result<(), ProtocolViolation> {
+        in_table(slot)?;
+        if slot_of(key) != slot || key == RegionKey::NONE || len > bytes {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        let has_room = self.shared.board().about(peer).has_room(len);
+        let known = match packet.files.into_iter().next() {
+            Some(file) if has_room => {
+                Known::Mapped(Arc::new(PeerRegion::on_gpu(key, GpuFile { file, bytes, gpu }, len)))
+            }
+            _ => {
+                tracing::warn!(peer, len, "a region on a GPU cannot be taken: too many open files or bytes");
+                Known::Unmappable(key)
+            }
+        };
+        let before = self.shared.board().about(peer).set(slot, known);
+        self.shared.publish();
         drop(before);
         Ok(())
     }

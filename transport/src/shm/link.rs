@@ -10,6 +10,7 @@ use rustix::fs::SealFlags;
 
 use super::mapping::{Access, Mapping, check};
 use crate::cells::{CellLine, Cells};
+use crate::cuda::{CudaError, Gpu, GpuId, Imported};
 use crate::device::ProtocolViolation;
 use crate::memory::{prefer_own_node, sealed_file};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
@@ -196,18 +197,32 @@ fn is_process(file: &OwnedFd) -> bool {
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
 }
 
+/// An allocation of a GPU's, as a peer hands it over. The driver distrusts it when it is imported.
+pub(crate) struct GpuFile {
+    pub(crate) file: OwnedFd,
+    pub(crate) bytes: u64,
+    pub(crate) gpu: GpuId,
+}
+
+struct GpuRegion {
+    file: GpuFile,
+    /// What became of it when it was first wanted, and for which GPU.
+    imported: OnceLock<Result<(Imported, Arc<Gpu>), CudaError>>,
+}
+
 /// A peer's region, mapped here.
 pub(crate) struct PeerRegion {
     pub(crate) key: RegionKey,
     len: u64,
     base: NonNull<u8>,
-    /// Absent for a region without bytes.
+    /// Absent for a region without bytes, and for one on a GPU.
     mapping: Option<Mapping>,
+    gpu: Option<GpuRegion>,
     /// Relaxed: only the device asks, and it has one owner.
     was_given_out: AtomicBool,
 }
 
-// SAFETY: an address inside a mapping that the value owns; its bytes are touched through raw pointers only.
+// SAFETY: an address inside a mapping or an import that the value owns; its bytes are touched through raw pointers only.
 unsafe impl Send for PeerRegion {}
 // SAFETY: as above.
 unsafe impl Sync for PeerRegion {}
@@ -217,7 +232,7 @@ impl PeerRegion {
     pub(crate) fn new(key: RegionKey, file: &OwnedFd, offset: u64, len: u64) -> io::Result<Self> {
         if len == 0 {
             let (base, was_given_out) = (NonNull::dangling(), AtomicBool::new(false));
-            return Ok(Self { key, len, base, mapping: None, was_given_out });
+            return Ok(Self { key, len, base, mapping: None, gpu: None, was_given_out });
         }
         let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
         let (first, bytes) = super::mapping::pages_around(offset, len).ok_or_else(too_long)?;
@@ -225,7 +240,34 @@ impl PeerRegion {
         let mapping = Mapping::new(file.as_fd(), first, bytes, Access::ReadWrite)?;
         // SAFETY: `offset` lies in the first of the mapped pages.
         let base = unsafe { mapping.base().add((offset - first) as usize) };
-        Ok(Self { key, len, base, mapping: Some(mapping), was_given_out: AtomicBool::new(false) })
+        let was_given_out = AtomicBool::new(false);
+        Ok(Self { key, len, base, mapping: Some(mapping), gpu: None, was_given_out })
+    }
+
+    /// One whose bytes are the first ones of a GPU's allocation.
+    pub(crate) fn on_gpu(key: RegionKey, file: GpuFile, len: u64) -> Self {
+        let gpu = Some(GpuRegion { file, imported: OnceLock::new() });
+        let (base, was_given_out) = (NonNull::dangling(), AtomicBool::new(false));
+        Self { key, len, base, mapping: None, gpu, was_given_out }
+    }
+
+    /// Whether it is on a GPU: then [`PeerRegion::locate`] finds it where [`PeerRegion::import`] has put it.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// Takes a region on a GPU to where kernels and copies of `reader` find it, the first time; or of the GPU that it is on.
+    pub(crate) fn import(&self, reader: Option<&Arc<Gpu>>) -> Result<Arc<Gpu>, CudaError> {
+        let Some(GpuRegion { file: GpuFile { file, bytes, gpu }, imported }) = &self.gpu else {
+            return reader.cloned().map_or_else(|| Gpu::open(0), Ok);
+        };
+        let import = || {
+            let reader = reader.map_or_else(|| Gpu::open(Gpu::find(*gpu)?), |reader| Ok(reader.clone()))?;
+            // Longer than addresses are: the driver has no such allocation either.
+            let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX);
+            Imported::new(&reader, *gpu, file.as_fd(), bytes).map(|imported| (imported, reader))
+        };
+        imported.get_or_init(import).as_ref().map(|(_, reader)| reader.clone()).map_err(CudaError::clone)
     }
 
     /// Whether the device gives this region's address to somebody for the first time.
@@ -241,12 +283,19 @@ impl PeerRegion {
     /// Address of a slice's first byte, if all of it lies inside.
     pub(crate) fn locate(&self, slice: &RemoteSlice) -> Option<NonNull<u8>> {
         let end = slice.offset.checked_add(slice.len)?;
+        let base = match &self.gpu {
+            None => self.base,
+            Some(region) => region.imported.get()?.as_ref().ok()?.0.base(),
+        };
         // SAFETY: the offset is at most the region's length, all of which is mapped from `base` on.
-        (end <= self.len).then(|| unsafe { self.base.add(slice.offset as usize) })
+        (end <= self.len).then(|| unsafe { base.add(slice.offset as usize) })
     }
 
     /// Keeps the bytes and the addresses, and reaches the peer no more.
     pub(crate) fn detach(&self) -> io::Result<()> {
+        if let Some(Ok((imported, _))) = self.gpu.as_ref().and_then(|region| region.imported.get()) {
+            return imported.detach().map_err(io::Error::other);
+        }
         self.mapping.as_ref().map_or(Ok(()), Mapping::detach_by_copy)
     }
 }

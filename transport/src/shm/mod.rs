@@ -8,6 +8,10 @@
 //! could be left behind. A [`watcher`] thread sleeps on those sockets and on the peers' processes; it tells the
 //! [`ShmDevice`] what changed over a [`board`] that the poller looks at when one flag says so.
 //!
+//! A region on a GPU is an allocation whose descriptor is handed over like a memfd, and which a peer's driver imports when
+//! it is first wanted; transfers from and to it are copies by the GPU, whose notices are shown when it is through
+//! ([`copies`]).
+//!
 //! **Invariants:** nothing that a peer passes is mapped before it was checked ([`mapping`]); nothing that a peer does,
 //! stopped, killed or lying, makes this process wait or fault; after `Severed` no page of this rank's memory is shared
 //! with anybody ([`silence`]).
@@ -20,6 +24,9 @@ mod board;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod contract;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod copies;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod device;

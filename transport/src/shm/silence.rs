@@ -55,7 +55,10 @@ impl Silence {
     pub(crate) fn advance(&mut self) {
         let Some(job) = self.jobs.front_mut() else { return };
         let step = match job {
-            Job::Own { memory, private_bytes } => advance_own(&**memory, private_bytes),
+            Job::Own { memory, private_bytes } => match memory.as_cuda() {
+                Some(memory) => memory.detach().map(|()| true).map_err(std::io::Error::other),
+                None => advance_own(&**memory, private_bytes),
+            },
             Job::Cells(mapping) => mapping.detach_by_copy().map(|()| true),
             Job::Theirs(region) => region.detach().map(|()| true),
         };

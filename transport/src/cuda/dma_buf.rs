@@ -1,0 +1,74 @@
+//! Memory of a GPU under the name by which a NIC's driver takes it: a dma-buf.
+
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use cudarc::driver::sys;
+
+use super::driver::CudaError;
+use super::memory::CudaMemory;
+use crate::memory::Memory;
+
+/// A dma-buf of a GPU's memory, for `ibv_reg_dmabuf_mr` and the like. Holds the pages while it, or what was registered by
+/// it, is open; the memory it was made of should outlive it nevertheless.
+#[derive(Debug)]
+pub struct DmaBuf {
+    file: OwnedFd,
+    offset: u64,
+    len: usize,
+}
+
+impl DmaBuf {
+    /// All of a memory.
+    ///
+    /// Source: CUDA driver API, `cuMemGetHandleForAddressRange`: address and length are whole pages of the host.
+    ///
+    /// # Errors
+    ///
+    /// The GPU, its driver or the kernel (5.12 or newer) has no dma-bufs, or what the driver says.
+    pub fn new(memory: &CudaMemory) -> Result<Self, CudaError> {
+        let gpu = memory.gpu();
+        if !gpu.has_dma_buf() {
+            return Err(CudaError::Unable {
+                ordinal: gpu.ordinal(),
+                what: "name its memory by a dma-buf (that takes NVIDIA's open kernel modules, driver 515 or newer, and Linux 5.12 or newer); load nvidia-peermem, or stage through host memory",
+            });
+        }
+        let _bound = gpu.bind()?;
+        // Allocations begin at whole pages and consist of them.
+        let bytes = memory.len().max(1).next_multiple_of(rustix::param::page_size());
+        let address = memory.base().as_ptr() as u64;
+        let mut file: i32 = -1;
+        let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        // SAFETY: the function is there, as `has_dma_buf` says; for this kind of handle it writes one int.
+        let code =
+            unsafe { sys::cuMemGetHandleForAddressRange((&raw mut file).cast(), address, bytes, kind, 0) };
+        gpu.check("cuMemGetHandleForAddressRange", code)?;
+        // SAFETY: a new descriptor, which is ours.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        Ok(Self { file, offset: 0, len: memory.len() })
+    }
+
+    /// The descriptor.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Where in it the memory begins, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Length of the memory in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}

@@ -1,0 +1,284 @@
+//! The driver's library: found once, looked through once, and the errors of its calls.
+//!
+//! cudarc opens the library by itself at the first call, and panics where it is missing or lacks a function. **Invariant:**
+//! [`driver`] is asked before any call, and answers only when the library is there and has every function of [`NEEDED`];
+//! the optional ones are called only where [`Driver`] says that they are there.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+
+/// Oldest driver whose functions and PTX are counted on: that of CUDA 12.0, as the driver tells its version.
+const VERSION_MIN: i32 = 12_000;
+
+/// The functions that are called wherever there is a GPU. All are in the drivers of CUDA 12.0.
+const NEEDED: &[&str] = &[
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetUuid_v2",
+    "cuDeviceTotalMem_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuMemGetAllocationGranularity",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuPointerGetAttribute",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamWaitEvent",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventDestroy_v2",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuModuleUnload",
+    "cuLaunchKernel",
+];
+
+/// A code of the driver's, with its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaErrorCode {
+    /// The number.
+    pub code: u32,
+    /// `CUDA_ERROR_…`.
+    pub name: String,
+    /// What the driver says about it.
+    pub text: String,
+}
+
+impl std::fmt::Display for CudaErrorCode {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} ({}): {}", self.name, self.code, self.text)
+    }
+}
+
+/// What can go wrong with a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no driver.
+    #[error(
+        "no CUDA driver is here: libcuda.so.1 is not found; install NVIDIA's driver (in a container: run it with GPUs, 'docker run --gpus all'), or use host memory"
+    )]
+    NoDriver,
+    /// The driver lacks a function.
+    #[error(
+        "the CUDA driver has no function {symbol}; install a driver for CUDA 12.0 or newer (525 or newer)"
+    )]
+    NoFunction {
+        /// Which.
+        symbol: &'static str,
+    },
+    /// The driver is too old for the kernels.
+    #[error("the CUDA driver is one for CUDA {}.{}; install one for CUDA 12.0 or newer (525 or newer)", version / 1000, version % 1000 / 10)]
+    OldDriver {
+        /// As `cuDriverGetVersion` tells it.
+        version: i32,
+    },
+    /// There is no such GPU.
+    #[error(
+        "there is no GPU {ordinal}: the CUDA driver shows {gpus} (numbered from 0); give another one, or look at CUDA_VISIBLE_DEVICES and 'nvidia-smi -L'"
+    )]
+    NoGpu {
+        /// Which was asked for.
+        ordinal: u32,
+        /// How many there are.
+        gpus: u32,
+    },
+    /// No GPU here is the one that a peer's memory is on.
+    #[error(
+        "this process does not see GPU {gpu}, which holds the peer's memory; let CUDA_VISIBLE_DEVICES name it in both processes"
+    )]
+    UnseenGpu {
+        /// Which.
+        gpu: super::GpuId,
+    },
+    /// One GPU does not reach the other's memory.
+    #[error(
+        "GPU {ordinal} does not reach memory of GPU {other}; use GPUs that do ('nvidia-smi topo -p2p r'), or take fabric tcp, which stages through host memory"
+    )]
+    NoPeerAccess {
+        /// Whose kernels.
+        ordinal: u32,
+        /// Whose memory.
+        other: u32,
+    },
+    /// The GPU has too little memory.
+    #[error(
+        "GPU {ordinal} has no {bytes} bytes left; free some, or use less ('nvidia-smi' shows who has it)"
+    )]
+    OutOfMemory {
+        /// Which GPU.
+        ordinal: u32,
+        /// How many were wanted.
+        bytes: usize,
+    },
+    /// The GPU, or its driver, cannot do something.
+    #[error("GPU {ordinal} cannot {what}")]
+    Unable {
+        /// Which GPU.
+        ordinal: u32,
+        /// What.
+        what: &'static str,
+    },
+    /// An address that is not memory of that GPU.
+    #[error(
+        "address {address:#x} is not memory of GPU {ordinal}; give a pointer that cudaMalloc or cuMemAlloc returned there, or a slice for host memory"
+    )]
+    NotDeviceMemory {
+        /// Which GPU.
+        ordinal: u32,
+        /// Which address.
+        address: u64,
+    },
+    /// Memory that its owner has freed.
+    #[error(
+        "the GPU memory at {address:#x} was freed, or freed and allocated again, while it was in use here; keep it until the buffer is dropped"
+    )]
+    Freed {
+        /// Which address.
+        address: u64,
+    },
+    /// A stream has not come to a mark in time.
+    #[error(
+        "the stream on GPU {ordinal} has not done its earlier work within {} ms; look for a kernel that does not end, or allow more time", .waited.as_millis()
+    )]
+    Late {
+        /// Which GPU.
+        ordinal: u32,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A call failed otherwise.
+    #[error("{call} failed on GPU {ordinal}: {code}")]
+    Call {
+        /// Which function of the driver.
+        call: &'static str,
+        /// Which GPU.
+        ordinal: u32,
+        /// How.
+        code: CudaErrorCode,
+    },
+    /// A call that is about no GPU failed.
+    #[error("{call} failed: {code}; look whether 'nvidia-smi' works")]
+    Driver {
+        /// Which function of the driver.
+        call: &'static str,
+        /// How.
+        code: CudaErrorCode,
+    },
+}
+
+/// What the driver has beyond what is needed.
+pub(super) struct Driver {
+    pub(super) version: i32,
+    pub(super) gpus: u32,
+    pub(super) has_dma_buf: bool,
+    pub(super) has_flush: bool,
+    pub(super) has_peer_query: bool,
+}
+
+/// The driver, looked for at the first call.
+pub(super) fn driver() -> Result<&'static Driver, CudaError> {
+    static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
+    DRIVER.get_or_init(open).as_ref().map_err(CudaError::clone)
+}
+
+/// The CUDA version that the driver is for: 12040 is 12.4.
+///
+/// # Errors
+///
+/// See [`CudaError`]: no driver, or one that does not start.
+pub fn driver_version() -> Result<i32, CudaError> {
+    driver().map(|driver| driver.version)
+}
+
+fn open() -> Result<Driver, CudaError> {
+    // SAFETY: it only tries to open the library, whose initialisers are trusted.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
+    if let Some(&symbol) = NEEDED.iter().find(|symbol| !has(symbol)) {
+        return Err(CudaError::NoFunction { symbol });
+    }
+    // SAFETY: the function is there; zero is the only flag.
+    match unsafe { sys::cuInit(0) } {
+        sys::CUresult::CUDA_SUCCESS => {}
+        // A driver without a GPU: no GPU of any number is there.
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+            return Ok(Driver {
+                version: 0,
+                gpus: 0,
+                has_dma_buf: false,
+                has_flush: false,
+                has_peer_query: false,
+            });
+        }
+        code => return Err(failed("cuInit", code)),
+    }
+    let (mut version, mut gpus): (c_int, c_int) = (0, 0);
+    // SAFETY: the functions are there, and each writes one int.
+    unsafe {
+        expect("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
+        expect("cuDeviceGetCount", sys::cuDeviceGetCount(&mut gpus))?;
+    }
+    if version < VERSION_MIN {
+        return Err(CudaError::OldDriver { version });
+    }
+    Ok(Driver {
+        version,
+        gpus: gpus.max(0) as u32,
+        has_dma_buf: has("cuMemGetHandleForAddressRange"),
+        has_flush: has("cuFlushGPUDirectRDMAWrites"),
+        has_peer_query: has("cuDeviceCanAccessPeer"),
+    })
+}
+
+/// Whether the library, which must be there, has the function.
+fn has(symbol: &str) -> bool {
+    // SAFETY: the library is there (the caller asked); the address is compared with nothing and not called.
+    unsafe { sys::culib().get::<*mut c_void>(symbol.as_bytes()).is_ok() }
+}
+
+fn expect(call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
+    if code == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failed(call, code)) }
+}
+
+fn failed(call: &'static str, code: sys::CUresult) -> CudaError {
+    CudaError::Driver { call, code: describe(code) }
+}
+
+/// A code with its name and text.
+pub(super) fn describe(code: sys::CUresult) -> CudaErrorCode {
+    let text = |function: unsafe fn(sys::CUresult, *mut *const c_char) -> sys::CUresult| {
+        let mut text: *const c_char = std::ptr::null();
+        // SAFETY: the function is one of `NEEDED`; it stores a text that stays for ever, or null.
+        unsafe {
+            let known = function(code, &mut text) == sys::CUresult::CUDA_SUCCESS && !text.is_null();
+            if known { CStr::from_ptr(text).to_string_lossy().into_owned() } else { "unknown".to_owned() }
+        }
+    };
+    CudaErrorCode { code: code as u32, name: text(sys::cuGetErrorName), text: text(sys::cuGetErrorString) }
+}

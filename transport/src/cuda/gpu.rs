@@ -1,0 +1,399 @@
+//! One GPU: its context, and what it can do.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::sys;
+
+use super::driver::{CudaError, describe, driver};
+
+/// Which GPU it is, on any host and whatever its ordinal is in a process: its UUID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GpuId(pub [u8; 16]);
+
+impl fmt::Display for GpuId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("GPU-")?;
+        for (index, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(index, 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(formatter, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What must be done before bytes that another device (a NIC) wrote into a GPU's memory are read there by work of the GPU
+/// that was submitted after the writer's completion was seen.
+///
+/// Source: CUDA driver API, `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` and
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Nothing: the GPU orders such writes itself.
+    Needless,
+    /// [`Gpu::flush_writes`].
+    ByHost,
+    /// The host cannot: reading back by the NIC that wrote (a read of the last byte on the same queue pair) is left.
+    ByReadBack,
+}
+
+/// A GPU of this machine. Its primary context lives as long as the value.
+pub struct Gpu {
+    ordinal: u32,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    id: GpuId,
+    name: String,
+    bytes: usize,
+    multiprocessors: u32,
+    granularity_bytes: usize,
+    can_share: bool,
+    has_dma_buf: bool,
+    /// Whether what is allocated may be made reachable for NICs.
+    is_for_nics: bool,
+    flush: Flush,
+}
+
+// SAFETY: a context may be current on any number of threads, and the driver's functions may be called from all of them.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Gpu({}, {}, {})", self.ordinal, self.name, self.id)
+    }
+}
+
+/// The GPUs that are open in this process.
+static OPEN: Mutex<BTreeMap<u32, Weak<Gpu>>> = Mutex::new(BTreeMap::new());
+
+/// How many GPUs the driver shows to this process.
+///
+/// # Errors
+///
+/// No driver, or one that does not start.
+pub fn gpus() -> Result<u32, CudaError> {
+    driver().map(|driver| driver.gpus)
+}
+
+impl Gpu {
+    /// The GPU of this ordinal, as the driver numbers those that `CUDA_VISIBLE_DEVICES` lets it show. All who ask get the
+    /// same one.
+    ///
+    /// # Errors
+    ///
+    /// No driver, no such GPU, or what the driver says.
+    pub fn open(ordinal: u32) -> Result<Arc<Self>, CudaError> {
+        let driver = driver()?;
+        if ordinal >= driver.gpus {
+            return Err(CudaError::NoGpu { ordinal, gpus: driver.gpus });
+        }
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(gpu);
+        }
+        let gpu = Arc::new(Self::retain(ordinal)?);
+        open.insert(ordinal, Arc::downgrade(&gpu));
+        Ok(gpu)
+    }
+
+    /// The ordinal in this process of the GPU with this id. Makes no context.
+    ///
+    /// # Errors
+    ///
+    /// This process does not see it, or what the driver says.
+    pub fn find(id: GpuId) -> Result<u32, CudaError> {
+        for ordinal in 0..driver()?.gpus {
+            if id_of(ordinal, device(ordinal)?)? == id {
+                return Ok(ordinal);
+            }
+        }
+        Err(CudaError::UnseenGpu { gpu: id })
+    }
+
+    fn retain(ordinal: u32) -> Result<Self, CudaError> {
+        let mut gpu = Self {
+            ordinal,
+            device: 0,
+            context: std::ptr::null_mut(),
+            id: GpuId([0; 16]),
+            name: String::new(),
+            bytes: 0,
+            multiprocessors: 1,
+            granularity_bytes: 0,
+            can_share: false,
+            has_dma_buf: false,
+            is_for_nics: false,
+            flush: Flush::ByReadBack,
+        };
+        let (device, mut name, mut bytes) = (device(ordinal)?, [0; 128], 0);
+        // SAFETY: the driver is there (`driver()` answered); each function writes to the one value that it is given, the
+        // name at most its length.
+        unsafe {
+            gpu.check(
+                "cuDeviceGetName",
+                sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device),
+            )?;
+            gpu.check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut bytes, device))?;
+        }
+        (gpu.device, gpu.bytes, gpu.id) = (device, bytes, id_of(ordinal, device)?);
+        gpu.name = name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect();
+        use sys::CUdevice_attribute_enum as Attribute;
+        gpu.multiprocessors =
+            gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
+        let virtual_memory =
+            gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?;
+        if virtual_memory == 0 {
+            return Err(CudaError::Unable {
+                ordinal,
+                what: "manage virtual memory, which pleach's buffers are made of",
+            });
+        }
+        gpu.can_share =
+            gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0;
+        gpu.has_dma_buf =
+            driver()?.has_dma_buf && gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0;
+        gpu.is_for_nics =
+            gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)? != 0;
+        // Orders from 100 (its own accesses) on need no flush for work of this very GPU.
+        let ordering = gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?;
+        let options = gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)?;
+        let by_host =
+            sys::CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as c_int;
+        gpu.flush = if ordering >= 100 {
+            Flush::Needless
+        } else if driver()?.has_flush && options & by_host != 0 {
+            Flush::ByHost
+        } else {
+            Flush::ByReadBack
+        };
+        // SAFETY: as above. From here on dropping the value releases the context.
+        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut gpu.context, device) };
+        gpu.check("cuDevicePrimaryCtxRetain", retained)?;
+        gpu.granularity_bytes = gpu.ask_granularity()?;
+        Ok(gpu)
+    }
+
+    /// Its number among those that this process sees.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub fn id(&self) -> GpuId {
+        self.id
+    }
+
+    /// Its model.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its memory in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many multiprocessors it has.
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Whether its memory can be handed to other processes as a file descriptor.
+    #[must_use]
+    pub fn can_share(&self) -> bool {
+        self.can_share
+    }
+
+    /// Whether its memory can be named by a dma-buf, which is how a NIC's driver takes it without a module of NVIDIA's.
+    #[must_use]
+    pub fn has_dma_buf(&self) -> bool {
+        self.has_dma_buf
+    }
+
+    /// What must happen between a NIC's write and its being read here.
+    #[must_use]
+    pub fn flush(&self) -> Flush {
+        self.flush
+    }
+
+    /// Makes what a NIC has written to this GPU's memory, whose completion this thread has seen, visible to work that is
+    /// submitted from now on. A notice of such a write is shown after this (contract line 1).
+    ///
+    /// # Errors
+    ///
+    /// The host cannot flush ([`Flush::ByReadBack`]), or what the driver says.
+    pub fn flush_writes(&self) -> Result<(), CudaError> {
+        match self.flush {
+            Flush::Needless => Ok(()),
+            Flush::ByReadBack => Err(CudaError::Unable {
+                ordinal: self.ordinal,
+                what: "flush GPUDirect writes from the host; read the last byte back on the queue pair that wrote",
+            }),
+            Flush::ByHost => {
+                let _bound = self.bind()?;
+                // SAFETY: the function is there, as `flush` says, and the context is current.
+                let code = unsafe {
+                    sys::cuFlushGPUDirectRDMAWrites(
+                        sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                        sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+                    )
+                };
+                self.check("cuFlushGPUDirectRDMAWrites", code)
+            }
+        }
+    }
+
+    /// Whether its kernels reach memory of the GPU of this ordinal, which may be itself.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn reaches(&self, other: u32) -> Result<bool, CudaError> {
+        if self.ordinal == other {
+            return Ok(true);
+        }
+        if !driver()?.has_peer_query {
+            return Ok(false);
+        }
+        let mut reaches = 0;
+        // SAFETY: the function is there, as the driver says; it writes one int.
+        let code = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, self.device, device(other)?) };
+        self.check("cuDeviceCanAccessPeer", code)?;
+        Ok(reaches != 0)
+    }
+
+    /// How memory of this GPU is allocated.
+    pub(super) fn properties(&self) -> sys::CUmemAllocationProp {
+        let handle = if self.can_share {
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        } else {
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
+        };
+        // SAFETY: plain numbers and a null pointer, for which zero is valid.
+        let mut properties: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.requestedHandleTypes = handle;
+        properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        properties.location.id = self.device;
+        properties.allocFlags.gpuDirectRDMACapable = u8::from(self.is_for_nics);
+        properties
+    }
+
+    /// That kernels of this GPU may read and write.
+    pub(super) fn access(&self) -> sys::CUmemAccessDesc {
+        sys::CUmemAccessDesc {
+            location: self.properties().location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        }
+    }
+
+    /// What sizes of allocations and of mappings are multiples of, in bytes.
+    pub(super) fn granularity_bytes(&self) -> usize {
+        self.granularity_bytes
+    }
+
+    fn ask_granularity(&self) -> Result<usize, CudaError> {
+        let (mut bytes, properties) = (0, self.properties());
+        let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        // SAFETY: it reads the properties and writes one number.
+        let code = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &properties, option) };
+        self.check("cuMemGetAllocationGranularity", code)?;
+        Ok(bytes.max(1))
+    }
+
+    fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<c_int, CudaError> {
+        let mut value = 0;
+        // SAFETY: it writes one int.
+        let code = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.device) };
+        self.check("cuDeviceGetAttribute", code)?;
+        Ok(value)
+    }
+
+    /// Its context is this thread's current one until the result is dropped.
+    pub(super) fn bind(&self) -> Result<Bound, CudaError> {
+        let mut before = std::ptr::null_mut();
+        // SAFETY: it writes one pointer.
+        self.check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) })?;
+        if before == self.context {
+            return Ok(Bound { before: None, _thread: PhantomData });
+        }
+        // SAFETY: the context is retained while `self` lives.
+        self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })?;
+        Ok(Bound { before: Some(before), _thread: PhantomData })
+    }
+
+    /// The result of a driver's call about this GPU.
+    pub(super) fn check(&self, call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
+        check(self.ordinal, call, code)
+    }
+
+    /// The same for a call that wants so much memory.
+    pub(super) fn check_room(
+        &self,
+        call: &'static str,
+        code: sys::CUresult,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Err(CudaError::OutOfMemory { ordinal: self.ordinal, bytes });
+        }
+        self.check(call, code)
+    }
+}
+
+/// The driver's name of a GPU.
+fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
+    let mut device = 0;
+    // SAFETY: the driver is there (the callers asked); it writes one number.
+    check(ordinal, "cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal as c_int) })?;
+    Ok(device)
+}
+
+fn id_of(ordinal: u32, device: sys::CUdevice) -> Result<GpuId, CudaError> {
+    let mut id = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: as above; it writes 16 bytes.
+    check(ordinal, "cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&mut id, device) })?;
+    Ok(GpuId(id.bytes.map(|byte| byte as u8)))
+}
+
+fn check(ordinal: u32, call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
+    if code == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(CudaError::Call { call, ordinal, code: describe(code) })
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if !self.context.is_null() {
+            // SAFETY: retained once by this value; what it made in the context has gone before, as it holds the value.
+            unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+        }
+    }
+}
+
+/// A context is this thread's current one; the one before is again when this is dropped.
+pub(super) struct Bound {
+    before: Option<sys::CUcontext>,
+    /// Of this thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current before, and who made it so keeps it.
+            unsafe { sys::cuCtxSetCurrent(before) };
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The device contract over `shm` where regions are on a GPU: what conformance says of host memory, in short.
+
+use std::sync::Arc;
+
+use pleach_transport::cuda::{CudaMemory, Gpu};
+use pleach_transport::shm::ShmDevice;
+use pleach_transport::tcp::TcpDevice;
+use pleach_transport::{
+    AtomicOp, Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, Notice, Rank, Region,
+    RegisterError, RemoteSlice, Responder, SharedMemory, Source, Space, Submitted, Transfer, TransferError,
+    TransferId, clock,
+};
+
+use crate::{PATIENCE, bytes_of, copy, memory};
+
+struct Silent;
+
+impl Responder for Silent {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
+}
+
+fn config(rank: Rank) -> DeviceConfig {
+    DeviceConfig {
+        rank,
+        world_size: 2,
+        secret: None,
+        cells: 4,
+        connect_timeout: PATIENCE,
+        interface: None,
+        responder: Arc::new(Silent),
+    }
+}
+
+/// Two connected ranks of this process.
+struct Pair {
+    devices: [ShmDevice; 2],
+    log: Vec<Event>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let mut devices = [0, 1].map(|rank| ShmDevice::new(config(rank)).expect("memory and sockets"));
+        let addresses = [devices[0].address(), devices[1].address()];
+        devices[0].connect(1, &addresses[1]).expect("an address");
+        devices[1].connect(0, &addresses[0]).expect("an address");
+        let mut pair = Self { devices, log: Vec::new() };
+        pair.until("connections", |pair| {
+            let connected = |peer| pair.log.contains(&Event::Connected { peer });
+            connected(0) && connected(1)
+        });
+        pair
+    }
+
+    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+        let deadline = clock::now() + PATIENCE;
+        while !holds(self) {
+            assert!(clock::now() < deadline, "{what} did not come: {:?}", self.log);
+            for device in &mut self.devices {
+                let mut events = Vec::with_capacity(16);
+                device.poll(clock::now(), &mut events);
+                self.log.append(&mut events);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn region(&mut self, rank: usize, memory: &Arc<CudaMemory>) -> Region {
+        self.devices[rank].register(memory.clone()).expect("GPU memory that can be shared")
+    }
+
+    /// Carries out a transfer of rank 0, and says how it ended.
+    fn carry_out(&mut self, transfer: Transfer, id: u64) -> Result<u64, TransferError> {
+        let id = TransferId(id);
+        match self.devices[0].submit(1, transfer, id).expect("room") {
+            Submitted::Ended(value) => Ok(value),
+            Submitted::UnderWay => {
+                let mut found = None;
+                self.until("an end", |pair| {
+                    found = pair.log.iter().find_map(|event| match event {
+                        Event::Done { id: done, result } if *done == id => Some(result.clone()),
+                        _ => None,
+                    });
+                    found.is_some()
+                });
+                found.expect("`until` has returned")
+            }
+        }
+    }
+}
+
+fn notice(cell: u16) -> Option<Notice> {
+    Some(Notice { cell, payload: Inline::new(b"payload").expect("few bytes") })
+}
+
+pub(crate) fn a_put_between_gpus_is_there_when_its_notice_is(gpu: &Arc<Gpu>) {
+    let mut pair = Pair::new();
+    let (from, into) = (memory(gpu, &[0; 300_000]), memory(gpu, &[0; 300_000]));
+    let (source, target) = (pair.region(0, &from), pair.region(1, &into));
+    let cells = pair.devices[1].cells(0);
+    for round in 1..=4_u8 {
+        from.store(0, &vec![round; 300_000], PATIENCE).expect("stored");
+        let src = Source::Slice(source.whole());
+        let put = Transfer::Put { src, dst: target.remote(), notice: notice(2) };
+        let submitted = pair.devices[0].submit(1, put, TransferId(round.into())).expect("room");
+        assert_eq!(submitted, Submitted::UnderWay, "a GPU's copy ends later");
+        assert!(!pair.devices[0].flush(), "it takes another poll");
+        pair.until("a notice", |_| cells.count(2) == u64::from(round));
+        assert!(bytes_of(&into).iter().all(|byte| *byte == round), "the bytes are there when the notice is");
+    }
+    let done = pair.log.iter().filter(|event| matches!(event, Event::Done { result: Ok(0), .. })).count();
+    assert_eq!(done, 4);
+}
+
+pub(crate) fn host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back(gpu: &Arc<Gpu>) {
+    let mut pair = Pair::new();
+    let into = memory(gpu, &[0; 1000]);
+    let target = pair.region(1, &into);
+    let host = pair.devices[0].register(SharedMemory::new(1000).expect("memory")).expect("registered");
+    host.whole().store(&[7; 1000]);
+    let whole = Source::Slice(host.whole());
+    assert_eq!(pair.carry_out(Transfer::Put { src: whole, dst: target.remote(), notice: None }, 1), Ok(0));
+    let inline = Source::Inline(Inline::new(b"few").expect("few bytes"));
+    let dst = target.remote().slice(5..8).expect("inside");
+    assert_eq!(pair.carry_out(Transfer::Put { src: inline, dst, notice: None }, 2), Ok(0));
+    host.whole().store(&[0; 1000]);
+    assert_eq!(pair.carry_out(Transfer::Get { src: target.remote(), dst: host.whole() }, 3), Ok(0));
+    let seen = host.whole().to_vec();
+    assert_eq!((&seen[..9], seen[999]), (&b"\x07\x07\x07\x07\x07few\x07"[..], 7));
+    // From a GPU to the host's memory of a peer.
+    let theirs = pair.devices[1].register(SharedMemory::new(1000).expect("memory")).expect("registered");
+    let own = memory(gpu, &[9; 1000]);
+    let src = Source::Slice(pair.region(0, &own).whole());
+    assert_eq!(pair.carry_out(Transfer::Put { src, dst: theirs.remote(), notice: None }, 4), Ok(0));
+    assert_eq!(theirs.whole().to_vec(), [9; 1000]);
+    // No bytes are some too, and a GPU has no atomics of a host's.
+    let nothing = target.remote().slice(3..3).expect("inside");
+    let src = Source::Inline(Inline::new(b"").expect("no bytes"));
+    assert_eq!(pair.carry_out(Transfer::Put { src, dst: nothing, notice: None }, 5), Ok(0));
+    let word = target.remote().slice(0..8).expect("inside");
+    let refused = pair.carry_out(Transfer::Atomic { word, op: AtomicOp::Add(1) }, 6);
+    assert!(matches!(refused, Err(TransferError::Refused { peer: 1, .. })), "{refused:?}");
+}
+
+pub(crate) fn mapped_memory_of_a_gpu_is_the_peers(gpu: &Arc<Gpu>) {
+    let mut pair = Pair::new();
+    let theirs = memory(gpu, &[4; 5000]);
+    let region = pair.region(1, &theirs);
+    let mut mapped = None;
+    pair.until("a mapping", |pair| {
+        mapped = pair.devices[0].map(1, &region.remote()).ok();
+        mapped.is_some()
+    });
+    let mapped = mapped.expect("`until` has returned");
+    assert_eq!(mapped.len(), 5000);
+    let seen = memory(gpu, &[0; 5000]);
+    copy(gpu, mapped.as_ptr(), seen.base().as_ptr(), 5000);
+    assert_eq!(bytes_of(&seen), [4; 5000]);
+    copy(gpu, memory(gpu, &[6; 10]).base().as_ptr(), mapped.as_ptr(), 10);
+    assert_eq!(bytes_of(&theirs)[..11], [6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 4]);
+    let beyond = RemoteSlice { len: 5001, ..region.remote() };
+    assert!(pair.devices[0].map(1, &beyond).is_err(), "a range that is too long");
+}
+
+pub(crate) fn a_severed_peer_changes_no_byte_on_the_gpu(gpu: &Arc<Gpu>) {
+    let mut pair = Pair::new();
+    let own = memory(gpu, &[1; 200_000]);
+    let region = pair.region(1, &own);
+    let mut mapped = None;
+    pair.until("a mapping", |pair| {
+        mapped = pair.devices[0].map(1, &region.remote()).ok();
+        mapped.is_some()
+    });
+    let mapped = mapped.expect("`until` has returned");
+    // A put is under way while its peer is severed.
+    let source = memory(gpu, &[2; 200_000]);
+    let src = Source::Slice(pair.region(0, &source).whole());
+    let put = Transfer::Put { src, dst: region.remote(), notice: notice(0) };
+    pair.devices[0].submit(1, put, TransferId(1)).expect("room");
+    let mut events = Vec::with_capacity(16);
+    let one = &mut pair.devices[1];
+    one.sever(0);
+    let deadline = clock::now() + PATIENCE;
+    while !events.contains(&Event::Severed { peer: 0 }) {
+        assert!(clock::now() < deadline, "silence does not come: {events:?}");
+        one.poll(Nanos(clock::now().0), &mut events);
+    }
+    let silent = bytes_of(&own);
+    copy(gpu, memory(gpu, &[3; 200_000]).base().as_ptr(), mapped.as_ptr(), 200_000);
+    pair.until("an end", |pair| {
+        pair.log.iter().any(|event| matches!(event, Event::Done { id: TransferId(1), .. }))
+    });
+    assert_eq!(bytes_of(&own), silent, "a peer that goes on writing changes nothing");
+    own.store(0, &[8; 200_000], PATIENCE).expect("the memory works on");
+    assert_eq!(bytes_of(&own), vec![8; 200_000]);
+    let again = pair.devices[1].register(own);
+    assert!(matches!(again, Err(RegisterError::Detached { .. })), "nobody could see it: {again:?}");
+}
+
+pub(crate) fn a_region_on_a_gpu_that_is_gone_is_refused(gpu: &Arc<Gpu>) {
+    let mut pair = Pair::new();
+    let theirs = memory(gpu, &[4; 64]);
+    let region = pair.region(1, &theirs);
+    let remote = region.remote();
+    let inline = || Source::Inline(Inline::new(b"few").expect("few bytes"));
+    let put = |dst| Transfer::Put { src: inline(), dst, notice: None };
+    assert_eq!(pair.carry_out(put(remote.slice(0..3).expect("inside")), 1), Ok(0));
+    let beyond = RemoteSlice { offset: 62, len: 3, ..remote };
+    assert!(matches!(pair.carry_out(put(beyond), 2), Err(TransferError::Refused { .. })));
+    drop(region);
+    let gone = pair.carry_out(put(remote.slice(0..3).expect("inside")), 3);
+    assert!(matches!(gone, Err(TransferError::Refused { .. })), "{gone:?}");
+    assert_eq!(bytes_of(&theirs)[..4], *b"few\x04");
+}
+
+pub(crate) fn a_host_only_device_refuses_gpu_memory_and_says_what_to_do(gpu: &Arc<Gpu>) {
+    let mut device = TcpDevice::new(config(0)).expect("sockets");
+    let error = device.register(memory(gpu, &[0; 10])).expect_err("no memory of the host's");
+    match &error {
+        RegisterError::Space { fabric: "tcp", space } => assert_eq!(*space, Space::Cuda { ordinal: 0 }),
+        other => panic!("{other}"),
+    }
+    assert!(error.to_string().contains("stage it through host memory"), "{error}");
+}
