@@ -32,6 +32,7 @@ fn sums(criterion: &mut Criterion) {
             into: vec![left.as_mut_ptr().cast(), right.as_mut_ptr().cast()],
             elements: bytes / data_type.bytes(),
             elements_done: 0,
+            ticket: 0,
         };
         group.throughput(Throughput::Bytes(bytes as u64));
         group.bench_function(BenchmarkId::new(data_type.name(), place), |bencher| {

@@ -26,11 +26,15 @@
 // Raw memory that devices and peers share with us: no references to it are ever made.
 #![allow(unsafe_code)]
 
-use pleach_transport::Nanos;
+use std::sync::Arc;
+
+use pleach_transport::cuda::CudaError;
+use pleach_transport::{Memory, Nanos, Space};
 
 use crate::collective::{DataType, ReduceOp};
 
 mod convert;
+pub mod cuda;
 mod element;
 mod float8;
 mod kernel;
@@ -70,6 +74,8 @@ pub struct Job {
     pub elements: usize,
     /// How many of them are done.
     pub elements_done: usize,
+    /// What who computes remembers the job by; 0 until it was begun.
+    pub ticket: u64,
 }
 
 // SAFETY: a job only names addresses. They are dereferenced in `Compute::advance` alone, whose caller vouches for the
@@ -96,6 +102,53 @@ pub trait Compute: Send {
     fn next_wakeup(&self) -> Option<Nanos> {
         None
     }
+
+    /// What memory it works on. With any but [`Space::Host`], nobody else touches the bytes.
+    fn space(&self) -> Space {
+        Space::Host
+    }
+
+    /// Memory as long as this host memory, which it works on and devices register: where peers put what it combines.
+    ///
+    /// # Errors
+    ///
+    /// See [`ComputeError`].
+    fn staging(&self, memory: Arc<dyn Memory>) -> Result<Arc<dyn Memory>, ComputeError> {
+        Ok(memory)
+    }
+
+    /// Why no job goes on any more, if none does.
+    fn failure(&self) -> Option<&ComputeError> {
+        None
+    }
+
+    /// Whether nothing of jobs that were dropped unfinished is under way any more.
+    fn is_idle(&mut self) -> bool {
+        true
+    }
+}
+
+/// Why nothing can be computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ComputeError {
+    /// The GPU, or its driver.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// More places than a kernel takes.
+    #[error(
+        "a GPU combines at most {sources_max} sources into {destinations_max} destinations at once, not {sources} into {destinations}; take an algorithm that combines fewer (ring)"
+    )]
+    TooMany {
+        /// How many sources there are.
+        sources: usize,
+        /// How many destinations.
+        destinations: usize,
+        /// Most sources.
+        sources_max: usize,
+        /// Most destinations.
+        destinations_max: usize,
+    },
 }
 
 /// Most bytes, of all sources and destinations together, that one [`Compute::advance`] touches (and at least one strip

@@ -69,6 +69,7 @@ fn job(data_type: DataType, op: ReduceOp, from: &[&Arena], into: &[&Arena], byte
         into: into.iter().map(|arena| arena.pointer()).collect(),
         elements: bytes / data_type.bytes(),
         elements_done: 0,
+        ticket: 0,
     }
 }
 

@@ -140,6 +140,7 @@ fn check_contents(case: Case, contents: &[Vec<u8>], instructions: Instructions) 
         into,
         elements: case.elements,
         elements_done: 0,
+        ticket: 0,
     };
     let mut compute = HostCompute::with(instructions);
     loop {
@@ -258,8 +259,16 @@ fn nan_wins_minimum_and_maximum_and_zeros_have_an_order() {
         let mut result = 0f32;
         let (from, into) =
             (vec![(&raw const a).cast(), (&raw const b).cast()], vec![(&raw mut result).cast()]);
-        let mut job =
-            Job { data_type: DataType::F32, op, divide_by: 1, from, into, elements: 1, elements_done: 0 };
+        let mut job = Job {
+            data_type: DataType::F32,
+            op,
+            divide_by: 1,
+            from,
+            into,
+            elements: 1,
+            elements_done: 0,
+            ticket: 0,
+        };
         // SAFETY: three live floats.
         assert!(unsafe { HostCompute::new().advance(&mut job, Nanos::ZERO) });
         result
@@ -355,7 +364,8 @@ fn two_sources_give_the_same_bits_in_either_order() {
             let mut result = vec![0u8; a.len()];
             let from = from.map(<[u8]>::as_ptr).to_vec();
             let into = vec![result.as_mut_ptr()];
-            let mut job = Job { data_type, op, divide_by: 1, from, into, elements: 5000, elements_done: 0 };
+            let mut job =
+                Job { data_type, op, divide_by: 1, from, into, elements: 5000, elements_done: 0, ticket: 0 };
             let mut compute = HostCompute::with(instructions);
             // SAFETY: distinct live buffers of that many elements.
             while !unsafe { compute.advance(&mut job, Nanos::ZERO) } {}
@@ -374,7 +384,7 @@ fn a_value_may_be_added_to_itself_in_place() {
     let pointer = values.as_mut_ptr();
     let (from, into) = (vec![pointer.cast_const(); 2], vec![pointer]);
     let (data_type, op) = (DataType::F32, ReduceOp::Sum);
-    let mut job = Job { data_type, op, divide_by: 1, from, into, elements: 3, elements_done: 0 };
+    let mut job = Job { data_type, op, divide_by: 1, from, into, elements: 3, elements_done: 0, ticket: 0 };
     // SAFETY: one live buffer; the destination is exactly the source.
     assert!(unsafe { HostCompute::new().advance(&mut job, Nanos::ZERO) });
     let expected: Vec<u8> = [3.0f32, -4.0, 0.5].iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -394,6 +404,7 @@ fn averages_round_once_after_the_division() {
         into: vec![average.as_mut_ptr()],
         elements: 1,
         elements_done: 0,
+        ticket: 0,
     };
     // SAFETY: live buffers of one element; the destination is apart from the source.
     assert!(unsafe { HostCompute::new().advance(&mut job, Nanos::ZERO) });

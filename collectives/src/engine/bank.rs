@@ -88,6 +88,7 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
             (Class::Small, SMALL_CELLS, SMALL_SCRATCH_BYTES, whole)
         } else {
             let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
+            let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
             (Class::Large, LARGE_CELLS, LARGE_SCRATCH_BYTES, chunk_max)
         };
     let room = (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES;

@@ -30,10 +30,12 @@ pub enum FaultKind {
     Protocol = 6,
     /// [`Fault::found_by`] has no room for a mapping of [`Fault::subject`]'s memory.
     OutOfReach = 7,
+    /// What computes at [`Fault::subject`], a GPU, has failed.
+    Compute = 8,
 }
 
 impl FaultKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::TimedOut,
         Self::Lost,
         Self::Left,
@@ -41,6 +43,7 @@ impl FaultKind {
         Self::Aborted,
         Self::Protocol,
         Self::OutOfReach,
+        Self::Compute,
     ];
 }
 
@@ -162,6 +165,10 @@ impl fmt::Display for Fault {
                 formatter,
                 "rank {found_by} cannot map memory of rank {subject} ({detail}); raise its limits ('ulimit -v', 'ulimit -n', \
                  vm.max_map_count), use less memory, or take fabric tcp"
+            ),
+            FaultKind::Compute => write!(
+                formatter,
+                "rank {subject} cannot compute: {detail}; see its own output, and 'nvidia-smi -q' and 'dmesg' on its host"
             ),
         }?;
         match self.during {

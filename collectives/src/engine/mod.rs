@@ -54,7 +54,7 @@ pub(crate) use signature::Hasher64;
 pub use signature::{Amount, Descriptor};
 
 use crate::Rank;
-use crate::compute::{Compute, Job};
+use crate::compute::{Compute, ComputeError, Job};
 use crate::observe::Observations;
 use bank::Banks;
 use message::Message;
@@ -115,6 +115,9 @@ pub enum EngineError {
         #[source]
         source: std::io::Error,
     },
+    /// Who computes cannot reach scratch memory.
+    #[error("scratch memory: {0}")]
+    Compute(#[from] ComputeError),
     /// The device refuses scratch memory.
     #[error("scratch memory cannot be registered: {0}")]
     Register(#[from] RegisterError),
@@ -250,7 +253,7 @@ impl Engine {
         let bytes = bank::scratch_bytes(ranks);
         let memory =
             SharedMemory::new(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
-        let scratch = device.register(memory)?.whole();
+        let scratch = device.register(compute.staging(memory)?)?.whole();
         let cells: Vec<Cells> = (0..ranks)
             .map(|peer| if peer == rank { Cells::on_heap(0) } else { device.cells(peer) })
             .collect();
@@ -397,7 +400,7 @@ impl Engine {
             moved = true;
         }
         match self.phase {
-            Phase::Active => moved | self.advance_runs(now) | self.check_time(now),
+            Phase::Active => moved | self.advance_runs(now) | self.check_compute(now) | self.check_time(now),
             Phase::Doubting { .. } => moved | self.end_doubt(now),
             Phase::Failing { .. } => moved | self.sever(now),
             Phase::Failed(_) => moved,

@@ -1,6 +1,6 @@
 //! Where the places of a run are: in the caller's slices, in scratch, at a peer.
 
-use pleach_transport::{MapError, Mapped, RegionKey, RemoteSlice, Slice};
+use pleach_transport::{MapError, Mapped, RegionKey, RemoteSlice, Slice, Space};
 
 use super::address::Address;
 use super::header::Landing;
@@ -10,15 +10,10 @@ use super::run::{Bytes, Ground, Parameters, Run, Site, Trouble};
 use crate::schedule::Part;
 
 impl Run {
-    /// The registered bytes to put: in place, or copied to the bounce slot first.
+    /// The registered bytes to put: in place, or copied to the bounce slot first, unless who computes has done so.
     pub(super) fn source(&self, ground: &Ground<'_>, site: Site<'_>, put: &PutProgram) -> Slice {
         let bytes = site.bytes();
-        let registered = match put.src.part {
-            Part::Input | Part::SharedInput => Some(&self.parameters.input),
-            Part::Output | Part::SharedOutput => Some(&self.parameters.output),
-            Part::Scratch(_) => None,
-        };
-        let slice = match registered {
+        let slice = match self.registered(put) {
             Some(Bytes::Registered(slice)) => Some(slice.clone()),
             Some(Bytes::Lent(slice)) => Some(slice.hold()),
             _ => None,
@@ -27,14 +22,32 @@ impl Run {
             let start = offset(site, put.src);
             return slice.slice(start..start + bytes).expect("lengths were checked when the run began");
         }
-        let slot = if put.bounce == NO_SLOT { put.src.slot } else { put.bounce };
-        let start = (self.parameters.bank.scratch_base + slot_offset(site, slot)) as usize;
-        let slice = ground.scratch.slice(start..start + bytes).expect("the bank has room for every slot");
-        if put.bounce != NO_SLOT {
+        let slice = self.bounce_slot(ground, site, if self.bounces(put) { put.bounce } else { put.src.slot });
+        if self.bounces(put) && ground.compute.space() == Space::Host {
             let from = self.local(ground.scratch, site, put.src);
             from.copy_to(Address(slice.as_ptr()), bytes);
         }
         slice
+    }
+
+    /// The caller's bytes that are put, where it is some of them.
+    fn registered(&self, put: &PutProgram) -> Option<&Bytes> {
+        match put.src.part {
+            Part::Input | Part::SharedInput => Some(&self.parameters.input),
+            Part::Output | Part::SharedOutput => Some(&self.parameters.output),
+            Part::Scratch(_) => None,
+        }
+    }
+
+    /// Whether what is put has to be copied to a slot of scratch first.
+    pub(super) fn bounces(&self, put: &PutProgram) -> bool {
+        put.bounce != NO_SLOT && !self.registered(put).is_some_and(Bytes::is_registered)
+    }
+
+    /// The chunk's instance of a slot of this rank's scratch.
+    pub(super) fn bounce_slot(&self, ground: &Ground<'_>, site: Site<'_>, slot: u32) -> Slice {
+        let start = (self.parameters.bank.scratch_base + slot_offset(site, slot)) as usize;
+        ground.scratch.slice(start..start + site.bytes()).expect("the bank has room for every slot")
     }
 
     /// Address of a place of this rank.

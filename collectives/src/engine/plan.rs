@@ -99,6 +99,13 @@ impl Plan {
         })
     }
 
+    /// The same for memory that only who computes touches: nothing of it travels in cells, or is copied by the caller's
+    /// processor.
+    #[must_use]
+    pub fn untouched_by_host(self) -> Self {
+        Self { inline: false, short: None, ..self }
+    }
+
     /// Whether input and output are as long as the counts say; where those are one for all parts, the caller knows.
     pub(super) fn check_lengths(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
         let element_bytes = self.descriptor.data_type.bytes();

@@ -43,6 +43,8 @@ pub struct Program {
     pub(super) pace: Option<Pace>,
     /// How long chunks are at most, where that was asked for.
     pub(super) chunk_bytes: Option<usize>,
+    /// Largest chunk in bytes, where it is another one than for the host's processors.
+    pub(super) chunk_bytes_max: Option<usize>,
     /// Whether any rank touches another's memory through a mapping.
     pub(super) maps: bool,
     pub(super) exposes_input: bool,
@@ -295,6 +297,7 @@ impl Program {
             slots: most_slots * schedule.window,
             pace: None,
             chunk_bytes: None,
+            chunk_bytes_max: None,
             maps,
             exposes_input: proof.exposes_input(rank),
             exposes_output: proof.exposes_output(rank),
@@ -302,6 +305,13 @@ impl Program {
             heard: incoming.keys().copied().collect(),
             silent_to: incoming.keys().filter(|peer| !outgoing.contains_key(peer)).copied().collect(),
         }
+    }
+
+    /// The same program with chunks of up to so many bytes.
+    #[must_use]
+    pub fn in_chunks_up_to(mut self, bytes: usize) -> Self {
+        self.chunk_bytes_max = Some(bytes);
+        self
     }
 
     /// The same program with as many chunks of each block as suits links of this pace.

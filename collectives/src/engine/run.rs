@@ -61,7 +61,7 @@ impl Bytes {
         Landing { key: remote.key, offset: remote.offset }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::None => 0,
             Self::Registered(slice) => slice.len(),
@@ -202,7 +202,7 @@ pub(super) struct PeerState {
 }
 
 /// Names a step of a run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct At {
     pub(super) lane: u32,
     pub(super) slot: u32,
@@ -228,6 +228,8 @@ impl Site<'_> {
 pub(super) struct ActiveJob {
     at: At,
     pub(super) job: Job,
+    /// It only brings what the step puts to where it is put from.
+    stages: bool,
 }
 
 /// What differs between the runs of a plan.
@@ -252,6 +254,8 @@ pub(super) struct Run {
     pub(super) peers: Vec<PeerState>,
     pub(super) touched: Vec<Rank>,
     jobs: Vec<ActiveJob>,
+    /// Puts whose bytes were brought to where they are put from.
+    pub(super) staged: Vec<At>,
     pub(super) spare_jobs: Vec<Job>,
     /// Bytes of chunks that were combined or copied in this lane's turn.
     pub(super) turn_bytes: usize,
@@ -279,6 +283,7 @@ impl Run {
             peers: Vec::new(),
             touched: Vec::new(),
             jobs: Vec::new(),
+            staged: Vec::new(),
             spare_jobs: Vec::new(),
             turn_bytes: 0,
             suspect: None,
@@ -309,6 +314,7 @@ impl Run {
             self.touched.clear();
         }
         self.forget_peers();
+        self.staged.clear();
         self.suspect = None;
         self.noted.reset();
     }
@@ -518,7 +524,17 @@ impl Run {
 
     /// What is computed piece by piece.
     pub(super) fn compute(&mut self, at: At, job: Job) {
-        self.jobs.push(ActiveJob { at, job });
+        self.jobs.push(ActiveJob { at, job, stages: false });
+    }
+
+    /// What brings a put's bytes to where they are put from.
+    pub(super) fn stage(&mut self, at: At, job: Job) {
+        self.jobs.push(ActiveJob { at, job, stages: true });
+    }
+
+    /// Whether a put's bytes are on their way there.
+    pub(super) fn is_staging(&self, at: At) -> bool {
+        self.jobs.iter().any(|job| job.stages && job.at == at)
     }
 
     fn advance_jobs(&mut self, plan: &Plan, ground: &mut Ground<'_>) -> bool {
@@ -527,9 +543,13 @@ impl Run {
         while index < self.jobs.len() {
             let done_before = self.jobs[index].job.elements_done;
             if advance(ground.compute, &mut self.jobs[index].job, ground.now) {
-                let ActiveJob { at, job } = self.jobs.swap_remove(index);
+                let ActiveJob { at, job, stages } = self.jobs.swap_remove(index);
                 self.spare_jobs.push(job);
-                self.complete(plan, at);
+                if stages {
+                    self.staged.push(at);
+                } else {
+                    self.complete(plan, at);
+                }
                 moved = true;
             } else {
                 moved |= self.jobs[index].job.elements_done != done_before;

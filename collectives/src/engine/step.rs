@@ -1,6 +1,6 @@
 //! What the steps of a run do: wait, notify, put, reduce.
 
-use pleach_transport::{Inline, Notice, Source, SubmitError, Submitted, Transfer};
+use pleach_transport::{Inline, Notice, Source, Space, SubmitError, Submitted, Transfer};
 
 use super::address::{Address, advance};
 use super::bank::CREDIT_CELL;
@@ -106,7 +106,7 @@ impl Run {
     }
 
     pub(super) fn put(
-        &self,
+        &mut self,
         ground: &mut Ground<'_>,
         site: Site<'_>,
         put: &PutProgram,
@@ -120,17 +120,48 @@ impl Run {
             self.local(ground.scratch, site, put.src).load(&mut data[..bytes]);
             return self.notify(ground, site, (put.to, put.cell), &data[..bytes]);
         }
+        if !self.is_staged(ground, site, put) {
+            return Ok(Issue::Blocked);
+        }
         let cell = self.cell(self.parameters.bank.notify_base, put.cell, site);
         let notice = Notice { cell, payload: self.payload(site.plan, ground, put.to, &[]) };
         let src = self.source(ground, site, put);
         let dst = self.remote(ground, site, put.dst, bytes as u64);
         let transfer = Transfer::Put { src: Source::Slice(src), dst, notice: Some(notice) };
         match ground.device.submit(put.to, transfer, site.at.id(self.slot_in_engine)) {
-            Ok(Submitted::Ended(_)) => Ok(Issue::Complete),
-            Ok(Submitted::UnderWay) => Ok(Issue::UnderWay),
+            Ok(submitted) => {
+                self.staged.retain(|at| *at != site.at);
+                Ok(if submitted == Submitted::UnderWay { Issue::UnderWay } else { Issue::Complete })
+            }
             Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
             Err(error) => Err(Trouble::Submit { peer: put.to, error }),
         }
+    }
+
+    /// Whether what is put lies where it can be put from, if it is brought there by who computes: begins with that where it
+    /// has not begun.
+    fn is_staged(&mut self, ground: &mut Ground<'_>, site: Site<'_>, put: &PutProgram) -> bool {
+        let bytes = site.bytes();
+        let is_brought = self.bounces(put) && bytes > 0 && ground.compute.space() != Space::Host;
+        if !is_brought || self.staged.contains(&site.at) {
+            return true;
+        }
+        if self.is_staging(site.at) {
+            return false;
+        }
+        let mut job = self.spare_jobs.pop().unwrap_or_else(empty_job);
+        let descriptor = &site.plan.descriptor;
+        prepare(&mut job, descriptor, bytes / descriptor.data_type.bytes(), 1);
+        job.from.push(self.local(ground.scratch, site, put.src).0.cast_const());
+        job.into.push(self.bounce_slot(ground, site, put.bounce).as_ptr());
+        let is_complete = advance(ground.compute, &mut job, ground.now);
+        if is_complete {
+            self.spare_jobs.push(job);
+            self.staged.push(site.at);
+        } else {
+            self.stage(site.at, job);
+        }
+        is_complete
     }
 
     pub(super) fn reduce(
@@ -203,6 +234,7 @@ pub(super) fn prepare(job: &mut Job, descriptor: &Descriptor, elements: usize, d
     job.divide_by = divide_by;
     job.elements = elements;
     job.elements_done = 0;
+    job.ticket = 0;
     job.from.clear();
     job.into.clear();
 }
@@ -225,5 +257,6 @@ pub(super) fn empty_job() -> Job {
         into: Vec::new(),
         elements: 0,
         elements_done: 0,
+        ticket: 0,
     }
 }

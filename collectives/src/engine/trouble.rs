@@ -27,6 +27,9 @@ impl Engine {
             TransferError::Refused { peer, .. } => {
                 self.fault(FaultKind::Protocol, *peer, error.to_string(), slot, now)
             }
+            TransferError::Gpu { .. } => {
+                self.fault(FaultKind::Compute, self.rank, error.to_string(), slot, now)
+            }
             _ => return,
         };
         self.fail(fault, now);
@@ -51,6 +54,14 @@ impl Engine {
         {
             let _ = self.device.post(peer, &Message::Query { stream, record }.encode());
         }
+    }
+
+    /// Whether who computes has failed; then the group has.
+    pub(super) fn check_compute(&mut self, now: Nanos) -> bool {
+        let Some(error) = self.compute.failure() else { return false };
+        let fault = self.fault(FaultKind::Compute, self.rank, error.to_string(), None, now);
+        self.fail(fault, now);
+        true
     }
 
     /// Deadlines, departed peers and questions; true when something failed.
@@ -191,6 +202,9 @@ impl Engine {
             Trouble::Map { peer, error: error @ MapError::NoRoom { .. } } => {
                 (FaultKind::OutOfReach, peer, error.to_string())
             }
+            Trouble::Map { error: error @ MapError::Gpu { .. }, .. } => {
+                (FaultKind::Compute, &self.rank, error.to_string())
+            }
             Trouble::Map { peer, error } => (FaultKind::Protocol, peer, error.to_string()),
         };
         self.fault(kind, *peer, detail, Some(slot), now)
@@ -224,7 +238,7 @@ impl Engine {
     pub(super) fn fail(&mut self, fault: Fault, now: Nanos) {
         let may_be_echo = match fault.kind {
             FaultKind::TimedOut | FaultKind::Lost | FaultKind::Left | FaultKind::Protocol => true,
-            FaultKind::Mismatch | FaultKind::Aborted | FaultKind::OutOfReach => false,
+            FaultKind::Mismatch | FaultKind::Aborted | FaultKind::OutOfReach | FaultKind::Compute => false,
         };
         if may_be_echo && self.board.has_news() {
             // What peers said before counts first: it may tell why one of them went or refuses.
@@ -281,7 +295,9 @@ impl Engine {
             return false;
         };
         let was_severing = *is_severing;
-        if !*is_severing && (now >= *sever_at || self.device.is_flushed()) {
+        // What is still computed works on memory that is let go of here.
+        let is_time = !*is_severing && (now >= *sever_at || self.device.is_flushed());
+        if is_time && self.compute.is_idle() {
             *is_severing = true;
             // Deregistered first: on shm severing would make every page of it private, which takes long. For the same
             // reason peers' memory is let go of, which it would copy: no run goes on.

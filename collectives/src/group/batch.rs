@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pleach_transport::{SharedMemory, Slice};
+use pleach_transport::{SharedMemory, Slice, Space};
 
 use super::Group;
 use super::data::{Buffer, Data, DataMut, Element, destination};
@@ -355,7 +355,7 @@ impl<'a> Bucket<'a> {
             }
         };
         let counts = Counts::Each(self.bytes / self.data_type.bytes());
-        Operation { collective, data_type: self.data_type, op, counts, input, output }
+        Operation { collective, data_type: self.data_type, op, counts, input, output, space: Space::Host }
     }
 
     /// Copies the results back, where this rank has some.

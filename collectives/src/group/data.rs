@@ -241,6 +241,7 @@ pub(super) fn place_in(inner: &Bytes, outer: &Bytes) -> Option<Range<usize>> {
     }
 }
 
-fn private(base: *mut u8, len: usize) -> Bytes {
+/// Bytes that only this rank touches.
+pub(super) fn private(base: *mut u8, len: usize) -> Bytes {
     Bytes::Private { base: Address(base), len }
 }

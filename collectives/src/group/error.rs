@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use pleach_transport::cuda::CudaError;
 use pleach_transport::memory::remedy;
-use pleach_transport::{Rank, RegisterError};
+use pleach_transport::{Rank, RegisterError, Space};
 
 use crate::collective::{DataType, ReduceOp};
 use crate::engine::{CountsError, Fault, PlanError, StartError, TooLarge};
@@ -132,6 +133,37 @@ pub enum CollectiveError {
     /// Too many non-blocking operations.
     #[error("too many operations are under way; wait for some of them")]
     TooMany,
+    /// A GPU, or its memory.
+    #[error(transparent)]
+    Gpu(#[from] CudaError),
+    /// The data are in other memory than the group works on.
+    #[error(
+        "this group works on {group} memory, and the data are in {data} memory; {}", match group {
+            Space::Host => "take a group for the GPU's (Group::in_memory, Options::space)",
+            _ => "call it through Group::on with a GpuBuffer of that GPU, or take a group for the host's (Group::in_memory)",
+        }
+    )]
+    Space {
+        /// The group's.
+        group: Space,
+        /// The data's.
+        data: Space,
+    },
+    /// Memory that kernels cannot take elements of.
+    #[error(
+        "GPU memory at {address:#x} does not begin at a multiple of the size of {data_type}; give it from where it does"
+    )]
+    Misaligned {
+        /// Of which elements.
+        data_type: DataType,
+        /// Where it begins.
+        address: u64,
+    },
+    /// What there is for host memory alone.
+    #[error(
+        "exact groups work on host memory alone; take Reproducible::PerWorldSize, or copy the data to the host"
+    )]
+    ExactOnGpu,
     /// Memory cannot be registered.
     #[error("memory cannot be registered: {0}")]
     Register(Arc<RegisterError>),

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_transport::Space;
+use pleach_transport::cuda::Gpu;
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
 
 use super::{Connection, Group, GroupError, Options};
 use crate::choices::ChoicesError;
-use crate::compute::HostCompute;
+use crate::compute::cuda::{CudaCompute, Staging};
+use crate::compute::{Compute, ComputeError, HostCompute};
 use crate::cost::{CostModel, Platform};
 use crate::engine::{Board, CELLS};
+use crate::generate::Access;
 use crate::hosts::HostMap;
 use crate::topology::Topology;
 use crate::wiring::{Wiring, topology_digest};
@@ -37,16 +41,17 @@ impl Group {
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join(options: &Options) -> Result<Self, JoinGroupError> {
         let options = &Options { choices: options.choices.read()?, ..options.clone() };
+        expect_memory(options.space)?;
         let board = Arc::new(Board::new(options.world.rank));
         let joined = join(&options.world, &settings(options), board.clone())?;
-        let platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
+        let platform = platform_for(options.space, &joined);
         options.choices.expect_table(joined.fabric, &platform.hosts)?;
         Ok(Self::joined(joined, board, options)?)
     }
 
     /// A group of ranks that have met.
     pub(super) fn joined(joined: Joined, board: Arc<Board>, options: &Options) -> Result<Self, GroupError> {
-        let mut platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
+        let mut platform = platform_for(options.space, &joined);
         let table = options.choices.table(joined.fabric, &platform.hosts);
         if let Some(table) = &table {
             tracing::info!("choices: {} rows for {} {}", table.rows().len(), joined.fabric, platform.hosts);
@@ -69,9 +74,51 @@ impl Group {
             ranks_here: joined.ranks_here,
             store: joined.store,
         };
-        let mut group = Self::choosing_by(table, connection, Box::new(HostCompute::new()), options)?;
+        let compute = compute(options.space, &connection.platform)?;
+        let mut group = Self::choosing_by(table, connection, compute, options)?;
         group.fabric = Some(joined.fabric);
         Ok(group)
+    }
+}
+
+/// Asks for the memory before the ranks meet, so that who lacks it says so itself.
+pub(super) fn expect_memory(space: Space) -> Result<(), GroupError> {
+    if let Space::Cuda { ordinal } = space {
+        Gpu::open(ordinal).map_err(ComputeError::from)?;
+    }
+    Ok(())
+}
+
+/// Who computes on that memory. Over shared memory peers map what is on a GPU; elsewhere it is staged.
+fn compute(space: Space, platform: &Platform) -> Result<Box<dyn Compute>, ComputeError> {
+    let Space::Cuda { ordinal } = space else { return Ok(Box::new(HostCompute::new())) };
+    let staging = if platform.access == Access::Mapped { Staging::Gpu } else { Staging::Host };
+    Ok(Box::new(CudaCompute::new(&Gpu::open(ordinal)?, staging)?))
+}
+
+/// The same as [`platform`] for that memory. That of a GPU is mapped by peers over shared memory, if GPUs can share theirs;
+/// else it is staged through pinned memory of the host, which is put whatever the fabric is, as kernels do not reach
+/// what peers map.
+fn platform_for(space: Space, joined: &Joined) -> Platform {
+    let platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
+    match space {
+        Space::Host => platform,
+        _ if joined.fabric == Fabric::Shm && can_share(space) => platform,
+        _ => Platform { access: Access::Put, near: CostModel::LOOPBACK, ..platform },
+    }
+}
+
+/// Whether the GPU's memory can be handed to other processes. All ranks compare their answers when they meet.
+fn can_share(space: Space) -> bool {
+    matches!(space, Space::Cuda { ordinal } if Gpu::open(ordinal).is_ok_and(|gpu| gpu.can_share()))
+}
+
+/// What kind of memory calls work on, as ranks compare it.
+fn memory(space: Space) -> &'static str {
+    match space {
+        Space::Host => "host",
+        _ if can_share(space) => "cuda",
+        _ => "cuda that cannot be shared",
     }
 }
 
@@ -105,6 +152,7 @@ pub(super) fn settings(options: &Options) -> JoinOptions {
             ("algorithm".to_owned(), algorithm),
             ("choices".to_owned(), options.choices.knob()),
             ("cells".to_owned(), CELLS.to_string()),
+            ("memory".to_owned(), memory(options.space).to_owned()),
             ("reproducible".to_owned(), options.reproducible.to_string()),
             ("topology".to_owned(), options.topology.as_ref().map_or_else(|| "none".to_owned(), topology)),
         ],

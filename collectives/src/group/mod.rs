@@ -15,6 +15,7 @@ mod data;
 mod driver;
 mod error;
 mod flight;
+mod gpu;
 mod in_place;
 mod join;
 mod lent;
@@ -36,12 +37,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pleach_transport::cuda::Gpu;
 use pleach_transport::rendezvous::{Fabric, Store};
-use pleach_transport::{Device, Event, SharedMemory, Slice, clock, fork};
+use pleach_transport::{Device, Event, SharedMemory, Slice, Space, clock, fork};
 
 pub use batch::Batch;
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
 pub use error::{CollectiveError, GroupName};
+pub use gpu::{GpuBuffer, OnStream};
 pub use join::JoinGroupError;
 pub use options::Options;
 pub use pending::{Pending, PendingError, Started};
@@ -55,7 +58,7 @@ pub use split::SplitError;
 use crate::Rank;
 use crate::choices::{Table, Way};
 use crate::collective::{Collective, DataType, ReduceOp};
-use crate::compute::Compute;
+use crate::compute::{Compute, ComputeError};
 use crate::cost::Platform;
 use crate::engine::{Board, Bytes, Counts, Descriptor, Engine, EngineError, Plan, RunId};
 use crate::generate::{Access, Algorithm};
@@ -96,6 +99,10 @@ struct Shared {
     staging: Mutex<Option<Slice>>,
     /// Where its ranks met, and meet again to split. Rank 0's table keeps late comers out for as long as the group lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
+    /// The GPU whose memory its calls work on, if they work on one's.
+    gpu: Option<Arc<Gpu>>,
+    /// Whether peers map that memory.
+    shares_gpu: bool,
     /// As it was joined, for the groups that it is split into.
     options: Options,
     /// Counts the calls of [`Group::split`]. Relaxed: rank 0's number is taken, and a call's order is that of its caller.
@@ -142,6 +149,9 @@ pub enum GroupError {
         /// How long they had.
         limit: Duration,
     },
+    /// The GPU that the group is to work on does not work.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
     /// A peer was lost meanwhile.
     #[error("{0}")]
     Failed(Arc<crate::engine::Fault>),
@@ -215,7 +225,12 @@ impl Group {
             platform.access == Access::Put || neighbours.into_iter().all(|peer| device.reach(peer).maps),
             "the device maps what the platform says it does"
         );
+        let gpu = match compute.space() {
+            Space::Cuda { ordinal } => Some(Gpu::open(ordinal).map_err(ComputeError::from)?),
+            _ => None,
+        };
         let observed = Observed::new(options, &board, rank, world_size)?;
+        let platform_access = platform.access;
         let engine = Engine::new(device, compute, board.clone(), world_size)?;
         let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
@@ -226,6 +241,8 @@ impl Group {
             Reproducible::No => planner,
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
         };
+        let shares_gpu = gpu.is_some() && platform_access == Access::Mapped;
+        let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let core = Core { engine, planner };
         let driver = Driver::new(core, board, options.spin, ranks_here as usize > processors, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
@@ -258,6 +275,8 @@ impl Group {
             is_closed: AtomicBool::new(false),
             staging: Mutex::default(),
             store: store.map(|store| Arc::new(Mutex::new(store))),
+            gpu,
+            shares_gpu,
             options: options.clone(),
             splits: AtomicU64::new(0),
         };
@@ -363,6 +382,7 @@ impl Group {
     /// No memory, or it cannot be registered.
     pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<T>, CollectiveError> {
         self.expect_own_process()?;
+        self.expect_host()?;
         let bytes = len.saturating_mul(size_of::<T>());
         let memory = SharedMemory::new(bytes)
             .map_err(|source| CollectiveError::Memory { bytes, source: Arc::new(source) })?;
@@ -565,6 +585,7 @@ impl Group {
         plan: Option<&Arc<Plan>>,
     ) -> Result<RunId, CollectiveError> {
         self.expect_open()?;
+        self.expect_space(&operation)?;
         let plan = match plan {
             Some(plan) => plan,
             None => self.plan(&mut core.planner, &operation)?,
@@ -617,6 +638,7 @@ impl Group {
 
     fn blocking_by(&self, mut operation: Operation, plan: Option<&Arc<Plan>>) -> Result<(), CollectiveError> {
         self.expect_open()?;
+        self.expect_space(&operation)?;
         let driver = &self.shared.driver;
         let mut core = driver.lock();
         let lent = self.lend(&mut core.engine, &mut operation)?;
@@ -645,7 +667,8 @@ impl Group {
     fn lend(&self, engine: &mut Engine, operation: &mut Operation) -> Result<Lent, CollectiveError> {
         let mut lent = Lent::default();
         let is_private = |bytes: &Bytes| matches!(bytes, Bytes::Private { .. });
-        if !is_private(&operation.input) && !is_private(&operation.output) {
+        let is_lent = is_private(&operation.input) || is_private(&operation.output);
+        if !is_lent || operation.space != Space::Host {
             return Ok(lent);
         }
         let register = |error| CollectiveError::Register(Arc::new(error));

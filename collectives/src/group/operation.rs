@@ -1,5 +1,7 @@
 //! The operations of a group as data: which collective, of what, from and to which bytes; arguments checked.
 
+use pleach_transport::Space;
+
 use super::Group;
 use super::data::{Buffer, Data, DataMut, Element, destination, first_of, source};
 use super::error::CollectiveError;
@@ -16,6 +18,8 @@ pub(super) struct Operation {
     pub(super) counts: Counts,
     pub(super) input: Bytes,
     pub(super) output: Bytes,
+    /// Where the bytes live.
+    pub(super) space: Space,
 }
 
 impl Group {
@@ -131,7 +135,7 @@ pub(super) fn operation<D: Data + ?Sized>(
     input: Bytes,
     output: Bytes,
 ) -> Operation {
-    Operation { collective, data_type: D::Element::DATA_TYPE, op, counts, input, output }
+    Operation { collective, data_type: D::Element::DATA_TYPE, op, counts, input, output, space: Space::Host }
 }
 
 pub(super) fn moving(
@@ -141,7 +145,15 @@ pub(super) fn moving(
     input: Bytes,
     output: Bytes,
 ) -> Operation {
-    Operation { collective, data_type, op: ReduceOp::Sum, counts: Counts::Each(count), input, output }
+    Operation {
+        collective,
+        data_type,
+        op: ReduceOp::Sum,
+        counts: Counts::Each(count),
+        input,
+        output,
+        space: Space::Host,
+    }
 }
 
 pub(super) fn barrier_operation() -> Operation {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_transport::Space;
 use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
 
 use super::progress::Progress;
@@ -42,6 +43,10 @@ pub struct Options {
     /// one in a receive and its peer in an all-reduce, are told of the mismatch within 100 ms; with it only at
     /// the deadline. Found out by itself when two threads meet in a call.
     pub concurrent_calls: bool,
+    /// What memory its calls work on: the host's, or that of a GPU of this process (another one on each rank, perhaps; all
+    /// ranks take the host's, or all take GPUs'). See [`Group::in_memory`](super::Group::in_memory), which makes the one
+    /// from the other. Groups over a device of the caller's work on what its [`Compute`](crate::compute::Compute) works on.
+    pub space: Space,
     /// Which results are the same bits again; the same on all ranks.
     pub reproducible: Reproducible,
     /// Who carries on what was started by a `start_` call; each rank as it likes.
@@ -65,6 +70,7 @@ impl Options {
             topology: None,
             spin: Duration::from_micros(200),
             concurrent_calls: false,
+            space: Space::Host,
             reproducible: Reproducible::No,
             progress: Progress::WhenCalled,
             observe: Observe::from_env(),

@@ -34,6 +34,8 @@ pub struct Planner {
     recent: Vec<Recent>,
     /// Which of them gives way next.
     oldest: usize,
+    /// The caller's processor touches none of the data.
+    untouched_by_host: bool,
     /// Take only what folds contributions in rank order.
     in_rank_order: bool,
     /// What does, by what was looked at.
@@ -81,6 +83,9 @@ const DEEP_WINDOW: u32 = 16;
 const DEEP_BYTES: u64 = 1 << 20;
 /// Most ranks; each has slots for all of them in the same scratch.
 const DEEP_RANKS_MAX: u32 = 4;
+/// Largest chunk of what kernels combine where peers map it, in bytes: long beside the microseconds that launching one and
+/// seeing its end take.
+const GPU_CHUNK_BYTES: usize = 4 << 20;
 /// Plans that are compared one by one.
 const RECENT_PLANS: usize = 8;
 /// Plans kept; a program whose calls have more shapes makes them anew now and then.
@@ -100,6 +105,7 @@ impl Planner {
             plans: HashMap::new(),
             recent: Vec::with_capacity(RECENT_PLANS),
             oldest: 0,
+            untouched_by_host: false,
             in_rank_order: false,
             folds: HashMap::new(),
             known: Arc::default(),
@@ -140,6 +146,12 @@ impl Planner {
         Self { in_rank_order: true, ..self }
     }
 
+    /// The same for memory that the caller's processor does not touch.
+    #[must_use]
+    pub fn untouched_by_host(self) -> Self {
+        Self { untouched_by_host: true, ..self }
+    }
+
     /// The same, going the ways of a table of this platform where it has some and no algorithm is preferred.
     #[must_use]
     pub fn pinned_by(self, table: Option<Arc<Table>>) -> Self {
@@ -170,7 +182,8 @@ impl Planner {
                 let bytes = counts.plan_bytes(descriptor.data_type.bytes());
                 let is_private = matches!(counts, Counts::Paired(_));
                 let program = self.choose(descriptor.collective, bytes, way, is_private)?;
-                let plan = Arc::new(Plan::new(program, *descriptor, counts.clone())?);
+                let plan = Plan::new(program, *descriptor, counts.clone())?;
+                let plan = Arc::new(if self.untouched_by_host { plan.untouched_by_host() } else { plan });
                 if self.plans.len() >= PLANS_MAX {
                     self.plans.clear();
                 }
@@ -346,6 +359,9 @@ impl Planner {
         let mut program = Program::new(&proof, self.rank, &algorithm.to_string());
         if let Algorithm::Packed(Some(trees)) = algorithm {
             program = program.paced(*trees.pace());
+        }
+        if self.untouched_by_host && key.0.2 == Access::Mapped {
+            program = program.in_chunks_up_to(GPU_CHUNK_BYTES);
         }
         if let Some(bytes) = cut.chunk_bytes {
             program = program.with_chunks_of(usize::try_from(bytes).unwrap_or(usize::MAX));

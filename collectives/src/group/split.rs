@@ -8,9 +8,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use pleach_transport::Space;
 use pleach_transport::rendezvous::{JoinError, PartOfStore, World, join, join_at};
 
-use super::join::settings;
+use super::join::{expect_memory, settings};
 use super::{CollectiveError, Group, JoinGroupError, Options};
 use crate::Rank;
 use crate::engine::Board;
@@ -57,6 +58,24 @@ impl Group {
     ///
     /// See [`SplitError`]; at the latest at this call's deadline and when `Options::join_timeout` has passed after that.
     pub fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>, SplitError> {
+        self.split_in(colour, key, self.shared.options.space)
+    }
+
+    /// A new group of the same ranks in the same order whose calls work on other memory: [`Group::on`] with a GPU's. All
+    /// ranks call it. As independent of this one as any that is split from it.
+    ///
+    /// # Errors
+    ///
+    /// See [`SplitError`]; also what keeps the GPU from working.
+    ///
+    /// # Panics
+    ///
+    /// Never: every rank names the same colour.
+    pub fn in_memory(&self, space: Space) -> Result<Self, SplitError> {
+        Ok(self.split_in(Some(0), self.rank(), space)?.expect("this rank named a colour"))
+    }
+
+    fn split_in(&self, colour: Option<u32>, key: u32, space: Space) -> Result<Option<Self>, SplitError> {
         if self.shared.store.is_none() && self.world_size() > 1 {
             return Err(SplitError::NoStore);
         }
@@ -64,15 +83,15 @@ impl Group {
         let own = [u64::from(colour.is_some()), colour.unwrap_or(0).into(), key.into(), number];
         let mut all = vec![0; WORDS * self.world_size() as usize];
         let plain = Self { way: None, ..self.tagged_further(SPLIT_MARK) };
-        plain.all_gather(&own[..], &mut all[..])?;
-        let part = colour.map(|colour| self.meet(colour, &all)).transpose();
+        plain.gather_words(&own, &mut all)?;
+        let part = colour.map(|colour| self.meet(colour, &all, space)).transpose();
         // The store is gone with rank 0, which may leave as soon as it returns: all parts must have met by then.
         plain.barrier()?;
         part
     }
 
     /// The group of the ranks of this one's colour, by what all ranks have said.
-    fn meet(&self, colour: u32, all: &[u64]) -> Result<Self, SplitError> {
+    fn meet(&self, colour: u32, all: &[u64], space: Space) -> Result<Self, SplitError> {
         let members = members(all, colour);
         let size = members.len() as u32;
         let rank = members.iter().position(|rank| *rank == self.rank()).expect("this rank named its colour");
@@ -80,7 +99,7 @@ impl Group {
         let name = format!("s{}-{colour}", all[WORDS - 1]);
         // What joins the members without the others, if that joins them at all.
         let topology = self.topology().and_then(|topology| topology.only(&members).ok()).map(Arc::new);
-        let group = self.join_part(&name, rank as Rank, size, topology);
+        let group = self.join_part(&name, rank as Rank, size, topology, space);
         group.map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
     }
 
@@ -91,10 +110,12 @@ impl Group {
         rank: Rank,
         size: u32,
         topology: Option<Arc<Topology>>,
+        space: Space,
     ) -> Result<Self, JoinGroupError> {
+        expect_memory(space)?;
         let before = &self.shared.options;
         let world = World { rank, world_size: size, local_rank: None, ..before.world.clone() };
-        let options = Options { world, timeout: self.timeout, topology, ..before.clone() };
+        let options = Options { world, timeout: self.timeout, topology, space, ..before.clone() };
         let board = Arc::new(Board::new(rank));
         let joined = match &self.shared.store {
             Some(store) if size > 1 => {

@@ -35,7 +35,7 @@ pub(super) fn explains(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> b
             });
             scenario.timeout < TIMEOUT_FAR && (is_injected || bound(scenario, last) > scenario.timeout)
         }
-        FaultKind::Left | FaultKind::Protocol | FaultKind::OutOfReach => false,
+        FaultKind::Left | FaultKind::Protocol | FaultKind::OutOfReach | FaultKind::Compute => false,
     }
 }
 

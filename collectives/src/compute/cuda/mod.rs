@@ -1,0 +1,156 @@
+//! Reductions and copies by a GPU's kernels, with the same meaning, bit for bit, as by the host's.
+//!
+//! A [`CudaCompute`] puts each [`Job`] into a stream of its own as one kernel, marks the place behind it, and calls the job
+//! complete when the mark is reached. Jobs name memory of the GPU or pinned host memory. The kernels are PTX that lies beside
+//! this file (`reduce.cu`, `regenerate`), which the driver compiles when it is loaded.
+//!
+//! **Invariant:** a job is complete only when the GPU is through with it, so what is told to peers after that is true; and a
+//! job that is dropped before may be under way until [`Compute::is_idle`]. No kernel waits for anything: processes that
+//! share a GPU have it in turns, and one that waited for another's would keep it out.
+
+mod launch;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::cuda::{CudaError, CudaMemory, Gpu, Mark, Pinned, Stream};
+use pleach_transport::{Memory, Nanos, Space};
+
+use super::{Compute, ComputeError, Job};
+use launch::Kernels;
+
+/// How long dropping waits for what is under way: kernels over a few chunks.
+const DROP_LIMIT: Duration = Duration::from_secs(10);
+
+/// What peers must see, and so what scratch is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Staging {
+    /// Pinned host memory: any fabric carries it.
+    Host,
+    /// Memory of the GPU, which peers map.
+    Gpu,
+}
+
+/// Computes on a GPU.
+#[derive(Debug)]
+pub struct CudaCompute {
+    gpu: Arc<Gpu>,
+    staging: Staging,
+    kernels: Kernels,
+    stream: Stream,
+    /// What is under way, by number, and the mark behind it; in order.
+    under_way: VecDeque<(u64, Mark)>,
+    /// Marks for later jobs.
+    spare: Vec<Mark>,
+    /// Number of the last job that was begun, and of the last that is complete.
+    begun: u64,
+    done: u64,
+    failure: Option<ComputeError>,
+}
+
+impl CudaCompute {
+    /// On this GPU. Loads the kernels, which the driver compiles for it the first time.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn new(gpu: &Arc<Gpu>, staging: Staging) -> Result<Self, CudaError> {
+        Ok(Self {
+            gpu: gpu.clone(),
+            staging,
+            kernels: Kernels::load(gpu)?,
+            stream: Stream::new(gpu)?,
+            under_way: VecDeque::new(),
+            spare: Vec::new(),
+            begun: 0,
+            done: 0,
+            failure: None,
+        })
+    }
+
+    fn begin(&mut self, job: &mut Job) -> Result<(), ComputeError> {
+        let mut mark = match self.spare.pop() {
+            Some(mark) => mark,
+            None => Mark::new(&self.gpu)?,
+        };
+        // SAFETY: the memory is the job's, which its owner vouches for until the job is complete or nothing is under way.
+        unsafe { self.kernels.launch(&self.stream, job)? };
+        self.stream.mark_with(&mut mark)?;
+        self.begun += 1;
+        job.ticket = self.begun;
+        self.under_way.push_back((self.begun, mark));
+        Ok(())
+    }
+
+    /// Sees which jobs are complete.
+    fn look(&mut self) -> Result<(), ComputeError> {
+        while let Some((number, mark)) = self.under_way.front() {
+            if !mark.is_reached()? {
+                break;
+            }
+            self.done = *number;
+            let (_, mark) = self.under_way.pop_front().expect("looked at just now");
+            self.spare.push(mark);
+        }
+        Ok(())
+    }
+
+    /// Notes the first failure. A GPU that has failed does nothing any more, so nothing is under way.
+    fn note<T>(&mut self, outcome: Result<T, ComputeError>) -> bool {
+        if let Err(error) = outcome {
+            tracing::error!(%error, "the GPU does not go on");
+            self.failure.get_or_insert(error);
+        }
+        self.failure.is_none()
+    }
+}
+
+impl Compute for CudaCompute {
+    unsafe fn advance(&mut self, job: &mut Job, _now: Nanos) -> bool {
+        if job.elements == 0 {
+            return true;
+        }
+        if self.failure.is_some() {
+            return false;
+        }
+        let outcome = if job.ticket == 0 { self.begin(job) } else { self.look() };
+        if !self.note(outcome) || job.ticket > self.done {
+            return false;
+        }
+        job.elements_done = job.elements;
+        true
+    }
+
+    fn space(&self) -> Space {
+        Space::Cuda { ordinal: self.gpu.ordinal() }
+    }
+
+    fn staging(&self, memory: Arc<dyn Memory>) -> Result<Arc<dyn Memory>, ComputeError> {
+        Ok(match self.staging {
+            Staging::Host => Pinned::new(&self.gpu, memory)?,
+            Staging::Gpu => CudaMemory::new(&self.gpu, memory.len())?,
+        })
+    }
+
+    fn failure(&self) -> Option<&ComputeError> {
+        self.failure.as_ref()
+    }
+
+    fn is_idle(&mut self) -> bool {
+        let outcome = self.look();
+        !self.note(outcome) || self.under_way.is_empty()
+    }
+}
+
+impl Drop for CudaCompute {
+    fn drop(&mut self) {
+        // What kernels work on goes after this.
+        if self.failure.is_none()
+            && let Some((_, last)) = self.under_way.back()
+            && let Err(error) = last.wait(DROP_LIMIT)
+        {
+            tracing::error!(%error, "kernels were under way when their memory was let go of");
+        }
+    }
+}

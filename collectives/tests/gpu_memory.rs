@@ -1,0 +1,47 @@
+//! Collectives on a GPU's memory, with a fake driver everywhere and with a real one where there is a GPU:
+//! `cargo test -p pleach-collectives --test gpu_memory -- --ignored gpu::`.
+
+#[path = "../../transport/tests/fake_cuda/mod.rs"]
+mod fake_cuda;
+#[path = "gpu_memory/group.rs"]
+mod group;
+#[path = "gpu_memory/kernels.rs"]
+mod kernels;
+mod ranks;
+
+/// Each of these against the fake driver, and, where a test is asked for by `--ignored gpu::`, against the real one.
+macro_rules! on_both {
+    ($($module:ident::$name:ident)*) => {
+        mod fake {
+            $(#[test]
+            fn $name() {
+                crate::fake_cuda::load();
+                crate::$module::$name(&pleach_transport::cuda::Gpu::open(0).expect("the fake driver has a GPU"));
+            })*
+        }
+        mod gpu {
+            $(#[test]
+            #[ignore = "needs an NVIDIA GPU: where there is one, run it with --ignored gpu::"]
+            fn $name() {
+                crate::$module::$name(&pleach_transport::cuda::Gpu::open(0).expect("a GPU"));
+            })*
+        }
+    };
+}
+
+on_both! {
+    kernels::every_kernel_gives_the_bits_that_the_host_gives
+    kernels::destinations_may_be_sources_and_places_may_lie_anywhere
+    kernels::more_places_than_a_kernel_takes_are_refused
+    kernels::a_job_that_is_dropped_is_under_way_until_the_gpu_is_idle
+    group::collectives_over_tcp_give_the_same_as_on_the_host
+    group::collectives_over_shm_give_the_same_as_on_the_host
+    group::every_type_is_reduced_as_on_the_host
+    group::a_call_begins_after_the_earlier_work_of_its_stream
+    group::memory_of_others_is_taken_while_it_is_there
+    group::data_in_other_memory_than_the_groups_are_refused
+    group::a_gpu_that_is_not_there_is_told_at_join
+    group::a_group_on_a_gpu_can_be_split
+    group::reproducible_groups_give_the_same_bits_and_exact_ones_refuse
+    group::a_rank_that_is_lost_ends_the_call_with_its_name
+}
