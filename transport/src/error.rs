@@ -39,6 +39,16 @@ pub enum LossCause {
         /// How many bytes this process may lock in all.
         limit: u64,
     },
+    /// Its port carries packets of another length than this rank's (verbs).
+    #[error(
+        "its RDMA port carries packets of {peer} bytes, this rank's of {own}; give both ends' network interfaces the same MTU"
+    )]
+    PacketLengths {
+        /// Longest packet of this rank's port, in bytes.
+        own: u32,
+        /// Longest packet of the peer's port, in bytes.
+        peer: u32,
+    },
     /// Work on its queue pair failed (verbs).
     #[error("{0}")]
     QueuePair(WorkStatus),

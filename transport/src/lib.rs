@@ -38,7 +38,7 @@ pub use device::{
     MapError, Mapped, PostError, Reach, RegisterError, Responder, Ring, Source, SubmitError, Submitted,
     Transfer, TransferError, TransferId,
 };
-pub use memory::{HostMemory, Memory, Share, SharedMemory, Space};
+pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
 pub use region::{LentSlice, OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};
 
 /// A rank: the number of a process in its world, `0 .. world_size`.

@@ -77,6 +77,15 @@ pub enum Share<'a> {
     },
 }
 
+/// Bytes as another device of this host reaches them without their owner's processor: a part of a dma-buf.
+#[derive(Clone, Copy, Debug)]
+pub struct DmaBuf<'a> {
+    /// Open as long as the memory.
+    pub file: BorrowedFd<'a>,
+    /// Where in it the memory begins, in bytes.
+    pub offset: u64,
+}
+
 /// Bytes that can be registered with a device.
 ///
 /// # Safety
@@ -100,6 +109,11 @@ pub unsafe trait Memory: Send + Sync {
     fn share(&self) -> Share<'_>;
     /// The same as memory of a GPU, if it is some that can be taken back from those it is shared with.
     fn as_cuda(&self) -> Option<&CudaMemory> {
+        None
+    }
+    /// The same bytes as a dma-buf, where they are one: then a NIC is given that, and their address only says where in its
+    /// page they begin.
+    fn dma_buf(&self) -> Option<DmaBuf<'_>> {
         None
     }
 }

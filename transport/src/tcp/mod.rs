@@ -38,6 +38,7 @@ use rustix::event::epoll;
 use self::control::ControlFrame;
 use self::handshake::Identity;
 use self::pair::{Goodbye, Outbox, Outcome, Pair};
+pub(crate) use self::regions::KeyMap;
 use self::regions::{Regions, Releases};
 use self::shared::{Mail, Order, Shared, Standing};
 pub use self::socket::interface_addresses;

@@ -12,7 +12,7 @@ use crate::region::{Region, RegionKey, Registry, RemoteSlice, Slice, WeakRegion}
 
 /// Keys are random already: hashing them again would only cost.
 #[derive(Default)]
-pub(super) struct KeyHasher(u64);
+pub(crate) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
@@ -29,7 +29,7 @@ impl Hasher for KeyHasher {
 }
 
 /// A map by region key.
-pub(super) type KeyMap<T> = HashMap<RegionKey, T, BuildHasherDefault<KeyHasher>>;
+pub(crate) type KeyMap<T> = HashMap<RegionKey, T, BuildHasherDefault<KeyHasher>>;
 
 /// This rank's regions, owned by the polling thread: finding one takes no lock.
 #[derive(Default)]

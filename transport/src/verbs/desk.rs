@@ -7,21 +7,24 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::wire::Hello;
+use super::wire::{Announcement, Hello};
 use crate::Rank;
 use crate::device::{LossCause, Responder};
 
 const USER: u8 = 0;
 const HELLO: u8 = 1;
 const READY: u8 = 2;
+const ANNOUNCEMENT: u8 = 3;
 
 /// What a peer said for this backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    /// Where its queue pair is.
+    /// Where its queue pairs are.
     Hello(Hello),
-    /// Its queue pair receives and sends.
+    /// Its queue pairs receive and send.
     Ready,
+    /// How long a region is, and by what its other NICs know it; or that it is gone.
+    Announcement(Announcement),
     /// Something that is none of these.
     Nonsense,
 }
@@ -37,6 +40,12 @@ pub(super) fn of_user(message: &[u8]) -> Vec<u8> {
 pub(super) fn of_hello(hello: &Hello) -> Vec<u8> {
     let mut framed = vec![HELLO];
     framed.extend_from_slice(&hello.encode());
+    framed
+}
+
+pub(super) fn of_announcement(announcement: &Announcement) -> Vec<u8> {
+    let mut framed = vec![ANNOUNCEMENT];
+    framed.extend_from_slice(&announcement.encode());
     framed
 }
 
@@ -87,6 +96,10 @@ impl Responder for Desk {
             }
             Some((&READY, [])) => {
                 self.keep(from, Told::Ready);
+                None
+            }
+            Some((&ANNOUNCEMENT, announced)) => {
+                self.keep(from, Announcement::decode(announced).map_or(Told::Nonsense, Told::Announcement));
                 None
             }
             _ => {

@@ -1,15 +1,22 @@
-//! How a pair comes about: the control stream opens, each end says where its queue pair is, each end says that it is ready.
+//! How a pair comes about: the control stream opens, each end says where its queue pairs are, each end says that it is ready,
+//! and each sees a write of no bytes acknowledged on each queue pair: one that is connected may still lead nowhere, which is
+//! better known now than in the first operation.
 
 use super::open::{hint, refused};
 use super::pair::Pair;
-use super::wire::Hello;
+use super::registered::Registered;
+use super::wire::{Announcement, Hello};
 use super::{Peer, VerbsDevice, desk};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{Device, Event, LossCause, ProtocolViolation};
 use crate::memory::random_key;
+use crate::region::RegionKey;
 
 use desk::Told;
+
+/// Regions of a peer that are kept in mind; transfers to further ones go whole, over the first NIC.
+const KNOWN_REGIONS_MAX: usize = 1 << 16;
 
 /// A pair on its way: the control stream, then each end's hello, then each end's word that it is ready.
 pub(super) struct Joining {
@@ -18,16 +25,19 @@ pub(super) struct Joining {
     pub(super) hello: Option<Hello>,
     pub(super) is_connected: bool,
     pub(super) peer_is_ready: bool,
+    /// Writes of no bytes are under way, or were acknowledged.
+    pub(super) is_tried: bool,
 }
 
 impl VerbsDevice {
-    /// The control stream to a peer is open: makes a queue pair and tells the peer of it.
+    /// The control stream to a peer is open: makes queue pairs and tells the peer of them.
     pub(super) fn greet(&mut self, peer: Rank) {
         let cells = self.cells(peer);
-        let random = random_key().0;
-        let made = Pair::new(&self.base(), peer, cells, self.sizes, random);
+        let made = Pair::new(&self.nics, peer, cells, self.sizes, self.stripe_bytes, || random_key().0);
         let made = made.and_then(|pair| {
-            self.receives.post(self.sizes.receives() as usize)?;
+            for nic in &mut self.nics {
+                nic.receives.post(self.sizes.receives() as usize)?;
+            }
             Ok(pair)
         });
         let pair = match made {
@@ -37,16 +47,52 @@ impl VerbsDevice {
                 return self.lose(peer, refused(&error));
             }
         };
-        let hello = pair.hello(&self.base());
+        let hello = pair.hello(&self.nics);
         let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return };
-        self.by_queue_pair.insert(pair.number(), peer);
+        for (lane, (nic, number)) in pair.queue_pairs().enumerate() {
+            self.nics[nic].owners.insert(number, (peer, lane));
+        }
         joining.pair = Some(pair);
         // Refused only when the peer is gone, which comes as an event.
         let _ = self.control.post_framed(peer, &desk::of_hello(&hello));
+        if self.announces() {
+            let keys: Vec<_> = self.regions.keys().copied().collect();
+            keys.into_iter().for_each(|key| self.announce_to(peer, key));
+        }
         self.advance(peer);
     }
 
+    /// Whether peers may be joined by several queue pairs.
+    fn announces(&self) -> bool {
+        self.nics.len() > 1 || self.sizes.queue_pairs > 1
+    }
+
+    /// Tells a peer of a region, or that it is gone. It does without where it is not told: then its transfers go whole, over
+    /// the first NIC.
+    fn announce_to(&mut self, peer: Rank, region: RegionKey) {
+        let known = self.regions.get(&region).map(Registered::known);
+        let announcement = Announcement { region, known };
+        let _ = self.control.post_framed(peer, &desk::of_announcement(&announcement));
+    }
+
+    /// Tells all peers that hear of it.
+    pub(super) fn announce(&mut self, region: RegionKey) {
+        if self.announces() {
+            let hears = |peer: &Rank| self.peers[*peer as usize].pair().is_some();
+            let peers: Vec<_> = (0..self.peers.len() as Rank).filter(hears).collect();
+            peers.into_iter().for_each(|peer| self.announce_to(peer, region));
+        }
+    }
+
     pub(super) fn told(&mut self, peer: Rank, told: Told) {
+        if let Told::Announcement(Announcement { region, known }) = told {
+            let regions = &mut self.known_regions[peer as usize];
+            match known {
+                Some(known) if regions.len() < KNOWN_REGIONS_MAX => drop(regions.insert(region, known)),
+                _ => drop(regions.remove(&region)),
+            }
+            return;
+        }
         let Peer::Joining(joining) = &mut self.peers[peer as usize] else {
             if matches!(self.peers[peer as usize], Peer::Open(_)) {
                 self.lose(peer, LossCause::Protocol(ProtocolViolation::UnexpectedAnswer));
@@ -54,9 +100,20 @@ impl VerbsDevice {
             return;
         };
         match told {
-            Told::Hello(hello) => joining.hello = Some(hello),
+            Told::Hello(hello) => {
+                let unequal = self.nics.iter().cycle().zip(&hello.lanes).find_map(|(nic, lane)| {
+                    let (own, other) = (nic.port.active_mtu, u32::from(lane.mtu));
+                    (own != other).then_some((own, other))
+                });
+                if let Some((own, other)) = unequal {
+                    let cause =
+                        LossCause::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
+                    return self.lose(peer, cause);
+                }
+                joining.hello = Some(hello);
+            }
             Told::Ready => joining.peer_is_ready = true,
-            Told::Nonsense => {
+            Told::Nonsense | Told::Announcement(_) => {
                 return self.lose(peer, LossCause::Protocol(ProtocolViolation::MalformedFrame));
             }
         }
@@ -64,27 +121,36 @@ impl VerbsDevice {
     }
 
     /// Goes on with a pair on its way as far as it can.
-    fn advance(&mut self, peer: Rank) {
+    pub(super) fn advance(&mut self, peer: Rank) {
         let slot = std::mem::replace(&mut self.peers[peer as usize], Peer::Idle);
         let Peer::Joining(mut joining) = slot else {
             self.peers[peer as usize] = slot;
             return;
         };
         let mut failure = None;
-        if !joining.is_connected
-            && let (Some(pair), Some(hello)) = (&mut joining.pair, joining.hello)
-        {
-            match pair.connect(&self.base(), hello) {
-                Ok(()) => {
-                    joining.is_connected = true;
-                    let _ = self.control.post_framed(peer, &desk::of_ready());
+        if let (Some(pair), Some(hello)) = (&mut joining.pair, &joining.hello) {
+            if !joining.is_connected {
+                match pair.connect(&self.nics, hello) {
+                    Ok(()) => {
+                        joining.is_connected = true;
+                        let _ = self.control.post_framed(peer, &desk::of_ready());
+                    }
+                    Err(error) => {
+                        tracing::warn!(
+                            "verbs: the queue pair to rank {peer} does not connect ({error}): is the peer's GID on this network?"
+                        );
+                        failure = Some(LossCause::ConnectionBroke(error.kind()));
+                    }
                 }
-                Err(error) => failure = Some(error),
+            }
+            if joining.is_connected && joining.peer_is_ready && !joining.is_tried {
+                joining.is_tried = true;
+                failure = pair.try_ways().err();
             }
         }
-        let is_open = joining.is_connected && joining.peer_is_ready;
+        let is_tried = joining.is_tried;
         self.peers[peer as usize] = match joining.pair.take() {
-            Some(pair) if is_open => {
+            Some(pair) if is_tried && pair.is_idle() => {
                 self.outbox.push_back(Event::Connected { peer });
                 Peer::Open(Box::new(pair))
             }
@@ -93,11 +159,13 @@ impl VerbsDevice {
                 Peer::Joining(joining)
             }
         };
-        if let Some(error) = failure {
-            tracing::warn!(
-                "verbs: the queue pair to rank {peer} does not connect ({error}): is the peer's GID on this network?"
-            );
-            self.lose(peer, LossCause::ConnectionBroke(error.kind()));
+        if let Some(cause) = failure {
+            self.lose(peer, cause);
         }
     }
+}
+
+/// Bytes of the longest packet that the verbs number so.
+fn packet_bytes(mtu: u32) -> u32 {
+    128 << mtu
 }

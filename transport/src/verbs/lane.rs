@@ -1,7 +1,8 @@
 //! A queue pair of a peer, and what is under way on it.
 //!
-//! Requests complete in order; one that nobody waits for asks for no completion, but every [`SIGNAL_EVERY`]th does, so that
-//! room comes back.
+//! What is submitted is chained up ([`Lane::push`]) and posted together by one ring of the doorbell ([`Lane::ring`]): when the
+//! device is polled or flushed, or when much has gathered. Requests complete in order, so of a chain only the last one that
+//! somebody waits for asks for a completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
 //!
 //! **Invariant:** what the NIC may still touch (source, destination, own slots) is held by an entry of `sent`, which goes
 //! only with its completion or with the queue pair.
@@ -10,14 +11,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use super::objects::{Completions, Domain, MemoryRegion, QueuePair, Receives};
-use super::port::{Chosen, Kind};
+use super::nic::Nic;
+use super::objects::{MemoryRegion, QueuePair};
+use super::port::Kind;
 use super::request::{Local, Target, request};
-use super::sys;
-use super::wire::Hello;
-use crate::Rank;
-use crate::cells::{CELL_PAYLOAD_BYTES, Inline};
-use crate::device::{Event, LossCause, SubmitError, TransferError, TransferId};
+use super::wire::{Hello, LaneHello};
+use super::{Counts, sys};
+use crate::cells::CELL_PAYLOAD_BYTES;
+use crate::device::{LossCause, TransferId};
 use crate::memory::{HostMemory, Memory};
 use crate::region::{RegionKey, Slice};
 
@@ -26,6 +27,11 @@ const SIGNAL_EVERY: u32 = 32;
 
 /// Requests kept free for credits and for the end.
 const SPARE_REQUESTS: u32 = 8;
+
+/// A chain of so many requests is posted at once,
+const CHAIN_REQUESTS: usize = 32;
+/// and so is one that moves so many bytes: what is gained by waiting is a doorbell, which is little beside them.
+const CHAIN_BYTES: usize = 4096;
 
 /// Requests of one group at most.
 const GROUP_REQUESTS: u32 = 2;
@@ -49,7 +55,9 @@ const HOP_LIMIT: u8 = 64;
 /// How much of everything a pair has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// Transfers under way.
+    /// Queue pairs on each NIC.
+    pub(super) queue_pairs: u32,
+    /// Transfers under way whose end somebody waits for.
     pub(super) depth: u32,
     /// Notices that each end takes ahead.
     pub(super) credits: u32,
@@ -70,37 +78,48 @@ impl Sizes {
     }
 }
 
-/// What a pair is made on.
-pub(super) struct Base<'a> {
-    pub(super) domain: &'a Arc<Domain>,
-    pub(super) completions: &'a Completions,
-    pub(super) receives: &'a Receives,
-    pub(super) chosen: &'a Chosen,
-    pub(super) port: &'a sys::ibv_port_attr,
+/// Who waits for the end of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waits {
+    Nobody,
+    /// The transfer's submitter.
+    Whole(TransferId),
+    /// As [`Waits::Whole`], with the other parts of a striped transfer.
+    Part,
+}
+
+/// How a group ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) waits: Waits,
+    /// Of an atomic.
+    pub(super) old_value: u64,
 }
 
 /// One group of requests: those of a transfer.
-pub(super) struct Sent {
+struct Sent {
     requests: u32,
-    /// Who waits for its end.
-    waits: Option<TransferId>,
-    /// Kept until then.
+    waits: Waits,
+    /// Kept until its end.
     _holds: Option<Slice>,
     /// What it names at the peer.
     key: RegionKey,
-    /// Whether its slot gets an old value.
     is_atomic: bool,
-    /// Which slot it uses.
-    slot: usize,
 }
 
 /// See the module.
 pub(super) struct Lane {
-    peer: Rank,
     // Before the memory that it touches.
     queue_pair: QueuePair,
-    /// A slot for each group under way: bytes that do not fit a request, old values of atomics.
+    /// A slot for each group under way: bytes that requests carry, old values of atomics.
     slots: MemoryRegion,
+    /// Which of this rank's NICs it is on.
+    pub(super) nic: usize,
+    /// Which of the peer's it leads to.
+    pub(super) remote_nic: usize,
+    /// The peer's inbox as that NIC knows it.
+    pub(super) inbox: Target,
+    pub(super) counts: Counts,
     sizes: Sizes,
     carries_inline: bool,
     first_packet: u32,
@@ -110,17 +129,26 @@ pub(super) struct Lane {
     /// Requests that may be posted.
     room: u32,
     unsignaled: u32,
-    /// Groups whose end somebody waits for.
-    waiting: u32,
+    /// Not posted yet; the bytes that each names are in `lists`.
+    chain: Vec<sys::ibv_send_wr>,
+    lists: Vec<sys::ibv_sge>,
+    chain_bytes: usize,
+    /// Which of the chain asks for a completion: one is enough.
+    signaled: Option<usize>,
 }
+
+// SAFETY: the pointers in `chain` lead into this value's own vectors, and only while it is being posted.
+unsafe impl Send for Lane {}
 
 impl Lane {
     /// One that can be told where its peer is.
-    pub(super) fn new(base: &Base<'_>, peer: Rank, sizes: Sizes, random: u64) -> io::Result<Self> {
-        let bytes = sizes.requests() as usize * GROUP_SLOT_BYTES;
-        let slots = registered(base, bytes, sys::IBV_ACCESS_LOCAL_WRITE)?;
+    pub(super) fn new(nics: &[Nic], nic: usize, sizes: Sizes, random: u64) -> io::Result<Self> {
+        let base = &nics[nic];
+        let memory: Arc<dyn Memory> = HostMemory::new(sizes.requests() as usize * GROUP_SLOT_BYTES);
+        let address = memory.base().as_ptr() as u64;
+        let slots = MemoryRegion::new(&base.domain, memory, address, sys::IBV_ACCESS_LOCAL_WRITE)?;
         let make = |inline: u32| {
-            QueuePair::new(base.domain, base.completions, base.receives, sizes.requests(), inline)
+            QueuePair::new(&base.domain, &base.completions, &base.receives, sizes.requests(), inline)
         };
         // Some NICs carry nothing in a request.
         let (mut queue_pair, carries_inline) = match make(SLOT_BYTES as u32) {
@@ -138,9 +166,12 @@ impl Lane {
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
         queue_pair.modify(attributes, mask)?;
         Ok(Self {
-            peer,
             queue_pair,
             slots,
+            nic,
+            remote_nic: 0,
+            inbox: Target { address: 0, key: 0 },
+            counts: Counts::default(),
             sizes,
             carries_inline,
             first_packet: random as u32 & 0x00ff_ffff,
@@ -148,7 +179,10 @@ impl Lane {
             first: 0,
             room: sizes.requests(),
             unsignaled: 0,
-            waiting: 0,
+            chain: Vec::with_capacity(CHAIN_REQUESTS + GROUP_REQUESTS as usize),
+            lists: Vec::with_capacity(CHAIN_REQUESTS + GROUP_REQUESTS as usize),
+            chain_bytes: 0,
+            signaled: None,
         })
     }
 
@@ -157,27 +191,37 @@ impl Lane {
         self.queue_pair.number()
     }
 
-    /// The number of its first packet.
-    pub(super) fn first_packet(&self) -> u32 {
-        self.first_packet
+    /// What the peer must know of it. `inbox_key`: its NIC's.
+    pub(super) fn hello(&self, nics: &[Nic], inbox_key: u32) -> LaneHello {
+        let base = &nics[self.nic];
+        LaneHello {
+            queue_pair: self.number(),
+            packet: self.first_packet,
+            gid: base.chosen.gid.address.octets(),
+            lid: base.port.lid,
+            mtu: base.port.active_mtu as u8,
+            nic: self.nic as u8,
+            inbox_key,
+        }
     }
 
-    /// Joins it to the peer's that was described so: it receives and sends from now on.
-    pub(super) fn connect(&mut self, base: &Base<'_>, hello: &Hello) -> io::Result<()> {
+    /// Joins it to the peer's `lane`: it receives and sends from now on.
+    pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello, lane: &LaneHello) -> io::Result<()> {
+        let base = &nics[self.nic];
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = sys::IBV_QPS_RTR;
-        // The longest packet that both ports carry.
-        attributes.path_mtu = base.port.active_mtu.min(u32::from(hello.mtu));
-        attributes.dest_qp_num = hello.queue_pair;
-        attributes.rq_psn = hello.packet;
+        // The peer's is the same, see `joining`.
+        attributes.path_mtu = base.port.active_mtu;
+        attributes.dest_qp_num = lane.queue_pair;
+        attributes.rq_psn = lane.packet;
         attributes.max_dest_rd_atomic = self.sizes.reads;
         attributes.min_rnr_timer = NOT_READY_TIMER;
         attributes.ah_attr.port_num = base.chosen.port;
-        attributes.ah_attr.dlid = hello.lid;
+        attributes.ah_attr.dlid = lane.lid;
         if base.chosen.gid.kind != Kind::InfiniBand {
             attributes.ah_attr.is_global = 1;
-            attributes.ah_attr.grh.dgid = sys::ibv_gid { raw: hello.gid };
+            attributes.ah_attr.grh.dgid = sys::ibv_gid { raw: lane.gid };
             attributes.ah_attr.grh.sgid_index = base.chosen.gid.index as u8;
             attributes.ah_attr.grh.hop_limit = HOP_LIMIT;
         }
@@ -201,12 +245,15 @@ impl Lane {
             | sys::IBV_QP_RETRY_CNT
             | sys::IBV_QP_RNR_RETRY
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.queue_pair.modify(attributes, mask)
+        self.queue_pair.modify(attributes, mask)?;
+        self.remote_nic = usize::from(lane.nic);
+        self.inbox = Target { address: hello.inbox_address, key: lane.inbox_key };
+        Ok(())
     }
 
     /// Whether it takes one more transfer.
     pub(super) fn has_room(&self) -> bool {
-        self.room >= GROUP_REQUESTS + SPARE_REQUESTS && self.waiting < self.sizes.depth
+        self.room >= GROUP_REQUESTS + SPARE_REQUESTS
     }
 
     /// Whether it takes a request beside transfers.
@@ -214,164 +261,190 @@ impl Lane {
         self.room > 0
     }
 
-    /// The next group to post, of a transfer that names `key` at the peer. `waits`: who waits for its end.
-    pub(super) fn group(&self, waits: Option<TransferId>, holds: Option<Slice>, key: RegionKey) -> Sent {
-        let slots = self.slots.memory().len() / GROUP_SLOT_BYTES;
-        let slot = (self.next_number() % slots as u64) as usize;
-        Sent { requests: 0, waits, _holds: holds, key, is_atomic: false, slot }
-    }
-
-    /// As [`Lane::group`], of an atomic; and where its old value goes.
-    pub(super) fn atomic_group(&self, id: TransferId, key: RegionKey) -> (Sent, Local) {
-        let sent = Sent { is_atomic: true, ..self.group(Some(id), None, key) };
-        let address = self.slot_address(sent.slot);
-        (sent, Local::Registered { address, length: 8, key: self.slots.local_key() })
-    }
-
     fn next_number(&self) -> u64 {
         self.first + self.sent.len() as u64
     }
 
-    fn slot_address(&self, slot: usize) -> u64 {
-        self.slots.memory().base().as_ptr() as u64 + (slot * GROUP_SLOT_BYTES) as u64
+    /// The slot of the group of this number: there are more than groups under way.
+    fn slot(&self, number: u64) -> u64 {
+        let slots = self.slots.memory().len() / GROUP_SLOT_BYTES;
+        let offset = (number % slots as u64) as usize * GROUP_SLOT_BYTES;
+        self.slots.memory().base().as_ptr() as u64 + offset as u64
     }
 
-    /// Posts a group of one or two requests by one ring of the NIC's doorbell.
-    pub(super) fn post(
+    /// Chains up an atomic, whose old value comes with its end.
+    pub(super) fn push_atomic(&mut self, id: TransferId, key: RegionKey, atomic: sys::ibv_send_wr) {
+        let address = self.slot(self.next_number());
+        let local = Local::Registered { address, length: 8, key: self.slots.local_key() };
+        self.push(Waits::Whole(id), None, key, [(atomic, local)]);
+        if let Some(sent) = self.sent.back_mut() {
+            sent.is_atomic = true;
+        }
+    }
+
+    /// Chains up a group of one or two requests, which name `key` at the peer and hold a slice here. There must be room.
+    pub(super) fn push<const N: usize>(
         &mut self,
-        mut sent: Sent,
-        requests: &mut [(sys::ibv_send_wr, Local)],
-    ) -> Result<(), SubmitError> {
-        let count = requests.len() as u32;
+        waits: Waits,
+        holds: Option<Slice>,
+        key: RegionKey,
+        requests: [(sys::ibv_send_wr, Local); N],
+    ) {
+        const { assert!(N as u32 <= GROUP_REQUESTS) };
         let number = self.next_number();
-        let is_signaled = sent.waits.is_some() || self.unsignaled + count >= SIGNAL_EVERY;
-        let mut lists = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; GROUP_REQUESTS as usize];
-        let mut carried = [Inline::EMPTY; GROUP_REQUESTS as usize];
-        let mut next: *mut sys::ibv_send_wr = std::ptr::null_mut();
-        // From the last one on, as each names the next.
-        for (index, (request, local)) in requests.iter_mut().enumerate().rev() {
-            let list = &mut lists[index];
-            match *local {
+        for (index, (mut request, local)) in requests.into_iter().enumerate() {
+            let mut list = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
+            match local {
                 Local::Nothing => {}
                 Local::Registered { address, length, key } => {
-                    *list = sys::ibv_sge { addr: address, length, lkey: key };
+                    list = sys::ibv_sge { addr: address, length, lkey: key };
                 }
                 Local::Carried(inline) => {
-                    carried[index] = inline;
-                    let bytes = carried[index].as_bytes();
-                    list.length = bytes.len() as u32;
-                    list.addr = bytes.as_ptr() as u64;
+                    let bytes = inline.as_bytes();
+                    let slot = self.slot(number) + (index * SLOT_BYTES) as u64;
+                    // SAFETY: a slot of this group alone, which the NIC reads only after it was posted.
+                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot as *mut u8, bytes.len()) };
+                    list =
+                        sys::ibv_sge { addr: slot, length: bytes.len() as u32, lkey: self.slots.local_key() };
                     if self.carries_inline {
                         request.send_flags |= sys::IBV_SEND_INLINE;
-                    } else {
-                        let slot = self.slot_address(sent.slot) + (index * SLOT_BYTES) as u64;
-                        // SAFETY: a slot of this group alone, which the NIC reads only after the post below.
-                        unsafe {
-                            std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot as *mut u8, bytes.len())
-                        };
-                        list.addr = slot;
-                        list.lkey = self.slots.local_key();
+                        self.counts.inlined += 1;
                     }
                 }
             }
-            if list.length > 0 {
-                request.sg_list = list;
-                request.num_sge = 1;
-            }
+            request.num_sge = i32::from(list.length > 0);
             request.wr_id = number;
-            request.next = next;
-            next = request;
+            self.chain_bytes += list.length as usize;
+            self.chain.push(request);
+            self.lists.push(list);
         }
-        if is_signaled && let Some((last, _)) = requests.last_mut() {
-            last.send_flags |= sys::IBV_SEND_SIGNALED;
-        }
-        // SAFETY: the chain and its lists are on this stack frame. What they name is held by `sent` or is this lane's own
-        // slots, which go after the queue pair.
-        match unsafe { self.queue_pair.post(next) } {
-            Ok(()) => {}
-            // The NIC is full: what is under way makes room.
-            Err(error) if error.kind() == io::ErrorKind::OutOfMemory && !self.sent.is_empty() => {
-                return Err(SubmitError::QueueFull { peer: self.peer });
-            }
-            Err(error) => {
-                let cause = LossCause::ConnectionBroke(error.kind());
-                return Err(SubmitError::Lost { peer: self.peer, cause });
-            }
-        }
-        sent.requests = count;
-        self.waiting += u32::from(sent.waits.is_some());
+        let count = N as u32;
         self.room -= count;
-        self.unsignaled = if is_signaled { 0 } else { self.unsignaled + count };
-        self.sent.push_back(sent);
+        self.unsignaled += count;
+        if waits != Waits::Nobody || self.unsignaled >= SIGNAL_EVERY {
+            self.signal_last();
+        }
+        self.sent.push_back(Sent { requests: count, waits, _holds: holds, key, is_atomic: false });
+    }
+
+    /// The end of the chain asks for a completion, which is one for all before it.
+    fn signal_last(&mut self) {
+        if let Some(before) = self.signaled {
+            self.chain[before].send_flags &= !sys::IBV_SEND_SIGNALED;
+        }
+        if let Some(last) = self.chain.last_mut() {
+            last.send_flags |= sys::IBV_SEND_SIGNALED;
+            self.signaled = Some(self.chain.len() - 1);
+            self.unsignaled = 0;
+        }
+    }
+
+    /// Whether the chain is to be posted before the device is polled again.
+    pub(super) fn is_due(&self) -> bool {
+        self.chain.len() >= CHAIN_REQUESTS || self.chain_bytes >= CHAIN_BYTES
+    }
+
+    /// Whether all was posted.
+    pub(super) fn has_rung(&self) -> bool {
+        self.chain.is_empty()
+    }
+
+    /// Posts the chain. What the NIC has no room for stays in it, until what is under way has made room.
+    pub(super) fn ring(&mut self) -> Result<(), LossCause> {
+        let count = self.chain.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let (base, lists) = (self.chain.as_mut_ptr(), self.lists.as_mut_ptr());
+        for (index, request) in self.chain.iter_mut().enumerate() {
+            request.sg_list = lists.wrapping_add(index);
+            request.next =
+                if index + 1 < count { base.wrapping_add(index + 1) } else { std::ptr::null_mut() };
+        }
+        self.counts.doorbells += 1;
+        // SAFETY: the chain and its lists do not move meanwhile. What they name is held by `sent` or is this lane's own
+        // slots, which go after the queue pair.
+        let posted = unsafe { self.queue_pair.post(base) };
+        let taken = match &posted {
+            Ok(()) => count,
+            Err((error, bad)) => {
+                let taken = (*bad as usize).saturating_sub(base as usize) / size_of::<sys::ibv_send_wr>();
+                let is_full = error.kind() == io::ErrorKind::OutOfMemory && self.sent.len() > count - taken;
+                if !is_full || taken >= count {
+                    return Err(LossCause::ConnectionBroke(error.kind()));
+                }
+                taken
+            }
+        };
+        self.counts.requests += taken as u64;
+        match self.signaled {
+            Some(index) if index < taken => {
+                self.counts.signaled += 1;
+                self.signaled = None;
+            }
+            Some(index) => self.signaled = Some(index - taken),
+            None => {}
+        }
+        self.chain.drain(..taken);
+        self.lists.drain(..taken);
+        self.chain_bytes = self.lists.iter().map(|list| list.length as usize).sum();
         Ok(())
     }
 
-    /// The request of this number and all before it have ended well.
-    pub(super) fn completed(&mut self, number: u64, events: &mut VecDeque<Event>) {
-        while self.first <= number
-            && let Some(sent) = self.sent.pop_front()
-        {
-            self.first += 1;
-            self.room += sent.requests;
-            let Some(id) = sent.waits else { continue };
-            self.waiting -= 1;
-            let value = if sent.is_atomic { self.old_value(sent.slot) } else { 0 };
-            events.push_back(Event::Done { id, result: Ok(value) });
+    /// The first of the groups up to the one of this number, all of which have ended well.
+    pub(super) fn take_ended(&mut self, number: u64) -> Option<Ended> {
+        if self.first > number {
+            return None;
         }
+        let sent = self.sent.pop_front()?;
+        let old_value = if sent.is_atomic { self.old_value(self.slot(self.first)) } else { 0 };
+        self.first += 1;
+        self.room += sent.requests;
+        Some(Ended { waits: sent.waits, old_value })
     }
 
-    fn old_value(&self, slot: usize) -> u64 {
+    fn old_value(&self, slot: u64) -> u64 {
         let mut bytes = [0; 8];
         // SAFETY: a slot of our own, which the NIC has written and does not touch any more.
-        unsafe {
-            let address = self.slot_address(slot) as *const u8;
-            std::ptr::copy_nonoverlapping(address, bytes.as_mut_ptr(), bytes.len());
-        }
+        unsafe { std::ptr::copy_nonoverlapping(slot as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         u64::from_ne_bytes(bytes)
     }
 
-    /// Sees to it that the end of what was posted will be known. `target`: memory of the peer.
-    pub(super) fn seal(&mut self, target: Target) {
-        if self.unsignaled == 0 || !self.has_spare_room() {
-            return;
+    /// Sees to it that the end of what was submitted will be known.
+    pub(super) fn seal(&mut self) {
+        if self.unsignaled > 0 && self.has_spare_room() {
+            self.push_nothing();
         }
-        let nothing = request(sys::IBV_WR_RDMA_WRITE, target);
-        self.unsignaled = SIGNAL_EVERY;
-        let sent = self.group(None, None, RegionKey::NONE);
-        // Where the NIC does not take it there are completions to come.
-        let _ = self.post(sent, &mut [(nothing, Local::Nothing)]);
     }
 
-    /// Whether the peer has all that was posted.
+    /// Chains up a write of no bytes, whose end is told. There must be room.
+    pub(super) fn push_nothing(&mut self) {
+        let nothing = request(sys::IBV_WR_RDMA_WRITE, self.inbox);
+        self.push(Waits::Nobody, None, RegionKey::NONE, [(nothing, Local::Nothing)]);
+        self.signal_last();
+    }
+
+    /// Whether the peer has all that was submitted.
     pub(super) fn is_idle(&self) -> bool {
         self.sent.is_empty()
     }
 
-    /// The request of this number failed because of what it names at the peer.
-    pub(super) fn refuse(&mut self, number: u64, events: &mut VecDeque<Event>) {
-        let Some(index) = number.checked_sub(self.first) else { return };
-        let peer = self.peer;
-        if let Some(sent) = self.sent.get_mut(index as usize)
-            && let Some(id) = sent.waits.take()
-        {
-            events.push_back(Event::Done { id, result: Err(TransferError::Refused { peer, key: sent.key }) });
-        }
+    /// The request of this number failed because of what it names at the peer: who waits for it, from now on nobody, and what
+    /// it named.
+    pub(super) fn refuse(&mut self, number: u64) -> Option<(Waits, RegionKey)> {
+        let index = number.checked_sub(self.first)?;
+        let sent = self.sent.get_mut(usize::try_from(index).ok()?)?;
+        Some((std::mem::replace(&mut sent.waits, Waits::Nobody), sent.key))
     }
 
-    /// Ends all that is under way; the queue pair goes.
-    pub(super) fn fail(self, error: &TransferError, events: &mut VecDeque<Event>) {
+    /// Destroys the queue pair; whose transfers then have not ended.
+    pub(super) fn fail(self) -> impl Iterator<Item = TransferId> {
         let Self { queue_pair, sent, .. } = self;
         // Before anything that it touches.
         drop(queue_pair);
-        for id in sent.iter().filter_map(|sent| sent.waits) {
-            events.push_back(Event::Done { id, result: Err(error.clone()) });
-        }
+        sent.into_iter().filter_map(|sent| match sent.waits {
+            Waits::Whole(id) => Some(id),
+            Waits::Nobody | Waits::Part => None,
+        })
     }
-}
-
-/// Memory of this rank alone, registered for this.
-pub(super) fn registered(base: &Base<'_>, bytes: usize, access: u32) -> io::Result<MemoryRegion> {
-    let memory: Arc<dyn Memory> = HostMemory::new(bytes.max(SLOT_BYTES));
-    let address = memory.base().as_ptr() as u64;
-    MemoryRegion::new(base.domain, memory, address, access)
 }

@@ -93,6 +93,7 @@ functions! {
     }
     optional {
     reg_mr_iova2: fn(*mut sys::ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut sys::ibv_mr;
+    reg_dmabuf_mr: fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut sys::ibv_mr;
     }
 }
 

@@ -1,26 +1,32 @@
 //! `verbs`: the device contract over RDMA, by libibverbs found at run time.
 //!
-//! Each pair of ranks has one reliable connection ([`pair`]): a put is an RDMA write, its notice an immediate on the same
-//! queue pair. All completions come to one queue, whose entries `poll` turns into counted cells, ends of transfers and
-//! losses; notices use up receives of one shared queue, covered by credits. Beside it each pair has the control stream of
+//! Each pair of ranks has a reliable connection ([`pair`]), or several, perhaps over several NICs ([`nic`]), over which long
+//! transfers go in parts ([`stripes`]): a put is an RDMA write, its notice an immediate on the same queue pair. All
+//! completions of a NIC come to one queue, whose entries `poll` turns into counted cells, ends of transfers and losses;
+//! notices use up receives of one shared queue, covered by credits. Beside it each pair has the control stream of
 //! [`tcp`](crate::tcp): over it ranks prove that they know the secret, tell each other their queue pairs ([`wire`]), post
 //! messages and say goodbye, and its watcher finds out who has died.
 //!
-//! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced. The NIC checks them; one that
-//!   is stale or forged costs the pair, which is lost with that cause.
+//! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced; its length, and by what
+//!   further NICs know a region, are where pairs have several queue pairs, and who has not heard of it yet does without. The NIC checks keys; one that is stale or forged costs
+//!   the pair, which is lost with that cause.
 //! * **Silence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC takes nothing of it.
 //! * **Progress**: the NIC works by itself, but cells are counted by `poll`.
 //! * **Sleeping** is on the completion channel and the control streams at once.
 //!
-//! Costs a put with notice: one doorbell; one request where the notice has no payload, else two; one completion here (none
-//! for what is copied by submit, but every 32nd) and one there.
+//! Costs a put with notice: one doorbell, shared by what is submitted between two polls ([`lane`]); one request where the
+//! notice has no payload, else two; one completion here, shared likewise (none for what is copied by submit, but every
+//! 32nd), and one there. [`VerbsDevice::counts`] counts them.
 
+mod counts;
 mod desk;
 mod joining;
 #[allow(unsafe_code)]
 mod lane;
+mod lease;
 #[allow(unsafe_code)]
 mod library;
+mod nic;
 #[allow(unsafe_code)]
 mod objects;
 mod open;
@@ -31,10 +37,12 @@ mod oracle;
 mod pair;
 pub mod port;
 mod progress;
+mod registered;
 mod releases;
 #[allow(unsafe_code)]
 mod request;
 mod status;
+mod stripes;
 pub mod survey;
 #[allow(
     dead_code,
@@ -48,8 +56,7 @@ pub mod survey;
 mod sys;
 mod wire;
 
-use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -57,20 +64,23 @@ use std::time::Duration;
 
 use rustix::event::epoll;
 
+pub use self::counts::Counts;
 use self::desk::Desk;
 use self::joining::Joining;
-use self::lane::{Base, Sizes};
+use self::lane::Sizes;
+pub use self::lease::LeaseError;
 pub use self::library::LoadError;
 use self::library::library;
-use self::objects::{Completions, Context, Domain, MemoryRegion, Receives};
+use self::nic::{Nic, Opened};
+use self::objects::{COMPLETIONS_AT_ONCE, Completion};
+use self::open::sizes;
 pub use self::open::{OpenError, QUEUE_DEPTH};
-use self::open::{locked_limit, sizes};
-use self::pair::Pair;
-use self::port::Chosen;
-pub use self::port::{PortError, Wish};
+use self::pair::{KnownRegions, Pair};
+pub use self::port::{PortError, STRIPE_BYTES, Unusable, Wish};
+use self::registered::Registered;
 use self::releases::Releases;
 pub use self::status::WorkStatus;
-use self::wire::{KeyParts, REGION_BYTES_MAX};
+use self::wire::{NICS_MAX, NicKeys};
 use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::{self, Nanos};
@@ -79,9 +89,9 @@ use crate::device::{
     Mapped, PostError, Reach, RegisterError, Ring, Source, SubmitError, Submitted, Transfer, TransferError,
     TransferId,
 };
-use crate::memory::{Memory, Space, random_key};
+use crate::memory::Memory;
 use crate::region::{Region, RegionKey, Registry, RemoteSlice};
-use crate::tcp::TcpDevice;
+use crate::tcp::{KeyMap, TcpDevice};
 
 /// Longest transfer, in bytes, where the NIC carries more.
 const TRANSFER_BYTES_MAX: u64 = 1 << 30;
@@ -109,26 +119,29 @@ enum Peer {
 pub struct VerbsDevice {
     // Queue pairs go before all that they stand on, which is dropped in this order.
     peers: Vec<Peer>,
-    regions: HashMap<RegionKey, MemoryRegion>,
-    receives: Receives,
-    completions: Completions,
-    domain: Arc<Domain>,
+    regions: KeyMap<Registered>,
+    nics: Vec<Nic>,
     control: TcpDevice,
     desk: Arc<Desk>,
     releases: Arc<Releases>,
     registry: Arc<dyn Registry>,
     epoll: Arc<OwnedFd>,
     caps: Caps,
-    chosen: Chosen,
-    port: sys::ibv_port_attr,
+    reason: String,
     sizes: Sizes,
-    /// Whose completions are whose.
-    by_queue_pair: HashMap<u32, Rank>,
+    stripe_bytes: usize,
+    /// By rank.
+    known_regions: Vec<KnownRegions>,
+    /// Peers for whom something waits to be posted.
+    due: Vec<Rank>,
+    /// What was asked of the NICs for peers that are gone.
+    past: Counts,
     cells: Vec<OnceLock<Cells>>,
     connect_timeout: Duration,
     outbox: VecDeque<Event>,
     /// Kept to be used again.
     control_events: Vec<Event>,
+    completions: Vec<Completion>,
     control_polled_at: Nanos,
     control_polls: u32,
     is_armed: bool,
@@ -153,61 +166,55 @@ impl VerbsDevice {
         if wish.interface.is_none() {
             wish.interface.clone_from(&config.interface);
         }
-        let chosen = port::choose(&ports, &wish)?;
-        tracing::info!("verbs: {}", chosen.reason);
-        let refused = |what| {
-            let device = chosen.device.clone();
-            move |source| OpenError::Refused { device, what, source }
-        };
-        let context = Context::open(library, &chosen.device).map_err(refused("to be opened"))?;
-        let context = context.ok_or(PortError::NoDevice)?;
-        let limits = context.limits().map_err(refused("to tell its limits"))?;
-        let port = context.port(chosen.port).map_err(refused("to tell of its port"))?;
-        let sizes = sizes(&chosen.device, config.world_size, &limits)?;
-        let domain = Domain::new(&context).map_err(refused("a protection domain"))?;
-        let others = config.world_size.saturating_sub(1).max(1);
-        let entries = others * (sizes.requests() + sizes.receives());
-        let completions = Completions::new(&context, entries).map_err(refused("a completion queue"))?;
-        let receives =
-            Receives::new(&domain, others * sizes.receives()).map_err(refused("a shared receive queue"))?;
-        let desk = Arc::new(Desk::new(Arc::clone(&config.responder)));
+        let chosen = port::choose_all(&ports, &wish)?;
+        let queue_pairs = wish.queue_pairs(chosen.len())?;
+        let reasons: Vec<&str> = chosen.iter().map(|chosen| chosen.reason.as_str()).collect();
+        let reason = reasons.join("; ");
+        tracing::info!("verbs: {reason}");
+        let opened = chosen.into_iter().map(|chosen| Opened::new(library, chosen));
+        let opened = opened.collect::<Result<Vec<_>, _>>()?;
         let (world_size, cells, connect_timeout) = (config.world_size, config.cells, config.connect_timeout);
+        let sizes = sizes(&opened, world_size, queue_pairs)?;
+        let others = world_size.saturating_sub(1).max(1);
+        let nics = opened.into_iter().map(|opened| Nic::new(opened, others, sizes));
+        let nics = nics.collect::<Result<Vec<_>, _>>()?;
+        let desk = Arc::new(Desk::new(Arc::clone(&config.responder)));
         let control = TcpDevice::new(DeviceConfig { responder: Arc::clone(&desk) as _, ..config })?;
-        let joined = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(|joined| {
-            let data = epoll::EventData::new_u64(0);
-            epoll::add(&joined, completions.file(), data, epoll::EventFlags::IN)?;
-            epoll::add(&joined, control.bell_file(), data, epoll::EventFlags::IN)?;
-            Ok(joined)
-        });
-        let joined = joined.map_err(|error| refused("an epoll descriptor")(error.into()))?;
+        let joined = join_bells(&nics, &control).map_err(|error| OpenError::Refused {
+            device: nics[0].chosen.device.clone(),
+            what: "an epoll descriptor",
+            source: error.into(),
+        })?;
         let releases = Arc::new(Releases::default());
+        let message_bytes_max = nics.iter().map(|nic| u64::from(nic.port.max_msg_sz)).min().unwrap_or(0);
         let caps = Caps {
             fabric: FABRIC,
             checks_keys: false,
             registers_freely: false,
             cells: control.caps().cells.min(cells),
-            transfer_bytes_max: TRANSFER_BYTES_MAX.min(u64::from(port.max_msg_sz)),
+            transfer_bytes_max: TRANSFER_BYTES_MAX.min(message_bytes_max),
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
-            regions: HashMap::new(),
-            receives,
-            completions,
-            domain,
+            regions: KeyMap::default(),
+            nics,
             control,
             desk,
             registry: Arc::clone(&releases) as _,
             releases,
             epoll: Arc::new(joined),
             caps,
-            chosen,
-            port,
+            reason,
             sizes,
-            by_queue_pair: HashMap::new(),
+            stripe_bytes: wish.stripe_bytes.unwrap_or(STRIPE_BYTES),
+            known_regions: vec![KnownRegions::default(); world_size as usize],
+            due: Vec::with_capacity(world_size as usize),
+            past: Counts::default(),
             cells: (0..world_size).map(|_| OnceLock::new()).collect(),
             connect_timeout,
             outbox: VecDeque::with_capacity(64),
             control_events: Vec::with_capacity(64),
+            completions: Vec::with_capacity(COMPLETIONS_AT_ONCE),
             control_polled_at: Nanos::ZERO,
             control_polls: 0,
             is_armed: false,
@@ -217,36 +224,109 @@ impl VerbsDevice {
         })
     }
 
-    /// Which device, port and address it uses, and why.
+    /// Which devices, ports and addresses it uses, and why.
     #[must_use]
     pub fn reason(&self) -> &str {
-        &self.chosen.reason
+        &self.reason
     }
 
-    fn base(&self) -> Base<'_> {
-        Base {
-            domain: &self.domain,
-            completions: &self.completions,
-            receives: &self.receives,
-            chosen: &self.chosen,
-            port: &self.port,
-        }
+    /// What it has asked of its NICs so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut counts = self.past;
+        self.nics.iter().for_each(|nic| counts += nic.counts);
+        self.peers.iter().filter_map(Peer::pair).for_each(|pair| counts += pair.counts());
+        counts
     }
 
-    /// Checks a transfer; the NIC's key of its local slice.
-    fn check(&self, peer: Rank, transfer: &Transfer) -> Result<u32, SubmitError> {
+    /// Messages on its ports that found no receive since it was made, also those of other processes; `None` where no driver
+    /// counts them. Credits see to it that this is zero.
+    #[must_use]
+    pub fn receivers_not_ready(&self) -> Option<u64> {
+        self.nics.iter().filter_map(Nic::not_ready).reduce(|sum, count| sum + count)
+    }
+
+    /// Who is told that regions are gone.
+    pub(crate) fn registry(&self) -> Arc<dyn Registry> {
+        Arc::clone(&self.registry)
+    }
+
+    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
+        self.registry = registry;
+    }
+
+    /// The file that `arm` returns, always the same one.
+    pub(crate) fn bell_file(&self) -> &OwnedFd {
+        &self.epoll
+    }
+
+    /// Makes memory reachable by a key that ends with `slot`; the region of that key is of the shared registry.
+    pub(crate) fn adopt(&mut self, memory: &Arc<dyn Memory>, slot: u16) -> Result<RegionKey, RegisterError> {
+        self.list(memory, Some(slot))
+    }
+
+    /// Takes all regions from the NICs, whose pages are about to be others than those that were registered: peers that still
+    /// write there get an error, and lose the pair with it.
+    pub(crate) fn withdraw(&mut self) {
+        let keys: Vec<_> = self.regions.drain().map(|(key, _)| key).collect();
+        keys.into_iter().for_each(|key| self.announce(key));
+    }
+
+    fn list(&mut self, memory: &Arc<dyn Memory>, slot: Option<u16>) -> Result<RegionKey, RegisterError> {
+        self.forget_released();
+        let (key, registered) = Registered::new(&self.nics, memory, slot)?;
+        self.regions.insert(key, registered);
+        self.announce(key);
+        Ok(key)
+    }
+
+    /// Checks a transfer; the NICs' keys of its local slice.
+    fn check(&self, peer: Rank, transfer: &Transfer) -> Result<NicKeys, SubmitError> {
         transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
         if self.outbox.len() >= OUTBOX_MAX {
             return Err(SubmitError::QueueFull { peer });
         }
-        let local = match transfer {
+        match transfer {
             Transfer::Put { src: Source::Slice(slice), .. } | Transfer::Get { dst: slice, .. } => {
-                self.regions.get(&slice.region().key())
+                // One that was withdrawn is not of this device any more.
+                let registered = self.regions.get(&slice.region().key());
+                registered.map(|registered| registered.local_keys).ok_or(SubmitError::ForeignRegion)
             }
-            _ => None,
-        };
-        Ok(local.map_or(0, MemoryRegion::local_key))
+            _ => Ok([0; NICS_MAX]),
+        }
     }
+}
+
+impl Peer {
+    /// Its pair, when it is open or on its way.
+    fn pair(&self) -> Option<&Pair> {
+        match self {
+            Self::Open(pair) => Some(pair),
+            Self::Joining(joining) => joining.pair.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// As [`Peer::pair`].
+    fn pair_mut(&mut self) -> Option<&mut Pair> {
+        match self {
+            Self::Open(pair) => Some(pair),
+            Self::Joining(joining) => joining.pair.as_mut(),
+            _ => None,
+        }
+    }
+}
+
+/// One file that is readable when a completion queue has rung or the control streams have news.
+fn join_bells(nics: &[Nic], control: &TcpDevice) -> rustix::io::Result<OwnedFd> {
+    let joined = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let data = epoll::EventData::new_u64(0);
+    for nic in nics {
+        epoll::add(&joined, nic.completions.file(), data, epoll::EventFlags::IN)?;
+    }
+    epoll::add(&joined, control.bell_file(), data, epoll::EventFlags::IN)?;
+    Ok(joined)
 }
 
 impl Device for VerbsDevice {
@@ -268,38 +348,7 @@ impl Device for VerbsDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        match memory.space() {
-            Space::Host => {}
-            space => return Err(RegisterError::Space { fabric: FABRIC, space }),
-        }
-        self.forget_released();
-        let bytes = memory.len();
-        let random = random_key().0;
-        let page_offset = (memory.base().as_ptr() as usize % 4096) as u16;
-        let mut parts = KeyParts { remote_key: 0, tag: (random as u32 >> 12).max(1), page_offset };
-        if bytes as u64 >= REGION_BYTES_MAX {
-            let source = io::Error::from(io::ErrorKind::InvalidInput);
-            return Err(RegisterError::System { bytes, source });
-        }
-        let registered = if bytes == 0 {
-            None
-        } else {
-            let access = sys::IBV_ACCESS_LOCAL_WRITE
-                | sys::IBV_ACCESS_REMOTE_WRITE
-                | sys::IBV_ACCESS_REMOTE_READ
-                | sys::IBV_ACCESS_REMOTE_ATOMIC;
-            let made = MemoryRegion::new(&self.domain, Arc::clone(&memory), parts.address(), access);
-            let made = made.map_err(|source| match source.kind() {
-                io::ErrorKind::OutOfMemory => RegisterError::Locked { bytes, limit: locked_limit() },
-                _ => RegisterError::System { bytes, source },
-            })?;
-            parts.remote_key = made.remote_key();
-            Some(made)
-        };
-        let key = RegionKey(parts.encode());
-        if let Some(made) = registered {
-            self.regions.insert(key, made);
-        }
+        let key = self.list(&memory, None)?;
         Ok(Region::new(memory, key, Arc::clone(&self.registry)))
     }
 
@@ -317,6 +366,7 @@ impl Device for VerbsDevice {
                 hello: None,
                 is_connected: false,
                 peer_is_ready: false,
+                is_tried: false,
             }));
         }
         Ok(())
@@ -336,15 +386,14 @@ impl Device for VerbsDevice {
             Some(Peer::Lost(cause)) => return Err(SubmitError::Lost { peer, cause: cause.clone() }),
             Some(Peer::Severed) => return Err(SubmitError::Severed { peer }),
         }
-        let local_key = self.check(peer, &transfer)?;
+        let keys = self.check(peer, &transfer)?;
         let Peer::Open(pair) = &mut self.peers[peer as usize] else {
             return Err(SubmitError::NotConnected { peer });
         };
-        let submitted = pair.submit(transfer, id, local_key, &mut self.outbox);
-        if let Err(SubmitError::Lost { cause, .. }) = &submitted {
-            self.lose(peer, cause.clone());
-        }
-        submitted
+        let others = &self.known_regions[peer as usize];
+        let submitted = pair.submit(transfer, id, keys, others, &mut self.outbox)?;
+        self.ring_or_list(peer);
+        Ok(submitted)
     }
 
     fn cells(&self, peer: Rank) -> Cells {
@@ -365,8 +414,9 @@ impl Device for VerbsDevice {
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        self.ring_all();
         if std::mem::take(&mut self.is_armed) {
-            self.completions.silence();
+            self.nics.iter_mut().for_each(|nic| nic.completions.silence());
         }
         self.unfinished = self.take_completions();
         self.control_polls += 1;
@@ -384,23 +434,29 @@ impl Device for VerbsDevice {
         if self.is_leaving && !self.has_left {
             self.go();
         }
+        self.ring_all();
         self.deliver(events);
     }
 
     fn arm(&mut self) -> Option<Bell> {
+        self.ring_all();
         if self.unfinished || self.desk.has_any() || self.releases.has_any() || !self.outbox.is_empty() {
             return None;
         }
         self.control_polls = CONTROL_POLLS;
         let control = self.control.arm();
         self.is_armed = true;
-        self.completions.silence();
-        self.completions.arm().ok()?;
+        for nic in &mut self.nics {
+            nic.completions.silence();
+            nic.completions.arm().ok()?;
+        }
         // What completed before it was armed rings nothing.
         self.unfinished = self.take_completions();
         if control.is_none() || self.unfinished || !self.outbox.is_empty() || self.desk.has_any() {
             return None;
         }
+        // What was taken may have made room, or credits to give back.
+        self.ring_all();
         Some(Bell::File(Arc::clone(&self.epoll)))
     }
 
@@ -423,7 +479,8 @@ impl Device for VerbsDevice {
 
     fn flush(&mut self) -> bool {
         // The NIC sends what it was given by itself.
-        self.control.flush()
+        self.ring_all();
+        self.due.is_empty() && self.control.flush()
     }
 
     fn is_flushed(&self) -> bool {

@@ -3,12 +3,15 @@
 //! **Invariant:** nothing is destroyed before what uses it: a region and a queue pair hold their domain, which holds the
 //! context; queues hold the context. So whatever order values are dropped in, the library sees the right one.
 
+mod window;
+
 use std::ffi::{CStr, c_int};
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+pub(super) use self::window::Window;
 use super::library::Library;
 use super::sys;
 use crate::memory::Memory;
@@ -156,12 +159,22 @@ impl MemoryRegion {
     ) -> io::Result<Self> {
         let library = domain.context.library;
         let (base, len) = (memory.base().as_ptr().cast(), memory.len());
-        // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
-        let raw = unsafe {
-            match library.reg_mr_iova2 {
-                Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
-                None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, access as c_int),
+        // Flags that libraries from before that function do not know.
+        let known = access & !sys::IBV_ACCESS_RELAXED_ORDERING;
+        let raw = match (memory.dma_buf(), library.reg_dmabuf_mr) {
+            (Some(part), Some(register)) => {
+                let file = part.file.as_raw_fd();
+                // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is kept longer than
+                // the registration.
+                unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, known as c_int) }
             }
+            // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
+            _ => unsafe {
+                match library.reg_mr_iova2 {
+                    Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
+                    None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, known as c_int),
+                }
+            },
         };
         Ok(Self { raw: made(raw)?, domain: Arc::clone(domain), memory })
     }
@@ -192,7 +205,7 @@ impl Drop for MemoryRegion {
 pub(super) const COMPLETIONS_AT_ONCE: usize = 32;
 
 /// How a request or a receive ended. Of one that failed only the first three say anything.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Completion {
     /// As the request was posted with.
     pub(super) number: u64,
@@ -209,6 +222,8 @@ pub(super) struct Completion {
 /// A completion queue with the channel that wakes who sleeps on it.
 pub(super) struct Completions {
     queue: NonNull<sys::ibv_cq>,
+    /// As the library fills it; kept, since clearing it at every look would cost more than the look.
+    taken: Box<[sys::ibv_wc; COMPLETIONS_AT_ONCE]>,
     channel: NonNull<sys::ibv_comp_channel>,
     context: Arc<Context>,
     unacknowledged: u32,
@@ -240,7 +255,9 @@ impl Completions {
                     return Err(error);
                 }
             };
-            let made = Self { queue, channel, context: Arc::clone(context), unacknowledged: 0 };
+            // Plain numbers, of which zero is one.
+            let taken = Box::new(std::mem::zeroed());
+            let made = Self { queue, taken, channel, context: Arc::clone(context), unacknowledged: 0 };
             rustix::io::ioctl_fionbio(made.file(), true)?;
             Ok(made)
         }
@@ -257,29 +274,25 @@ impl Completions {
         unsafe { BorrowedFd::borrow_raw(self.descriptor()) }
     }
 
-    /// Takes completions into the beginning of `taken`; how many.
-    pub(super) fn poll(&mut self, taken: &mut [Completion; COMPLETIONS_AT_ONCE]) -> io::Result<usize> {
-        // SAFETY: plain numbers, of which zero is one.
-        let mut completions: [sys::ibv_wc; COMPLETIONS_AT_ONCE] = unsafe { std::mem::zeroed() };
+    /// Appends what has completed, at most [`COMPLETIONS_AT_ONCE`]; how many.
+    pub(super) fn poll(&mut self, completions: &mut Vec<Completion>) -> io::Result<usize> {
         // SAFETY: the context's own function for its queue, and room for as many as it is told.
         let count = unsafe {
             let poll = self.operations().poll_cq.expect("every provider polls");
-            poll(self.queue.as_ptr(), completions.len() as c_int, completions.as_mut_ptr())
+            poll(self.queue.as_ptr(), COMPLETIONS_AT_ONCE as c_int, self.taken.as_mut_ptr())
         };
         if count < 0 {
             return Err(io::Error::from_raw_os_error(-count));
         }
-        for (taken, completion) in taken.iter_mut().zip(&completions[..count as usize]) {
-            *taken = Completion {
-                number: completion.wr_id,
-                queue_pair: completion.qp_num,
-                status: completion.status,
-                is_receive: completion.opcode & sys::IBV_WC_RECV != 0,
-                // SAFETY: a word, which is valid whatever it is.
-                immediate: u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data }),
-                bytes: completion.byte_len,
-            };
-        }
+        completions.extend(self.taken[..count as usize].iter().map(|completion| Completion {
+            number: completion.wr_id,
+            queue_pair: completion.qp_num,
+            status: completion.status,
+            is_receive: completion.opcode & sys::IBV_WC_RECV != 0,
+            // SAFETY: a word, which is valid whatever it is.
+            immediate: u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data }),
+            bytes: completion.byte_len,
+        }));
         Ok(count as usize)
     }
 
@@ -429,19 +442,24 @@ impl QueuePair {
         })
     }
 
-    /// Posts a chain of requests.
+    /// Posts a chain of requests by one ring of the doorbell. Where not all of it is taken: why, and the first one that was
+    /// not.
     ///
     /// # Safety
     ///
     /// The chain and its lists are valid for the call. What it reads and writes locally is registered with this domain and
     /// stays until the request's completion came, or the queue pair was dropped.
-    pub(super) unsafe fn post(&mut self, first: *mut sys::ibv_send_wr) -> io::Result<()> {
+    pub(super) unsafe fn post(
+        &mut self,
+        first: *mut sys::ibv_send_wr,
+    ) -> Result<(), (io::Error, *mut sys::ibv_send_wr)> {
         let mut bad = ptr::null_mut();
         // SAFETY: the caller's; the context's own function for its queue pair.
         checked(unsafe {
             let post = self.domain.context.raw.as_ref().ops.post_send.expect("every provider posts");
             post(self.raw.as_ptr(), first, &raw mut bad)
         })
+        .map_err(|error| (error, bad))
     }
 }
 

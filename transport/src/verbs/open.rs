@@ -5,8 +5,10 @@ use std::io;
 
 use super::lane::Sizes;
 use super::library::LoadError;
+use super::nic::{Opened, SPARE_RECEIVES};
 use super::port::PortError;
 use super::sys;
+use super::wire::LANES_MAX;
 use crate::device::LossCause;
 use crate::tcp;
 
@@ -46,6 +48,14 @@ pub enum OpenError {
         /// What there is too little of.
         limit: &'static str,
     },
+    /// This user may not use the device.
+    #[error(
+        "this user may not open RDMA device {device}; give it read and write access to /dev/infiniband/uverbs* (in a container: --device=/dev/infiniband)"
+    )]
+    NotPermitted {
+        /// Which device.
+        device: String,
+    },
     /// The kernel or the NIC refused something.
     #[error("RDMA device {device} refused {what}{}", hint(.source))]
     Refused {
@@ -82,32 +92,45 @@ pub(super) fn refused(error: &io::Error) -> LossCause {
     }
 }
 
-/// How much of everything each pair of so many ranks gets of a NIC.
-pub(super) fn sizes(
+/// How much of everything each pair of so many ranks gets of each NIC.
+pub(super) fn sizes(opened: &[Opened], world_size: u32, queue_pairs: u32) -> Result<Sizes, OpenError> {
+    let mut least = Sizes { queue_pairs, depth: QUEUE_DEPTH, credits: CREDITS, reads: READS };
+    for nic in opened {
+        let sizes = sizes_of(&nic.chosen.device, world_size, queue_pairs, &nic.limits)?;
+        least.depth = least.depth.min(sizes.depth);
+        least.credits = least.credits.min(sizes.credits);
+        least.reads = least.reads.min(sizes.reads);
+    }
+    Ok(least)
+}
+
+fn sizes_of(
     device: &str,
     world_size: u32,
+    queue_pairs: u32,
     limits: &sys::ibv_device_attr,
 ) -> Result<Sizes, OpenError> {
     let others = world_size.saturating_sub(1).max(1);
     let of = |limit: c_int| u32::try_from(limit).unwrap_or(0);
-    let receives = of(limits.max_srq_wr) / others;
-    let completions = of(limits.max_cqe) / others;
-    let requests = of(limits.max_qp_wr).min(completions / 2);
+    let receives = of(limits.max_srq_wr).saturating_sub(SPARE_RECEIVES) / others;
+    let completions = of(limits.max_cqe).saturating_sub(SPARE_RECEIVES) / others;
+    let requests = of(limits.max_qp_wr).min(completions / 2 / queue_pairs);
     let reads =
         of(limits.max_qp_rd_atom).min(of(limits.max_qp_init_rd_atom)).clamp(1, u32::from(READS)) as u8;
     let depth = QUEUE_DEPTH.min(requests.saturating_sub(16) / 2);
     let credits = CREDITS.min(receives.min(completions / 2).saturating_sub(4));
     let limit =
         if receives < completions { "receives of a shared queue" } else { "completion queue entries" };
-    if depth < CREDITS_MIN || credits < CREDITS_MIN {
-        let ranks = of(limits.max_srq_wr).min(of(limits.max_cqe)) / (8 * CREDITS_MIN) + 1;
+    let least = CREDITS_MIN.max(2 * LANES_MAX as u32);
+    if depth < CREDITS_MIN || credits < least {
+        let ranks = of(limits.max_srq_wr).min(of(limits.max_cqe)) / (8 * least) + 1;
         return Err(OpenError::TooManyRanks { device: device.to_owned(), ranks, limit });
     }
-    if of(limits.max_qp) < others {
-        let (ranks, limit) = (of(limits.max_qp) + 1, "queue pairs");
+    if of(limits.max_qp) / queue_pairs < others {
+        let (ranks, limit) = (of(limits.max_qp) / queue_pairs + 1, "queue pairs");
         return Err(OpenError::TooManyRanks { device: device.to_owned(), ranks, limit });
     }
-    Ok(Sizes { depth, credits, reads })
+    Ok(Sizes { queue_pairs, depth, credits, reads })
 }
 
 /// How many bytes this process may lock.

@@ -9,6 +9,9 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
+use std::str::FromStr;
+
+use super::wire::{LANES_MAX, NICS_MAX};
 
 use rustix::fs::{Access, access};
 
@@ -71,28 +74,56 @@ pub struct Port {
 /// What was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
-    /// An RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`).
+    /// An RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`), or up to four with commas between, of which long
+    /// transfers use all.
     pub device: Option<String>,
-    /// A network interface (`eth2`) or address (`10.0.0.5`) that the port must have.
+    /// A network interface (`eth2`) or address (`10.0.0.5`) that the port must have. Not for several devices.
     pub interface: Option<String>,
     /// The number of the GID in the port's table.
     pub gid_index: Option<u32>,
+    /// Queue pairs to each peer on each device; one where nothing is said. Of two ranks that wish different numbers the
+    /// smaller one counts.
+    pub queue_pairs: Option<u32>,
+    /// Transfers of so many bytes or more go in parts over all queue pairs to their peer; [`STRIPE_BYTES`] where nothing is
+    /// said.
+    pub stripe_bytes: Option<usize>,
 }
 
+/// Shortest transfer that goes over several queue pairs, in bytes, where nothing else is wished: below, the time of a second
+/// doorbell and notice is more than a second NIC saves.
+pub const STRIPE_BYTES: usize = 256 << 10;
+
 impl Wish {
-    /// What `PLEACH_VERBS_DEVICE` and `PLEACH_VERBS_GID_INDEX` say.
+    /// What `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS` and `PLEACH_VERBS_STRIPE_BYTES` say.
     ///
     /// # Errors
     ///
-    /// An index that is no number.
+    /// Something that should be a number and is none.
     pub fn from_env() -> Result<Self, PortError> {
-        let text = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let gid_index = match text("PLEACH_VERBS_GID_INDEX") {
-            Some(text) => Some(text.parse().map_err(|_| PortError::BadIndex { text })?),
-            None => None,
-        };
-        Ok(Self { device: text("PLEACH_VERBS_DEVICE"), interface: None, gid_index })
+        Ok(Self {
+            device: text("PLEACH_VERBS_DEVICE"),
+            interface: None,
+            gid_index: number("PLEACH_VERBS_GID_INDEX")?,
+            queue_pairs: number("PLEACH_VERBS_QUEUE_PAIRS")?,
+            stripe_bytes: number("PLEACH_VERBS_STRIPE_BYTES")?,
+        })
     }
+
+    /// Queue pairs on each of so many NICs.
+    pub(super) fn queue_pairs(&self, nics: usize) -> Result<u32, PortError> {
+        let (wanted, most) = (self.queue_pairs.unwrap_or(1), (LANES_MAX / nics) as u32);
+        if (1..=most).contains(&wanted) { Ok(wanted) } else { Err(PortError::QueuePairs { wanted, most }) }
+    }
+}
+
+/// A variable of the environment that is not empty.
+fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+fn number<T: FromStr>(name: &'static str) -> Result<Option<T>, PortError> {
+    let Some(text) = text(name) else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| PortError::NoNumber { name, text })
 }
 
 /// What is used.
@@ -126,10 +157,24 @@ pub enum PortError {
         known: String,
     },
     /// None that is up, or has what was asked for.
-    #[error("no RDMA port is usable: {looked_at}")]
+    #[error("no RDMA port is usable: {}", shown_all(.looked_at))]
     NoPort {
         /// Each port and what is wrong with it.
-        looked_at: String,
+        looked_at: Vec<Unusable>,
+    },
+    /// More NICs than a rank uses.
+    #[error("PLEACH_VERBS_DEVICE names {wanted} devices; name at most {NICS_MAX}")]
+    TooManyDevices {
+        /// How many were asked for.
+        wanted: usize,
+    },
+    /// No such number of queue pairs.
+    #[error("{wanted} queue pairs to each peer on each device cannot be; take 1 to {most}")]
+    QueuePairs {
+        /// How many were asked for.
+        wanted: u32,
+        /// How many there may be.
+        most: u32,
     },
     /// The number is not in the table.
     #[error("GID index {index} does not exist on {port}; there are {known}")]
@@ -142,8 +187,10 @@ pub enum PortError {
         known: String,
     },
     /// No number.
-    #[error("PLEACH_VERBS_GID_INDEX is no number: '{text}'")]
-    BadIndex {
+    #[error("{name} is no number: '{text}'")]
+    NoNumber {
+        /// Which variable of the environment.
+        name: &'static str,
         /// What it is.
         text: String,
     },
@@ -155,6 +202,33 @@ pub enum PortError {
         /// Why.
         kind: io::ErrorKind,
     },
+}
+
+/// A port that cannot be used, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unusable {
+    /// Its link is down.
+    #[error("{port} is down (ip link set its interface up, or look at the cable)")]
+    Down {
+        /// Device and number.
+        port: String,
+    },
+    /// Its table of GIDs has no entry that does.
+    #[error(
+        "{port} has no RoCE or InfiniBand address{} (give its interface one)",
+        .of.as_deref().map_or(String::new(), |of| format!(" of {of}"))
+    )]
+    NoAddress {
+        /// Device and number.
+        port: String,
+        /// Of which interface or address, where one was asked for.
+        of: Option<String>,
+    },
+}
+
+fn shown_all(looked_at: &[Unusable]) -> String {
+    looked_at.iter().map(Unusable::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// All ports of these devices, as this sysfs folder shows them.
@@ -229,7 +303,20 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// What to use of these ports. See the module.
+/// What to use of these ports, one for each device that was named. See the module.
+pub(super) fn choose_all(ports: &[Port], wish: &Wish) -> Result<Vec<Chosen>, PortError> {
+    let names: Vec<&str> = wish.device.as_deref().map_or(Vec::new(), |text| text.split(',').collect());
+    if names.len() > NICS_MAX {
+        return Err(PortError::TooManyDevices { wanted: names.len() });
+    }
+    if names.len() < 2 {
+        return Ok(vec![choose(ports, wish)?]);
+    }
+    let each = |name: &str| Wish { device: Some(name.trim().to_owned()), interface: None, ..wish.clone() };
+    names.into_iter().map(|name| choose(ports, &each(name))).collect()
+}
+
+/// What to use of these ports, of one device.
 ///
 /// # Errors
 ///
@@ -258,7 +345,7 @@ pub fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
     for port in named {
         let name = format!("{}:{}", port.device, port.number);
         if !port.is_active {
-            looked_at.push(format!("{name} is down (ip link set its interface up, or look at the cable)"));
+            looked_at.push(Unusable::Down { port: name });
             continue;
         }
         let has = |gid: &&Gid| wish.interface.as_deref().is_none_or(|wanted| fits(gid, wanted));
@@ -272,8 +359,7 @@ pub fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
             None => fitting.iter().rev().max_by_key(|gid| gid.kind).copied(),
         };
         let Some(gid) = gid else {
-            let of = wish.interface.as_deref().map_or(String::new(), |wanted| format!(" of {wanted}"));
-            looked_at.push(format!("{name} has no RoCE or InfiniBand address{of} (give its interface one)"));
+            looked_at.push(Unusable::NoAddress { port: name, of: wish.interface.clone() });
             continue;
         };
         let why = match (wish.gid_index, port.gids.len()) {
@@ -285,7 +371,7 @@ pub fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
         let reason = format!("{name}, GID index {index} ({address}, {kind}): {why}");
         return Ok(Chosen { device: port.device.clone(), port: port.number, gid: gid.clone(), reason });
     }
-    Err(PortError::NoPort { looked_at: looked_at.join("; ") })
+    Err(PortError::NoPort { looked_at })
 }
 
 /// Whether a GID is of this interface, or of this address.
@@ -336,6 +422,7 @@ mod tests {
             device: Some(device.to_owned()),
             interface: interface.map(str::to_owned),
             gid_index,
+            ..Wish::default()
         };
         assert_eq!(choose(&ports, &wish("b:1", Some("10.0.0.1"), None)).unwrap().device, "b");
         assert_eq!(choose(&ports, &wish("b", None, Some(0))).unwrap().gid.kind, Kind::RoceV1);
@@ -346,5 +433,34 @@ mod tests {
         assert_eq!(choose(&[], &Wish::default()), Err(PortError::NoDevice));
         let down = choose(&[port("a", false)], &Wish::default()).unwrap_err();
         assert!(down.to_string().contains("a:1 is down"), "{down}");
+    }
+
+    #[test]
+    fn several_devices_are_taken_in_their_order_each_with_its_best_address() {
+        let ports = [port("a", true), port("b", true), port("c", false)];
+        let named = |text: &str| Wish { device: Some(text.to_owned()), ..Wish::default() };
+        let chosen = choose_all(&ports, &named("b,a")).unwrap();
+        assert_eq!(chosen.iter().map(|chosen| chosen.device.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        let down = choose_all(&ports, &named("a,c")).unwrap_err();
+        assert_eq!(down, PortError::NoPort { looked_at: vec![Unusable::Down { port: "c:1".to_owned() }] });
+        let many = choose_all(&ports, &named("a,a,a,a,a")).unwrap_err();
+        assert_eq!(many, PortError::TooManyDevices { wanted: 5 });
+    }
+
+    #[test]
+    fn an_ethernet_port_without_addresses_is_told_apart_from_one_that_is_down() {
+        let bare = Port { gids: Vec::new(), ..port("a", true) };
+        let refused = choose(&[bare], &Wish::default()).unwrap_err();
+        let no_address = Unusable::NoAddress { port: "a:1".to_owned(), of: None };
+        assert_eq!(refused, PortError::NoPort { looked_at: vec![no_address] });
+    }
+
+    #[test]
+    fn queue_pairs_on_all_nics_are_at_most_what_immediates_tell_apart() {
+        let wish = |queue_pairs| Wish { queue_pairs, ..Wish::default() };
+        assert_eq!(wish(None).queue_pairs(1), Ok(1));
+        assert_eq!(wish(Some(8)).queue_pairs(2), Ok(8));
+        assert_eq!(wish(Some(9)).queue_pairs(2), Err(PortError::QueuePairs { wanted: 9, most: 8 }));
+        assert!(wish(Some(0)).queue_pairs(1).is_err());
     }
 }

@@ -2,7 +2,6 @@
 //! device's.
 
 use super::objects::{COMPLETIONS_AT_ONCE, Completion};
-use super::pair::Pair;
 use super::status::WorkStatus;
 use super::{Peer, VerbsDevice, sys};
 use crate::Rank;
@@ -15,54 +14,105 @@ const BATCHES_MAX: usize = 16;
 impl VerbsDevice {
     /// Takes what has completed; true when there may be more.
     pub(super) fn take_completions(&mut self) -> bool {
-        let mut completions = [Completion::default(); COMPLETIONS_AT_ONCE];
-        for _ in 0..BATCHES_MAX {
-            let Ok(count) = self.completions.poll(&mut completions) else { return false };
-            let mut consumed = 0;
-            for completion in &completions[..count] {
-                consumed += usize::from(self.completed(completion));
-            }
-            if consumed > 0 && self.receives.post(consumed).is_err() {
-                tracing::warn!("verbs: {} took no receives", self.chosen.device);
-            }
-            if count < completions.len() {
-                return false;
+        let mut completions = std::mem::take(&mut self.completions);
+        let mut may_be_more = false;
+        for nic in 0..self.nics.len() {
+            let mut batches = 0;
+            loop {
+                let count = self.nics[nic].poll(&mut completions);
+                let mut used = 0;
+                for completion in completions.drain(..) {
+                    used += u32::from(self.completed(nic, &completion));
+                }
+                self.nics[nic].restock(used);
+                batches += 1;
+                if count < COMPLETIONS_AT_ONCE {
+                    break;
+                }
+                if batches == BATCHES_MAX {
+                    may_be_more = true;
+                    break;
+                }
             }
         }
-        true
+        self.completions = completions;
+        may_be_more
     }
 
     /// Takes a completion; whether it used up a receive.
-    fn completed(&mut self, completion: &Completion) -> bool {
+    fn completed(&mut self, nic: usize, completion: &Completion) -> bool {
         let is_receive = completion.is_receive;
         // Of one that is gone: what was under way on it has ended already.
-        let Some(&peer) = self.by_queue_pair.get(&completion.queue_pair) else { return is_receive };
+        let Some(&(peer, lane)) = self.nics[nic].owners.get(&completion.queue_pair) else {
+            return is_receive;
+        };
         if completion.status != sys::IBV_WC_SUCCESS {
-            self.failed(peer, completion);
+            self.failed(peer, lane, completion);
             // Of a failed request only status, number and queue pair say anything.
             return false;
         }
-        let Some(pair) = pair_mut(&mut self.peers, peer) else { return is_receive };
-        if !is_receive {
-            pair.completed(completion.number, &mut self.outbox);
-            return false;
+        let Some(pair) = self.peers[peer as usize].pair_mut() else { return is_receive };
+        if is_receive {
+            if let Err(violation) = pair.received(lane, completion.immediate, completion.bytes) {
+                self.lose(peer, LossCause::Protocol(violation));
+                return true;
+            }
+        } else {
+            pair.completed(lane, completion.number, &mut self.outbox);
         }
-        match pair.received(completion.immediate, completion.bytes) {
-            Ok(()) => pair.give_back(),
-            Err(violation) => self.lose(peer, LossCause::Protocol(violation)),
+        // Also when requests ended: there may have been no room for it before.
+        pair.give_back();
+        self.ring_or_list(peer);
+        if matches!(self.peers[peer as usize], Peer::Joining(_)) {
+            self.advance(peer);
         }
-        true
+        is_receive
     }
 
     /// Work to a peer failed.
-    fn failed(&mut self, peer: Rank, completion: &Completion) {
+    fn failed(&mut self, peer: Rank, lane: usize, completion: &Completion) {
         if completion.status == sys::IBV_WC_REM_ACCESS_ERR
-            && let Some(pair) = pair_mut(&mut self.peers, peer)
+            && let Some(pair) = self.peers[peer as usize].pair_mut()
         {
-            pair.refuse(completion.number, &mut self.outbox);
+            pair.refuse(lane, completion.number, &mut self.outbox);
         }
         // Its process may have ended a moment ago, which the control stream tells better.
         self.lose(peer, LossCause::QueuePair(WorkStatus::of(completion.status)));
+    }
+
+    /// Something was submitted to a peer: posts it, or notes that it is to be posted.
+    pub(super) fn ring_or_list(&mut self, peer: Rank) {
+        let Some(pair) = self.peers[peer as usize].pair_mut() else { return };
+        if pair.is_due()
+            && let Err(cause) = pair.ring()
+        {
+            return self.lose(peer, cause);
+        }
+        let Some(pair) = self.peers[peer as usize].pair_mut() else { return };
+        if !pair.is_listed && !pair.has_rung() {
+            pair.is_listed = true;
+            self.due.push(peer);
+        }
+    }
+
+    /// Posts all that waits for it, as far as the NICs have room.
+    pub(super) fn ring_all(&mut self) {
+        for index in (0..self.due.len()).rev() {
+            let peer = self.due[index];
+            let rung = match self.peers[peer as usize].pair_mut() {
+                Some(pair) => pair.ring().map(|()| {
+                    pair.is_listed = !pair.has_rung();
+                    !pair.is_listed
+                }),
+                None => Ok(true),
+            };
+            if !matches!(rung, Ok(false)) {
+                self.due.swap_remove(index);
+            }
+            if let Err(cause) = rung {
+                self.lose(peer, cause);
+            }
+        }
     }
 
     /// Gives a peer up; its event comes by way of the control stream.
@@ -79,7 +129,10 @@ impl VerbsDevice {
             _ => None,
         };
         if let Some(pair) = pair {
-            self.by_queue_pair.remove(&pair.number());
+            for nic in &mut self.nics {
+                nic.owners.retain(|_, (owner, _)| *owner != peer);
+            }
+            self.past += pair.counts();
             pair.fail(error, &mut self.outbox);
         }
     }
@@ -90,6 +143,10 @@ impl VerbsDevice {
         self.control_polls = 0;
         let mut events = std::mem::take(&mut self.control_events);
         self.control.poll(now, &mut events);
+        // What a peer said before it was lost tells more than that it was.
+        for (peer, told) in self.desk.take() {
+            self.told(peer, told);
+        }
         for event in events.drain(..) {
             match event {
                 Event::Connected { peer } => self.greet(peer),
@@ -110,19 +167,21 @@ impl VerbsDevice {
             }
         }
         self.control_events = events;
-        for (peer, told) in self.desk.take() {
-            self.told(peer, told);
-        }
     }
 
     /// Goodbye is said when every peer's NIC has all that was sent.
     pub(super) fn go(&mut self) {
-        let mut is_idle = true;
-        for peer in &mut self.peers {
-            if let Peer::Open(pair) = peer {
-                pair.seal();
-                is_idle &= pair.is_idle();
+        let (mut is_idle, mut broken) = (true, Vec::new());
+        for (rank, peer) in (0..).zip(&mut self.peers) {
+            let Peer::Open(pair) = peer else { continue };
+            pair.seal();
+            if let Err(cause) = pair.ring() {
+                broken.push((rank, cause));
             }
+            is_idle &= pair.is_idle();
+        }
+        for (peer, cause) in broken {
+            self.lose(peer, cause);
         }
         if is_idle {
             self.has_left = true;
@@ -144,20 +203,12 @@ impl VerbsDevice {
     pub(super) fn forget_released(&mut self) {
         for key in self.releases.take() {
             self.regions.remove(&key);
+            self.announce(key);
         }
     }
 
     pub(super) fn deliver(&mut self, events: &mut Vec<Event>) {
         let count = (events.capacity() - events.len()).min(self.outbox.len());
         events.extend(self.outbox.drain(..count));
-    }
-}
-
-/// The pair of a peer that is open or on its way.
-fn pair_mut(peers: &mut [Peer], peer: Rank) -> Option<&mut Pair> {
-    match &mut peers[peer as usize] {
-        Peer::Open(pair) => Some(pair),
-        Peer::Joining(joining) => joining.pair.as_mut(),
-        _ => None,
     }
 }

@@ -1,14 +1,26 @@
 //! What goes over the wire beside data: immediates, and what two ranks tell each other before.
 //!
 //! An [`Immediate`] is 32 bits: the cell, whether a payload was written to the cell's place in the inbox, whether it is a
-//! notice at all, and how many receives its sender gives back. A [`Hello`] travels on the control stream. All that comes
-//! from a peer is decoded here, before anything is done with it.
+//! notice at all, and either how many receives its sender gives back or which part of a striped put it came with. A
+//! [`Hello`] and [`Announcement`]s travel on the control stream. All that comes from a peer is decoded here, before anything is
+//! done with it.
+
+use crate::region::RegionKey;
 
 /// Version of all of this.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Most credits that one immediate gives back.
 pub(super) const CREDITS_MAX: u32 = 255;
+
+/// Queue pairs between two ranks at most: what four bits of an immediate tell apart.
+pub(super) const LANES_MAX: usize = 16;
+
+/// NICs of a rank at most.
+pub(super) const NICS_MAX: usize = 4;
+
+/// A region's keys, by NIC.
+pub(super) type NicKeys = [u32; NICS_MAX];
 
 /// What a peer says with a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,33 +29,84 @@ pub(super) struct Immediate {
     pub(super) cell: Option<u16>,
     /// Whether the cell's place in the inbox holds its payload, as long as the write was.
     pub(super) has_payload: bool,
+    pub(super) besides: Besides,
+}
+
+/// What an immediate says besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Besides {
     /// So many receives of this rank's notices are free again, at most [`CREDITS_MAX`].
-    pub(super) credits: u32,
+    Credits(u32),
+    /// It came with a part of a striped put, whose notice it is when all parts are there.
+    Stripe(Stripe),
+}
+
+/// A part of a striped put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stripe {
+    /// The put's number among all striped ones with a notice, as far as four bits go.
+    pub(super) number: u8,
+    /// Of how many, at most [`LANES_MAX`].
+    pub(super) parts: u8,
+}
+
+impl Stripe {
+    /// What is said of the number.
+    pub(super) fn number(number: u64) -> u8 {
+        (number % 16) as u8
+    }
 }
 
 const PAYLOAD: u32 = 1 << 16;
 const NOTICE: u32 = 1 << 17;
-const KNOWN: u32 = 0xff00_0000 | NOTICE | PAYLOAD | 0xffff;
+const STRIPE: u32 = 1 << 18;
+const KNOWN: u32 = 0xff00_0000 | STRIPE | NOTICE | PAYLOAD | 0xffff;
 
 impl Immediate {
     pub(super) fn encode(self) -> u32 {
         let cell = self.cell.map_or(0, |cell| NOTICE | u32::from(cell));
-        cell | if self.has_payload { PAYLOAD } else { 0 } | self.credits.min(CREDITS_MAX) << 24
+        let besides = match self.besides {
+            Besides::Credits(credits) => credits.min(CREDITS_MAX) << 24,
+            Besides::Stripe(Stripe { number, parts }) => {
+                STRIPE | u32::from(number & 15) << 28 | u32::from((parts - 1) & 15) << 24
+            }
+        };
+        cell | if self.has_payload { PAYLOAD } else { 0 } | besides
     }
 
     pub(super) fn decode(word: u32) -> Option<Self> {
         let is_notice = word & NOTICE != 0;
         let has_payload = word & PAYLOAD != 0;
-        if word & !KNOWN != 0 || (!is_notice && word & (PAYLOAD | 0xffff) != 0) {
+        if word & !KNOWN != 0 || (!is_notice && word & (STRIPE | PAYLOAD | 0xffff) != 0) {
             return None;
         }
-        Some(Self { cell: is_notice.then_some(word as u16), has_payload, credits: word >> 24 })
+        let besides = if word & STRIPE == 0 {
+            Besides::Credits(word >> 24)
+        } else {
+            Besides::Stripe(Stripe { number: (word >> 28) as u8, parts: (word >> 24 & 15) as u8 + 1 })
+        };
+        Some(Self { cell: is_notice.then_some(word as u16), has_payload, besides })
     }
 }
 
-/// What a rank tells a peer of its queue pair to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a rank tells a peer of its queue pairs to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
+    /// Reads and atomics of the peer that it serves at once, on each queue pair.
+    pub(super) reads: u8,
+    /// Receives that the peer may use up before it gets credits back.
+    pub(super) credits: u32,
+    /// Where the peer's payloads go.
+    pub(super) inbox_address: u64,
+    /// How many cells it keeps for the peer.
+    pub(super) cells: u32,
+    /// Its queue pairs, each to be joined to the one at the same place; at least one.
+    pub(super) lanes: Vec<LaneHello>,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LaneHello {
     pub(super) queue_pair: u32,
     /// Number of its first packet, 24 bits.
     pub(super) packet: u32,
@@ -52,68 +115,126 @@ pub(super) struct Hello {
     pub(super) lid: u16,
     /// Longest packet of its port, as the verbs number it.
     pub(super) mtu: u8,
-    /// Reads and atomics of the peer that it serves at once.
-    pub(super) reads: u8,
-    /// Notices that the peer may send before it gets credits back.
-    pub(super) credits: u32,
-    /// Where the peer's payloads go.
+    /// Which of its NICs, from 0 on; the first queue pair is on NIC 0.
+    pub(super) nic: u8,
+    /// The inbox' key there.
     pub(super) inbox_key: u32,
-    pub(super) inbox_address: u64,
-    /// How many cells it keeps for the peer.
-    pub(super) cells: u32,
 }
 
-/// Bytes of a hello.
-pub(super) const HELLO_BYTES: usize = 2 + 4 + 4 + 16 + 2 + 1 + 1 + 4 + 4 + 8 + 4;
+const HELLO_BYTES: usize = 2 + 1 + 4 + 8 + 4 + 1;
+const LANE_BYTES: usize = 4 + 4 + 16 + 2 + 1 + 1 + 4;
+
+/// Takes fields from the beginning of bytes that are long enough.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (field, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*field)
+    }
+}
 
 impl Hello {
-    pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0; HELLO_BYTES];
-        let fields: [&[u8]; 11] = [
-            &VERSION.to_le_bytes(),
-            &self.queue_pair.to_le_bytes(),
-            &self.packet.to_le_bytes(),
-            &self.gid,
-            &self.lid.to_le_bytes(),
-            &[self.mtu],
-            &[self.reads],
-            &self.credits.to_le_bytes(),
-            &self.inbox_key.to_le_bytes(),
-            &self.inbox_address.to_le_bytes(),
-            &self.cells.to_le_bytes(),
-        ];
-        let mut at = 0;
-        for field in fields {
-            bytes[at..at + field.len()].copy_from_slice(field);
-            at += field.len();
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HELLO_BYTES + self.lanes.len() * LANE_BYTES);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.push(self.reads);
+        bytes.extend(self.credits.to_le_bytes());
+        bytes.extend(self.inbox_address.to_le_bytes());
+        bytes.extend(self.cells.to_le_bytes());
+        bytes.push(self.lanes.len() as u8);
+        for lane in &self.lanes {
+            bytes.extend(lane.queue_pair.to_le_bytes());
+            bytes.extend(lane.packet.to_le_bytes());
+            bytes.extend(lane.gid);
+            bytes.extend(lane.lid.to_le_bytes());
+            bytes.extend([lane.mtu, lane.nic]);
+            bytes.extend(lane.inbox_key.to_le_bytes());
         }
         bytes
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
-        let mut left = &bytes[..];
-        let mut take = |count: usize| {
-            let (field, rest) = left.split_at(count);
-            left = rest;
-            field
+        let mut fields = Fields(bytes);
+        if u16::from_le_bytes(fields.take()?) != VERSION {
+            return None;
+        }
+        let mut hello = Self {
+            reads: fields.take::<1>()?[0],
+            credits: u32::from_le_bytes(fields.take()?),
+            inbox_address: u64::from_le_bytes(fields.take()?),
+            cells: u32::from_le_bytes(fields.take()?),
+            lanes: Vec::new(),
         };
-        let version = u16::from_le_bytes(take(2).try_into().ok()?);
-        let hello = Self {
-            queue_pair: u32::from_le_bytes(take(4).try_into().ok()?),
-            packet: u32::from_le_bytes(take(4).try_into().ok()?),
-            gid: take(16).try_into().ok()?,
-            lid: u16::from_le_bytes(take(2).try_into().ok()?),
-            mtu: take(1)[0],
-            reads: take(1)[0],
-            credits: u32::from_le_bytes(take(4).try_into().ok()?),
-            inbox_key: u32::from_le_bytes(take(4).try_into().ok()?),
-            inbox_address: u64::from_le_bytes(take(8).try_into().ok()?),
-            cells: u32::from_le_bytes(take(4).try_into().ok()?),
+        let count = usize::from(fields.take::<1>()?[0]);
+        if !(1..=LANES_MAX).contains(&count) || fields.0.len() != count * LANE_BYTES || hello.credits == 0 {
+            return None;
+        }
+        for _ in 0..count {
+            hello.lanes.push(LaneHello::decode(&mut fields)?);
+        }
+        (hello.lanes[0].nic == 0).then_some(hello)
+    }
+}
+
+impl LaneHello {
+    fn decode(fields: &mut Fields<'_>) -> Option<Self> {
+        let lane = Self {
+            queue_pair: u32::from_le_bytes(fields.take()?),
+            packet: u32::from_le_bytes(fields.take()?),
+            gid: fields.take()?,
+            lid: u16::from_le_bytes(fields.take()?),
+            mtu: fields.take::<1>()?[0],
+            nic: fields.take::<1>()?[0],
+            inbox_key: u32::from_le_bytes(fields.take()?),
         };
-        let is_possible =
-            hello.packet < 1 << 24 && hello.queue_pair < 1 << 24 && (1..=5).contains(&hello.mtu);
-        (version == VERSION && is_possible && hello.credits > 0).then_some(hello)
+        let is_possible = lane.packet < 1 << 24
+            && lane.queue_pair < 1 << 24
+            && (1..=5).contains(&lane.mtu)
+            && usize::from(lane.nic) < NICS_MAX;
+        is_possible.then_some(lane)
+    }
+}
+
+/// What ranks that are joined by several queue pairs tell each other of a region beside its key, which is that of NIC 0: with
+/// it a transfer may go in parts, as it is known that all of them will be accepted, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Announcement {
+    pub(super) region: RegionKey,
+    /// `None`: the region is gone.
+    pub(super) known: Option<KnownRegion>,
+}
+
+/// A peer's region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KnownRegion {
+    /// Its length.
+    pub(super) bytes: u64,
+    pub(super) keys: NicKeys,
+}
+
+impl Announcement {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.region.0.to_le_bytes().to_vec();
+        if let Some(known) = self.known {
+            bytes.extend(known.bytes.to_le_bytes());
+            bytes.extend(known.keys.iter().flat_map(|key| key.to_le_bytes()));
+        }
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut fields = Fields(bytes);
+        let region = RegionKey(u64::from_le_bytes(fields.take()?));
+        if fields.0.is_empty() {
+            return Some(Self { region, known: None });
+        }
+        let mut known = KnownRegion { bytes: u64::from_le_bytes(fields.take()?), keys: [0; NICS_MAX] };
+        for key in &mut known.keys {
+            *key = u32::from_le_bytes(fields.take()?);
+        }
+        fields.0.is_empty().then_some(Self { region, known: Some(known) })
     }
 }
 
@@ -161,38 +282,63 @@ mod tests {
 
     #[test]
     fn immediates_come_back_and_unknown_bits_are_refused() {
+        let stripe = |number, parts| Besides::Stripe(Stripe { number, parts });
         for cell in [None, Some(0), Some(7), Some(u16::MAX)] {
-            for credits in [0, 1, CREDITS_MAX] {
-                let said = Immediate { cell, has_payload: cell.is_some(), credits };
+            let credits = [0, 1, CREDITS_MAX].map(Besides::Credits);
+            let stripes = [stripe(0, 1), stripe(15, 16)];
+            for besides in credits.into_iter().chain(stripes.into_iter().filter(|_| cell.is_some())) {
+                let said = Immediate { cell, has_payload: cell.is_some(), besides };
                 assert_eq!(Immediate::decode(said.encode()), Some(said));
             }
         }
-        assert_eq!(Immediate::decode(1 << 18), None);
+        assert_eq!(Immediate::decode(1 << 19), None);
+        assert_eq!(Immediate::decode(STRIPE), None, "a part without a notice");
         assert_eq!(Immediate::decode(5), None, "a cell without a notice");
     }
 
     #[test]
     fn a_hello_comes_back_and_impossible_ones_are_refused() {
-        let hello = Hello {
+        let lane = LaneHello {
             queue_pair: 17,
             packet: 0x00ab_cdef,
             gid: [3; 16],
             lid: 4,
             mtu: 5,
-            reads: 16,
-            credits: 256,
+            nic: 0,
             inbox_key: 9,
-            inbox_address: 1 << 50,
-            cells: 100,
         };
+        let lanes = vec![lane, LaneHello { nic: 1, ..lane }];
+        let hello = Hello { reads: 16, credits: 256, inbox_address: 1 << 50, cells: 100, lanes };
         let bytes = hello.encode();
-        assert_eq!(Hello::decode(&bytes), Some(hello));
+        assert_eq!(Hello::decode(&bytes), Some(hello.clone()));
         assert_eq!(Hello::decode(&bytes[1..]), None);
-        assert_eq!(Hello::decode(&Hello { mtu: 9, ..hello }.encode()), None);
-        assert_eq!(Hello::decode(&Hello { credits: 0, ..hello }.encode()), None);
+        assert_eq!(Hello::decode(&bytes[..bytes.len() - 1]), None);
+        let with = |lanes| Hello { lanes, ..hello.clone() };
+        let impossible = [
+            with(vec![LaneHello { mtu: 9, ..lane }]),
+            with(vec![LaneHello { nic: 1, ..lane }]),
+            with(vec![lane, LaneHello { nic: NICS_MAX as u8, ..lane }]),
+            with(vec![lane; LANES_MAX + 1]),
+            with(Vec::new()),
+            Hello { credits: 0, ..hello.clone() },
+        ];
+        for hello in impossible {
+            assert_eq!(Hello::decode(&hello.encode()), None, "{hello:?}");
+        }
         let mut other = bytes;
         other[0] = 99;
         assert_eq!(Hello::decode(&other), None);
+    }
+
+    #[test]
+    fn announcements_come_back_and_others_are_refused() {
+        for known in [None, Some(KnownRegion { bytes: 5, keys: [1, 2, 3, u32::MAX] })] {
+            let said = Announcement { region: RegionKey(7 << 40), known };
+            let bytes = said.encode();
+            assert_eq!(Announcement::decode(&bytes), Some(said));
+            assert_eq!(Announcement::decode(&bytes[1..]), None);
+            assert_eq!(Announcement::decode(&[&bytes[..], &[0]].concat()), None);
+        }
     }
 
     #[test]

@@ -198,11 +198,14 @@ mod backend {
     backends! {
         hybrid_here: crate::hybrid::Hybrid<true>,
         hybrid_across: crate::hybrid::Hybrid<false>,
+        hybrid_rdma_here: crate::hybrid::Hybrid<true, true> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
+        hybrid_rdma_across: crate::hybrid::Hybrid<false, true> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
         shm: crate::shm::Shm<false>,
         shm_mapped: crate::shm::Shm<true>,
         sim: crate::sim::Sim<false>,
         sim_mapped: crate::sim::Sim<true>,
         tcp: crate::tcp::Tcp,
-        verbs: crate::verbs::Verbs [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
+        verbs: crate::verbs::Verbs<false> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
+        verbs_wide: crate::verbs::Verbs<true> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
     }
 }

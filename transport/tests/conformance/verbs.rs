@@ -1,35 +1,45 @@
-//! The suite over `verbs`: each rank on the next RDMA device of this machine, from the first one on again.
+//! The suite over `verbs`: each rank on the next RDMA device of this machine, from the first one on again. `WIDE`: on that
+//! and the next one, over two queue pairs on each, with nearly all transfers in parts over all of them.
 
 use std::sync::Arc;
 
-use pleach_transport::verbs::{VerbsDevice, Wish};
-use pleach_transport::{Device, DeviceConfig, HostMemory, Memory, Nanos, clock};
+use pleach_transport::verbs::{VerbsDevice, Wish, WorkStatus};
+use pleach_transport::{
+    Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Rank, Responder,
+    Source, SubmitError, Submitted, Transfer, TransferId, clock,
+};
 
-use crate::world::Backend;
+use crate::world::{Backend, PATIENCE};
 
 mod refused;
 
-pub(crate) struct Verbs {
-    devices: Vec<String>,
+/// Transfers of so many bytes or more go in parts where the device is wide.
+const STRIPE_BYTES: usize = 64;
+
+pub(crate) struct Verbs<const WIDE: bool>;
+
+/// An RDMA device of this machine by its number, from the first one on again.
+pub(crate) fn rdma_device(number: u32) -> String {
+    let entries = std::fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
+    let name = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.expect("readable").file_name().to_string_lossy().into_owned()
+    };
+    let mut devices: Vec<String> = entries.map(name).collect();
+    devices.sort();
+    assert!(!devices.is_empty(), "there is no RDMA device");
+    devices.swap_remove(number as usize % devices.len())
 }
 
-impl Backend for Verbs {
-    const NAME: &'static str = "verbs";
+impl<const WIDE: bool> Backend for Verbs<WIDE> {
+    const NAME: &'static str = if WIDE { "verbs over two NICs" } else { "verbs" };
     const LIVE: bool = true;
 
     fn start(_world_size: u32) -> Self {
-        let entries = std::fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
-        let mut devices: Vec<String> = entries
-            .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
-            .collect();
-        devices.sort();
-        assert!(!devices.is_empty(), "there is no RDMA device");
-        Self { devices }
+        Self
     }
 
     fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
-        let device = self.devices[config.rank as usize % self.devices.len()].clone();
-        let wish = Wish { device: Some(device), ..Wish::default() };
+        let wish = wish(config.rank, WIDE);
         Box::new(VerbsDevice::new(config, &wish).expect("an RDMA device that is up"))
     }
 
@@ -39,5 +49,194 @@ impl Backend for Verbs {
 
     fn tick(&mut self) -> Nanos {
         clock::now()
+    }
+}
+
+fn wish(rank: Rank, wide: bool) -> Wish {
+    if !wide {
+        return Wish { device: Some(rdma_device(rank)), ..Wish::default() };
+    }
+    let devices = format!("{},{}", rdma_device(rank), rdma_device(rank + 1));
+    let (queue_pairs, stripe_bytes) = (Some(2), Some(STRIPE_BYTES));
+    Wish { device: Some(devices), queue_pairs, stripe_bytes, ..Wish::default() }
+}
+
+/// Answers nobody.
+struct Mute;
+
+impl Responder for Mute {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
+}
+
+/// Two ranks, each on the RDMA device of its number, polled by the test.
+struct Two([VerbsDevice; 2]);
+
+impl Two {
+    fn connected(wide: bool) -> Self {
+        let device = |rank| {
+            let config = DeviceConfig {
+                rank,
+                world_size: 2,
+                secret: None,
+                cells: 4,
+                connect_timeout: PATIENCE,
+                interface: None,
+                responder: Arc::new(Mute),
+            };
+            VerbsDevice::new(config, &wish(rank, wide)).expect("an RDMA device that is up")
+        };
+        let mut two = Self([device(0), device(1)]);
+        let addresses = [two.0[0].address(), two.0[1].address()];
+        for rank in 0..2_usize {
+            two.0[rank].connect(1 - rank as Rank, &addresses[1 - rank]).expect("starts");
+        }
+        let mut missing = 2;
+        two.until(|event, _| {
+            missing -= usize::from(matches!(event, Some(Event::Connected { .. })));
+            missing == 0
+        });
+        two
+    }
+
+    /// Polls both until it is enough; told each event, and nothing after each round.
+    fn until(&mut self, mut is_enough: impl FnMut(Option<Event>, &[VerbsDevice; 2]) -> bool) {
+        let (deadline, mut events) = (clock::now() + PATIENCE, Vec::with_capacity(64));
+        loop {
+            for device in &mut self.0 {
+                device.poll(clock::now(), &mut events);
+            }
+            let mut enough = false;
+            for event in events.drain(..) {
+                assert!(!matches!(event, Event::PeerLost { .. }), "{event:?}");
+                enough |= is_enough(Some(event), &self.0);
+            }
+            if enough || is_enough(None, &self.0) {
+                return;
+            }
+            assert!(clock::now() < deadline, "it takes longer than {} s", PATIENCE.as_secs());
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+fn a_long_put_costs_one_request_short_ones_share_a_doorbell_and_no_receiver_is_unready() {
+    const PUTS: u64 = 200;
+    const BYTES: usize = 16 << 10;
+    let mut two = Two::connected(false);
+    let [source, target] =
+        [0, 1].map(|rank| two.0[rank].register(HostMemory::new(BYTES)).expect("registers"));
+    let before = [two.0[0].counts(), two.0[1].counts()];
+    let (mut submitted, mut done) = (0, 0);
+    // As many as go, again and again: credits run out and come back.
+    while done < PUTS {
+        while submitted < PUTS {
+            let notice = Some(Notice { cell: 1, payload: Inline::EMPTY });
+            let put = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), notice };
+            match two.0[0].submit(1, put, TransferId(submitted)) {
+                Ok(_) => submitted += 1,
+                Err(SubmitError::QueueFull { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        two.until(|event, _| {
+            done += u64::from(matches!(event, Some(Event::Done { result: Ok(_), .. })));
+            event.is_none()
+        });
+    }
+    two.until(|_, devices| devices[1].cells(0).count(1) == PUTS);
+    let after = two.0[0].counts();
+    assert_eq!(after.requests - before[0].requests, PUTS, "one request a put: {after}");
+    assert_eq!(after.doorbells - before[0].doorbells, PUTS, "one doorbell a put: {after}");
+    assert_eq!(after.signaled - before[0].signaled, PUTS, "one completion a put: {after}");
+    let there = two.0[1].counts();
+    assert_eq!(there.receives - before[1].receives, PUTS, "one receive a put: {there}");
+    assert!(there.receive_doorbells <= 1 + there.receives / 64, "receives are posted together: {there}");
+    assert!(there.requests - before[1].requests <= 2, "credits come back together: {there}");
+
+    let before = two.0[0].counts();
+    let cells = two.0[1].cells(0);
+    for number in 0..8_u64 {
+        let payload = Inline::new(&number.to_le_bytes()).expect("fits");
+        let submitted = two.0[0].notify(1, &Notice { cell: 2, payload }, TransferId(0));
+        assert_eq!(submitted, Ok(Submitted::Ended(0)));
+    }
+    two.until(|_, _| cells.count(2) == 8);
+    let after = two.0[0].counts();
+    assert_eq!(after.requests - before.requests, 8, "{after}");
+    assert_eq!(after.doorbells - before.doorbells, 1, "{after}");
+    for device in &two.0 {
+        assert_eq!(device.receivers_not_ready(), Some(0), "{}", device.reason());
+    }
+}
+
+#[test]
+#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+fn a_lease_is_good_for_its_slice_until_it_is_taken_back() {
+    const LEN: usize = 4096;
+    let mut two = Two::connected(false);
+    let [source, target] = [0, 1].map(|rank| two.0[rank].register(HostMemory::new(LEN)).expect("registers"));
+    let part = target.slice(100..1124).expect("inside");
+    let id = TransferId(7);
+    let leased = two.0[1].lease(0, &part, id).expect("Soft-RoCE has memory windows");
+    assert_ne!(leased.key, target.key(), "the region's own key stays a secret");
+    two.until(|event, _| event == Some(Event::Done { id, result: Ok(0) }));
+    let put = |two: &mut Two, byte: u8| {
+        source.whole().store(&[byte; 1024]);
+        let src = Source::Slice(source.slice(0..1024).expect("inside"));
+        let put = Transfer::Put { src, dst: leased, notice: None };
+        two.0[0].submit(1, put, TransferId(8)).expect("there is room")
+    };
+    put(&mut two, 1);
+    two.until(|event, _| matches!(event, Some(Event::Done { result: Ok(_), .. })));
+    assert_eq!(part.to_vec(), [1; 1024]);
+
+    two.0[1].revoke(0, leased.key);
+    put(&mut two, 2);
+    let (deadline, mut events) = (clock::now() + PATIENCE, Vec::with_capacity(64));
+    let access = LossCause::QueuePair(WorkStatus::RemoteAccess);
+    while !events.contains(&Event::PeerLost { peer: 1, cause: access.clone() }) {
+        assert!(clock::now() < deadline, "who uses a lease that was taken back loses the pair: {events:?}");
+        two.0[0].poll(clock::now(), &mut events);
+    }
+    assert_eq!(part.to_vec(), [1; 1024], "and changes no byte");
+}
+
+#[test]
+#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+fn a_long_put_goes_in_parts_over_all_queue_pairs_of_two_nics_and_gives_one_notice() {
+    const LEN: usize = 100_003;
+    let mut two = Two::connected(true);
+    let [source, target] = [0, 1].map(|rank| two.0[rank].register(HostMemory::new(LEN)).expect("registers"));
+    let (began, mut puts, mut in_parts) = (clock::now(), 0, 0);
+    // Whole, until the peer has heard of the region.
+    while in_parts < 20 {
+        assert!(clock::now() < began + PATIENCE, "{in_parts} of {puts} puts went in parts");
+        puts += 1;
+        let bytes: Vec<u8> = (0..LEN).map(|index| (index as u64 * puts) as u8).collect();
+        source.whole().store(&bytes);
+        let payload = Inline::new(&puts.to_le_bytes()).expect("fits");
+        let notice = Some(Notice { cell: 3, payload });
+        let put = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), notice };
+        let before = two.0[0].counts();
+        let id = TransferId(puts);
+        assert_eq!(two.0[0].submit(1, put, id), Ok(Submitted::UnderWay));
+        let after = two.0[0].counts();
+        match after.requests - before.requests {
+            2 => {}
+            5 => in_parts += 1,
+            other => panic!("{other} requests for a put: {after}"),
+        }
+        let cells = two.0[1].cells(0);
+        let mut is_done = false;
+        two.until(|event, _| {
+            is_done |= event == Some(Event::Done { id, result: Ok(0) });
+            is_done && cells.count(3) == puts
+        });
+        assert_eq!(cells.payload(3)[..8], puts.to_le_bytes());
+        assert!(target.whole().to_vec() == bytes, "put {puts}");
     }
 }

@@ -27,7 +27,7 @@ fn config() -> DeviceConfig {
 }
 
 /// Puts and gets noise both ways and compares it.
-fn check_transfers(world: &mut World<Verbs>, rounds: u64) {
+fn check_transfers(world: &mut World<Verbs<false>>, rounds: u64) {
     for (from, to) in [(0, 1), (1, 0)] {
         let (mine, theirs) = (world.region(from, LONG), world.region(to, LONG));
         let word = world.region(to, 8);
@@ -49,7 +49,7 @@ fn check_transfers(world: &mut World<Verbs>, rounds: u64) {
 }
 
 /// Sees that rank 0 loses rank 1 because nothing comes back, and that both still reach rank 2 and each other's loss is told.
-fn check_silent(world: &mut World<Verbs>) {
+fn check_silent(world: &mut World<Verbs<false>>) {
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
     world.submit(0, 1, put(&mine.whole(), theirs.remote(), Some(0)));
     let cause = world.until_lost(0, 1);
@@ -64,7 +64,7 @@ fn check_silent(world: &mut World<Verbs>) {
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn a_link_that_goes_down_loses_its_rank_and_nobody_else() {
     let mut changed = Changed::default();
-    let mut world = World::<Verbs>::connected(3);
+    let mut world = World::<Verbs<false>>::connected(3);
     changed.link_down(2);
     check_silent(&mut world);
 }
@@ -73,7 +73,7 @@ fn a_link_that_goes_down_loses_its_rank_and_nobody_else() {
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn an_address_that_is_taken_away_loses_its_rank_and_nobody_else() {
     let mut changed = Changed::default();
-    let mut world = World::<Verbs>::connected(3);
+    let mut world = World::<Verbs<false>>::connected(3);
     changed.without_address(2);
     check_silent(&mut world);
 }
@@ -82,7 +82,7 @@ fn an_address_that_is_taken_away_loses_its_rank_and_nobody_else() {
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn an_address_that_comes_besides_harms_nobody() {
     let mut changed = Changed::default();
-    let mut world = World::<Verbs>::connected(3);
+    let mut world = World::<Verbs<false>>::connected(3);
     changed.another_address(2);
     check_transfers(&mut world, 2);
 }
@@ -93,7 +93,7 @@ fn delayed_and_lost_packets_change_no_byte_and_repeat_no_operation() {
     let mut changed = Changed::default();
     changed.lossy(1);
     changed.lossy(2);
-    let mut world = World::<Verbs>::connected(2);
+    let mut world = World::<Verbs<false>>::connected(2);
     check_transfers(&mut world, 12);
 }
 
@@ -102,7 +102,7 @@ fn delayed_and_lost_packets_change_no_byte_and_repeat_no_operation() {
 fn ends_with_different_packet_sizes_take_the_shorter_one() {
     let mut changed = Changed::default();
     changed.mtu(2, 1500);
-    let mut world = World::<Verbs>::connected(2);
+    let mut world = World::<Verbs<false>>::connected(2);
     let mut wire = Wire::new();
     check_transfers(&mut world, 2);
     let longest = wire.packets().iter().map(|packet| packet.bytes.len()).max();

@@ -11,9 +11,9 @@ use crate::world::{World, assert_bytes, noise, notice, put};
 const LEN: usize = 4096;
 
 /// Writes and reads what rank 1 does not have, each in a world of its own.
-fn check(bad: impl Fn(&mut World<Verbs>, RemoteSlice) -> RemoteSlice) {
+fn check(bad: impl Fn(&mut World<Verbs<false>>, RemoteSlice) -> RemoteSlice) {
     for is_read in [false, true] {
-        let mut world = World::<Verbs>::connected(3);
+        let mut world = World::<Verbs<false>>::connected(3);
         let owned = world.region_of(1, &noise(1, LEN));
         let mine = world.region_of(0, &noise(2, 64));
         let remote = bad(&mut world, owned.remote());

@@ -1,0 +1,136 @@
+//! An opened port: what all queue pairs on it share.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::lane::Sizes;
+use super::library::Library;
+use super::objects::{COMPLETIONS_AT_ONCE, Completion, Completions, Context, Domain, Receives};
+use super::open::OpenError;
+use super::port::{Chosen, PortError, SYSFS};
+use super::{Counts, sys};
+use crate::Rank;
+
+/// Receives that were used up and are posted again together.
+const RESTOCK: u32 = 64;
+
+/// Receives that are posted from the beginning beside those that peers have credits for: as many as may be used up, and told
+/// to peers as free, before they are posted again.
+pub(super) const SPARE_RECEIVES: u32 = RESTOCK + COMPLETIONS_AT_ONCE as u32;
+
+/// What a device with memory windows of type 2 says: either kind does.
+const WINDOWS: u32 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+
+/// Counters of a port, as drivers name them, of messages that found no receive.
+const NOT_READY_COUNTERS: [&str; 4] = ["rcvd_rnr_err", "send_rnr_err", "rnr_nak_retry_err", "out_of_buffer"];
+
+/// A port that tells its limits.
+pub(super) struct Opened {
+    pub(super) chosen: Chosen,
+    pub(super) limits: sys::ibv_device_attr,
+    context: Arc<Context>,
+    port: sys::ibv_port_attr,
+}
+
+impl Opened {
+    pub(super) fn new(library: &'static Library, chosen: Chosen) -> Result<Self, OpenError> {
+        let context = Context::open(library, &chosen.device).map_err(|source| {
+            if source.kind() == io::ErrorKind::PermissionDenied {
+                return OpenError::NotPermitted { device: chosen.device.clone() };
+            }
+            refused(&chosen, "to be opened")(source)
+        })?;
+        let context = context.ok_or(PortError::NoDevice)?;
+        let limits = context.limits().map_err(refused(&chosen, "to tell its limits"))?;
+        let port = context.port(chosen.port).map_err(refused(&chosen, "to tell of its port"))?;
+        Ok(Self { chosen, limits, context, port })
+    }
+}
+
+/// An error of this port's device.
+fn refused(chosen: &Chosen, what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    let device = chosen.device.clone();
+    move |source| OpenError::Refused { device, what, source }
+}
+
+/// See the module.
+pub(super) struct Nic {
+    // Queue pairs go before; then these, in this order.
+    pub(super) receives: Receives,
+    pub(super) completions: Completions,
+    pub(super) domain: Arc<Domain>,
+    pub(super) chosen: Chosen,
+    pub(super) port: sys::ibv_port_attr,
+    /// Whether it gives memory windows of type 2.
+    pub(super) has_windows: bool,
+    /// Whose queue pairs are whose, by number: the rank, and which of its.
+    pub(super) owners: BTreeMap<u32, (Rank, usize)>,
+    pub(super) counts: Counts,
+    /// Receives that were used up and not posted again.
+    used: u32,
+    not_ready_before: u64,
+}
+
+impl Nic {
+    /// For so many peers.
+    pub(super) fn new(opened: Opened, others: u32, sizes: Sizes) -> Result<Self, OpenError> {
+        let Opened { chosen, context, port, limits } = opened;
+        let domain = Domain::new(&context).map_err(refused(&chosen, "a protection domain"))?;
+        let receives = others * sizes.receives() + SPARE_RECEIVES;
+        let entries = others * sizes.queue_pairs * sizes.requests() + receives;
+        let completions =
+            Completions::new(&context, entries).map_err(refused(&chosen, "a completion queue"))?;
+        let mut receives =
+            Receives::new(&domain, receives).map_err(refused(&chosen, "a shared receive queue"))?;
+        receives.post(SPARE_RECEIVES as usize).map_err(refused(&chosen, "receives"))?;
+        let not_ready_before = not_ready(&chosen).unwrap_or(0);
+        Ok(Self {
+            receives,
+            completions,
+            domain,
+            chosen,
+            port,
+            has_windows: limits.device_cap_flags & WINDOWS != 0,
+            owners: BTreeMap::new(),
+            counts: Counts::default(),
+            used: 0,
+            not_ready_before,
+        })
+    }
+
+    /// Takes what has completed, at most one batch; how much.
+    pub(super) fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
+        self.counts.polls += 1;
+        let count = self.completions.poll(completions).unwrap_or(0);
+        self.counts.polls_with_completions += u64::from(count > 0);
+        self.counts.completions += count as u64;
+        count
+    }
+
+    /// So many receives were used up.
+    pub(super) fn restock(&mut self, used: u32) {
+        self.used += used;
+        self.counts.receives += u64::from(used);
+        if self.used >= RESTOCK {
+            self.counts.receive_doorbells += 1;
+            if self.receives.post(self.used as usize).is_err() {
+                tracing::warn!("verbs: {} took no receives", self.chosen.device);
+            }
+            self.used = 0;
+        }
+    }
+
+    /// Messages of this port that found no receive since the device was made, of all processes, where the driver counts them.
+    pub(super) fn not_ready(&self) -> Option<u64> {
+        not_ready(&self.chosen).map(|count| count.saturating_sub(self.not_ready_before))
+    }
+}
+
+fn not_ready(chosen: &Chosen) -> Option<u64> {
+    let folder = Path::new(SYSFS).join(&chosen.device).join(format!("ports/{}/hw_counters", chosen.port));
+    let count = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    NOT_READY_COUNTERS.into_iter().filter_map(count).reduce(|sum, count| sum + count)
+}

@@ -1,0 +1,71 @@
+//! Memory windows of type 2: keys of a part of a region that one queue pair's peer may use, until they are taken back.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::{Domain, MemoryRegion, made};
+use crate::verbs::sys;
+
+/// A window, bound by a request on the queue pair whose peer may use it.
+pub(in crate::verbs) struct Window {
+    raw: NonNull<sys::ibv_mw>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Window {}
+
+impl Window {
+    /// One that is bound to nothing; an error where the device has none.
+    pub(in crate::verbs) fn new(domain: &Arc<Domain>) -> io::Result<Self> {
+        // SAFETY: a live domain; the context's own function for it.
+        let raw = unsafe {
+            let Some(allocate) = domain.context.raw.as_ref().ops.alloc_mw else {
+                return Err(io::ErrorKind::Unsupported.into());
+            };
+            made(allocate(domain.raw.as_ptr(), sys::IBV_MW_TYPE_2))?
+        };
+        Ok(Self { raw, domain: Arc::clone(domain) })
+    }
+
+    /// The request that binds it to these bytes of a region, in the addresses that peers use; and the key that is good when
+    /// it has ended. Once a window: each binding would have another key.
+    pub(in crate::verbs) fn bind(
+        &self,
+        region: &MemoryRegion,
+        address: u64,
+        bytes: u64,
+        access: u32,
+    ) -> (sys::ibv_send_wr, u32) {
+        // SAFETY: a live window. Its key stays what it was before: the request names the window by that.
+        let before = unsafe { self.raw.as_ref().rkey };
+        // The upper bits are the device's, the lower ones the binder's, and must change.
+        let key = before & !0xff | before.wrapping_add(1) & 0xff;
+        // SAFETY: numbers and pointers, of which zero is one.
+        let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        request.opcode = sys::IBV_WR_BIND_MW;
+        request.__bindgen_anon_2.bind_mw = sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+            mw: self.raw.as_ptr(),
+            rkey: key,
+            bind_info: sys::ibv_mw_bind_info {
+                mr: region.raw.as_ptr(),
+                addr: address,
+                length: bytes,
+                mw_access_flags: access,
+            },
+        };
+        (request, key)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: a live window; after this the device refuses its key.
+        unsafe {
+            if let Some(free) = self.domain.context.raw.as_ref().ops.dealloc_mw {
+                free(self.raw.as_ptr());
+            }
+        }
+    }
+}

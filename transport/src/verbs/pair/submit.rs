@@ -1,0 +1,289 @@
+//! What each kind of transfer becomes on the queue pairs.
+
+use std::collections::VecDeque;
+
+use super::super::lane::{Lane, SLOT_BYTES, Waits};
+use super::super::request::{Local, Target, of_slice, request, with_immediate};
+use super::super::stripes::part;
+use super::super::sys;
+use super::super::wire::{Besides, CREDITS_MAX, Immediate, KnownRegion, NicKeys, Stripe};
+use super::{KnownRegions, Pair};
+use crate::cells::{CELL_PAYLOAD_BYTES, Inline, Notice};
+use crate::device::{AtomicOp, Event, Source, SubmitError, Submitted, Transfer, TransferError, TransferId};
+use crate::memory::Space;
+use crate::region::{RegionKey, RemoteSlice, Slice};
+
+/// What is transferred to or from the peer, checked.
+struct Bytes<'a> {
+    local: &'a Slice,
+    remote: RemoteSlice,
+    /// The slice's keys, by NIC of this rank.
+    keys: NicKeys,
+    /// What is known of the peer's regions.
+    others: &'a KnownRegions,
+}
+
+impl Pair {
+    /// Starts a transfer whose lengths and local slice were checked. `keys`: of its slice; `others`: of the peer's regions.
+    pub(in crate::verbs) fn submit(
+        &mut self,
+        transfer: Transfer,
+        id: TransferId,
+        keys: NicKeys,
+        others: &KnownRegions,
+        events: &mut VecDeque<Event>,
+    ) -> Result<Submitted, SubmitError> {
+        let full = SubmitError::QueueFull { peer: self.peer };
+        if let Transfer::Notify(notice) | Transfer::Put { notice: Some(notice), .. } = &transfer {
+            if u32::from(notice.cell) >= self.remote_cells {
+                let cells = self.remote_cells as usize;
+                return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
+            }
+            if (self.credits as usize) < self.lanes.len() {
+                return Err(full);
+            }
+        }
+        if !self.has_room() {
+            return Err(full);
+        }
+        Ok(match transfer {
+            Transfer::Notify(notice) => self.notify(&notice),
+            Transfer::Put { dst, notice, .. } if dst.len == 0 => {
+                notice.map_or(Submitted::Ended(0), |notice| self.notify(&notice))
+            }
+            Transfer::Put { src, dst, notice } => match carried(&src) {
+                Some(inline) => self.put_carried(inline, &dst, notice.as_ref(), others),
+                None => {
+                    let Source::Slice(local) = &src else { unreachable!("inline bytes are carried") };
+                    self.put(&Bytes { local, remote: dst, keys, others }, notice.as_ref(), id)
+                }
+            },
+            Transfer::Get { dst, .. } if dst.is_empty() => Submitted::Ended(0),
+            Transfer::Get { src, dst } => self.get(&Bytes { local: &dst, remote: src, keys, others }, id),
+            Transfer::Atomic { word, op } => self.atomic(&word, op, id, events),
+        })
+    }
+
+    fn notify(&mut self, notice: &Notice) -> Submitted {
+        let (lane, immediate) = (self.lane_of(notice.cell), self.immediate(notice));
+        let shown = shown(&self.lanes[lane], notice, immediate);
+        self.lanes[lane].push(Waits::Nobody, None, RegionKey::NONE, [shown]);
+        self.charge(immediate);
+        Submitted::Ended(0)
+    }
+
+    /// A put of bytes that are copied now.
+    fn put_carried(
+        &mut self,
+        inline: Inline,
+        dst: &RemoteSlice,
+        notice: Option<&Notice>,
+        others: &KnownRegions,
+    ) -> Submitted {
+        let (lane, target) = self.way(notice, dst, others);
+        self.put_over(lane, Waits::Nobody, None, (target, Local::Carried(inline)), notice, dst.key);
+        Submitted::Ended(0)
+    }
+
+    fn put(&mut self, bytes: &Bytes<'_>, notice: Option<&Notice>, id: TransferId) -> Submitted {
+        self.waiting += 1;
+        if self.is_striped(bytes) {
+            self.put_striped(bytes, notice, id);
+        } else {
+            let (lane, target) = self.way(notice, &bytes.remote, bytes.others);
+            let local = of_slice(bytes.local, bytes.keys[self.lanes[lane].nic]);
+            let holds = Some(bytes.local.clone());
+            self.put_over(lane, Waits::Whole(id), holds, (target, local), notice, bytes.remote.key);
+        }
+        Submitted::UnderWay
+    }
+
+    /// A put over one queue pair.
+    fn put_over(
+        &mut self,
+        lane: usize,
+        waits: Waits,
+        holds: Option<Slice>,
+        (target, local): (Target, Local),
+        notice: Option<&Notice>,
+        key: RegionKey,
+    ) {
+        let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
+        let Some(notice) = notice else { return self.lanes[lane].push(waits, holds, key, [write]) };
+        let immediate = self.immediate(notice);
+        if notice.payload.is_empty() {
+            self.lanes[lane].push(waits, holds, key, [(with_immediate(target, immediate), local)]);
+        } else {
+            let shown = shown(&self.lanes[lane], notice, immediate);
+            self.lanes[lane].push(waits, holds, key, [write, shown]);
+        }
+        self.charge(immediate);
+    }
+
+    /// A put over all queue pairs, each with a part and, where there is a notice, its word that the part is there.
+    fn put_striped(&mut self, bytes: &Bytes<'_>, notice: Option<&Notice>, id: TransferId) {
+        let count = self.lanes.len();
+        self.ends.begin(id, count);
+        let stripe = Stripe { number: Stripe::number(self.striped), parts: count as u8 };
+        for lane in 0..count {
+            let (target, local) = self.part(bytes, lane);
+            let (holds, key) = (Some(bytes.local.clone()), bytes.remote.key);
+            let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
+            let Some(notice) = notice else {
+                self.lanes[lane].push(Waits::Part, holds, key, [write]);
+                continue;
+            };
+            let has_payload = !notice.payload.is_empty() && lane == self.lane_of(notice.cell);
+            let besides = Besides::Stripe(stripe);
+            let immediate = Immediate { cell: Some(notice.cell), has_payload, besides };
+            if has_payload {
+                let shown = shown(&self.lanes[lane], notice, immediate);
+                self.lanes[lane].push(Waits::Part, holds, key, [write, shown]);
+            } else {
+                let write = (with_immediate(target, immediate), local);
+                self.lanes[lane].push(Waits::Part, holds, key, [write]);
+            }
+            self.charge(immediate);
+        }
+        self.striped += u64::from(notice.is_some());
+    }
+
+    fn get(&mut self, bytes: &Bytes<'_>, id: TransferId) -> Submitted {
+        self.waiting += 1;
+        let key = bytes.remote.key;
+        if self.is_striped(bytes) {
+            self.ends.begin(id, self.lanes.len());
+            for lane in 0..self.lanes.len() {
+                let (target, local) = self.part(bytes, lane);
+                let read = (request(sys::IBV_WR_RDMA_READ, target), local);
+                self.lanes[lane].push(Waits::Part, Some(bytes.local.clone()), key, [read]);
+            }
+        } else {
+            let (lane, target) = self.way(None, &bytes.remote, bytes.others);
+            let local = of_slice(bytes.local, bytes.keys[self.lanes[lane].nic]);
+            let read = (request(sys::IBV_WR_RDMA_READ, target), local);
+            self.lanes[lane].push(Waits::Whole(id), Some(bytes.local.clone()), key, [read]);
+        }
+        Submitted::UnderWay
+    }
+
+    fn atomic(
+        &mut self,
+        word: &RemoteSlice,
+        op: AtomicOp,
+        id: TransferId,
+        events: &mut VecDeque<Event>,
+    ) -> Submitted {
+        let target = Target::of(word);
+        if !target.address.is_multiple_of(8) {
+            // No region begins there: a forged key, which this NIC would not even send.
+            let refused = TransferError::Refused { peer: self.peer, key: word.key };
+            events.push_back(Event::Done { id, result: Err(refused) });
+            return Submitted::UnderWay;
+        }
+        let (opcode, compare_add, swap) = match op {
+            AtomicOp::Add(value) => (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, value, 0),
+            AtomicOp::CompareSwap { expected, new } => (sys::IBV_WR_ATOMIC_CMP_AND_SWP, expected, new),
+        };
+        let mut atomic = request(opcode, target);
+        atomic.wr.atomic = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+            remote_addr: target.address,
+            compare_add,
+            swap,
+            rkey: target.key,
+        };
+        self.waiting += 1;
+        self.lanes[0].push_atomic(id, word.key, atomic);
+        Submitted::UnderWay
+    }
+
+    /// Whether a transfer goes over all queue pairs: only where it is known to lie inside its region, since of one that does
+    /// not some parts might be accepted, and a transfer is, or is not.
+    fn is_striped(&self, bytes: &Bytes<'_>) -> bool {
+        let lies_inside = |known: &KnownRegion| {
+            bytes.remote.offset.checked_add(bytes.remote.len).is_some_and(|end| end <= known.bytes)
+        };
+        self.lanes.len() > 1
+            && bytes.local.len() >= self.stripe_bytes
+            && bytes.others.get(&bytes.remote.key).is_some_and(lies_inside)
+    }
+
+    /// The part of a striped transfer that goes over this queue pair.
+    fn part(&self, bytes: &Bytes<'_>, lane: usize) -> (Target, Local) {
+        let range = part(bytes.local.len(), self.lanes.len(), lane);
+        let lane = &self.lanes[lane];
+        let local = match bytes.local.slice(range.clone()) {
+            Ok(slice) if !slice.is_empty() => of_slice(&slice, bytes.keys[lane.nic]),
+            _ => return (lane.inbox, Local::Nothing),
+        };
+        let remote =
+            RemoteSlice { offset: bytes.remote.offset.wrapping_add(range.start as u64), ..bytes.remote };
+        (target(lane, &remote, bytes.others).unwrap_or_else(|| Target::of(&remote)), local)
+    }
+
+    /// The queue pair that a transfer goes over alone, and what it names there: one whose NIC's key is known, as that of the
+    /// first is.
+    fn way(&mut self, notice: Option<&Notice>, dst: &RemoteSlice, others: &KnownRegions) -> (usize, Target) {
+        let lane = match notice {
+            Some(notice) => self.lane_of(notice.cell),
+            None => {
+                self.next = (self.next + 1) % self.lanes.len();
+                self.next
+            }
+        };
+        match target(&self.lanes[lane], dst, others) {
+            Some(target) => (lane, target),
+            None => (0, Target::of(dst)),
+        }
+    }
+
+    fn lane_of(&self, cell: u16) -> usize {
+        usize::from(cell) % self.lanes.len()
+    }
+
+    fn immediate(&self, notice: &Notice) -> Immediate {
+        let besides = Besides::Credits(self.owed.min(CREDITS_MAX));
+        Immediate { cell: Some(notice.cell), has_payload: !notice.payload.is_empty(), besides }
+    }
+
+    /// An immediate was submitted.
+    pub(super) fn charge(&mut self, immediate: Immediate) {
+        if let Besides::Credits(credits) = immediate.besides {
+            self.owed -= credits;
+        }
+        self.credits -= u32::from(immediate.cell.is_some());
+    }
+}
+
+/// The bytes of a source that are so few that they are copied at once, so that nobody waits for the put's end.
+fn carried(source: &Source) -> Option<Inline> {
+    match source {
+        Source::Inline(inline) => Some(*inline),
+        Source::Slice(slice)
+            if slice.len() <= CELL_PAYLOAD_BYTES && slice.region().memory().space() == Space::Host =>
+        {
+            let mut bytes = [0; CELL_PAYLOAD_BYTES];
+            let bytes = &mut bytes[..slice.len()];
+            slice.load(bytes);
+            Inline::new(bytes)
+        }
+        Source::Slice(_) => None,
+    }
+}
+
+/// What a transfer over this queue pair names at the peer, where it is known.
+fn target(lane: &Lane, slice: &RemoteSlice, others: &KnownRegions) -> Option<Target> {
+    let first = Target::of(slice);
+    match lane.remote_nic {
+        0 => Some(first),
+        nic => others.get(&slice.key).map(|known| Target { key: known.keys[nic], ..first }),
+    }
+}
+
+/// The request that shows a notice, with its payload, to the peer.
+fn shown(lane: &Lane, notice: &Notice, immediate: Immediate) -> (sys::ibv_send_wr, Local) {
+    let address = lane.inbox.address + u64::from(notice.cell) * SLOT_BYTES as u64;
+    let write = with_immediate(Target { address, key: lane.inbox.key }, immediate);
+    let local = if notice.payload.is_empty() { Local::Nothing } else { Local::Carried(notice.payload) };
+    (write, local)
+}

@@ -1,0 +1,195 @@
+//! Transfers that go in parts over all queue pairs of a peer: which part goes where, when all have arrived, when all have
+//! ended. Pure.
+//!
+//! Queue pairs are not ordered with each other, so the receiver counts ([`Arriving`]): each part of a put with a notice is a
+//! write with an immediate that says the put's number and in how many parts it came. A striped transfer has one part,
+//! perhaps an empty one, on each queue pair of its peer. **Invariant:** as each queue pair is in order, the n-th part on each
+//! belongs to the n-th striped put, and none completes before those that were sent before it; the number is a check, not
+//! what parts are found by, so it needs no more than four bits and can never be that of another put.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::wire::{LANES_MAX, Stripe};
+use crate::device::{ProtocolViolation, TransferId};
+
+/// Parts begin at multiples of this, in bytes, where they are longer.
+const PART_ALIGN_BYTES: usize = 4096;
+
+/// Where part `lane` of `lanes` lies in a transfer of `bytes`; the last ones may be shorter, or empty.
+pub(super) fn part(bytes: usize, lanes: usize, lane: usize) -> Range<usize> {
+    let even = bytes.div_ceil(lanes);
+    let length = if even < PART_ALIGN_BYTES { even } else { even.next_multiple_of(PART_ALIGN_BYTES) };
+    (lane * length).min(bytes)..((lane + 1) * length).min(bytes)
+}
+
+/// Striped puts of a peer of which only a part has come, at most: what a queue pair and its completions hold is far less.
+const ARRIVING_MAX: usize = 4096;
+
+/// Striped transfers whose ends somebody waits for.
+#[derive(Default)]
+pub(super) struct Ends {
+    under_way: VecDeque<End>,
+    /// How many have ended.
+    ended: u64,
+    /// Of how many the part has ended, by queue pair.
+    parts: [u64; LANES_MAX],
+}
+
+struct End {
+    /// `None`: it was told already.
+    id: Option<TransferId>,
+    parts_left: usize,
+}
+
+impl Ends {
+    /// A transfer has gone out on so many queue pairs, all that there are.
+    pub(super) fn begin(&mut self, id: TransferId, lanes: usize) {
+        self.under_way.push_back(End { id: Some(id), parts_left: lanes });
+    }
+
+    fn next_on(&mut self, lane: usize) -> Option<&mut End> {
+        let index = self.parts[lane] - self.ended;
+        self.under_way.get_mut(index as usize)
+    }
+
+    /// The next part on this queue pair has ended; whose last one it was.
+    pub(super) fn part_ended(&mut self, lane: usize) -> Option<TransferId> {
+        let end = self.next_on(lane)?;
+        end.parts_left -= 1;
+        let is_last = end.parts_left == 0;
+        self.parts[lane] += 1;
+        if !is_last {
+            return None;
+        }
+        self.ended += 1;
+        self.under_way.pop_front()?.id
+    }
+
+    /// The next part on this queue pair failed: whose it is, once.
+    pub(super) fn part_failed(&mut self, lane: usize) -> Option<TransferId> {
+        self.next_on(lane)?.id.take()
+    }
+
+    /// All that have not ended.
+    pub(super) fn into_ids(self) -> impl Iterator<Item = TransferId> {
+        self.under_way.into_iter().filter_map(|end| end.id)
+    }
+}
+
+/// Striped puts of a peer of which a part has come, but not all.
+#[derive(Default)]
+pub(super) struct Arriving {
+    puts: VecDeque<Put>,
+    /// How many have arrived.
+    arrived: u64,
+    /// Of how many the part has come, by queue pair.
+    parts: [u64; LANES_MAX],
+}
+
+/// A put of which all parts are here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Put {
+    pub(super) cell: u16,
+    /// How long the payload in the cell's place is, where there is one.
+    pub(super) payload_bytes: Option<u32>,
+    parts_left: usize,
+}
+
+impl Arriving {
+    /// A part has come on one of `lanes` queue pairs; the put whose last one it was.
+    pub(super) fn part(
+        &mut self,
+        lane: usize,
+        lanes: usize,
+        stripe: Stripe,
+        cell: u16,
+        payload_bytes: Option<u32>,
+    ) -> Result<Option<Put>, ProtocolViolation> {
+        let number = self.parts[lane];
+        if stripe.number != Stripe::number(number) || usize::from(stripe.parts) != lanes {
+            return Err(ProtocolViolation::UnexpectedAnswer);
+        }
+        let index = (number - self.arrived) as usize;
+        if index == self.puts.len() && index < ARRIVING_MAX {
+            self.puts.push_back(Put { cell, payload_bytes: None, parts_left: lanes });
+        }
+        // A queue pair is at most one part ahead of the newest put.
+        let put = self.puts.get_mut(index).ok_or(ProtocolViolation::UnexpectedAnswer)?;
+        if put.cell != cell || (put.payload_bytes.is_some() && payload_bytes.is_some()) {
+            return Err(ProtocolViolation::UnexpectedAnswer);
+        }
+        put.payload_bytes = put.payload_bytes.or(payload_bytes);
+        put.parts_left -= 1;
+        let is_whole = put.parts_left == 0;
+        self.parts[lane] += 1;
+        if !is_whole {
+            return Ok(None);
+        }
+        self.arrived += 1;
+        Ok(self.puts.pop_front())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stripe(number: u64, parts: usize) -> Stripe {
+        Stripe { number: Stripe::number(number), parts: parts as u8 }
+    }
+
+    #[test]
+    fn parts_cover_every_length_once_in_order() {
+        for lanes in 1..=LANES_MAX {
+            for bytes in [0, 1, 2, 7, 4095, 4096, 4097, 65_536, 1_000_003] {
+                let mut end = 0;
+                for lane in 0..lanes {
+                    let part = part(bytes, lanes, lane);
+                    assert_eq!(part.start, end, "{bytes} bytes, part {lane} of {lanes}");
+                    end = part.end;
+                }
+                assert_eq!(end, bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_put_has_arrived_when_each_queue_pair_brought_its_part_however_far_one_is_ahead() {
+        let mut arriving = Arriving::default();
+        // Queue pair 0 is 40 puts ahead, more than numbers tell apart.
+        for put in 0..40 {
+            assert_eq!(arriving.part(0, 2, stripe(put, 2), put as u16, None), Ok(None));
+        }
+        for put in 0..40 {
+            let payload = (put % 3 == 0).then_some(5);
+            let arrived = arriving.part(1, 2, stripe(put, 2), put as u16, payload).unwrap();
+            let arrived = arrived.expect("both parts are here");
+            assert_eq!((arrived.cell, arrived.payload_bytes), (put as u16, payload));
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_a_breach_of_the_protocol() {
+        let fresh = |lane, said, cell| Arriving::default().part(lane, 2, said, cell, None);
+        assert!(fresh(0, stripe(1, 2), 0).is_err(), "the first put's number is 0");
+        assert!(fresh(0, stripe(0, 3), 0).is_err(), "there are two queue pairs");
+        let mut arriving = Arriving::default();
+        assert_eq!(arriving.part(0, 2, stripe(0, 2), 7, Some(1)), Ok(None));
+        assert!(arriving.part(1, 2, stripe(0, 2), 8, None).is_err(), "another cell");
+        assert!(arriving.part(1, 2, stripe(0, 2), 7, Some(1)).is_err(), "a second payload");
+    }
+
+    #[test]
+    fn a_striped_transfer_ends_once_with_its_last_part_or_fails_once() {
+        let mut ends = Ends::default();
+        for id in 0..3 {
+            ends.begin(TransferId(id), 2);
+        }
+        assert_eq!([ends.part_ended(0), ends.part_ended(0)], [None, None]);
+        assert_eq!(ends.part_ended(1), Some(TransferId(0)));
+        assert_eq!(ends.part_failed(1), Some(TransferId(1)));
+        assert_eq!(ends.part_failed(1), None);
+        assert_eq!(ends.into_ids().collect::<Vec<_>>(), [TransferId(2)]);
+    }
+}
