@@ -414,6 +414,7 @@ impl Platform {
     pub fn over(fabric: Fabric, hosts: HostMap) -> Self {
         match fabric {
             Fabric::Shm | Fabric::Hybrid => Self::new(hosts, Access::Mapped),
+            Fabric::HybridVerbs => Self { far: CostModel::VERBS, ..Self::new(hosts, Access::Mapped) },
             Fabric::Tcp => Self::new(hosts, Access::Put),
             Fabric::Verbs => {
                 let model = CostModel::VERBS;

@@ -26,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
     to two digits. Rank 0 writes the file."
 )]
 pub(crate) struct Arguments {
-    /// How bytes move: shm, tcp, shm+tcp (by host), verbs or auto
+    /// How bytes move: shm, tcp, shm+tcp (by host), verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value = "auto")]
     fabric: FabricChoice,
     /// Where to save the topology

@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
-    /// How bytes move: shm, tcp, shm+tcp, verbs or auto
+    /// How bytes move: shm, tcp, shm+tcp, verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value_t)]
     fabric: FabricChoice,
     /// A folder with the files of MNIST, instead of the built-in digits

@@ -203,7 +203,7 @@ impl fmt::Display for Address {
 /// What a backend can do, whichever peer it is about. Fixed when the device is made.
 #[derive(Clone, Debug)]
 pub struct Caps {
-    /// Its name: `sim`, `shm`, `tcp`, `shm+tcp`, `verbs`.
+    /// Its name: `sim`, `shm`, `tcp`, `shm+tcp`, `verbs`, `shm+verbs`.
     pub fabric: &'static str,
     /// Whether a bad remote slice is an error of its transfer. Otherwise it may cost the pair.
     pub checks_keys: bool,
@@ -225,8 +225,8 @@ pub struct Reach {
     pub maps: bool,
     /// Whether a transfer ends without its target being polled.
     pub passive: bool,
-    /// Whether severing this peer takes local regions away from all peers of the same fabric (they keep their bytes and
-    /// addresses).
+    /// Whether severing this peer takes local regions away from all peers of the same fabric, and from those that RDMA
+    /// joins (they keep their bytes and addresses).
     pub sever_detaches: bool,
     /// Transfers under way to the peer before `QueueFull`.
     pub queue_depth: usize,

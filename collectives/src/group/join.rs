@@ -126,7 +126,7 @@ fn memory(space: Space) -> &'static str {
 /// host, or none does.
 fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     let ranks = hosts.len() as u32;
-    let maps = matches!(fabric, Fabric::Shm | Fabric::Hybrid);
+    let maps = matches!(fabric, Fabric::Shm | Fabric::Hybrid | Fabric::HybridVerbs);
     let platform = Platform::over(fabric, if maps { HostMap::new(hosts) } else { HostMap::one(ranks) });
     if fabric == Fabric::Tcp && ranks_here == ranks {
         return Platform { near: CostModel::LOOPBACK, far: CostModel::LOOPBACK, ..platform };

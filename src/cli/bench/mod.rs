@@ -65,7 +65,7 @@ pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(value_parser = collective, default_value = "all-reduce")]
     collective: Collective,
-    /// How bytes move: shm, tcp, shm+tcp (by host), verbs (RDMA), auto or sim (virtual time) [default: auto, and tcp beside shm]
+    /// How bytes move: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual time) [default: auto, and tcp beside shm]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<BenchFabric>,
     /// The links between the ranks: a preset (dgx-a100:2, torus:4x4, ...) or a file; with --fabric sim there are as many
@@ -152,9 +152,10 @@ fn fabric(name: &str) -> Result<BenchFabric, String> {
         "tcp" => Ok(BenchFabric::Real(Fabric::Tcp)),
         "shm+tcp" => Ok(BenchFabric::Real(Fabric::Hybrid)),
         "verbs" => Ok(BenchFabric::Real(Fabric::Verbs)),
+        "shm+verbs" => Ok(BenchFabric::Real(Fabric::HybridVerbs)),
         "auto" => Ok(BenchFabric::Best),
         "sim" => Ok(BenchFabric::Simulated),
-        _ => Err("there are shm tcp sim shm+tcp verbs auto".to_owned()),
+        _ => Err("there are shm tcp sim shm+tcp verbs shm+verbs auto".to_owned()),
     }
 }
 

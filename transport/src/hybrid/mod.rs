@@ -1,25 +1,29 @@
-//! `hybrid`: shared memory where a peer is on this host, sockets across.
+//! `hybrid`: shared memory where a peer is on this host, sockets or RDMA across.
 //!
-//! One device over an [`ShmDevice`] and a [`TcpDevice`]. **Invariant:** each pair of ranks is joined by exactly one of
-//! them, told when the device is made and the same at both ends; whatever is about a peer goes to that one alone. So a
-//! peer is lost once, by whoever watches it, and severed by whoever joins it; and what the contract says of a pair holds
-//! because it holds there.
+//! One device over an [`ShmDevice`] and a [`TcpDevice`] or [`VerbsDevice`]. **Invariant:** each pair of ranks is joined by
+//! exactly one of them, told when the device is made and the same at both ends; whatever is about a peer goes to that one
+//! alone. So a peer is lost once, by whoever watches it, and severed by whoever joins it; and what the contract says of a
+//! pair holds because it holds there.
 //!
 //! What is not about one peer:
 //!
-//! * **Keys.** A region has one key on both: that which shared memory gives it, under which sockets list it too
-//!   ([`TcpDevice::adopt`]). Nothing is translated on the way of data, and a key is as dead on both as its generation is,
-//!   since both hear of the last handle's end ([`Both`]). Memory that cannot be mapped is refused, as by shared memory: a
-//!   region of a device is one that every peer reaches. Slices that a caller lends are therefore staged.
-//! * **The bell** is shared memory's word. A thread sleeps on the sockets' file while this device is armed, and rings the
-//!   word ([`bridge`]).
-//! * **Severing a neighbour** takes local regions away from all neighbours, as on shared memory; peers across keep them.
+//! * **Keys.** A region has one key on both. Sockets list it under that which shared memory gives it ([`TcpDevice::adopt`]);
+//!   RDMA has to give its own, which holds the NIC's, and shared memory lists it under that ([`ShmDevice::register_as`]).
+//!   Nothing is translated on the way of data, and a key is as dead on both as its generation is, since both hear of the
+//!   last handle's end ([`Both`]). Memory that cannot be mapped is refused, as by shared memory: a region of a device is one
+//!   that every peer reaches. Slices that a caller lends are therefore staged.
+//! * **The bell** is shared memory's word. A thread sleeps on the file of the other one while this device is armed, and rings
+//!   the word ([`bridge`]).
+//! * **Severing a neighbour** takes local regions away from all neighbours, as on shared memory; peers across keep them over
+//!   sockets. A NIC would go on with the pages that were replaced, which nobody sees any more: over RDMA regions are taken
+//!   away from peers across as well ([`VerbsDevice::withdraw`]).
 //! * **Polling** looks at both, in turn first at the one and first at the other, so that neither keeps the other's events
 //!   out of a vector that is always full.
 
 mod bridge;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use self::bridge::Bridge;
@@ -34,14 +38,15 @@ use crate::memory::Memory;
 use crate::region::{Region, RegionKey, Registry, RemoteSlice};
 use crate::shm::{self, ShmDevice};
 use crate::tcp::{self, TcpDevice};
+use crate::verbs::{self, VerbsDevice, Wish};
 
 /// What joins two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// Memory that both map: they are on one host.
     Shm,
-    /// Sockets.
-    Tcp,
+    /// Sockets or RDMA.
+    Across,
 }
 
 /// Why the device was not made.
@@ -62,19 +67,57 @@ pub enum OpenError {
     /// No sockets.
     #[error(transparent)]
     Tcp(#[from] tcp::OpenError),
+    /// No RDMA.
+    #[error(transparent)]
+    Verbs(#[from] verbs::OpenError),
     /// The operating system refused a descriptor or the thread.
-    #[error("the system refused what joins the bells of shm and tcp: an epoll descriptor or a thread")]
+    #[error("the system refused what joins the bells of two fabrics: an epoll descriptor or a thread")]
     Bell(#[source] io::Error),
 }
 
-const FABRIC: &str = "shm+tcp";
+/// What joins this rank to peers of other hosts.
+enum Across {
+    Tcp(Box<TcpDevice>),
+    Verbs(Box<VerbsDevice>),
+}
+
+impl Across {
+    fn device(&self) -> &dyn Device {
+        match self {
+            Self::Tcp(tcp) => &**tcp,
+            Self::Verbs(verbs) => &**verbs,
+        }
+    }
+
+    fn device_mut(&mut self) -> &mut dyn Device {
+        match self {
+            Self::Tcp(tcp) => &mut **tcp,
+            Self::Verbs(verbs) => &mut **verbs,
+        }
+    }
+
+    /// The file that `arm` returns, always the same one.
+    fn bell_file(&self) -> &OwnedFd {
+        match self {
+            Self::Tcp(tcp) => tcp.bell_file(),
+            Self::Verbs(verbs) => verbs.bell_file(),
+        }
+    }
+
+    fn fabric(&self) -> &'static str {
+        match self {
+            Self::Tcp(_) => "shm+tcp",
+            Self::Verbs(_) => "shm+verbs",
+        }
+    }
+}
 
 /// One rank's end of both fabrics. See the module.
 pub struct HybridDevice {
     // Before the devices, whose bells it joins.
     bridge: Bridge,
     shm: ShmDevice,
-    tcp: TcpDevice,
+    across: Across,
     /// By rank; this rank's own says nothing.
     routes: Vec<Route>,
     caps: Caps,
@@ -83,45 +126,73 @@ pub struct HybridDevice {
 }
 
 impl HybridDevice {
-    /// A device that reaches each rank by the route at its number; the peers' devices must agree.
+    /// A device that reaches each rank by the route at its number, sockets across; the peers' devices must agree.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig, routes: Vec<Route>) -> Result<Self, OpenError> {
+        Self::over(config, routes, |config| {
+            let tcp = TcpDevice::new(config)?;
+            let registry = tcp.registry();
+            Ok((Across::Tcp(Box::new(tcp)), registry))
+        })
+    }
+
+    /// As [`HybridDevice::new`], with RDMA across, over what `wish` names.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn over_verbs(config: DeviceConfig, routes: Vec<Route>, wish: &Wish) -> Result<Self, OpenError> {
+        Self::over(config, routes, |config| {
+            let verbs = VerbsDevice::new(config, wish)?;
+            let registry = verbs.registry();
+            Ok((Across::Verbs(Box::new(verbs)), registry))
+        })
+    }
+
+    fn over(
+        config: DeviceConfig,
+        routes: Vec<Route>,
+        open: impl FnOnce(DeviceConfig) -> Result<(Across, Arc<dyn Registry>), OpenError>,
+    ) -> Result<Self, OpenError> {
         let (rank, world_size) = (config.rank, config.world_size);
         if routes.len() != world_size as usize {
             return Err(OpenError::Routes { routes: routes.len(), world_size });
         }
         let mut shm = ShmDevice::new(config.clone())?;
-        let mut tcp = TcpDevice::new(config)?;
-        let both: Arc<dyn Registry> = Arc::new(Both { shm: shm.registry(), tcp: tcp.registry() });
+        let (mut across, registry) = open(config)?;
+        let both: Arc<dyn Registry> = Arc::new(Both { shm: shm.registry(), across: registry });
         shm.replace_registry(Arc::clone(&both));
-        tcp.replace_registry(both);
-        let bridge = Bridge::new(rank, tcp.bell_file(), shm.ringer()).map_err(OpenError::Bell)?;
-        let (here, across) = (shm.caps(), tcp.caps());
+        match &mut across {
+            Across::Tcp(tcp) => tcp.replace_registry(both),
+            Across::Verbs(verbs) => verbs.replace_registry(both),
+        }
+        let bridge = Bridge::new(rank, across.bell_file(), shm.ringer()).map_err(OpenError::Bell)?;
+        let (here, there) = (shm.caps(), across.device().caps());
         let caps = Caps {
-            fabric: FABRIC,
-            checks_keys: here.checks_keys && across.checks_keys,
-            registers_freely: here.registers_freely && across.registers_freely,
-            cells: here.cells.min(across.cells),
-            transfer_bytes_max: here.transfer_bytes_max.min(across.transfer_bytes_max),
+            fabric: across.fabric(),
+            checks_keys: here.checks_keys && there.checks_keys,
+            registers_freely: here.registers_freely && there.registers_freely,
+            cells: here.cells.min(there.cells),
+            transfer_bytes_max: here.transfer_bytes_max.min(there.transfer_bytes_max),
         };
-        Ok(Self { bridge, shm, tcp, routes, caps, next: Route::Shm })
+        Ok(Self { bridge, shm, across, routes, caps, next: Route::Shm })
     }
 
-    /// Who joins this rank to `peer`; sockets, which refuse it, where there is no such rank.
+    /// Who joins this rank to `peer`; the one across, which refuses it, where there is no such rank.
     fn to(&self, peer: Rank) -> &dyn Device {
         match self.routes.get(peer as usize) {
             Some(Route::Shm) => &self.shm,
-            Some(Route::Tcp) | None => &self.tcp,
+            Some(Route::Across) | None => self.across.device(),
         }
     }
 
     fn to_mut(&mut self, peer: Rank) -> &mut dyn Device {
         match self.routes.get(peer as usize) {
             Some(Route::Shm) => &mut self.shm,
-            Some(Route::Tcp) | None => &mut self.tcp,
+            Some(Route::Across) | None => self.across.device_mut(),
         }
     }
 }
@@ -141,13 +212,20 @@ impl Device for HybridDevice {
 
     /// Both addresses; a peer takes the one of the route that joins it.
     fn address(&self) -> Address {
-        Address(format!("{} {}", self.shm.address(), self.tcp.address()))
+        Address(format!("{} {}", self.shm.address(), self.across.device().address()))
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        let region = self.shm.register(memory)?;
-        self.tcp.adopt(&region);
-        Ok(region)
+        match &mut self.across {
+            Across::Tcp(tcp) => {
+                let region = self.shm.register(memory)?;
+                tcp.adopt(&region);
+                Ok(region)
+            }
+            Across::Verbs(verbs) => {
+                self.shm.register_as(Arc::clone(&memory), |slot| verbs.adopt(&memory, slot))
+            }
+        }
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
@@ -156,16 +234,19 @@ impl Device for HybridDevice {
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
         let Some((here, across)) = address.0.split_once(' ') else {
-            return Err(ConnectError::Address { fabric: FABRIC, address: address.clone() });
+            return Err(ConnectError::Address { fabric: self.caps.fabric, address: address.clone() });
         };
         let address = match self.routes.get(peer as usize) {
             Some(Route::Shm) => here,
-            Some(Route::Tcp) | None => across,
+            Some(Route::Across) | None => across,
         };
         self.to_mut(peer).connect(peer, &Address(address.to_owned()))
     }
 
     fn sever(&mut self, peer: Rank) {
+        if let (Some(Route::Shm), Across::Verbs(verbs)) = (self.routes.get(peer as usize), &mut self.across) {
+            verbs.withdraw();
+        }
         self.to_mut(peer).sever(peer);
     }
 
@@ -173,7 +254,7 @@ impl Device for HybridDevice {
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         match self.routes.get(peer as usize) {
             Some(Route::Shm) => self.shm.submit(peer, transfer, id),
-            Some(Route::Tcp) | None => self.tcp.submit(peer, transfer, id),
+            Some(Route::Across) | None => self.across.device_mut().submit(peer, transfer, id),
         }
     }
 
@@ -181,7 +262,7 @@ impl Device for HybridDevice {
     fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
         match self.routes.get(peer as usize) {
             Some(Route::Shm) => self.shm.notify(peer, notice, id),
-            Some(Route::Tcp) | None => self.tcp.notify(peer, notice, id),
+            Some(Route::Across) | None => self.across.device_mut().notify(peer, notice, id),
         }
     }
 
@@ -194,15 +275,15 @@ impl Device for HybridDevice {
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
-        self.bridge.disarm(self.tcp.bell_file());
+        self.bridge.disarm(self.across.bell_file());
         match self.next {
             Route::Shm => {
                 self.shm.poll(now, events);
-                self.tcp.poll(now, events);
-                self.next = Route::Tcp;
+                self.across.device_mut().poll(now, events);
+                self.next = Route::Across;
             }
-            Route::Tcp => {
-                self.tcp.poll(now, events);
+            Route::Across => {
+                self.across.device_mut().poll(now, events);
                 self.shm.poll(now, events);
                 self.next = Route::Shm;
             }
@@ -210,9 +291,9 @@ impl Device for HybridDevice {
     }
 
     fn arm(&mut self) -> Option<Bell> {
-        self.tcp.arm()?;
+        self.across.device_mut().arm()?;
         // Before the word is armed: what the bridge rings from now on keeps the word from being armed, or rings it.
-        self.bridge.arm(self.tcp.bell_file()).ok()?;
+        self.bridge.arm(self.across.bell_file()).ok()?;
         self.shm.arm()
     }
 
@@ -221,33 +302,33 @@ impl Device for HybridDevice {
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {
-        self.shm.next_wakeup().into_iter().chain(self.tcp.next_wakeup()).min()
+        self.shm.next_wakeup().into_iter().chain(self.across.device().next_wakeup()).min()
     }
 
     fn leave(&mut self) {
         self.shm.leave();
-        self.tcp.leave();
+        self.across.device_mut().leave();
     }
 
     fn flush(&mut self) -> bool {
-        let both = [self.shm.flush(), self.tcp.flush()];
+        let both = [self.shm.flush(), self.across.device_mut().flush()];
         both == [true; 2]
     }
 
     fn is_flushed(&self) -> bool {
-        self.shm.is_flushed() && self.tcp.is_flushed()
+        self.shm.is_flushed() && self.across.device().is_flushed()
     }
 }
 
 /// Tells both devices that a region is gone.
 struct Both {
     shm: Arc<dyn Registry>,
-    tcp: Arc<dyn Registry>,
+    across: Arc<dyn Registry>,
 }
 
 impl Registry for Both {
     fn released(&self, key: RegionKey) {
         self.shm.released(key);
-        self.tcp.released(key);
+        self.across.released(key);
     }
 }

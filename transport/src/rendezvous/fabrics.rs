@@ -7,7 +7,7 @@ use crate::device::{Device, DeviceConfig};
 use crate::hybrid::{HybridDevice, Route};
 use crate::shm::ShmDevice;
 use crate::tcp::TcpDevice;
-use crate::verbs::{VerbsDevice, Wish};
+use crate::verbs::{self, VerbsDevice, Wish};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +20,8 @@ pub enum Fabric {
     Hybrid,
     /// RDMA.
     Verbs,
+    /// Shared memory between ranks of one host, RDMA across.
+    HybridVerbs,
 }
 
 impl fmt::Display for Fabric {
@@ -29,6 +31,7 @@ impl fmt::Display for Fabric {
             Self::Tcp => "tcp",
             Self::Hybrid => "shm+tcp",
             Self::Verbs => "verbs",
+            Self::HybridVerbs => "shm+verbs",
         })
     }
 }
@@ -36,16 +39,17 @@ impl fmt::Display for Fabric {
 /// Which kind of device to take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FabricChoice {
-    /// Shared memory between ranks that can share it, sockets between all others.
+    /// Shared memory between ranks that can share it; between all others RDMA where each rank has a device whose ports reach
+    /// each other, else sockets.
     #[default]
     Auto,
-    /// This one or none.
+    /// This one or none: where it cannot be had that is an error, never another fabric.
     Only(Fabric),
 }
 
 /// A text that names no fabric.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown fabric: '{text}'; choose shm, tcp, shm+tcp, verbs or auto")]
+#[error("unknown fabric: '{text}'; choose shm, tcp, shm+tcp, verbs, shm+verbs or auto")]
 pub struct UnknownFabric {
     /// The text.
     pub text: String,
@@ -61,6 +65,7 @@ impl FromStr for FabricChoice {
             "tcp" => Ok(Self::Only(Fabric::Tcp)),
             "shm+tcp" => Ok(Self::Only(Fabric::Hybrid)),
             "verbs" => Ok(Self::Only(Fabric::Verbs)),
+            "shm+verbs" => Ok(Self::Only(Fabric::HybridVerbs)),
             _ => Err(UnknownFabric { text: text.to_owned() }),
         }
     }
@@ -114,11 +119,18 @@ impl Fabrics for Machine {
             Fabric::Shm => boxed(ShmDevice::new(config)),
             Fabric::Tcp => boxed(TcpDevice::new(config)),
             Fabric::Hybrid => boxed(HybridDevice::new(config, routes.to_vec())),
-            Fabric::Verbs => {
-                boxed(Wish::from_env().map_err(Into::into).and_then(|wish| VerbsDevice::new(config, &wish)))
-            }
+            Fabric::Verbs => boxed(wish().and_then(|wish| VerbsDevice::new(config, &wish))),
+            Fabric::HybridVerbs => boxed(
+                wish()
+                    .map_err(Into::into)
+                    .and_then(|wish| HybridDevice::over_verbs(config, routes.to_vec(), &wish)),
+            ),
         }
     }
+}
+
+fn wish() -> Result<Wish, verbs::OpenError> {
+    Ok(Wish::from_env()?)
 }
 
 fn boxed<D: Device + 'static, E: std::error::Error + Send + Sync + 'static>(

@@ -22,7 +22,7 @@ use crate::{Nanos, Rank};
 /// How long ranks wait for each other, unless told otherwise.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest that sharing memory is tried before another fabric is taken.
+/// Longest that sharing memory, or RDMA, is tried before another fabric is taken.
 const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long a rank looks at the store before it polls its device again, which its peers may need to connect.
@@ -314,16 +314,7 @@ impl Meeting<'_> {
             FabricChoice::Only(fabric) => {
                 (fabric, "it was asked for".to_owned(), self.connect(fabric, &routes, left)??)
             }
-            FabricChoice::Auto if best == Fabric::Tcp => {
-                (best, shown_apart(records, hosts), self.connect(best, &routes, left)??)
-            }
-            FabricChoice::Auto => match self.connect(best, &routes, (left / 2).min(SHARING_TIMEOUT))? {
-                Ok(connected) => (best, shown_apart(records, hosts), connected),
-                Err(error) => {
-                    let left = self.deadline.since(now());
-                    (Fabric::Tcp, error.to_string(), self.connect(Fabric::Tcp, &routes, left)??)
-                }
-            },
+            FabricChoice::Auto => self.connect_best(best, &routes, &shown_apart(records, hosts))?,
         };
         let (ranks, count) = (self.world.world_size, hosts.count());
         let line = match fabric {
@@ -331,6 +322,7 @@ impl Meeting<'_> {
             Fabric::Tcp => format!("tcp between all of {ranks} ranks ({why})"),
             Fabric::Verbs => format!("verbs between all of {ranks} ranks ({why})"),
             Fabric::Hybrid => format!("shm within {count} hosts of {ranks} ranks, tcp across ({why})"),
+            Fabric::HybridVerbs => format!("shm within {count} hosts of {ranks} ranks, verbs across ({why})"),
         };
         if self.world.rank == 0 {
             tracing::info!("fabric: {line}");
@@ -338,6 +330,31 @@ impl Meeting<'_> {
             tracing::debug!("fabric: {line}");
         }
         Ok((fabric, connected))
+    }
+
+    /// The best fabric that all ranks have, and why it is that one. Each that is tried does on all ranks or on none.
+    fn connect_best(
+        &mut self,
+        best: Fabric,
+        routes: &[Route],
+        apart: &str,
+    ) -> Result<(Fabric, String, Connected), JoinError> {
+        let candidates: &[Fabric] = match best {
+            Fabric::Shm => &[Fabric::Shm, Fabric::Tcp],
+            Fabric::Hybrid => &[Fabric::HybridVerbs, Fabric::Hybrid, Fabric::Tcp],
+            _ => &[Fabric::Verbs, Fabric::Tcp],
+        };
+        let (last, tried) = candidates.split_last().expect("there are candidates");
+        let mut why = apart.to_owned();
+        for &fabric in tried {
+            let left = self.deadline.since(now());
+            match self.connect(fabric, routes, (left / 2).min(SHARING_TIMEOUT))? {
+                Ok(connected) => return Ok((fabric, why, connected)),
+                Err(error) => why = format!("{why}; {error}"),
+            }
+        }
+        let left = self.deadline.since(now());
+        Ok((*last, why, self.connect(*last, routes, left)??))
     }
 
     /// Tries one fabric on all ranks. The outer error ends the meeting; the inner one says, on all ranks alike, that
@@ -525,6 +542,7 @@ fn topic(fabric: Fabric) -> &'static str {
         Fabric::Tcp => "tcp",
         Fabric::Hybrid => "hybrid",
         Fabric::Verbs => "verbs",
+        Fabric::HybridVerbs => "hybrid-verbs",
     }
 }
 

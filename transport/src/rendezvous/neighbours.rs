@@ -249,7 +249,7 @@ impl Hosts {
     /// What joins a rank to each other.
     pub(super) fn routes(&self, rank: Rank) -> Vec<Route> {
         let here = self.of[rank as usize];
-        self.of.iter().map(|&host| if host == here { Route::Shm } else { Route::Tcp }).collect()
+        self.of.iter().map(|&host| if host == here { Route::Shm } else { Route::Across }).collect()
     }
 }
 
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(none.apart, Some((0, 1, NotFound)));
         let two = found([&[], &[NotFound], &[Neighbours, NotFound], &[NotFound, Neighbours, NotFound]]);
         assert_eq!((two.of.as_slice(), two.fabric()), (&[0, 1, 0, 1][..], Fabric::Hybrid));
-        assert_eq!(two.routes(1), [Route::Tcp, Route::Shm, Route::Tcp, Route::Shm]);
+        assert_eq!(two.routes(1), [Route::Across, Route::Shm, Route::Across, Route::Shm]);
         // 2 is a neighbour of 1 but not of 0, so it cannot join the two.
         let chain = found([&[], &[Neighbours], &[NotFound, Neighbours], &[NotFound, NotFound, Neighbours]]);
         assert_eq!(chain.of, [0, 0, 1, 1]);

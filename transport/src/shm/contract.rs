@@ -23,12 +23,38 @@ use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
     RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
-use crate::memory::{Memory, SEALS_FIXED_SIZE, Share, Space};
+use crate::memory::{Memory, SEALS_FIXED_SIZE, Share, Space, random_key};
 use crate::primitive::AtomicU32;
-use crate::region::{OutOfBounds, Region, RemoteSlice, Slice};
+use crate::region::{OutOfBounds, Region, RegionKey, RemoteSlice, Slice};
 
 /// How long the watcher may take to end; longer only when a responder blocks.
 const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
+
+impl ShmDevice {
+    /// Registers memory under the key that is given for its slot, whose low bits must be the slot's number.
+    pub(crate) fn register_as(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        key: impl FnOnce(u16) -> Result<RegionKey, RegisterError>,
+    ) -> Result<Region, RegisterError> {
+        check_memory(&memory)?;
+        if let Some(memory) = memory.as_cuda() {
+            self.copies.take_gpu(memory.gpu())?;
+        }
+        let slot = self.shared.directory().reserve();
+        let slot = slot.ok_or(RegisterError::TooMany { fabric: FABRIC, regions: REGIONS_MAX })?;
+        match key(slot) {
+            Ok(key) => {
+                self.shared.directory().insert(memory.clone(), key, &self.shared.own.keys);
+                Ok(Region::new(memory, key, self.registry.clone()))
+            }
+            Err(error) => {
+                self.shared.directory().give_back(slot);
+                Err(error)
+            }
+        }
+    }
+}
 
 impl Device for ShmDevice {
     fn caps(&self) -> &Caps {
@@ -48,13 +74,14 @@ impl Device for ShmDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        check_memory(&memory)?;
-        if let Some(memory) = memory.as_cuda() {
-            self.copies.take_gpu(memory.gpu())?;
-        }
-        let key = self.shared.directory().insert(memory.clone(), &self.shared.own.keys);
-        let key = key.ok_or(RegisterError::TooMany { fabric: FABRIC, regions: REGIONS_MAX })?;
-        Ok(Region::new(memory, key, self.registry.clone()))
+        self.register_as(memory, |slot| {
+            let mut key = RegionKey::NONE;
+            // The slot replaces 16 of the 64 random bits; all others zero would be hardly random.
+            while key.0 >> 16 == 0 {
+                key = RegionKey(random_key().0 & !0xffff | u64::from(slot));
+            }
+            Ok(key)
+        })
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {

@@ -17,7 +17,7 @@ use super::mapping::pages_around;
 use super::socket::send;
 use crate::Rank;
 use crate::device::PostError;
-use crate::memory::{Memory, Share, random_key};
+use crate::memory::{Memory, Share};
 use crate::region::RegionKey;
 
 /// Posted messages to one peer that wait because its stream is full.
@@ -88,25 +88,29 @@ impl Directory {
         }
     }
 
-    /// Gives the memory a key and tells all peers; `None` when there are too many regions.
-    pub(crate) fn insert(&mut self, memory: Arc<dyn Memory>, keys: &KeyTable) -> Option<RegionKey> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
+    /// A slot that [`Directory::insert`] or [`Directory::give_back`] ends; `None` when there are too many regions.
+    pub(crate) fn reserve(&mut self) -> Option<u16> {
+        match self.free.pop() {
+            Some(slot) => Some(slot),
             None if self.entries.len() < REGIONS_MAX => {
                 self.entries.push(None);
-                (self.entries.len() - 1) as u16
+                Some((self.entries.len() - 1) as u16)
             }
-            None => return None,
-        };
-        let mut key = RegionKey::NONE;
-        // The slot replaces 16 of the 64 random bits; all others zero would be hardly random.
-        while key.0 >> 16 == 0 {
-            key = RegionKey(random_key().0 & !0xffff | u64::from(slot));
+            None => None,
         }
+    }
+
+    /// A slot that was reserved is not needed.
+    pub(crate) fn give_back(&mut self, slot: u16) {
+        self.free.push(slot);
+    }
+
+    /// Lists the memory under this key, which names a slot that was reserved, and tells all peers.
+    pub(crate) fn insert(&mut self, memory: Arc<dyn Memory>, key: RegionKey, keys: &KeyTable) {
+        let slot = super::link::slot_of(key);
         self.entries[usize::from(slot)] = Some(Entry { key, memory, detached: false });
         keys.store(slot, key);
         self.announce(slot);
-        Some(key)
     }
 
     /// Takes the key from its memory and tells all peers. Returns the entry, to be dropped without the lock.

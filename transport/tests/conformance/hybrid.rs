@@ -1,29 +1,37 @@
 //! Shared memory and sockets in one device, under the suite: once with the pair that most tests are about on one host, and
-//! once with it on two, where rank 0 shares its host with others.
+//! once with it on two, where rank 0 shares its host with others. Both once more with RDMA across.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::hybrid::{HybridDevice, Route};
+use pleach_transport::verbs::Wish;
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Memory, Nanos, Rank, RegisterError, SharedMemory, Transfer,
     TransferError, clock,
 };
 
+use crate::verbs::rdma_device;
 use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put};
 
 const CELL: u16 = 3;
 const LEN: usize = 70_000;
 
-/// Two hosts. `TOGETHER`: ranks 0 and 1 are on the first one, all others on the second; else the ranks take turns.
-pub(crate) struct Hybrid<const TOGETHER: bool>;
+/// Two hosts. `TOGETHER`: ranks 0 and 1 are on the first one, all others on the second; else the ranks take turns. `RDMA`:
+/// that is what joins the hosts, each of which has the RDMA device of its number.
+pub(crate) struct Hybrid<const TOGETHER: bool, const RDMA: bool = false>;
 
 fn host<const TOGETHER: bool>(rank: Rank) -> Rank {
     if TOGETHER { u32::from(rank > 1) } else { rank % 2 }
 }
 
-impl<const TOGETHER: bool> Backend for Hybrid<TOGETHER> {
-    const NAME: &'static str = if TOGETHER { "hybrid, to a neighbour" } else { "hybrid, across" };
+impl<const TOGETHER: bool, const RDMA: bool> Backend for Hybrid<TOGETHER, RDMA> {
+    const NAME: &'static str = match (TOGETHER, RDMA) {
+        (true, false) => "hybrid, to a neighbour",
+        (false, false) => "hybrid, across",
+        (true, true) => "hybrid with RDMA, to a neighbour",
+        (false, true) => "hybrid with RDMA, across",
+    };
     const LIVE: bool = true;
     const LONG_BYTES: usize = 300 << 10;
 
@@ -33,8 +41,13 @@ impl<const TOGETHER: bool> Backend for Hybrid<TOGETHER> {
 
     fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
         let here = host::<TOGETHER>(config.rank);
-        let route = |peer| if host::<TOGETHER>(peer) == here { Route::Shm } else { Route::Tcp };
+        let route = |peer| if host::<TOGETHER>(peer) == here { Route::Shm } else { Route::Across };
         let routes = (0..config.world_size).map(route).collect();
+        if RDMA {
+            let wish = Wish { device: Some(rdma_device(here)), ..Wish::default() };
+            let made = HybridDevice::over_verbs(config, routes, &wish);
+            return Box::new(made.expect("the system gives memory, and an RDMA device is up"));
+        }
         Box::new(HybridDevice::new(config, routes).expect("the system gives memory and sockets"))
     }
 

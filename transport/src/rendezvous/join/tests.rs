@@ -253,12 +253,15 @@ fn all_ranks_take_sockets_when_one_cannot_share_memory_and_nobody_hears_of_the_a
 }
 
 #[test]
-fn ranks_share_memory_inside_hosts_and_take_sockets_across() {
+fn ranks_share_memory_inside_hosts_and_take_rdma_across_where_all_have_it_else_sockets() {
     let mut job = Job::of(4);
     job.processes[1].host = Some("elsewhere");
     job.processes[3].host = Some("elsewhere");
     let results = job.run();
-    assert!(results.iter().all(|result| *result == Ok((Fabric::Hybrid, 3))), "{results:?}");
+    assert!(results.iter().all(|result| *result == Ok((Fabric::HybridVerbs, 3))), "{results:?}");
+    job.processes[2].troubles = vec![(Fabric::HybridVerbs, Trouble::Make), (Fabric::Verbs, Trouble::Lose)];
+    let results = job.run();
+    assert!(results.iter().all(|result| *result == Ok((Fabric::Hybrid, 3))), "no RDMA: {results:?}");
     for (rank, host) in ["a", "b", "c", "d"].into_iter().enumerate() {
         job.processes[rank].host = Some(host);
     }
@@ -266,7 +269,7 @@ fn ranks_share_memory_inside_hosts_and_take_sockets_across() {
     assert!(results.iter().all(|result| *result == Ok((Fabric::Tcp, 3))), "nobody is near: {results:?}");
     let mut job = Job::of(3);
     job.processes[2].host = Some("elsewhere");
-    job.processes[0].troubles = vec![(Fabric::Hybrid, Trouble::Make)];
+    job.processes[0].troubles = vec![(Fabric::HybridVerbs, Trouble::Make), (Fabric::Hybrid, Trouble::Make)];
     let results = job.run();
     assert!(results.iter().all(|result| *result == Ok((Fabric::Tcp, 2))), "a way is left: {results:?}");
     job.processes.iter_mut().for_each(|process| process.fabric = FabricChoice::Only(Fabric::Hybrid));
