@@ -157,7 +157,7 @@ fn ranks_of_two_namespaces_share_memory_inside_and_take_sockets_across() {
         assert!(outputs.iter().all(|output| output.status.success()), "{outputs:?}");
         let (table, log) = (text(&outputs[0].stdout), text(&outputs[0].stderr));
         assert!(
-            log.contains("fabric: shm within 2 hosts of 4 ranks, tcp across (rank 2 and rank 0: no descriptor arrived: different network namespaces)"),
+            log.contains("fabric: shm within 2 hosts of 4 ranks, tcp across (rank 2 and rank 0: no descriptor arrived: different network namespaces; no shm+verbs: rank "),
             "{log}"
         );
         assert!(table.contains("shm+tcp") && !table.contains("\"errors\":1"), "{table}");

@@ -350,6 +350,11 @@ impl Meeting<'_> {
             let left = self.deadline.since(now());
             match self.connect(fabric, routes, (left / 2).min(SHARING_TIMEOUT))? {
                 Ok(connected) => return Ok((fabric, why, connected)),
+                // Another fabric does: what would mend this one is for those who ask for it.
+                Err(JoinError::Fabric { fabric, rank, reason }) => {
+                    let cause = reason.split(';').next().unwrap_or_default();
+                    why = format!("{why}; no {fabric}: rank {rank}: {cause}");
+                }
                 Err(error) => why = format!("{why}; {error}"),
             }
         }
