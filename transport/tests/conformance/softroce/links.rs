@@ -6,7 +6,6 @@ use pleach_transport::verbs::{OpenError, PortError, VerbsDevice, Wish, WorkStatu
 use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Transfer};
 
 use super::changed::{Changed, expect_machine};
-use super::packet::Wire;
 use crate::verbs::Verbs;
 use crate::world::{CELLS, Inbox, PATIENCE, World, assert_bytes, noise, put};
 
@@ -99,14 +98,21 @@ fn delayed_and_lost_packets_change_no_byte_and_repeat_no_operation() {
 
 #[test]
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
-fn ends_with_different_packet_sizes_take_the_shorter_one() {
+fn ends_with_different_packet_sizes_are_told_both() {
     let mut changed = Changed::default();
     changed.mtu(2, 1500);
-    let mut world = World::<Verbs<false>>::connected(2);
-    let mut wire = Wire::new();
-    check_transfers(&mut world, 2);
-    let longest = wire.packets().iter().map(|packet| packet.bytes.len()).max();
-    assert_eq!(longest, Some(1024));
+    let mut world = World::<Verbs<false>>::new(2);
+    let addresses = [world.device(0).address(), world.device(1).address()];
+    world.device(0).connect(1, &addresses[1]).expect("starts");
+    world.device(1).connect(0, &addresses[0]).expect("starts");
+    let causes = [world.until_lost(0, 1), world.until_lost(1, 0)];
+    // Who hears of the other first says what is wrong; the other may only see that it is gone.
+    let mut told = causes.iter().filter(|cause| matches!(cause, LossCause::PacketLengths { .. })).peekable();
+    assert!(told.peek().is_some(), "{causes:?}");
+    for cause in told {
+        let text = cause.to_string();
+        assert!(text.contains("1024") && text.contains("4096"), "{text}");
+    }
 }
 
 #[test]
