@@ -253,7 +253,14 @@ impl Device for HybridDevice {
     #[inline]
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         match self.routes.get(peer as usize) {
-            Some(Route::Shm) => self.shm.submit(peer, transfer, id),
+            Some(Route::Shm) => {
+                // Neighbours could take more, but what a device says holds for all its peers.
+                let (bytes, max) = (transfer.lengths(), self.caps.transfer_bytes_max);
+                if bytes.0 == bytes.1 && bytes.0 > max {
+                    return Err(SubmitError::TooLong { bytes: bytes.0, max });
+                }
+                self.shm.submit(peer, transfer, id)
+            }
             Some(Route::Across) | None => self.across.device_mut().submit(peer, transfer, id),
         }
     }
