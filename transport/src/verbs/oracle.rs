@@ -189,6 +189,15 @@ fn all_that_is_used_is_compared() {
     assert_eq!(size_of::<sys::ibv_mtu>(), size_of::<rdma_sys::ibv_mtu::Type>());
     compared.extend(["ibv_mtu", "ibv_port_attr", "ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]);
     compared.extend(["ibv_send_wr__bindgen_ty_2__bindgen_ty_2"]);
+    // Flags in one of them, numbers in the other.
+    macro_rules! same_flags {
+        ($($flag:ident)*) => {
+            $(assert_eq!(sys::$flag, rdma_sys::ibv_device_cap_flags::$flag.0, stringify!($flag));
+            assert_eq!(sys::$flag, ibverbs_sys::$flag, stringify!($flag));
+            compared.insert(stringify!($flag));)*
+        };
+    }
+    same_flags!(IBV_DEVICE_MEM_WINDOW_TYPE_2A IBV_DEVICE_MEM_WINDOW_TYPE_2B);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/verbs");
     let mut used = BTreeSet::new();
     for entry in std::fs::read_dir(folder).expect("the sources are there") {
