@@ -50,7 +50,7 @@ pub enum OpenError {
     },
     /// This user may not use the device.
     #[error(
-        "this user may not open RDMA device {device}; give it read and write access to /dev/infiniband/uverbs* (in a container: --device=/dev/infiniband)"
+        "no right to open RDMA device {device}; give this user read and write access to /dev/infiniband/uverbs* (in a container: --device=/dev/infiniband)"
     )]
     NotPermitted {
         /// Which device.
