@@ -395,7 +395,7 @@ impl Meeting<'_> {
         if let Some(reached) = &mut device
             && let Err(error) = self.reach_all(&mut **reached, &lines, until, &mut events)
         {
-            line = format!("-{error}");
+            line = format!("{}{error}", if error.is_absence() { '~' } else { '-' });
             // Given up at once, so that the others notice without waiting for the time to be up.
             device = None;
         }
@@ -540,6 +540,24 @@ enum ReachError {
     Late { ranks: Vec<Rank>, waited: Duration },
 }
 
+impl ReachError {
+    /// Whether it says only that a peer is not there; why that is, the peer may know.
+    fn is_absence(&self) -> bool {
+        match self {
+            Self::Connect(_) => false,
+            Self::Late { .. } => true,
+            Self::Lost { cause, .. } => matches!(
+                cause,
+                LossCause::ProcessEnded
+                    | LossCause::ConnectionClosed
+                    | LossCause::ConnectionBroke(_)
+                    | LossCause::HostSilent(_)
+                    | LossCause::NotReached(_)
+            ),
+        }
+    }
+}
+
 /// What a store calls it.
 fn topic(fabric: Fabric) -> &'static str {
     match fabric {
@@ -572,11 +590,14 @@ fn not_one_host(records: &[Record], hosts: &Hosts) -> JoinError {
     }
 }
 
-/// The first rank that said no, and why.
+/// The first rank that said no, and why. Who knows a cause (`-`) goes before those who only miss a peer (`~`): that peer
+/// may be the one that gave up.
 fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
-    let (rank, reason) = (0..).zip(lines).find(|(_, line)| !line.starts_with('+'))?;
-    let reason = reason.strip_prefix('-').unwrap_or(reason).to_owned();
-    Some(JoinError::Fabric { fabric, rank, reason })
+    let of = |sign: char| (0..).zip(lines).find_map(|(rank, line)| Some((rank, line.strip_prefix(sign)?)));
+    let unsigned =
+        || (0..).zip(lines).find(|(_, line)| !line.starts_with('+')).map(|(rank, line)| (rank, &**line));
+    let (rank, reason) = of('-').or_else(|| of('~')).or_else(unsigned)?;
+    Some(JoinError::Fabric { fabric, rank, reason: reason.to_owned() })
 }
 
 fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<Record, JoinError> {

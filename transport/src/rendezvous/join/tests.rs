@@ -22,7 +22,10 @@ type Wants = Arc<Mutex<BTreeSet<(String, Rank, Rank)>>>;
 enum Trouble {
     Make,
     Reach,
+    /// It sees its peers go.
     Lose,
+    /// It may lock no memory for them.
+    Lock,
 }
 
 /// One rank's fabrics: pairs are connected when both want it.
@@ -47,10 +50,15 @@ impl Fabrics for Paper {
         }
         let caps = Caps { fabric: "paper", ..paper_caps() };
         let mute = self.troubles.contains(&(fabric, Trouble::Reach));
-        let lossy = self.troubles.contains(&(fabric, Trouble::Lose));
+        let losses = [
+            (Trouble::Lose, LossCause::ConnectionClosed),
+            (Trouble::Lock, LossCause::NotLocked { limit: 7 }),
+        ];
+        let loss = losses.into_iter().find(|(trouble, _)| self.troubles.contains(&(fabric, *trouble)));
+        let loses = loss.map(|(_, cause)| cause);
         let (wants, rank) = (Arc::clone(&self.wants), self.rank);
         let responder = Arc::clone(&config.responder);
-        Ok(Box::new(PaperDevice { caps, fabric, rank, wants, waiting: Vec::new(), mute, lossy, responder }))
+        Ok(Box::new(PaperDevice { caps, fabric, rank, wants, waiting: Vec::new(), mute, loses, responder }))
     }
 }
 
@@ -65,7 +73,8 @@ struct PaperDevice {
     wants: Wants,
     waiting: Vec<Rank>,
     mute: bool,
-    lossy: bool,
+    /// How it loses whom it is to connect to.
+    loses: Option<LossCause>,
     responder: Arc<dyn Responder>,
 }
 
@@ -113,8 +122,7 @@ impl Device for PaperDevice {
         Err(PostError::NotConnected { peer })
     }
     fn poll(&mut self, _now: Nanos, events: &mut Vec<Event>) {
-        if self.lossy {
-            let cause = LossCause::ProcessEnded;
+        if let Some(cause) = &self.loses {
             events.extend(self.waiting.drain(..).map(|peer| Event::PeerLost { peer, cause: cause.clone() }));
             return;
         }
@@ -361,6 +369,23 @@ fn a_rank_that_is_not_reached_is_named() {
     for result in job.run() {
         let error = result.expect_err("not connected");
         assert!(error.contains("fabric tcp not usable: rank "), "{error}");
+    }
+}
+
+#[test]
+fn the_rank_that_knows_the_cause_is_named_and_not_one_that_only_saw_it_go() {
+    let mut job = Job::of(4);
+    job.processes.iter_mut().for_each(|process| process.fabric = FabricChoice::Only(Fabric::Verbs));
+    job.processes[2].troubles = vec![(Fabric::Verbs, Trouble::Lock)];
+    for rank in [0, 1, 3] {
+        job.processes[rank].troubles = vec![(Fabric::Verbs, Trouble::Lose)];
+    }
+    for result in job.run() {
+        let error = result.expect_err("not connected");
+        assert!(
+            error.contains("fabric verbs not usable: rank 2: ") && error.contains("the limit is 7 bytes"),
+            "{error}"
+        );
     }
 }
 
