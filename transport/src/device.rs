@@ -110,15 +110,16 @@ pub enum Transfer {
 impl Transfer {
     /// For backends: what can be seen to be wrong before anything is done. Regions must be of this registry.
     pub(crate) fn check(&self, registry: &Arc<dyn Registry>, bytes_max: u64) -> Result<(), SubmitError> {
-        let local = match self {
-            Self::Put { src: Source::Slice(slice), .. } => Some(slice),
-            Self::Get { dst, .. } => Some(dst),
+        let (local, source_bytes, destination_bytes) = match self {
+            Self::Notify(_) => (None, 0, 0),
+            Self::Put { src: Source::Slice(slice), dst, .. } => (Some(slice), slice.len() as u64, dst.len),
+            Self::Put { src: Source::Inline(inline), dst, .. } => (None, inline.len() as u64, dst.len),
+            Self::Get { src, dst } => (Some(dst), src.len, dst.len() as u64),
             Self::Atomic { word, .. } if word.len != 8 || !word.offset.is_multiple_of(8) => {
                 return Err(SubmitError::MisalignedWord);
             }
-            Self::Notify(_) | Self::Put { .. } | Self::Atomic { .. } => None,
+            Self::Atomic { .. } => (None, 8, 8),
         };
-        let (source_bytes, destination_bytes) = self.lengths();
         if local.is_some_and(|slice| !slice.region().belongs_to(registry)) {
             return Err(SubmitError::ForeignRegion);
         }
@@ -129,17 +130,6 @@ impl Transfer {
             return Err(SubmitError::TooLong { bytes: source_bytes, max: bytes_max });
         }
         Ok(())
-    }
-
-    /// Bytes of the source and of the destination: the same, or it is refused.
-    pub(crate) fn lengths(&self) -> (u64, u64) {
-        match self {
-            Self::Notify(_) => (0, 0),
-            Self::Put { src: Source::Slice(slice), dst, .. } => (slice.len() as u64, dst.len),
-            Self::Put { src: Source::Inline(inline), dst, .. } => (inline.len() as u64, dst.len),
-            Self::Get { src, dst } => (src.len, dst.len() as u64),
-            Self::Atomic { .. } => (8, 8),
-        }
     }
 }
 

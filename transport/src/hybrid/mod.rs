@@ -170,6 +170,8 @@ impl HybridDevice {
             Across::Verbs(verbs) => verbs.replace_registry(both),
         }
         let bridge = Bridge::new(rank, across.bell_file(), shm.ringer()).map_err(OpenError::Bell)?;
+        // What a device says holds for all its peers. RDMA's devices may take less than neighbours could.
+        shm.limit_transfers(across.device().caps().transfer_bytes_max);
         let (here, there) = (shm.caps(), across.device().caps());
         let caps = Caps {
             fabric: across.fabric(),
@@ -253,14 +255,7 @@ impl Device for HybridDevice {
     #[inline]
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         match self.routes.get(peer as usize) {
-            Some(Route::Shm) => {
-                // Neighbours could take more, but what a device says holds for all its peers.
-                let (bytes, max) = (transfer.lengths(), self.caps.transfer_bytes_max);
-                if bytes.0 == bytes.1 && bytes.0 > max {
-                    return Err(SubmitError::TooLong { bytes: bytes.0, max });
-                }
-                self.shm.submit(peer, transfer, id)
-            }
+            Some(Route::Shm) => self.shm.submit(peer, transfer, id),
             Some(Route::Across) | None => self.across.device_mut().submit(peer, transfer, id),
         }
     }

@@ -9,7 +9,7 @@ use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
 use rustix::param::page_size;
 
 use super::bell;
-use super::device::{FABRIC, Place, QUEUE_DEPTH, REACH, ShmDevice, State, TRANSFER_BYTES_MAX};
+use super::device::{FABRIC, Place, QUEUE_DEPTH, REACH, ShmDevice, State};
 use super::directory::{file_of, was_detached};
 use super::link::REGIONS_MAX;
 use super::mapping::check;
@@ -180,12 +180,12 @@ impl Device for ShmDevice {
                 if let crate::device::Source::Slice(slice) = src {
                     self.check_local(slice)?;
                 }
-                check_lengths(src.len() as u64, dst.len)?;
+                self.check_lengths(src.len() as u64, dst.len)?;
                 connected.check_notice(notice.as_ref())?;
             }
             Transfer::Get { src, dst } => {
                 self.check_local(dst)?;
-                check_lengths(src.len, dst.len() as u64)?;
+                self.check_lengths(src.len, dst.len() as u64)?;
             }
             Transfer::Atomic { word, .. } => {
                 if word.len != 8 || !word.offset.is_multiple_of(8) {
@@ -346,16 +346,17 @@ impl ShmDevice {
     fn check_local(&self, slice: &Slice) -> Result<(), SubmitError> {
         if slice.region().belongs_to(&self.registry) { Ok(()) } else { Err(SubmitError::ForeignRegion) }
     }
-}
 
-fn check_lengths(source_bytes: u64, destination_bytes: u64) -> Result<(), SubmitError> {
-    if source_bytes != destination_bytes {
-        return Err(SubmitError::Lengths { source_bytes, destination_bytes });
+    fn check_lengths(&self, source_bytes: u64, destination_bytes: u64) -> Result<(), SubmitError> {
+        let max = self.caps.transfer_bytes_max;
+        if source_bytes != destination_bytes {
+            return Err(SubmitError::Lengths { source_bytes, destination_bytes });
+        }
+        if source_bytes > max {
+            return Err(SubmitError::TooLong { bytes: source_bytes, max });
+        }
+        Ok(())
     }
-    if source_bytes > TRANSFER_BYTES_MAX {
-        return Err(SubmitError::TooLong { bytes: source_bytes, max: TRANSFER_BYTES_MAX });
-    }
-    Ok(())
 }
 
 /// Whether peers can map the memory safely, and this rank can take it back from them.

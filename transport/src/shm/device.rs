@@ -35,7 +35,7 @@ pub(super) const FABRIC: &str = "shm";
 pub(super) const QUEUE_DEPTH: usize = 256;
 
 /// Longest transfer, in bytes.
-pub(super) const TRANSFER_BYTES_MAX: u64 = 1 << 40;
+const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 
 /// Polls after which those are rung who may have been about to sleep when they were notified.
 const DUE_POLLS: u32 = 4;
@@ -183,6 +183,11 @@ impl ShmDevice {
             is_leaving: false,
             watcher: Some(watcher),
         })
+    }
+
+    /// Takes no longer transfers from now on: the other fabric of a device of two does not.
+    pub(crate) fn limit_transfers(&mut self, bytes_max: u64) {
+        self.caps.transfer_bytes_max = self.caps.transfer_bytes_max.min(bytes_max);
     }
 
     /// Who is told that regions are gone.
