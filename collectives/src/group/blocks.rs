@@ -3,7 +3,7 @@
 use super::Group;
 use super::data::{Data, DataMut, Element, OwnedData, destination, source};
 use super::error::CollectiveError;
-use super::operation::{Operation, expect_length, moving};
+use super::operation::{Operation, moving};
 use super::pending::Started;
 use crate::Rank;
 use crate::collective::Collective;
@@ -113,21 +113,11 @@ impl Group {
         I: Data + ?Sized,
         O: DataMut + ?Sized,
     {
-        self.expect_rank(root)?;
-        let count = input.elements().len();
-        let output = if self.rank() == root {
-            let expected = count.saturating_mul(self.world_size() as usize);
-            expect_length(
-                "the root's output of gather (input times ranks)",
-                expected,
-                output.elements().len(),
-            )?;
-            destination(output, self.shared.number)
-        } else {
-            Bytes::None
-        };
+        let collective = Collective::Gather { root };
+        let count = self.part_len(collective, input.elements().len(), output.elements().len())?;
+        let output = if self.rank() == root { destination(output, self.shared.number) } else { Bytes::None };
         let input = source(input, self.shared.number);
-        Ok(moving(Collective::Gather { root }, I::Element::DATA_TYPE, count, input, output))
+        Ok(moving(collective, I::Element::DATA_TYPE, count, input, output))
     }
 
     fn scatter_operation<I, O>(
@@ -140,21 +130,11 @@ impl Group {
         I: Data + ?Sized,
         O: DataMut + ?Sized,
     {
-        self.expect_rank(root)?;
-        let count = output.elements().len();
-        let input = if self.rank() == root {
-            let expected = count.saturating_mul(self.world_size() as usize);
-            expect_length(
-                "the root's input of scatter (output times ranks)",
-                expected,
-                input.elements().len(),
-            )?;
-            source(input, self.shared.number)
-        } else {
-            Bytes::None
-        };
+        let collective = Collective::Scatter { root };
+        let count = self.part_len(collective, input.elements().len(), output.elements().len())?;
+        let input = if self.rank() == root { source(input, self.shared.number) } else { Bytes::None };
         let output = destination(output, self.shared.number);
-        Ok(moving(Collective::Scatter { root }, I::Element::DATA_TYPE, count, input, output))
+        Ok(moving(collective, I::Element::DATA_TYPE, count, input, output))
     }
 
     fn all_to_all_operation<I, O>(&self, input: &I, output: &mut O) -> Result<Operation, CollectiveError>
@@ -162,10 +142,7 @@ impl Group {
         I: Data + ?Sized,
         O: DataMut + ?Sized,
     {
-        let (len, ranks) = (input.elements().len(), self.world_size() as usize);
-        let count = len / ranks;
-        expect_length("the input of all-to-all (a block of one length for each rank)", count * ranks, len)?;
-        expect_length("the output of all-to-all (as long as the input)", len, output.elements().len())?;
+        let count = self.part_len(Collective::AllToAll, input.elements().len(), output.elements().len())?;
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
         Ok(moving(Collective::AllToAll, I::Element::DATA_TYPE, count, input, output))
     }

@@ -21,6 +21,7 @@ use super::operation::{Operation, expect_length};
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::engine::{Bytes, Counts};
+use crate::parts::Parts;
 
 /// How often a call that waits for a stream looks at it while it carries on what else the group does.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
@@ -271,9 +272,8 @@ impl OnStream<'_> {
         output: &mut GpuBuffer<T>,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        expect_length("the output of all-reduce", input.len, output.len)?;
-        let (from, into) = (input.bytes(self.group)?, output.bytes(self.group)?);
-        self.reducing::<T>(Collective::AllReduce, op, input.len, from, into)
+        let (count, from, into) = self.between(Collective::AllReduce, input, output)?;
+        self.reducing::<T>(Collective::AllReduce, op, count, from, into)
     }
 
     /// [`Group::reduce`].
@@ -315,10 +315,8 @@ impl OnStream<'_> {
         input: &GpuBuffer<T>,
         output: &mut GpuBuffer<T>,
     ) -> Result<(), CollectiveError> {
-        let what = "the output of all-gather (input times ranks)";
-        expect_length(what, self.times_ranks(input.len), output.len)?;
-        let (from, into) = (input.bytes(self.group)?, output.bytes(self.group)?);
-        self.moving::<T>(Collective::AllGather, input.len, from, into)
+        let (count, from, into) = self.between(Collective::AllGather, input, output)?;
+        self.moving::<T>(Collective::AllGather, count, from, into)
     }
 
     /// [`Group::reduce_scatter`].
@@ -332,10 +330,8 @@ impl OnStream<'_> {
         output: &mut GpuBuffer<T>,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        let what = "the input of reduce-scatter (output times ranks)";
-        expect_length(what, self.times_ranks(output.len), input.len)?;
-        let (from, into) = (input.bytes(self.group)?, output.bytes(self.group)?);
-        self.reducing::<T>(Collective::ReduceScatter, op, output.len, from, into)
+        let (count, from, into) = self.between(Collective::ReduceScatter, input, output)?;
+        self.reducing::<T>(Collective::ReduceScatter, op, count, from, into)
     }
 
     /// [`Group::gather`]; on ranks other than the root the output is left as it is.
@@ -349,16 +345,8 @@ impl OnStream<'_> {
         output: &mut GpuBuffer<T>,
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        self.group.expect_rank(root)?;
-        let from = input.bytes(self.group)?;
-        let into = if self.group.rank() == root {
-            let what = "the root's output of gather (input times ranks)";
-            expect_length(what, self.times_ranks(input.len), output.len)?;
-            output.bytes(self.group)?
-        } else {
-            Bytes::None
-        };
-        self.moving::<T>(Collective::Gather { root }, input.len, from, into)
+        let (count, from, into) = self.between(Collective::Gather { root }, input, output)?;
+        self.moving::<T>(Collective::Gather { root }, count, from, into)
     }
 
     /// [`Group::scatter`]; of ranks other than the root the input is not looked at.
@@ -372,16 +360,8 @@ impl OnStream<'_> {
         output: &mut GpuBuffer<T>,
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        self.group.expect_rank(root)?;
-        let from = if self.group.rank() == root {
-            let what = "the root's input of scatter (output times ranks)";
-            expect_length(what, self.times_ranks(output.len), input.len)?;
-            input.bytes(self.group)?
-        } else {
-            Bytes::None
-        };
-        let into = output.bytes(self.group)?;
-        self.moving::<T>(Collective::Scatter { root }, output.len, from, into)
+        let (count, from, into) = self.between(Collective::Scatter { root }, input, output)?;
+        self.moving::<T>(Collective::Scatter { root }, count, from, into)
     }
 
     /// [`Group::all_to_all`].
@@ -394,11 +374,7 @@ impl OnStream<'_> {
         input: &GpuBuffer<T>,
         output: &mut GpuBuffer<T>,
     ) -> Result<(), CollectiveError> {
-        let count = input.len / self.group.world_size() as usize;
-        let what = "the input of all-to-all (a block of one length for each rank)";
-        expect_length(what, self.times_ranks(count), input.len)?;
-        expect_length("the output of all-to-all (as long as the input)", input.len, output.len)?;
-        let (from, into) = (input.bytes(self.group)?, output.bytes(self.group)?);
+        let (count, from, into) = self.between(Collective::AllToAll, input, output)?;
         self.moving::<T>(Collective::AllToAll, count, from, into)
     }
 
@@ -424,8 +400,21 @@ impl OnStream<'_> {
         self.moving::<T>(collective, data.len, Bytes::None, data.bytes(self.group)?)
     }
 
-    fn times_ranks(&self, count: usize) -> usize {
-        count.saturating_mul(self.group.world_size() as usize)
+    /// Elements of a part, and both buffers as an engine takes them, where this rank's matter.
+    fn between<T: Element>(
+        &self,
+        collective: Collective,
+        input: &GpuBuffer<T>,
+        output: &mut GpuBuffer<T>,
+    ) -> Result<(usize, Bytes, Bytes), CollectiveError> {
+        let (rank, ranks) = (self.group.rank(), self.group.world_size());
+        let count = self.group.part_len(collective, input.len, output.len)?;
+        let bytes = |buffer: &GpuBuffer<T>, parts: Parts| {
+            if parts.is_empty() { Ok(Bytes::None) } else { buffer.bytes(self.group) }
+        };
+        let from = bytes(input, collective.input_parts(rank, ranks))?;
+        let into = bytes(output, collective.output_parts(rank, ranks))?;
+        Ok((count, from, into))
     }
 
     fn moving<T: Element>(

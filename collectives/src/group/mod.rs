@@ -68,7 +68,7 @@ use data::{destination, part, place_in, source};
 use driver::{Core, Driver};
 use lent::Lent;
 use observed::Observed;
-use operation::{Operation, barrier_operation, expect_length, operation};
+use operation::{Operation, barrier_operation, operation};
 use progress::ProgressThread;
 
 /// A handle of a group of ranks; see the module.
@@ -418,8 +418,7 @@ impl Group {
         I: Data<Element = T> + ?Sized,
         O: DataMut<Element = T> + ?Sized,
     {
-        let count = input.elements().len();
-        expect_length("the output of all-reduce", count, output.elements().len())?;
+        let count = self.part_len(Collective::AllReduce, input.elements().len(), output.elements().len())?;
         if let Some(exact) = self.exact_for(T::DATA_TYPE, op)? {
             output.elements_mut().copy_from_slice(input.elements());
             return exact.all_reduce(&self.inexact(), output.elements_mut(), op);
@@ -484,10 +483,8 @@ impl Group {
         O: DataMut<Element = T> + ?Sized,
     {
         if let Some(exact) = self.exact_for(T::DATA_TYPE, op)? {
-            let expected = output.elements().len().saturating_mul(self.world_size() as usize);
-            let found = input.elements().len();
-            expect_length("the input of reduce-scatter (output times ranks)", expected, found)?;
-            let counts = Counts::Each(output.elements().len());
+            let (found, count) = (input.elements().len(), output.elements().len());
+            let counts = Counts::Each(self.part_len(Collective::ReduceScatter, found, count)?);
             return exact.reduce_scatter(
                 &self.inexact(),
                 input.elements(),

@@ -69,9 +69,7 @@ impl Group {
         I: Data + ?Sized,
         O: DataMut + ?Sized,
     {
-        let count = input.elements().len();
-        let expected = count.saturating_mul(self.world_size() as usize);
-        expect_length("the output of all-gather (input times ranks)", expected, output.elements().len())?;
+        let count = self.part_len(Collective::AllGather, input.elements().len(), output.elements().len())?;
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
         Ok(moving(Collective::AllGather, I::Element::DATA_TYPE, count, input, output))
     }
@@ -86,9 +84,8 @@ impl Group {
         I: Data + ?Sized,
         O: DataMut + ?Sized,
     {
-        let count = output.elements().len();
-        let expected = count.saturating_mul(self.world_size() as usize);
-        expect_length("the input of reduce-scatter (output times ranks)", expected, input.elements().len())?;
+        let count =
+            self.part_len(Collective::ReduceScatter, input.elements().len(), output.elements().len())?;
         let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
         Ok(operation::<I>(Collective::ReduceScatter, op, Counts::Each(count), input, output))
     }
@@ -114,6 +111,46 @@ impl Group {
         let count = data.elements().len();
         let output = destination(data, self.shared.number);
         Ok(moving(collective, D::Element::DATA_TYPE, count, Bytes::None, output))
+    }
+
+    /// Elements of a part, by how many the input and the output have; what this rank has no part of is not looked at. The
+    /// root that the collective names is checked first.
+    pub(super) fn part_len(
+        &self,
+        collective: Collective,
+        input: usize,
+        output: usize,
+    ) -> Result<usize, CollectiveError> {
+        let times_ranks = |count: usize| count.saturating_mul(self.world_size() as usize);
+        if let Some(root) = collective.root() {
+            self.expect_rank(root)?;
+        }
+        let (count, what, expected, actual) = match collective {
+            Collective::AllGather => {
+                (input, "the output of all-gather (input times ranks)", times_ranks(input), output)
+            }
+            Collective::ReduceScatter => {
+                (output, "the input of reduce-scatter (output times ranks)", times_ranks(output), input)
+            }
+            Collective::Gather { root } if root == self.rank() => {
+                (input, "the root's output of gather (input times ranks)", times_ranks(input), output)
+            }
+            Collective::Scatter { root } if root == self.rank() => {
+                (output, "the root's input of scatter (output times ranks)", times_ranks(output), input)
+            }
+            Collective::AllToAll => {
+                let count = input / self.world_size() as usize;
+                let what = "the input of all-to-all (a block of one length for each rank)";
+                expect_length(what, times_ranks(count), input)?;
+                (count, "the output of all-to-all (as long as the input)", input, output)
+            }
+            Collective::AllReduce => (input, "the output of all-reduce", input, output),
+            Collective::Scatter { .. } => return Ok(output),
+            // One buffer is both, or the other one is another rank's.
+            _ => return Ok(input),
+        };
+        expect_length(what, expected, actual)?;
+        Ok(count)
     }
 
     pub(super) fn expect_rank(&self, rank: Rank) -> Result<(), CollectiveError> {

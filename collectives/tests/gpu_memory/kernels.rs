@@ -13,31 +13,6 @@ use pleach_transport::{Memory, Nanos, Space, clock};
 /// How long a test waits for a GPU. Generous: machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const DATA_TYPES: [DataType; 12] = [
-    DataType::F64,
-    DataType::F32,
-    DataType::F16,
-    DataType::Bf16,
-    DataType::F8E4M3,
-    DataType::F8E5M2,
-    DataType::I64,
-    DataType::I32,
-    DataType::I8,
-    DataType::U64,
-    DataType::U32,
-    DataType::U8,
-];
-const OPS: [ReduceOp; 8] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::And,
-    ReduceOp::Or,
-    ReduceOp::Xor,
-];
-
 /// Pseudo-random numbers (splitmix64).
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -163,13 +138,13 @@ pub(crate) fn every_kernel_gives_the_bits_that_the_host_gives(gpu: &Arc<Gpu>) {
     let mut compute = CudaCompute::new(gpu, Staging::Host).expect("kernels");
     assert!(matches!(compute.space(), Space::Cuda { ordinal: 0 }));
     let (mut state, mut cases, mut waits) = (7, 0, 0);
-    for data_type in DATA_TYPES {
+    for data_type in DataType::ALL {
         for (sources, elements) in [(1, 5), (2, 1027), (5, 260)] {
             let contents: Vec<_> = (0..sources).map(|_| bytes(data_type, elements, &mut state)).collect();
             let places: Vec<_> = contents.iter().map(|content| Place::new(gpu, content, 0)).collect();
             let nothing = vec![0x5a; contents[0].len()];
             let result = Place::new(gpu, &nothing, 0);
-            for op in OPS.into_iter().filter(|op| op.fits(data_type)) {
+            for op in ReduceOp::ALL.into_iter().filter(|op| op.fits(data_type)) {
                 let divide_by = if op == ReduceOp::Avg { sources as u32 } else { 1 };
                 result.store(&nothing);
                 let mut job = job(data_type, op, divide_by, elements);
@@ -193,7 +168,7 @@ pub(crate) fn every_kernel_gives_the_bits_that_the_host_gives(gpu: &Arc<Gpu>) {
 pub(crate) fn destinations_may_be_sources_and_places_may_lie_anywhere(gpu: &Arc<Gpu>) {
     let mut compute = CudaCompute::new(gpu, Staging::Host).expect("kernels");
     let mut state = 11;
-    for data_type in DATA_TYPES {
+    for data_type in DataType::ALL {
         for shift in [0, 1, 3] {
             let offset = shift * data_type.bytes();
             let contents: Vec<_> = (0..3).map(|_| bytes(data_type, 1001, &mut state)).collect();

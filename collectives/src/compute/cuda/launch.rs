@@ -19,20 +19,6 @@ const VECTOR_BYTES_OF_BYTES: usize = 8;
 
 const PTX: &str = concat!(include_str!("reduce.ptx"), "\0");
 
-const DATA_TYPES: [DataType; 12] = [
-    DataType::F64,
-    DataType::F32,
-    DataType::F16,
-    DataType::Bf16,
-    DataType::F8E4M3,
-    DataType::F8E5M2,
-    DataType::I64,
-    DataType::I32,
-    DataType::I8,
-    DataType::U64,
-    DataType::U32,
-    DataType::U8,
-];
 const ARITHMETIC: [&str; 4] = ["sum", "prod", "min", "max"];
 const BITWISE: [&str; 3] = ["and", "or", "xor"];
 
@@ -60,8 +46,8 @@ impl Kernels {
     pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let ptx = CStr::from_bytes_with_nul(PTX.as_bytes()).expect("one zero, at its end");
         let module = Module::new(gpu, ptx)?;
-        let mut arithmetic = Vec::with_capacity(DATA_TYPES.len());
-        for data_type in DATA_TYPES {
+        let mut arithmetic = Vec::with_capacity(DataType::ALL.len());
+        for data_type in DataType::ALL {
             let kernel = |op: &str| module.kernel(&format!("reduce_{data_type}_{op}"));
             let [sum, prod, min, max] = ARITHMETIC;
             arithmetic.push([kernel(sum)?, kernel(prod)?, kernel(min)?, kernel(max)?]);
@@ -98,7 +84,8 @@ impl Kernels {
         let (kernel, elements, lanes) = match bitwise {
             Some(index) => (&self.bitwise[index], job.elements * element_bytes, VECTOR_BYTES),
             None => {
-                let index = DATA_TYPES.iter().position(|one| *one == job.data_type).expect("all are listed");
+                let index =
+                    DataType::ALL.iter().position(|one| *one == job.data_type).expect("all are listed");
                 let bytes = if element_bytes == 1 { VECTOR_BYTES_OF_BYTES } else { VECTOR_BYTES };
                 (&self.arithmetic[index][arithmetic(job.op)], job.elements, bytes / element_bytes)
             }
