@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
-use pleach::collectives::{bf16, f16};
+use pleach::collectives::{GpuBuffer, OnStream, bf16, f16};
 use pleach::transport::clock;
+use pleach::transport::cuda::Stream;
 use pleach::{
     Collective, CollectiveError, Data, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp,
 };
@@ -65,26 +66,27 @@ pub(super) fn share_a_clock(group: &Group) -> Result<bool, CollectiveError> {
     Ok(extremes[0] == !extremes[1])
 }
 
-/// Measures one size. `one_clock`: whether the ranks' clocks can be compared.
+/// Measures one size, of calls of the group `measured`. `one_clock`: whether the ranks' clocks can be compared.
 pub(super) fn measure(
     group: &Group,
+    measured: &Group,
     task: &Task,
     bytes: u64,
     one_clock: bool,
 ) -> Result<Measured, CollectiveError> {
     match task.data_type {
-        DataType::F32 => Bench::<f32>::new(group, task, bytes, one_clock).measure(),
-        DataType::F64 => Bench::<f64>::new(group, task, bytes, one_clock).measure(),
-        DataType::F16 => Bench::<f16>::new(group, task, bytes, one_clock).measure(),
-        DataType::Bf16 => Bench::<bf16>::new(group, task, bytes, one_clock).measure(),
-        DataType::I32 => Bench::<i32>::new(group, task, bytes, one_clock).measure(),
-        DataType::I64 => Bench::<i64>::new(group, task, bytes, one_clock).measure(),
-        DataType::U32 => Bench::<u32>::new(group, task, bytes, one_clock).measure(),
-        DataType::U64 => Bench::<u64>::new(group, task, bytes, one_clock).measure(),
-        DataType::I8 => Bench::<i8>::new(group, task, bytes, one_clock).measure(),
-        DataType::F8E4M3 => Bench::<F8E4M3>::new(group, task, bytes, one_clock).measure(),
-        DataType::F8E5M2 => Bench::<F8E5M2>::new(group, task, bytes, one_clock).measure(),
-        _ => Bench::<u8>::new(group, task, bytes, one_clock).measure(),
+        DataType::F32 => Bench::<f32>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F64 => Bench::<f64>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F16 => Bench::<f16>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::Bf16 => Bench::<bf16>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::I32 => Bench::<i32>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::I64 => Bench::<i64>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::U32 => Bench::<u32>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::U64 => Bench::<u64>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::I8 => Bench::<i8>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F8E4M3 => Bench::<F8E4M3>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F8E5M2 => Bench::<F8E5M2>::new((group, measured), task, bytes, one_clock)?.measure(),
+        _ => Bench::<u8>::new((group, measured), task, bytes, one_clock)?.measure(),
     }
 }
 
@@ -100,6 +102,8 @@ struct Bench<'a, T: Element> {
     group: &'a Group,
     /// With the algorithm that was asked for.
     measured: Group,
+    /// In which calls take their place, where they work on a GPU's memory.
+    stream: Option<Stream>,
     task: &'a Task,
     pattern: Pattern,
     count: usize,
@@ -115,14 +119,21 @@ struct Bench<'a, T: Element> {
 }
 
 impl<'a, T: Element> Bench<'a, T> {
-    fn new(group: &'a Group, task: &'a Task, bytes: u64, one_clock: bool) -> Self {
+    fn new(
+        (group, measured): (&'a Group, &Group),
+        task: &'a Task,
+        bytes: u64,
+        one_clock: bool,
+    ) -> Result<Self, CollectiveError> {
         let measured = match &task.way {
-            Some(way) => group.with_way(way.clone()),
-            None => group.clone(),
+            Some(way) => measured.with_way(way.clone()),
+            None => measured.clone(),
         };
-        Self {
+        let stream = measured.gpu().map(Stream::new).transpose()?;
+        Ok(Self {
             group,
             measured,
+            stream,
             task,
             pattern: Pattern::new(task),
             count: task.count(bytes),
@@ -132,7 +143,7 @@ impl<'a, T: Element> Bench<'a, T> {
             one_clock,
             iteration: 0,
             errors: 0,
-        }
+        })
     }
 
     fn measure(mut self) -> Result<Measured, CollectiveError> {
@@ -226,7 +237,7 @@ impl<'a, T: Element> Bench<'a, T> {
     fn grow(&mut self, iterations: usize) -> Result<(), CollectiveError> {
         let (data, output) = lengths(self.task, self.group.rank(), self.count);
         while self.slots.len() < iterations {
-            let space = |len| Space::new(self.group, self.task.memory, len);
+            let space = |len| Space::new(&self.measured, self.task.memory, len);
             self.slots.push(Slot { data: space(data)?, output: output.map(space).transpose()? });
         }
         Ok(())
@@ -237,6 +248,7 @@ impl<'a, T: Element> Bench<'a, T> {
         let (rank, first) = (self.group.rank(), self.iteration);
         for (slot, iteration) in self.slots.iter_mut().zip(first..) {
             self.pattern.fill(rank, iteration, bytemuck::cast_slice_mut(slot.data.elements_mut()));
+            slot.data.send_in()?;
         }
         self.stamps.clear();
         self.group.barrier()?;
@@ -249,14 +261,18 @@ impl<'a, T: Element> Bench<'a, T> {
         } else {
             for slot in &mut self.slots {
                 for _ in 0..self.times {
-                    run(&self.measured, self.task, slot)?;
+                    match &self.stream {
+                        Some(stream) => run_on_gpu(&self.measured.on(stream), self.task, slot)?,
+                        None => run(&self.measured, self.task, slot)?,
+                    }
                 }
             }
         }
         let end = clock::now();
         self.stamps.push(end.0 as i64);
-        for (slot, iteration) in self.slots.iter().zip(first..) {
-            let output = slot.output.as_ref().unwrap_or(&slot.data);
+        for (slot, iteration) in self.slots.iter_mut().zip(first..) {
+            let output = slot.output.as_mut().unwrap_or(&mut slot.data);
+            output.bring_back()?;
             self.errors +=
                 self.pattern.wrong(rank, iteration, self.times, bytemuck::cast_slice(output.elements()));
         }
@@ -297,6 +313,31 @@ fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(),
         (Collective::AllToAll, Some(output)) => group.all_to_all(data, output),
         (Collective::SendRecv { from, to }, _) if group.rank() == from => group.send(data, to),
         (Collective::SendRecv { from, to }, _) if group.rank() == to => group.recv(data, from),
+        // The other ranks of a message have no part in it.
+        _ => Ok(()),
+    }
+}
+
+/// The same on a GPU's memory.
+fn run_on_gpu<T: Element>(on: &OnStream<'_>, task: &Task, slot: &mut Slot<T>) -> Result<(), CollectiveError> {
+    let rank = on.group().rank();
+    let data = slot.data.on_gpu();
+    let output = slot.output.as_mut().map(Space::on_gpu);
+    match (task.collective, output) {
+        (Collective::AllReduce, _) => on.all_reduce(data, task.op),
+        (Collective::Reduce { root }, _) => on.reduce(data, task.op, root),
+        (Collective::Broadcast { root }, _) => on.broadcast(data, root),
+        (Collective::AllGather, Some(output)) => on.all_gather(data, output),
+        (Collective::ReduceScatter, Some(output)) => on.reduce_scatter(data, output, task.op),
+        (Collective::Gather { root }, Some(output)) => on.gather(data, output, root),
+        (Collective::Gather { root }, None) => {
+            let mut nothing = GpuBuffer::new(data.gpu(), 0)?;
+            on.gather(data, &mut nothing, root)
+        }
+        (Collective::Scatter { root }, Some(output)) => on.scatter(data, output, root),
+        (Collective::AllToAll, Some(output)) => on.all_to_all(data, output),
+        (Collective::SendRecv { from, to }, _) if rank == from => on.send(data, to),
+        (Collective::SendRecv { from, to }, _) if rank == to => on.recv(data, from),
         // The other ranks of a message have no part in it.
         _ => Ok(()),
     }

@@ -109,7 +109,8 @@ pub(crate) struct Arguments {
     /// Measure each size for about so long, instead of a number of iterations
     #[arg(long, value_name = "MS", conflicts_with = "iterations", value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: Option<u32>,
-    /// Where the data is: registered (peers reach it) or slice (any memory of the process)
+    /// Where the data is: registered or host (peers reach it), slice (any memory of the process), cuda:N (GPU N of every
+    /// process) or cuda (of a host's GPUs each rank has its turn)
     #[arg(long, value_name = "KIND", default_value = "registered")]
     memory: MemoryKind,
     /// Run the iterations of a sample on the same memory, as other benchmarks do, not each on its own
@@ -258,6 +259,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if arguments.fabric == Some(BenchFabric::Simulated) {
         return simulate(arguments, &task, &sweep);
     }
+    // Before anything is started: else every rank would say the same.
+    task.memory.expect_there().map_err(CommandError::failed)?;
     let Some(world) = rank_or_launch(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS)? else {
         return Ok(());
     };
@@ -353,17 +356,20 @@ fn measure_over(
     let name = fabric.to_string();
     let mut report = (group.rank() == 0).then(|| Report::new(task, &name, arguments.json));
     let one_clock = live::share_a_clock(&group).map_err(CommandError::failed)?;
+    let measured = task.memory.group(&group, world.local_rank).map_err(CommandError::failed)?;
     let mut errors = 0;
     if let Some(report) = &mut report {
         report.head()?;
     }
     for bytes in sweep.sizes() {
-        let measured = live::measure(&group, task, bytes, one_clock).map_err(CommandError::failed)?;
+        let measured =
+            live::measure(&group, &measured, task, bytes, one_clock).map_err(CommandError::failed)?;
         errors += measured.errors;
         if let Some(report) = &mut report {
             report.row(&measured)?;
         }
     }
+    drop(measured);
     group.close().map_err(CommandError::failed)?;
     Ok((errors, fabric))
 }

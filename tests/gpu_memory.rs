@@ -1,0 +1,104 @@
+//! `pleach bench --memory cuda`, real processes with a fake driver everywhere, and with a real one where there is a GPU:
+//! `cargo test --test gpu_memory -- --ignored gpu::`.
+
+#[path = "../transport/tests/fake_cuda/mod.rs"]
+mod fake_cuda;
+#[allow(dead_code)] // Not every test looks at processes.
+mod launcher;
+
+use std::process::Output;
+
+use launcher::{finish, pleach};
+
+const COLLECTIVES: [&str; 10] = [
+    "all-reduce",
+    "reduce",
+    "broadcast",
+    "all-gather",
+    "reduce-scatter",
+    "gather",
+    "scatter",
+    "all-to-all",
+    "barrier",
+    "send-recv",
+];
+
+fn bench(is_fake: bool, environment: &[(&str, &str)], arguments: &str) -> Output {
+    let mut command = pleach();
+    if is_fake {
+        command.env("LD_LIBRARY_PATH", fake_cuda::folder());
+    }
+    command.envs(environment.iter().copied()).arg("bench").args(arguments.split_whitespace());
+    finish(command)
+}
+
+fn expect_right(output: &Output, what: &str) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (rows, said) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{what}: {rows}{said}");
+    let rows: Vec<_> = rows.lines().filter(|line| line.starts_with('{')).collect();
+    assert!(!rows.is_empty() && rows.iter().all(|row| row.contains("\"errors\":0}")), "{what}: {rows:?}");
+}
+
+/// The last line that a command said when it failed.
+fn complaint(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty(), "results only on standard output");
+    String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned()
+}
+
+fn every_collective_is_right(is_fake: bool) {
+    for fabric in ["tcp", "shm"] {
+        for collective in COLLECTIVES {
+            let sizes = if collective == "barrier" { "" } else { "--sizes 8,5000,400000" };
+            let arguments = format!(
+                "{collective} --memory cuda --fabric {fabric} --ranks 2 {sizes} --warmup 1 --iterations 2 --json"
+            );
+            expect_right(&bench(is_fake, &[], &arguments), &arguments);
+        }
+    }
+}
+
+#[test]
+fn every_collective_on_gpu_memory_is_right_over_tcp_and_shm() {
+    every_collective_is_right(true);
+}
+
+#[test]
+fn ranks_take_turns_with_the_gpus_that_there_are() {
+    let arguments = "all-reduce --memory cuda --fabric tcp --ranks 3 --sizes 5000 --dtype bf16 --op avg --iterations 2 --json";
+    expect_right(&bench(true, &[("FAKE_CUDA_GPUS", "2")], arguments), arguments);
+    let arguments =
+        "all-reduce --memory cuda:1 --fabric shm --ranks 2 --sizes 5000 --iterations 2 --reuse --json";
+    expect_right(&bench(true, &[("FAKE_CUDA_GPUS", "2")], arguments), arguments);
+}
+
+#[test]
+fn what_keeps_a_gpu_from_being_used_is_said_once_and_before_ranks_are_started() {
+    let said = complaint(&bench(true, &[], "all-reduce --memory cuda:3 --ranks 2"));
+    assert!(said.starts_with("error: no GPU memory: there is no GPU 3: the CUDA driver shows 1"), "{said}");
+    let said = complaint(&bench(true, &[("FAKE_CUDA_GPUS", "0")], "all-reduce --memory cuda --ranks 2"));
+    assert!(said.contains("there is no GPU 0: the CUDA driver shows 0"), "{said}");
+    let said =
+        complaint(&bench(true, &[("FAKE_CUDA_VERSION", "11040")], "all-reduce --memory cuda --ranks 2"));
+    assert!(said.contains("install one for CUDA 12.0 or newer"), "{said}");
+}
+
+#[test]
+fn a_machine_without_a_driver_says_what_is_missing() {
+    if pleach_transport::cuda::driver_version().is_ok() {
+        println!("skipped a_machine_without_a_driver_says_what_is_missing: this machine has a CUDA driver");
+        return;
+    }
+    let said = complaint(&bench(false, &[], "all-reduce --memory cuda --ranks 2"));
+    assert!(said.starts_with("error: no GPU memory: no CUDA driver is here"), "{said}");
+    assert!(said.ends_with("or use host memory"), "{said}");
+}
+
+mod gpu {
+    #[test]
+    #[ignore = "needs an NVIDIA GPU: where there is one, run it with --ignored gpu::"]
+    fn every_collective_on_gpu_memory_is_right_over_tcp_and_shm() {
+        super::every_collective_is_right(false);
+    }
+}
