@@ -402,7 +402,8 @@ pub trait Device: Send {
     /// Where it listens; peers connect to it.
     fn address(&self) -> Address;
 
-    /// Makes memory reachable for transfers. May pin and announce it; not for the data path.
+    /// Makes memory reachable for transfers. May pin and announce it; not for the data path. Memory that has a region here
+    /// gets another region, or another handle of that one where registering is dear.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use crate::cuda::CudaError;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::Space;
 use crate::region::{OutOfBounds, RegionKey};
-use crate::verbs::WorkStatus;
+use crate::verbs::{Limit, Refusal, WorkStatus};
 
 /// How a loss was found out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +49,12 @@ pub enum LossCause {
         /// Longest packet of the peer's port, in bytes.
         peer: u32,
     },
+    /// There is no queue pair to it, since this rank's NIC has no more of something (verbs).
+    #[error("{0}")]
+    Limit(Limit),
+    /// It made no connection, and said why (verbs).
+    #[error("it refused the connection: {0}")]
+    Refused(Refusal),
     /// Work on its queue pair failed (verbs).
     #[error("{0}")]
     QueuePair(WorkStatus),
@@ -259,6 +265,9 @@ pub enum RegisterError {
         /// How many this process may lock in all.
         limit: u64,
     },
+    /// The NIC takes no more, or none so long.
+    #[error(transparent)]
+    Limit(Limit),
     /// The operating system refused.
     #[error("registering {bytes} bytes failed")]
     System {

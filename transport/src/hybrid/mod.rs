@@ -38,7 +38,7 @@ use crate::memory::Memory;
 use crate::region::{Region, RegionKey, Registry, RemoteSlice};
 use crate::shm::{self, ShmDevice};
 use crate::tcp::{self, TcpDevice};
-use crate::verbs::{self, VerbsDevice, Wish};
+use crate::verbs::{self, Cache, VerbsDevice, Wish};
 
 /// What joins two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,6 +121,8 @@ pub struct HybridDevice {
     /// By rank; this rank's own says nothing.
     routes: Vec<Route>,
     caps: Caps,
+    /// What both know already, over RDMA.
+    cache: Cache,
     /// Which of the two the next poll looks at first.
     next: Route,
 }
@@ -180,7 +182,7 @@ impl HybridDevice {
             cells: here.cells.min(there.cells),
             transfer_bytes_max: here.transfer_bytes_max.min(there.transfer_bytes_max),
         };
-        Ok(Self { bridge, shm, across, routes, caps, next: Route::Shm })
+        Ok(Self { bridge, shm, across, routes, caps, cache: Cache::default(), next: Route::Shm })
     }
 
     /// Who joins this rank to `peer`; the one across, which refuses it, where there is no such rank.
@@ -225,7 +227,12 @@ impl Device for HybridDevice {
                 Ok(region)
             }
             Across::Verbs(verbs) => {
-                self.shm.register_as(Arc::clone(&memory), |slot| verbs.adopt(&memory, slot))
+                if let Some(region) = self.cache.find(&*memory) {
+                    return Ok(region);
+                }
+                let region = self.shm.register_as(Arc::clone(&memory), |slot| verbs.adopt(&memory, slot))?;
+                self.cache.add(&region);
+                Ok(region)
             }
         }
     }
@@ -248,6 +255,7 @@ impl Device for HybridDevice {
     fn sever(&mut self, peer: Rank) {
         if let (Some(Route::Shm), Across::Verbs(verbs)) = (self.routes.get(peer as usize), &mut self.across) {
             verbs.withdraw();
+            self.cache.clear();
         }
         self.to_mut(peer).sever(peer);
     }

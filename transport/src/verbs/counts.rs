@@ -26,6 +26,10 @@ pub struct Counts {
     pub receives: u64,
     /// Calls that posted receives anew.
     pub receive_doorbells: u64,
+    /// Memory regions that a NIC was given, those of this backend among them; each NIC counts.
+    pub registrations: u64,
+    /// Those of them that were taken back.
+    pub deregistrations: u64,
 }
 
 impl AddAssign for Counts {
@@ -39,6 +43,8 @@ impl AddAssign for Counts {
         self.completions += other.completions;
         self.receives += other.receives;
         self.receive_doorbells += other.receive_doorbells;
+        self.registrations += other.registrations;
+        self.deregistrations += other.deregistrations;
     }
 }
 
@@ -46,10 +52,12 @@ impl fmt::Display for Counts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { requests, doorbells, signaled, inlined, .. } = self;
         let Self { polls, polls_with_completions, completions, receives, receive_doorbells, .. } = self;
+        let Self { registrations, deregistrations, .. } = self;
         write!(
             formatter,
             "{requests} requests ({signaled} signaled, {inlined} inline) by {doorbells} doorbells, {completions} completions by \
-             {polls_with_completions} of {polls} polls, {receives} receives used up and posted by {receive_doorbells} doorbells"
+             {polls_with_completions} of {polls} polls, {receives} receives used up and posted by {receive_doorbells} doorbells, \
+             {registrations} regions registered and {deregistrations} taken back"
         )
     }
 }

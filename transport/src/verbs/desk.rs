@@ -1,12 +1,15 @@
 //! What stands between the control streams and their users: messages of this backend are kept for its device, all others go
-//! to the responder.
+//! to the responder. It also knows why pairs that are on their way are refused, so that the end that follows has that cause,
+//! whoever sees it first.
 //!
 //! Every message on a control stream begins with a byte that says whose it is. **Invariant:** the responder sees exactly the
 //! bytes that its peer's user posted.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::refusal::Refusal;
 use super::wire::{Announcement, Hello};
 use crate::Rank;
 use crate::device::{LossCause, Responder};
@@ -15,6 +18,7 @@ const USER: u8 = 0;
 const HELLO: u8 = 1;
 const READY: u8 = 2;
 const ANNOUNCEMENT: u8 = 3;
+const REFUSAL: u8 = 4;
 
 /// What a peer said for this backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +29,8 @@ pub(super) enum Told {
     Ready,
     /// How long a region is, and by what its other NICs know it; or that it is gone.
     Announcement(Announcement),
+    /// It makes no connection.
+    Refusal(Refusal),
     /// Something that is none of these.
     Nonsense,
 }
@@ -53,16 +59,23 @@ pub(super) fn of_ready() -> [u8; 1] {
     [READY]
 }
 
+pub(super) fn of_refusal(refusal: Refusal) -> Vec<u8> {
+    let mut framed = vec![REFUSAL];
+    framed.extend(refusal.encode());
+    framed
+}
+
 /// See the module.
 pub(super) struct Desk {
     user: Arc<dyn Responder>,
     told: Mutex<Vec<(Rank, Told)>>,
     any: AtomicBool,
+    refused: Mutex<BTreeMap<Rank, LossCause>>,
 }
 
 impl Desk {
     pub(super) fn new(user: Arc<dyn Responder>) -> Self {
-        Self { user, told: Mutex::new(Vec::new()), any: AtomicBool::new(false) }
+        Self { user, told: Mutex::new(Vec::new()), any: AtomicBool::new(false), refused: Mutex::default() }
     }
 
     /// One load: for the busy way.
@@ -76,6 +89,17 @@ impl Desk {
         // Release: under the lock, so it never hides what is still there.
         self.any.store(false, Ordering::Release);
         std::mem::take(&mut *told)
+    }
+
+    /// The pair with this peer is refused, here or there, for this cause; the first one counts.
+    pub(super) fn refuse(&self, peer: Rank, cause: LossCause) {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).entry(peer).or_insert(cause);
+    }
+
+    /// Why a peer is lost of which this was seen.
+    pub(super) fn cause(&self, peer: Rank, seen: LossCause) -> LossCause {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.get(&peer).cloned().unwrap_or(seen)
     }
 
     fn keep(&self, from: Rank, what: Told) {
@@ -102,6 +126,15 @@ impl Responder for Desk {
                 self.keep(from, Announcement::decode(announced).map_or(Told::Nonsense, Told::Announcement));
                 None
             }
+            Some((&REFUSAL, refusal)) => {
+                let refusal = Refusal::decode(refusal);
+                // At once: the peer hangs up behind it, and who sees that asks for the cause.
+                if let Some(refusal) = refusal {
+                    self.refuse(from, refusal.heard());
+                }
+                self.keep(from, refusal.map_or(Told::Nonsense, Told::Refusal));
+                None
+            }
             _ => {
                 self.keep(from, Told::Nonsense);
                 None
@@ -110,6 +143,6 @@ impl Responder for Desk {
     }
 
     fn lost(&self, peer: Rank, cause: &LossCause) {
-        self.user.lost(peer, cause);
+        self.user.lost(peer, &self.cause(peer, cause.clone()));
     }
 }

@@ -1,15 +1,21 @@
 //! How a pair comes about: the control stream opens, each end says where its queue pairs are, each end says that it is ready,
 //! and each sees a write of no bytes acknowledged on each queue pair: one that is connected may still lead nowhere, which is
 //! better known now than in the first operation.
+//!
+//! An end that makes no connection says why ([`Refusal`]) and waits until the other one has heard, so that both name the cause.
 
+use std::time::Duration;
+
+use super::nic::Nic;
 use super::open::{hint, refused};
 use super::pair::Pair;
+use super::refusal::Refusal;
 use super::registered::Registered;
 use super::wire::{Announcement, Hello};
 use super::{Peer, VerbsDevice, desk};
 use crate::Rank;
-use crate::clock::Nanos;
-use crate::device::{Device, Event, LossCause, ProtocolViolation};
+use crate::clock::{self, Nanos};
+use crate::device::{Device, Event, LossCause, ProtocolViolation, TransferError};
 use crate::memory::random_key;
 use crate::region::RegionKey;
 
@@ -17,6 +23,9 @@ use desk::Told;
 
 /// Regions of a peer that are kept in mind; transfers to further ones go whole, over the first NIC.
 const KNOWN_REGIONS_MAX: usize = 1 << 16;
+
+/// How long a peer that is refused has time to hear why and hang up.
+const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 
 /// A pair on its way: the control stream, then each end's hello, then each end's word that it is ready.
 pub(super) struct Joining {
@@ -27,6 +36,22 @@ pub(super) struct Joining {
     pub(super) peer_is_ready: bool,
     /// Writes of no bytes are under way, or were acknowledged.
     pub(super) is_tried: bool,
+    /// There will be no connection; the peer has been told.
+    pub(super) is_refused: bool,
+}
+
+impl Joining {
+    pub(super) fn new(deadline: Nanos) -> Self {
+        Self {
+            deadline,
+            pair: None,
+            hello: None,
+            is_connected: false,
+            peer_is_ready: false,
+            is_tried: false,
+            is_refused: false,
+        }
+    }
 }
 
 impl VerbsDevice {
@@ -43,8 +68,8 @@ impl VerbsDevice {
         let pair = match made {
             Ok(pair) => pair,
             Err(error) => {
-                tracing::warn!("verbs: no queue pair for rank {peer} ({error}){}", hint(&error));
-                return self.lose(peer, refused(&error));
+                tracing::warn!("verbs: no queue pair for rank {peer} ({error}){}", hint(error.kind()));
+                return self.refuse(peer, refused(&error));
             }
         };
         let hello = pair.hello(&self.nics);
@@ -100,18 +125,12 @@ impl VerbsDevice {
             return;
         };
         match told {
-            Told::Hello(hello) => {
-                let unequal = self.nics.iter().cycle().zip(&hello.lanes).find_map(|(nic, lane)| {
-                    let (own, other) = (nic.port.active_mtu, u32::from(lane.mtu));
-                    (own != other).then_some((own, other))
-                });
-                if let Some((own, other)) = unequal {
-                    let cause =
-                        LossCause::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
-                    return self.lose(peer, cause);
-                }
-                joining.hello = Some(hello);
+            Told::Refusal(refusal) => {
+                let cause = self.desk.cause(peer, refusal.heard());
+                return self.lose(peer, cause);
             }
+            _ if joining.is_refused => return,
+            Told::Hello(hello) => joining.hello = Some(hello),
             Told::Ready => joining.peer_is_ready = true,
             Told::Nonsense | Told::Announcement(_) => {
                 return self.lose(peer, LossCause::Protocol(ProtocolViolation::MalformedFrame));
@@ -129,7 +148,10 @@ impl VerbsDevice {
         };
         let mut failure = None;
         if let (Some(pair), Some(hello)) = (&mut joining.pair, &joining.hello) {
-            if !joining.is_connected {
+            let unequal = unequal_packets(&self.nics, hello);
+            if !joining.is_connected && unequal.is_some() {
+                failure = unequal;
+            } else if !joining.is_connected {
                 match pair.connect(&self.nics, hello) {
                     Ok(()) => {
                         joining.is_connected = true;
@@ -160,9 +182,36 @@ impl VerbsDevice {
             }
         };
         if let Some(cause) = failure {
-            self.lose(peer, cause);
+            self.refuse(peer, cause);
         }
     }
+
+    /// Makes no connection to a peer: tells it why, and waits a while for it to hang up.
+    pub(super) fn refuse(&mut self, peer: Rank, cause: LossCause) {
+        let is_told = Refusal::of(&cause).is_some_and(|refusal| {
+            self.desk.refuse(peer, cause.clone());
+            self.control.post_framed(peer, &desk::of_refusal(refusal)).is_ok()
+        });
+        match &mut self.peers[peer as usize] {
+            Peer::Joining(joining) if is_told => {
+                joining.deadline = joining.deadline.min(clock::now() + REFUSAL_GRACE);
+                joining.is_refused = true;
+                if let Some(pair) = joining.pair.take() {
+                    self.end_pair(peer, pair, &TransferError::Lost { peer, cause });
+                }
+            }
+            _ => self.lose(peer, cause),
+        }
+    }
+}
+
+/// Packets that ports of the two do not have in common.
+fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
+    let lanes = nics.iter().cycle().zip(&hello.lanes);
+    lanes.map(|(nic, lane)| (nic.port.active_mtu, u32::from(lane.mtu))).find_map(|(own, other)| {
+        let cause = LossCause::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
+        (own != other).then_some(cause)
+    })
 }
 
 /// Bytes of the longest packet that the verbs number so.

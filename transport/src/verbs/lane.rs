@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use super::limits::NotMade;
 use super::nic::Nic;
 use super::objects::{MemoryRegion, QueuePair};
 use super::port::Kind;
@@ -142,7 +143,7 @@ unsafe impl Send for Lane {}
 
 impl Lane {
     /// One that can be told where its peer is.
-    pub(super) fn new(nics: &[Nic], nic: usize, sizes: Sizes, random: u64) -> io::Result<Self> {
+    pub(super) fn new(nics: &[Nic], nic: usize, sizes: Sizes, random: u64) -> Result<Self, NotMade> {
         let base = &nics[nic];
         let memory: Arc<dyn Memory> = HostMemory::new(sizes.requests() as usize * GROUP_SLOT_BYTES);
         let address = memory.base().as_ptr() as u64;
@@ -153,7 +154,8 @@ impl Lane {
         // Some NICs carry nothing in a request.
         let (mut queue_pair, carries_inline) = match make(SLOT_BYTES as u32) {
             Ok(made) => (made, true),
-            Err(_) => (make(0)?, false),
+            Err(limit @ NotMade::Limit(_)) => return Err(limit),
+            Err(NotMade::System(_)) => (make(0)?, false),
         };
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };

@@ -4,6 +4,7 @@
 //! joins the two, and can be taken back at once, without the cost of registering the memory anew. **Invariant:** a lease
 //! holds its slice, so its region is deregistered after the last lease of it.
 
+use super::limits::{Limit, NotMade};
 use super::objects::Window;
 use super::pair::Pair;
 use super::{Peer, VerbsDevice, sys};
@@ -47,6 +48,9 @@ pub enum LeaseError {
         #[source]
         source: std::io::Error,
     },
+    /// It gives so many.
+    #[error(transparent)]
+    Limit(#[from] Limit),
 }
 
 /// A lease that was not taken back.
@@ -70,8 +74,10 @@ impl VerbsDevice {
         let region =
             registered.and_then(|registered| registered.on_first_nic()).ok_or(LeaseError::Nothing)?;
         let nic = &self.nics[0];
-        let window = Window::new(&nic.domain)
-            .map_err(|source| LeaseError::NoWindow { device: nic.chosen.device.clone(), source })?;
+        let window = Window::new(&nic.domain).map_err(|error| match error {
+            NotMade::Limit(limit) => LeaseError::Limit(limit),
+            NotMade::System(source) => LeaseError::NoWindow { device: nic.chosen.device.clone(), source },
+        })?;
         let leased = pair.lease(peer, window, region, slice, id)?;
         self.ring_or_list(peer);
         Ok(leased)

@@ -10,6 +10,8 @@
 //! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced; its length, and by what
 //!   further NICs know a region, are where pairs have several queue pairs, and who has not heard of it yet does without. The NIC checks keys; one that is stale or forged costs
 //!   the pair, which is lost with that cause.
+//! * **Registered twice** is registered once: memory that has a region gets another handle of it ([`cache`]), and the NIC keeps
+//!   it until the last one is gone. What a NIC has only so much of is counted before it is asked ([`limits`]).
 //! * **Silence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC takes nothing of it.
 //! * **Progress**: the NIC works by itself, but cells are counted by `poll`.
 //! * **Sleeping** is on the completion channel and the control streams at once.
@@ -18,6 +20,7 @@
 //! notice has no payload, else two; one completion here, shared likewise (none for what is copied by submit, but every
 //! 32nd), and one there. [`VerbsDevice::counts`] counts them.
 
+mod cache;
 mod counts;
 mod desk;
 mod joining;
@@ -26,6 +29,8 @@ mod lane;
 mod lease;
 #[allow(unsafe_code)]
 mod library;
+#[cfg_attr(test, allow(unsafe_code))]
+mod limits;
 mod nic;
 #[allow(unsafe_code)]
 mod objects;
@@ -37,6 +42,7 @@ mod oracle;
 mod pair;
 pub mod port;
 mod progress;
+mod refusal;
 mod registered;
 mod releases;
 #[allow(unsafe_code)]
@@ -64,6 +70,7 @@ use std::time::Duration;
 
 use rustix::event::epoll;
 
+pub(crate) use self::cache::Cache;
 pub use self::counts::Counts;
 use self::desk::Desk;
 use self::joining::Joining;
@@ -71,12 +78,14 @@ use self::lane::Sizes;
 pub use self::lease::LeaseError;
 pub use self::library::LoadError;
 use self::library::library;
+pub use self::limits::{Kind as LimitKind, Limit};
 use self::nic::{Nic, Opened};
 use self::objects::{COMPLETIONS_AT_ONCE, Completion};
 use self::open::sizes;
 pub use self::open::{OpenError, QUEUE_DEPTH};
 use self::pair::{KnownRegions, Pair};
 pub use self::port::{PortError, STRIPE_BYTES, Unusable, Wish};
+pub use self::refusal::Refusal;
 use self::registered::Registered;
 use self::releases::Releases;
 pub use self::status::WorkStatus;
@@ -120,6 +129,7 @@ pub struct VerbsDevice {
     // Queue pairs go before all that they stand on, which is dropped in this order.
     peers: Vec<Peer>,
     regions: KeyMap<Registered>,
+    cache: Cache,
     nics: Vec<Nic>,
     control: TcpDevice,
     desk: Arc<Desk>,
@@ -197,6 +207,7 @@ impl VerbsDevice {
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
             regions: KeyMap::default(),
+            cache: Cache::default(),
             nics,
             control,
             desk,
@@ -234,7 +245,7 @@ impl VerbsDevice {
     #[must_use]
     pub fn counts(&self) -> Counts {
         let mut counts = self.past;
-        self.nics.iter().for_each(|nic| counts += nic.counts);
+        self.nics.iter().for_each(|nic| counts += nic.counts());
         self.peers.iter().filter_map(Peer::pair).for_each(|pair| counts += pair.counts());
         counts
     }
@@ -269,6 +280,7 @@ impl VerbsDevice {
     /// Takes all regions from the NICs, whose pages are about to be others than those that were registered: peers that still
     /// write there get an error, and lose the pair with it.
     pub(crate) fn withdraw(&mut self) {
+        self.cache.clear();
         let keys: Vec<_> = self.regions.drain().map(|(key, _)| key).collect();
         keys.into_iter().for_each(|key| self.announce(key));
     }
@@ -348,8 +360,13 @@ impl Device for VerbsDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        if let Some(region) = self.cache.find(&*memory) {
+            return Ok(region);
+        }
         let key = self.list(&memory, None)?;
-        Ok(Region::new(memory, key, Arc::clone(&self.registry)))
+        let region = Region::new(memory, key, Arc::clone(&self.registry));
+        self.cache.add(&region);
+        Ok(region)
     }
 
     fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
@@ -360,14 +377,7 @@ impl Device for VerbsDevice {
         self.control.connect(peer, address)?;
         if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
             let deadline = clock::now() + self.connect_timeout;
-            *slot = Peer::Joining(Box::new(Joining {
-                deadline,
-                pair: None,
-                hello: None,
-                is_connected: false,
-                peer_is_ready: false,
-                is_tried: false,
-            }));
+            *slot = Peer::Joining(Box::new(Joining::new(deadline)));
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::lane::Sizes;
 use super::library::Library;
+use super::limits::{Limits, NotMade};
 use super::objects::{COMPLETIONS_AT_ONCE, Completion, Completions, Context, Domain, Receives};
 use super::open::OpenError;
 use super::port::{Chosen, PortError, SYSFS};
@@ -68,7 +69,7 @@ pub(super) struct Nic {
     pub(super) has_windows: bool,
     /// Whose queue pairs are whose, by number: the rank, and which of its.
     pub(super) owners: BTreeMap<u32, (Rank, usize)>,
-    pub(super) counts: Counts,
+    counts: Counts,
     /// Receives that were used up and not posted again.
     used: u32,
     not_ready_before: u64,
@@ -78,11 +79,14 @@ impl Nic {
     /// For so many peers.
     pub(super) fn new(opened: Opened, others: u32, sizes: Sizes) -> Result<Self, OpenError> {
         let Opened { chosen, context, port, limits } = opened;
-        let domain = Domain::new(&context).map_err(refused(&chosen, "a protection domain"))?;
+        let told = Limits::of(&chosen.device, &limits);
+        let domain = Domain::new(&context, told.clone()).map_err(refused(&chosen, "a protection domain"))?;
         let receives = others * sizes.receives() + SPARE_RECEIVES;
         let entries = others * sizes.queue_pairs * sizes.requests() + receives;
-        let completions =
-            Completions::new(&context, entries).map_err(refused(&chosen, "a completion queue"))?;
+        let completions = Completions::new(&context, &told, entries).map_err(|error| match error {
+            NotMade::Limit(limit) => OpenError::Limit(limit),
+            NotMade::System(error) => refused(&chosen, "a completion queue")(error),
+        })?;
         let mut receives =
             Receives::new(&domain, receives).map_err(refused(&chosen, "a shared receive queue"))?;
         receives.post(SPARE_RECEIVES as usize).map_err(refused(&chosen, "receives"))?;
@@ -99,6 +103,12 @@ impl Nic {
             used: 0,
             not_ready_before,
         })
+    }
+
+    /// What it was asked for, but for what its queue pairs were.
+    pub(super) fn counts(&self) -> Counts {
+        let (registrations, deregistrations) = self.domain.registrations();
+        Counts { registrations, deregistrations, ..self.counts }
     }
 
     /// Takes what has completed, at most one batch; how much.

@@ -3,18 +3,20 @@
 //! **Invariant:** nothing is destroyed before what uses it: a region and a queue pair hold their domain, which holds the
 //! context; queues hold the context. So whatever order values are dropped in, the library sees the right one.
 
+mod memory;
 mod window;
 
 use std::ffi::{CStr, c_int};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+pub(super) use self::memory::{Domain, MemoryRegion};
 pub(super) use self::window::Window;
 use super::library::Library;
+use super::limits::{Kind, Limits, NotMade, Taken};
 use super::sys;
-use crate::memory::Memory;
 
 /// The error that a function reported by its result.
 fn checked(result: c_int) -> io::Result<()> {
@@ -112,95 +114,6 @@ impl Drop for Context {
     }
 }
 
-/// A protection domain: what its regions and queue pairs have in common.
-pub(super) struct Domain {
-    raw: NonNull<sys::ibv_pd>,
-    context: Arc<Context>,
-}
-
-// SAFETY: as for `Context`.
-unsafe impl Send for Domain {}
-// SAFETY: as above.
-unsafe impl Sync for Domain {}
-
-impl Domain {
-    pub(super) fn new(context: &Arc<Context>) -> io::Result<Arc<Self>> {
-        // SAFETY: an open context.
-        let raw = made(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })?;
-        Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
-    }
-}
-
-impl Drop for Domain {
-    fn drop(&mut self) {
-        // SAFETY: regions and queue pairs hold their domain.
-        unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
-    }
-}
-
-/// Memory that the device may touch.
-pub(super) struct MemoryRegion {
-    raw: NonNull<sys::ibv_mr>,
-    domain: Arc<Domain>,
-    /// Kept as long as the device knows it.
-    memory: Arc<dyn Memory>,
-}
-
-// SAFETY: as for `Context`.
-unsafe impl Send for MemoryRegion {}
-
-impl MemoryRegion {
-    /// Registers memory of at least one byte, known to peers at `iova`.
-    pub(super) fn new(
-        domain: &Arc<Domain>,
-        memory: Arc<dyn Memory>,
-        iova: u64,
-        access: u32,
-    ) -> io::Result<Self> {
-        let library = domain.context.library;
-        let (base, len) = (memory.base().as_ptr().cast(), memory.len());
-        // Flags that libraries from before that function do not know.
-        let known = access & !sys::IBV_ACCESS_RELAXED_ORDERING;
-        let raw = match (memory.dma_buf(), library.reg_dmabuf_mr) {
-            (Some(part), Some(register)) => {
-                let file = part.file.as_raw_fd();
-                // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is kept longer than
-                // the registration.
-                unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, known as c_int) }
-            }
-            // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
-            _ => unsafe {
-                match library.reg_mr_iova2 {
-                    Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
-                    None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, known as c_int),
-                }
-            },
-        };
-        Ok(Self { raw: made(raw)?, domain: Arc::clone(domain), memory })
-    }
-
-    pub(super) fn local_key(&self) -> u32 {
-        // SAFETY: a live region, whose keys do not change.
-        unsafe { self.raw.as_ref().lkey }
-    }
-
-    pub(super) fn remote_key(&self) -> u32 {
-        // SAFETY: as above.
-        unsafe { self.raw.as_ref().rkey }
-    }
-
-    pub(super) fn memory(&self) -> &Arc<dyn Memory> {
-        &self.memory
-    }
-}
-
-impl Drop for MemoryRegion {
-    fn drop(&mut self) {
-        // SAFETY: a live region; peers that still use its key get an error.
-        unsafe { (self.domain.context.library.dereg_mr)(self.raw.as_ptr()) };
-    }
-}
-
 /// Completions taken at once.
 pub(super) const COMPLETIONS_AT_ONCE: usize = 32;
 
@@ -223,10 +136,11 @@ pub(super) struct Completion {
 pub(super) struct Completions {
     queue: NonNull<sys::ibv_cq>,
     /// As the library fills it; kept, since clearing it at every look would cost more than the look.
-    taken: Box<[sys::ibv_wc; COMPLETIONS_AT_ONCE]>,
+    found: Box<[sys::ibv_wc; COMPLETIONS_AT_ONCE]>,
     channel: NonNull<sys::ibv_comp_channel>,
     context: Arc<Context>,
     unacknowledged: u32,
+    _taken: Taken,
 }
 
 // SAFETY: as for `Context`.
@@ -236,7 +150,8 @@ unsafe impl Send for Completions {}
 const ACKNOWLEDGE_EVERY: u32 = 1024;
 
 impl Completions {
-    pub(super) fn new(context: &Arc<Context>, entries: u32) -> io::Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, limits: &Limits, entries: u32) -> Result<Self, NotMade> {
+        let taken = limits.take(Kind::CompletionQueues)?;
         let library = context.library;
         // SAFETY: an open context; the queue keeps no address of ours.
         unsafe {
@@ -252,13 +167,14 @@ impl Completions {
                 Ok(queue) => queue,
                 Err(error) => {
                     (library.destroy_comp_channel)(channel.as_ptr());
-                    return Err(error);
+                    return Err(error.into());
                 }
             };
             // Plain numbers, of which zero is one.
-            let taken = Box::new(std::mem::zeroed());
-            let made = Self { queue, taken, channel, context: Arc::clone(context), unacknowledged: 0 };
-            rustix::io::ioctl_fionbio(made.file(), true)?;
+            let found = Box::new(std::mem::zeroed());
+            let context = Arc::clone(context);
+            let made = Self { queue, found, channel, context, unacknowledged: 0, _taken: taken };
+            rustix::io::ioctl_fionbio(made.file(), true).map_err(io::Error::from)?;
             Ok(made)
         }
     }
@@ -279,12 +195,12 @@ impl Completions {
         // SAFETY: the context's own function for its queue, and room for as many as it is told.
         let count = unsafe {
             let poll = self.operations().poll_cq.expect("every provider polls");
-            poll(self.queue.as_ptr(), COMPLETIONS_AT_ONCE as c_int, self.taken.as_mut_ptr())
+            poll(self.queue.as_ptr(), COMPLETIONS_AT_ONCE as c_int, self.found.as_mut_ptr())
         };
         if count < 0 {
             return Err(io::Error::from_raw_os_error(-count));
         }
-        completions.extend(self.taken[..count as usize].iter().map(|completion| Completion {
+        completions.extend(self.found[..count as usize].iter().map(|completion| Completion {
             number: completion.wr_id,
             queue_pair: completion.qp_num,
             status: completion.status,
@@ -394,6 +310,7 @@ impl Drop for Receives {
 pub(super) struct QueuePair {
     raw: NonNull<sys::ibv_qp>,
     domain: Arc<Domain>,
+    _taken: Taken,
 }
 
 // SAFETY: as for `Context`.
@@ -407,7 +324,8 @@ impl QueuePair {
         receives: &Receives,
         requests: u32,
         inline: u32,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, NotMade> {
+        let taken = domain.limits.take(Kind::QueuePairs)?;
         let mut wanted = sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: completions.queue.as_ptr(),
@@ -424,8 +342,8 @@ impl QueuePair {
             sq_sig_all: 0,
         };
         // SAFETY: live objects of one context.
-        let raw = unsafe { (domain.context.library.create_qp)(domain.raw.as_ptr(), &raw mut wanted) };
-        Ok(Self { raw: made(raw)?, domain: Arc::clone(domain) })
+        let raw = made(unsafe { (domain.context.library.create_qp)(domain.raw.as_ptr(), &raw mut wanted) })?;
+        Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
     }
 
     /// Its number, by which completions and the peer name it.

@@ -5,6 +5,7 @@ use std::io;
 
 use super::lane::Sizes;
 use super::library::LoadError;
+use super::limits::{Kind, Limit, Limits, NotMade};
 use super::nic::{Opened, SPARE_RECEIVES};
 use super::port::PortError;
 use super::sys;
@@ -48,6 +49,9 @@ pub enum OpenError {
         /// What there is too little of.
         limit: &'static str,
     },
+    /// The NIC has too little of something, for however few ranks.
+    #[error(transparent)]
+    Limit(#[from] Limit),
     /// This user may not use the device.
     #[error(
         "no right to open RDMA device {device}; give this user read and write access to /dev/infiniband/uverbs* (in a container: --device=/dev/infiniband)"
@@ -57,7 +61,7 @@ pub enum OpenError {
         device: String,
     },
     /// The kernel or the NIC refused something.
-    #[error("RDMA device {device} refused {what}{}", hint(.source))]
+    #[error("RDMA device {device} refused {what}{}", hint(.source.kind()))]
     Refused {
         /// Which device.
         device: String,
@@ -70,8 +74,8 @@ pub enum OpenError {
 }
 
 /// What to do about an error of the kernel.
-pub(super) fn hint(error: &io::Error) -> &'static str {
-    match error.kind() {
+pub(super) fn hint(error: io::ErrorKind) -> &'static str {
+    match error {
         io::ErrorKind::PermissionDenied => {
             "; give this user read and write access to /dev/infiniband/uverbs*"
         }
@@ -84,11 +88,12 @@ pub(super) fn hint(error: &io::Error) -> &'static str {
 }
 
 /// How a pair is lost for which something was refused.
-pub(super) fn refused(error: &io::Error) -> LossCause {
-    match (error.kind(), locked_limit()) {
+pub(super) fn refused(error: &NotMade) -> LossCause {
+    match (error, error.kind(), locked_limit()) {
+        (NotMade::Limit(limit), ..) => LossCause::Limit(limit.clone()),
         // Without a limit it is another memory that there is too little of.
-        (io::ErrorKind::OutOfMemory, limit) if limit < u64::MAX => LossCause::NotLocked { limit },
-        (kind, _) => LossCause::ConnectionBroke(kind),
+        (_, io::ErrorKind::OutOfMemory, limit) if limit < u64::MAX => LossCause::NotLocked { limit },
+        (_, kind, _) => LossCause::ConnectionBroke(kind),
     }
 }
 
@@ -126,10 +131,10 @@ fn sizes_of(
         let ranks = of(limits.max_srq_wr).min(of(limits.max_cqe)) / (8 * least) + 1;
         return Err(OpenError::TooManyRanks { device: device.to_owned(), ranks, limit });
     }
-    if of(limits.max_qp) / queue_pairs < others {
-        let (ranks, limit) = (of(limits.max_qp) / queue_pairs + 1, "queue pairs");
-        return Err(OpenError::TooManyRanks { device: device.to_owned(), ranks, limit });
-    }
+    let told = Limits::of(device, limits);
+    told.allow(Kind::QueuePairs, u64::from(queue_pairs) * u64::from(others))?;
+    // Of each peer the inbox, and the slots of each queue pair.
+    told.allow(Kind::Regions, u64::from(queue_pairs + 1) * u64::from(others))?;
     Ok(Sizes { queue_pairs, depth, credits, reads })
 }
 

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use super::lane::{Lane, SLOT_BYTES, Sizes, Waits};
 use super::lease::Leased;
+use super::limits::NotMade;
 use super::nic::Nic;
 use super::objects::MemoryRegion;
 use super::request::{Local, with_immediate};
@@ -74,18 +75,18 @@ impl Pair {
         sizes: Sizes,
         stripe_bytes: usize,
         mut random: impl FnMut() -> u64,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, NotMade> {
         let memory: Arc<dyn Memory> = HostMemory::new(cells.len().max(1) * SLOT_BYTES);
         let address = memory.base().as_ptr() as u64;
         let access = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE;
         let inboxes =
             nics.iter().map(|nic| MemoryRegion::new(&nic.domain, Arc::clone(&memory), address, access));
-        let inboxes = inboxes.collect::<io::Result<Vec<_>>>()?;
+        let inboxes = inboxes.collect::<Result<Vec<_>, _>>()?;
         let count = sizes.queue_pairs as usize * nics.len();
         let lanes = (0..count).map(|lane| Lane::new(nics, lane % nics.len(), sizes, random()));
         Ok(Self {
             peer,
-            lanes: lanes.collect::<io::Result<Vec<_>>>()?,
+            lanes: lanes.collect::<Result<Vec<_>, _>>()?,
             inboxes,
             leases: KeyMap::default(),
             cells,

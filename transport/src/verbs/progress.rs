@@ -2,6 +2,7 @@
 //! device's.
 
 use super::objects::{COMPLETIONS_AT_ONCE, Completion};
+use super::pair::Pair;
 use super::status::WorkStatus;
 use super::{Peer, VerbsDevice, sys};
 use crate::Rank;
@@ -129,12 +130,17 @@ impl VerbsDevice {
             _ => None,
         };
         if let Some(pair) = pair {
-            for nic in &mut self.nics {
-                nic.owners.retain(|_, (owner, _)| *owner != peer);
-            }
-            self.past += pair.counts();
-            pair.fail(error, &mut self.outbox);
+            self.end_pair(peer, pair, error);
         }
+    }
+
+    /// Destroys a pair's queue pairs and ends what is under way on them.
+    pub(super) fn end_pair(&mut self, peer: Rank, pair: Pair, error: &TransferError) {
+        for nic in &mut self.nics {
+            nic.owners.retain(|_, (owner, _)| *owner != peer);
+        }
+        self.past += pair.counts();
+        pair.fail(error, &mut self.outbox);
     }
 
     /// Looks at the control streams once; what they have left makes the next poll look again.
@@ -151,6 +157,7 @@ impl VerbsDevice {
             match event {
                 Event::Connected { peer } => self.greet(peer),
                 Event::PeerLost { peer, cause } => {
+                    let cause = self.desk.cause(peer, cause);
                     let error = TransferError::Lost { peer, cause: cause.clone() };
                     self.end(peer, Peer::Lost(cause.clone()), &error);
                     self.outbox.push_back(Event::PeerLost { peer, cause });
@@ -194,7 +201,8 @@ impl VerbsDevice {
             if let Peer::Joining(joining) = &self.peers[peer as usize]
                 && now >= joining.deadline
             {
-                self.lose(peer, LossCause::NotReached(self.connect_timeout));
+                let cause = self.desk.cause(peer, LossCause::NotReached(self.connect_timeout));
+                self.lose(peer, cause);
             }
         }
     }

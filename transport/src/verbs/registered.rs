@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
+use super::limits::NotMade;
 use super::nic::Nic;
 use super::objects::MemoryRegion;
 use super::open::locked_limit;
@@ -57,14 +58,8 @@ impl Registered {
         let tag = slot.map_or(random, |slot| random & !0xffff | u32::from(slot));
         let mut parts = KeyParts { remote_key: 0, tag, page_offset };
         let with = |nic: &Nic| register(nic, memory, parts.address());
-        let regions = nics.iter().filter(|_| bytes > 0).map(with).collect::<io::Result<Vec<_>>>();
-        let regions = regions.map_err(|source| match (memory.space(), source.kind()) {
-            (Space::Host, io::ErrorKind::OutOfMemory) => {
-                RegisterError::Locked { bytes, limit: locked_limit() }
-            }
-            (Space::Host, _) => RegisterError::System { bytes, source },
-            (space, _) => RegisterError::Space { fabric: FABRIC, space },
-        })?;
+        let regions = nics.iter().filter(|_| bytes > 0).map(with).collect::<Result<Vec<_>, _>>();
+        let regions = regions.map_err(|error| not_registered(&**memory, error))?;
         let (mut local_keys, mut remote_keys) = ([0; NICS_MAX], [0; NICS_MAX]);
         for (nic, region) in regions.iter().enumerate() {
             (local_keys[nic], remote_keys[nic]) = (region.local_key(), region.remote_key());
@@ -85,8 +80,24 @@ impl Registered {
     }
 }
 
+/// What people are told of it.
+fn not_registered(memory: &dyn Memory, error: NotMade) -> RegisterError {
+    let bytes = memory.len();
+    match (memory.space(), error) {
+        (_, NotMade::Limit(limit)) => RegisterError::Limit(limit),
+        // Without a limit it is another memory that there is too little of.
+        (Space::Host, NotMade::System(error))
+            if error.kind() == io::ErrorKind::OutOfMemory && locked_limit() < u64::MAX =>
+        {
+            RegisterError::Locked { bytes, limit: locked_limit() }
+        }
+        (Space::Host, NotMade::System(source)) => RegisterError::System { bytes, source },
+        (space, NotMade::System(_)) => RegisterError::Space { fabric: FABRIC, space },
+    }
+}
+
 /// Registers memory with one NIC.
-fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> io::Result<MemoryRegion> {
+fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> Result<MemoryRegion, NotMade> {
     let windows = if nic.has_windows { sys::IBV_ACCESS_MW_BIND } else { 0 };
     let with = |access| MemoryRegion::new(&nic.domain, Arc::clone(memory), address, access);
     let locked = with(ACCESS | windows);

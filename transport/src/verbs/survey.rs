@@ -2,6 +2,7 @@
 //! memory is registered, as a job would do it. Nothing is kept.
 
 use super::library::library;
+use super::limits::{Limits, NotMade};
 use super::objects::{self, Context, Domain, MemoryRegion};
 use super::{LoadError, OpenError, PortError, sys};
 use crate::memory::SharedMemory;
@@ -80,8 +81,9 @@ fn open(name: &str) -> Result<Opened, OpenError> {
             message_bytes_max: port.max_msg_sz,
         })
     };
-    let domain = Domain::new(&context).map_err(refused("a protection domain"))?;
+    let domain = Domain::new(&context, Limits::of(name, &limits)).map_err(refused("a protection domain"))?;
     let registered = SharedMemory::new(REGISTERED_BYTES)
+        .map_err(NotMade::from)
         .and_then(|memory| MemoryRegion::new(&domain, memory, 0, sys::IBV_ACCESS_LOCAL_WRITE));
     Ok(Opened {
         ports: (1..=limits.phys_port_cnt).filter_map(seen).collect(),

@@ -77,7 +77,6 @@ pub(crate) fn memory_may_be_registered_twice_and_again<B: Backend>() {
     let source = world.region_of(0, &noise(8, 100));
     let memory = world.backend().memory(100);
     let (one, other) = (world.register(1, Arc::clone(&memory)), world.register(1, Arc::clone(&memory)));
-    assert_ne!(one.key(), other.key(), "each registration has a key of its own");
     drop(one);
     world.announce(1);
     assert_eq!(world.carry_out(0, 1, put(&source.whole(), other.remote(), Some(CELL))), Ok(0));

@@ -11,6 +11,7 @@ use pleach_transport::{
 
 use crate::world::{Backend, PATIENCE};
 
+mod minimum;
 mod refused;
 
 /// Transfers of so many bytes or more go in parts where the device is wide.
@@ -239,4 +240,61 @@ fn a_long_put_goes_in_parts_over_all_queue_pairs_of_two_nics_and_gives_one_notic
         assert_eq!(cells.payload(3)[..8], puts.to_le_bytes());
         assert!(target.whole().to_vec() == bytes, "put {puts}");
     }
+}
+
+#[test]
+#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+fn memory_that_is_registered_again_is_registered_once_and_until_its_last_handle() {
+    const LEN: usize = 4096;
+    let mut two = Two::connected(false);
+    let source = two.0[0].register(HostMemory::new(LEN)).expect("registers");
+    source.whole().store(&[7; LEN]);
+    let before = two.0[1].counts();
+    let registered = |two: &Two| {
+        let counts = two.0[1].counts();
+        (counts.registrations - before.registrations, counts.deregistrations - before.deregistrations)
+    };
+    let memory = HostMemory::new(LEN);
+    let handles: Vec<_> =
+        (0..3).map(|_| two.0[1].register(Arc::clone(&memory) as _).expect("registers")).collect();
+    assert_eq!(registered(&two), (1, 0), "one registration for three handles");
+    let key = handles[0].key();
+    assert!(handles.iter().all(|handle| handle.key() == key));
+    let other = two.0[1].register(HostMemory::new(LEN)).expect("registers");
+    assert_ne!(other.key(), key, "other memory is another region");
+    assert_eq!(registered(&two), (2, 0));
+
+    let remote = handles[0].remote();
+    let mut handles = handles.into_iter();
+    for count in [2, 1] {
+        drop(handles.next());
+        assert_eq!(handles.len(), count);
+        let put = Transfer::Put { src: Source::Slice(source.whole()), dst: remote, notice: None };
+        let id = TransferId(count as u64);
+        assert_eq!(two.0[0].submit(1, put, id), Ok(Submitted::UnderWay));
+        two.until(|event, _| event == Some(Event::Done { id, result: Ok(0) }));
+        assert_eq!(registered(&two), (2, 0), "{count} handles are left");
+    }
+    drop(handles);
+    let watched = Arc::downgrade(&memory);
+    drop(memory);
+    two.until(|_, devices| devices[1].counts().deregistrations - before.deregistrations == 1);
+    assert_eq!(watched.strong_count(), 0, "with the last handle the memory goes as well");
+
+    // And whoever registers it then gets a region that is new.
+    let again = two.0[1].register(HostMemory::new(LEN)).expect("registers");
+    assert_ne!(again.key(), key);
+    assert_eq!(registered(&two), (3, 1));
+}
+
+#[test]
+#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+fn devices_that_come_and_go_leave_no_region_with_the_nic() {
+    let mut two = Two::connected(true);
+    let region = two.0[0].register(HostMemory::new(100)).expect("registers");
+    drop(region);
+    two.until(|_, devices| devices[0].counts().deregistrations >= 2);
+    two.0[0].sever(1);
+    let counts = two.0[0].counts();
+    assert_eq!(counts.registrations, counts.deregistrations, "{counts}");
 }

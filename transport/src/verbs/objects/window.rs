@@ -5,12 +5,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{Domain, MemoryRegion, made};
+use crate::verbs::limits::{Kind, NotMade, Taken};
 use crate::verbs::sys;
 
 /// A window, bound by a request on the queue pair whose peer may use it.
 pub(in crate::verbs) struct Window {
     raw: NonNull<sys::ibv_mw>,
     domain: Arc<Domain>,
+    _taken: Taken,
 }
 
 // SAFETY: as for `Context`.
@@ -18,15 +20,16 @@ unsafe impl Send for Window {}
 
 impl Window {
     /// One that is bound to nothing; an error where the device has none.
-    pub(in crate::verbs) fn new(domain: &Arc<Domain>) -> io::Result<Self> {
+    pub(in crate::verbs) fn new(domain: &Arc<Domain>) -> Result<Self, NotMade> {
+        let taken = domain.limits.take(Kind::Windows)?;
         // SAFETY: a live domain; the context's own function for it.
         let raw = unsafe {
             let Some(allocate) = domain.context.raw.as_ref().ops.alloc_mw else {
-                return Err(io::ErrorKind::Unsupported.into());
+                return Err(io::Error::from(io::ErrorKind::Unsupported).into());
             };
             made(allocate(domain.raw.as_ptr(), sys::IBV_MW_TYPE_2))?
         };
-        Ok(Self { raw, domain: Arc::clone(domain) })
+        Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
     }
 
     /// The request that binds it to these bytes of a region, in the addresses that peers use; and the key that is good when

@@ -1,0 +1,228 @@
+//! What a NIC says that it has at most, kept to before the NIC is asked: it would answer a number that says neither what there
+//! is too little of nor what to do.
+//!
+//! **Invariant:** [`Limits::take`] and [`Limits::allow`] refuse exactly what exceeds a limit that the device told; a driver that
+//! tells zero has told none. What this process has made is counted, by all its devices on that NIC; what others hold of it shows
+//! as an error of the system.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::sys;
+
+/// Of what a NIC has only so much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Registered memory regions (`max_mr`).
+    Regions,
+    /// Bytes of one of them (`max_mr_size`).
+    RegionBytes,
+    /// Memory windows, of which each lease is one (`max_mw`).
+    Windows,
+    /// Queue pairs (`max_qp`).
+    QueuePairs,
+    /// Completion queues (`max_cq`).
+    CompletionQueues,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Regions => "registered regions (max_mr)",
+            Self::RegionBytes => "bytes in one registered region (max_mr_size)",
+            Self::Windows => "memory windows (max_mw)",
+            Self::QueuePairs => "queue pairs (max_qp)",
+            Self::CompletionQueues => "completion queues (max_cq)",
+        })
+    }
+}
+
+impl Kind {
+    /// What to do where a limit is met.
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Regions => "drop some, or register fewer that are larger",
+            Self::RegionBytes => "register the memory in parts",
+            Self::Windows => "take leases back that are not used any more",
+            Self::QueuePairs => {
+                "take fewer ranks a NIC, fewer queue pairs (PLEACH_VERBS_QUEUE_PAIRS), or another fabric"
+            }
+            Self::CompletionQueues => "end other programs that use it, or take another fabric",
+        }
+    }
+}
+
+/// A limit of a NIC is met.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("RDMA device {device} has no more than {most} {kind}, and {wanted} are asked for; {}", .kind.remedy())]
+pub struct Limit {
+    /// Which device.
+    pub device: String,
+    /// Of what.
+    pub kind: Kind,
+    /// How many there may be.
+    pub most: u64,
+    /// How many there would be.
+    pub wanted: u64,
+}
+
+/// Why the NIC gave no object.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotMade {
+    /// It was not asked.
+    #[error(transparent)]
+    Limit(#[from] Limit),
+    /// It, or the kernel, refused.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+impl NotMade {
+    /// As errors of the system are told apart.
+    pub(super) fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Limit(_) => io::ErrorKind::QuotaExceeded,
+            Self::System(error) => error.kind(),
+        }
+    }
+}
+
+/// What a device told, and what this process has of it.
+#[derive(Clone)]
+pub(super) struct Limits {
+    device: String,
+    /// By [`Kind`]; zero: none was told.
+    most: [u64; KINDS],
+    used: Arc<Used>,
+}
+
+/// How many kinds there are.
+const KINDS: usize = 5;
+
+/// What all objects of this process use of one device, by [`Kind`]. Relaxed, all of it: counts that publish nothing.
+#[derive(Default)]
+struct Used([AtomicU64; KINDS]);
+
+/// One of a kind that is used; not any more when this is dropped.
+pub(super) struct Taken {
+    used: Arc<Used>,
+    kind: Kind,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // Relaxed: see `Used`.
+        self.used.0[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What is used of the device of this name, by all that this process has opened of it.
+fn used_of(device: &str) -> Arc<Used> {
+    static DEVICES: Mutex<BTreeMap<String, Arc<Used>>> = Mutex::new(BTreeMap::new());
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(devices.entry(device.to_owned()).or_default())
+}
+
+impl Limits {
+    pub(super) fn of(device: &str, told: &sys::ibv_device_attr) -> Self {
+        let number = |told: i32| u64::try_from(told).unwrap_or(0);
+        let mut most = [0; KINDS];
+        most[Kind::Regions as usize] = number(told.max_mr);
+        most[Kind::RegionBytes as usize] = told.max_mr_size;
+        most[Kind::Windows as usize] = number(told.max_mw);
+        most[Kind::QueuePairs as usize] = number(told.max_qp);
+        most[Kind::CompletionQueues as usize] = number(told.max_cq);
+        Self { device: device.to_owned(), most, used: used_of(device) }
+    }
+
+    /// Whether there may be so many more; of bytes in a region, whether there may be so many.
+    pub(super) fn allow(&self, kind: Kind, more: u64) -> Result<(), Limit> {
+        let most = self.most[kind as usize];
+        // Relaxed: see `Used`.
+        let wanted = self.used.0[kind as usize].load(Ordering::Relaxed).saturating_add(more);
+        if most > 0 && wanted > most {
+            return Err(Limit { device: self.device.clone(), kind, most, wanted });
+        }
+        Ok(())
+    }
+
+    /// Counts one more, to be kept with it.
+    pub(super) fn take(&self, kind: Kind) -> Result<Taken, Limit> {
+        // Relaxed: see `Used`. Counted before it is looked at, so that of two who take the last one neither gets it too much.
+        self.used.0[kind as usize].fetch_add(1, Ordering::Relaxed);
+        let taken = Taken { used: Arc::clone(&self.used), kind };
+        self.allow(kind, 0)?;
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a device of this name with so many of everything.
+    fn limits(device: &str, most: i32) -> Limits {
+        // SAFETY: plain numbers, of which zero is one.
+        let mut told: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
+        told.max_mr_size = u64::try_from(most).unwrap_or(0);
+        (told.max_mr, told.max_mw, told.max_qp, told.max_cq) = (most, most, most, most);
+        Limits::of(device, &told)
+    }
+
+    const COUNTED: [(Kind, &str); 4] = [
+        (Kind::Regions, "(max_mr)"),
+        (Kind::Windows, "(max_mw)"),
+        (Kind::QueuePairs, "(max_qp)"),
+        (Kind::CompletionQueues, "(max_cq)"),
+    ];
+
+    #[test]
+    fn as_many_as_a_device_has_are_given_and_one_more_is_an_error_that_names_the_limit() {
+        for (kind, name) in COUNTED {
+            let limits = limits(name, 3);
+            let mut taken: Vec<_> = (0..3).map(|_| limits.take(kind).expect("there are three")).collect();
+            for refused in [limits.take(kind).err(), limits.allow(kind, 1).err()] {
+                let error = refused.expect("there are only three");
+                assert_eq!((error.most, error.wanted, error.kind), (3, 4, kind));
+                let text = error.to_string();
+                assert!(text.contains(name) && text.contains("RDMA device"), "{text}");
+                assert!(text.ends_with(kind.remedy()), "what to do: {text}");
+            }
+            taken.pop();
+            assert!(limits.take(kind).is_ok(), "one was given back");
+        }
+    }
+
+    #[test]
+    fn all_that_a_process_has_opened_of_a_device_counts() {
+        let (one, other) = (limits("shared", 2), limits("shared", 2));
+        let _first = one.take(Kind::QueuePairs).expect("there are two");
+        let _second = other.take(Kind::QueuePairs).expect("there are two");
+        assert!(one.take(Kind::QueuePairs).is_err());
+        assert!(limits("another", 2).take(Kind::QueuePairs).is_ok());
+    }
+
+    #[test]
+    fn a_region_is_at_most_as_long_as_the_device_takes() {
+        let limits = limits("long", 4096);
+        assert_eq!(limits.allow(Kind::RegionBytes, 4096), Ok(()));
+        let error = limits.allow(Kind::RegionBytes, 4097).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("4096 bytes in one registered region (max_mr_size), and 4097"), "{text}");
+    }
+
+    #[test]
+    fn a_device_that_tells_no_limit_has_none() {
+        for told in [0, -1] {
+            let limits = limits("unlimited", told);
+            assert_eq!(limits.allow(Kind::RegionBytes, u64::MAX), Ok(()));
+            for (kind, name) in COUNTED {
+                assert!(limits.take(kind).is_ok() && limits.allow(kind, u64::MAX).is_ok(), "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Protection domains, and the memory that the device may touch on their behalf.
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Context, made};
+use crate::memory::Memory;
+use crate::verbs::limits::{Kind, Limits, NotMade, Taken};
+use crate::verbs::sys;
+
+/// A protection domain: what its regions and queue pairs have in common. It keeps to the limits that its device told, so
+/// that who meets one hears which.
+pub(in crate::verbs) struct Domain {
+    pub(super) raw: NonNull<sys::ibv_pd>,
+    pub(super) context: Arc<Context>,
+    pub(super) limits: Limits,
+    /// Regions registered so far. Relaxed, as the next: only counted.
+    registered: AtomicU64,
+    deregistered: AtomicU64,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub(in crate::verbs) fn new(context: &Arc<Context>, limits: Limits) -> io::Result<Arc<Self>> {
+        // SAFETY: an open context.
+        let raw = made(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })?;
+        let (registered, deregistered) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Arc::new(Self { raw, context: Arc::clone(context), limits, registered, deregistered }))
+    }
+
+    /// Regions registered so far, and those of them that are no more.
+    pub(in crate::verbs) fn registrations(&self) -> (u64, u64) {
+        // Relaxed: see the fields.
+        (self.registered.load(Ordering::Relaxed), self.deregistered.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: regions and queue pairs hold their domain.
+        unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
+    }
+}
+
+/// Memory that the device may touch.
+pub(in crate::verbs) struct MemoryRegion {
+    pub(super) raw: NonNull<sys::ibv_mr>,
+    domain: Arc<Domain>,
+    /// Kept as long as the device knows it.
+    memory: Arc<dyn Memory>,
+    _taken: Taken,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Registers memory of at least one byte, known to peers at `iova`.
+    pub(in crate::verbs) fn new(
+        domain: &Arc<Domain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, NotMade> {
+        let library = domain.context.library;
+        let (base, len) = (memory.base().as_ptr().cast(), memory.len());
+        domain.limits.allow(Kind::RegionBytes, len as u64)?;
+        let taken = domain.limits.take(Kind::Regions)?;
+        // Flags that libraries from before that function do not know.
+        let known = access & !sys::IBV_ACCESS_RELAXED_ORDERING;
+        let raw = match (memory.dma_buf(), library.reg_dmabuf_mr) {
+            (Some(part), Some(register)) => {
+                let file = part.file.as_raw_fd();
+                // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is kept longer than
+                // the registration.
+                unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, known as c_int) }
+            }
+            // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
+            _ => unsafe {
+                match library.reg_mr_iova2 {
+                    Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
+                    None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, known as c_int),
+                }
+            },
+        };
+        let raw = made(raw)?;
+        // Relaxed: see the field.
+        domain.registered.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { raw, domain: Arc::clone(domain), memory, _taken: taken })
+    }
+
+    pub(in crate::verbs) fn local_key(&self) -> u32 {
+        // SAFETY: a live region, whose keys do not change.
+        unsafe { self.raw.as_ref().lkey }
+    }
+
+    pub(in crate::verbs) fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.raw.as_ref().rkey }
+    }
+
+    pub(in crate::verbs) fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: a live region; peers that still use its key get an error.
+        unsafe { (self.domain.context.library.dereg_mr)(self.raw.as_ptr()) };
+        // Relaxed: see the field.
+        self.domain.deregistered.fetch_add(1, Ordering::Relaxed);
+    }
+}

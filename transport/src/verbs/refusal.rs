@@ -1,0 +1,147 @@
+//! Why a rank makes no connection, as it tells the peer before it hangs up: so both ends name the cause, not only the one that
+//! found it.
+
+use std::fmt;
+
+use super::limits::Kind;
+use crate::device::LossCause;
+
+/// What a peer said of why it makes no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The ports of the two carry packets of different lengths.
+    PacketLengths {
+        /// Longest packet of the port of who says this, in bytes.
+        own: u32,
+        /// Of who hears it.
+        peer: u32,
+    },
+    /// It may lock no more memory for its NIC.
+    NotLocked {
+        /// How many bytes it may lock in all.
+        limit: u64,
+    },
+    /// Its NIC has no more of something.
+    Limit {
+        /// Of what.
+        kind: Kind,
+        /// How many there may be.
+        most: u64,
+    },
+    /// It could not make or join its queue pairs; its own error says why.
+    NoQueuePair,
+    /// The connection manager found no way to the peer, or was refused there; its own error says why.
+    NoWay,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PacketLengths { own, peer } => write!(
+                formatter,
+                "its RDMA port carries packets of {own} bytes, this rank's of {peer}; give both ends' network interfaces the same MTU"
+            ),
+            Self::NotLocked { limit } => write!(
+                formatter,
+                "it may lock no more memory for its NIC (limit: {limit} bytes); on its host, raise it with 'ulimit -l unlimited'"
+            ),
+            Self::Limit { kind, most } => write!(formatter, "its NIC has no more than {most} {kind}"),
+            Self::NoQueuePair => {
+                formatter.write_str("it has no queue pair for this rank; its own error says why")
+            }
+            Self::NoWay => {
+                formatter.write_str("it found no way for RDMA to this rank; its own error says why")
+            }
+        }
+    }
+}
+
+const PACKET_LENGTHS: u8 = 0;
+const NOT_LOCKED: u8 = 1;
+const NO_QUEUE_PAIR: u8 = 2;
+const NO_WAY: u8 = 3;
+/// And from here on limits, by what of.
+const LIMIT: u8 = 4;
+
+/// Limits by their numbers on the wire.
+const KINDS: [Kind; 5] =
+    [Kind::Regions, Kind::RegionBytes, Kind::Windows, Kind::QueuePairs, Kind::CompletionQueues];
+
+impl Refusal {
+    /// What the peer is told where a pair is lost by this before it was there; `None` where it knows.
+    pub(super) fn of(cause: &LossCause) -> Option<Self> {
+        Some(match cause {
+            LossCause::PacketLengths { own, peer } => Self::PacketLengths { own: *own, peer: *peer },
+            LossCause::NotLocked { limit } => Self::NotLocked { limit: *limit },
+            LossCause::Limit(limit) => Self::Limit { kind: limit.kind, most: limit.most },
+            LossCause::ConnectionBroke(_) => Self::NoQueuePair,
+            _ => return None,
+        })
+    }
+
+    /// How the pair is lost for who hears this.
+    pub(super) fn heard(self) -> LossCause {
+        match self {
+            Self::PacketLengths { own, peer } => LossCause::PacketLengths { own: peer, peer: own },
+            other => LossCause::Refused(other),
+        }
+    }
+
+    pub(super) fn encode(self) -> [u8; 9] {
+        let (what, number) = match self {
+            Self::PacketLengths { own, peer } => (PACKET_LENGTHS, u64::from(own) << 32 | u64::from(peer)),
+            Self::NotLocked { limit } => (NOT_LOCKED, limit),
+            Self::NoQueuePair => (NO_QUEUE_PAIR, 0),
+            Self::NoWay => (NO_WAY, 0),
+            Self::Limit { kind, most } => {
+                let index = KINDS.iter().position(|known| *known == kind).unwrap_or(0);
+                (LIMIT + index as u8, most)
+            }
+        };
+        let mut bytes = [what; 9];
+        bytes[1..].copy_from_slice(&number.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (what, number) = bytes.split_first()?;
+        let number = u64::from_le_bytes(number.try_into().ok()?);
+        Some(match *what {
+            PACKET_LENGTHS => Self::PacketLengths { own: (number >> 32) as u32, peer: number as u32 },
+            NOT_LOCKED => Self::NotLocked { limit: number },
+            NO_QUEUE_PAIR => Self::NoQueuePair,
+            NO_WAY => Self::NoWay,
+            limit => Self::Limit { kind: *KINDS.get(usize::from(limit - LIMIT))?, most: number },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_come_back_and_others_are_none() {
+        let limits = KINDS.map(|kind| Refusal::Limit { kind, most: 1 << 40 });
+        let others = [
+            Refusal::PacketLengths { own: 1024, peer: 4096 },
+            Refusal::NotLocked { limit: 65_536 },
+            Refusal::NoQueuePair,
+            Refusal::NoWay,
+        ];
+        for refusal in limits.into_iter().chain(others) {
+            assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));
+            assert_eq!(Refusal::decode(&refusal.encode()[..8]), None);
+        }
+        assert_eq!(Refusal::decode(&[LIMIT + 5; 9]), None);
+        assert_eq!(Refusal::decode(&[]), None);
+    }
+
+    #[test]
+    fn both_ends_name_the_lengths_of_packets_each_from_its_side() {
+        let cause = LossCause::PacketLengths { own: 1024, peer: 4096 };
+        let heard = Refusal::of(&cause).expect("the peer is told").heard();
+        assert_eq!(heard, LossCause::PacketLengths { own: 4096, peer: 1024 });
+    }
+}
