@@ -553,6 +553,7 @@ impl ReachError {
                     | LossCause::ConnectionBroke(_)
                     | LossCause::HostSilent(_)
                     | LossCause::NotReached(_)
+                    | LossCause::Refused(_)
             ),
         }
     }

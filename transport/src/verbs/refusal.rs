@@ -44,7 +44,7 @@ impl fmt::Display for Refusal {
             ),
             Self::NotLocked { limit } => write!(
                 formatter,
-                "it may lock no more memory for its NIC (limit: {limit} bytes); on its host, raise it with 'ulimit -l unlimited'"
+                "it may lock no more memory for its NIC: the limit is {limit} bytes; raise it there with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
             ),
             Self::Limit { kind, most } => write!(formatter, "its NIC has no more than {most} {kind}"),
             Self::NoQueuePair => {
