@@ -7,7 +7,7 @@ use super::bank::CREDIT_CELL;
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
 use super::program::{PlaceAt, Program, PutProgram};
-use super::run::{Ground, Issue, NOBODY, Parameters, PeerState, Run, Site, Trouble};
+use super::run::{Ground, Issue, NOBODY, Parameters, Run, Site, Trouble};
 use super::signature::{Descriptor, Stream};
 use crate::Rank;
 use crate::collective::{DataType, ReduceOp};
@@ -49,7 +49,9 @@ impl Run {
         } else if !self.peers[from as usize].heard {
             self.touched.push(from);
             let (input, output) = Header::landings(&payload);
-            self.peers[from as usize] = PeerState { heard: true, input, output, ..PeerState::default() };
+            // What is mapped of its scratch may be being written to.
+            let peer = &mut self.peers[from as usize];
+            (peer.heard, peer.input, peer.output) = (true, input, output);
         }
         Issue::Complete
     }
