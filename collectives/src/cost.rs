@@ -144,6 +144,8 @@ impl Work {
                 _ => Self::puts(1, 2, 1, 1),
             }),
             Algorithm::Exchange => Some(Self::puts(1, 1, p - 1, p - 1).reducing(1, p - 1)),
+            Algorithm::Eager => Some(Self::eager(collective, p)),
+            Algorithm::EagerTree => Some(Self::eager_tree(collective, p)),
             Algorithm::Ring => Some(match collective {
                 Collective::AllReduce => {
                     // Of more than two ranks the one before has to be told that results may come.
@@ -172,6 +174,37 @@ impl Work {
             }
             Algorithm::Hierarchical(_) | Algorithm::Packed(_) => None,
         }
+    }
+
+    fn eager(collective: Collective, ranks: u32) -> Self {
+        let (p, others) = (ranks, ranks - 1);
+        match collective {
+            Collective::Reduce { .. } => Self::puts(1, 1, 1, others).reducing(1, others),
+            Collective::ReduceScatter => Self::puts(p, 1, others, others).reducing(1, others),
+            Collective::Broadcast { .. } => Self::puts(1, 1, others, others).copying(1),
+            Collective::Scatter { .. } => Self::puts(p, 1, others, others).copying(1),
+            Collective::Gather { .. } => Self::puts(p, 1, 1, others).copying(others),
+            Collective::AllToAll => Self::puts(p * p, 1, others, others).copying(others),
+            _ => Self::puts(p, 1, others, others).copying(others),
+        }
+    }
+
+    fn eager_tree(collective: Collective, ranks: u32) -> Self {
+        let (depth, most_children) = (ranks.ilog2(), ranks.next_power_of_two().ilog2());
+        if !collective.reduces() {
+            return Self::puts(1, depth, most_children, most_children).copying(1);
+        }
+        // On the longest way up; who has children passes over two places more than it has of them. Children are those
+        // with one more bit below the lowest.
+        let mut passed = vec![0; ranks as usize];
+        for rank in (0..ranks).rev() {
+            let lowest = if rank == 0 { most_children } else { rank.trailing_zeros() };
+            let children = (0..lowest).map(|bit| rank | 1 << bit).take_while(|&child| child < ranks);
+            let longest = children.clone().map(|child| passed[child as usize]).max();
+            passed[rank as usize] = longest.map_or(0, |longest| longest + children.count() as u32 + 2);
+        }
+        let work = Self::puts(1, depth, 1, most_children).reducing(1, most_children);
+        work.along(depth, passed[0])
     }
 
     fn recursive_doubling(collective: Collective, ranks: u32) -> Self {
@@ -274,6 +307,11 @@ impl Work {
         self.passed = reduced + 2 * passes;
         self.passed_on_the_way = self.passed;
         self
+    }
+
+    /// With so many passes that copy a chunk.
+    fn copying(self, copies: u32) -> Self {
+        Self { passed: 2 * copies, passed_on_the_way: 2 * copies, ..self }
     }
 
     /// The same between ranks that are all on hosts of their own.

@@ -75,6 +75,20 @@ pub enum SelectError {
         /// How many.
         bytes: u64,
     },
+    /// More bytes than the algorithm is for.
+    #[error(
+        "{algorithm} carries parts of at most {most} bytes between {ranks} ranks, not {bytes}; choose another algorithm"
+    )]
+    TooLong {
+        /// Which algorithm.
+        algorithm: Algorithm,
+        /// Bytes of a part.
+        bytes: u64,
+        /// How many it can do.
+        most: u64,
+        /// Between how many ranks.
+        ranks: u32,
+    },
     /// Nothing is packed for the links.
     #[error(transparent)]
     Wiring(#[from] WiringError),
@@ -163,6 +177,7 @@ pub fn select_algorithm(
         (named, _) => named.clone(),
     };
     check(collective, &named, ranks)?;
+    expect_short(collective, &named, ranks, bytes)?;
     expect_joined(collective, &named, platform)?;
     let mut algorithms = vec![named.clone()];
     let others = candidates_on(collective, bytes, platform).into_iter();
@@ -234,6 +249,22 @@ fn packed_on(collective: Collective, bytes: u64, wiring: &Wiring) -> Result<Vec<
     Ok(all.into_iter().map(|trees| Algorithm::Packed(Some(trees))).collect())
 }
 
+/// That the parts are no longer than the algorithm is for.
+fn expect_short(
+    collective: Collective,
+    algorithm: &Algorithm,
+    ranks: u32,
+    bytes: u64,
+) -> Result<(), SelectError> {
+    let bytes = bytes / u64::from(collective.parts(ranks).max(1));
+    match algorithm.part_bytes_max(ranks) {
+        Some(most) if bytes > most => {
+            Err(SelectError::TooLong { algorithm: algorithm.clone(), bytes, most, ranks })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Where links are known, that they join all ranks that the algorithm moves data between.
 fn expect_joined(
     collective: Collective,
@@ -264,6 +295,8 @@ pub(crate) fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     let mut all = vec![
         Algorithm::RecursiveDoubling,
         Algorithm::Exchange,
+        Algorithm::Eager,
+        Algorithm::EagerTree,
         Algorithm::Direct,
         Algorithm::HalvingDoubling,
         Algorithm::Ring,
@@ -289,8 +322,9 @@ fn price(
     let mut table = Vec::new();
     let mut refused = None;
     for algorithm in algorithms {
-        if let Err(error) = check(collective, algorithm, ranks) {
-            refused = Some(error.into());
+        let fits = check(collective, algorithm, ranks).map_err(SelectError::from);
+        if let Err(error) = fits.and_then(|_| expect_short(collective, algorithm, ranks, bytes)) {
+            refused = Some(error);
             continue;
         }
         if let Some(wiring) = &platform.wiring {

@@ -192,6 +192,9 @@ fn check_all(collective: Collective, algorithm: &Algorithm) {
                     }
                     other => (Vec::new(), other.clone()),
                 };
+                if algorithm.part_bytes_max(ranks).is_some_and(|most| count as u64 * 4 > most) {
+                    continue;
+                }
                 let seed = u64::from(ranks) * 100 + number as u64 * 10 + u64::from(maps);
                 check(&Case {
                     collective,
@@ -243,6 +246,15 @@ collectives! {
     scatter_direct: Collective::Scatter { root: 0 }, Algorithm::Direct;
     all_to_all_direct: Collective::AllToAll, Algorithm::Direct;
     send_recv_direct: Collective::SendRecv { from: 0, to: 1 }, Algorithm::Direct;
+    broadcast_eager: Collective::Broadcast { root: 0 }, Algorithm::Eager;
+    broadcast_eager_tree: Collective::Broadcast { root: 0 }, Algorithm::EagerTree;
+    reduce_eager: Collective::Reduce { root: 0 }, Algorithm::Eager;
+    reduce_eager_tree: Collective::Reduce { root: 0 }, Algorithm::EagerTree;
+    all_gather_eager: Collective::AllGather, Algorithm::Eager;
+    reduce_scatter_eager: Collective::ReduceScatter, Algorithm::Eager;
+    gather_eager: Collective::Gather { root: 0 }, Algorithm::Eager;
+    scatter_eager: Collective::Scatter { root: 0 }, Algorithm::Eager;
+    all_to_all_eager: Collective::AllToAll, Algorithm::Eager;
     barrier: Collective::Barrier, Algorithm::RecursiveDoubling;
     all_reduce_hierarchical: Collective::AllReduce, Algorithm::Hierarchical(None);
     reduce_hierarchical: Collective::Reduce { root: 0 }, Algorithm::Hierarchical(None);

@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(value_parser = collective)]
     collective: Collective,
-    /// direct, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB or
+    /// direct, eager, eager-tree, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB or
     /// hierarchical:HxR (H hosts of R ranks; also 3+2, or the host of each rank: 0,1,0,1)
     #[arg(long, value_name = "NAME")]
     algorithm: String,

@@ -12,6 +12,7 @@ use super::layout::longest_block;
 use super::program::Program;
 use super::run::{Bank, LANES_MAX, STEPS_MAX, WINDOW_MAX};
 use super::signature::Stream;
+use crate::generate::eager::SCRATCH_BYTES;
 use crate::generate::packed::Pace;
 
 /// The cell in which peers tell how many runs they have completed, when nothing else tells it.
@@ -32,6 +33,7 @@ const SMALL_CELLS: u32 = 32;
 const _: () = assert!(MESSAGE_CELLS_BASE + 4 * MESSAGE_CELLS <= SMALL_CELLS_BASE);
 /// Scratch of a small bank, in bytes.
 const SMALL_SCRATCH_BYTES: u64 = 64 << 10;
+const _: () = assert!(SCRATCH_BYTES <= SMALL_SCRATCH_BYTES);
 
 const LARGE_BANKS: usize = 2;
 const LARGE_CELLS_BASE: u32 = SMALL_CELLS_BASE + SMALL_BANKS as u32 * SMALL_CELLS;
@@ -107,7 +109,12 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
         (None, Some(pace)) => paced_chunk(program, pace, longest, part_bytes),
         (None, None) => chunk_max,
     };
-    Ok((whole.min(chunk_max).min(wanted).min(room.max(ALIGN_BYTES)), class))
+    let chunk = whole.min(chunk_max).min(wanted).min(room.max(ALIGN_BYTES));
+    if program.single_chunk && chunk < whole {
+        let slots_max = (scratch_bytes / whole as u64) as u32;
+        return Err(TooLarge { cells: program.cells, slots: program.slots, cells_max, slots_max });
+    }
+    Ok((chunk, class))
 }
 
 /// The chunk of the longest block, when all blocks are cut into as many as suits the links.

@@ -26,6 +26,7 @@ pub struct Program {
     pub(super) rank: Rank,
     pub(super) ranks: u32,
     pub(super) window: u32,
+    pub(super) single_chunk: bool,
     /// Those that this rank has lanes for; lanes name them by their place here.
     pub(super) blocks: Vec<Cut>,
     /// The largest share that a block has of its part, in weights of it and of all; and how many blocks there are.
@@ -287,6 +288,7 @@ impl Program {
             rank,
             ranks: schedule.ranks(),
             window: schedule.window,
+            single_chunk: schedule.single_chunk,
             blocks: own_blocks.into_iter().map(|(block, _)| cuts[block as usize]).collect(),
             largest_share,
             lanes: builder.lanes,
@@ -463,7 +465,7 @@ fn hash_schedule(schedule: &Schedule) -> u64 {
     use std::hash::{Hash, Hasher};
     let mut hasher = super::signature::Hasher64::default();
     format!("{}", schedule.collective).hash(&mut hasher);
-    schedule.window.hash(&mut hasher);
+    (schedule.window, schedule.single_chunk).hash(&mut hasher);
     schedule.blocks.hash(&mut hasher);
     for lanes in &schedule.programs {
         for lane in lanes {

@@ -21,7 +21,13 @@ const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
     let program = |rank| lane(ranks, access, rank).into_iter().collect();
-    Schedule { collective, window: WINDOW, blocks: one_block(), programs: (0..ranks).map(program).collect() }
+    Schedule {
+        collective,
+        window: WINDOW,
+        single_chunk: false,
+        blocks: one_block(),
+        programs: (0..ranks).map(program).collect(),
+    }
 }
 
 fn lane(ranks: u32, access: Access, rank: Rank) -> Option<Lane> {

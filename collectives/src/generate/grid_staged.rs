@@ -34,6 +34,7 @@ pub(super) fn schedule(space: &RankSpace, access: Access) -> Schedule {
     Schedule {
         collective: Collective::AllReduce,
         window: WINDOW,
+        single_chunk: false,
         blocks: block_for_each_rank(Collective::AllReduce, ranks),
         programs: (0..ranks).map(program).collect(),
     }

@@ -39,7 +39,13 @@ pub(super) fn schedule(collective: Collective, hosts: &HostMap, access: Access) 
     let (ranks, members) = (hosts.ranks(), hosts.members());
     if collective == Collective::Barrier {
         let programs = (0..ranks).map(|rank| barrier(hosts, &members, rank).into_iter().collect());
-        return Schedule { collective, window: WINDOW, blocks: one_block(), programs: programs.collect() };
+        return Schedule {
+            collective,
+            window: WINDOW,
+            single_chunk: false,
+            blocks: one_block(),
+            programs: programs.collect(),
+        };
     }
     let largest = members.iter().map(Vec::len).max().unwrap_or(1);
     let blocks = match collective.root() {

@@ -15,6 +15,7 @@
 mod chain;
 mod direct;
 mod double_tree;
+pub(crate) mod eager;
 mod exchange;
 mod grid;
 mod grid_staged;
@@ -96,6 +97,10 @@ pub const GRID_DIMENSIONS_MAX: usize = 16;
 pub enum Algorithm {
     /// Every rank with every other, in one hop.
     Direct,
+    /// Straight to the scratch of those who get it, without a word of theirs before: for few bytes.
+    Eager,
+    /// The same along a binomial tree.
+    EagerTree,
     /// Everything to everybody, in one round.
     Exchange,
     /// Exchanges of everything with the rank at distance 1, 2, 4, …
@@ -138,15 +143,22 @@ impl Algorithm {
                 "packed",
             ],
             Collective::Reduce { .. } | Collective::Broadcast { .. } => {
-                &["direct", "double-tree", "chain", "hierarchical:HxR", "packed"]
+                &["direct", "eager", "eager-tree", "double-tree", "chain", "hierarchical:HxR", "packed"]
             }
             Collective::AllGather | Collective::ReduceScatter => {
-                &["direct", "ring", "halving-doubling", "grid:AxB", "hierarchical:HxR", "packed"]
+                &["direct", "eager", "ring", "halving-doubling", "grid:AxB", "hierarchical:HxR", "packed"]
             }
             Collective::Barrier => &["recursive-doubling", "hierarchical:HxR"],
-            Collective::Gather { .. } | Collective::Scatter { .. } => &["direct", "packed"],
-            Collective::AllToAll | Collective::SendRecv { .. } => &["direct"],
+            Collective::Gather { .. } | Collective::Scatter { .. } => &["direct", "eager", "packed"],
+            Collective::AllToAll => &["direct", "eager"],
+            Collective::SendRecv { .. } => &["direct"],
         }
+    }
+
+    /// The longest part that it carries between so many ranks, in bytes, where there is a limit.
+    #[must_use]
+    pub fn part_bytes_max(&self, ranks: u32) -> Option<u64> {
+        matches!(self, Self::Eager | Self::EagerTree).then(|| eager::part_bytes_max(ranks))
     }
 
     /// Whether it can carry out the collective.
@@ -175,6 +187,8 @@ impl Algorithm {
     pub fn family(&self) -> &'static str {
         match self {
             Self::Direct => "direct",
+            Self::Eager => "eager",
+            Self::EagerTree => "eager-tree",
             Self::Exchange => "exchange",
             Self::RecursiveDoubling => "recursive-doubling",
             Self::HalvingDoubling => "halving-doubling",
@@ -216,12 +230,14 @@ impl FromStr for Algorithm {
             what: "algorithm",
             name: name.to_owned(),
             known:
-                "direct exchange recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR packed"
+                "direct eager eager-tree exchange recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR packed"
                     .to_owned(),
         }
         };
         match name {
             "direct" => return Ok(Self::Direct),
+            "eager" => return Ok(Self::Eager),
+            "eager-tree" => return Ok(Self::EagerTree),
             "exchange" => return Ok(Self::Exchange),
             "recursive-doubling" => return Ok(Self::RecursiveDoubling),
             "halving-doubling" => return Ok(Self::HalvingDoubling),
@@ -367,6 +383,8 @@ pub fn generate(
     };
     Ok(match algorithm {
         Algorithm::Direct => direct::schedule(collective, ranks, access),
+        Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::Form::Star),
+        Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::Form::Binomial),
         Algorithm::Exchange => exchange::schedule(collective, ranks, access),
         Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
         Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access),
@@ -397,7 +415,7 @@ pub(crate) fn check(
     let limit = match collective {
         Collective::AllToAll => ALL_TO_ALL_RANKS_MAX,
         Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter
-            if *algorithm == Algorithm::Direct =>
+            if matches!(algorithm, Algorithm::Direct | Algorithm::Eager) =>
         {
             DIRECT_RANKS_MAX
         }
@@ -454,7 +472,13 @@ fn alone(collective: Collective, ranks: u32, access: Access) -> Schedule {
         }
         lane.finish().into_iter().collect()
     };
-    Schedule { collective, window: 1, blocks: one_block(), programs: (0..ranks).map(lanes).collect() }
+    Schedule {
+        collective,
+        window: 1,
+        single_chunk: false,
+        blocks: one_block(),
+        programs: (0..ranks).map(lanes).collect(),
+    }
 }
 
 /// The only part in one piece.

@@ -524,6 +524,7 @@ fn along_paths(trees: &PackedTrees, blocks: Vec<Block>, access: Access) -> Sched
     Schedule {
         collective: trees.collective,
         window: trees.pace.window,
+        single_chunk: false,
         blocks,
         programs: programs.into_iter().map(in_turn).collect(),
     }

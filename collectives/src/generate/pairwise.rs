@@ -53,6 +53,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     Schedule {
         collective,
         window: WINDOW,
+        single_chunk: false,
         blocks: (0..parts).map(|part| Block { part, weight: 1 }).collect(),
         programs: programs.into_iter().map(in_turn).collect(),
     }

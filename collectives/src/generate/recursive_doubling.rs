@@ -39,7 +39,13 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
         };
         lane.into_iter().collect()
     };
-    Schedule { collective, window: WINDOW, blocks: one_block(), programs: (0..ranks).map(program).collect() }
+    Schedule {
+        collective,
+        window: WINDOW,
+        single_chunk: false,
+        blocks: one_block(),
+        programs: (0..ranks).map(program).collect(),
+    }
 }
 
 /// The slot and the cell of the exchange at distance 2^(round - 1); round 0 is for those who are spoken for.

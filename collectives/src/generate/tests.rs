@@ -12,6 +12,8 @@ use super::{Access, Algorithm, RANKS_MAX, generate};
 fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     let mut all = vec![
         Algorithm::Direct,
+        Algorithm::Eager,
+        Algorithm::EagerTree,
         Algorithm::RecursiveDoubling,
         Algorithm::HalvingDoubling,
         Algorithm::Ring,
@@ -54,7 +56,7 @@ fn check(collective: Collective, algorithm: &Algorithm, ranks: u32, access: Acce
     assert_eq!(schedule.ranks(), ranks);
     for layout in LAYOUTS {
         for seed in 1..=seeds {
-            let chunks = schedule.window * 2 + 1;
+            let chunks = if schedule.single_chunk { 1 } else { schedule.window * 2 + 1 };
             if let Err(error) = interpret(&schedule, layout, chunks, seed * 7919 + u64::from(ranks)) {
                 panic!(
                     "{collective} by {algorithm}, {ranks} ranks, {access}, {layout:?}, seed {seed}: {error}"
@@ -183,7 +185,7 @@ fn names_are_read_as_they_are_written() {
 fn what_cannot_be_made_is_refused_with_what_can() {
     let error = Algorithm::named("chain", Collective::AllGather).unwrap_err().to_string();
     assert!(
-        error.ends_with("there are direct ring halving-doubling grid:AxB hierarchical:HxR packed"),
+        error.ends_with("there are direct eager ring halving-doubling grid:AxB hierarchical:HxR packed"),
         "{error}"
     );
     let refused = |collective, algorithm: Algorithm, ranks| {

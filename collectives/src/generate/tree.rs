@@ -37,7 +37,6 @@ pub(super) struct Tree {
     parents: Vec<Option<Rank>>,
     /// In the order in which they are ready to contribute.
     children: Vec<Vec<Rank>>,
-    /// A rank's place among its parent's children.
     slots: Vec<u16>,
 }
 
@@ -62,6 +61,12 @@ impl Tree {
     /// Everybody below the root, which begins with the rank after it.
     pub(super) fn star(ranks: u32, root: Rank) -> Self {
         Self::new(ranks, (1..ranks).map(|turn| ((root + turn) % ranks, root)))
+    }
+
+    /// Below the root, which is number 0 from there on, each rank with the number that is its own without its lowest bit.
+    pub(super) fn binomial(ranks: u32, root: Rank) -> Self {
+        let rank = |number: u32| (root + number) % ranks;
+        Self::new(ranks, (1..ranks).map(|number| (rank(number), rank(number & (number - 1)))))
     }
 
     /// The root, then the rank after it below it, and so on.
@@ -89,12 +94,17 @@ impl Tree {
         deepest
     }
 
-    fn parent(&self, rank: Rank) -> Option<Rank> {
+    pub(super) fn parent(&self, rank: Rank) -> Option<Rank> {
         self.parents[rank as usize]
     }
 
-    fn children(&self, rank: Rank) -> &[Rank] {
+    pub(super) fn children(&self, rank: Rank) -> &[Rank] {
         &self.children[rank as usize]
+    }
+
+    /// A rank's place among its parent's children.
+    pub(super) fn slot(&self, rank: Rank) -> u16 {
+        self.slots[rank as usize]
     }
 }
 
@@ -162,7 +172,7 @@ impl Forest<'_> {
             lanes.shrink_to_fit();
         }
         let Self { collective, window, blocks, .. } = self;
-        Schedule { collective, window, blocks, programs }
+        Schedule { collective, window, single_chunk: false, blocks, programs }
     }
 }
 
@@ -252,7 +262,7 @@ fn contribute(lane: &mut Program<'_>, tree: &Tree, rank: Rank, parent: Rank) -> 
     let from = contributions(lane, tree, rank);
     match lane.access(parent) {
         Access::Put => {
-            let slot = Part::Scratch(tree.slots[rank as usize]);
+            let slot = Part::Scratch(tree.slot(rank));
             lane.deliver_places(from, &[], SUM, &[Target { rank: parent, part: slot, cell: PARTIAL }])
         }
         Access::Mapped => {

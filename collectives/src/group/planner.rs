@@ -277,7 +277,11 @@ impl Planner {
             let named = select_algorithm(preferred, collective, priced, platform);
             (named.or_else(|_| select(collective, priced, platform))?, Cut::default())
         } else if let Some(way) = pinned() {
-            (select_way(way, collective, priced, platform)?, way.into())
+            match select_way(way, collective, priced, platform) {
+                // A row begins at some bytes, and its way may be for few.
+                Err(SelectError::TooLong { .. }) => (select(collective, priced, platform)?, Cut::default()),
+                choice => (choice?, way.into()),
+            }
         } else {
             (select(collective, priced, platform)?, Cut::default())
         };

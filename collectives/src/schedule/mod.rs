@@ -10,7 +10,8 @@
 //! the [`Block`]s that name it, in the order of the list, in proportion to their weights. A block is cut into chunks of
 //! a size that is chosen when the schedule is run and is the same on all ranks. **A block always has at least one
 //! chunk**, if need be an empty one: ranks meet even when there is nothing to move. A barrier has no data, so its blocks
-//! have just one.
+//! have just one. A schedule for few bytes may say that its blocks are never cut ([`Schedule::single_chunk`]): then nothing has
+//! to keep one chunk from another.
 //!
 //! # What a step does
 //!
@@ -71,6 +72,8 @@ pub struct Schedule {
     pub collective: Collective,
     /// How many chunks of a lane may be under way at once, at least 1.
     pub window: u32,
+    /// Every block is one chunk, however long it is.
+    pub single_chunk: bool,
     /// How the parts are cut.
     pub blocks: Vec<Block>,
     /// The lanes of every rank; as many entries as ranks.
@@ -82,6 +85,12 @@ impl Schedule {
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.programs.len() as u32
+    }
+
+    /// Whether a block has but one chunk in every run.
+    #[must_use]
+    pub fn has_one_chunk(&self) -> bool {
+        self.single_chunk || self.collective == Collective::Barrier
     }
 }
 

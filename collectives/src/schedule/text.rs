@@ -4,7 +4,7 @@
 //! pleach-schedule 1                               # form and version
 //! collective broadcast root 0                     # all-reduce, reduce root 2, send-recv from 0 to 1, ...
 //! ranks 2
-//! window 2
+//! window 2                                        # and 'single-chunk' where blocks are never cut
 //! block 0 part 0 weight 1                         # blocks in order
 //! rank 0                                          # ranks in order; one that does nothing may be left out
 //!   lane block 0
@@ -157,6 +157,10 @@ fn header(lines: &mut Lines<'_>) -> Result<Schedule, ParseError> {
     lines.end()?;
     lines.keyword("window", "'window'")?;
     let window = lines.number("the number of chunks under way")?;
+    let single_chunk = lines.starts_with("single-chunk");
+    if single_chunk {
+        lines.skip_word();
+    }
     lines.end()?;
     let mut blocks = Vec::new();
     while lines.starts_with("block") {
@@ -169,7 +173,7 @@ fn header(lines: &mut Lines<'_>) -> Result<Schedule, ParseError> {
         lines.end()?;
         blocks.push(Block { part, weight });
     }
-    Ok(Schedule { collective, window, blocks, programs: vec![Vec::new(); ranks as usize] })
+    Ok(Schedule { collective, window, single_chunk, blocks, programs: vec![Vec::new(); ranks as usize] })
 }
 
 fn collective(lines: &mut Lines<'_>) -> Result<Collective, ParseError> {
@@ -458,7 +462,12 @@ impl fmt::Display for Schedule {
         writeln!(formatter, "{FORM} {VERSION}")?;
         writeln!(formatter, "collective {}", self.collective)?;
         writeln!(formatter, "ranks {}", self.programs.len())?;
-        writeln!(formatter, "window {}", self.window)?;
+        writeln!(
+            formatter,
+            "window {}{}",
+            self.window,
+            if self.single_chunk { " single-chunk" } else { "" }
+        )?;
         for (number, block) in self.blocks.iter().enumerate() {
             writeln!(formatter, "block {number} part {} weight {}", block.part, block.weight)?;
         }

@@ -96,8 +96,8 @@ fn prove<'a>(
     let graph = Graph::new(schedule, block, lanes)?;
     let memory = Memory::new(&graph);
     let mut order = Order::new(&graph)?;
-    if schedule.collective != Collective::Barrier {
-        check_cells(&graph, &mut order)?; // else there is one chunk only
+    if !schedule.has_one_chunk() {
+        check_cells(&graph, &mut order)?;
     }
     memory.check_races(&graph, &mut order)?;
     memory.check_presence(&graph, &mut order)?;

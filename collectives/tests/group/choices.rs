@@ -108,6 +108,27 @@ fn a_way_says_how_peers_are_reached_and_how_many_chunks_are_under_way() {
     );
 }
 
+#[test]
+fn a_way_for_few_bytes_gives_way_to_the_best_where_a_row_means_more_and_is_refused_where_it_was_named() {
+    const EAGER: &str = "pleach choices 1\nworld shm 1x2\nbroadcast 0 eager put -\n";
+    with_group(
+        Fabric::Shm,
+        2,
+        |options| options.choices = pinned(EAGER),
+        |group| {
+            let broadcast = Collective::Broadcast { root: 0 };
+            assert_eq!(algorithm(&group, broadcast, 1 << 10), "eager");
+            assert_ne!(algorithm(&group, broadcast, 1 << 20), "eager");
+            let mut data = vec![u64::from(group.rank() == 0); 1 << 17];
+            group.broadcast(&mut data, 0).unwrap();
+            assert!(data.iter().all(|value| *value == 1));
+            let error = group.with_algorithm(Algorithm::Eager).broadcast(&mut data, 0).unwrap_err();
+            assert!(error.to_string().contains("eager carries parts of at most 32768 bytes"), "{error}");
+            group.barrier().unwrap();
+        },
+    );
+}
+
 /// Joins as both of two ranks, each with choices of its own.
 fn joined(choices: [Pinned; 2]) -> Vec<Result<Group, JoinGroupError>> {
     let folder = Folder::new();

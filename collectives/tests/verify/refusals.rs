@@ -14,16 +14,19 @@ fn refused(name: &str, from: &str, to: &str) -> String {
 
 /// What is said of a schedule of two ranks with one block, given collective, window and programs.
 fn refused_pair(collective: &str, window: u32, zero: &[&str], one: &[&str]) -> String {
+    prove(&pair(collective, &window.to_string(), zero, one)).expect_err("refused").to_string()
+}
+
+fn pair(collective: &str, window: &str, zero: &[&str], one: &[&str]) -> String {
     let program = |steps: &[&str]| -> String {
         steps.iter().enumerate().map(|(number, step)| format!("    {number}: {step}\n")).collect()
     };
-    let text = format!(
+    format!(
         "pleach-schedule 1\ncollective {collective}\nranks 2\nwindow {window}\nblock 0 part 0 weight 1\n\
          rank 0\n  lane block 0\n{}rank 1\n  lane block 0\n{}",
         program(zero),
         program(one)
-    );
-    prove(&text).expect_err("refused").to_string()
+    )
 }
 
 #[test]
@@ -156,6 +159,20 @@ fn every_notice_has_one_wait_and_every_wait_one_notice() {
         "rank 0 lane 0 (block 0) step 1 chunk 3 may notify cell 4 before rank 1 lane 0 (block 0) step 0 has consumed \
          the notice of chunk 0 in it"
     );
+}
+
+#[test]
+fn what_keeps_chunks_apart_is_not_asked_for_where_there_is_but_one() {
+    let send: &[&str] = &["put input -> 1.scratch-0 cell 4"];
+    let receive: &[&str] = &["wait 0 cell 4", "copy scratch-0 -> output"];
+    let (collective, single) = ("send-recv from 0 to 1", "1 single-chunk");
+    let said = refused_pair(collective, 1, send, receive);
+    assert!(said.contains("chunk 1 may notify cell 4 before"), "{said}");
+    prove(&pair(collective, single, send, receive)).expect("one chunk cannot be taken for another");
+    // What goes wrong within a chunk does there too.
+    let early: &[&str] = &["copy scratch-0 -> output", "wait 0 cell 4"];
+    let said = prove(&pair(collective, single, send, early)).expect_err("it reads too early").to_string();
+    assert!(said.contains("scratch-0"), "{said}");
 }
 
 #[test]

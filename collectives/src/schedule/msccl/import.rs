@@ -364,7 +364,7 @@ impl Import<'_> {
             programs[gpu as usize].push(Lane { block, steps: lane.finish() });
         }
         let blocks = (0..blocks).map(|block| Block { part: block / each, weight: 1 }).collect();
-        Ok(Schedule { collective, window: WINDOW, blocks, programs })
+        Ok(Schedule { collective, window: WINDOW, single_chunk: false, blocks, programs })
     }
 }
 

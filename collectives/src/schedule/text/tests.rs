@@ -132,13 +132,14 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let block = any::<(u32, u32)>().prop_map(|(part, weight)| Block { part, weight });
     (
         collective,
-        any::<u32>(),
+        any::<(u32, bool)>(),
         prop::collection::vec(block, 0..4),
         prop::collection::vec(prop::collection::vec(lane, 0..3), 0..5),
     )
-        .prop_map(|(collective, window, blocks, programs)| Schedule {
+        .prop_map(|(collective, (window, single_chunk), blocks, programs)| Schedule {
             collective,
             window,
+            single_chunk,
             blocks,
             programs,
         })
