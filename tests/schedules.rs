@@ -121,7 +121,7 @@ fn what_cannot_be_scheduled_is_a_usage_error_that_says_what_can() {
     is_one_line_with_status(
         &schedule(&["all-gather", "--algorithm", "chain", "--ranks", "2"]),
         2,
-        &["'chain' for all-gather", "direct ring halving-doubling grid:AxB"],
+        &["'chain' for all-gather", "direct eager ring halving-doubling grid:AxB"],
     );
     is_one_line_with_status(
         &schedule(&["all-reduce", "--algorithm", "hierarchical", "--ranks", "4"]),

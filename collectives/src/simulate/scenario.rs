@@ -369,6 +369,7 @@ fn draw_call(random: &mut Random, ranks: u32, maps: bool) -> CallPlan {
     let fitting: Vec<Algorithm> = candidates(collective, ranks)
         .into_iter()
         .filter(|algorithm| check(collective, algorithm, ranks).is_ok())
+        .filter(|algorithm| algorithm.part_bytes_max(ranks).is_none())
         .collect();
     // The planner prices and proves for each rank by itself, which is slow where ranks are many.
     let algorithm = (ranks > 8 || random.coin()).then(|| pick(random, &fitting).clone());
@@ -382,7 +383,7 @@ fn draw_call(random: &mut Random, ranks: u32, maps: bool) -> CallPlan {
     });
     let count = draw_count(random, collective, data_type, ranks);
     let lengths = random.chance(400_000).then(|| draw_lengths(random, collective, count, ranks)).flatten();
-    CallPlan {
+    let plan = CallPlan {
         collective,
         data_type,
         op,
@@ -393,7 +394,31 @@ fn draw_call(random: &mut Random, ranks: u32, maps: bool) -> CallPlan {
         in_place: random.coin(),
         registered,
         late,
-    }
+    };
+    eagerly(plan, ranks)
+}
+
+/// Few bytes go the eager way for half of the counts, instead of directly or along a chain. Nothing is drawn for it, so that
+/// seeds that failed once still draw what they drew.
+fn eagerly(plan: CallPlan, ranks: u32) -> CallPlan {
+    let eager = match plan.algorithm {
+        Some(Algorithm::Direct) => Algorithm::Eager,
+        Some(Algorithm::Chain) => Algorithm::EagerTree,
+        _ => return plan,
+    };
+    let is_wanted = plan.count % 2 == 1 && eager.carries_out(plan.collective);
+    if is_wanted && fits(&plan, &eager, ranks) { CallPlan { algorithm: Some(eager), ..plan } } else { plan }
+}
+
+/// Whether no part is too long for the algorithm; what only two ranks know may be.
+fn fits(plan: &CallPlan, algorithm: &Algorithm, ranks: u32) -> bool {
+    let longest = match &plan.lengths {
+        None => plan.count,
+        Some(_) if plan.collective.ends(0, ranks).is_some() => usize::MAX,
+        Some(lengths) => lengths.iter().copied().max().unwrap_or(0),
+    };
+    let bytes = longest.saturating_mul(plan.data_type.bytes()) as u64;
+    algorithm.part_bytes_max(ranks).is_none_or(|most| bytes <= most)
 }
 
 /// Parts of different lengths, with as many elements together, about.
@@ -507,7 +532,9 @@ fn draw_mismatch(random: &mut Random, calls: &[CallPlan], ranks: u32) -> Option<
             }
         },
     }
-    if instead.algorithm.as_ref().is_some_and(|algorithm| !algorithm.carries_out(instead.collective)) {
+    let is_possible =
+        |algorithm: &Algorithm| algorithm.carries_out(instead.collective) && fits(&instead, algorithm, ranks);
+    if instead.algorithm.as_ref().is_some_and(|algorithm| !is_possible(algorithm)) {
         instead.algorithm = None;
     }
     // A named algorithm is part of a call, but the planner's choice for a barrier names none.
