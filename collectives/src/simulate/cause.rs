@@ -74,7 +74,8 @@ fn injected(scenario: &Scenario) -> impl Iterator<Item = Trouble> + '_ {
     late.chain(timed)
 }
 
-/// Whether `rank`'s call must fail because another one calls something else.
+/// Whether `rank`'s call must fail because another one calls something else. Who in its own call only gives may be through
+/// before anybody notices.
 pub(super) fn must_fail(plan: &CallPlan, mismatch: &Mismatch, rank: Rank, ranks: u32) -> bool {
     if ranks == 1 {
         return false;
@@ -83,7 +84,8 @@ pub(super) fn must_fail(plan: &CallPlan, mismatch: &Mismatch, rank: Rank, ranks:
         return rank == from || rank == to;
     }
     let differing = mismatch.rank;
-    match plan.collective {
+    let own = if rank == differing { &mismatch.instead } else { plan };
+    match own.collective {
         Collective::Reduce { root } | Collective::Gather { root } => rank == root,
         Collective::Broadcast { root } | Collective::Scatter { root } => {
             rank != root && (differing == root || differing == rank)
