@@ -68,6 +68,20 @@ impl fmt::Display for Contender {
     }
 }
 
+/// What one measurement found.
+#[derive(Clone, Debug)]
+pub(crate) struct Measured {
+    pub(crate) value: f64,
+    /// Of pleach: requests, doorbells, completions and looks that found some, for each MiB or notice.
+    pub(crate) asked: Option<[f64; 4]>,
+}
+
+impl From<f64> for Measured {
+    fn from(value: f64) -> Self {
+        Self { value, asked: None }
+    }
+}
+
 /// Programs of others, where they could be compiled.
 pub(crate) struct Programs {
     by_hand: Result<PathBuf, String>,
@@ -143,17 +157,18 @@ impl Contender {
         task: &Task,
         devices: &[String; 2],
         gid_index: u32,
-    ) -> Result<f64, String> {
+    ) -> Result<Measured, String> {
         match (self, task) {
-            (Self::Pleach, Task::AllReduce { bytes }) => all_reduce_of_pleach(*bytes, devices),
+            (Self::Pleach, Task::AllReduce { bytes }) => Ok(all_reduce_of_pleach(*bytes, devices)?.into()),
             (Self::Pleach, _) => ends(task, devices),
-            (Self::Perftest, _) => perftest(task, devices, gid_index),
+            (Self::Perftest, _) => Ok(perftest(task, devices, gid_index)?.into()),
             (Self::ByHand, Task::PingPong { bytes, turns }) => {
                 let program = programs.by_hand.as_ref().map_err(Clone::clone)?;
-                by_hand(program, *bytes, *turns, devices, gid_index)
+                Ok(by_hand(program, *bytes, *turns, devices, gid_index)?.into())
             }
             (Self::OpenMpi, Task::AllReduce { bytes }) => {
-                open_mpi(programs.mpi.as_ref().map_err(Clone::clone)?, *bytes, &devices[0])
+                let program = programs.mpi.as_ref().map_err(Clone::clone)?;
+                Ok(open_mpi(program, *bytes, &devices[0])?.into())
             }
             _ => Err("does not measure that".to_owned()),
         }
@@ -161,7 +176,7 @@ impl Contender {
 }
 
 /// Two ends of pleach, that tell each other where they are by way of this process.
-fn ends(task: &Task, devices: &[String; 2]) -> Result<f64, String> {
+fn ends(task: &Task, devices: &[String; 2]) -> Result<Measured, String> {
     let (what, bytes, count) = match *task {
         Task::Write { bytes, count } => ("write", bytes, count),
         Task::Read { bytes, count } => ("read", bytes, count),
@@ -193,7 +208,13 @@ fn ends(task: &Task, devices: &[String; 2]) -> Result<f64, String> {
         }
     }
     match failure {
-        None => result.trim().parse().map_err(|_| format!("not a number: {result}")),
+        None => {
+            let numbers = result.split_whitespace().map(str::parse::<f64>).collect::<Result<Vec<_>, _>>();
+            match numbers.as_deref() {
+                Ok([value, asked @ ..]) => Ok(Measured { value: *value, asked: asked.try_into().ok() }),
+                _ => Err(format!("no numbers: {result}")),
+            }
+        }
         Some(failure) => Err(failure),
     }
 }

@@ -1,7 +1,7 @@
 //! One end of a connection of pleach, in a process of its own: two devices of one process would share its time.
 //!
 //! The program starts itself with a variable that holds what to do. An end says where it is and what its memory is called in
-//! one line, hears the same of the other one, does its part, and rank 0 says what it took.
+//! one line, hears the same of the other one, does its part, and rank 0 says what it took and what it asked of its NIC.
 
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pleach::Rank;
 use pleach::transport::clock::now;
-use pleach::transport::verbs::{VerbsDevice, Wish};
+use pleach::transport::verbs::{Counts, VerbsDevice, Wish};
 use pleach::transport::{
     Address, Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Notice, Region, RegionKey,
     RemoteSlice, Responder, Source, SubmitError, Submitted, Transfer, TransferId,
@@ -70,25 +70,32 @@ fn carry_out(task: &str) -> Result<(), String> {
     let mut end = End::new(rank, device, bytes as usize)?;
     // All is there before the clock starts, as with the others.
     end.meet(1)?;
-    let took = match (what, rank) {
+    let (took, asked, units) = match (what, rank) {
         ("write" | "read", 0) => {
             end.stream(what == "read", WARMUP)?;
-            let began = now();
+            let (before, began) = (end.device.counts(), now());
             end.stream(what == "read", count)?;
             let seconds = now().since(began).as_secs_f64();
+            let asked = asked_of_nic(before, end.device.counts());
             end.meet(2)?;
-            (bytes * count) as f64 / seconds / f64::from(1 << 20)
+            let mebibytes = (bytes * count) as f64 / f64::from(1 << 20);
+            (mebibytes / seconds, asked, mebibytes)
         }
         ("write" | "read", _) => {
             end.meet(2)?;
-            0.0
+            (0.0, [0; 4], 1.0)
         }
-        ("ping-pong", _) => end.ping_pong(bytes as usize, count)?,
+        ("ping-pong", _) => {
+            let before = end.device.counts();
+            let took = end.ping_pong(bytes as usize, count)?;
+            (took, asked_of_nic(before, end.device.counts()), (count + WARMUP) as f64)
+        }
         _ => return Err(format!("not understood: {what}")),
     };
     end.check(what, bytes as usize)?;
     if rank == 0 {
-        println!("{took}");
+        let [requests, doorbells, completions, looks] = asked.map(|count| count as f64 / units);
+        println!("{took} {requests:.2} {doorbells:.2} {completions:.2} {looks:.2}");
     }
     end.device.leave();
     let deadline = now() + PATIENCE;
@@ -98,6 +105,16 @@ fn carry_out(task: &str) -> Result<(), String> {
         end.events.clear();
     }
     Ok(())
+}
+
+/// Requests, doorbells, completions, and looks at the queue that found some.
+fn asked_of_nic(before: Counts, after: Counts) -> [u64; 4] {
+    [
+        after.requests - before.requests,
+        after.doorbells - before.doorbells,
+        after.completions - before.completions,
+        after.polls_with_completions - before.polls_with_completions,
+    ]
 }
 
 /// Bytes that differ between ranks.

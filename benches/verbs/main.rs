@@ -16,7 +16,7 @@ mod contender;
 mod end;
 mod page;
 
-use contender::{Contender, Programs, Task};
+use contender::{Contender, Measured, Programs, Task};
 use page::Best;
 
 /// Rounds of a whole run and of a quick one.
@@ -89,7 +89,9 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
             for contender in Contender::of(&task) {
                 let measured = contender.measure(&programs, &task, &devices, arguments.gid_index);
                 match &measured {
-                    Ok(value) => println!("round {round}: {task}: {contender}: {value:.3} {}", task.unit()),
+                    Ok(Measured { value, .. }) => {
+                        println!("round {round}: {task}: {contender}: {value:.3} {}", task.unit());
+                    }
                     Err(reason) => println!("skipped {task}: {contender}: {reason}"),
                 }
                 best.add(&task, contender, measured);

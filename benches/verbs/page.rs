@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use crate::contender::{Contender, Task};
+use crate::contender::{Contender, Measured, Task};
 
 /// Around what is measured.
 const BEGIN: &str = "<!-- measured: written by cargo bench --bench verbs -- --write-docs -->";
@@ -13,14 +13,16 @@ const END: &str = "<!-- end of what is measured -->";
 
 /// What was found of each, or why nothing was.
 #[derive(Default)]
-pub(crate) struct Best(BTreeMap<(Task, Contender), Result<f64, String>>);
+pub(crate) struct Best(BTreeMap<(Task, Contender), Result<Measured, String>>);
 
 impl Best {
-    pub(crate) fn add(&mut self, task: &Task, contender: &Contender, measured: Result<f64, String>) {
+    pub(crate) fn add(&mut self, task: &Task, contender: &Contender, measured: Result<Measured, String>) {
         let key = (*task, *contender);
         let better = match (self.0.remove(&key), measured) {
-            (Some(Ok(one)), Ok(other)) if task.is_bandwidth() => Ok(one.max(other)),
-            (Some(Ok(one)), Ok(other)) => Ok(one.min(other)),
+            (Some(Ok(one)), Ok(other)) => {
+                let is_better = (other.value > one.value) == task.is_bandwidth();
+                Ok(if is_better { other } else { one })
+            }
             (Some(Ok(one)), Err(_)) => Ok(one),
             (_, other) => other,
         };
@@ -29,7 +31,7 @@ impl Best {
 
     /// How pleach does beside another: the part of its bandwidth, or how many times its time.
     fn ratio(&self, task: &Task, other: Contender) -> Option<f64> {
-        let value = |contender| self.0.get(&(*task, contender))?.as_ref().ok().copied();
+        let value = |contender| Some(self.0.get(&(*task, contender))?.as_ref().ok()?.value);
         Some(value(Contender::Pleach)? / value(other)?)
     }
 
@@ -38,7 +40,7 @@ impl Best {
         let mut text = String::from("| what | who | best | pleach beside it |\n| --- | --- | --- | --- |\n");
         for ((task, contender), value) in &self.0 {
             let value = match value {
-                Ok(value) => format!("{value:.1} {}", task.unit()),
+                Ok(measured) => format!("{:.1} {}", measured.value, task.unit()),
                 Err(reason) => format!("skipped: {}", reason.replace('|', "/")),
             };
             let ratio = match (contender, self.ratio(task, *contender)) {
@@ -47,6 +49,23 @@ impl Best {
                 (_, Some(ratio)) => format!("{ratio:.2} times its time"),
             };
             let _ = writeln!(text, "| {task} | {contender} | {value} | {ratio} |");
+        }
+        text
+    }
+
+    /// What pleach asked of its NIC for each MiB or notice.
+    fn asked(&self) -> String {
+        let mut text = String::from(
+            "| what | for each | requests | doorbells | completions | looks that found some |\n| --- | --- | --- | --- | --- | --- |\n",
+        );
+        for ((task, _), measured) in &self.0 {
+            let Ok(Measured { asked: Some(asked), .. }) = measured else { continue };
+            let [requests, doorbells, completions, looks] = asked;
+            let each = if task.is_bandwidth() { "MiB" } else { "notice there and back" };
+            let _ = writeln!(
+                text,
+                "| {task} | {each} | {requests:.2} | {doorbells:.2} | {completions:.2} | {looks:.2} |"
+            );
         }
         text
     }
@@ -64,7 +83,9 @@ pub(crate) fn write(best: &Best, rounds: u32) -> Result<(), String> {
         Some(_) => "Soft-RoCE in an emulated machine, whose times are not those of any real one",
         None => "RDMA devices of this machine",
     };
-    let table = best.table();
-    let measured = format!("\n{machine}, {processors} processors; best of {rounds} rounds.\n\n{table}\n");
+    let (table, asked) = (best.table(), best.asked());
+    let measured = format!(
+        "\n{machine}, {processors} processors; best of {rounds} rounds.\n\n{table}\nWhat rank 0 asked of its NIC:\n\n{asked}\n"
+    );
     fs::write(&path, format!("{head}{BEGIN}\n{measured}{END}{tail}")).map_err(failed)
 }
