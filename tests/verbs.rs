@@ -145,7 +145,7 @@ fn check_collective(collective: &str, ranks: u32, sizes: &str) {
 }
 
 mod verbs {
-    use super::{COLLECTIVES, check_collective};
+    use super::{COLLECTIVES, Command, Job, check_collective, check_rows, text};
 
     #[test]
     #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
@@ -167,6 +167,36 @@ mod verbs {
 
     #[test]
     #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn every_collective_of_three_ranks_that_rdma_cm_joins_is_right() {
+        for collective in COLLECTIVES {
+            let arguments =
+                [collective, "--sizes", "4096,65536", "--iterations", "5", "--warmup", "1", "--json"];
+            let by_rdma_cm = |_, mut command: Command| {
+                command.env("PLEACH_VERBS_CONNECT", "cm");
+                command
+            };
+            let outputs = Job::start(3, &arguments, by_rdma_cm).end();
+            let sizes = if collective == "barrier" { 1 } else { 2 };
+            check_rows(&outputs, sizes, &format!("{collective} of ranks joined by the connection manager"));
+        }
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn a_way_to_connect_that_there_is_not_is_an_error_with_those_that_there_are() {
+        let other_way = |_, mut command: Command| {
+            command.env("PLEACH_VERBS_CONNECT", "udp").env("PLEACH_JOIN_TIMEOUT", "60");
+            command
+        };
+        for output in Job::start(2, &["all-reduce", "--sizes", "8"], other_way).end() {
+            let error = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert!(error.contains("PLEACH_VERBS_CONNECT is 'udp'; take 'rendezvous' or 'cm'"), "{error}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
     fn collectives_of_four_to_seven_ranks_are_right() {
         for ranks in 4..=7 {
             for collective in ["all-reduce", "all-to-all"] {
@@ -178,6 +208,7 @@ mod verbs {
 
 mod softroce {
     use std::io::BufRead;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
     use std::path::Path;
 
@@ -294,6 +325,72 @@ mod softroce {
             assert!(outputs.iter().any(told), "{kilobytes} KiB: {outputs:?}");
         }
         check_rows(&with_locked_memory(256 << 10, "4096"), 1, "enough locked memory");
+    }
+
+    /// The files by which devices are opened, which only root may use until this is dropped.
+    struct Closed;
+
+    impl Closed {
+        fn set(mode: u32) {
+            let files = std::fs::read_dir("/dev/infiniband").expect("there are RDMA devices");
+            let of_device = |path: &std::path::PathBuf| path.to_string_lossy().contains("/uverbs");
+            for path in files.map(|entry| entry.expect("readable").path()).filter(of_device) {
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("is root");
+            }
+        }
+
+        fn new() -> Self {
+            expect_machine();
+            Self::set(0o600);
+            Self
+        }
+    }
+
+    impl Drop for Closed {
+        fn drop(&mut self) {
+            Self::set(0o666);
+        }
+    }
+
+    #[test]
+    #[ignore = "changes rights to Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+    fn a_user_without_the_right_to_a_device_is_told_which_right_to_give() {
+        let closed = Closed::new();
+        let by_user = |_, mut command: Command| {
+            command.uid(USER).gid(USER).env("PLEACH_JOIN_TIMEOUT", "60");
+            command
+        };
+        let outputs = Job::start(2, &["all-reduce", "--sizes", "8"], by_user).end();
+        drop(closed);
+        for (rank, output) in outputs.iter().enumerate() {
+            let error = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "rank {rank}: {error}");
+            assert!(error.contains("no right to open RDMA device rxe"), "rank {rank}: {error}");
+            assert!(
+                error.contains("read and write access to /dev/infiniband/uverbs"),
+                "rank {rank}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+    fn ranks_whose_packets_differ_in_length_both_end_with_both_lengths() {
+        let mut changed = Changed::default();
+        changed.mtu(2, 1500);
+        let soon = |_, mut command: Command| {
+            command.env("PLEACH_JOIN_TIMEOUT", "60");
+            command
+        };
+        let outputs = Job::start(2, &["all-reduce", "--sizes", "8"], soon).end();
+        drop(changed);
+        for (rank, output) in outputs.iter().enumerate() {
+            let error = text(&output.stderr);
+            println!("rank {rank}: {error}");
+            assert_eq!(output.status.code(), Some(1), "rank {rank}: {error}");
+            let says = ["1024 bytes", "4096", "the same MTU"];
+            assert!(says.iter().all(|part| error.contains(part)), "rank {rank}: {error}");
+        }
     }
 
     #[test]

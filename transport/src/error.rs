@@ -7,7 +7,7 @@ use crate::cuda::CudaError;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::Space;
 use crate::region::{OutOfBounds, RegionKey};
-use crate::verbs::{Limit, Refusal, WorkStatus};
+use crate::verbs::{CallFailure, Limit, Refusal, WorkStatus};
 
 /// How a loss was found out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +52,9 @@ pub enum LossCause {
     /// There is no queue pair to it, since this rank's NIC has no more of something (verbs).
     #[error("{0}")]
     Limit(Limit),
+    /// The connection manager did not join the two (verbs).
+    #[error("{0}")]
+    Call(CallFailure),
     /// It made no connection, and said why (verbs).
     #[error("it refused the connection: {0}")]
     Refused(Refusal),

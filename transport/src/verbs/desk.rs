@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::cm::Entrance;
 use super::refusal::Refusal;
 use super::wire::{Announcement, Hello};
 use crate::Rank;
@@ -19,12 +20,15 @@ const HELLO: u8 = 1;
 const READY: u8 = 2;
 const ANNOUNCEMENT: u8 = 3;
 const REFUSAL: u8 = 4;
+const ENTRANCE: u8 = 5;
 
 /// What a peer said for this backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// Where its queue pairs are.
     Hello(Hello),
+    /// Where it waits to be called.
+    Entrance(Entrance),
     /// Its queue pairs receive and send.
     Ready,
     /// How long a region is, and by what its other NICs know it; or that it is gone.
@@ -52,6 +56,12 @@ pub(super) fn of_hello(hello: &Hello) -> Vec<u8> {
 pub(super) fn of_announcement(announcement: &Announcement) -> Vec<u8> {
     let mut framed = vec![ANNOUNCEMENT];
     framed.extend_from_slice(&announcement.encode());
+    framed
+}
+
+pub(super) fn of_entrance(entrance: &Entrance) -> Vec<u8> {
+    let mut framed = vec![ENTRANCE];
+    framed.extend_from_slice(&entrance.encode());
     framed
 }
 
@@ -116,6 +126,10 @@ impl Responder for Desk {
             Some((&USER, message)) => self.user.message(from, message).map(|reply| of_user(&reply)),
             Some((&HELLO, hello)) => {
                 self.keep(from, Hello::decode(hello).map_or(Told::Nonsense, Told::Hello));
+                None
+            }
+            Some((&ENTRANCE, entrance)) => {
+                self.keep(from, Entrance::decode(entrance).map_or(Told::Nonsense, Told::Entrance));
                 None
             }
             Some((&READY, [])) => {

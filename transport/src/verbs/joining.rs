@@ -2,10 +2,13 @@
 //! and each sees a write of no bytes acknowledged on each queue pair: one that is connected may still lead nowhere, which is
 //! better known now than in the first operation.
 //!
+//! That is so unless the connection manager joins them, see [`cm`](super::cm).
+//!
 //! An end that makes no connection says why ([`Refusal`]) and waits until the other one has heard, so that both name the cause.
 
 use std::time::Duration;
 
+use super::cm::{Entrance, Meeting};
 use super::nic::Nic;
 use super::open::{hint, refused};
 use super::pair::Pair;
@@ -25,7 +28,7 @@ use desk::Told;
 const KNOWN_REGIONS_MAX: usize = 1 << 16;
 
 /// How long a peer that is refused has time to hear why and hang up.
-const REFUSAL_GRACE: Duration = Duration::from_secs(2);
+pub(super) const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 
 /// A pair on its way: the control stream, then each end's hello, then each end's word that it is ready.
 pub(super) struct Joining {
@@ -38,6 +41,9 @@ pub(super) struct Joining {
     pub(super) is_tried: bool,
     /// There will be no connection; the peer has been told.
     pub(super) is_refused: bool,
+    /// Where the peer waits to be called, until it is.
+    pub(super) entrance: Option<Entrance>,
+    pub(super) meeting: Meeting,
 }
 
 impl Joining {
@@ -50,6 +56,19 @@ impl Joining {
             peer_is_ready: false,
             is_tried: false,
             is_refused: false,
+            entrance: None,
+            meeting: Meeting::default(),
+        }
+    }
+
+    /// Sends a write of no bytes over each queue pair when both ends are ready, once.
+    fn try_ways(&mut self) -> Result<(), LossCause> {
+        match &mut self.pair {
+            Some(pair) if self.is_connected && self.peer_is_ready && !self.is_tried => {
+                self.is_tried = true;
+                pair.try_ways()
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -72,14 +91,15 @@ impl VerbsDevice {
                 return self.refuse(peer, refused(&error));
             }
         };
-        let hello = pair.hello(&self.nics);
         let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return };
         for (lane, (nic, number)) in pair.queue_pairs().enumerate() {
             self.nics[nic].owners.insert(number, (peer, lane));
         }
+        let hello = desk::of_hello(&pair.hello(&self.nics));
         joining.pair = Some(pair);
+        let said = self.open_entrance(peer).map_or(hello, |entrance| desk::of_entrance(&entrance));
         // Refused only when the peer is gone, which comes as an event.
-        let _ = self.control.post_framed(peer, &desk::of_hello(&hello));
+        let _ = self.control.post_framed(peer, &said);
         if self.announces() {
             let keys: Vec<_> = self.regions.keys().copied().collect();
             keys.into_iter().for_each(|key| self.announce_to(peer, key));
@@ -131,6 +151,7 @@ impl VerbsDevice {
             }
             _ if joining.is_refused => return,
             Told::Hello(hello) => joining.hello = Some(hello),
+            Told::Entrance(entrance) => joining.entrance = Some(entrance),
             Told::Ready => joining.peer_is_ready = true,
             Told::Nonsense | Told::Announcement(_) => {
                 return self.lose(peer, LossCause::Protocol(ProtocolViolation::MalformedFrame));
@@ -139,37 +160,37 @@ impl VerbsDevice {
         self.advance(peer);
     }
 
+    /// This rank's queue pairs to a peer receive and send.
+    pub(super) fn say_ready(&mut self, peer: Rank) {
+        let _ = self.control.post_framed(peer, &desk::of_ready());
+    }
+
+    /// Whether the peer wants to be joined in the other way than this rank.
+    fn is_other_way(&self, joining: &Joining) -> bool {
+        match self.switchboard {
+            Some(_) => joining.hello.is_some(),
+            None => joining.entrance.is_some(),
+        }
+    }
+
     /// Goes on with a pair on its way as far as it can.
     pub(super) fn advance(&mut self, peer: Rank) {
+        if let Peer::Joining(joining) = &self.peers[peer as usize]
+            && joining.pair.is_some()
+        {
+            if self.is_other_way(joining) {
+                return self.refuse(peer, LossCause::Refused(Refusal::OtherWay));
+            }
+            if joining.entrance.is_some() {
+                return self.call_back(peer);
+            }
+        }
         let slot = std::mem::replace(&mut self.peers[peer as usize], Peer::Idle);
         let Peer::Joining(mut joining) = slot else {
             self.peers[peer as usize] = slot;
             return;
         };
-        let mut failure = None;
-        if let (Some(pair), Some(hello)) = (&mut joining.pair, &joining.hello) {
-            let unequal = unequal_packets(&self.nics, hello);
-            if !joining.is_connected && unequal.is_some() {
-                failure = unequal;
-            } else if !joining.is_connected {
-                match pair.connect(&self.nics, hello) {
-                    Ok(()) => {
-                        joining.is_connected = true;
-                        let _ = self.control.post_framed(peer, &desk::of_ready());
-                    }
-                    Err(error) => {
-                        tracing::warn!(
-                            "verbs: the queue pair to rank {peer} does not connect ({error}): is the peer's GID on this network?"
-                        );
-                        failure = Some(LossCause::ConnectionBroke(error.kind()));
-                    }
-                }
-            }
-            if joining.is_connected && joining.peer_is_ready && !joining.is_tried {
-                joining.is_tried = true;
-                failure = pair.try_ways().err();
-            }
-        }
+        let failure = self.connect_as_told(peer, &mut joining).and_then(|()| joining.try_ways()).err();
         let is_tried = joining.is_tried;
         self.peers[peer as usize] = match joining.pair.take() {
             Some(pair) if is_tried && pair.is_idle() => {
@@ -184,6 +205,26 @@ impl VerbsDevice {
         if let Some(cause) = failure {
             self.refuse(peer, cause);
         }
+    }
+
+    /// Joins the queue pairs to the peer's, where it has said which those are and nobody else does it.
+    fn connect_as_told(&mut self, peer: Rank, joining: &mut Joining) -> Result<(), LossCause> {
+        let (Some(pair), Some(hello), false) = (&mut joining.pair, &joining.hello, joining.is_connected)
+        else {
+            return Ok(());
+        };
+        if let Some(unequal) = unequal_packets(&self.nics, hello) {
+            return Err(unequal);
+        }
+        pair.connect(&self.nics, hello).map_err(|error| {
+            tracing::warn!(
+                "verbs: the queue pair to rank {peer} does not connect ({error}): is the peer's GID on this network?"
+            );
+            LossCause::ConnectionBroke(error.kind())
+        })?;
+        joining.is_connected = true;
+        self.say_ready(peer);
+        Ok(())
     }
 
     /// Makes no connection to a peer: tells it why, and waits a while for it to hang up.
@@ -206,7 +247,7 @@ impl VerbsDevice {
 }
 
 /// Packets that ports of the two do not have in common.
-fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
+pub(super) fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
     let lanes = nics.iter().cycle().zip(&hello.lanes);
     lanes.map(|(nic, lane)| (nic.port.active_mtu, u32::from(lane.mtu))).find_map(|(own, other)| {
         let cause = LossCause::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };

@@ -47,7 +47,7 @@ const _: () = assert!(CELL_PAYLOAD_BYTES <= SLOT_BYTES);
 /// think, and who has died is found out by the control stream.
 const RETRY_TIMEOUT: u8 = 17;
 /// So often; 7 would be for ever with some NICs.
-const RETRIES: u8 = 6;
+pub(super) const RETRIES: u8 = 6;
 /// How long a sender waits for a receive, as the verbs number it: 0.64 ms. Credits see to it that none does.
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 6;
@@ -209,6 +209,12 @@ impl Lane {
 
     /// Joins it to the peer's `lane`: it receives and sends from now on.
     pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello, lane: &LaneHello) -> io::Result<()> {
+        let (to_receive, to_send) = (self.to_receive(nics, lane), self.to_send());
+        self.connect_as(hello, lane, |state| Ok(if state == sys::IBV_QPS_RTR { to_receive } else { to_send }))
+    }
+
+    /// What it is told of the peer's, and which of it counts.
+    fn to_receive(&self, nics: &[Nic], lane: &LaneHello) -> (sys::ibv_qp_attr, u32) {
         let base = &nics[self.nic];
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -217,8 +223,6 @@ impl Lane {
         attributes.path_mtu = base.port.active_mtu;
         attributes.dest_qp_num = lane.queue_pair;
         attributes.rq_psn = lane.packet;
-        attributes.max_dest_rd_atomic = self.sizes.reads;
-        attributes.min_rnr_timer = NOT_READY_TIMER;
         attributes.ah_attr.port_num = base.chosen.port;
         attributes.ah_attr.dlid = lane.lid;
         if base.chosen.gid.kind != Kind::InfiniBand {
@@ -231,23 +235,42 @@ impl Lane {
             | sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
             | sys::IBV_QP_DEST_QPN
-            | sys::IBV_QP_RQ_PSN
-            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
-            | sys::IBV_QP_MIN_RNR_TIMER;
-        self.queue_pair.modify(attributes, mask)?;
+            | sys::IBV_QP_RQ_PSN;
+        (attributes, mask)
+    }
+
+    /// What it is told of its own packets, and which of it counts.
+    fn to_send(&self) -> (sys::ibv_qp_attr, u32) {
+        // SAFETY: plain numbers, of which zero is one.
+        let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = sys::IBV_QPS_RTS;
         attributes.sq_psn = self.first_packet;
-        attributes.timeout = RETRY_TIMEOUT;
-        attributes.retry_cnt = RETRIES;
-        attributes.rnr_retry = NOT_READY_RETRIES;
-        attributes.max_rd_atomic = self.sizes.reads.min(hello.reads);
-        let mask = sys::IBV_QP_STATE
-            | sys::IBV_QP_SQ_PSN
-            | sys::IBV_QP_TIMEOUT
+        (attributes, sys::IBV_QP_STATE | sys::IBV_QP_SQ_PSN)
+    }
+
+    /// As [`Lane::connect`], where another one says what it is told of the way; how often is tried, and how much is under way
+    /// at once, is this backend's own choice.
+    pub(super) fn connect_as(
+        &mut self,
+        hello: &Hello,
+        lane: &LaneHello,
+        attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
+    ) -> io::Result<()> {
+        let (mut to_receive, mask) = attributes(sys::IBV_QPS_RTR)?;
+        to_receive.max_dest_rd_atomic = self.sizes.reads;
+        to_receive.min_rnr_timer = NOT_READY_TIMER;
+        let own = sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;
+        self.queue_pair.modify(to_receive, mask | own)?;
+        let (mut to_send, mask) = attributes(sys::IBV_QPS_RTS)?;
+        to_send.timeout = RETRY_TIMEOUT;
+        to_send.retry_cnt = RETRIES;
+        to_send.rnr_retry = NOT_READY_RETRIES;
+        to_send.max_rd_atomic = self.sizes.reads.min(hello.reads);
+        let own = sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT
             | sys::IBV_QP_RNR_RETRY
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.queue_pair.modify(attributes, mask)?;
+        self.queue_pair.modify(to_send, mask | own)?;
         self.remote_nic = usize::from(lane.nic);
         self.inbox = Target { address: hello.inbox_address, key: lane.inbox_key };
         Ok(())

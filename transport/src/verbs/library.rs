@@ -31,32 +31,46 @@ pub enum LoadError {
     },
 }
 
+/// What is missing of a library.
+#[derive(Clone)]
+pub(super) enum Missing {
+    /// All of it, as the dynamic linker says.
+    File(String),
+    Symbol(&'static str),
+}
+
+/// The functions of a library, found at run time.
 macro_rules! functions {
     (
+        $(#[$comment:meta])*
+        $library:ident of $file:expr, $prefix:literal, $version:expr;
         needed { $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)* }
         optional { $($optional:ident: fn($($optional_argument:ty),*) $(-> $optional_result:ty)?;)* }
     ) => {
-        /// The functions of libibverbs, by their names there without the prefix.
-        pub(super) struct Library {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            $(pub(super) $optional: Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>,)*
+        $(#[$comment])*
+        pub(in crate::verbs) struct $library {
+            $(pub(in crate::verbs) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(in crate::verbs) $optional: Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>,)*
         }
 
-        impl Library {
-            fn load() -> Result<Self, LoadError> {
-                let handle = open()?;
+        impl $library {
+            fn load() -> Result<Self, $crate::verbs::library::Missing> {
+                use std::ffi::c_void;
+                use $crate::verbs::library::{Missing, look_up, open};
+
+                let handle = open($file).map_err(Missing::File)?;
                 Ok(Self {
                     $($name: {
-                        let symbol = concat!("ibv_", stringify!($name));
-                        let address = look_up(handle, concat!("ibv_", stringify!($name), "\0"));
+                        let symbol = concat!($prefix, stringify!($name));
+                        let address = look_up(handle, concat!($prefix, stringify!($name), "\0"), $version);
                         if address.is_null() {
-                            return Err(LoadError::Symbol { symbol });
+                            return Err(Missing::Symbol(symbol));
                         }
-                        // SAFETY: the library's function of this name has this type (`verbs.h`), and it stays open.
+                        // SAFETY: the library's function of this name has this type (its header), and it stays open.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address) }
                     },)*
                     $($optional: {
-                        let address = look_up(handle, concat!("ibv_", stringify!($optional), "\0"));
+                        let address = look_up(handle, concat!($prefix, stringify!($optional), "\0"), $version);
                         // SAFETY: as above; a null address becomes `None`.
                         unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>>(address) }
                     },)*
@@ -65,8 +79,11 @@ macro_rules! functions {
         }
     };
 }
+pub(super) use functions;
 
 functions! {
+    /// The functions of libibverbs, by their names there without the prefix.
+    Library of NAME, "ibv_", c"IBVERBS_1.1";
     needed {
     get_device_list: fn(*mut c_int) -> *mut *mut sys::ibv_device;
     free_device_list: fn(*mut *mut sys::ibv_device);
@@ -99,31 +116,34 @@ functions! {
 
 /// The library, opened at the first call.
 pub(super) fn library() -> Result<&'static Library, LoadError> {
-    static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
-    LIBRARY.get_or_init(Library::load).as_ref().map_err(LoadError::clone)
+    static LIBRARY: OnceLock<Result<Library, Missing>> = OnceLock::new();
+    LIBRARY.get_or_init(Library::load).as_ref().map_err(|missing| match missing.clone() {
+        Missing::File(reason) => LoadError::Absent { reason },
+        Missing::Symbol(symbol) => LoadError::Symbol { symbol },
+    })
 }
 
-fn open() -> Result<*mut c_void, LoadError> {
+/// Opens a library, for as long as the process lives; or why not.
+pub(super) fn open(name: &CStr) -> Result<*mut c_void, String> {
     // SAFETY: a text that ends with zero; the library's own initialisers are trusted.
-    let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         return Ok(handle);
     }
     // SAFETY: after a failure it returns a text, which stays until the next call of this thread.
-    let reason = unsafe {
+    Err(unsafe {
         let text = libc::dlerror();
         if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
-    };
-    Err(LoadError::Absent { reason })
+    })
 }
 
-/// The newest version of a symbol; null where there is none.
-fn look_up(handle: *mut c_void, symbol: &str) -> *mut c_void {
+/// A symbol of this version, else of any; null where there is none.
+pub(super) fn look_up(handle: *mut c_void, symbol: &str, version: &CStr) -> *mut c_void {
     debug_assert!(symbol.ends_with('\0'));
     // Of versioned symbols `dlsym` may find the oldest, which the library keeps for programs of long ago.
     // SAFETY: an open library, and texts that end with zero.
     unsafe {
-        let newest = libc::dlvsym(handle, symbol.as_ptr().cast(), c"IBVERBS_1.1".as_ptr());
+        let newest = libc::dlvsym(handle, symbol.as_ptr().cast(), version.as_ptr());
         if newest.is_null() { libc::dlsym(handle, symbol.as_ptr().cast()) } else { newest }
     }
 }

@@ -4,8 +4,8 @@
 //! transfers go in parts ([`stripes`]): a put is an RDMA write, its notice an immediate on the same queue pair. All
 //! completions of a NIC come to one queue, whose entries `poll` turns into counted cells, ends of transfers and losses;
 //! notices use up receives of one shared queue, covered by credits. Beside it each pair has the control stream of
-//! [`tcp`](crate::tcp): over it ranks prove that they know the secret, tell each other their queue pairs ([`wire`]), post
-//! messages and say goodbye, and its watcher finds out who has died.
+//! [`tcp`](crate::tcp): over it ranks prove that they know the secret, tell each other their queue pairs ([`wire`]) or where the
+//! connection manager finds them ([`cm`]), post messages and say goodbye, and its watcher finds out who has died.
 //!
 //! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced; its length, and by what
 //!   further NICs know a region, are where pairs have several queue pairs, and who has not heard of it yet does without. The NIC checks keys; one that is stale or forged costs
@@ -21,6 +21,8 @@
 //! 32nd), and one there. [`VerbsDevice::counts`] counts them.
 
 mod cache;
+#[allow(unsafe_code)]
+mod cm;
 mod counts;
 mod desk;
 mod joining;
@@ -71,6 +73,8 @@ use std::time::Duration;
 use rustix::event::epoll;
 
 pub(crate) use self::cache::Cache;
+use self::cm::Switchboard;
+pub use self::cm::{CallFailure, LoadError as RdmaCmLoadError};
 pub use self::counts::Counts;
 use self::desk::Desk;
 use self::joining::Joining;
@@ -84,7 +88,7 @@ use self::objects::{COMPLETIONS_AT_ONCE, Completion};
 use self::open::sizes;
 pub use self::open::{OpenError, QUEUE_DEPTH};
 use self::pair::{KnownRegions, Pair};
-pub use self::port::{PortError, STRIPE_BYTES, Unusable, Wish};
+pub use self::port::{Connect, PortError, STRIPE_BYTES, Unusable, Wish};
 pub use self::refusal::Refusal;
 use self::registered::Registered;
 use self::releases::Releases;
@@ -128,6 +132,8 @@ enum Peer {
 pub struct VerbsDevice {
     // Queue pairs go before all that they stand on, which is dropped in this order.
     peers: Vec<Peer>,
+    /// Where the connection manager joins pairs.
+    switchboard: Option<Switchboard>,
     regions: KeyMap<Registered>,
     cache: Cache,
     nics: Vec<Nic>,
@@ -155,6 +161,8 @@ pub struct VerbsDevice {
     control_polled_at: Nanos,
     control_polls: u32,
     is_armed: bool,
+    /// It was armed since the connection manager was last asked.
+    has_slept: bool,
     unfinished: bool,
     /// This rank leaves, but what it sent is still under way.
     is_leaving: bool,
@@ -190,11 +198,16 @@ impl VerbsDevice {
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
         let desk = Arc::new(Desk::new(Arc::clone(&config.responder)));
         let control = TcpDevice::new(DeviceConfig { responder: Arc::clone(&desk) as _, ..config })?;
-        let joined = join_bells(&nics, &control).map_err(|error| OpenError::Refused {
-            device: nics[0].chosen.device.clone(),
-            what: "an epoll descriptor",
-            source: error.into(),
-        })?;
+        let switchboard = match wish.connect {
+            Connect::Rendezvous => None,
+            Connect::RdmaCm => Some(Switchboard::new(&nics, world_size)?),
+        };
+        let joined =
+            join_bells(&nics, &control, switchboard.as_ref()).map_err(|error| OpenError::Refused {
+                device: nics[0].chosen.device.clone(),
+                what: "an epoll descriptor",
+                source: error.into(),
+            })?;
         let releases = Arc::new(Releases::default());
         let message_bytes_max = nics.iter().map(|nic| u64::from(nic.port.max_msg_sz)).min().unwrap_or(0);
         let caps = Caps {
@@ -206,6 +219,7 @@ impl VerbsDevice {
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
+            switchboard,
             regions: KeyMap::default(),
             cache: Cache::default(),
             nics,
@@ -229,6 +243,7 @@ impl VerbsDevice {
             control_polled_at: Nanos::ZERO,
             control_polls: 0,
             is_armed: false,
+            has_slept: false,
             unfinished: false,
             is_leaving: false,
             has_left: false,
@@ -330,14 +345,21 @@ impl Peer {
     }
 }
 
-/// One file that is readable when a completion queue has rung or the control streams have news.
-fn join_bells(nics: &[Nic], control: &TcpDevice) -> rustix::io::Result<OwnedFd> {
+/// One file that is readable when a completion queue has rung, or the control streams or the connection manager have news.
+fn join_bells(
+    nics: &[Nic],
+    control: &TcpDevice,
+    switchboard: Option<&Switchboard>,
+) -> rustix::io::Result<OwnedFd> {
     let joined = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let data = epoll::EventData::new_u64(0);
     for nic in nics {
         epoll::add(&joined, nic.completions.file(), data, epoll::EventFlags::IN)?;
     }
     epoll::add(&joined, control.bell_file(), data, epoll::EventFlags::IN)?;
+    if let Some(switchboard) = switchboard {
+        epoll::add(&joined, switchboard.file(), data, epoll::EventFlags::IN)?;
+    }
     Ok(joined)
 }
 
@@ -426,6 +448,7 @@ impl Device for VerbsDevice {
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         self.ring_all();
         if std::mem::take(&mut self.is_armed) {
+            self.has_slept = true;
             self.nics.iter_mut().for_each(|nic| nic.completions.silence());
         }
         self.unfinished = self.take_completions();

@@ -19,7 +19,7 @@ use super::limits::{Kind, Limits, NotMade, Taken};
 use super::sys;
 
 /// The error that a function reported by its result.
-fn checked(result: c_int) -> io::Result<()> {
+pub(super) fn checked(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
         // Some report the number, some -1 and errno.

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 
+use super::cm;
 use super::lane::Sizes;
 use super::library::LoadError;
 use super::limits::{Kind, Limit, Limits, NotMade};
@@ -48,6 +49,19 @@ pub enum OpenError {
         ranks: u32,
         /// What there is too little of.
         limit: &'static str,
+    },
+    /// No librdmacm, which was asked for.
+    #[error(transparent)]
+    RdmaCm(#[from] cm::LoadError),
+    /// The connection manager knows ports by the addresses of sockets.
+    #[error(
+        "rdma_cm needs an IP address, and {device}:{port} has a GID that is none; unset PLEACH_VERBS_CONNECT, or set it to 'rendezvous'"
+    )]
+    NoSocketAddress {
+        /// Which device.
+        device: String,
+        /// Which port of it.
+        port: u8,
     },
     /// The NIC has too little of something, for however few ranks.
     #[error(transparent)]

@@ -23,7 +23,7 @@ use super::nic::Nic;
 use super::objects::MemoryRegion;
 use super::request::{Local, with_immediate};
 use super::stripes::{Arriving, Ends};
-use super::wire::{Besides, CREDITS_MAX, Hello, Immediate, KnownRegion};
+use super::wire::{Besides, CREDITS_MAX, Hello, Immediate, KnownRegion, LaneHello};
 use super::{Counts, sys};
 use crate::Rank;
 use crate::cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
@@ -124,14 +124,37 @@ impl Pair {
 
     /// Joins it to the peer that said this, over as many queue pairs as both have.
     pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello) -> io::Result<()> {
-        self.lanes.truncate(hello.lanes.len());
+        self.keep_first(hello.lanes.len());
         for (lane, other) in self.lanes.iter_mut().zip(&hello.lanes) {
             lane.connect(nics, hello, other)?;
         }
+        self.agree(hello);
+        Ok(())
+    }
+
+    /// Gives up the queue pairs that the peer, who has so many, has no other end for.
+    pub(super) fn keep_first(&mut self, count: usize) {
+        self.lanes.truncate(count);
+    }
+
+    /// Joins one of its queue pairs to that of the peer that said this, over the way that `attributes` tell.
+    pub(super) fn connect_lane(
+        &mut self,
+        lane: usize,
+        hello: &Hello,
+        other: &LaneHello,
+        attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
+    ) -> io::Result<()> {
+        self.lanes[lane].connect_as(hello, other, attributes)?;
+        self.agree(hello);
+        Ok(())
+    }
+
+    /// What the peer takes, before anything was sent.
+    fn agree(&mut self, hello: &Hello) {
         self.remote_credits = hello.credits;
         self.remote_cells = hello.cells;
         self.credits = hello.credits;
-        Ok(())
     }
 
     /// Whether what was submitted should not wait to be posted.

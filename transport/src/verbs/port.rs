@@ -87,6 +87,18 @@ pub struct Wish {
     /// Transfers of so many bytes or more go in parts over all queue pairs to their peer; [`STRIPE_BYTES`] where nothing is
     /// said.
     pub stripe_bytes: Option<usize>,
+    /// How queue pairs find each other. All ranks must wish the same.
+    pub connect: Connect,
+}
+
+/// How the queue pairs of two ranks find each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Connect {
+    /// Ranks tell each other, over a socket, where they are.
+    #[default]
+    Rendezvous,
+    /// The connection manager (librdmacm) finds the address and the route: for networks that need it.
+    RdmaCm,
 }
 
 /// Shortest transfer that goes over several queue pairs, in bytes, where nothing else is wished: below, the time of a second
@@ -94,11 +106,12 @@ pub struct Wish {
 pub const STRIPE_BYTES: usize = 256 << 10;
 
 impl Wish {
-    /// What `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS` and `PLEACH_VERBS_STRIPE_BYTES` say.
+    /// What `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS`, `PLEACH_VERBS_STRIPE_BYTES` and
+    /// `PLEACH_VERBS_CONNECT` (`rendezvous` or `cm`) say.
     ///
     /// # Errors
     ///
-    /// Something that should be a number and is none.
+    /// Something that should be a number, or one of those two, and is none.
     pub fn from_env() -> Result<Self, PortError> {
         Ok(Self {
             device: text("PLEACH_VERBS_DEVICE"),
@@ -106,6 +119,7 @@ impl Wish {
             gid_index: number("PLEACH_VERBS_GID_INDEX")?,
             queue_pairs: number("PLEACH_VERBS_QUEUE_PAIRS")?,
             stripe_bytes: number("PLEACH_VERBS_STRIPE_BYTES")?,
+            connect: text("PLEACH_VERBS_CONNECT").map_or(Ok(Connect::default()), |text| text.parse())?,
         })
     }
 
@@ -113,6 +127,18 @@ impl Wish {
     pub(super) fn queue_pairs(&self, nics: usize) -> Result<u32, PortError> {
         let (wanted, most) = (self.queue_pairs.unwrap_or(1), (LANES_MAX / nics) as u32);
         if (1..=most).contains(&wanted) { Ok(wanted) } else { Err(PortError::QueuePairs { wanted, most }) }
+    }
+}
+
+impl FromStr for Connect {
+    type Err = PortError;
+
+    fn from_str(text: &str) -> Result<Self, PortError> {
+        match text {
+            "rendezvous" => Ok(Self::Rendezvous),
+            "cm" => Ok(Self::RdmaCm),
+            _ => Err(PortError::NoSuchWay { text: text.to_owned() }),
+        }
     }
 }
 
@@ -192,6 +218,12 @@ pub enum PortError {
         /// Which variable of the environment.
         name: &'static str,
         /// What it is.
+        text: String,
+    },
+    /// No such way to connect.
+    #[error("PLEACH_VERBS_CONNECT is '{text}'; take 'rendezvous' or 'cm'")]
+    NoSuchWay {
+        /// What was asked for.
         text: String,
     },
     /// Sysfs is not readable.
@@ -433,6 +465,14 @@ mod tests {
         assert_eq!(choose(&[], &Wish::default()), Err(PortError::NoDevice));
         let down = choose(&[port("a", false)], &Wish::default()).unwrap_err();
         assert!(down.to_string().contains("a:1 is down"), "{down}");
+    }
+
+    #[test]
+    fn how_to_connect_is_one_of_two_words() {
+        assert_eq!("rendezvous".parse(), Ok(Connect::Rendezvous));
+        assert_eq!("cm".parse(), Ok(Connect::RdmaCm));
+        let error = "udp".parse::<Connect>().unwrap_err();
+        assert_eq!(error.to_string(), "PLEACH_VERBS_CONNECT is 'udp'; take 'rendezvous' or 'cm'");
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What a poll does: completions become counted cells, ends of transfers and losses; the control streams' events become the
 //! device's.
 
+use super::cm::CallFailure;
 use super::objects::{COMPLETIONS_AT_ONCE, Completion};
 use super::pair::Pair;
+use super::refusal::Refusal;
 use super::status::WorkStatus;
-use super::{Peer, VerbsDevice, sys};
+use super::{Peer, VerbsDevice, desk, sys};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{Device, Event, LossCause, TransferError};
@@ -139,6 +141,9 @@ impl VerbsDevice {
         for nic in &mut self.nics {
             nic.owners.retain(|_, (owner, _)| *owner != peer);
         }
+        if let Some(switchboard) = &mut self.switchboard {
+            switchboard.hang_up(peer);
+        }
         self.past += pair.counts();
         pair.fail(error, &mut self.outbox);
     }
@@ -174,6 +179,13 @@ impl VerbsDevice {
             }
         }
         self.control_events = events;
+        if self.switchboard.is_some() && (std::mem::take(&mut self.has_slept) || self.is_joining()) {
+            self.take_calls();
+        }
+    }
+
+    fn is_joining(&self) -> bool {
+        self.peers.iter().any(|peer| matches!(peer, Peer::Joining(_)))
     }
 
     /// Goodbye is said when every peer's NIC has all that was sent.
@@ -201,7 +213,16 @@ impl VerbsDevice {
             if let Peer::Joining(joining) = &self.peers[peer as usize]
                 && now >= joining.deadline
             {
-                let cause = self.desk.cause(peer, LossCause::NotReached(self.connect_timeout));
+                let seen = if joining.is_refused {
+                    CallFailure::NotJoined.into()
+                } else {
+                    LossCause::NotReached(self.connect_timeout)
+                };
+                let cause = self.desk.cause(peer, seen);
+                if !joining.is_refused {
+                    // So that it knows who gave up, if it is there.
+                    let _ = self.control.post_framed(peer, &desk::of_refusal(Refusal::NoWay));
+                }
                 self.lose(peer, cause);
             }
         }

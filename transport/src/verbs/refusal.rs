@@ -33,6 +33,8 @@ pub enum Refusal {
     NoQueuePair,
     /// The connection manager found no way to the peer, or was refused there; its own error says why.
     NoWay,
+    /// One of the two connects by the connection manager, the other does not.
+    OtherWay,
 }
 
 impl fmt::Display for Refusal {
@@ -50,6 +52,9 @@ impl fmt::Display for Refusal {
             Self::NoQueuePair => {
                 formatter.write_str("it has no queue pair for this rank; its own error says why")
             }
+            Self::OtherWay => formatter.write_str(
+                "one of the two connects by rdma_cm and the other does not; set PLEACH_VERBS_CONNECT alike on all ranks",
+            ),
             Self::NoWay => {
                 formatter.write_str("it found no way for RDMA to this rank; its own error says why")
             }
@@ -61,8 +66,9 @@ const PACKET_LENGTHS: u8 = 0;
 const NOT_LOCKED: u8 = 1;
 const NO_QUEUE_PAIR: u8 = 2;
 const NO_WAY: u8 = 3;
+const OTHER_WAY: u8 = 4;
 /// And from here on limits, by what of.
-const LIMIT: u8 = 4;
+const LIMIT: u8 = 5;
 
 /// Limits by their numbers on the wire.
 const KINDS: [Kind; 5] =
@@ -76,6 +82,8 @@ impl Refusal {
             LossCause::NotLocked { limit } => Self::NotLocked { limit: *limit },
             LossCause::Limit(limit) => Self::Limit { kind: limit.kind, most: limit.most },
             LossCause::ConnectionBroke(_) => Self::NoQueuePair,
+            LossCause::Call(_) => Self::NoWay,
+            LossCause::Refused(Self::OtherWay) => Self::OtherWay,
             _ => return None,
         })
     }
@@ -94,6 +102,7 @@ impl Refusal {
             Self::NotLocked { limit } => (NOT_LOCKED, limit),
             Self::NoQueuePair => (NO_QUEUE_PAIR, 0),
             Self::NoWay => (NO_WAY, 0),
+            Self::OtherWay => (OTHER_WAY, 0),
             Self::Limit { kind, most } => {
                 let index = KINDS.iter().position(|known| *known == kind).unwrap_or(0);
                 (LIMIT + index as u8, most)
@@ -112,6 +121,7 @@ impl Refusal {
             NOT_LOCKED => Self::NotLocked { limit: number },
             NO_QUEUE_PAIR => Self::NoQueuePair,
             NO_WAY => Self::NoWay,
+            OTHER_WAY => Self::OtherWay,
             limit => Self::Limit { kind: *KINDS.get(usize::from(limit - LIMIT))?, most: number },
         })
     }
@@ -129,6 +139,7 @@ mod tests {
             Refusal::NotLocked { limit: 65_536 },
             Refusal::NoQueuePair,
             Refusal::NoWay,
+            Refusal::OtherWay,
         ];
         for refusal in limits.into_iter().chain(others) {
             assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));

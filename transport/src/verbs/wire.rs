@@ -8,7 +8,7 @@
 use crate::region::RegionKey;
 
 /// Version of all of this.
-const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 2;
 
 /// Most credits that one immediate gives back.
 pub(super) const CREDITS_MAX: u32 = 255;
@@ -125,10 +125,10 @@ const HELLO_BYTES: usize = 2 + 1 + 4 + 8 + 4 + 1;
 const LANE_BYTES: usize = 4 + 4 + 16 + 2 + 1 + 1 + 4;
 
 /// Takes fields from the beginning of bytes that are long enough.
-struct Fields<'a>(&'a [u8]);
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(*field)
@@ -189,11 +189,15 @@ impl LaneHello {
             nic: fields.take::<1>()?[0],
             inbox_key: u32::from_le_bytes(fields.take()?),
         };
-        let is_possible = lane.packet < 1 << 24
-            && lane.queue_pair < 1 << 24
-            && (1..=5).contains(&lane.mtu)
-            && usize::from(lane.nic) < NICS_MAX;
-        is_possible.then_some(lane)
+        lane.is_possible().then_some(lane)
+    }
+
+    /// Whether its numbers are some that there are.
+    pub(super) fn is_possible(&self) -> bool {
+        self.packet < 1 << 24
+            && self.queue_pair < 1 << 24
+            && (1..=5).contains(&self.mtu)
+            && usize::from(self.nic) < NICS_MAX
     }
 }
 

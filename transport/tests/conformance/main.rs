@@ -206,6 +206,8 @@ mod backend {
         sim_mapped: crate::sim::Sim<true>,
         tcp: crate::tcp::Tcp,
         verbs: crate::verbs::Verbs<false> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
+        verbs_cm: crate::verbs::Verbs<false, true> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
+        verbs_cm_wide: crate::verbs::Verbs<true, true> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
         verbs_wide: crate::verbs::Verbs<true> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
     }
 }

@@ -1,9 +1,11 @@
 //! The suite over `verbs`: each rank on the next RDMA device of this machine, from the first one on again. `WIDE`: on that
-//! and the next one, over two queue pairs on each, with nearly all transfers in parts over all of them.
+//! and the next one, over two queue pairs on each, with nearly all transfers in parts over all of them. `CM`: joined by the
+//! connection manager.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use pleach_transport::verbs::{VerbsDevice, Wish, WorkStatus};
+use pleach_transport::verbs::{Connect, VerbsDevice, Wish, WorkStatus};
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Rank, Responder,
     Source, SubmitError, Submitted, Transfer, TransferId, clock,
@@ -12,12 +14,13 @@ use pleach_transport::{
 use crate::world::{Backend, PATIENCE};
 
 mod minimum;
+pub(crate) mod rdma_cm;
 mod refused;
 
 /// Transfers of so many bytes or more go in parts where the device is wide.
 const STRIPE_BYTES: usize = 64;
 
-pub(crate) struct Verbs<const WIDE: bool>;
+pub(crate) struct Verbs<const WIDE: bool, const CM: bool = false>;
 
 /// An RDMA device of this machine by its number, from the first one on again.
 pub(crate) fn rdma_device(number: u32) -> String {
@@ -31,7 +34,7 @@ pub(crate) fn rdma_device(number: u32) -> String {
     devices.swap_remove(number as usize % devices.len())
 }
 
-impl<const WIDE: bool> Backend for Verbs<WIDE> {
+impl<const WIDE: bool, const CM: bool> Backend for Verbs<WIDE, CM> {
     const NAME: &'static str = if WIDE { "verbs over two NICs" } else { "verbs" };
     const LIVE: bool = true;
 
@@ -40,7 +43,8 @@ impl<const WIDE: bool> Backend for Verbs<WIDE> {
     }
 
     fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
-        let wish = wish(config.rank, WIDE);
+        let connect = if CM { Connect::RdmaCm } else { Connect::Rendezvous };
+        let wish = Wish { connect, ..wish(config.rank, WIDE) };
         Box::new(VerbsDevice::new(config, &wish).expect("an RDMA device that is up"))
     }
 
@@ -73,33 +77,61 @@ impl Responder for Mute {
 }
 
 /// Two ranks, each on the RDMA device of its number, polled by the test.
-struct Two([VerbsDevice; 2]);
+pub(crate) struct Two([VerbsDevice; 2]);
 
 impl Two {
     fn connected(wide: bool) -> Self {
-        let device = |rank| {
-            let config = DeviceConfig {
-                rank,
-                world_size: 2,
-                secret: None,
-                cells: 4,
-                connect_timeout: PATIENCE,
-                interface: None,
-                responder: Arc::new(Mute),
-            };
-            VerbsDevice::new(config, &wish(rank, wide)).expect("an RDMA device that is up")
-        };
-        let mut two = Self([device(0), device(1)]);
-        let addresses = [two.0[0].address(), two.0[1].address()];
-        for rank in 0..2_usize {
-            two.0[rank].connect(1 - rank as Rank, &addresses[1 - rank]).expect("starts");
-        }
+        let mut two = Self::new(|rank| wish(rank, wide), PATIENCE);
+        two.connect();
         let mut missing = 2;
         two.until(|event, _| {
             missing -= usize::from(matches!(event, Some(Event::Connected { .. })));
             missing == 0
         });
         two
+    }
+
+    /// Not connected yet.
+    pub(crate) fn new(wish: impl Fn(Rank) -> Wish, connect_timeout: Duration) -> Self {
+        let device = |rank| {
+            let config = DeviceConfig {
+                rank,
+                world_size: 2,
+                secret: None,
+                cells: 4,
+                connect_timeout,
+                interface: None,
+                responder: Arc::new(Mute),
+            };
+            VerbsDevice::new(config, &wish(rank)).expect("an RDMA device that is up")
+        };
+        Self([device(0), device(1)])
+    }
+
+    pub(crate) fn connect(&mut self) {
+        let addresses = [self.0[0].address(), self.0[1].address()];
+        for rank in 0..2_usize {
+            self.0[rank].connect(1 - rank as Rank, &addresses[1 - rank]).expect("starts");
+        }
+    }
+
+    /// Why each loses the other, which both must.
+    pub(crate) fn until_lost(&mut self) -> [LossCause; 2] {
+        let (deadline, mut events) = (clock::now() + PATIENCE, Vec::with_capacity(64));
+        let mut causes = [None, None];
+        while causes.iter().any(Option::is_none) {
+            assert!(clock::now() < deadline, "not both are lost: {causes:?}");
+            for (device, cause) in self.0.iter_mut().zip(&mut causes) {
+                device.poll(clock::now(), &mut events);
+                for event in events.drain(..) {
+                    match event {
+                        Event::PeerLost { cause: lost, .. } => assert_eq!(cause.replace(lost), None),
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        }
+        causes.map(|cause| cause.expect("both are there"))
     }
 
     /// Polls both until it is enough; told each event, and nothing after each round.

@@ -55,6 +55,14 @@ impl Changed {
         self.make(&format!("ip link set h{host} mtu {bytes}"), &[&format!("ip link set h{host} mtu 9000")]);
     }
 
+    /// Loses all that a host sends.
+    pub(crate) fn deaf(&mut self, host: u32) {
+        self.make(
+            &format!("tc qdisc add dev h{host} root netem loss 100%"),
+            &[&format!("tc qdisc del dev h{host} root")],
+        );
+    }
+
     /// Delays and loses what a host sends.
     pub(crate) fn lossy(&mut self, host: u32) {
         self.make(

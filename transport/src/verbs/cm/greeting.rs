@@ -1,0 +1,186 @@
+//! What ranks tell each other when they are joined by the connection manager: an [`Entrance`] over the control stream, then one
+//! [`Greeting`] each way for each queue pair, as private data of the connection. All that comes from a peer is decoded here.
+
+use std::net::Ipv6Addr;
+
+use crate::Rank;
+use crate::verbs::wire::{Fields, Hello, LANES_MAX, LaneHello, VERSION};
+
+/// Where a rank waits for its peer, which proves by the token that it was told so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::verbs) struct Entrance {
+    pub(super) token: u64,
+    /// One for each of its queue pairs: the address of the port that it is on, and the number to ask for there.
+    pub(super) doors: Vec<(Ipv6Addr, u16)>,
+}
+
+const DOOR_BYTES: usize = 16 + 2;
+
+impl Entrance {
+    pub(in crate::verbs) fn encode(&self) -> Vec<u8> {
+        let mut bytes = VERSION.to_le_bytes().to_vec();
+        bytes.extend(self.token.to_le_bytes());
+        bytes.push(self.doors.len() as u8);
+        for (address, port) in &self.doors {
+            bytes.extend(address.octets());
+            bytes.extend(port.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(in crate::verbs) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut fields = Fields(bytes);
+        if u16::from_le_bytes(fields.take()?) != VERSION {
+            return None;
+        }
+        let token = u64::from_le_bytes(fields.take()?);
+        let count = usize::from(fields.take::<1>()?[0]);
+        if !(1..=LANES_MAX).contains(&count) || fields.0.len() != count * DOOR_BYTES {
+            return None;
+        }
+        let mut doors = Vec::with_capacity(count);
+        for _ in 0..count {
+            doors.push((Ipv6Addr::from(fields.take::<16>()?), u16::from_le_bytes(fields.take()?)));
+        }
+        Some(Self { token, doors })
+    }
+}
+
+/// Bytes that a request to connect carries at most, beside what the manager itself needs.
+const SAID_BYTES_MAX: usize = 56;
+
+const GREETING_BYTES: usize = 2 + 4 + 8 + 1 + 1 + 1 + 1 + 1 + 4 + 4 + 8 + 4;
+const _: () = assert!(GREETING_BYTES <= SAID_BYTES_MAX);
+
+/// What a rank says of one of its queue pairs; where it is the manager tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub(super) rank: Rank,
+    /// Of the entrance that was taken.
+    pub(super) token: u64,
+    /// Which of its queue pairs this is; the peer's of the same number is joined to it.
+    pub(super) lane: u8,
+    /// How many there will be.
+    pub(super) lanes: u8,
+    /// Which of its NICs it is on.
+    pub(super) nic: u8,
+    /// Longest packet of its port, as the verbs number it.
+    pub(super) mtu: u8,
+    pub(super) reads: u8,
+    pub(super) credits: u32,
+    pub(super) cells: u32,
+    pub(super) inbox_address: u64,
+    pub(super) inbox_key: u32,
+}
+
+impl Greeting {
+    pub(super) fn encode(&self) -> [u8; GREETING_BYTES] {
+        let mut bytes = Vec::with_capacity(GREETING_BYTES);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(self.rank.to_le_bytes());
+        bytes.extend(self.token.to_le_bytes());
+        bytes.extend([self.lane, self.lanes, self.nic, self.mtu, self.reads]);
+        bytes.extend(self.credits.to_le_bytes());
+        bytes.extend(self.cells.to_le_bytes());
+        bytes.extend(self.inbox_address.to_le_bytes());
+        bytes.extend(self.inbox_key.to_le_bytes());
+        let mut whole = [0; GREETING_BYTES];
+        whole.copy_from_slice(&bytes);
+        whole
+    }
+
+    /// Of private data, which may be longer: the manager fills it up.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut fields = Fields(bytes);
+        if u16::from_le_bytes(fields.take()?) != VERSION {
+            return None;
+        }
+        let (rank, token) = (Rank::from_le_bytes(fields.take()?), u64::from_le_bytes(fields.take()?));
+        let [lane, lanes, nic, mtu, reads] = fields.take()?;
+        let greeting = Self {
+            rank,
+            token,
+            lane,
+            lanes,
+            nic,
+            mtu,
+            reads,
+            credits: u32::from_le_bytes(fields.take()?),
+            cells: u32::from_le_bytes(fields.take()?),
+            inbox_address: u64::from_le_bytes(fields.take()?),
+            inbox_key: u32::from_le_bytes(fields.take()?),
+        };
+        let is_possible = (1..=LANES_MAX).contains(&usize::from(lanes))
+            && lane < lanes
+            && greeting.credits > 0
+            && (lane > 0 || nic == 0)
+            && greeting.of_lane(0).is_possible();
+        is_possible.then_some(greeting)
+    }
+
+    /// The same as it would be said over the control stream.
+    pub(super) fn hello(&self, queue_pair: u32) -> (Hello, LaneHello) {
+        let lane = self.of_lane(queue_pair);
+        let Self { reads, credits, inbox_address, cells, .. } = *self;
+        (Hello { reads, credits, inbox_address, cells, lanes: vec![lane] }, lane)
+    }
+
+    fn of_lane(&self, queue_pair: u32) -> LaneHello {
+        let Self { mtu, nic, inbox_key, .. } = *self;
+        LaneHello { queue_pair, packet: 0, gid: [0; 16], lid: 0, mtu, nic, inbox_key }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entrances_come_back_and_impossible_ones_are_refused() {
+        let door = ("::ffff:10.0.0.1".parse().unwrap(), 4791);
+        let entrance = Entrance { token: 7 << 40, doors: vec![door; 3] };
+        let bytes = entrance.encode();
+        assert_eq!(Entrance::decode(&bytes), Some(entrance.clone()));
+        assert_eq!(Entrance::decode(&bytes[..bytes.len() - 1]), None);
+        for count in [0, LANES_MAX + 1] {
+            let other = Entrance { doors: vec![door; count], ..entrance.clone() };
+            assert_eq!(Entrance::decode(&other.encode()), None, "{count} doors");
+        }
+        let mut other = bytes;
+        other[0] ^= 0x55;
+        assert_eq!(Entrance::decode(&other), None, "another version");
+    }
+
+    #[test]
+    fn greetings_come_back_also_filled_up_and_impossible_ones_are_refused() {
+        let greeting = Greeting {
+            rank: 3,
+            token: u64::MAX,
+            lane: 1,
+            lanes: 2,
+            nic: 1,
+            mtu: 5,
+            reads: 16,
+            credits: 256,
+            cells: 100,
+            inbox_address: 1 << 50,
+            inbox_key: 9,
+        };
+        let mut bytes = greeting.encode().to_vec();
+        assert_eq!(Greeting::decode(&bytes[..bytes.len() - 1]), None);
+        bytes.resize(SAID_BYTES_MAX, 0);
+        assert_eq!(Greeting::decode(&bytes), Some(greeting));
+        let impossible = [
+            Greeting { lane: 2, ..greeting },
+            Greeting { lanes: LANES_MAX as u8 + 1, ..greeting },
+            Greeting { mtu: 0, ..greeting },
+            Greeting { nic: 4, ..greeting },
+            Greeting { lane: 0, ..greeting },
+            Greeting { credits: 0, ..greeting },
+        ];
+        for greeting in impossible {
+            assert_eq!(Greeting::decode(&greeting.encode()), None, "{greeting:?}");
+        }
+        assert_eq!(Greeting::decode(&[]), None);
+    }
+}

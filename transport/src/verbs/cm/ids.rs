@@ -1,0 +1,347 @@
+//! What librdmacm makes, each owned by a value: the channel that events come over, and connections on their way, each an [`Id`].
+//!
+//! **Invariant:** an id is destroyed before its channel, as it holds it, and no event is kept: [`Channel::next`] copies what it
+//! says and acknowledges it, since destroying an id waits until all its events were.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::library::Library;
+use super::sys;
+use crate::verbs::objects::checked;
+use crate::verbs::sys::{ibv_qp_attr, ibv_qp_state};
+
+/// What happens to a connection on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    AddressResolved,
+    RouteResolved,
+    /// Somebody wants to be joined; the event's id is new.
+    Requested,
+    Answered,
+    Established,
+    AddressFailed,
+    RouteFailed,
+    Unreachable,
+    Rejected,
+    ConnectFailed,
+    /// It is over, or news of something that this backend finds out otherwise.
+    Other,
+}
+
+/// One event, copied.
+pub(super) struct Happened {
+    pub(super) what: What,
+    /// Which id it is about, see [`Id::address`].
+    pub(super) id: usize,
+    /// A new one that this process owns from now on.
+    pub(super) requested: Option<Id>,
+    /// A number of the system's, negative, or why it was rejected.
+    pub(super) status: i32,
+    /// What the peer said with it.
+    pub(super) said: Vec<u8>,
+    /// The peer's queue pair.
+    pub(super) queue_pair: u32,
+}
+
+/// Where events come.
+pub(super) struct Channel {
+    raw: NonNull<sys::rdma_event_channel>,
+    library: &'static Library,
+}
+
+// SAFETY: librdmacm is thread-safe.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+impl Channel {
+    pub(super) fn new(library: &'static Library) -> io::Result<Arc<Self>> {
+        // SAFETY: it takes nothing; null means that errno says why.
+        let raw = NonNull::new(unsafe { (library.create_event_channel)() });
+        let channel = Arc::new(Self { raw: raw.ok_or_else(io::Error::last_os_error)?, library });
+        rustix::io::ioctl_fionbio(channel.file(), true)?;
+        Ok(channel)
+    }
+
+    /// Readable when an event is there.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        // SAFETY: a live channel, whose file is open as long as it is, which the borrow does not outlive.
+        unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
+    }
+
+    /// The next event, if there is one; never waits.
+    pub(super) fn next(self: &Arc<Self>) -> Option<Happened> {
+        let mut event = ptr::null_mut();
+        // SAFETY: a live channel that does not block; it writes one pointer.
+        if unsafe { (self.library.get_cm_event)(self.raw.as_ptr(), &raw mut event) } != 0 {
+            return None;
+        }
+        // SAFETY: an event that was not acknowledged; of a connection `conn` says something, and what it points to is as long
+        // as it says.
+        let happened = unsafe {
+            let event = &*event;
+            let what = of(event.event);
+            let is_said =
+                matches!(what, What::Requested | What::Answered | What::Rejected | What::Established);
+            let (mut said, mut queue_pair) = (Vec::new(), 0);
+            if is_said {
+                let conn = &event.param.conn;
+                queue_pair = conn.qp_num;
+                if !conn.private_data.is_null() {
+                    let (bytes, length) =
+                        (conn.private_data.cast::<u8>(), usize::from(conn.private_data_len));
+                    said.extend_from_slice(std::slice::from_raw_parts(bytes, length));
+                }
+            }
+            let new = if what == What::Requested { NonNull::new(event.id) } else { None };
+            let requested = new.map(|raw| Id { raw, channel: Arc::clone(self) });
+            Happened { what, id: event.id as usize, requested, status: event.status, said, queue_pair }
+        };
+        // SAFETY: the event of above, of which nothing is used any more.
+        unsafe { (self.library.ack_cm_event)(event) };
+        Some(happened)
+    }
+}
+
+fn of(event: sys::rdma_cm_event_type) -> What {
+    match event {
+        sys::RDMA_CM_EVENT_ADDR_RESOLVED => What::AddressResolved,
+        sys::RDMA_CM_EVENT_ROUTE_RESOLVED => What::RouteResolved,
+        sys::RDMA_CM_EVENT_CONNECT_REQUEST => What::Requested,
+        sys::RDMA_CM_EVENT_CONNECT_RESPONSE => What::Answered,
+        sys::RDMA_CM_EVENT_ESTABLISHED => What::Established,
+        sys::RDMA_CM_EVENT_ADDR_ERROR => What::AddressFailed,
+        sys::RDMA_CM_EVENT_ROUTE_ERROR => What::RouteFailed,
+        sys::RDMA_CM_EVENT_UNREACHABLE => What::Unreachable,
+        sys::RDMA_CM_EVENT_REJECTED => What::Rejected,
+        sys::RDMA_CM_EVENT_CONNECT_ERROR => What::ConnectFailed,
+        _ => What::Other,
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: ids hold their channel, so there is none any more.
+        unsafe { (self.library.destroy_event_channel)(self.raw.as_ptr()) };
+    }
+}
+
+/// What an end says of its queue pair when it connects or accepts.
+pub(super) struct Terms<'a> {
+    pub(super) said: &'a [u8],
+    pub(super) queue_pair: u32,
+    /// Reads and atomics at once, each way.
+    pub(super) reads: u8,
+    pub(super) retries: u8,
+}
+
+impl Terms<'_> {
+    fn raw(&self) -> sys::rdma_conn_param {
+        sys::rdma_conn_param {
+            private_data: self.said.as_ptr().cast(),
+            private_data_len: self.said.len() as u8,
+            responder_resources: self.reads,
+            initiator_depth: self.reads,
+            flow_control: 1,
+            retry_count: self.retries,
+            rnr_retry_count: self.retries,
+            // All queue pairs of this backend receive by a shared queue.
+            srq: 1,
+            qp_num: self.queue_pair,
+        }
+    }
+}
+
+/// A connection on its way, or where connections are waited for.
+pub(super) struct Id {
+    raw: NonNull<sys::rdma_cm_id>,
+    channel: Arc<Channel>,
+}
+
+// SAFETY: as for `Channel`.
+unsafe impl Send for Id {}
+
+impl Id {
+    fn new(channel: &Arc<Channel>) -> io::Result<Self> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: a live channel; it writes one pointer.
+        checked(unsafe {
+            let create = channel.library.create_id;
+            create(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), sys::RDMA_PS_TCP)
+        })?;
+        let raw = NonNull::new(raw).ok_or(io::ErrorKind::Other)?;
+        Ok(Self { raw, channel: Arc::clone(channel) })
+    }
+
+    /// Waits for at most so many connections at an address of a port, at a number that the system chooses, which is returned.
+    pub(super) fn listening(channel: &Arc<Channel>, at: SocketAddr, most: c_int) -> io::Result<(Self, u16)> {
+        let id = Self::new(channel)?;
+        let (mut address, library) = (Socket::of(at), channel.library);
+        // SAFETY: a live id, and an address that stays for the call.
+        checked(unsafe { (library.bind_addr)(id.raw.as_ptr(), address.as_mut_ptr()) })?;
+        // SAFETY: as above.
+        checked(unsafe { (library.listen)(id.raw.as_ptr(), most) })?;
+        // SAFETY: as above.
+        let port = u16::from_be(unsafe { (library.get_src_port)(id.raw.as_ptr()) });
+        Ok((id, port))
+    }
+
+    /// One from an address of a port to a peer's; asks for what that is on the network.
+    pub(super) fn calling(
+        channel: &Arc<Channel>,
+        from: SocketAddr,
+        to: SocketAddr,
+        limit_ms: c_int,
+    ) -> io::Result<Self> {
+        let id = Self::new(channel)?;
+        let (mut from, mut to) = (Socket::of(from), Socket::of(to));
+        // SAFETY: a live id, and addresses that stay for the call.
+        checked(unsafe {
+            let resolve = channel.library.resolve_addr;
+            resolve(id.raw.as_ptr(), from.as_mut_ptr(), to.as_mut_ptr(), limit_ms)
+        })?;
+        Ok(id)
+    }
+
+    /// By what events name it.
+    pub(super) fn address(&self) -> usize {
+        self.raw.as_ptr() as usize
+    }
+
+    fn library(&self) -> &'static Library {
+        self.channel.library
+    }
+
+    /// Asks for the way there.
+    pub(super) fn find_route(&self, limit_ms: c_int) -> io::Result<()> {
+        // SAFETY: a live id.
+        checked(unsafe { (self.library().resolve_route)(self.raw.as_ptr(), limit_ms) })
+    }
+
+    /// Asks the peer to be joined.
+    pub(super) fn connect(&self, terms: &Terms<'_>) -> io::Result<()> {
+        let mut terms = terms.raw();
+        // SAFETY: a live id, and terms that stay for the call.
+        checked(unsafe { (self.library().connect)(self.raw.as_ptr(), &raw mut terms) })
+    }
+
+    /// Takes the peer that asked.
+    pub(super) fn accept(&self, terms: &Terms<'_>) -> io::Result<()> {
+        let mut terms = terms.raw();
+        // SAFETY: as above.
+        checked(unsafe { (self.library().accept)(self.raw.as_ptr(), &raw mut terms) })
+    }
+
+    /// Sends the peer that asked away.
+    pub(super) fn reject(self) {
+        // SAFETY: a live id; nothing is said. One that failed is gone in a moment anyhow.
+        unsafe { (self.library().reject)(self.raw.as_ptr(), ptr::null(), 0) };
+    }
+
+    /// Takes the peer's answer.
+    pub(super) fn establish(&self) -> io::Result<()> {
+        // SAFETY: a live id.
+        checked(unsafe { (self.library().establish)(self.raw.as_ptr()) })
+    }
+
+    /// What the queue pair is to be told to get into a state, and which of it counts.
+    pub(super) fn attributes(&self, state: ibv_qp_state) -> io::Result<(ibv_qp_attr, u32)> {
+        // SAFETY: plain numbers, of which zero is one.
+        let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        let mut mask: c_int = 0;
+        attributes.qp_state = state;
+        // SAFETY: a live id; it writes into both.
+        checked(unsafe {
+            (self.library().init_qp_attr)(self.raw.as_ptr(), &raw mut attributes, &raw mut mask)
+        })?;
+        Ok((attributes, mask as u32))
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: a live id, whose events were all acknowledged. Its queue pair is not the library's.
+        unsafe { (self.channel.library.destroy_id)(self.raw.as_ptr()) };
+    }
+}
+
+/// An address as the library takes it.
+struct Socket(libc::sockaddr_storage);
+
+impl Socket {
+    fn of(address: SocketAddr) -> Self {
+        // SAFETY: plain numbers, of which zero is one.
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        let place = &raw mut storage;
+        match address {
+            SocketAddr::V4(address) => {
+                let raw = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: address.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                // SAFETY: the storage has room for any address, and is aligned for it.
+                unsafe { place.cast::<libc::sockaddr_in>().write(raw) };
+            }
+            SocketAddr::V6(address) => {
+                let raw = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: address.port().to_be(),
+                    sin6_flowinfo: 0,
+                    sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                    sin6_scope_id: address.scope_id(),
+                };
+                // SAFETY: as above.
+                unsafe { place.cast::<libc::sockaddr_in6>().write(raw) };
+            }
+        }
+        Self(storage)
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.0).cast()
+    }
+}
+
+/// A port's GID as an address of sockets, where it is one; `scope`: the number of its interface.
+pub(super) fn socket_address(gid: Ipv6Addr, port: u16, scope: u32) -> SocketAddr {
+    match IpAddr::V6(gid).to_canonical() {
+        IpAddr::V4(address) => SocketAddr::from((address, port)),
+        IpAddr::V6(address) => {
+            let scope = if address.is_unicast_link_local() { scope } else { 0 };
+            SocketAddr::V6(SocketAddrV6::new(address, port, 0, scope))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_ports_are_those_of_sockets_with_their_scope_where_it_counts() {
+        let of = |gid: &str| socket_address(gid.parse().unwrap(), 7, 3).to_string();
+        assert_eq!(of("::ffff:10.77.0.1"), "10.77.0.1:7");
+        assert_eq!(of("fe80::1"), "[fe80::1%3]:7");
+        assert_eq!(of("2001:db8::1"), "[2001:db8::1]:7");
+    }
+
+    #[test]
+    fn addresses_are_given_to_the_library_in_the_order_of_the_network() {
+        let mut four = Socket::of("10.77.0.1:258".parse().unwrap());
+        // SAFETY: the beginning of a storage that is longer.
+        let bytes = unsafe { std::slice::from_raw_parts(four.as_mut_ptr().cast::<u8>(), 8) };
+        assert_eq!(bytes[2..], [1, 2, 10, 77, 0, 1]);
+        let mut six = Socket::of("[fe80::1%5]:258".parse().unwrap());
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(six.as_mut_ptr().cast::<u8>(), 28) };
+        assert_eq!((bytes[2..4].to_vec(), bytes[8], bytes[23]), (vec![1, 2], 0xfe, 1));
+        assert_eq!(u32::from_ne_bytes(bytes[24..28].try_into().unwrap()), 5);
+    }
+}

@@ -1,0 +1,405 @@
+//! Pairs joined by the connection manager, librdmacm, instead of by what ranks tell each other of their queue pairs: the kernel
+//! finds the peer's address and the way there, and takes both ends through the states of their queue pairs.
+//!
+//! Chosen by [`Wish::connect`](super::Wish): networks with routers, partitions or path records of their own need it. The control
+//! stream is there in either way, and comes first: over it ranks prove who they are and tell each other where they wait
+//! ([`Entrance`]). The higher rank calls: it asks for the address, then for the route, then connects, one call for each queue pair,
+//! and both ends say in the private data of these messages what each must know ([`Greeting`]). What comes after, the word that each
+//! is ready and the write that shows that the way is open, is as without.
+//!
+//! **Invariant:** a request to be joined is taken only of a peer whose pair is on its way and that gives the token which it was
+//! told over the control stream; others are sent away and change nothing. Queue pairs stay this backend's own: the manager
+//! only says what they are to be told, so what ends a pair ends it here as well, and whatever else the manager says then is
+//! not listened to. No call waits: events come over a file that the device's own sleeps on, and each step has the limit of the
+//! whole connection.
+
+mod greeting;
+mod ids;
+mod library;
+#[cfg(all(test, feature = "verbs-oracle"))]
+mod oracle;
+#[allow(
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    unreachable_pub,
+    reason = "as the headers name things"
+)]
+pub(super) mod sys;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(super) use self::greeting::Entrance;
+use self::greeting::Greeting;
+use self::ids::{Channel, Happened, Id, Terms, What, socket_address};
+pub use self::library::LoadError;
+use super::joining::{REFUSAL_GRACE, unequal_packets};
+use super::lane::RETRIES;
+use super::nic::Nic;
+use super::open::{OpenError, refused};
+use super::pair::Pair;
+use super::port::{Chosen, Kind};
+use super::{Peer, VerbsDevice};
+use crate::Rank;
+use crate::clock;
+use crate::device::{Device, LossCause, ProtocolViolation};
+use crate::memory::random_key;
+
+/// Calls that wait to be looked at, at most, for each peer.
+const BACKLOG: u32 = 16;
+
+/// Who sends a caller away because of what it said: the control stream tells why.
+const REJECTED_BY_ITS_USER: i32 = 28;
+
+/// Why the connection manager did not join two ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CallFailure {
+    /// The address of the peer's port was not found on the network.
+    NoAddress,
+    /// There is no route there.
+    NoRoute,
+    /// It did not answer.
+    NoAnswer,
+    /// It sent the caller away.
+    Rejected {
+        /// Why, as the InfiniBand specification numbers it (12.6.7.2).
+        reason: i32,
+    },
+    /// The two did not come together, though both wanted to.
+    NotJoined,
+}
+
+impl fmt::Display for CallFailure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoAddress => formatter.write_str(
+                "rdma_cm did not find the address of its RDMA port; are both ports in one network, and is its link up?",
+            ),
+            Self::NoRoute => formatter
+                .write_str("rdma_cm found no route to its RDMA port; 'ip route get ADDRESS' says what the host knows"),
+            Self::NoAnswer => formatter.write_str(
+                "its RDMA port does not answer rdma_cm; is its link up, and does a firewall let UDP port 4791 through?",
+            ),
+            Self::Rejected { reason } => {
+                write!(formatter, "rdma_cm was rejected by its host (reason {reason}); did the rank end a moment ago?")
+            }
+            Self::NotJoined => formatter.write_str("rdma_cm did not bring the queue pairs of both ends together"),
+        }
+    }
+}
+
+/// One end of a queue pair that is on its way, or joined.
+struct Call {
+    id: Id,
+    peer: Rank,
+    lane: usize,
+    is_joined: bool,
+}
+
+/// See the module.
+pub(super) struct Switchboard {
+    // Before the channel.
+    /// By what events name them.
+    calls: BTreeMap<usize, Call>,
+    /// Where peers are waited for, by NIC.
+    doors: Vec<(Id, u16)>,
+    channel: Arc<Channel>,
+}
+
+/// What a pair on its way knows besides.
+#[derive(Default)]
+pub(super) struct Meeting {
+    /// By which the peer proves that it was told of this rank's entrance, or this rank to it.
+    token: u64,
+    /// Queue pairs that are joined.
+    joined: usize,
+}
+
+impl Switchboard {
+    /// Waits for peers at the addresses of these NICs.
+    pub(super) fn new(nics: &[Nic], world_size: u32) -> Result<Self, OpenError> {
+        let library = library::library()?;
+        let failed = |nic: &Nic, what| {
+            let device = nic.chosen.device.clone();
+            move |source| OpenError::Refused { device, what, source }
+        };
+        let channel = Channel::new(library).map_err(failed(&nics[0], "events of rdma_cm"))?;
+        let mut doors = Vec::with_capacity(nics.len());
+        for nic in nics {
+            let at = address(&nic.chosen, 0)?;
+            let most = (world_size.saturating_mul(BACKLOG)).min(i32::MAX as u32) as i32;
+            doors.push(Id::listening(&channel, at, most).map_err(failed(nic, "to listen for rdma_cm"))?);
+        }
+        Ok(Self { calls: BTreeMap::new(), doors, channel })
+    }
+
+    /// Readable when something has happened.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.channel.file()
+    }
+
+    fn add(&mut self, id: Id, peer: Rank, lane: usize) {
+        self.calls.insert(id.address(), Call { id, peer, lane, is_joined: false });
+    }
+
+    /// Forgets all calls of a peer.
+    pub(super) fn hang_up(&mut self, peer: Rank) {
+        self.calls.retain(|_, call| call.peer != peer);
+    }
+}
+
+/// Where a port is, as sockets name it.
+fn address(chosen: &Chosen, number: u16) -> Result<SocketAddr, OpenError> {
+    if chosen.gid.kind == Kind::InfiniBand {
+        let (device, port) = (chosen.device.clone(), chosen.port);
+        return Err(OpenError::NoSocketAddress { device, port });
+    }
+    Ok(socket_address(chosen.gid.address, number, scope(chosen)))
+}
+
+/// The number of a port's interface.
+fn scope(chosen: &Chosen) -> u32 {
+    let number = chosen.gid.interface.as_ref().and_then(|interface| {
+        let file = Path::new("/sys/class/net").join(interface).join("ifindex");
+        fs::read_to_string(file).ok()?.trim().parse().ok()
+    });
+    number.unwrap_or(0)
+}
+
+impl VerbsDevice {
+    /// Tells a peer where it is waited for; the pair is there already.
+    pub(super) fn open_entrance(&mut self, peer: Rank) -> Option<Entrance> {
+        let switchboard = self.switchboard.as_ref()?;
+        let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return None };
+        let pair = joining.pair.as_ref()?;
+        // The caller proves with the other one's.
+        let token = random_key().0;
+        if self.control.rank() < peer {
+            joining.meeting.token = token;
+        }
+        let door = |(nic, _): (usize, u32)| (self.nics[nic].chosen.gid.address, switchboard.doors[nic].1);
+        Some(Entrance { token, doors: pair.queue_pairs().map(door).collect() })
+    }
+
+    /// The peer has said where it waits: of the two the higher rank calls, as it does over sockets.
+    pub(super) fn call_back(&mut self, peer: Rank) {
+        let (is_caller, limit_ms) = (self.rank() > peer, self.call_limit_ms());
+        let Some(switchboard) = &mut self.switchboard else { return };
+        let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return };
+        let (Some(pair), Some(entrance)) = (&mut joining.pair, joining.entrance.take()) else { return };
+        if !is_caller {
+            return;
+        }
+        joining.meeting.token = entrance.token;
+        pair.keep_first(entrance.doors.len());
+        let mut failure = None;
+        for (lane, (nic, _)) in pair.queue_pairs().enumerate() {
+            let chosen = &self.nics[nic].chosen;
+            let (door, port) = entrance.doors[lane];
+            let from = socket_address(chosen.gid.address, 0, scope(chosen));
+            let to = socket_address(door, port, scope(chosen));
+            match Id::calling(&switchboard.channel, from, to, limit_ms) {
+                Ok(id) => switchboard.add(id, peer, lane),
+                Err(error) => {
+                    tracing::warn!("verbs: rdma_cm does not look for {to} from {from} ({error})");
+                    failure = Some(LossCause::Call(CallFailure::NoAddress));
+                }
+            }
+        }
+        if let Some(cause) = failure {
+            self.refuse(peer, cause);
+        }
+    }
+
+    /// The limit of each step of a call, in milliseconds.
+    fn call_limit_ms(&self) -> i32 {
+        i32::try_from(self.connect_timeout.max(Duration::from_millis(1)).as_millis()).unwrap_or(i32::MAX)
+    }
+
+    /// Takes what has happened to calls.
+    pub(super) fn take_calls(&mut self) {
+        while let Some(happened) =
+            self.switchboard.as_ref().and_then(|switchboard| switchboard.channel.next())
+        {
+            self.happened(happened);
+        }
+    }
+
+    fn happened(&mut self, happened: Happened) {
+        if let Some(id) = happened.requested {
+            return self.asked(id, &happened.said, happened.queue_pair);
+        }
+        let call = self.switchboard.as_ref().and_then(|switchboard| switchboard.calls.get(&happened.id));
+        // Of a pair that has ended meanwhile, or a listener: nothing that is not found out otherwise.
+        let Some(&Call { peer, lane, .. }) = call else { return };
+        let failure = match happened.what {
+            What::AddressResolved => self.find_route(happened.id),
+            What::RouteResolved => self.call(happened.id, peer, lane),
+            What::Answered => self.answered(happened.id, peer, lane, &happened),
+            What::Established => return self.lane_is_joined(happened.id),
+            What::AddressFailed => Err(CallFailure::NoAddress.into()),
+            What::RouteFailed => Err(CallFailure::NoRoute.into()),
+            What::Unreachable => Err(CallFailure::NoAnswer.into()),
+            What::Rejected if happened.status == REJECTED_BY_ITS_USER => return self.await_word(peer),
+            What::Rejected => Err(CallFailure::Rejected { reason: happened.status }.into()),
+            What::ConnectFailed => Err(CallFailure::NotJoined.into()),
+            What::Requested | What::Other => return,
+        };
+        if let (Err(cause), Peer::Joining(_)) = (failure, &self.peers[peer as usize]) {
+            tracing::warn!("verbs: rdma_cm to rank {peer}: {:?}, status {}", happened.what, happened.status);
+            self.refuse(peer, cause);
+        }
+    }
+
+    fn find_route(&mut self, id: usize) -> Result<(), LossCause> {
+        let limit_ms = self.call_limit_ms();
+        let Some(call) = self.switchboard.as_ref().and_then(|switchboard| switchboard.calls.get(&id)) else {
+            return Ok(());
+        };
+        call.id.find_route(limit_ms).map_err(|_| CallFailure::NoRoute.into())
+    }
+
+    /// What this rank says of one of its queue pairs, and its number.
+    fn greeting(&self, pair: &Pair, lane: usize, token: u64) -> (Greeting, u32) {
+        let hello = pair.hello(&self.nics);
+        let own = hello.lanes[lane];
+        let greeting = Greeting {
+            rank: self.rank(),
+            token,
+            lane: lane as u8,
+            lanes: hello.lanes.len() as u8,
+            nic: own.nic,
+            mtu: own.mtu,
+            reads: hello.reads,
+            credits: hello.credits,
+            cells: hello.cells,
+            inbox_address: hello.inbox_address,
+            inbox_key: own.inbox_key,
+        };
+        (greeting, own.queue_pair)
+    }
+
+    /// The way to a peer is known: asks to be joined.
+    fn call(&mut self, id: usize, peer: Rank, lane: usize) -> Result<(), LossCause> {
+        let Peer::Joining(joining) = &self.peers[peer as usize] else { return Ok(()) };
+        let Some(pair) = &joining.pair else { return Ok(()) };
+        let (greeting, queue_pair) = self.greeting(pair, lane, joining.meeting.token);
+        let Some(call) = self.switchboard.as_ref().and_then(|switchboard| switchboard.calls.get(&id)) else {
+            return Ok(());
+        };
+        let said = greeting.encode();
+        let terms = Terms { said: &said, queue_pair, reads: self.sizes.reads, retries: RETRIES };
+        call.id.connect(&terms).map_err(|_| CallFailure::NotJoined.into())
+    }
+
+    /// Somebody asks to be joined.
+    fn asked(&mut self, id: Id, said: &[u8], queue_pair: u32) {
+        let Some(greeting) = Greeting::decode(said) else { return id.reject() };
+        let peer = greeting.rank;
+        let Some(Peer::Joining(joining)) = self.peers.get_mut(peer as usize) else { return id.reject() };
+        let is_expected = self.control.rank() < peer && joining.meeting.token == greeting.token;
+        let Some(pair) = joining.pair.as_mut().filter(|_| is_expected) else { return id.reject() };
+        pair.keep_first(usize::from(greeting.lanes));
+        let lane = usize::from(greeting.lane);
+        if lane >= pair.queue_pairs().count() {
+            return id.reject();
+        }
+        let joined = self.join_lane(&id, peer, lane, &greeting, queue_pair).and_then(|()| {
+            let Peer::Joining(joining) = &self.peers[peer as usize] else { return Ok(()) };
+            let Some(pair) = &joining.pair else { return Ok(()) };
+            let (own, number) = self.greeting(pair, lane, greeting.token);
+            let reads = self.sizes.reads.min(greeting.reads);
+            let said = own.encode();
+            let terms = Terms { said: &said, queue_pair: number, reads, retries: RETRIES };
+            id.accept(&terms).map_err(|_| CallFailure::NotJoined.into())
+        });
+        match (joined, &mut self.switchboard) {
+            (Ok(()), Some(switchboard)) => switchboard.add(id, peer, lane),
+            (Err(cause), _) => {
+                // It is told why before it is sent away.
+                self.refuse(peer, cause);
+                id.reject();
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes one queue pair through its states, as the manager says.
+    fn join_lane(
+        &mut self,
+        id: &Id,
+        peer: Rank,
+        lane: usize,
+        greeting: &Greeting,
+        queue_pair: u32,
+    ) -> Result<(), LossCause> {
+        let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return Ok(()) };
+        let Some(pair) = &mut joining.pair else { return Ok(()) };
+        let (hello, other) = greeting.hello(queue_pair);
+        let nic = pair.queue_pairs().nth(lane).map_or(0, |(nic, _)| nic);
+        if let Some(unequal) = unequal_packets(&self.nics[nic..=nic], &hello) {
+            return Err(unequal);
+        }
+        let attributes = |state| id.attributes(state);
+        pair.connect_lane(lane, &hello, &other, attributes).map_err(|error| {
+            tracing::warn!("verbs: queue pair {lane} to rank {peer} does not connect ({error})");
+            refused(&error.into())
+        })
+    }
+
+    /// The peer has taken this rank's call.
+    fn answered(&mut self, id: usize, peer: Rank, lane: usize, happened: &Happened) -> Result<(), LossCause> {
+        let Some(call) = self.switchboard.as_mut().and_then(|switchboard| switchboard.calls.remove(&id))
+        else {
+            return Ok(());
+        };
+        let greeting = Greeting::decode(&happened.said)
+            .filter(|greeting| greeting.rank == peer && usize::from(greeting.lane) == lane)
+            .ok_or(LossCause::Protocol(ProtocolViolation::MalformedFrame))?;
+        self.join_lane(&call.id, peer, lane, &greeting, happened.queue_pair)?;
+        call.id.establish().map_err(|_| LossCause::from(CallFailure::NotJoined))?;
+        if let Some(switchboard) = &mut self.switchboard {
+            switchboard.calls.insert(id, call);
+        }
+        self.lane_is_joined(id);
+        Ok(())
+    }
+
+    /// One more queue pair to a peer is joined at both ends.
+    fn lane_is_joined(&mut self, id: usize) {
+        let call = self.switchboard.as_mut().and_then(|switchboard| switchboard.calls.get_mut(&id));
+        let Some(call) = call.filter(|call| !call.is_joined) else { return };
+        call.is_joined = true;
+        let peer = call.peer;
+        let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return };
+        joining.meeting.joined += 1;
+        let Some(pair) = &joining.pair else { return };
+        if joining.meeting.joined == pair.queue_pairs().count() {
+            joining.is_connected = true;
+            self.say_ready(peer);
+            self.advance(peer);
+        }
+    }
+
+    /// The peer has sent this rank away, and says why over the control stream.
+    fn await_word(&mut self, peer: Rank) {
+        if let Peer::Joining(joining) = &mut self.peers[peer as usize] {
+            joining.is_refused = true;
+            joining.deadline = joining.deadline.min(clock::now() + REFUSAL_GRACE);
+        }
+    }
+}
+
+impl From<CallFailure> for LossCause {
+    fn from(failure: CallFailure) -> Self {
+        Self::Call(failure)
+    }
+}
