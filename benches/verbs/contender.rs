@@ -115,7 +115,7 @@ fn compile(compiler: &str, source: &str, program: &Path, libraries: &[&str]) -> 
 
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
-    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("without a word").to_owned()
+    text.lines().rfind(|line| line.contains(char::is_alphanumeric)).unwrap_or("without a word").to_owned()
 }
 
 /// Two processes of a program, of which the second joins the first; what the second prints.
