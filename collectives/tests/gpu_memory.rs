@@ -7,7 +7,11 @@ mod fake_cuda;
 mod group;
 #[path = "gpu_memory/kernels.rs"]
 mod kernels;
+#[path = "gpu_memory/processes.rs"]
+mod processes;
 mod ranks;
+#[path = "gpu_memory/starts.rs"]
+mod starts;
 
 /// Each of these against the fake driver, and, where a test is asked for by `--ignored gpu::`, against the real one.
 macro_rules! on_both {
@@ -44,4 +48,8 @@ on_both! {
     group::a_group_on_a_gpu_can_be_split
     group::reproducible_groups_give_the_same_bits_and_exact_ones_refuse
     group::a_rank_that_is_lost_ends_the_call_with_its_name
+    starts::a_started_call_comes_after_the_earlier_work_of_its_stream
+    starts::a_thread_of_the_group_carries_started_calls_on
+    starts::every_call_that_can_be_started_gives_what_the_blocking_one_gives
+    starts::memory_that_is_freed_before_its_call_begins_ends_the_group_with_the_reason
 }

@@ -14,6 +14,9 @@ impl Engine {
             return false;
         }
         self.blocked = None;
+        if self.gates > 0 && !self.look_at_gates(now) {
+            return true;
+        }
         if self.priorities.matter() {
             return self.advance_by_priority(now);
         }
@@ -52,6 +55,7 @@ impl Engine {
         let Some(run) = &entry.run else { unreachable!("an ordered slot holds a run") };
         let stream = run.stream();
         let is_free = match stream {
+            _ if entry.gate.is_some() => false,
             Stream::Collectives => *may_admit && self.completed >= run.parameters.bank.needed,
             // One message of a pair at a time; earlier ones stand earlier in the order.
             stream => !has_earlier(&self.slots, &self.order[..index], stream),

@@ -8,6 +8,7 @@ use pleach_transport::Nanos;
 use super::bank;
 use super::counts::Counts;
 use super::fault::Fault;
+use super::gate::Gate;
 use super::plan::Plan;
 use super::run::{Bank, Bytes, Parameters, RUNS_MAX, Run};
 use super::signature::{self, Stream};
@@ -27,6 +28,22 @@ impl Engine {
         output: Bytes,
         timeout: Duration,
     ) -> Result<RunId, StartError> {
+        self.start_behind(None, plan, input, output, timeout)
+    }
+
+    /// The same with a gate: the run begins when that is open and its turn has come. Its time runs from now on.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub fn start_behind(
+        &mut self,
+        gate: Option<Gate>,
+        plan: &Arc<Plan>,
+        input: Bytes,
+        output: Bytes,
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
         if matches!(self.phase, Phase::Failing { .. } | Phase::Failed(_)) {
             return Err(StartError::Failed(self.failure_during(plan)));
         }
@@ -36,6 +53,7 @@ impl Engine {
         let parameters = Parameters { number, history, bank, input, output };
         self.seat(slot, plan, parameters);
         let id = self.enter(slot, State::Queued, timeout);
+        self.put_gate(id, gate);
         if self.order.len() == 1 && self.is_passive {
             // What peers wait for goes out first; what is left to be noted takes no time of theirs.
             self.blocked = None;
@@ -98,6 +116,7 @@ impl Engine {
         self.slots.push(SlotOfRun {
             run: None,
             state: State::Free,
+            gate: None,
             issue: 0,
             timeout: Duration::ZERO,
             times: None,
@@ -146,6 +165,7 @@ impl Engine {
         }
         let Phase::Failed(fault) = &self.phase else { return None };
         slot.state = State::Free;
+        slot.gate = None;
         if let Some(run) = &mut slot.run {
             run.release();
         }

@@ -16,6 +16,7 @@ mod calls;
 mod circle;
 mod counts;
 mod fault;
+mod gate;
 mod header;
 mod layout;
 mod message;
@@ -47,6 +48,7 @@ pub use circle::CIRCLE_AFTER;
 use circle::Circles;
 pub use counts::{Counts, CountsError, Paired};
 pub use fault::{Fault, FaultKind};
+pub use gate::Gate;
 pub use plan::{Plan, PlanError};
 pub use program::Program;
 pub use run::{Bytes, Witness};
@@ -137,6 +139,8 @@ enum State {
 struct SlotOfRun {
     run: Option<Run>,
     state: State,
+    /// Closed, where there is one.
+    gate: Option<Gate>,
     issue: u64,
     timeout: Duration,
     /// When it was first seen by a poll that knew the time, and when it is given up.
@@ -196,6 +200,8 @@ pub struct Engine {
     /// Unfinished runs in the order of their calls.
     order: Vec<u8>,
     priorities: Priorities,
+    /// Closed ones among the unfinished runs.
+    gates: usize,
     issues: u64,
     next_run: u64,
     completed: u64,
@@ -279,6 +285,7 @@ impl Engine {
             slots: Vec::new(),
             order: Vec::new(),
             priorities: Priorities::default(),
+            gates: 0,
             issues: 0,
             next_run: 0,
             completed: 0,
@@ -374,7 +381,8 @@ impl Engine {
             };
             // What has not been seen yet wants to be.
             let timed = slot.times.map_or(Nanos::ZERO, |times| times.deadline.min(slot.query_at));
-            Some(computed.min(timed))
+            let gated = slot.gate_wakeup(self.observer.seen_at).unwrap_or(Nanos::MAX);
+            Some(computed.min(timed).min(gated))
         });
         let failing = match &self.phase {
             Phase::Failing { sever_at, is_severing: false, .. } => Some(*sever_at),

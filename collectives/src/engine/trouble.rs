@@ -182,6 +182,9 @@ impl Engine {
         let peers = self.waits_for(slot);
         let (subject, detail) = match self.blame(slot, &peers, now) {
             Some(found) => found,
+            None if self.slots[usize::from(slot)].gate.is_some() => {
+                (self.rank, "the stream's work from before the call, which the GPU has not done".to_owned())
+            }
             None if self.is_ready() => {
                 (self.rank, "work of its own (earlier calls are unfinished)".to_owned())
             }

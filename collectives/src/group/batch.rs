@@ -355,7 +355,16 @@ impl<'a> Bucket<'a> {
             }
         };
         let counts = Counts::Each(self.bytes / self.data_type.bytes());
-        Operation { collective, data_type: self.data_type, op, counts, input, output, space: Space::Host }
+        Operation {
+            collective,
+            data_type: self.data_type,
+            op,
+            counts,
+            input,
+            output,
+            space: Space::Host,
+            gate: None,
+        }
     }
 
     /// Copies the results back, where this rank has some.

@@ -1,37 +1,30 @@
-//! Collectives on a GPU's memory, in the order of a stream.
+//! Elements in a GPU's memory, and groups that work on it.
 //!
 //! A group that works on a GPU's memory ([`Options::space`](super::Options::space), [`Group::in_memory`]) takes
-//! [`GpuBuffer`]s through [`Group::on`]. **Invariant:** a call begins when the stream has done what was put into it before
-//! the call, and when it returns the GPU is through with the data: what is put into any stream afterwards finds the result.
-//! So the caller's thread waits for the stream's earlier work, at most until the call's deadline, and for nothing else;
-//! nothing is put into the stream, and no other stream or the whole GPU is waited for.
+//! [`GpuBuffer`]s through [`Group::on`]. **Invariant:** memory of pleach's own cannot be freed while a buffer or a region
+//! names it; memory of others is looked at before each call, and a call on what was freed touches nothing.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
-use pleach_transport::{Memory, Slice, Space, clock};
+use pleach_transport::cuda::{CudaMemory, ForeignMemory, Gpu, Stream};
+use pleach_transport::{Memory, Slice, Space};
 
 use super::Group;
 use super::data::{Element, private};
 use super::error::CollectiveError;
 use super::operation::{Operation, expect_length};
-use crate::Rank;
-use crate::collective::{Collective, DataType, ReduceOp};
-use crate::engine::{Bytes, Counts};
-use crate::parts::Parts;
-
-/// How often a call that waits for a stream looks at it while it carries on what else the group does.
-const LOOK_EVERY: Duration = Duration::from_micros(20);
+use crate::engine::Bytes;
 
 /// Longest time for a copy between a buffer and the host's memory.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 
 /// Elements in a GPU's memory. Not dereferenced by the host: [`GpuBuffer::store`] and [`GpuBuffer::load`] copy.
 pub struct GpuBuffer<T: Element> {
-    memory: Held,
+    /// Apart, as buffers are moved into calls and out of them again.
+    memory: Box<Held>,
     len: usize,
     _element: PhantomData<T>,
 }
@@ -56,7 +49,7 @@ impl<T: Element> GpuBuffer<T> {
     /// The GPU has too little memory, or what the driver says.
     pub fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CollectiveError> {
         let memory = CudaMemory::new(gpu, len.saturating_mul(size_of::<T>()))?;
-        Ok(Self { memory: Held::Own(memory, None), len, _element: PhantomData })
+        Ok(Self { memory: Box::new(Held::Own(memory, None)), len, _element: PhantomData })
     }
 
     /// As many elements as fit memory that somebody else allocated, and frees after the buffer is dropped. That it is there
@@ -72,7 +65,7 @@ impl<T: Element> GpuBuffer<T> {
             return Err(CollectiveError::Misaligned { data_type, address });
         }
         let len = memory.len() / size_of::<T>();
-        Ok(Self { memory: Held::Foreign(memory), len, _element: PhantomData })
+        Ok(Self { memory: Box::new(Held::Foreign(memory)), len, _element: PhantomData })
     }
 
     /// How many elements.
@@ -90,7 +83,7 @@ impl<T: Element> GpuBuffer<T> {
     /// Whose memory it is.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
-        match &self.memory {
+        match &*self.memory {
             Held::Own(memory, _) => memory.gpu(),
             Held::Foreign(memory) => memory.gpu(),
         }
@@ -99,7 +92,7 @@ impl<T: Element> GpuBuffer<T> {
     /// Address of the first element, for kernels and copies of the GPU.
     #[must_use]
     pub fn as_ptr(&self) -> *mut T {
-        match &self.memory {
+        match &*self.memory {
             Held::Own(memory, _) => memory.base().as_ptr().cast(),
             Held::Foreign(memory) => memory.base().as_ptr().cast(),
         }
@@ -114,7 +107,7 @@ impl<T: Element> GpuBuffer<T> {
     pub fn store(&mut self, elements: &[T]) -> Result<(), CollectiveError> {
         self.expect_room(elements.len())?;
         let bytes = bytemuck::cast_slice(elements);
-        match &self.memory {
+        match &*self.memory {
             Held::Own(memory, _) => memory.store(0, bytes, COPY_LIMIT)?,
             Held::Foreign(memory) => memory.store(bytes, COPY_LIMIT)?,
         }
@@ -129,7 +122,7 @@ impl<T: Element> GpuBuffer<T> {
     pub fn load(&self, elements: &mut [T]) -> Result<(), CollectiveError> {
         self.expect_room(elements.len())?;
         let bytes = bytemuck::cast_slice_mut(elements);
-        match &self.memory {
+        match &*self.memory {
             Held::Own(memory, _) => memory.load(0, bytes, COPY_LIMIT)?,
             Held::Foreign(memory) => memory.load(bytes, COPY_LIMIT)?,
         }
@@ -152,11 +145,20 @@ impl<T: Element> GpuBuffer<T> {
         if is_there { Ok(()) } else { expect_length("the host's side of a copy", self.len, len) }
     }
 
+    /// The memory, where it is somebody else's.
+    pub(super) fn foreign(&self) -> impl Iterator<Item = ForeignMemory> + use<T> {
+        let foreign = match &*self.memory {
+            Held::Own(..) => None,
+            Held::Foreign(memory) => Some(memory.clone()),
+        };
+        foreign.into_iter()
+    }
+
     /// As an engine takes it.
-    fn bytes(&self, group: &Group) -> Result<Bytes, CollectiveError> {
+    pub(super) fn bytes(&self, group: &Group) -> Result<Bytes, CollectiveError> {
         group.expect_gpu(self.gpu())?;
         let bytes = self.len * size_of::<T>();
-        match &self.memory {
+        match &*self.memory {
             Held::Own(_, Some((number, slice))) if *number == group.shared.number => {
                 return Ok(Bytes::Registered(slice.slice(0..bytes).expect("made for so many elements")));
             }
@@ -165,13 +167,6 @@ impl<T: Element> GpuBuffer<T> {
         }
         Ok(private(self.as_ptr().cast(), bytes))
     }
-}
-
-/// A group whose calls take their place in a stream: see [`Group::on`].
-#[derive(Clone, Copy, Debug)]
-pub struct OnStream<'a> {
-    group: &'a Group,
-    stream: &'a Stream,
 }
 
 impl Group {
@@ -192,7 +187,7 @@ impl Group {
         let there = CollectiveError::Space { group: Space::Host, data: Space::Cuda { ordinal: 0 } };
         let mut buffer = GpuBuffer::new(self.gpu().ok_or(there)?, len)?;
         if self.shared.shares_gpu
-            && let Held::Own(memory, slice) = &mut buffer.memory
+            && let Held::Own(memory, slice) = &mut *buffer.memory
         {
             let region = self.shared.driver.lock().engine.device().register(memory.clone());
             let region = region.map_err(|error| CollectiveError::Register(Arc::new(error)))?;
@@ -201,18 +196,11 @@ impl Group {
         Ok(buffer)
     }
 
-    /// The same group, for calls on GPU memory: each begins when this stream, of the group's GPU, has done what was put into
-    /// it before the call, and returns when the GPU is through with it.
-    #[must_use]
-    pub fn on<'a>(&'a self, stream: &'a Stream) -> OnStream<'a> {
-        OnStream { group: self, stream }
-    }
-
-    fn space(&self) -> Space {
+    pub(super) fn space(&self) -> Space {
         self.gpu().map_or(Space::Host, |gpu| Space::Cuda { ordinal: gpu.ordinal() })
     }
 
-    fn expect_gpu(&self, gpu: &Gpu) -> Result<(), CollectiveError> {
+    pub(super) fn expect_gpu(&self, gpu: &Gpu) -> Result<(), CollectiveError> {
         let (group, data) = (self.space(), Space::Cuda { ordinal: gpu.ordinal() });
         if group == data { Ok(()) } else { Err(CollectiveError::Space { group, data }) }
     }
@@ -237,240 +225,5 @@ impl Group {
         input.store(own)?;
         self.on(&Stream::new(gpu)?).all_gather(&input, &mut output)?;
         output.load(all)
-    }
-}
-
-impl OnStream<'_> {
-    /// Whose calls they are.
-    #[must_use]
-    pub fn group(&self) -> &Group {
-        self.group
-    }
-
-    /// [`Group::all_reduce`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_reduce<T: Element>(
-        &self,
-        data: &mut GpuBuffer<T>,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let bytes = data.bytes(self.group)?;
-        self.reducing::<T>(Collective::AllReduce, op, data.len, bytes.clone(), bytes)
-    }
-
-    /// [`Group::all_reduce_into`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_reduce_into<T: Element>(
-        &self,
-        input: &GpuBuffer<T>,
-        output: &mut GpuBuffer<T>,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let (count, from, into) = self.between(Collective::AllReduce, input, output)?;
-        self.reducing::<T>(Collective::AllReduce, op, count, from, into)
-    }
-
-    /// [`Group::reduce`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn reduce<T: Element>(
-        &self,
-        data: &mut GpuBuffer<T>,
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        self.group.expect_rank(root)?;
-        let input = data.bytes(self.group)?;
-        let output = if self.group.rank() == root { input.clone() } else { Bytes::None };
-        self.reducing::<T>(Collective::Reduce { root }, op, data.len, input, output)
-    }
-
-    /// [`Group::broadcast`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn broadcast<T: Element>(&self, data: &mut GpuBuffer<T>, root: Rank) -> Result<(), CollectiveError> {
-        self.group.expect_rank(root)?;
-        let output = data.bytes(self.group)?;
-        let input = if self.group.rank() == root { output.clone() } else { Bytes::None };
-        self.moving::<T>(Collective::Broadcast { root }, data.len, input, output)
-    }
-
-    /// [`Group::all_gather`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_gather<T: Element>(
-        &self,
-        input: &GpuBuffer<T>,
-        output: &mut GpuBuffer<T>,
-    ) -> Result<(), CollectiveError> {
-        let (count, from, into) = self.between(Collective::AllGather, input, output)?;
-        self.moving::<T>(Collective::AllGather, count, from, into)
-    }
-
-    /// [`Group::reduce_scatter`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn reduce_scatter<T: Element>(
-        &self,
-        input: &GpuBuffer<T>,
-        output: &mut GpuBuffer<T>,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let (count, from, into) = self.between(Collective::ReduceScatter, input, output)?;
-        self.reducing::<T>(Collective::ReduceScatter, op, count, from, into)
-    }
-
-    /// [`Group::gather`]; on ranks other than the root the output is left as it is.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn gather<T: Element>(
-        &self,
-        input: &GpuBuffer<T>,
-        output: &mut GpuBuffer<T>,
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        let (count, from, into) = self.between(Collective::Gather { root }, input, output)?;
-        self.moving::<T>(Collective::Gather { root }, count, from, into)
-    }
-
-    /// [`Group::scatter`]; of ranks other than the root the input is not looked at.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn scatter<T: Element>(
-        &self,
-        input: &GpuBuffer<T>,
-        output: &mut GpuBuffer<T>,
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        let (count, from, into) = self.between(Collective::Scatter { root }, input, output)?;
-        self.moving::<T>(Collective::Scatter { root }, count, from, into)
-    }
-
-    /// [`Group::all_to_all`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_to_all<T: Element>(
-        &self,
-        input: &GpuBuffer<T>,
-        output: &mut GpuBuffer<T>,
-    ) -> Result<(), CollectiveError> {
-        let (count, from, into) = self.between(Collective::AllToAll, input, output)?;
-        self.moving::<T>(Collective::AllToAll, count, from, into)
-    }
-
-    /// [`Group::send`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn send<T: Element>(&self, data: &GpuBuffer<T>, to: Rank) -> Result<(), CollectiveError> {
-        self.group.expect_peer(to)?;
-        let collective = Collective::SendRecv { from: self.group.rank(), to };
-        self.moving::<T>(collective, data.len, data.bytes(self.group)?, Bytes::None)
-    }
-
-    /// [`Group::recv`].
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn recv<T: Element>(&self, data: &mut GpuBuffer<T>, from: Rank) -> Result<(), CollectiveError> {
-        self.group.expect_peer(from)?;
-        let collective = Collective::SendRecv { from, to: self.group.rank() };
-        self.moving::<T>(collective, data.len, Bytes::None, data.bytes(self.group)?)
-    }
-
-    /// Elements of a part, and both buffers as an engine takes them, where this rank's matter.
-    fn between<T: Element>(
-        &self,
-        collective: Collective,
-        input: &GpuBuffer<T>,
-        output: &mut GpuBuffer<T>,
-    ) -> Result<(usize, Bytes, Bytes), CollectiveError> {
-        let (rank, ranks) = (self.group.rank(), self.group.world_size());
-        let count = self.group.part_len(collective, input.len, output.len)?;
-        let bytes = |buffer: &GpuBuffer<T>, parts: Parts| {
-            if parts.is_empty() { Ok(Bytes::None) } else { buffer.bytes(self.group) }
-        };
-        let from = bytes(input, collective.input_parts(rank, ranks))?;
-        let into = bytes(output, collective.output_parts(rank, ranks))?;
-        Ok((count, from, into))
-    }
-
-    fn moving<T: Element>(
-        &self,
-        collective: Collective,
-        count: usize,
-        input: Bytes,
-        output: Bytes,
-    ) -> Result<(), CollectiveError> {
-        self.run(T::DATA_TYPE, collective, ReduceOp::Sum, count, (input, output))
-    }
-
-    fn reducing<T: Element>(
-        &self,
-        collective: Collective,
-        op: ReduceOp,
-        count: usize,
-        input: Bytes,
-        output: Bytes,
-    ) -> Result<(), CollectiveError> {
-        if self.group.exact_for(T::DATA_TYPE, op)?.is_some() {
-            return Err(CollectiveError::ExactOnGpu);
-        }
-        self.run(T::DATA_TYPE, collective, op, count, (input, output))
-    }
-
-    fn run(
-        &self,
-        data_type: DataType,
-        collective: Collective,
-        op: ReduceOp,
-        count: usize,
-        (input, output): (Bytes, Bytes),
-    ) -> Result<(), CollectiveError> {
-        self.group.expect_open()?;
-        self.group.expect_gpu(self.stream.gpu())?;
-        self.follow_stream()?;
-        let counts = Counts::Each(count);
-        let space = self.group.space();
-        self.group.blocking(Operation { collective, data_type, op, counts, input, output, space })
-    }
-
-    /// Waits until the stream has done what is in it, carrying on what else the group does.
-    fn follow_stream(&self) -> Result<(), CollectiveError> {
-        let mark = self.stream.mark()?;
-        let began = clock::now();
-        while !mark.is_reached()? {
-            let now = clock::now();
-            let waited = now.since(began);
-            if waited >= self.group.timeout {
-                let ordinal = self.stream.gpu().ordinal();
-                return Err(CudaError::Late { ordinal, waited }.into());
-            }
-            let driver = &self.group.shared.driver;
-            driver.drive(driver.lock(), now + LOOK_EVERY, |_| None::<()>);
-        }
-        Ok(())
     }
 }

@@ -20,6 +20,7 @@ mod in_place;
 mod join;
 mod lent;
 mod observed;
+mod on_stream;
 mod operation;
 mod options;
 mod pending;
@@ -44,8 +45,9 @@ use pleach_transport::{Device, Event, SharedMemory, Slice, Space, clock, fork};
 pub use batch::Batch;
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
 pub use error::{CollectiveError, GroupName};
-pub use gpu::{GpuBuffer, OnStream};
+pub use gpu::GpuBuffer;
 pub use join::JoinGroupError;
+pub use on_stream::OnStream;
 pub use options::Options;
 pub use pending::{Pending, PendingError, Started};
 pub use persistent::Persistent;
@@ -587,8 +589,8 @@ impl Group {
             Some(plan) => plan,
             None => self.plan(&mut core.planner, &operation)?,
         };
-        let Operation { input, output, .. } = operation;
-        let run = core.engine.start(plan, input, output, self.timeout)?;
+        let Operation { input, output, gate, .. } = operation;
+        let run = core.engine.start_behind(gate, plan, input, output, self.timeout)?;
         core.engine.prioritize(run, self.priority);
         Ok(run)
     }

@@ -7,7 +7,7 @@ use super::data::{Buffer, Data, DataMut, Element, destination, first_of, source}
 use super::error::CollectiveError;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
-use crate::engine::{Bytes, Counts};
+use crate::engine::{Bytes, Counts, Gate};
 
 /// One operation, as the calls below put it.
 pub(super) struct Operation {
@@ -20,6 +20,8 @@ pub(super) struct Operation {
     pub(super) output: Bytes,
     /// Where the bytes live.
     pub(super) space: Space,
+    /// What a started one waits for before it begins; a blocking one has none.
+    pub(super) gate: Option<Gate>,
 }
 
 impl Group {
@@ -172,7 +174,16 @@ pub(super) fn operation<D: Data + ?Sized>(
     input: Bytes,
     output: Bytes,
 ) -> Operation {
-    Operation { collective, data_type: D::Element::DATA_TYPE, op, counts, input, output, space: Space::Host }
+    Operation {
+        collective,
+        data_type: D::Element::DATA_TYPE,
+        op,
+        counts,
+        input,
+        output,
+        space: Space::Host,
+        gate: None,
+    }
 }
 
 pub(super) fn moving(
@@ -190,6 +201,7 @@ pub(super) fn moving(
         input,
         output,
         space: Space::Host,
+        gate: None,
     }
 }
 

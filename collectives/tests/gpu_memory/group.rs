@@ -15,13 +15,13 @@ use pleach_transport::{Memory, Space};
 
 use crate::ranks::{Folder, with_group, world};
 
-const GPU: Space = Space::Cuda { ordinal: 0 };
+pub(crate) const GPU: Space = Space::Cuda { ordinal: 0 };
 
-fn on_gpu(options: &mut Options) {
+pub(crate) fn on_gpu(options: &mut Options) {
     options.space = GPU;
 }
 
-fn filled<T: Element>(group: &Group, elements: &[T]) -> GpuBuffer<T> {
+pub(crate) fn filled<T: Element>(group: &Group, elements: &[T]) -> GpuBuffer<T> {
     let mut buffer = group.gpu_buffer(elements.len()).expect("room");
     buffer.store(elements).expect("stored");
     buffer

@@ -1,0 +1,265 @@
+//! Ranks that are processes and share the GPU: descriptors of its memory go over sockets, and kernels of the one work on
+//! memory of the other.
+#![allow(unsafe_code)]
+
+use std::process::{Child, Command, Stdio};
+
+use pleach_collectives::{
+    Algorithm, CollectiveError, Element, F8E4M3, F8E5M2, GpuBuffer, Group, Options, ReduceOp, bf16, f16,
+};
+use pleach_transport::Memory;
+use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
+use pleach_transport::rendezvous::{Fabric, FabricChoice};
+
+use crate::group::{GPU, filled};
+use crate::ranks::Folder;
+use crate::starts::{LEN, PIECES, keep_busy};
+
+/// Names the fabric to the processes that a test starts.
+const FABRIC: &str = "GPU_MEMORY_TEST_FABRIC";
+
+/// Where ranks meet and what they move bytes by.
+struct Job {
+    ranks: Vec<Child>,
+    _folder: Folder,
+}
+
+impl Job {
+    /// Starts so many ranks, each of which runs a test of `child`.
+    fn start(test: &str, fabric: &str, world_size: u32, change: impl Fn(u32, &mut Command)) -> Self {
+        let folder = Folder::new();
+        let rank = |rank: u32| {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command
+                .args(["--ignored", "--exact", "--nocapture", &format!("processes::child::{test}")])
+                .env(FABRIC, fabric)
+                .env("PLEACH_RANK", rank.to_string())
+                .env("PLEACH_WORLD_SIZE", world_size.to_string())
+                .env("PLEACH_RENDEZVOUS", format!("file://{}", folder.0.display()))
+                .env("PLEACH_JOIN_TIMEOUT", "180")
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            change(rank, &mut command);
+            command.spawn().expect("it starts")
+        };
+        Self { ranks: (0..world_size).map(rank).collect(), _folder: folder }
+    }
+
+    /// Waits for all; those of `dying` need not end well. Calls have deadlines, so all end.
+    fn expect_well(mut self, dying: &[usize]) {
+        let ranks = std::mem::take(&mut self.ranks).into_iter().enumerate();
+        let outputs: Vec<_> = ranks.map(|(rank, child)| (rank, child.wait_with_output())).collect();
+        for (rank, output) in outputs {
+            let output = output.expect("it ends");
+            let text = String::from_utf8_lossy(&output.stdout).into_owned()
+                + &String::from_utf8_lossy(&output.stderr);
+            let is_well = output.status.success() && text.contains("1 passed");
+            assert!(is_well || dying.contains(&rank), "rank {rank}: {text}");
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+fn by_the_fake_driver(_rank: u32, command: &mut Command) {
+    command.env("LD_LIBRARY_PATH", crate::fake_cuda::folder());
+}
+
+fn by_the_real_driver(_rank: u32, _command: &mut Command) {}
+
+mod fake {
+    use super::*;
+
+    #[test]
+    fn two_and_four_processes_that_share_a_gpu_have_every_type_right() {
+        for ranks in [2, 4] {
+            Job::start("every_type_is_right", "shm", ranks, by_the_fake_driver).expect_well(&[]);
+        }
+    }
+
+    #[test]
+    fn processes_whose_gpu_memory_is_staged_have_every_type_right() {
+        Job::start("every_type_is_right", "tcp", 2, by_the_fake_driver).expect_well(&[]);
+    }
+
+    #[test]
+    fn starting_a_call_waits_for_nothing() {
+        // The fake driver does nothing unless it is asked, and then seldom.
+        let slow = |rank: u32, command: &mut Command| {
+            by_the_fake_driver(rank, command);
+            command.env("FAKE_CUDA_LAG", "20");
+        };
+        Job::start("a_call_is_started_while_its_stream_is_busy", "tcp", 2, slow).expect_well(&[]);
+    }
+
+    #[test]
+    fn memory_that_is_freed_while_a_group_has_it_is_told_and_the_group_goes_on() {
+        Job::start("freed_memory_is_told", "shm", 2, by_the_fake_driver).expect_well(&[]);
+    }
+
+    #[test]
+    fn a_process_that_dies_is_named_and_leaves_the_memory_of_the_others_to_them() {
+        Job::start("a_peer_that_dies_is_named", "shm", 3, by_the_fake_driver).expect_well(&[1]);
+    }
+}
+
+mod gpu {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU: where there is one, run it with --ignored gpu::"]
+    fn two_and_four_processes_that_share_a_gpu_have_every_type_right() {
+        for ranks in [2, 4] {
+            Job::start("every_type_is_right", "shm", ranks, by_the_real_driver).expect_well(&[]);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU: where there is one, run it with --ignored gpu::"]
+    fn a_process_that_dies_is_named_and_leaves_the_memory_of_the_others_to_them() {
+        Job::start("a_peer_that_dies_is_named", "shm", 3, by_the_real_driver).expect_well(&[1]);
+    }
+}
+
+/// What ranks do, each a process of its own.
+mod child {
+    use super::*;
+
+    /// This rank's group on host memory, and the same on the GPU's.
+    fn groups() -> (Group, Group) {
+        let mut options = Options::from_env().expect("the test says which rank this is");
+        let fabric = std::env::var(FABRIC).expect("the test names the fabric");
+        let known = [Fabric::Shm, Fabric::Tcp];
+        let fabric = known.into_iter().find(|one| one.to_string() == fabric).expect("a fabric");
+        options.fabric = FabricChoice::Only(fabric);
+        let host = Group::join(&options).unwrap_or_else(|error| panic!("{error}"));
+        let group = host.in_memory(GPU).unwrap_or_else(|error| panic!("{error}"));
+        (host, group)
+    }
+
+    fn bytes_of<T: Element>(buffer: &GpuBuffer<T>) -> Vec<u8> {
+        bytemuck::cast_slice(&buffer.to_vec().expect("loaded")).to_vec()
+    }
+
+    fn check_type<T: Element>((host, group): (&Group, &Group), lens: &[usize], make: impl Fn(u32) -> T) {
+        let (rank, ranks) = (group.rank(), group.world_size());
+        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        for &len in lens {
+            let of = |rank: u32| -> Vec<T> {
+                (0..len as u32).map(|index| make((index + 5 * rank) % 13)).collect()
+            };
+            let own = of(rank);
+            let everyone: Vec<T> = (0..ranks).flat_map(of).collect();
+
+            let mut all = group.gpu_buffer::<T>(everyone.len()).expect("room");
+            group.on(&stream).all_gather(&filled(group, &own), &mut all).expect("all-gather");
+            assert!(all.to_vec().expect("loaded") == everyone, "all-gather of {len} {}", T::DATA_TYPE);
+
+            let mut data = filled(group, &own);
+            group.on(&stream).broadcast(&mut data, ranks - 1).expect("broadcast");
+            assert!(data.to_vec().expect("loaded") == of(ranks - 1), "broadcast of {len} {}", T::DATA_TYPE);
+
+            for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+                let host = host.with_algorithm(algorithm.clone());
+                let group = group.with_algorithm(algorithm.clone());
+                for op in [ReduceOp::Sum, ReduceOp::Max] {
+                    let (mut expected, mut data) = (own.clone(), filled(&group, &own));
+                    host.all_reduce(&mut expected, op).expect("on the host");
+                    group.on(&stream).all_reduce(&mut data, op).expect("on the GPU");
+                    let expected: &[u8] = bytemuck::cast_slice(&expected);
+                    let what = format!("{op} of {len} {} by {algorithm}", T::DATA_TYPE);
+                    assert!(bytes_of(&data) == expected, "{what}");
+                }
+            }
+        }
+    }
+
+    fn check_every_type(groups: (&Group, &Group), lens: &[usize]) {
+        check_type(groups, lens, |value| f64::from(value) / 3.0);
+        check_type(groups, lens, |value| value as f32 / 3.0);
+        check_type(groups, lens, |value| f16::from_f32(value as f32 / 3.0));
+        check_type(groups, lens, |value| bf16::from_f32(value as f32 / 3.0));
+        check_type(groups, lens, |value| F8E4M3::from_f32(value as f32 / 3.0));
+        check_type(groups, lens, |value| F8E5M2::from_f32(value as f32 / 3.0));
+        check_type(groups, lens, |value| i64::from(value) - 5);
+        check_type(groups, lens, |value| value as i32 - 5);
+        check_type(groups, lens, |value| value as i8 - 5);
+        check_type(groups, lens, u64::from);
+        check_type(groups, lens, |value| value);
+        check_type(groups, lens, |value| value as u8);
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn every_type_is_right() {
+        let (host, group) = groups();
+        check_every_type((&host, &group), &[777, 30_000]);
+        group.close().expect("closed");
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn a_call_is_started_while_its_stream_is_busy() {
+        let (_host, group) = groups();
+        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let busy = filled(&group, &[0_u8; LEN]);
+        let mark = keep_busy(&stream, &busy);
+        let started = group.on(&stream).start_broadcast(busy, 0).expect("started");
+        assert!(!mark.is_reached().expect("no error"), "who starts a call does not wait for the stream");
+        let data = started.wait().expect("ends");
+        assert!(mark.is_reached().expect("no error"));
+        assert!(data.to_vec().expect("loaded").iter().all(|byte| *byte == PIECES));
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn freed_memory_is_told() {
+        let (_host, group) = groups();
+        let gpu: &std::sync::Arc<Gpu> = group.gpu().expect("it works on one");
+        let stream = Stream::new(gpu).expect("a stream");
+        let owner = CudaMemory::new(gpu, 4000).expect("room");
+        // SAFETY: the owner's memory, which this rank alone touches.
+        let foreign = unsafe { ForeignMemory::new(gpu, owner.base().as_ptr(), 4000) }.expect("on the GPU");
+        let mut data = GpuBuffer::<f32>::of(foreign).expect("aligned");
+        data.store(&[1.5; 1000]).expect("stored");
+        group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all-reduce");
+        assert_eq!(data.to_vec().expect("loaded"), [3.0; 1000]);
+        group.barrier().expect("all have done so");
+        let address = owner.base().as_ptr() as u64;
+        drop(owner);
+        let error = group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect_err("it was freed");
+        assert!(matches!(error, CollectiveError::Gpu(CudaError::Freed { address: at }) if at == address));
+        assert!(error.to_string().contains("keep it until the buffer is dropped"), "{error}");
+        let mut own = filled(&group, &[group.rank() + 1; 1000]);
+        group.on(&stream).all_reduce(&mut own, ReduceOp::Sum).expect("the group goes on");
+        assert_eq!(own.to_vec().expect("loaded"), [3; 1000]);
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn a_peer_that_dies_is_named() {
+        let (_host, group) = groups();
+        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let mut data = filled(&group, &vec![1_u32; 100_000]);
+        group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
+        assert_eq!(data.to_vec().expect("loaded"), [3; 100_000]);
+        if group.rank() == 1 {
+            std::process::abort();
+        }
+        match group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect_err("rank 1 has died") {
+            CollectiveError::Failed(fault) => assert_eq!(fault.subject, 1, "{fault}"),
+            other => panic!("{other}"),
+        }
+        // It was taken from who mapped it, and is this rank's alone now.
+        data.store(&[7; 100_000]).expect("stored");
+        assert_eq!(data.to_vec().expect("loaded"), [7; 100_000]);
+    }
+}
