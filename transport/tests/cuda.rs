@@ -4,6 +4,8 @@
 
 #[path = "fake_cuda/mod.rs"]
 mod fake_cuda;
+#[path = "cuda/pair.rs"]
+mod pair;
 #[path = "cuda/shared.rs"]
 mod shared_by_ranks;
 

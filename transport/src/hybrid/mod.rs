@@ -34,7 +34,7 @@ use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, MapError, Mapped, PostError, Reach,
     RegisterError, Ring, SubmitError, Submitted, Transfer, TransferId,
 };
-use crate::memory::Memory;
+use crate::memory::{Memory, Space};
 use crate::region::{Region, RegionKey, Registry, RemoteSlice};
 use crate::shm::{self, ShmDevice};
 use crate::tcp::{self, TcpDevice};
@@ -221,6 +221,10 @@ impl Device for HybridDevice {
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         match &mut self.across {
+            // The way across would read it as the host's.
+            Across::Tcp(_) if memory.space() != Space::Host => {
+                Err(RegisterError::Space { fabric: self.caps.fabric, space: memory.space() })
+            }
             Across::Tcp(tcp) => {
                 let region = self.shm.register(memory)?;
                 tcp.adopt(&region);

@@ -2,102 +2,24 @@
 
 use std::sync::Arc;
 
-use pleach_transport::cuda::{CudaMemory, Gpu};
+use pleach_transport::cuda::Gpu;
+use pleach_transport::hybrid::{HybridDevice, Route};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{
-    AtomicOp, Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, Notice, Rank, Region,
-    RegisterError, RemoteSlice, Responder, SharedMemory, Source, Space, Submitted, Transfer, TransferError,
-    TransferId, clock,
+    AtomicOp, Device, Event, Inline, Memory, Nanos, RegisterError, RemoteSlice, SharedMemory, Source, Space,
+    Submitted, Transfer, TransferError, TransferId, clock,
 };
 
+use crate::pair::{Pair, config, notice};
 use crate::{PATIENCE, bytes_of, copy, memory};
 
-struct Silent;
-
-impl Responder for Silent {
-    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
-        None
-    }
-
-    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
-}
-
-fn config(rank: Rank) -> DeviceConfig {
-    DeviceConfig {
-        rank,
-        world_size: 2,
-        secret: None,
-        cells: 4,
-        connect_timeout: PATIENCE,
-        interface: None,
-        responder: Arc::new(Silent),
-    }
-}
-
-/// Two connected ranks of this process.
-struct Pair {
-    devices: [ShmDevice; 2],
-    log: Vec<Event>,
-}
-
-impl Pair {
-    fn new() -> Self {
-        let mut devices = [0, 1].map(|rank| ShmDevice::new(config(rank)).expect("memory and sockets"));
-        let addresses = [devices[0].address(), devices[1].address()];
-        devices[0].connect(1, &addresses[1]).expect("an address");
-        devices[1].connect(0, &addresses[0]).expect("an address");
-        let mut pair = Self { devices, log: Vec::new() };
-        pair.until("connections", |pair| {
-            let connected = |peer| pair.log.contains(&Event::Connected { peer });
-            connected(0) && connected(1)
-        });
-        pair
-    }
-
-    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
-        let deadline = clock::now() + PATIENCE;
-        while !holds(self) {
-            assert!(clock::now() < deadline, "{what} did not come: {:?}", self.log);
-            for device in &mut self.devices {
-                let mut events = Vec::with_capacity(16);
-                device.poll(clock::now(), &mut events);
-                self.log.append(&mut events);
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    fn region(&mut self, rank: usize, memory: &Arc<CudaMemory>) -> Region {
-        self.devices[rank].register(memory.clone()).expect("GPU memory that can be shared")
-    }
-
-    /// Carries out a transfer of rank 0, and says how it ended.
-    fn carry_out(&mut self, transfer: Transfer, id: u64) -> Result<u64, TransferError> {
-        let id = TransferId(id);
-        match self.devices[0].submit(1, transfer, id).expect("room") {
-            Submitted::Ended(value) => Ok(value),
-            Submitted::UnderWay => {
-                let mut found = None;
-                self.until("an end", |pair| {
-                    found = pair.log.iter().find_map(|event| match event {
-                        Event::Done { id: done, result } if *done == id => Some(result.clone()),
-                        _ => None,
-                    });
-                    found.is_some()
-                });
-                found.expect("`until` has returned")
-            }
-        }
-    }
-}
-
-fn notice(cell: u16) -> Option<Notice> {
-    Some(Notice { cell, payload: Inline::new(b"payload").expect("few bytes") })
+fn neighbours() -> Pair<ShmDevice> {
+    Pair::connected([0, 1].map(|rank| ShmDevice::new(config(rank)).expect("memory and sockets")))
 }
 
 pub(crate) fn a_put_between_gpus_is_there_when_its_notice_is(gpu: &Arc<Gpu>) {
-    let mut pair = Pair::new();
+    let mut pair = neighbours();
     let (from, into) = (memory(gpu, &[0; 300_000]), memory(gpu, &[0; 300_000]));
     let (source, target) = (pair.region(0, &from), pair.region(1, &into));
     let cells = pair.devices[1].cells(0);
@@ -116,7 +38,7 @@ pub(crate) fn a_put_between_gpus_is_there_when_its_notice_is(gpu: &Arc<Gpu>) {
 }
 
 pub(crate) fn host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back(gpu: &Arc<Gpu>) {
-    let mut pair = Pair::new();
+    let mut pair = neighbours();
     let into = memory(gpu, &[0; 1000]);
     let target = pair.region(1, &into);
     let host = pair.devices[0].register(SharedMemory::new(1000).expect("memory")).expect("registered");
@@ -146,7 +68,7 @@ pub(crate) fn host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back(gpu: &A
 }
 
 pub(crate) fn mapped_memory_of_a_gpu_is_the_peers(gpu: &Arc<Gpu>) {
-    let mut pair = Pair::new();
+    let mut pair = neighbours();
     let theirs = memory(gpu, &[4; 5000]);
     let region = pair.region(1, &theirs);
     let mut mapped = None;
@@ -166,7 +88,7 @@ pub(crate) fn mapped_memory_of_a_gpu_is_the_peers(gpu: &Arc<Gpu>) {
 }
 
 pub(crate) fn a_severed_peer_changes_no_byte_on_the_gpu(gpu: &Arc<Gpu>) {
-    let mut pair = Pair::new();
+    let mut pair = neighbours();
     let own = memory(gpu, &[1; 200_000]);
     let region = pair.region(1, &own);
     let mut mapped = None;
@@ -201,7 +123,7 @@ pub(crate) fn a_severed_peer_changes_no_byte_on_the_gpu(gpu: &Arc<Gpu>) {
 }
 
 pub(crate) fn a_region_on_a_gpu_that_is_gone_is_refused(gpu: &Arc<Gpu>) {
-    let mut pair = Pair::new();
+    let mut pair = neighbours();
     let theirs = memory(gpu, &[4; 64]);
     let region = pair.region(1, &theirs);
     let remote = region.remote();
@@ -217,11 +139,20 @@ pub(crate) fn a_region_on_a_gpu_that_is_gone_is_refused(gpu: &Arc<Gpu>) {
 }
 
 pub(crate) fn a_host_only_device_refuses_gpu_memory_and_says_what_to_do(gpu: &Arc<Gpu>) {
-    let mut device = TcpDevice::new(config(0)).expect("sockets");
-    let error = device.register(memory(gpu, &[0; 10])).expect_err("no memory of the host's");
-    match &error {
-        RegisterError::Space { fabric: "tcp", space } => assert_eq!(*space, Space::Cuda { ordinal: 0 }),
-        other => panic!("{other}"),
+    fn expect_refusal(device: &mut dyn Device, name: &str, gpu: &Arc<Gpu>) {
+        let error = device.register(memory(gpu, &[0; 10])).expect_err("no memory of the host's");
+        match &error {
+            RegisterError::Space { fabric, space } => {
+                assert_eq!((*fabric, *space), (name, Space::Cuda { ordinal: 0 }));
+            }
+            other => panic!("{other}"),
+        }
+        assert!(error.to_string().contains("stage it through host memory"), "{error}");
     }
-    assert!(error.to_string().contains("stage it through host memory"), "{error}");
+    expect_refusal(&mut TcpDevice::new(config(0)).expect("sockets"), "tcp", gpu);
+    // Shared memory would take it, the sockets across would read it as the host's.
+    let routes = vec![Route::Shm, Route::Across];
+    let mut both = HybridDevice::new(config(0), routes).expect("memory and sockets");
+    let name = both.caps().fabric;
+    expect_refusal(&mut both, name, gpu);
 }
