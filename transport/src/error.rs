@@ -58,6 +58,9 @@ pub enum LossCause {
     /// It made no connection, and said why (verbs).
     #[error("it refused the connection: {0}")]
     Refused(Refusal),
+    /// This rank's GPU does not show what its NIC has written to it (verbs).
+    #[error("this rank's GPU does not show what its NIC has written there: {0}")]
+    Gpu(CudaError),
     /// Work on its queue pair failed (verbs).
     #[error("{0}")]
     QueuePair(WorkStatus),
@@ -233,6 +236,26 @@ pub enum RegisterError {
         fabric: &'static str,
         /// Which memory.
         space: Space,
+    },
+    /// Neither of the two ways to let a NIC reach a GPU's memory works here.
+    #[error(
+        "the NIC does not reach memory of GPU {ordinal}: neither as a dma-buf ({dma_buf}), nor by its address ({address}), which takes nvidia-peermem; load that ('sudo modprobe nvidia-peermem'), or install NVIDIA's open kernel modules (driver 515 or newer, with Linux 5.12 and rdma-core 34 or newer); a group whose Options::space is cuda:{ordinal} stages it through host memory meanwhile"
+    )]
+    NoGpuDirect {
+        /// Which GPU.
+        ordinal: u32,
+        /// Why not as a dma-buf.
+        dma_buf: String,
+        /// What the kernel said to its address.
+        address: std::io::Error,
+    },
+    /// The GPU shows what NICs write to it only to who reads it back through the NIC.
+    #[error(
+        "GPU {ordinal} gives the host no way to see what a NIC has written there in full (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS says so); update NVIDIA's driver, or stage through host memory, as a group whose Options::space is cuda:{ordinal} does"
+    )]
+    NoFlush {
+        /// Which GPU.
+        ordinal: u32,
     },
     /// One device reaches the memory of one GPU.
     #[error(

@@ -2,6 +2,8 @@
 //! `cargo test -p pleach-transport --test cuda -- --ignored gpu::`.
 #![allow(unsafe_code)]
 
+#[path = "cuda/direct.rs"]
+mod direct;
 #[path = "fake_cuda/mod.rs"]
 mod fake_cuda;
 #[path = "cuda/pair.rs"]
@@ -10,7 +12,7 @@ mod pair;
 mod shared_by_ranks;
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -313,7 +315,7 @@ mod otherwise {
     use super::*;
 
     /// Runs a test of `child` with the fake driver in this environment.
-    fn run(test: &str, environment: &[(&str, &str)]) {
+    pub(crate) fn run(test: &str, environment: &[(&str, &str)]) {
         let output = Command::new(std::env::current_exe().expect("this program"))
             .args(["--ignored", "--exact", "--nocapture", &format!("child::{test}")])
             .env("LD_LIBRARY_PATH", fake_cuda::folder())
@@ -360,8 +362,54 @@ mod otherwise {
     }
 }
 
+/// The tests of NICs, likewise: see [`direct`].
+mod verbs {
+    use super::otherwise::run;
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn what_a_nic_writes_to_a_gpu_is_there_when_it_is_told() {
+        // Whether a dma-buf can be had and is refused, or cannot be had.
+        run("nics_write", &[("FAKE_CUDA_PEERMEM", "2")]);
+        run("nics_write", &[("FAKE_CUDA_PEERMEM", "2"), ("FAKE_CUDA_DMA_BUF", "0")]);
+        // A GPU that orders writes of NICs itself.
+        run("nics_write", &[("FAKE_CUDA_PEERMEM", "1"), ("FAKE_CUDA_ORDERING", "100")]);
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn a_nic_without_a_way_to_a_gpu_says_which_there_are() {
+        run("nics_have_no_way", &[]);
+        run("nics_have_no_way", &[("FAKE_CUDA_DMA_BUF", "0")]);
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn a_gpu_that_cannot_be_flushed_is_refused_by_nics() {
+        run("nics_refuse", &[("FAKE_CUDA_PEERMEM", "1"), ("FAKE_CUDA_FLUSH", "0")]);
+    }
+}
+
 mod child {
     use super::*;
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn nics_write() {
+        direct::what_a_nic_writes_is_there_when_it_is_told(&gpu());
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn nics_have_no_way() {
+        direct::a_nic_without_a_way_to_the_memory_says_which_there_are(&gpu());
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn nics_refuse() {
+        direct::a_gpu_that_cannot_be_flushed_is_refused(&gpu());
+    }
 
     fn gpu() -> Arc<Gpu> {
         Gpu::open(0).expect("the fake driver has a GPU")
@@ -398,6 +446,10 @@ mod child {
         let memory = memory(&gpu(), &[1; 5000]);
         let named = DmaBuf::new(&memory).expect("a dma-buf");
         assert_eq!((named.offset(), named.len()), (0, 5000));
+        let kept = memory.dma_buf().expect("what a NIC is given").file.as_raw_fd();
+        assert_eq!(memory.dma_buf().map(|again| again.file.as_raw_fd()), Some(kept), "it is made once");
+        memory.detach().expect("room for a copy");
+        assert!(memory.dma_buf().is_none(), "it names what is not behind the addresses any more");
         let status = rustix::fs::fstat(named.file()).expect("an open file");
         assert!(status.st_size >= 5000);
     }

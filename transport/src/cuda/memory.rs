@@ -8,15 +8,16 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::sys;
 
+use super::dma_buf::DmaBuf;
 use super::driver::CudaError;
 use super::gpu::Gpu;
 use super::stream::Stream;
-use crate::memory::{Memory, Share, Space};
+use crate::memory::{self, Memory, Share, Space};
 
 /// Zeroed memory of a GPU.
 pub struct CudaMemory {
@@ -26,6 +27,8 @@ pub struct CudaMemory {
     /// What is behind the addresses. Replaced under the lock.
     allocation: Mutex<Allocation>,
     file: Option<OwnedFd>,
+    /// Made when a NIC is first to reach the memory. It names the first allocation.
+    dma_buf: OnceLock<Result<DmaBuf, CudaError>>,
     /// Relaxed: set once, under the lock; who shares the memory asks its own directory too.
     is_detached: AtomicBool,
 }
@@ -57,6 +60,7 @@ impl CudaMemory {
             len,
             allocation: Mutex::new(allocation),
             file,
+            dma_buf: OnceLock::new(),
             is_detached: AtomicBool::new(false),
         }))
     }
@@ -65,6 +69,15 @@ impl CudaMemory {
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    /// The memory as a dma-buf, which lives as long as it.
+    ///
+    /// # Errors
+    ///
+    /// See [`DmaBuf::new`]; the answer is the same each time.
+    pub fn as_dma_buf(&self) -> Result<&DmaBuf, CudaError> {
+        self.dma_buf.get_or_init(|| DmaBuf::new(self)).as_ref().map_err(CudaError::clone)
     }
 
     /// Copies host bytes into it from byte `offset` on; returns when they are there.
@@ -172,6 +185,13 @@ unsafe impl Memory for CudaMemory {
     }
     fn as_cuda(&self) -> Option<&CudaMemory> {
         Some(self)
+    }
+    fn dma_buf(&self) -> Option<memory::DmaBuf<'_>> {
+        if self.is_detached() {
+            return None;
+        }
+        let named = self.as_dma_buf().ok()?;
+        Some(memory::DmaBuf { file: named.file(), offset: named.offset() })
     }
 }
 

@@ -16,6 +16,21 @@
 //!   [`Space::Cuda`](crate::Space::Cuda).
 //! * The context that was current on a thread is so again after every call.
 //!
+//! # NICs and this memory (GPUDirect RDMA)
+//!
+//! A NIC reaches memory of a GPU by one of two ways, and the verbs device tries them in this order:
+//!
+//! * as a **dma-buf** ([`CudaMemory::as_dma_buf`], `cuMemGetHandleForAddressRange`), which the kernel hands to the NIC's driver
+//!   (`ibv_reg_dmabuf_mr`): NVIDIA's open kernel modules, Linux 5.12;
+//! * by its **address**, as if it were the host's (`ibv_reg_mr`), which the kernel gives to NICs where the module
+//!   nvidia-peermem is loaded. Memory is allocated so that it may be (`gpuDirectRDMACapable`).
+//!
+//! Where neither works registering it is an error that names both and what to load. Groups stage it through [`Pinned`]
+//! memory over verbs too, as for every fabric but shared memory. What a NIC wrote is **shown only after a flush**: [`Gpu::flush`] says
+//! whether the GPU orders such writes itself or the host has to ([`Gpu::flush_writes`]), and the verbs device does so
+//! between taking completions and telling what they say. A GPU that has neither is refused. The other way round nothing is
+//! needed: who puts from a GPU's memory has seen the [`Mark`] behind what wrote it, and by then it can be read.
+//!
 //! Contexts are the devices' primary ones, which the CUDA runtime, and so PyTorch and JAX, use too.
 #![allow(unsafe_code)]
 

@@ -13,6 +13,7 @@
 //! * **Registered twice** is registered once: memory that has a region gets another handle of it ([`cache`]), and the NIC keeps
 //!   it until the last one is gone. What a NIC has only so much of is counted before it is asked ([`limits`]).
 //! * **Silence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC takes nothing of it.
+//! * **GPUs**: their memory is registered where the kernel lets NICs at it, and notices are counted after a flush ([`direct`]).
 //! * **Progress**: the NIC works by itself, but cells are counted by `poll`.
 //! * **Sleeping** is on the completion channel and the control streams at once.
 //!
@@ -25,6 +26,7 @@ mod cache;
 mod cm;
 mod counts;
 mod desk;
+mod direct;
 mod joining;
 #[allow(unsafe_code)]
 mod lane;
@@ -77,6 +79,7 @@ use self::cm::Switchboard;
 pub use self::cm::{CallFailure, LoadError as RdmaCmLoadError};
 pub use self::counts::Counts;
 use self::desk::Desk;
+use self::direct::Gpus;
 use self::joining::Joining;
 use self::lane::Sizes;
 pub use self::lease::LeaseError;
@@ -137,6 +140,7 @@ pub struct VerbsDevice {
     regions: KeyMap<Registered>,
     cache: Cache,
     nics: Vec<Nic>,
+    gpus: Gpus,
     control: TcpDevice,
     desk: Arc<Desk>,
     releases: Arc<Releases>,
@@ -223,6 +227,7 @@ impl VerbsDevice {
             regions: KeyMap::default(),
             cache: Cache::default(),
             nics,
+            gpus: Gpus::default(),
             control,
             desk,
             registry: Arc::clone(&releases) as _,
@@ -302,7 +307,9 @@ impl VerbsDevice {
 
     fn list(&mut self, memory: &Arc<dyn Memory>, slot: Option<u16>) -> Result<RegionKey, RegisterError> {
         self.forget_released();
+        let gpu = Gpus::of(&**memory)?;
         let (key, registered) = Registered::new(&self.nics, memory, slot)?;
+        gpu.into_iter().for_each(|gpu| self.gpus.note(gpu));
         self.regions.insert(key, registered);
         self.announce(key);
         Ok(key)

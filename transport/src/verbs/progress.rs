@@ -23,6 +23,11 @@ impl VerbsDevice {
             let mut batches = 0;
             loop {
                 let count = self.nics[nic].poll(&mut completions);
+                if count > 0
+                    && let Err(error) = self.gpus.flush()
+                {
+                    self.lose_all(&LossCause::Gpu(error));
+                }
                 let mut used = 0;
                 for completion in completions.drain(..) {
                     used += u32::from(self.completed(nic, &completion));
@@ -122,6 +127,15 @@ impl VerbsDevice {
     pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
         self.control.lose(peer, cause.clone());
         self.end(peer, Peer::Lost(cause.clone()), &TransferError::Lost { peer, cause });
+    }
+
+    /// Gives up every peer whose completions would tell what cannot be shown.
+    fn lose_all(&mut self, cause: &LossCause) {
+        for peer in 0..self.peers.len() as Rank {
+            if self.peers[peer as usize].pair_mut().is_some() {
+                self.lose(peer, cause.clone());
+            }
+        }
     }
 
     /// Ends all that is under way with a peer.

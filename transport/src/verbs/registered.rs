@@ -1,7 +1,7 @@
 //! Memory as the NICs know it: one registration with each, and the keys by which requests and peers name it.
 //!
-//! Memory that is a dma-buf is registered as one, other memory of a GPU is refused; memory of the host is registered by its
-//! address, locked. Where the limit of locked memory does not suffice and
+//! Memory of a GPU is registered as a dma-buf, or by its address where the kernel gives that to NICs ([`super::direct`]); memory
+//! of the host that is a dma-buf as one, other by its address, locked. Where the limit of locked memory does not suffice and
 //! the NIC takes page faults (on-demand paging), it is registered for those instead.
 
 use std::io;
@@ -13,6 +13,7 @@ use super::objects::MemoryRegion;
 use super::open::locked_limit;
 use super::wire::{KeyParts, KnownRegion, NICS_MAX, NicKeys, REGION_BYTES_MAX};
 use super::{FABRIC, sys};
+use crate::cuda::CudaMemory;
 use crate::device::RegisterError;
 use crate::memory::{Memory, Space, random_key};
 use crate::region::RegionKey;
@@ -49,10 +50,6 @@ impl Registered {
             let source = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(RegisterError::System { bytes, source });
         }
-        let space = memory.space();
-        if space != Space::Host && memory.dma_buf().is_none() {
-            return Err(RegisterError::Space { fabric: FABRIC, space });
-        }
         let page_offset = (memory.base().as_ptr() as usize % PAGE_BYTES) as u16;
         let random = (random_key().0 as u32 >> 12).max(1);
         let tag = slot.map_or(random, |slot| random & !0xffff | u32::from(slot));
@@ -80,28 +77,44 @@ impl Registered {
     }
 }
 
+/// Why a NIC did not register memory.
+enum Refused {
+    Nic(NotMade),
+    /// Neither of the two ways to a GPU's memory is there.
+    OutOfReach {
+        dma_buf: String,
+        address: io::Error,
+    },
+}
+
 /// What people are told of it.
-fn not_registered(memory: &dyn Memory, error: NotMade) -> RegisterError {
+fn not_registered(memory: &dyn Memory, refused: Refused) -> RegisterError {
     let bytes = memory.len();
-    match (memory.space(), error) {
-        (_, NotMade::Limit(limit)) => RegisterError::Limit(limit),
+    match (memory.space(), refused) {
+        (_, Refused::Nic(NotMade::Limit(limit))) => RegisterError::Limit(limit),
         // Without a limit it is another memory that there is too little of.
-        (Space::Host, NotMade::System(error))
+        (Space::Host, Refused::Nic(NotMade::System(error)))
             if error.kind() == io::ErrorKind::OutOfMemory && locked_limit() < u64::MAX =>
         {
             RegisterError::Locked { bytes, limit: locked_limit() }
         }
-        (Space::Host, NotMade::System(source)) => RegisterError::System { bytes, source },
-        (space, NotMade::System(_)) => RegisterError::Space { fabric: FABRIC, space },
+        (Space::Host, Refused::Nic(NotMade::System(source))) => RegisterError::System { bytes, source },
+        (Space::Cuda { ordinal }, Refused::OutOfReach { dma_buf, address }) => {
+            RegisterError::NoGpuDirect { ordinal, dma_buf, address }
+        }
+        (space, _) => RegisterError::Space { fabric: FABRIC, space },
     }
 }
 
 /// Registers memory with one NIC.
-fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> Result<MemoryRegion, NotMade> {
+fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> Result<MemoryRegion, Refused> {
     let windows = if nic.has_windows { sys::IBV_ACCESS_MW_BIND } else { 0 };
+    if memory.space() != Space::Host {
+        return register_on_gpu(nic, memory, address, ACCESS | windows);
+    }
     let with = |access| MemoryRegion::new(&nic.domain, Arc::clone(memory), address, access);
     let locked = with(ACCESS | windows);
-    let may_fault = memory.space() == Space::Host && memory.dma_buf().is_none();
+    let may_fault = memory.dma_buf().is_none();
     match &locked {
         Err(error) if error.kind() == io::ErrorKind::OutOfMemory && may_fault => {
             // What locking said is what can be mended.
@@ -109,4 +122,28 @@ fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> Result<MemoryR
         }
         _ => locked,
     }
+    .map_err(Refused::Nic)
+}
+
+/// Registers a GPU's memory with one NIC: as a dma-buf, else by its address, which the kernel gives to NICs where
+/// nvidia-peermem is loaded.
+fn register_on_gpu(
+    nic: &Nic,
+    memory: &Arc<dyn Memory>,
+    address: u64,
+    access: u32,
+) -> Result<MemoryRegion, Refused> {
+    let dma_buf = match memory.as_cuda().map(CudaMemory::as_dma_buf) {
+        Some(Err(error)) => error.to_string(),
+        _ => match MemoryRegion::by_dma_buf(&nic.domain, Arc::clone(memory), address, access) {
+            Err(NotMade::System(error)) => error.to_string(),
+            registered => return registered.map_err(Refused::Nic),
+        },
+    };
+    tracing::debug!("a GPU's memory is registered by its address: {dma_buf}");
+    let registered = MemoryRegion::by_address(&nic.domain, Arc::clone(memory), address, access);
+    registered.map_err(|error| match error {
+        NotMade::System(address) => Refused::OutOfReach { dma_buf, address },
+        limit => Refused::Nic(limit),
+    })
 }

@@ -9,7 +9,10 @@
 //
 // What it is comes from the environment: FAKE_CUDA_GPUS (1), FAKE_CUDA_BYTES (1 GiB a process and GPU), FAKE_CUDA_LAG (2),
 // FAKE_CUDA_VERSION (12000), FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_DMA_BUF (1), FAKE_CUDA_ORDERING (0),
-// FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1).
+// FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1), FAKE_CUDA_PEERMEM (0).
+//
+// With FAKE_CUDA_PEERMEM 1 the addresses of "GPU" memory are accessible, so that the kernel gives it to any device, as
+// with nvidia-peermem. With 2 it gives devices a copy, and what they write there is in the memory only after a flush.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -32,7 +35,15 @@ enum { GPUS_MAX = 8, RANGES_MAX = 4096, UNIT_BYTES = 1 << 16 };
 
 struct Allocation { int file; size_t bytes; int gpu; int holders; };
 // Addresses: of a reservation, or of memory that was allocated whole (`number` is not zero).
-struct Range { uint64_t base; size_t bytes; char *alias; struct Allocation *behind; int is_accessible; uint64_t number; };
+// `seen`: what devices see at `base`, as of the last flush, where that is a copy.
+struct Range {
+    uint64_t base;
+    size_t bytes;
+    char *alias, *seen;
+    struct Allocation *behind;
+    int is_accessible;
+    uint64_t number;
+};
 struct Host { char *base; size_t bytes; };
 struct Event { uint64_t recorded, reached; int holders; };
 enum Kind { COPY, FILL, LAUNCH, RECORD, WAIT };
@@ -88,6 +99,35 @@ static int is_gpu_address(uint64_t address) {
     return 0;
 }
 
+// Devices see what the GPU wrote, where they have a copy.
+static void wrote(uint64_t address, uint64_t bytes) {
+    for (int i = 0; i < RANGES_MAX; ++i) {
+        struct Range *range = &ranges[i];
+        if (range->bytes && range->seen && address >= range->base && address < range->base + range->bytes) {
+            uint64_t at = address - range->base;
+            memcpy(range->seen + at, range->alias + at, bytes);
+            memcpy((char *)address, range->alias + at, bytes);
+        }
+    }
+}
+
+// What devices have written to their copies since the last flush is written to the memory.
+static void flush(void) {
+    enum { PIECE_BYTES = 4096 };
+    for (int i = 0; i < RANGES_MAX; ++i) {
+        struct Range *range = &ranges[i];
+        if (!range->bytes || !range->seen) continue;
+        for (size_t piece = 0; piece < range->bytes; piece += PIECE_BYTES) {
+            const char *now = (const char *)range->base + piece;
+            if (!memcmp(range->seen + piece, now, PIECE_BYTES)) continue;
+            for (size_t at = piece; at < piece + PIECE_BYTES; ++at) {
+                char byte = ((volatile char *)range->base)[at];
+                if (range->seen[at] != byte) range->alias[at] = range->seen[at] = byte;
+            }
+        }
+    }
+}
+
 // Copies reach any memory of the host besides.
 static char *reach_by_copy(uint64_t address, uint64_t bytes) {
     char *place = reach(address, bytes);
@@ -95,7 +135,7 @@ static char *reach_by_copy(uint64_t address, uint64_t bytes) {
 }
 
 static void launch(struct Work *work) {
-    struct Arguments *arguments = &work->arguments;
+    struct Arguments *arguments = &work->arguments, given = work->arguments;
     uint64_t bytes = arguments->elements * work->element_bytes, all = 0;
     if (arguments->from_count > SOURCES_MAX || arguments->into_count > DESTINATIONS_MAX) {
         broken = ILLEGAL_ADDRESS;
@@ -116,6 +156,7 @@ static void launch(struct Work *work) {
     }
     pleach_workers = work->workers;
     for (pleach_worker = 0; pleach_worker < pleach_workers; ++pleach_worker) work->kernel(arguments);
+    for (u32 i = 0; i < given.into_count; ++i) wrote(given.into[i], bytes);
 }
 
 // The next piece of a stream; whether there was one that could be done.
@@ -130,13 +171,13 @@ static int advance(struct Stream *stream) {
             break;
         case COPY: {
             char *from = reach_by_copy(work->from, work->bytes), *into = reach_by_copy(work->into, work->bytes);
-            if (from && into) memmove(into, from, work->bytes);
+            if (from && into) memmove(into, from, work->bytes), wrote(work->into, work->bytes);
             else broken = ILLEGAL_ADDRESS;
             break;
         }
         case FILL: {
             char *into = reach(work->into, work->bytes);
-            if (into) memset(into, (int)work->from, work->bytes);
+            if (into) memset(into, (int)work->from, work->bytes), wrote(work->into, work->bytes);
             else broken = ILLEGAL_ADDRESS;
             break;
         }
@@ -320,17 +361,33 @@ static Code reserve(struct Range **reserved, size_t bytes) {
     return OK;
 }
 
+// Puts at the range's own addresses what devices that are given them see.
+static Code show_to_devices(struct Range *range) {
+    long kind = setting("FAKE_CUDA_PEERMEM", 0);
+    if (!kind) return OK;
+    int flags = MAP_FIXED | (kind == 1 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
+    int file = kind == 1 ? range->behind->file : -1;
+    if (mmap((void *)range->base, range->bytes, PROT_READ | PROT_WRITE, flags, file, 0) == MAP_FAILED) return OUT_OF_MEMORY;
+    if (kind == 1) return OK;
+    range->seen = malloc(range->bytes);
+    wrote(range->base, range->bytes);
+    return OK;
+}
+
 static Code map(struct Range *range, struct Allocation *handle) {
     void *alias = mmap(NULL, range->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, handle->file, 0);
     if (alias == MAP_FAILED) return OUT_OF_MEMORY;
     range->alias = alias;
     range->behind = handle;
     ++handle->holders;
-    return OK;
+    return show_to_devices(range);
 }
 
 static void unmap(struct Range *range) {
     munmap(range->alias, range->bytes);
+    mmap((void *)range->base, range->bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    free(range->seen);
+    range->seen = NULL;
     let_go(range->behind);
     range->behind = NULL;
     range->is_accessible = 0;
@@ -468,6 +525,7 @@ int fake_cuda_flushes;
 Code cuFlushGPUDirectRDMAWrites(int target, int scope) {
     ENTER;
     fake_cuda_flushes += target == 0 && scope == 100;
+    if (target == 0 && scope == 100) flush();
     return leave(OK);
 }
 

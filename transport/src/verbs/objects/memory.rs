@@ -63,34 +63,70 @@ pub(in crate::verbs) struct MemoryRegion {
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers memory of at least one byte, known to peers at `iova`.
+    /// Registers memory of at least one byte, known to peers at `iova`: as a dma-buf where it is one.
     pub(in crate::verbs) fn new(
         domain: &Arc<Domain>,
         memory: Arc<dyn Memory>,
         iova: u64,
         access: u32,
     ) -> Result<Self, NotMade> {
+        if memory.dma_buf().is_some() && domain.context.library.reg_dmabuf_mr.is_some() {
+            return Self::by_dma_buf(domain, memory, iova, access);
+        }
+        Self::by_address(domain, memory, iova, access)
+    }
+
+    /// The same by the dma-buf alone.
+    pub(in crate::verbs) fn by_dma_buf(
+        domain: &Arc<Domain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, NotMade> {
+        let taken = Self::expect_room(domain, memory.len())?;
+        let without = || io::Error::new(io::ErrorKind::Unsupported, "libibverbs registers no dma-bufs");
+        let register = domain.context.library.reg_dmabuf_mr.ok_or_else(without)?;
+        let without = || io::Error::new(io::ErrorKind::Unsupported, "it is no dma-buf");
+        let part = memory.dma_buf().ok_or_else(without)?;
+        let (file, len) = (part.file.as_raw_fd(), memory.len());
+        // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is kept longer than the
+        // registration.
+        let raw =
+            unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, older(access) as c_int) };
+        Self::registered(domain, memory, raw, taken)
+    }
+
+    /// The same by the address alone.
+    pub(in crate::verbs) fn by_address(
+        domain: &Arc<Domain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, NotMade> {
+        let taken = Self::expect_room(domain, memory.len())?;
         let library = domain.context.library;
         let (base, len) = (memory.base().as_ptr().cast(), memory.len());
-        domain.limits.allow(Kind::RegionBytes, len as u64)?;
-        let taken = domain.limits.take(Kind::Regions)?;
-        // Flags that libraries from before that function do not know.
-        let known = access & !sys::IBV_ACCESS_RELAXED_ORDERING;
-        let raw = match (memory.dma_buf(), library.reg_dmabuf_mr) {
-            (Some(part), Some(register)) => {
-                let file = part.file.as_raw_fd();
-                // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is kept longer than
-                // the registration.
-                unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, known as c_int) }
+        // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
+        let raw = unsafe {
+            match library.reg_mr_iova2 {
+                Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
+                None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, older(access) as c_int),
             }
-            // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
-            _ => unsafe {
-                match library.reg_mr_iova2 {
-                    Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
-                    None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, known as c_int),
-                }
-            },
         };
+        Self::registered(domain, memory, raw, taken)
+    }
+
+    fn expect_room(domain: &Domain, bytes: usize) -> Result<Taken, NotMade> {
+        domain.limits.allow(Kind::RegionBytes, bytes as u64)?;
+        Ok(domain.limits.take(Kind::Regions)?)
+    }
+
+    fn registered(
+        domain: &Arc<Domain>,
+        memory: Arc<dyn Memory>,
+        raw: *mut sys::ibv_mr,
+        taken: Taken,
+    ) -> Result<Self, NotMade> {
         let raw = made(raw)?;
         // Relaxed: see the field.
         domain.registered.fetch_add(1, Ordering::Relaxed);
@@ -110,6 +146,11 @@ impl MemoryRegion {
     pub(in crate::verbs) fn memory(&self) -> &Arc<dyn Memory> {
         &self.memory
     }
+}
+
+/// Without the flags that functions from before `ibv_reg_mr_iova2` do not know.
+fn older(access: u32) -> u32 {
+    access & !sys::IBV_ACCESS_RELAXED_ORDERING
 }
 
 impl Drop for MemoryRegion {
