@@ -49,6 +49,24 @@ impl Graph {
         self.colours.len()
     }
 
+    /// How many arcs, whichever way they lead, every node is away from one.
+    pub(super) fn distances_from(&self, node: u32) -> Vec<u32> {
+        let mut distances = vec![u32::MAX; self.nodes()];
+        distances[node as usize] = 0;
+        let mut reached = vec![node];
+        let mut next = 0;
+        while let Some(&node) = reached.get(next) {
+            next += 1;
+            for &(other, _) in &self.around[node as usize] {
+                if distances[other as usize] == u32::MAX {
+                    distances[other as usize] = distances[node as usize] + 1;
+                    reached.push(other);
+                }
+            }
+        }
+        distances
+    }
+
     /// Whether arcs go to arcs with the same label, and nodes to nodes of the same colour: looked at one by one. `images` has
     /// every node once.
     pub(super) fn is_carried_into_itself_by(&self, images: &[u32]) -> bool {

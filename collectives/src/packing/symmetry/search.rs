@@ -3,7 +3,9 @@
 //! One path down, in which nodes are singled out until every node has a colour of its own, gives an order of all nodes. Any
 //! other path of the same trace gives another order; what carries the first into it is an automorphism if it carries
 //! arcs into arcs, which is looked at arc by arc. Going up the first path again, at each level the nodes that look like the
-//! one singled out there are tried, one of each set that the automorphisms found so far do not join already.
+//! one singled out there are tried, one of each set that the automorphisms found so far do not join already. Near ones are tried first,
+//! and other nodes go to where the one moved first came from rather than anywhere: so each automorphism moves few nodes, and which
+//! ones are found depends little on how nodes are numbered.
 //!
 //! **Invariant:** everything returned is an automorphism. Within the limits all of them are products of those returned;
 //! beyond, `complete` is false and there may be others.
@@ -52,6 +54,8 @@ struct Search<'g> {
     levels: Vec<Level>,
     /// All nodes in the order of the first path's end.
     order: Vec<u32>,
+    /// How far every node is from the one that the present automorphism moves first.
+    from_moved: Vec<u32>,
     failures_left: u32,
     complete: bool,
 }
@@ -64,6 +68,7 @@ pub(super) fn automorphisms(graph: &Graph, limits: Limits) -> Found {
         colouring: Colouring::new(graph),
         levels: Vec::new(),
         order: Vec::new(),
+        from_moved: Vec::new(),
         failures_left: 0,
         complete: true,
     };
@@ -102,8 +107,9 @@ impl Search<'_> {
 
     fn try_level(&mut self, level: usize, joined: &mut Classes, generators: &mut Vec<Permutation>) {
         let Level { node, cell, .. } = self.levels[level];
+        self.from_moved = self.distances_from(node);
         let mut alike = self.colouring.cell_at(cell).to_vec();
-        alike.sort_unstable();
+        alike.sort_unstable_by_key(|&other| (self.from_moved[other as usize], other));
         let mut refused: Vec<u32> = Vec::new();
         for other in alike {
             let first = joined.first(other);
@@ -148,8 +154,11 @@ impl Search<'_> {
         if stays && let found @ Some(_) = self.descend(level, node) {
             return found;
         }
+        let from_here = self.distances_from(node);
         let mut alike = self.colouring.cell_at(cell).to_vec();
-        alike.sort_unstable();
+        alike.sort_unstable_by_key(|&other| {
+            (self.from_moved[other as usize], from_here[other as usize], other)
+        });
         for other in alike {
             if self.failures_left == 0 || self.colouring.work > self.limits.work {
                 self.failures_left = 0;
@@ -162,6 +171,12 @@ impl Search<'_> {
             }
         }
         None
+    }
+
+    /// How many arcs, whichever way they lead, every node is away from one.
+    fn distances_from(&mut self, node: u32) -> Vec<u32> {
+        self.colouring.work += (self.graph.nodes() + self.graph.arcs.len()) as u64;
+        self.graph.distances_from(node)
     }
 
     /// What carries the order of the first path into this one, if that is an automorphism.

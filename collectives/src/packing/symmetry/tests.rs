@@ -306,6 +306,17 @@ fn groups_that_carry_each_rank_to_each_other_once_are_found() {
 }
 
 #[test]
+fn the_group_of_a_thousand_ranks_does_not_depend_on_how_they_are_numbered() {
+    let topology = rails(128, 8);
+    for seed in 0..4 {
+        let (copy, _) = shuffled(&topology, seed);
+        let symmetry = Symmetry::of(&copy);
+        assert!(symmetry.is_complete());
+        assert_eq!(Semiregular::of(&copy, &symmetry).elements().len(), 1_024, "seed {seed}");
+    }
+}
+
+#[test]
 fn where_ranks_differ_the_group_is_smaller_and_still_even() {
     let grid: Vec<(u32, u32)> = (0..16).flat_map(|rank| [(rank, rank + 1), (rank, rank + 4)]).collect();
     let inside = |&(one, other): &(u32, u32)| other < 16 && (other != one + 1 || one % 4 != 3);
