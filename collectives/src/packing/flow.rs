@@ -172,6 +172,24 @@ impl Network {
         self.levels[node] != UNREACHED
     }
 
+    /// The smallest set of nodes with the sink that is a minimum cut, after the largest flow to it: those from which more could go there.
+    #[must_use]
+    pub fn sink_side(&self, sink: usize) -> Vec<bool> {
+        let mut is_inside = vec![false; self.nodes()];
+        is_inside[sink] = true;
+        let mut found = vec![sink];
+        while let Some(node) = found.pop() {
+            for &(arc, from) in &self.leaving[node] {
+                if self.residuals[arc as usize ^ 1] != 0
+                    && !std::mem::replace(&mut is_inside[from as usize], true)
+                {
+                    found.push(from as usize);
+                }
+            }
+        }
+        is_inside
+    }
+
     /// Labels nodes by their distance from the source; stops at the sink.
     fn reaches(&mut self, source: usize, sink: usize) -> bool {
         self.levels.fill(UNREACHED);

@@ -37,6 +37,9 @@ const GUESSES_MAX: usize = 6;
 /// How many trees are guessed at before a root is given up. Each that failed made a limit known.
 const FAILURES_MAX: usize = 48;
 
+/// How many sets that limit a tree are looked for at once.
+const LACKING_MAX: usize = 64;
+
 /// How many trees a single root is to have, at least, where that makes them shallower; and as many as there are other ranks.
 const AIMS: [Amount; 2] = [4, 16];
 /// The most of them.
@@ -228,21 +231,31 @@ impl<'a> Peeler<'a> {
     }
 
     fn is_enough(&mut self) -> bool {
-        self.first_lack().is_none()
+        self.lacking().is_empty()
     }
 
-    /// How much some rank lacks, which is then asked first; the network tells the cut.
-    fn first_lack(&mut self) -> Option<Amount> {
+    /// The smallest sets into which not enough leads, disjoint, and how much they lack. Ranks that lack something are asked first the
+    /// next time.
+    fn lacking(&mut self) -> Vec<(Vec<bool>, Amount)> {
         let source = self.graph.nodes();
+        let mut lacking: Vec<(Vec<bool>, Amount)> = Vec::new();
         for place in 0..self.order.len() {
             let node = self.graph.ranks()[self.order[place]];
+            if lacking.iter().any(|(is_inside, _)| is_inside[node]) {
+                continue;
+            }
             let lack = self.total - self.network.max_flow(source, node, self.total);
             if lack > 0 {
-                self.order[..=place].rotate_right(1);
-                return Some(lack);
+                self.order[lacking.len()..=place].rotate_right(1);
+                let mut is_inside = self.network.sink_side(node);
+                is_inside.truncate(self.graph.nodes());
+                lacking.push((is_inside, lack));
+                if lacking.len() >= LACKING_MAX {
+                    break;
+                }
             }
         }
-        None
+        lacking
     }
 
     /// Peels from all roots until none gives any more.
@@ -374,15 +387,19 @@ impl<'a> Peeler<'a> {
         let node = self.graph.ranks()[root];
         while amount > 0 {
             self.set_network(root, guess, amount);
-            let Some(lack) = self.first_lack() else { break };
-            let is_inside: Vec<bool> =
-                (0..self.graph.nodes()).map(|node| !self.network.is_source_side(node)).collect();
-            let entering: Vec<usize> = self.entering(&is_inside);
-            let entries: Amount = entering.iter().map(|&edge| guess.uses[edge]).sum();
-            let loses = entries + Amount::from(is_inside[node]) - 1;
-            let slack = loses * amount - lack;
-            amount = slack / loses;
-            self.limits.push(Limit { is_inside, entering, slack });
+            let lacking = self.lacking();
+            if lacking.is_empty() {
+                break;
+            }
+            let tried = amount;
+            for (is_inside, lack) in lacking {
+                let entering: Vec<usize> = self.entering(&is_inside);
+                let entries: Amount = entering.iter().map(|&edge| guess.uses[edge]).sum();
+                let loses = entries + Amount::from(is_inside[node]) - 1;
+                let slack = loses * tried - lack;
+                amount = amount.min(slack / loses);
+                self.limits.push(Limit { is_inside, entering, slack });
+            }
         }
         self.restore_network(root, guess);
         amount
