@@ -6,7 +6,7 @@ use std::time::Duration;
 use pleach_collectives::Collective;
 use pleach_collectives::packing::allocations::allocations;
 use pleach_collectives::packing::{PackOptions, Packing, check, pack};
-use pleach_collectives::topology::{LATENCY_NS, Topology, preset};
+use pleach_collectives::topology::{LATENCY_NS, Node, NodeId, Topology, preset};
 use pleach_transport::clock;
 
 /// Topologies, what is packed on each, and what is demanded.
@@ -103,14 +103,29 @@ pub(crate) fn targets() -> Result<Vec<Target>, String> {
             });
         }
     }
-    targets.push(Target {
-        name: "dgx-h100:128 all-gather, one tree a root",
-        topologies: vec![made("dgx-h100:128")?],
-        collectives: vec![Collective::AllGather],
-        trees_per_root: Some(1),
-        is_exact: false,
-        limit: milliseconds(60_000),
-    });
+    let large = made("dgx-h100:128")?;
+    for (name, topology, collective, trees_per_root) in [
+        ("dgx-h100:128 all-gather, one tree a root", large.clone(), Collective::AllGather, Some(1)),
+        ("dgx-h100:128 all-gather, nodes shuffled", shuffled(&large)?, Collective::AllGather, Some(1)),
+        ("dgx-h100:128 all-reduce", large.clone(), Collective::AllReduce, None),
+        ("dgx-h100:128 all-reduce, nodes shuffled", shuffled(&large)?, Collective::AllReduce, None),
+        ("dgx-h100:128 broadcast", large.clone(), Collective::Broadcast { root: 0 }, None),
+        (
+            "dgx-h100:128 broadcast, nodes shuffled",
+            shuffled(&large)?,
+            Collective::Broadcast { root: 0 },
+            None,
+        ),
+    ] {
+        targets.push(Target {
+            name,
+            topologies: vec![topology],
+            collectives: vec![collective],
+            trees_per_root,
+            is_exact: false,
+            limit: milliseconds(60_000),
+        });
+    }
     for collective in THREE {
         targets.push(Target {
             name: "400 ranks, 100,000 links without symmetry",
@@ -124,14 +139,38 @@ pub(crate) fn targets() -> Result<Vec<Target>, String> {
     Ok(targets)
 }
 
-/// So many pairs of ranks, each joined by a link of its own bandwidth, as a generator of numbers picks them.
-fn irregular(ranks: u32, pairs: u32) -> Result<Topology, String> {
-    // A linear congruential generator (Knuth's MMIX), of which the upper bits are used.
+/// Numbers below a limit each: a linear congruential generator (Knuth's MMIX), of which the upper bits are used.
+fn numbers() -> impl FnMut(u64) -> u64 {
     let mut state = 1_u64;
-    let mut below = |limit: u64| {
+    move |limit| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % limit
-    };
+    }
+}
+
+/// The same with nodes in another order.
+fn shuffled(topology: &Topology) -> Result<Topology, String> {
+    let mut below = numbers();
+    let mut order: Vec<usize> = (0..topology.nodes().len()).collect();
+    for place in 1..order.len() {
+        order.swap(place, below(place as u64 + 1) as usize);
+    }
+    let mut builder = Topology::builder();
+    let mut places = vec![NodeId(0); order.len()];
+    for node in order {
+        let Node { name, kind } = &topology.nodes()[node];
+        places[node] = builder.node(name.clone(), *kind);
+    }
+    for link in topology.links() {
+        let (from, to) = (places[link.from.0 as usize], places[link.to.0 as usize]);
+        builder.link(from, to, link.bytes_per_s, link.latency_ns);
+    }
+    builder.build().map_err(|error| error.to_string())
+}
+
+/// So many pairs of ranks, each joined by a link of its own bandwidth, as a generator of numbers picks them.
+fn irregular(ranks: u32, pairs: u32) -> Result<Topology, String> {
+    let mut below = numbers();
     let mut builder = Topology::builder();
     let nodes: Vec<_> = (0..ranks).map(|rank| builder.rank(format!("r{rank}"))).collect();
     let mut joined = std::collections::BTreeSet::new();

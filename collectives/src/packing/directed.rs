@@ -155,7 +155,7 @@ fn grown(graph: &Digraph, demand: &[Amount], unit: Rate, can_part: bool) -> Opti
 }
 
 /// One tree for all with the same root and edges.
-fn merged(trees: Vec<Routed>) -> Vec<Routed> {
+pub(super) fn merged(trees: Vec<Routed>) -> Vec<Routed> {
     let mut places: BTreeMap<(Rank, Vec<(Rank, Rank)>), usize> = BTreeMap::new();
     let mut merged: Vec<Routed> = Vec::with_capacity(trees.len());
     for mut tree in trees {

@@ -10,6 +10,9 @@
 //! makes trees as deep as a logarithm. What leaves a rank has a price as well, once it is more than the rank's share so far. The
 //! weight of all trees is the least bandwidth by uses, and of trees for the same data only so many are kept as carry most.
 //!
+//! A single root's trees are [peeled](super::peel) first where there is time for a flow to every rank after each of them. That often gives
+//! the optimum; otherwise the better of both is taken.
+//!
 //! **Invariant:** every tree spans all ranks, no link carries more than it can, and the rate is that of the trees. What comes out
 //! depends on the topology alone: work is counted and not timed, and prices are compared bit by bit.
 
@@ -17,14 +20,18 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::digraph::Digraph;
-use super::directed::certificate;
+use super::directed::{self, Forest, certificate};
+use super::flow::Amount;
+use super::peel;
 use super::search::{around_single_ranks, best_rate, signed};
+use super::shallow::make_shallow;
 use super::shape::merged;
 use super::strategy::MAX_TREES_PER_ROOT;
 use super::{Certificate, Edge, Packing, Path, Rate, Tree};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::{Link, NodeId, Topology};
+use narrow::Narrows;
 
 /// Up to how many ranks, squared, times links graphs are packed exactly.
 const EXACT_WORK_MAX: u64 = 1 << 26;
@@ -32,11 +39,17 @@ const EXACT_WORK_MAX: u64 = 1 << 26;
 /// Up to how many ranks times links the bound is exact where the packing is not.
 const BOUND_WORK_MAX: u64 = 1 << 26;
 
+/// Up to how many ranks times links the trees of a root are peeled first.
+const PEELING_WORK_MAX: u64 = 1 << 23;
+
 /// Links looked at, about, for all trees.
 const GROWTH_WORK_MAX: u64 = 1 << 26;
 
 /// Fewest trees for the same data, so that uses of a link differ little from its share.
-const TREES_MIN: u32 = 16;
+const TREES_MIN: u32 = 64;
+
+/// Fewer trees than this are peeled as more of less weight each.
+const SHARED_TREES_MIN: Amount = 4;
 
 /// Most trees of an all-reduce.
 const ALL_REDUCE_TREES_MAX: u32 = 256;
@@ -88,8 +101,23 @@ pub(super) fn pack_one_way(
     let best = best.expect("there are two ranks and something to send");
     let bound = best.rate * signed(demand.iter().sum()) * signed(unit);
     let mut growth = Growth::new(grown_on, false);
+    let mut partial = None;
     let trees = match collective.root() {
         Some(root) => {
+            if trees_per_root.is_none()
+                && let Some(trees) = peeled(grown_on, &graph, root, best.rate, signed(unit))
+            {
+                let certificate = certificate(best.clone());
+                let mut packing = made(topology, collective, bound, certificate, trees, is_towards);
+                make_shallow(&mut packing, topology);
+                if packing.is_optimal() {
+                    return packing;
+                }
+                partial = Some(packing);
+            }
+            if is_bound_within_reach(topology) {
+                growth.narrows = Narrows::around(grown_on, root);
+            }
             let count = trees_per_root.unwrap_or_else(|| growth.count(bound, MAX_TREES_PER_ROOT));
             growth.grow(&vec![root; count as usize], bound, trees_per_root.is_none())
         }
@@ -100,7 +128,33 @@ pub(super) fn pack_one_way(
         }
     };
     let trees = trees.expect("all ranks are reached from each");
-    made(topology, collective, bound, certificate(best), trees, is_towards)
+    let grown = made(topology, collective, bound, certificate(best), trees, is_towards);
+    partial.filter(|partial: &Packing| partial.rate >= grown.rate).unwrap_or(grown)
+}
+
+/// Whole trees that leave room for as many as the best rate allows, if their number is in reach.
+fn peeled(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i128) -> Option<Vec<Tree>> {
+    let work = u64::from(topology.ranks()) * topology.links().len() as u64;
+    if work > PEELING_WORK_MAX {
+        return None;
+    }
+    let total = best.numer().unsigned_abs();
+    // Of links without anything in common the optimum has very many trees, and few would be found.
+    if total > Amount::from(MAX_TREES_PER_ROOT) {
+        return None;
+    }
+    // A single tree may have to be a chain.
+    let shares = if total < SHARED_TREES_MIN { Amount::from(TREES_MIN) } else { 1 };
+    let parts = best.denom().unsigned_abs() * shares;
+    let graph = graph.map(|_, _, capacity| capacity * parts);
+    let mut demand = vec![0; graph.ranks().len()];
+    demand[root as usize] = total * shares;
+    let trees = peel::peel(&graph, &demand, Amount::from(TREES_MIN))?;
+    Some(
+        Forest { unit: Rate::new(unit, signed(parts)), trees: directed::merged(trees) }
+            .trees(Rate::from_integer(1), false),
+    )
+    .filter(|trees| (1..=MAX_TREES_PER_ROOT as usize).contains(&trees.len()))
 }
 
 /// Trees of equal weight that are used both ways, for an all-reduce with this bound, so many for each rank on the average; none where
@@ -153,6 +207,8 @@ struct Growth<'t> {
     back: Vec<usize>,
     /// By node: what leaves it, and how many edges of trees do.
     exits: Vec<(f64, u32)>,
+    /// Of a single root.
+    narrows: Narrows,
 }
 
 /// A tree that is grown.
@@ -200,7 +256,7 @@ impl<'t> Growth<'t> {
         }
         let uses = vec![0; links.len()];
         let back = backs.into_iter().enumerate().map(|(place, back)| back.unwrap_or(place)).collect();
-        Self { topology, is_both_ways, first, carries, uses, back, exits }
+        Self { topology, is_both_ways, first, carries, uses, back, exits, narrows: Narrows::default() }
     }
 
     /// How many trees for the same data are worth it where so much can be reached, at most `most`.
@@ -315,7 +371,10 @@ impl<'t> Growth<'t> {
             at = links[link].from.0 as usize;
         }
         way.reverse();
-        way.iter().for_each(|&link| self.load(link));
+        for &link in &way {
+            self.load(link);
+            self.narrows.enter(link);
+        }
         self.exits[at].1 += 1;
         self.exits[node].1 += u32::from(self.is_both_ways);
         sprout.leaving[at] += 1;
@@ -365,9 +424,11 @@ impl<'t> Growth<'t> {
 
     /// Of one more edge over a link.
     fn price(&self, link: usize, aim: &Aim) -> u64 {
-        (f64::from(self.uses[link] + 1) / self.carries[link] as f64).max(aim.price).to_bits()
+        let of_sets = aim.price * self.narrows.excess(link, aim.price * aim.progress);
+        (f64::from(self.uses[link] + 1) / self.carries[link] as f64).max(of_sets).to_bits()
     }
 }
 
+mod narrow;
 #[cfg(test)]
 mod tests;

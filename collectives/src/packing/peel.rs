@@ -98,6 +98,21 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
     Some(best)
 }
 
+/// Whole trees of short ways from every rank, as many as are found without the exact machinery: no more than `demand[v]` from v, of which
+/// each aims at the `aim`th part. None where not as much enters as leaves some switch, or the demands cannot be met.
+///
+/// # Panics
+///
+/// When there are not as many demands as ranks.
+pub(super) fn peel(graph: &Digraph, demand: &[Amount], aim: Amount) -> Option<Vec<Routed>> {
+    let mut peeler = Peeler::new(graph, demand, aim);
+    if !graph.is_balanced() || !peeler.is_enough() {
+        return None;
+    }
+    peeler.peel();
+    Some(peeler.peeled)
+}
+
 /// Packs with trees of which so many make a unit tree, of which each root is to have so many.
 fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) -> Option<Peeled> {
     let graph = &graph.map(|_, _, capacity| capacity * parts);
@@ -193,6 +208,27 @@ struct Guess {
     reached: Vec<Option<u64>>,
 }
 
+/// A node to which a way leads; the best is the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Next {
+    /// Whether nothing more can be passed on from there: such ranks are taken last, lest a tree ends before it has reached all.
+    is_end: bool,
+    /// When it is reached.
+    time: u64,
+    /// What can be passed on from there.
+    exit: Reverse<Amount>,
+    /// How much the most used link of the way is used.
+    worst: Amount,
+    node: usize,
+}
+
+impl Default for Next {
+    /// No later than any.
+    fn default() -> Self {
+        Self { is_end: false, time: 0, exit: Reverse(Amount::MAX), worst: 0, node: 0 }
+    }
+}
+
 impl<'a> Peeler<'a> {
     fn new(graph: &'a Digraph, demand: &[Amount], aim: Amount) -> Self {
         assert_eq!(graph.ranks().len(), demand.len(), "a demand for each rank");
@@ -234,11 +270,12 @@ impl<'a> Peeler<'a> {
         self.lacking().is_empty()
     }
 
-    /// The smallest sets into which not enough leads, disjoint, and how much they lack. Ranks that lack something are asked first the
-    /// next time.
+    /// The smallest sets into which not enough leads, and the largest with the same lack, whose outside is the smallest set that not enough
+    /// leaves; and how much they lack. Ranks that lack something are asked first the next time.
     fn lacking(&mut self) -> Vec<(Vec<bool>, Amount)> {
         let source = self.graph.nodes();
         let mut lacking: Vec<(Vec<bool>, Amount)> = Vec::new();
+        let mut largest = Vec::new();
         for place in 0..self.order.len() {
             let node = self.graph.ranks()[self.order[place]];
             if lacking.iter().any(|(is_inside, _)| is_inside[node]) {
@@ -247,14 +284,19 @@ impl<'a> Peeler<'a> {
             let lack = self.total - self.network.max_flow(source, node, self.total);
             if lack > 0 {
                 self.order[lacking.len()..=place].rotate_right(1);
-                let mut is_inside = self.network.sink_side(node);
-                is_inside.truncate(self.graph.nodes());
-                lacking.push((is_inside, lack));
+                let far = (0..self.graph.nodes()).map(|node| !self.network.is_source_side(node)).collect();
+                let mut near = self.network.sink_side(node);
+                near.truncate(self.graph.nodes());
+                if near != far && largest.iter().all(|(known, _)| *known != far) {
+                    largest.push((far, lack));
+                }
+                lacking.push((near, lack));
                 if lacking.len() >= LACKING_MAX {
                     break;
                 }
             }
         }
+        lacking.append(&mut largest);
         lacking
     }
 
@@ -315,8 +357,15 @@ impl<'a> Peeler<'a> {
         for (place, limit) in self.limits.iter().enumerate().filter(|(_, limit)| limit.is_inside[node]) {
             guess.enter(place, limit, goal);
         }
+        // What every rank that was reached leads to next, or something sooner: what a rank leads to only gets less and later.
+        let mut open = BTreeSet::from([(Next::default(), root)]);
         while guess.edges.len() + 1 < ranks {
-            let (way, time) = self.shortest(&guess, goal)?;
+            let (_, from) = open.pop_first()?;
+            let Some((next, way)) = self.nearest(&guess, from, goal) else { continue };
+            if open.first().is_some_and(|(sooner, _)| *sooner < next) {
+                open.insert((next, from));
+                continue;
+            }
             for &edge in &way {
                 guess.uses[edge] += 1;
                 let (from, to, _) = self.graph.edges()[edge];
@@ -326,53 +375,50 @@ impl<'a> Peeler<'a> {
                     }
                 }
             }
-            let end = |edge: usize| (self.graph.edges()[edge].0, self.graph.edges()[edge].1);
-            let from = self.numbers[end(way[0]).0]?;
-            let to = self.numbers[end(way[way.len() - 1]).1]?;
-            guess.reached[to] = Some(time);
+            let to = self.numbers[next.node]?;
+            guess.reached[to] = Some(next.time);
             guess.edges.push((from, to, way));
+            open.insert((Next { time: next.time + 1, ..Next::default() }, to));
+            open.insert((next, from));
         }
         Some(guess)
     }
 
-    /// The edges of the way by which the next rank is reached soonest, and when.
-    fn shortest(&self, guess: &Guess, goal: Amount) -> Option<(Vec<usize>, u64)> {
+    /// What a rank that was reached leads to soonest, of what was not, and the edges of the way.
+    fn nearest(&self, guess: &Guess, from: usize, goal: Amount) -> Option<(Next, Vec<usize>)> {
         let mut by: Vec<Option<usize>> = vec![None; self.graph.nodes()];
         let mut is_done = vec![false; self.graph.nodes()];
-        let mut left = BTreeSet::new();
-        for (&node, time) in self.graph.ranks().iter().zip(&guess.reached) {
-            if let Some(time) = time {
-                left.insert((time + 1, Reverse(Amount::MAX), 0, node, usize::MAX));
-            }
-        }
-        while let Some((time, _, worst, node, edge)) = left.pop_first() {
-            if std::mem::replace(&mut is_done[node], true) {
+        let start = self.graph.ranks()[from];
+        let first = Next { time: guess.reached[from]? + 1, node: start, ..Next::default() };
+        let mut left = BTreeSet::from([(first, usize::MAX)]);
+        while let Some((next, edge)) = left.pop_first() {
+            if std::mem::replace(&mut is_done[next.node], true) {
                 continue;
             }
-            by[node] = (edge != usize::MAX).then_some(edge);
-            let rank = self.numbers[node];
-            if rank.is_some_and(|rank| guess.reached[rank].is_none()) {
+            by[next.node] = (edge != usize::MAX).then_some(edge);
+            if self.numbers[next.node].is_some() && next.node != start {
                 let mut way = Vec::new();
-                let mut at = node;
+                let mut at = next.node;
                 while let Some(edge) = by[at] {
                     way.push(edge);
                     at = self.graph.edges()[edge].0;
                 }
                 way.reverse();
-                return Some((way, time));
+                return Some((next, way));
             }
-            for &next in &self.leaving[node] {
-                let to = self.graph.edges()[next].1;
-                if is_done[to] || self.numbers[to].is_some_and(|rank| guess.reached[rank].is_some()) {
+            for &edge in &self.leaving[next.node] {
+                let node = self.graph.edges()[edge].1;
+                if is_done[node] || self.numbers[node].is_some_and(|rank| guess.reached[rank].is_some()) {
                     continue;
                 }
-                let used = (guess.uses[next] + 1) * goal;
-                if guess.closed[next] == 0 && used <= self.residuals[next] {
-                    let capacity = self.graph.edges()[next].2;
-                    let use_of = (capacity - self.residuals[next] + used) * USE_STEPS / capacity;
+                let used = (guess.uses[edge] + 1) * goal;
+                if guess.closed[edge] == 0 && used <= self.residuals[edge] {
+                    let capacity = self.graph.edges()[edge].2;
+                    let use_of = (capacity - self.residuals[edge] + used) * USE_STEPS / capacity;
                     // Of ranks that are reached at the same time, those that can pass most on.
-                    let exit = if self.numbers[to].is_some() { self.exits[to] } else { Amount::MAX };
-                    left.insert((time + 1, Reverse(exit), worst.max(use_of), to, next));
+                    let exit = if self.numbers[node].is_some() { self.exits[node] } else { Amount::MAX };
+                    let (time, worst) = (next.time + 1, next.worst.max(use_of));
+                    left.insert((Next { is_end: exit < goal, time, exit: Reverse(exit), worst, node }, edge));
                 }
             }
         }
@@ -465,8 +511,12 @@ impl Guess {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::Collective;
+    use crate::packing::check;
     use crate::packing::digraph::Supply;
+    use crate::packing::directed::pack_directed;
     use crate::packing::samples::{Links, Random, demand, graph};
+    use crate::topology::preset;
     use std::collections::BTreeMap;
 
     /// What is left of a graph without trees; none when they use more than there is.
@@ -543,5 +593,15 @@ mod tests {
         assert_eq!(Depth::of(&peeled, ranks).most, 6);
         let whole = pack(&graph, &demand, false).unwrap();
         assert_eq!((whole.parts, Depth::of(&whole, ranks).most), (1, 3 * (ranks - 1)));
+    }
+
+    #[test]
+    fn ranks_behind_one_link_each_hand_parts_on_along_few_edges() {
+        for (name, edges) in [("fat-tree:4", 4), ("dragonfly:2,3,3", 6), ("star:12", 3)] {
+            let topology = preset(name).unwrap();
+            let packing = pack_directed(&topology, Collective::Broadcast { root: 0 }, None);
+            let checked = check(&topology, &packing).unwrap();
+            assert!(packing.is_optimal() && checked.depth().edges <= edges, "{name}: {:?}", checked.depth());
+        }
     }
 }

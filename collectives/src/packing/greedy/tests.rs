@@ -140,3 +140,29 @@ fn a_star_is_used_up_by_trees_through_its_switch() {
     check(&topology, &broadcast).expect("a packing");
     assert!(share(&broadcast) > 0.6, "{}", share(&broadcast));
 }
+
+#[test]
+fn a_root_of_many_servers_is_at_the_bound_with_flat_trees() {
+    for (name, root, edges) in
+        [("dgx-h100:8", 3, 10), ("dgx-a100:8", 0, 10), ("fat-tree:6", 7, 6), ("star:40", 1, 6)]
+    {
+        let topology = preset(name).expect("a preset");
+        for collective in [Collective::Broadcast { root }, Collective::Reduce { root }] {
+            let packing = pack_one_way(&topology, collective, None);
+            let checked =
+                check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {name}: {flaw}"));
+            assert!(packing.is_optimal(), "{collective} {name}: {}", share(&packing));
+            assert!(packing.trees.len() <= MAX_TREES_PER_ROOT as usize, "{}", packing.trees.len());
+            assert!(checked.depth().edges <= edges, "{collective} {name}: {:?}", checked.depth());
+        }
+    }
+}
+
+#[test]
+fn sets_into_which_little_leads_are_entered_once_by_each_tree() {
+    // No whole tree can be asked for here, so all of them are grown.
+    let topology = preset("dgx-h100:8").expect("a preset");
+    let packing = pack_one_way(&topology, Collective::Broadcast { root: 0 }, Some(32));
+    check(&topology, &packing).expect("a packing");
+    assert!(share(&packing) > 0.6, "{}", share(&packing));
+}
