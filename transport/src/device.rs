@@ -457,6 +457,13 @@ pub trait Device: Send {
     /// Makes progress and appends what happened, never more than fits `events` without growing it. Never blocks.
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>);
 
+    /// Appends the cells of this rank in which something has come since this was asked last, each with the peer that it is kept
+    /// for, and says whether all are named. A device that does not see notices come, as where peers write them by themselves,
+    /// names none, and so does every device when it is asked for the first time.
+    fn take_noticed(&mut self, _cells: &mut Vec<(Rank, u16)>) -> bool {
+        false
+    }
+
     /// What to sleep on until something can happen; `None`: poll again, something may have happened already.
     fn arm(&mut self) -> Option<Bell>;
 

@@ -85,6 +85,7 @@ impl Engine {
             completed: self.completed,
             witness: self.witness.as_deref_mut(),
             blocked: &mut self.blocked,
+            hears_all: self.hears_all,
             now,
             elapsed_ns,
         };

@@ -18,6 +18,7 @@ mod counts;
 mod fault;
 mod gate;
 mod header;
+mod hold;
 mod layout;
 mod message;
 mod news;
@@ -218,6 +219,10 @@ pub struct Engine {
     /// Where the last look at the runs stopped.
     blocked: Option<Blocked>,
     events: Vec<Event>,
+    /// Cells in which something has come, as far as the device says.
+    noticed: Vec<(Rank, u16)>,
+    /// It has said all since runs were looked at last.
+    hears_all: bool,
     witness: Option<Box<dyn Witness>>,
     observer: Observer,
     phase: Phase,
@@ -298,6 +303,8 @@ impl Engine {
             short_job: step::empty_job(),
             blocked: None,
             events: Vec::with_capacity(EVENTS_MAX),
+            noticed: Vec::new(),
+            hears_all: false,
             witness: None,
             observer: Observer::new(Arc::new(Observations::new(rank, ranks, Nanos::ZERO, None))),
             phase: Phase::Active,
@@ -407,6 +414,7 @@ impl Engine {
             self.read_events(now);
             moved = true;
         }
+        self.hear_notices();
         match self.phase {
             Phase::Active => moved | self.advance_runs(now) | self.check_compute(now) | self.check_time(now),
             Phase::Doubting { .. } => moved | self.end_doubt(now),
@@ -429,6 +437,7 @@ impl Engine {
                 return false;
             }
         }
+        self.hears_all = false;
         self.advance_runs(now)
     }
 

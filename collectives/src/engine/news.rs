@@ -54,6 +54,18 @@ impl Engine {
         }
     }
 
+    /// Has the lanes looked at whose notices have come, where the device says in which cells.
+    pub(super) fn hear_notices(&mut self) {
+        self.hears_all = self.device.take_noticed(&mut self.noticed);
+        for (from, cell) in self.noticed.drain(..) {
+            for slot in &self.order {
+                if let Some(run) = &mut self.slots[usize::from(*slot)].run {
+                    run.stir(from, cell);
+                }
+            }
+        }
+    }
+
     pub(super) fn read_news(&mut self, now: Nanos) {
         let news = self.board.take_news();
         for (peer, slice) in news.scratch {

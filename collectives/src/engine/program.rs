@@ -36,6 +36,8 @@ pub struct Program {
     /// Steps and their lags, referred to by range from the steps.
     pub(super) after: Vec<(u32, u32)>,
     pub(super) places: Vec<PlaceAt>,
+    /// For the cells that this rank waits on, in their order, by peer and number: the lane that does.
+    pub(super) waits: Vec<(Rank, u32, u32)>,
     /// Most cells any rank keeps for one peer, times the window.
     pub(super) cells: u32,
     /// Most slots any rank has, times the window.
@@ -279,6 +281,17 @@ impl Program {
             share(one, other.total).cmp(&share(other, one.total))
         });
         let largest_share = largest.map_or((1, 1, 1), |cut| (cut.weight, cut.total, cuts.len()));
+        let mut waits: Vec<(Rank, u32, u32)> = (0..)
+            .zip(&builder.lanes)
+            .flat_map(|(number, lane)| {
+                let steps = &builder.steps[lane.first_step as usize..(lane.first_step + lane.steps) as usize];
+                steps.iter().filter_map(move |step| match step.op {
+                    OpProgram::Wait { from, cell, .. } => Some((from, cell, number)),
+                    _ => None,
+                })
+            })
+            .collect();
+        waits.sort_unstable();
         let mut own_blocks: Vec<(BlockId, u32)> = builder.own_blocks.into_iter().collect();
         own_blocks.sort_unstable_by_key(|(_, place)| *place);
         Self {
@@ -295,6 +308,7 @@ impl Program {
             steps: builder.steps,
             after: builder.after,
             places: builder.places,
+            waits,
             cells: pair_cells * schedule.window,
             slots: most_slots * schedule.window,
             pace: None,

@@ -16,6 +16,7 @@ use pleach_transport::{
 
 use super::address::{Address, advance};
 use super::header::{Header, Landing};
+use super::hold::Hold;
 use super::observed::Noted;
 use super::plan::{LanePlan, Plan};
 use super::program::{LaneProgram, OpProgram, PutProgram};
@@ -108,6 +109,8 @@ pub(super) struct Ground<'a> {
     pub(super) witness: Option<&'a mut (dyn Witness + 'static)>,
     /// A cell of this rank that a wait found as it was.
     pub(super) blocked: &'a mut Option<Blocked>,
+    /// Every notice that comes is told by [`Run::stir`], so that cells need not be looked at.
+    pub(super) hears_all: bool,
     pub(super) now: Nanos,
     /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the clock.
     pub(super) elapsed_ns: u64,
@@ -177,18 +180,21 @@ const UNDER_WAY: u8 = 1;
 const COMPLETE: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct LaneState {
+pub(super) struct LaneState {
     /// Chunks before this one are complete.
-    first: u32,
+    pub(super) first: u32,
     /// Chunks from this one on have not begun.
-    next: u32,
+    pub(super) next: u32,
+    /// Nothing but what its chunks are known to wait for makes it go on: see [`Hold`].
+    pub(super) is_settled: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Instance {
+pub(super) struct Instance {
     chunk: u32,
     program_counter: u32,
     remaining: u32,
+    pub(super) hold: Hold,
 }
 
 #[derive(Debug, Default)]
@@ -247,8 +253,8 @@ pub(super) struct Run {
     plan: Option<Arc<Plan>>,
     pub(super) parameters: Parameters,
     pub(super) slot_in_engine: u8,
-    lanes: Vec<LaneState>,
-    instances: Vec<Instance>,
+    pub(super) lanes: Vec<LaneState>,
+    pub(super) instances: Vec<Instance>,
     states: Vec<u8>,
     lanes_left: u32,
     pub(super) peers: Vec<PeerState>,
@@ -266,6 +272,11 @@ pub(super) struct Run {
 
 pub(super) enum Issue {
     Blocked,
+    /// Until something comes in this cell.
+    Unnoticed {
+        from: Rank,
+        cell: u16,
+    },
     UnderWay,
     Complete,
 }
@@ -377,7 +388,9 @@ impl Run {
     fn advance_lanes(&mut self, plan: &Plan, ground: &mut Ground<'_>) -> Result<bool, Trouble> {
         let mut moved = !self.jobs.is_empty() && self.advance_jobs(plan, ground);
         for (lane_number, lane) in plan.program.lanes.iter().enumerate() {
-            if self.lanes[lane_number].first < plan.lanes[lane_number].chunks {
+            if self.lanes[lane_number].first < plan.lanes[lane_number].chunks
+                && self.may_advance(plan.program.window, ground, lane_number as u32)
+            {
                 moved |= self.advance_lane(plan, ground, lane_number as u32, lane)?;
             }
         }
@@ -410,6 +423,7 @@ impl Run {
             let began = may_begin && self.begin_chunks(plan, lane_number, lane);
             moved |= began;
             if !began || self.turn_bytes >= TURN_BYTES {
+                self.settle(plan.program.window, lane_number, self.turn_bytes < TURN_BYTES);
                 return Ok(moved);
             }
         }
@@ -436,7 +450,12 @@ impl Run {
             if state.next >= window && instance.remaining != 0 {
                 break;
             }
-            *instance = Instance { chunk: state.next, program_counter: 0, remaining: lane.steps };
+            *instance = Instance {
+                chunk: state.next,
+                program_counter: 0,
+                remaining: lane.steps,
+                hold: Hold::Anything,
+            };
             let states = (states + slot * lane.steps) as usize;
             self.states[states..states + lane.steps as usize].fill(NOT_ISSUED);
             state.next += 1;
@@ -472,6 +491,7 @@ impl Run {
         let program_counter = self.instance(plan, at).program_counter;
         let mut step_number = program_counter;
         let mut completed = 0;
+        let mut hold = Hold::Steps;
         while step_number < lane.steps {
             let step = &program.steps[(lane.first_step + step_number) as usize];
             let site = Site { at: At { step: step_number, ..at }, ..site };
@@ -492,7 +512,14 @@ impl Run {
             };
             let state = Self::state_index(plan, lane, site.at);
             match issue {
-                Issue::Blocked => break,
+                Issue::Blocked => {
+                    hold = Hold::Anything;
+                    break;
+                }
+                Issue::Unnoticed { from, cell } => {
+                    hold = Hold::Notice { from, cell };
+                    break;
+                }
                 Issue::UnderWay => self.states[state] = UNDER_WAY,
                 Issue::Complete => {
                     self.states[state] = COMPLETE;
@@ -504,6 +531,7 @@ impl Run {
         let instance = self.instance(plan, at);
         instance.program_counter = step_number;
         instance.remaining -= completed;
+        instance.hold = hold;
         Ok(step_number != program_counter)
     }
 
@@ -513,6 +541,7 @@ impl Run {
         debug_assert_eq!(self.states[state], UNDER_WAY);
         self.states[state] = COMPLETE;
         self.instance(plan, at).remaining -= 1;
+        self.lanes[at.lane as usize].is_settled = false;
     }
 
     /// A transfer of this run ended well.
@@ -546,6 +575,7 @@ impl Run {
                 let ActiveJob { at, job, stages } = self.jobs.swap_remove(index);
                 self.spare_jobs.push(job);
                 if stages {
+                    self.lanes[at.lane as usize].is_settled = false;
                     self.staged.push(at);
                 } else {
                     self.complete(plan, at);

@@ -355,6 +355,7 @@ impl Engine {
             completed: self.completed,
             witness: self.witness.as_deref_mut(),
             blocked: &mut self.blocked,
+            hears_all: false,
             now: Nanos::ZERO,
             elapsed_ns: 0,
         };

@@ -27,7 +27,7 @@ impl Run {
     ) -> Issue {
         let cell = self.cell(self.parameters.bank.wait_base, cell, site);
         if !ground.has_come(from, cell) {
-            return Issue::Blocked;
+            return Issue::Unnoticed { from, cell };
         }
         let payload = ground.cells[from as usize].payload(cell);
         let header = Header::decode(&payload);

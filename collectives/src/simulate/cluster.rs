@@ -40,6 +40,10 @@ pub struct Cluster {
     pub members: Vec<Option<Member>>,
     /// Whom to poll next.
     due: BTreeSet<Rank>,
+    /// When engines want to be polled; kept for its memory.
+    wakeups: Vec<(Nanos, Rank)>,
+    /// Ranks are polled when all of an instant has happened, not between any two events.
+    by_instants: bool,
 }
 
 /// Nothing will ever happen any more, or ranks keep each other busy without virtual time passing.
@@ -106,7 +110,7 @@ impl Cluster {
     /// When scratch memory cannot be had.
     #[must_use]
     pub fn wired(options: sim::Options, platform: &Platform) -> Self {
-        Self::of(options, platform, None, true)
+        Self { by_instants: true, ..Self::of(options, platform, None, true) }
     }
 
     fn of(
@@ -153,7 +157,8 @@ impl Cluster {
             Some(Member { engine, board, planner })
         });
         let members = members.collect();
-        Self { world, members, due: (0..ranks).collect() }
+        let (due, wakeups) = ((0..ranks).collect(), Vec::new());
+        Self { world, members, due, wakeups, by_instants: false }
     }
 
     /// Lets time pass until `is_done`, looked at whenever ranks have done all they can at an instant.
@@ -186,7 +191,7 @@ impl Cluster {
     ///
     /// A rank finds something to do for ever without virtual time passing.
     pub fn settle(&mut self) -> Result<(), Stuck> {
-        for rank in std::mem::take(&mut self.due) {
+        while let Some(rank) = self.due.pop_first() {
             self.poll(rank)?;
         }
         Ok(())
@@ -195,20 +200,23 @@ impl Cluster {
     /// Goes to the next event, to the first instant at which an engine wants to be polled, or to `wakeup`, whichever
     /// comes first. False when there is none of them.
     pub fn advance(&mut self, wakeup: Option<Nanos>) -> bool {
-        let now = self.world.now();
-        let wakeups = self.members.iter().enumerate().filter_map(|(rank, member)| {
-            let engine = &member.as_ref()?.engine;
-            let at = engine.next_wakeup().filter(|_| !self.world.is_frozen(rank as Rank))?;
-            Some((at.max(Nanos(now.0 + 1)), rank as Rank))
+        let soonest = Nanos(self.world.now().0 + 1);
+        let frozen = self.world.frozen();
+        let wakeups = self.members.iter().zip(0..).filter_map(|(member, rank)| {
+            let at = member.as_ref()?.engine.next_wakeup().filter(|_| !frozen.contains(&rank))?;
+            Some((at.max(soonest), rank))
         });
-        let wakeups: Vec<(Nanos, Rank)> = wakeups.collect();
-        let next = wakeups.iter().map(|(at, _)| *at).chain(wakeup).min();
-        if !self.world.advance(next) {
+        self.wakeups.clear();
+        self.wakeups.extend(wakeups);
+        let next = self.wakeups.iter().map(|(at, _)| *at).chain(wakeup).min();
+        let has_advanced =
+            if self.by_instants { self.world.advance_instant(next) } else { self.world.advance(next) };
+        if !has_advanced {
             return false;
         }
         let now = self.world.now();
         self.due.extend(self.world.take_rung());
-        self.due.extend(wakeups.iter().filter(|(at, _)| *at <= now).map(|(_, rank)| *rank));
+        self.due.extend(self.wakeups.iter().filter(|(at, _)| *at <= now).map(|(_, rank)| *rank));
         true
     }
 

@@ -81,25 +81,25 @@ pub fn time(
     let mut runs = Vec::with_capacity(choice.ranks as usize);
     let begin = cluster.world.now();
     for rank in 0..choice.ranks {
-        runs.push(Some(start(&mut cluster, &choice, rank, part_bytes)?));
+        runs.push(start(&mut cluster, &choice, rank, part_bytes)?);
     }
     let mut failed = None;
-    let mut ended = begin;
+    let mut ended = 0;
     cluster.run(|cluster| {
-        for (run, rank) in runs.iter_mut().zip(0..) {
-            let Some((id, _)) = run else { continue };
-            let Some(Some(member)) = cluster.members.get_mut(rank as usize) else { continue };
-            let Some(outcome) = member.engine.take_outcome(*id) else { continue };
+        // One after the other: all have ended when the last one that is waited for has, whichever was last.
+        while let (Some((id, _)), Some(Some(member))) = (runs.get(ended), cluster.members.get_mut(ended)) {
+            let Some(outcome) = member.engine.take_outcome(*id) else { return false };
             if let Err(fault) = outcome {
-                failed.get_or_insert((rank, fault.to_string()));
+                failed = Some((ended as Rank, fault.to_string()));
+                return true;
             }
-            (*run, ended) = (None, cluster.world.now());
+            ended += 1;
         }
-        failed.is_some() || runs.iter().all(Option::is_none)
+        true
     })?;
     match failed {
         Some((rank, cause)) => Err(TimeError::Failed { rank, cause }),
-        None => Ok(Timed { choice, time: ended.since(begin) }),
+        None => Ok(Timed { choice, time: cluster.world.now().since(begin) }),
     }
 }
 

@@ -256,9 +256,18 @@ impl Device for SimDevice {
         self.world.with(|state| self.poll_once(state, events));
     }
 
+    fn take_noticed(&mut self, cells: &mut Vec<(Rank, u16)>) -> bool {
+        self.world.with(|state| {
+            let noticed = &mut state.ranks[self.rank as usize].noticed;
+            let is_first = noticed.is_none();
+            cells.append(noticed.get_or_insert_default());
+            !is_first
+        })
+    }
+
     fn arm(&mut self) -> Option<Bell> {
         // The count is read first, so that whatever rings after the look rings the bell that is returned.
-        let seen = self.bell.rung();
+        let seen = self.bell.arm();
         let idle = self.world.with(|state| {
             let rank = &state.ranks[self.rank as usize];
             rank.ready.is_empty() && rank.inbox.is_empty()

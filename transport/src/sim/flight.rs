@@ -181,7 +181,7 @@ impl State {
     }
 
     pub(super) fn depart(&mut self, number: TransferNumber) {
-        let Some(flight) = self.flights.get(&number) else { return };
+        let Some(flight) = self.flights.find(&number) else { return };
         let (sender, receiver, peer) = (flight.sender(), flight.receiver(), flight.peer);
         let (over, remote) = (flight.over, flight.remote().copied());
         if over || self.drop_if_cut(number) {
@@ -193,14 +193,14 @@ impl State {
         {
             return self.refuse(number, remote.key);
         }
-        if self.flights.get(&number).is_some_and(|flight| matches!(flight.work, Work::Atomic { .. })) {
+        if self.flights.find(&number).is_some_and(|flight| matches!(flight.work, Work::Atomic { .. })) {
             return self.carry_out_atomic(number);
         }
         if self.canary == Some(Canary::NoticesSwapped) {
             self.swap_notice(number);
         }
         let pieces = self.cut_into_pieces(number);
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.find_mut(&number) else { return };
         let bytes = flight.len() as u64;
         let early = pieces.len().saturating_sub(1);
         flight.pieces = pieces;
@@ -219,7 +219,7 @@ impl State {
 
     /// Random cuts, in random order.
     fn cut_into_pieces(&mut self, number: TransferNumber) -> Vec<Range<usize>> {
-        let len = self.flights.get(&number).map_or(0, Flight::len);
+        let len = self.flights.find(&number).map_or(0, Flight::len);
         if len == 0 {
             return Vec::new();
         }
@@ -240,10 +240,10 @@ impl State {
                 flows.stop(self.now, flow);
                 self.flow_of.remove(&flow)
             }
-            Wires::InOrder(_) => self.flow_of.get(&flow).copied(),
+            Wires::InOrder(_) => self.flow_of.find(&flow).copied(),
         };
         let Some(number) = is_known else { return };
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.find_mut(&number) else { return };
         flight.drained = true;
         let is_put = matches!(flight.work, Work::Put { .. });
         let ends = (flight.sender(), flight.receiver());
@@ -265,7 +265,7 @@ impl State {
     pub(super) fn came_through(&mut self, flow: FlowId) {
         self.wires.stop(self.now, flow);
         let Some(number) = self.flow_of.remove(&flow) else { return };
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.find_mut(&number) else { return };
         flight.flow = None;
         let wait = self.lateness();
         self.after(wait, Happening::Arrive(number));
@@ -273,7 +273,7 @@ impl State {
 
     /// A piece lands early if its bytes can have come by now; otherwise it waits for the arrival of all.
     pub(super) fn land_piece(&mut self, number: TransferNumber) {
-        let Some(flight) = self.flights.get(&number) else { return };
+        let Some(flight) = self.flights.find(&number) else { return };
         let Some(piece) = flight.pieces.last().cloned() else { return };
         let sent = match (flight.flow, &self.wires) {
             (Some(flow), Wires::Fair(flows)) => flows.sent(self.now, flow).unwrap_or(0),
@@ -291,7 +291,7 @@ impl State {
     /// Moves the bytes of some of the pieces that have not landed yet. False when the peer's memory is gone.
     fn land(&mut self, number: TransferNumber, count: usize) -> bool {
         for _ in 0..count {
-            let Some(flight) = self.flights.get_mut(&number) else { return false };
+            let Some(flight) = self.flights.find_mut(&number) else { return false };
             let Some(piece) = flight.pieces.pop() else { return true };
             flight.landed_bytes += piece.len() as u64;
             let (submitter, peer) = (flight.submitter, flight.peer);
@@ -333,27 +333,24 @@ impl State {
     }
 
     pub(super) fn arrive(&mut self, number: TransferNumber) {
-        let Some(flight) = self.flights.get(&number) else { return };
-        let (first, left) = (!flight.arrived, flight.pieces.len());
+        let Some(flight) = self.flights.find(&number) else { return };
+        let (first, left, peer) = (!flight.arrived, flight.pieces.len(), flight.peer);
         if flight.over || self.drop_if_cut(number) {
             return;
         }
         self.event("arrive", &[number.0]);
         let late_bytes = first && left > 0 && self.canary == Some(Canary::NoticeBeforeBytes);
         if late_bytes {
-            if let Some(flight) = self.flights.get_mut(&number) {
+            if let Some(flight) = self.flights.find_mut(&number) {
                 flight.arrived = true;
             }
             self.show_notice(number);
             self.after(CANARY_LATENESS, Happening::Arrive(number));
             return;
         }
-        let remote = self.flights.get(&number).and_then(|flight| flight.remote().copied());
+        let remote = self.flights.find(&number).and_then(|flight| flight.remote().copied());
         // The region may have gone since the departure, also when no byte is left to land.
-        let gone = remote.filter(|remote| {
-            let peer = self.flights[&number].peer;
-            self.ranks[peer as usize].table.find(remote).is_none()
-        });
+        let gone = remote.filter(|remote| self.ranks[peer as usize].table.find(remote).is_none());
         if let Some(remote) = gone {
             return self.refuse(number, remote.key);
         }
@@ -362,7 +359,7 @@ impl State {
         if first {
             self.show_notice(number);
         }
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.find_mut(&number) else { return };
         flight.over = true;
         let (submitter, peer) = (flight.submitter, flight.peer);
         let reported = flight.reported;
@@ -379,7 +376,7 @@ impl State {
     }
 
     fn show_notice(&mut self, number: TransferNumber) {
-        let Some(flight) = self.flights.get(&number) else { return };
+        let Some(flight) = self.flights.find(&number) else { return };
         let Work::Put { notice: Some(notice), .. } = &flight.work else { return };
         let (from, to, notice) = (flight.submitter, flight.peer, *notice);
         let cells = self.cells(to, from);
@@ -390,11 +387,14 @@ impl State {
         let count = cells.count(notice.cell);
         self.event("notice", &[number.0, u64::from(notice.cell), count]);
         self.note(|| Record::Noticed { from, to, cell: notice.cell, count, transfer: number });
+        if let Some(noticed) = &mut self.ranks[to as usize].noticed {
+            noticed.push((from, notice.cell));
+        }
         self.ring(to);
     }
 
     fn carry_out_atomic(&mut self, number: TransferNumber) {
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.find_mut(&number) else { return };
         let Work::Atomic { word, op } = &flight.work else { return };
         let (submitter, peer, word, op) = (flight.submitter, flight.peer, *word, *op);
         let slice = self.ranks[peer as usize].table.find(&word);
@@ -426,7 +426,7 @@ impl State {
     }
 
     fn refuse(&mut self, number: TransferNumber, key: RegionKey) {
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.find_mut(&number) else { return };
         let (submitter, peer) = (flight.submitter, flight.peer);
         flight.outcome = Err(TransferError::Refused { peer, key });
         flight.over = true;
@@ -444,7 +444,7 @@ impl State {
     /// The submitter's `Done` becomes ready.
     pub(super) fn complete(&mut self, number: TransferNumber) {
         let canary = self.canary;
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.find_mut(&number) else { return };
         if flight.reported {
             return;
         }
@@ -480,11 +480,11 @@ impl State {
         let cut = self.side(rank, peer).cut;
         let numbers: Vec<_> = (self.flights.iter())
             .filter(|(_, flight)| flight.submitter == rank && flight.peer == peer && !flight.reported)
-            .map(|(&number, _)| number)
+            .map(|(number, _)| number)
             .collect();
         for number in numbers {
             let lives_on = !cut && self.choices.coin();
-            let Some(flight) = self.flights.get_mut(&number) else { continue };
+            let Some(flight) = self.flights.find_mut(&number) else { continue };
             let is_decided = match (&flight.outcome, error) {
                 _ if !flight.over => false,
                 (Err(TransferError::Refused { .. }), _) => true,
@@ -507,7 +507,7 @@ impl State {
 
     /// Nothing of the transfer lands any more.
     pub(super) fn end(&mut self, number: TransferNumber) {
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.find_mut(&number) else { return };
         flight.over = true;
         flight.pieces.clear();
         if let Some(flow) = flight.flow.take() {
@@ -519,7 +519,7 @@ impl State {
 
     /// When the wire that it uses is cut, the transfer goes nowhere; its submitter learns it in time.
     fn drop_if_cut(&mut self, number: TransferNumber) -> bool {
-        let Some(flight) = self.flights.get(&number) else { return true };
+        let Some(flight) = self.flights.find(&number) else { return true };
         let (rank, peer) = (flight.submitter, flight.peer);
         let back = flight.uses_way(peer, rank);
         let cut = self.side(rank, peer).cut || (back && self.side(peer, rank).cut);
@@ -530,7 +530,7 @@ impl State {
     }
 
     fn forget_if_ended(&mut self, number: TransferNumber) {
-        if self.flights.get(&number).is_some_and(Flight::is_flushed) {
+        if self.flights.find(&number).is_some_and(Flight::is_flushed) {
             self.flights.remove(&number);
         }
     }
@@ -540,11 +540,11 @@ impl State {
     pub(super) fn orphan_transfers(&mut self, dead: Rank) {
         let numbers: Vec<_> = (self.flights.iter())
             .filter(|(_, flight)| flight.submitter == dead || flight.peer == dead)
-            .map(|(&number, _)| number)
+            .map(|(number, _)| number)
             .collect();
         for number in numbers {
             let lands = self.choices.coin();
-            let Some(flight) = self.flights.get_mut(&number) else { continue };
+            let Some(flight) = self.flights.find_mut(&number) else { continue };
             if flight.submitter == dead {
                 let on_the_wire = flight.drained && matches!(flight.work, Work::Put { .. });
                 flight.let_go_of_source(self.moves_bytes);
@@ -561,10 +561,10 @@ impl State {
 
     /// The canary: this put shows another one's notice, which shows this one's.
     fn swap_notice(&mut self, number: TransferNumber) {
-        let Some(flight) = self.flights.get(&number) else { return };
+        let Some(flight) = self.flights.find(&number) else { return };
         let Work::Put { notice: Some(mine), .. } = &flight.work else { return };
         let (submitter, peer, mine) = (flight.submitter, flight.peer, *mine);
-        let other = self.flights.iter_mut().find_map(|(&other, flight)| {
+        let other = self.flights.iter_mut().find_map(|(other, flight)| {
             let same_pair = flight.submitter == submitter && flight.peer == peer;
             match &mut flight.work {
                 Work::Put { notice: Some(theirs), .. }
@@ -575,7 +575,7 @@ impl State {
                 _ => None,
             }
         });
-        if let (Some(theirs), Some(flight)) = (other, self.flights.get_mut(&number))
+        if let (Some(theirs), Some(flight)) = (other, self.flights.find_mut(&number))
             && let Work::Put { notice, .. } = &mut flight.work
         {
             *notice = Some(theirs);

@@ -60,6 +60,7 @@ mod faults;
 mod flight;
 mod flows;
 mod network;
+mod numbered;
 mod observer;
 mod pair;
 mod queues;

@@ -55,7 +55,7 @@ enum Control {
 
 impl State {
     pub(super) fn side(&mut self, rank: Rank, peer: Rank) -> &mut Side {
-        self.sides.entry((rank, peer)).or_default()
+        &mut self.sides[rank as usize * self.ranks.len() + peer as usize]
     }
 
     pub(super) fn cells(&mut self, rank: Rank, peer: Rank) -> Cells {
@@ -196,7 +196,7 @@ impl State {
         if !self.side(from, to).goodbye_waits || self.side(to, from).bond != Bond::Connected {
             return;
         }
-        if self.flights.values().any(|flight| flight.submitter == from && flight.peer == to) {
+        if self.flights.iter().any(|(_, flight)| flight.submitter == from && flight.peer == to) {
             return;
         }
         self.event("left", &[u64::from(to), u64::from(from)]);
@@ -207,9 +207,10 @@ impl State {
     }
 
     pub(super) fn is_flushed(&self, rank: Rank) -> bool {
-        let flights = self.flights.values().any(|flight| flight.submitter == rank);
-        let said = (self.sides.range((rank, 0)..=(rank, Rank::MAX)))
-            .all(|(_, side)| side.messages.is_empty() && !side.goodbye_waits);
+        let flights = self.flights.iter().any(|(_, flight)| flight.submitter == rank);
+        let ranks = self.ranks.len();
+        let said = (self.sides[rank as usize * ranks..][..ranks].iter())
+            .all(|side| side.messages.is_empty() && !side.goodbye_waits);
         !flights && said
     }
 
@@ -244,7 +245,7 @@ impl State {
         self.side(rank, peer).messages.clear();
         let numbers: Vec<_> = (self.flights.iter())
             .filter(|(_, flight)| flight.uses_way(rank, peer))
-            .map(|(&number, _)| number)
+            .map(|(number, _)| number)
             .collect();
         for number in numbers {
             self.end(number);

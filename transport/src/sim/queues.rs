@@ -7,7 +7,8 @@
 //! **Invariant:** no two transfers occupy a link at the same time. Times are in whole picoseconds, rounded up, so that
 //! many short transfers do not each lose part of a nanosecond.
 
-use std::collections::BTreeMap;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::Rank;
 use crate::clock::Nanos;
 use crate::sim::flows::FlowId;
 use crate::sim::network::{LinkId, Network, Route};
+use crate::sim::numbered::Numbered;
 
 const PICOS_PER_NANO: u128 = 1_000;
 const PICOS_PER_S: u128 = 1_000_000_000_000;
@@ -41,6 +43,34 @@ enum Step {
     Passage(Passage),
 }
 
+/// When it happens. Equal and ordered by that alone.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    at: u128,
+    number: u64,
+    step: Step,
+}
+
+impl Ord for Timed {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+impl PartialOrd for Timed {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Timed {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Timed {}
+
 #[derive(Debug)]
 struct Transit {
     from: Rank,
@@ -57,8 +87,9 @@ pub(super) struct Queues {
     network: Arc<Network>,
     /// By link: until when it is occupied.
     free: Vec<u128>,
-    transits: BTreeMap<FlowId, Transit>,
-    steps: BTreeMap<(u128, u64), Step>,
+    transits: Numbered<FlowId, Transit>,
+    /// The first on top: by time, then in the order in which they were added.
+    steps: BinaryHeap<Reverse<Timed>>,
     stepped: u64,
     next: u64,
 }
@@ -68,7 +99,7 @@ impl Queues {
     #[must_use]
     pub(super) fn new(network: Arc<Network>) -> Self {
         let free = vec![0; network.links().len()];
-        Self { network, free, transits: BTreeMap::new(), steps: BTreeMap::new(), stepped: 0, next: 0 }
+        Self { network, free, transits: Numbered::new(), steps: BinaryHeap::new(), stepped: 0, next: 0 }
     }
 
     /// Starts to send `bytes` from one rank to another. `now` never goes backwards.
@@ -92,15 +123,15 @@ impl Queues {
     /// When something happens next.
     #[must_use]
     pub(super) fn next_step(&self) -> Option<Nanos> {
-        self.steps.first_key_value().map(|(&(at, _), _)| nanos(at))
+        self.steps.peek().map(|Reverse(step)| nanos(step.at))
     }
 
     /// Lets it happen.
     pub(super) fn step(&mut self) -> Option<Passage> {
-        let ((at, _), step) = self.steps.pop_first()?;
+        let Reverse(Timed { at, step, .. }) = self.steps.pop()?;
         match step {
             Step::Head { flow, part, hop, behind } => {
-                if self.transits.contains_key(&flow) {
+                if self.transits.find(&flow).is_some() {
                     self.enter(flow, part, hop, at, behind);
                 }
                 None
@@ -111,7 +142,7 @@ impl Queues {
 
     /// The first byte of a part comes to a link, the last one not before `behind`. Returns when the part has passed it.
     fn enter(&mut self, flow: FlowId, part: u32, hop: u32, head: u128, behind: u128) -> u128 {
-        let Some(transit) = self.transits.get_mut(&flow) else { return head };
+        let Some(transit) = self.transits.find_mut(&flow) else { return head };
         let bytes = transit.bytes[part as usize];
         let links = &self.network.routes(transit.from, transit.to)[part as usize].links;
         let Some(&LinkId(link)) = links.get(hop as usize) else { return head };
@@ -140,7 +171,7 @@ impl Queues {
 
     fn add(&mut self, at: u128, step: Step) {
         self.stepped += 1;
-        self.steps.insert((at, self.stepped), step);
+        self.steps.push(Reverse(Timed { at, number: self.stepped, step }));
     }
 }
 
@@ -166,6 +197,8 @@ fn split(routes: &[Route], bytes: u64) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::sim::network::NodeId;
 

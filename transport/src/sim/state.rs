@@ -1,7 +1,7 @@
 //! What is behind a world's lock: the clock, the queue of what will happen, and the ranks.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::sim::faults::{Fault, Faults};
 use crate::sim::flight::Flight;
 use crate::sim::flows::{FlowId, Flows};
 use crate::sim::network::{Network, Sharing};
+use crate::sim::numbered::Numbered;
 use crate::sim::observer::{Access, AccessKind, Actor, Observer, Record, TransferNumber};
 use crate::sim::pair::Side;
 use crate::sim::queues::{Passage, Queues};
@@ -66,6 +67,8 @@ pub(super) struct Ready {
 #[derive(Debug, Default)]
 pub(super) struct BellWord {
     word: AtomicU32,
+    /// Somebody may sleep on it, or is about to. Who drives a world in one thread never does, and rings for nothing.
+    is_armed: AtomicBool,
 }
 
 impl AsRef<AtomicU32> for BellWord {
@@ -76,9 +79,12 @@ impl AsRef<AtomicU32> for BellWord {
 
 impl Ring for BellWord {
     fn ring(&self) {
-        // Release: pairs with the acquire in `rung`, so who hears the bell sees why it was rung.
-        self.word.fetch_add(1, Ordering::Release);
-        let _ = rustix::thread::futex::wake(&self.word, rustix::thread::futex::Flags::empty(), u32::MAX);
+        // Sequentially consistent, as in `arm`: whoever armed the bell has read this ring, or is seen to have armed it. So who
+        // hears the bell also sees why it was rung.
+        self.word.fetch_add(1, Ordering::SeqCst);
+        if self.is_armed.swap(false, Ordering::SeqCst) {
+            let _ = rustix::thread::futex::wake(&self.word, rustix::thread::futex::Flags::empty(), u32::MAX);
+        }
     }
 }
 
@@ -86,6 +92,13 @@ impl BellWord {
     /// How often it was rung. Acquire: pairs with the release in `ring`.
     pub(super) fn rung(&self) -> u32 {
         self.word.load(Ordering::Acquire)
+    }
+
+    /// The same for somebody who will sleep until it is rung again.
+    pub(super) fn arm(&self) -> u32 {
+        // Sequentially consistent: pairs with `ring`, see there.
+        self.is_armed.store(true, Ordering::SeqCst);
+        self.word.load(Ordering::SeqCst)
     }
 }
 
@@ -105,6 +118,8 @@ pub(super) struct RankState {
     pub(super) bell: Arc<BellWord>,
     pub(super) bell_seen: u32,
     pub(super) ready: VecDeque<Ready>,
+    /// Cells in which something has come, for whom; nothing as long as nobody asks.
+    pub(super) noticed: Option<Vec<(Rank, u16)>>,
     /// What waits for this rank to poll.
     pub(super) inbox: VecDeque<Happening>,
 }
@@ -171,11 +186,12 @@ pub(super) struct State {
     queued: u64,
     pub(super) network: Arc<Network>,
     pub(super) wires: Wires,
-    pub(super) flow_of: BTreeMap<FlowId, TransferNumber>,
-    pub(super) flights: BTreeMap<TransferNumber, Flight>,
+    pub(super) flow_of: Numbered<FlowId, TransferNumber>,
+    pub(super) flights: Numbered<TransferNumber, Flight>,
     pub(super) submitted: u64,
     pub(super) ranks: Vec<RankState>,
-    pub(super) sides: BTreeMap<(Rank, Rank), Side>,
+    /// By rank and peer.
+    pub(super) sides: Vec<Side>,
     /// By mapper, owner and key.
     pub(super) views: BTreeMap<(Rank, Rank, RegionKey), View>,
     pub(super) faults: Faults,
@@ -189,6 +205,8 @@ pub(super) struct State {
     pub(super) observer: Option<Box<dyn Observer>>,
     pub(super) trace: Trace,
     pub(super) callbacks: Vec<Callback>,
+    /// How often any bell was rung in here.
+    rings: u64,
 }
 
 impl State {
@@ -205,12 +223,12 @@ impl State {
             queue: BTreeMap::new(),
             queued: 0,
             wires: Wires::new(&network),
-            flow_of: BTreeMap::new(),
-            flights: BTreeMap::new(),
+            flow_of: Numbered::new(),
+            flights: Numbered::new(),
             submitted: 0,
             ranks: (0..network.ranks()).map(|_| RankState::default()).collect(),
+            sides: (0..u64::from(network.ranks()).pow(2)).map(|_| Side::default()).collect(),
             network,
-            sides: BTreeMap::new(),
             views: BTreeMap::new(),
             queue_depth: options.faults.queue_depth.unwrap_or(options.queue_depth),
             faults: options.faults,
@@ -223,6 +241,7 @@ impl State {
             observer: None,
             trace: Trace::new(options.seed),
             callbacks: Vec::new(),
+            rings: 0,
         };
         for (at, fault) in state.faults.timed.clone() {
             state.at(at, Happening::Inflict(fault));
@@ -308,6 +327,21 @@ impl State {
         true
     }
 
+    /// As [`State::advance`], on to the first instant at which a bell rings, and all that happens at it.
+    pub(super) fn advance_instant(&mut self, wakeup: Option<Nanos>) -> bool {
+        let rings = self.rings;
+        if !self.advance(wakeup) {
+            return false;
+        }
+        let is_quiet = |state: &Self| state.rings == rings && state.callbacks.is_empty();
+        while is_quiet(self) && wakeup.is_none_or(|wakeup| self.now < wakeup) && self.advance(wakeup) {}
+        // What is called back for may post again at this instant: that goes on with the next call.
+        while self.callbacks.is_empty() && self.next_event().is_some_and(|at| at <= self.now) {
+            self.advance(None);
+        }
+        true
+    }
+
     /// Whether two ranks are on one host.
     fn are_neighbours(&self, rank: Rank, peer: Rank) -> bool {
         self.hosts.get(rank as usize) == self.hosts.get(peer as usize)
@@ -329,7 +363,7 @@ impl State {
             Happening::Depart(number) | Happening::Piece(number) | Happening::Arrive(number) => number,
             _ => return None,
         };
-        let flight = self.flights.get(number)?;
+        let flight = self.flights.find(number)?;
         if self.is_passive(flight.sender(), flight.receiver()) {
             return None;
         }
@@ -401,6 +435,7 @@ impl State {
     }
 
     pub(super) fn ring(&mut self, rank: Rank) {
+        self.rings += 1;
         self.ranks[rank as usize].bell.ring();
     }
 

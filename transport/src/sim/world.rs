@@ -142,6 +142,12 @@ impl World {
         self.with(|state| state.advance(wakeup))
     }
 
+    /// As [`World::advance`], but on to the first instant at which a bell rings, and through all that happens at it: for who
+    /// wants times alone and need not see ranks polled between any two events.
+    pub fn advance_instant(&self, wakeup: Option<Nanos>) -> bool {
+        self.with(|state| state.advance_instant(wakeup))
+    }
+
     /// When the next event will happen.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
@@ -159,6 +165,12 @@ impl World {
     #[must_use]
     pub fn is_frozen(&self, rank: Rank) -> bool {
         self.with(|state| state.is_frozen(rank))
+    }
+
+    /// The ranks of which [`World::is_frozen`] is true.
+    #[must_use]
+    pub fn frozen(&self) -> Vec<Rank> {
+        self.with(|state| (0..state.ranks.len() as Rank).filter(|rank| state.is_frozen(*rank)).collect())
     }
 
     /// Whether the rank has died. Its device does nothing any more; drop whatever runs on it.

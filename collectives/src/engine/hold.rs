@@ -1,0 +1,59 @@
+//! Which lanes of a run need to be looked at.
+//!
+//! A rank in a packed collective has hundreds of lanes with several chunks under way each, and every event concerns one of
+//! them. **Invariant:** a lane that is settled goes on only by what is known here: a notice in a cell that one of its chunks
+//! waits for, or the end of one of its own steps, with which it is settled no more.
+
+use super::run::{Ground, Run};
+use crate::Rank;
+
+/// What a chunk under way waits for, as far as that was seen when it was looked at last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Hold {
+    /// It has not been looked at, or may go on at any time: room at a peer, memory within reach.
+    #[default]
+    Anything,
+    /// Steps of its lane, whose ends are heard of.
+    Steps,
+    /// The next notice in a cell that is kept for a peer.
+    Notice { from: Rank, cell: u16 },
+}
+
+impl Run {
+    /// Whether the lane may go on: where it cannot, that is seen at little cost, also with many chunks under way.
+    pub(super) fn may_advance(&self, window: u32, ground: &mut Ground<'_>, lane: u32) -> bool {
+        let state = self.lanes[lane as usize];
+        if !state.is_settled {
+            return true;
+        }
+        !ground.hears_all
+            && (state.first..state.next).any(|chunk| {
+                match self.instances[(lane * window + chunk % window) as usize].hold {
+                    Hold::Notice { from, cell } => ground.has_come(from, cell),
+                    Hold::Anything | Hold::Steps => false,
+                }
+            })
+    }
+
+    /// The lane was looked at, `wholly` or until its turn was over.
+    pub(super) fn settle(&mut self, window: u32, lane: u32, wholly: bool) {
+        let state = &mut self.lanes[lane as usize];
+        let mut under_way = (state.first..state.next)
+            .map(|chunk| self.instances[(lane * window + chunk % window) as usize].hold);
+        state.is_settled = wholly && under_way.all(|hold| !matches!(hold, Hold::Anything));
+    }
+
+    /// Something has come in a cell that is kept for this peer; the lane that waits on it, if one does, is to be looked at.
+    pub(super) fn stir(&mut self, from: Rank, cell: u16) {
+        let Some(number) = u32::from(cell).checked_sub(self.parameters.bank.wait_base) else { return };
+        let plan = self.plan();
+        let number = number / plan.program.window;
+        let waits = &plan.program.waits;
+        let place = waits.partition_point(|&(peer, cell, _)| (peer, cell) < (from, number));
+        if let Some(&(peer, cell, lane)) = waits.get(place)
+            && (peer, cell) == (from, number)
+        {
+            self.lanes[lane as usize].is_settled = false;
+        }
+    }
+}
