@@ -11,7 +11,7 @@ use std::sync::Arc;
 use pleach_collectives::Collective;
 use pleach_collectives::packing::Rate;
 use pleach_collectives::simulate::wired::time;
-use pleach_collectives::topology::preset;
+use pleach_collectives::topology::source;
 use pleach_collectives::wiring::Wiring;
 use pleach_transport::clock::now;
 
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     }
     let mut is_within = true;
     for name in names {
-        let wiring = match preset(&name) {
+        let wiring = match source(&name) {
             Ok(topology) => Arc::new(Wiring::new(topology)),
             Err(error) => {
                 eprintln!("error: {error}");

@@ -172,8 +172,8 @@ pub(super) enum Trouble {
     Map { peer: Rank, error: MapError },
 }
 
-/// What a lane may combine or copy before the next one has its turn, in bytes of chunks.
-const TURN_BYTES: usize = 1 << 20;
+/// What a lane may combine or copy before the next one has its turn, in bytes of chunks; of several lanes each puts one chunk.
+pub(super) const TURN_BYTES: usize = 1 << 20;
 
 const NOT_ISSUED: u8 = 0;
 const UNDER_WAY: u8 = 1;
@@ -263,7 +263,7 @@ pub(super) struct Run {
     /// Puts whose bytes were brought to where they are put from.
     pub(super) staged: Vec<At>,
     pub(super) spare_jobs: Vec<Job>,
-    /// Bytes of chunks that were combined or copied in this lane's turn.
+    /// Bytes of chunks that were combined, copied or put in this lane's turn.
     pub(super) turn_bytes: usize,
     /// A peer whose notice did not match, to be asked what it is doing.
     pub(super) suspect: Option<Rank>,

@@ -7,7 +7,7 @@ use super::bank::CREDIT_CELL;
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
 use super::program::{PlaceAt, Program, PutProgram};
-use super::run::{Ground, Issue, NOBODY, Parameters, Run, Site, Trouble};
+use super::run::{Ground, Issue, NOBODY, Parameters, Run, Site, TURN_BYTES, Trouble};
 use super::signature::{Descriptor, Stream};
 use crate::Rank;
 use crate::collective::{DataType, ReduceOp};
@@ -133,6 +133,10 @@ impl Run {
         match ground.device.submit(put.to, transfer, site.at.id(self.slot_in_engine)) {
             Ok(submitted) => {
                 self.staged.retain(|at| *at != site.at);
+                if site.plan.lanes.len() > 1 {
+                    // Links serve first what comes first: all lanes have their first chunk before any has its second.
+                    self.turn_bytes += bytes.max(TURN_BYTES);
+                }
                 Ok(if submitted == Submitted::UnderWay { Issue::UnderWay } else { Issue::Complete })
             }
             Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),

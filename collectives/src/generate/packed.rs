@@ -475,7 +475,11 @@ pub(super) fn schedule(trees: &PackedTrees, access: Access) -> Schedule {
         window: trees.pace.window,
         blocks,
         shape: &shape,
-        turn: &|rank, block| turns[block as usize][rank as usize],
+        turn: &|rank, block| {
+            // Among those that it has as soon, each rank begins with another one's tree: not all send to the same at once.
+            let after = (trees.trees[block as usize].root + ranks - rank) % ranks;
+            turns[block as usize][rank as usize] * ranks + after
+        },
     }
     .schedule()
 }

@@ -53,7 +53,8 @@ pub(super) enum Happening {
     Announce(Rank),
 }
 
-/// When something happens, and in which order among what happens at the same instant: random, then first come.
+/// When something happens, and in which order among what happens at the same instant: random where links are shared fairly,
+/// then first come.
 pub(super) type QueueKey = (Nanos, u64, u64);
 
 /// An event that waits to be polled.
@@ -261,7 +262,9 @@ impl State {
 
     pub(super) fn at(&mut self, when: Nanos, happening: Happening) -> QueueKey {
         self.queued += 1;
-        let key = (when.max(self.now), self.ties.bits(), self.queued);
+        // Links that carry one transfer after the other carry them in the order in which they were submitted.
+        let tie = if matches!(self.wires, Wires::InOrder(_)) { 0 } else { self.ties.bits() };
+        let key = (when.max(self.now), tie, self.queued);
         self.queue.insert(key, happening);
         key
     }
