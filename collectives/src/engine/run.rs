@@ -15,6 +15,7 @@ use pleach_transport::{
 };
 
 use super::address::{Address, advance};
+use super::bank::CREDIT_CELL;
 use super::header::{Header, Landing};
 use super::hold::Hold;
 use super::observed::Noted;
@@ -125,6 +126,30 @@ impl Ground<'_> {
             *self.blocked = Some(Blocked { from, cell, count });
         }
         has_come
+    }
+
+    /// Whether the peer is known to have completed so many runs; remembers that its next credit is waited for where it is
+    /// not.
+    pub(super) fn has_completed(&mut self, peer: Rank, runs: u64) -> bool {
+        let credit = &mut self.credits[peer as usize];
+        if *credit >= runs {
+            return true;
+        }
+        let count = self.cells[peer as usize].count(CREDIT_CELL);
+        if count > 0 {
+            let payload = self.cells[peer as usize].payload(CREDIT_CELL);
+            // One word, stored at once: the newest credit or the one before it, both true.
+            let told = u64::from_le_bytes(payload[..8].try_into().expect("8 bytes"));
+            *credit = (*credit).max(told);
+            if let Some(witness) = &mut self.witness {
+                witness.heard_completed(peer, told);
+            }
+        }
+        let has_completed = *credit >= runs;
+        if !has_completed {
+            *self.blocked = Some(Blocked { from: peer, cell: CREDIT_CELL, count });
+        }
+        has_completed
     }
 
     /// The run goes on because of that notice, whose header was found to be that of the call.

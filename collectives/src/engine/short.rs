@@ -225,7 +225,7 @@ impl ShortRun<'_, '_> {
 
     fn send(&mut self, (to, cell): (Rank, u32), from: Spot, into: Option<usize>, bytes: usize) -> bool {
         let Numbered { number, history, bank, .. } = &self.call;
-        if self.ground.credits[to as usize] < bank.needed {
+        if !self.ground.has_completed(to, bank.needed) {
             return false;
         }
         let data = match into {

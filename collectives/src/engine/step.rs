@@ -3,7 +3,6 @@
 use pleach_transport::{Inline, Notice, Source, Space, SubmitError, Submitted, Transfer};
 
 use super::address::{Address, advance};
-use super::bank::CREDIT_CELL;
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
 use super::program::{PlaceAt, Program, PutProgram};
@@ -74,18 +73,7 @@ impl Run {
 
     /// Whether the peer is known not to use this run's bank any more.
     pub(super) fn may_write(&self, ground: &mut Ground<'_>, to: Rank) -> bool {
-        let needed = self.parameters.bank.needed;
-        let credit = &mut ground.credits[to as usize];
-        if *credit < needed && ground.cells[to as usize].count(CREDIT_CELL) > 0 {
-            let payload = ground.cells[to as usize].payload(CREDIT_CELL);
-            // One word, stored at once: the newest credit or the one before it, both true.
-            let told = u64::from_le_bytes(payload[..8].try_into().expect("8 bytes"));
-            *credit = (*credit).max(told);
-            if let Some(witness) = &mut ground.witness {
-                witness.heard_completed(to, told);
-            }
-        }
-        *credit >= needed
+        ground.has_completed(to, self.parameters.bank.needed)
     }
 
     pub(super) fn notify(
