@@ -7,7 +7,7 @@ use crate::cuda::CudaError;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::Space;
 use crate::region::{OutOfBounds, RegionKey};
-use crate::verbs::{CallFailure, Limit, Refusal, WorkStatus};
+use crate::verbs::{CallFailure, Limit, LimitKind, Refusal, WorkStatus};
 
 /// How a loss was found out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,8 +50,13 @@ pub enum LossCause {
         peer: u32,
     },
     /// There is no queue pair to it, since this rank's NIC has no more of something (verbs).
-    #[error("{0}")]
-    Limit(Limit),
+    #[error("this rank's NIC has no more than {most} {kind}; {}", .kind.remedy())]
+    Limit {
+        /// Of what.
+        kind: LimitKind,
+        /// How many there may be.
+        most: u64,
+    },
     /// The connection manager did not join the two (verbs).
     #[error("{0}")]
     Call(CallFailure),
@@ -59,8 +64,13 @@ pub enum LossCause {
     #[error("it refused the connection: {0}")]
     Refused(Refusal),
     /// This rank's GPU does not show what its NIC has written to it (verbs).
-    #[error("this rank's GPU does not show what its NIC has written there: {0}")]
-    Gpu(CudaError),
+    #[error(
+        "this rank's GPU does not show what its NIC has written there (CUDA error {code}); look whether 'nvidia-smi' works"
+    )]
+    Gpu {
+        /// What the driver said; zero: nothing.
+        code: u32,
+    },
     /// Work on its queue pair failed (verbs).
     #[error("{0}")]
     QueuePair(WorkStatus),
@@ -214,6 +224,9 @@ pub enum SubmitError {
     #[error("an atomic needs 8 bytes at a multiple of 8")]
     MisalignedWord,
 }
+
+// It is what the data path returns: each submission would look whether there is something to drop.
+const _: () = assert!(!std::mem::needs_drop::<SubmitError>() && size_of::<SubmitError>() <= 40);
 
 /// Why memory was not registered.
 #[derive(Debug, thiserror::Error)]

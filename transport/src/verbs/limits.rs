@@ -43,7 +43,7 @@ impl fmt::Display for Kind {
 
 impl Kind {
     /// What to do where a limit is met.
-    fn remedy(self) -> &'static str {
+    pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Regions => "drop some, or register fewer that are larger",
             Self::RegionBytes => "register the memory in parts",

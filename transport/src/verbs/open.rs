@@ -104,7 +104,7 @@ pub(super) fn hint(error: io::ErrorKind) -> &'static str {
 /// How a pair is lost for which something was refused.
 pub(super) fn refused(error: &NotMade) -> LossCause {
     match (error, error.kind(), locked_limit()) {
-        (NotMade::Limit(limit), ..) => LossCause::Limit(limit.clone()),
+        (NotMade::Limit(limit), ..) => LossCause::Limit { kind: limit.kind, most: limit.most },
         // Without a limit it is another memory that there is too little of.
         (_, io::ErrorKind::OutOfMemory, limit) if limit < u64::MAX => LossCause::NotLocked { limit },
         (_, kind, _) => LossCause::ConnectionBroke(kind),

@@ -9,6 +9,7 @@ use super::status::WorkStatus;
 use super::{Peer, VerbsDevice, desk, sys};
 use crate::Rank;
 use crate::clock::Nanos;
+use crate::cuda::CudaError;
 use crate::device::{Device, Event, LossCause, TransferError};
 
 /// Batches of completions that one poll takes at most.
@@ -26,7 +27,12 @@ impl VerbsDevice {
                 if count > 0
                     && let Err(error) = self.gpus.flush()
                 {
-                    self.lose_all(&LossCause::Gpu(error));
+                    tracing::error!("{error}");
+                    let code = match error {
+                        CudaError::Call { code, .. } | CudaError::Driver { code, .. } => code.code,
+                        _ => 0,
+                    };
+                    self.lose_all(&LossCause::Gpu { code });
                 }
                 let mut used = 0;
                 for completion in completions.drain(..) {

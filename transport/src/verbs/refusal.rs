@@ -80,7 +80,7 @@ impl Refusal {
         Some(match cause {
             LossCause::PacketLengths { own, peer } => Self::PacketLengths { own: *own, peer: *peer },
             LossCause::NotLocked { limit } => Self::NotLocked { limit: *limit },
-            LossCause::Limit(limit) => Self::Limit { kind: limit.kind, most: limit.most },
+            LossCause::Limit { kind, most } => Self::Limit { kind: *kind, most: *most },
             LossCause::ConnectionBroke(_) => Self::NoQueuePair,
             LossCause::Call(_) => Self::NoWay,
             LossCause::Refused(Self::OtherWay) => Self::OtherWay,
