@@ -187,7 +187,8 @@ fn all_that_is_used_is_compared() {
     let mut compared = same_in!(rdma_sys);
     // Numbers, and what is compared by hand above.
     assert_eq!(size_of::<sys::ibv_mtu>(), size_of::<rdma_sys::ibv_mtu::Type>());
-    compared.extend(["ibv_mtu", "ibv_port_attr", "ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]);
+    assert_eq!(size_of::<sys::ibv_qp_state>(), size_of::<rdma_sys::ibv_qp_state::Type>());
+    compared.extend(["ibv_mtu", "ibv_qp_state", "ibv_port_attr", "ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]);
     compared.extend(["ibv_send_wr__bindgen_ty_2__bindgen_ty_2"]);
     // Flags in one of them, numbers in the other.
     macro_rules! same_flags {
