@@ -6,19 +6,7 @@ mod launcher;
 use std::process::Output;
 
 use launcher::{finish, pleach};
-
-const COLLECTIVES: [&str; 10] = [
-    "all-reduce",
-    "reduce",
-    "broadcast",
-    "all-gather",
-    "reduce-scatter",
-    "gather",
-    "scatter",
-    "all-to-all",
-    "barrier",
-    "send-recv",
-];
+use pleach::Collective;
 
 const FIELDS: [&str; 12] = [
     "collective",
@@ -78,7 +66,7 @@ fn rows(arguments: &[&str]) -> Vec<Vec<String>> {
 }
 
 fn every_collective_is_measured_and_right(fabric: &str, ranks: &str) {
-    for collective in COLLECTIVES {
+    for collective in Collective::NAMES {
         let arguments = [
             collective, "--fabric", fabric, "--ranks", ranks, "--min", "24", "--max", "60K", "--factor", "50",
         ];
@@ -132,7 +120,7 @@ fn every_type_and_reduction_is_exact() {
 
 #[test]
 fn the_same_memory_again_any_slice_and_given_sizes_are_measured_and_right() {
-    for collective in COLLECTIVES {
+    for collective in Collective::NAMES {
         for memory in ["registered", "slice"] {
             let arguments = ["--fabric", "shm", "--ranks", "2", "--reuse", "--pin", "--memory", memory];
             let sizes = if collective == "barrier" { vec![] } else { vec!["--sizes", "4K,40"] };

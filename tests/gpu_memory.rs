@@ -9,19 +9,7 @@ mod launcher;
 use std::process::Output;
 
 use launcher::{finish, pleach};
-
-const COLLECTIVES: [&str; 10] = [
-    "all-reduce",
-    "reduce",
-    "broadcast",
-    "all-gather",
-    "reduce-scatter",
-    "gather",
-    "scatter",
-    "all-to-all",
-    "barrier",
-    "send-recv",
-];
+use pleach::Collective;
 
 fn bench(is_fake: bool, environment: &[(&str, &str)], arguments: &str) -> Output {
     let mut command = pleach();
@@ -49,7 +37,7 @@ fn complaint(output: &Output) -> String {
 
 fn every_collective_is_right(is_fake: bool) {
     for fabric in ["tcp", "shm"] {
-        for collective in COLLECTIVES {
+        for collective in Collective::NAMES {
             let sizes = if collective == "barrier" { "" } else { "--sizes 8,5000,400000" };
             let arguments = format!(
                 "{collective} --memory cuda --fabric {fabric} --ranks 2 {sizes} --warmup 1 --iterations 2 --json"

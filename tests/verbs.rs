@@ -28,19 +28,6 @@ static JOBS: AtomicU32 = AtomicU32::new(0);
 /// How long a job may take: its processors and devices may be software.
 const JOB_TIME_MAX: Duration = PATIENCE.saturating_mul(4);
 
-const COLLECTIVES: [&str; 10] = [
-    "all-reduce",
-    "reduce",
-    "broadcast",
-    "all-gather",
-    "reduce-scatter",
-    "gather",
-    "scatter",
-    "all-to-all",
-    "barrier",
-    "send-recv",
-];
-
 /// Ranks of one job, and the folder where they meet, which goes with it.
 struct Job {
     ranks: Vec<Child>,
@@ -145,12 +132,14 @@ fn check_collective(collective: &str, ranks: u32, sizes: &str) {
 }
 
 mod verbs {
-    use super::{COLLECTIVES, Command, Job, check_collective, check_rows, text};
+    use pleach::Collective;
+
+    use super::{Command, Job, check_collective, check_rows, text};
 
     #[test]
     #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
     fn every_collective_of_two_ranks_is_right() {
-        for collective in COLLECTIVES {
+        for collective in Collective::NAMES {
             check_collective(collective, 2, "8,4096,262144");
         }
     }
@@ -159,7 +148,7 @@ mod verbs {
     #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
     fn every_collective_of_three_and_eight_ranks_is_right() {
         for ranks in [3, 8] {
-            for collective in COLLECTIVES {
+            for collective in Collective::NAMES {
                 check_collective(collective, ranks, "4096,65536");
             }
         }
@@ -168,7 +157,7 @@ mod verbs {
     #[test]
     #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
     fn every_collective_of_three_ranks_that_rdma_cm_joins_is_right() {
-        for collective in COLLECTIVES {
+        for collective in Collective::NAMES {
             let arguments =
                 [collective, "--sizes", "4096,65536", "--iterations", "5", "--warmup", "1", "--json"];
             let by_rdma_cm = |_, mut command: Command| {
@@ -212,9 +201,11 @@ mod softroce {
     use std::os::unix::process::CommandExt;
     use std::path::Path;
 
+    use pleach::Collective;
+
     use super::changed::{Changed, expect_machine};
     use super::launcher::{finish, pleach};
-    use super::{COLLECTIVES, Command, Duration, Job, check_collective, check_rows, now, text, wait_until};
+    use super::{Command, Duration, Job, check_collective, check_rows, now, text, wait_until};
 
     /// From when a link goes down until all have said whom they miss; NICs try for some seconds.
     const FOUND_WITHIN: Duration = Duration::from_secs(60);
@@ -234,7 +225,7 @@ mod softroce {
     fn every_collective_is_right_over_a_link_that_delays_and_loses() {
         let mut changed = Changed::default();
         changed.lossy(1);
-        for collective in COLLECTIVES {
+        for collective in Collective::NAMES {
             check_collective(collective, 2, "8,65536");
         }
         drop(changed);

@@ -197,8 +197,8 @@ pub(super) enum Trouble {
     Map { peer: Rank, error: MapError },
 }
 
-/// What a lane may combine or copy before the next one has its turn, in bytes of chunks; of several lanes each puts one chunk.
-pub(super) const TURN_BYTES: usize = 1 << 20;
+/// What a lane may combine or copy before the next one has its turn, in bytes of chunks.
+const TURN_BYTES: usize = 1 << 20;
 
 const NOT_ISSUED: u8 = 0;
 const UNDER_WAY: u8 = 1;
@@ -288,7 +288,7 @@ pub(super) struct Run {
     /// Puts whose bytes were brought to where they are put from.
     pub(super) staged: Vec<At>,
     pub(super) spare_jobs: Vec<Job>,
-    /// Bytes of chunks that were combined, copied or put in this lane's turn.
+    /// Bytes of chunks that were combined or copied in this lane's turn; at least [`TURN_BYTES`] when it is over.
     pub(super) turn_bytes: usize,
     /// A peer whose notice did not match, to be asked what it is doing.
     pub(super) suspect: Option<Rank>,
@@ -441,6 +441,11 @@ impl Run {
                 moved |= self.advance_instance(ground, Site { plan, lane, at, chunk })?;
                 is_any_complete |= self.instance(plan, at).remaining == 0;
                 if self.turn_bytes >= TURN_BYTES {
+    /// The next lane has its turn.
+    pub(super) fn end_turn(&mut self) {
+        self.turn_bytes = TURN_BYTES;
+    }
+
                     break;
                 }
             }

@@ -6,7 +6,7 @@ use super::address::{Address, advance};
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
 use super::program::{PlaceAt, Program, PutProgram};
-use super::run::{Ground, Issue, NOBODY, Parameters, Run, Site, TURN_BYTES, Trouble};
+use super::run::{Ground, Issue, NOBODY, Parameters, Run, Site, Trouble};
 use super::signature::{Descriptor, Stream};
 use crate::Rank;
 use crate::collective::{DataType, ReduceOp};
@@ -123,7 +123,7 @@ impl Run {
                 self.staged.retain(|at| *at != site.at);
                 if site.plan.lanes.len() > 1 {
                     // Links serve first what comes first: all lanes have their first chunk before any has its second.
-                    self.turn_bytes += bytes.max(TURN_BYTES);
+                    self.end_turn();
                 }
                 Ok(if submitted == Submitted::UnderWay { Issue::UnderWay } else { Issue::Complete })
             }

@@ -25,7 +25,7 @@ use crate::schedule::{Block, BlockId, Cell, Lane, Part, Schedule};
 
 use super::program::{Program, Target};
 use super::tree::Tree;
-use super::{Access, block_for_each_rank, one_block};
+use super::{Access, block_for_each_part, block_for_each_rank, in_turn, one_block};
 
 /// All scratch slots of a rank together, in bytes, at most.
 pub(crate) const SCRATCH_BYTES: u64 = 64 << 10;
@@ -42,11 +42,10 @@ pub(super) enum Form {
 }
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form: &Form) -> Schedule {
-    let parts = collective.parts(ranks);
     let (blocks, tree): (Vec<Block>, Box<dyn Fn(BlockId) -> Tree>) = match (collective.root(), form) {
         _ if collective.ends(0, ranks).is_some() => {
-            let blocks = (0..parts).map(|part| Block { part, weight: 1 }).collect();
-            (blocks, Box::new(move |part| Tree::new(ranks, pair(collective, part, ranks))))
+            let tree = move |part| Tree::new(ranks, pair(collective, part, ranks));
+            (block_for_each_part(collective, ranks), Box::new(tree))
         }
         (Some(root), Form::Star) => (one_block(), Box::new(move |_| Tree::star(ranks, root))),
         (Some(root), Form::Binomial) => (one_block(), Box::new(move |_| Tree::binomial(ranks, root))),
@@ -54,7 +53,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form:
             (block_for_each_rank(collective, ranks), Box::new(move |block| Tree::star(ranks, block)))
         }
     };
-    let mut programs: Vec<Vec<(bool, Lane)>> = (0..ranks).map(|_| Vec::new()).collect();
+    let mut programs: Vec<Vec<((bool, u32), Lane)>> = (0..ranks).map(|_| Vec::new()).collect();
     for block in 0..blocks.len() as BlockId {
         let tree = tree(block);
         for (rank, lanes) in (0..).zip(&mut programs) {
@@ -69,15 +68,11 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form:
             }
             // What others wait for comes first.
             let takes = tree.parent(rank).is_none() == collective.reduces();
-            lanes.extend(lane.finish().map(|lane| (takes, lane)));
+            let distance = (block + ranks - rank) % ranks;
+            lanes.extend(lane.finish().map(|lane| ((takes, distance), lane)));
         }
     }
-    let in_turn = |mut lanes: Vec<(bool, Lane)>, rank: Rank| {
-        lanes.sort_by_key(|(takes, lane)| (*takes, (lane.block + ranks - rank) % ranks));
-        lanes.into_iter().map(|(_, lane)| lane).collect()
-    };
-    let programs = programs.into_iter().zip(0..).map(|(lanes, rank)| in_turn(lanes, rank)).collect();
-    Schedule { collective, window: 1, single_chunk: true, blocks, programs }
+    Schedule { collective, window: 1, single_chunk: true, blocks, programs: in_turn(programs) }
 }
 
 /// The edge from the rank that gets a part to the one that gives it, if these are two.

@@ -126,6 +126,21 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// Those whose names may stand without extents.
+    const PLAIN: [Self; 11] = [
+        Self::Direct,
+        Self::Eager,
+        Self::EagerTree,
+        Self::Exchange,
+        Self::RecursiveDoubling,
+        Self::HalvingDoubling,
+        Self::Ring,
+        Self::DoubleTree,
+        Self::Chain,
+        Self::Hierarchical(None),
+        Self::Packed(None),
+    ];
+
     /// The names of the algorithms that carry out a collective. A name that ends in a colon wants extents: `grid:2x3`.
     #[must_use]
     pub fn names(collective: Collective) -> &'static [&'static str] {
@@ -155,7 +170,7 @@ impl Algorithm {
         }
     }
 
-    /// The longest part that it carries between so many ranks, in bytes, where there is a limit.
+    /// The longest part of the collective that it carries between so many ranks, in bytes, where there is a limit.
     #[must_use]
     pub fn part_bytes_max(&self, ranks: u32) -> Option<u64> {
         matches!(self, Self::Eager | Self::EagerTree).then(|| eager::part_bytes_max(ranks))
@@ -234,19 +249,8 @@ impl FromStr for Algorithm {
                     .to_owned(),
         }
         };
-        match name {
-            "direct" => return Ok(Self::Direct),
-            "eager" => return Ok(Self::Eager),
-            "eager-tree" => return Ok(Self::EagerTree),
-            "exchange" => return Ok(Self::Exchange),
-            "recursive-doubling" => return Ok(Self::RecursiveDoubling),
-            "halving-doubling" => return Ok(Self::HalvingDoubling),
-            "ring" => return Ok(Self::Ring),
-            "double-tree" => return Ok(Self::DoubleTree),
-            "chain" => return Ok(Self::Chain),
-            "hierarchical" => return Ok(Self::Hierarchical(None)),
-            "packed" => return Ok(Self::Packed(None)),
-            _ => {}
+        if let Some(plain) = Self::PLAIN.into_iter().find(|plain| plain.family() == name) {
+            return Ok(plain);
         }
         let (family, extents) = name.split_once(':').ok_or_else(unknown)?;
         if family == "hierarchical" {
@@ -485,6 +489,20 @@ fn alone(collective: Collective, ranks: u32, access: Access) -> Schedule {
 fn one_block() -> Vec<Block> {
     vec![Block { part: 0, weight: 1 }]
 }
+/// A block for each part.
+fn block_for_each_part(collective: Collective, ranks: u32) -> Vec<Block> {
+    (0..collective.parts(ranks)).map(|part| Block { part, weight: 1 }).collect()
+}
+
+/// The lanes of every rank, sorted by when it turns to them; of those at once the first comes first.
+fn in_turn<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
+    let sorted = |mut lanes: Vec<(T, Lane)>| {
+        lanes.sort_by(|(one, _), (other, _)| one.cmp(other));
+        lanes.into_iter().map(|(_, lane)| lane).collect()
+    };
+    programs.into_iter().map(sorted).collect()
+}
+
 
 /// As many blocks as ranks: pieces of the one part, or one block for each part.
 fn block_for_each_rank(collective: Collective, ranks: u32) -> Vec<Block> {

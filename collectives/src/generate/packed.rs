@@ -22,9 +22,9 @@ use crate::packing::{Packing, Rate, Tree as PackedTree};
 use crate::schedule::{Block, BlockId, Cell, Lane, Part, Place, Schedule};
 use crate::topology::{NodeId, Topology};
 
-use super::Access;
 use super::program::{Program, Target};
 use super::tree::{Forest, Shape, Tree};
+use super::{Access, in_turn};
 
 /// Chunks under way of a tree, where cells and scratch suffice for so many.
 const WINDOW: u32 = 8;
@@ -521,16 +521,12 @@ fn along_paths(trees: &PackedTrees, blocks: Vec<Block>, access: Access) -> Sched
             programs[rank as usize].extend(lane.map(|lane| (place, lane)));
         }
     }
-    let in_turn = |mut lanes: Vec<(usize, Lane)>| {
-        lanes.sort_by_key(|(place, _)| *place);
-        lanes.into_iter().map(|(_, lane)| lane).collect()
-    };
     Schedule {
         collective: trees.collective,
         window: trees.pace.window,
         single_chunk: false,
         blocks,
-        programs: programs.into_iter().map(in_turn).collect(),
+        programs: in_turn(programs),
     }
 }
 

@@ -17,10 +17,10 @@
 
 use crate::Rank;
 use crate::collective::Collective;
-use crate::schedule::{Block, BlockId, Cell, Lane, Part, Place, Schedule};
+use crate::schedule::{BlockId, Cell, Lane, Part, Place, Schedule};
 
-use super::Access;
 use super::program::{Program, Target};
+use super::{Access, block_for_each_part, in_turn};
 
 /// The part has come, or may be read.
 const DATA: Cell = Cell(1);
@@ -46,16 +46,12 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
             programs[to as usize].extend(take(access, from, to, part).map(|lane| (distance, lane)));
         }
     }
-    let in_turn = |mut lanes: Vec<(u32, Lane)>| {
-        lanes.sort_by_key(|(distance, _)| *distance);
-        lanes.into_iter().map(|(_, lane)| lane).collect()
-    };
     Schedule {
         collective,
         window: WINDOW,
         single_chunk: false,
-        blocks: (0..parts).map(|part| Block { part, weight: 1 }).collect(),
-        programs: programs.into_iter().map(in_turn).collect(),
+        blocks: block_for_each_part(collective, ranks),
+        programs: in_turn(programs),
     }
 }
 

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pleach_transport::{SharedMemory, Slice, Space};
+use pleach_transport::{SharedMemory, Slice};
 
 use super::Group;
 use super::data::{Buffer, Data, DataMut, Element, destination};
@@ -355,16 +355,7 @@ impl<'a> Bucket<'a> {
             }
         };
         let counts = Counts::Each(self.bytes / self.data_type.bytes());
-        Operation {
-            collective,
-            data_type: self.data_type,
-            op,
-            counts,
-            input,
-            output,
-            space: Space::Host,
-            gate: None,
-        }
+        Operation::on_host(collective, self.data_type, op, counts, input, output)
     }
 
     /// Copies the results back, where this rank has some.

@@ -146,12 +146,11 @@ impl<T: Element> GpuBuffer<T> {
     }
 
     /// The memory, where it is somebody else's.
-    pub(super) fn foreign(&self) -> impl Iterator<Item = ForeignMemory> + use<T> {
-        let foreign = match &*self.memory {
+    pub(super) fn foreign(&self) -> Option<&ForeignMemory> {
+        match &*self.memory {
             Held::Own(..) => None,
-            Held::Foreign(memory) => Some(memory.clone()),
-        };
-        foreign.into_iter()
+            Held::Foreign(memory) => Some(memory),
+        }
     }
 
     /// As an engine takes it.

@@ -193,7 +193,7 @@ impl OnStream<'_> {
     /// See [`CollectiveError`]; the memory comes back with it.
     pub fn start_all_reduce<T: Element>(&self, data: GpuBuffer<T>, op: ReduceOp) -> Started<GpuBuffer<T>> {
         let operation = self.all_reduce_operation(&data, op);
-        self.start(operation, data.foreign().collect(), data)
+        self.start(operation, data)
     }
 
     /// Starts [`OnStream::reduce`].
@@ -208,7 +208,7 @@ impl OnStream<'_> {
         root: Rank,
     ) -> Started<GpuBuffer<T>> {
         let operation = self.reduce_operation(&data, op, root);
-        self.start(operation, data.foreign().collect(), data)
+        self.start(operation, data)
     }
 
     /// Starts [`OnStream::broadcast`].
@@ -218,7 +218,7 @@ impl OnStream<'_> {
     /// See [`CollectiveError`]; the memory comes back with it.
     pub fn start_broadcast<T: Element>(&self, data: GpuBuffer<T>, root: Rank) -> Started<GpuBuffer<T>> {
         let operation = self.broadcast_operation(&data, root);
-        self.start(operation, data.foreign().collect(), data)
+        self.start(operation, data)
     }
 
     /// Starts [`OnStream::all_gather`].
@@ -232,7 +232,7 @@ impl OnStream<'_> {
         output: GpuBuffer<T>,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
         let operation = self.moving_between(Collective::AllGather, &input, &output);
-        self.start(operation, input.foreign().chain(output.foreign()).collect(), (input, output))
+        self.start(operation, (input, output))
     }
 
     /// Starts [`OnStream::reduce_scatter`].
@@ -247,7 +247,7 @@ impl OnStream<'_> {
         op: ReduceOp,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
         let operation = self.reducing_between(Collective::ReduceScatter, op, &input, &output);
-        self.start(operation, input.foreign().chain(output.foreign()).collect(), (input, output))
+        self.start(operation, (input, output))
     }
 
     /// Starts [`OnStream::gather`].
@@ -262,7 +262,7 @@ impl OnStream<'_> {
         root: Rank,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
         let operation = self.moving_between(Collective::Gather { root }, &input, &output);
-        self.start(operation, input.foreign().chain(output.foreign()).collect(), (input, output))
+        self.start(operation, (input, output))
     }
 
     /// Starts [`OnStream::scatter`].
@@ -277,7 +277,7 @@ impl OnStream<'_> {
         root: Rank,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
         let operation = self.moving_between(Collective::Scatter { root }, &input, &output);
-        self.start(operation, input.foreign().chain(output.foreign()).collect(), (input, output))
+        self.start(operation, (input, output))
     }
 
     /// Starts [`OnStream::all_to_all`].
@@ -291,7 +291,7 @@ impl OnStream<'_> {
         output: GpuBuffer<T>,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
         let operation = self.moving_between(Collective::AllToAll, &input, &output);
-        self.start(operation, input.foreign().chain(output.foreign()).collect(), (input, output))
+        self.start(operation, (input, output))
     }
 
     /// Starts [`OnStream::send`].
@@ -301,7 +301,7 @@ impl OnStream<'_> {
     /// See [`CollectiveError`]; the memory comes back with it.
     pub fn start_send<T: Element>(&self, data: GpuBuffer<T>, to: Rank) -> Started<GpuBuffer<T>> {
         let operation = self.send_operation(&data, to);
-        self.start(operation, data.foreign().collect(), data)
+        self.start(operation, data)
     }
 
     /// Starts [`OnStream::recv`].
@@ -311,7 +311,7 @@ impl OnStream<'_> {
     /// See [`CollectiveError`]; the memory comes back with it.
     pub fn start_recv<T: Element>(&self, data: GpuBuffer<T>, from: Rank) -> Started<GpuBuffer<T>> {
         let operation = self.recv_operation(&data, from);
-        self.start(operation, data.foreign().collect(), data)
+        self.start(operation, data)
     }
 
     fn all_reduce_operation<T: Element>(
@@ -456,19 +456,32 @@ impl OnStream<'_> {
         Ok(())
     }
 
-    /// Starts the operation behind the stream's earlier work. `foreign`: what somebody may free before it begins.
-    fn start<D>(
-        &self,
-        operation: Result<Operation, CollectiveError>,
-        foreign: Vec<ForeignMemory>,
-        data: D,
-    ) -> Started<D> {
+    /// Starts the operation behind the stream's earlier work.
+    fn start<D: Buffers>(&self, operation: Result<Operation, CollectiveError>, data: D) -> Started<D> {
         let behind = operation.and_then(|operation| {
             self.group.expect_open()?;
             self.group.expect_gpu(self.stream.gpu())?;
-            Ok(Operation { gate: gate(self.stream.mark()?, foreign)?, ..operation })
+            Ok(Operation { gate: gate(self.stream.mark()?, data.foreign())?, ..operation })
         });
         self.group.start(behind, data)
+    }
+}
+
+/// What a started call keeps until it has ended.
+trait Buffers {
+    /// What somebody may free before it begins.
+    fn foreign(&self) -> Vec<ForeignMemory>;
+}
+
+impl<T: Element> Buffers for GpuBuffer<T> {
+    fn foreign(&self) -> Vec<ForeignMemory> {
+        self.foreign().cloned().into_iter().collect()
+    }
+}
+
+impl<T: Element> Buffers for (GpuBuffer<T>, GpuBuffer<T>) {
+    fn foreign(&self) -> Vec<ForeignMemory> {
+        self.0.foreign().into_iter().chain(self.1.foreign()).cloned().collect()
     }
 }
 

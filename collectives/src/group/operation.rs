@@ -24,6 +24,20 @@ pub(super) struct Operation {
     pub(super) gate: Option<Gate>,
 }
 
+impl Operation {
+    /// One on the host's memory that begins when its turn comes.
+    pub(super) fn on_host(
+        collective: Collective,
+        data_type: DataType,
+        op: ReduceOp,
+        counts: Counts,
+        input: Bytes,
+        output: Bytes,
+    ) -> Self {
+        Self { collective, data_type, op, counts, input, output, space: Space::Host, gate: None }
+    }
+}
+
 impl Group {
     pub(super) fn all_reduce_operation<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Operation {
         let count = data.elements().len();
@@ -174,16 +188,7 @@ pub(super) fn operation<D: Data + ?Sized>(
     input: Bytes,
     output: Bytes,
 ) -> Operation {
-    Operation {
-        collective,
-        data_type: D::Element::DATA_TYPE,
-        op,
-        counts,
-        input,
-        output,
-        space: Space::Host,
-        gate: None,
-    }
+    Operation::on_host(collective, D::Element::DATA_TYPE, op, counts, input, output)
 }
 
 pub(super) fn moving(
@@ -193,16 +198,7 @@ pub(super) fn moving(
     input: Bytes,
     output: Bytes,
 ) -> Operation {
-    Operation {
-        collective,
-        data_type,
-        op: ReduceOp::Sum,
-        counts: Counts::Each(count),
-        input,
-        output,
-        space: Space::Host,
-        gate: None,
-    }
+    Operation::on_host(collective, data_type, ReduceOp::Sum, Counts::Each(count), input, output)
 }
 
 pub(super) fn barrier_operation() -> Operation {
