@@ -3,12 +3,13 @@
 use std::process::Command;
 
 use pleach::collectives::engine::CIRCLE_AFTER;
+use pleach::collectives::generate::{Access, Algorithm};
 use pleach::collectives::simulate::{
     Abort, CallPlan, Checker, Limits, Mismatch, Report, Sabotage, Scenario, TIMEOUT_FAR, run,
 };
 use pleach::collectives::{Collective, DataType};
 use pleach::transport::Nanos;
-use pleach::transport::sim::{Canary, Fault, FaultKinds, Faults, Network};
+use pleach::transport::sim::{Canary, Fault, FaultKinds, Faults, Network, Random};
 
 /// Fresh seeds in every test run.
 const FRESH_SEEDS: u64 = 150;
@@ -23,6 +24,8 @@ const CAUGHT: usize = 8;
 const CAUGHT_MIN: usize = 3;
 /// Scenarios of a rank that aborts, loses its peer and refuses it.
 const REFUSAL_SEEDS: u64 = 60;
+/// Scenarios of messages of all forms.
+const MESSAGE_SEEDS: u64 = 60;
 /// Scenarios of ranks that wait for each other.
 const CIRCLE_SEEDS: u64 = 40;
 
@@ -171,7 +174,9 @@ fn with_circle(seed: u64) -> Scenario {
     scenario.depth.fill(1);
     let call = scenario.calls.len() - 1;
     let (from, to) = if seed.is_multiple_of(3) { (1, 0) } else { (0, 1) };
-    let (data_type, count) = (DataType::F32, 1 + seed as usize * 777);
+    // Few bytes would be sent without waiting for anybody.
+    let least = if from == 1 { 1 << 11 } else { 1 };
+    let (data_type, count) = (DataType::F32, least + seed as usize * 777);
     let barrier = scenario.calls[call].clone();
     let instead = CallPlan { collective: Collective::SendRecv { from, to }, data_type, count, ..barrier };
     scenario.mismatch = Some(Mismatch { call, rank: 1, instead });
@@ -185,6 +190,40 @@ fn a_message_against_a_collective_is_a_mismatch_within_a_tenth_of_a_second() {
         // It checks that every rank learns of it, and how late.
         let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
         assert_eq!(report.failed, u64::from(scenario.ranks), "{scenario}");
+    }
+}
+
+/// Messages that come unasked, that are asked for and that are read in place, in both directions and one after the other,
+/// as many under way as ranks like.
+#[test]
+fn messages_of_all_forms_keep_out_of_each_others_way() {
+    for seed in 0..MESSAGE_SEEDS {
+        let limits = Limits { ranks: Some(2), faults: FaultKinds::harmless() };
+        let mut scenario = Scenario::draw(seed, &limits);
+        (scenario.mismatch, scenario.abort, scenario.timeout) = (None, None, TIMEOUT_FAR);
+        let barrier = scenario.calls.pop().expect("ends with a barrier");
+        let mut random = Random::new(seed).split("messages");
+        // Bursts in one direction: that is when a sender is ahead.
+        scenario.calls = (0..60)
+            .map(|number| {
+                let from = u32::from(number / 15 % 2 == 1);
+                let form = random.below(if scenario.maps { 5 } else { 4 });
+                let is_eager = form < 3;
+                let most = if is_eager { 4 << 10 } else { 200 << 10 };
+                CallPlan {
+                    collective: Collective::SendRecv { from, to: 1 - from },
+                    count: random.below(most) as usize,
+                    algorithm: Some(if is_eager { Algorithm::Eager } else { Algorithm::Direct }),
+                    access: if form == 4 { Access::Mapped } else { Access::Put },
+                    registered: vec![(random.coin(), random.coin()); 2],
+                    ..barrier.clone()
+                }
+            })
+            .chain([barrier.clone()])
+            .collect();
+        scenario.depth.fill(1 + seed as usize % 12);
+        let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
+        assert_eq!(report.failed, 0, "{scenario}");
     }
 }
 

@@ -185,6 +185,7 @@ impl Work {
             Collective::Scatter { .. } => Self::puts(p, 1, others, others).copying(1),
             Collective::Gather { .. } => Self::puts(p, 1, 1, others).copying(others),
             Collective::AllToAll => Self::puts(p * p, 1, others, others).copying(others),
+            Collective::SendRecv { .. } => Self::puts(1, 1, 1, 1).copying(1),
             _ => Self::puts(p, 1, others, others).copying(others),
         }
     }

@@ -257,7 +257,7 @@ fn expect_short(
     bytes: u64,
 ) -> Result<(), SelectError> {
     let bytes = bytes / u64::from(collective.parts(ranks).max(1));
-    match algorithm.part_bytes_max(ranks) {
+    match algorithm.part_bytes_max(collective, ranks) {
         Some(most) if bytes > most => {
             Err(SelectError::TooLong { algorithm: algorithm.clone(), bytes, most, ranks })
         }

@@ -192,7 +192,7 @@ fn check_all(collective: Collective, algorithm: &Algorithm) {
                     }
                     other => (Vec::new(), other.clone()),
                 };
-                if algorithm.part_bytes_max(ranks).is_some_and(|most| count as u64 * 4 > most) {
+                if algorithm.part_bytes_max(collective, ranks).is_some_and(|most| count as u64 * 4 > most) {
                     continue;
                 }
                 let seed = u64::from(ranks) * 100 + number as u64 * 10 + u64::from(maps);
@@ -255,6 +255,7 @@ collectives! {
     gather_eager: Collective::Gather { root: 0 }, Algorithm::Eager;
     scatter_eager: Collective::Scatter { root: 0 }, Algorithm::Eager;
     all_to_all_eager: Collective::AllToAll, Algorithm::Eager;
+    send_recv_eager: Collective::SendRecv { from: 0, to: 1 }, Algorithm::Eager;
     barrier: Collective::Barrier, Algorithm::RecursiveDoubling;
     all_reduce_hierarchical: Collective::AllReduce, Algorithm::Hierarchical(None);
     reduce_hierarchical: Collective::Reduce { root: 0 }, Algorithm::Hierarchical(None);

@@ -1,10 +1,10 @@
 //! Whose turn it is: runs are admitted in the order of their calls, advanced, and completed.
 
-use pleach_transport::{Inline, Nanos, Notice, Rank, Transfer};
+use pleach_transport::Nanos;
 
-use super::bank::{self, CREDIT_CELL, Class};
+use super::bank::{self, Class};
 use super::fault::Fault;
-use super::run::{Ground, NOBODY};
+use super::run::Ground;
 use super::signature::Stream;
 use super::{Engine, QUERY_AFTER, SlotOfRun, State};
 
@@ -103,10 +103,11 @@ impl Engine {
             if entry.query_interval > QUERY_AFTER {
                 self.board.block_on(None);
             }
-            if run.stream() == Stream::Collectives {
-                let number = run.parameters.number;
-                let class = run.plan().class;
+            let (stream, number, class) = (run.stream(), run.parameters.number, run.plan().class);
+            if stream == Stream::Collectives {
                 self.note_completed_run(slot, number, class);
+            } else {
+                self.note_completed_message(stream, number);
             }
             self.note_ended(slot, now);
         }
@@ -127,20 +128,8 @@ impl Engine {
         let Some(run) = &self.slots[usize::from(slot)].run else { return };
         let program = run.plan().program.clone();
         let is_alone = unfinished == self.next_run;
-        self.tell_progress(if is_alone { &program.silent_to } else { &program.heard }, unfinished);
-    }
-
-    /// `unfinished`: the first collective that is not complete.
-    pub(super) fn tell_progress(&mut self, peers: &[Rank], unfinished: u64) {
-        if let Some(witness) = &mut self.witness {
-            witness.completed(unfinished);
-        }
-        for peer in peers {
-            let payload = Inline::new(&unfinished.to_le_bytes()).expect("8 bytes fit");
-            let notice = Notice { cell: CREDIT_CELL, payload };
-            // Lost, left or full: then the peer asks when it needs to know.
-            let _ = self.device.submit(*peer, Transfer::Notify(notice), NOBODY);
-        }
+        let peers = if is_alone { &program.silent_to } else { &program.heard };
+        self.tell_progress(Stream::Collectives, peers, unfinished);
     }
 
     /// Number of the first collective that is not complete.
@@ -155,9 +144,9 @@ impl Engine {
     pub(super) fn note_completed(&mut self) {
         self.completed = self.first_unfinished(None);
         if let Some(witness) = &mut self.witness {
-            witness.completed(self.completed);
+            witness.completed(Stream::Collectives.to_word(), self.completed);
         }
-        self.board.complete(self.completed);
+        self.board.collectives().complete(self.completed);
     }
 }
 

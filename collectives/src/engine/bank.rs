@@ -12,16 +12,25 @@ use super::layout::longest_block;
 use super::program::Program;
 use super::run::{Bank, LANES_MAX, STEPS_MAX, WINDOW_MAX};
 use super::signature::Stream;
-use crate::generate::eager::SCRATCH_BYTES;
+use crate::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
 use crate::generate::packed::Pace;
 
-/// The cell in which peers tell how many runs they have completed, when nothing else tells it.
-pub(super) const CREDIT_CELL: u16 = 0;
+/// Cells before this one tell credits: see [`super::credit`].
+pub(super) const FIRST_CELL: u32 = 2;
 
-/// First cell of the messages between two ranks.
+/// Messages of one rank to another that go straight to scratch and may be under way at once.
+pub(super) const EAGER_BANKS: u64 = 8;
+const EAGER_CELLS_BASE: u32 = FIRST_CELL;
+/// Scratch of such a message, in bytes.
+const EAGER_SCRATCH_BYTES: u64 = 8 << 10;
+/// The message, and what it is copied to where it cannot be put from where it is.
+const _: () = assert!(2 * MESSAGE_BYTES_MAX <= EAGER_SCRATCH_BYTES);
+
+/// First cell of the other messages between two ranks.
 const MESSAGE_CELLS_BASE: u32 = 16;
+const _: () = assert!(EAGER_CELLS_BASE + EAGER_BANKS as u32 <= MESSAGE_CELLS_BASE);
 /// Cells of a message in each direction.
-const MESSAGE_CELLS: u32 = 12;
+const MESSAGE_CELLS: u32 = 6;
 /// Scratch of messages for each peer and direction, in bytes.
 const MESSAGE_SCRATCH_BYTES: u64 = 256 << 10;
 /// Largest chunk of a message, in bytes.
@@ -30,7 +39,7 @@ const MESSAGE_CHUNK_BYTES: usize = 64 << 10;
 const SMALL_BANKS: usize = 8;
 const SMALL_CELLS_BASE: u32 = 64;
 const SMALL_CELLS: u32 = 32;
-const _: () = assert!(MESSAGE_CELLS_BASE + 4 * MESSAGE_CELLS <= SMALL_CELLS_BASE);
+const _: () = assert!(MESSAGE_CELLS_BASE + 8 * MESSAGE_CELLS <= SMALL_CELLS_BASE);
 /// Scratch of a small bank, in bytes.
 const SMALL_SCRATCH_BYTES: u64 = 64 << 10;
 const _: () = assert!(SCRATCH_BYTES <= SMALL_SCRATCH_BYTES);
@@ -54,7 +63,12 @@ const ALIGN_BYTES: usize = 64;
 /// How a run uses banks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
+    /// A message that the receiver says it is ready for.
     Message,
+    /// One that it reads in place.
+    MappedMessage,
+    /// One that comes unasked.
+    EagerMessage,
     Small,
     Large,
 }
@@ -85,7 +99,10 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
     let slots = u64::from(program.slots);
     let (class, cells_max, scratch_bytes, chunk_max) =
         if Stream::of(program.collective) != Stream::Collectives {
-            (Class::Message, MESSAGE_CELLS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES)
+            match message_class(program) {
+                Class::EagerMessage => (Class::EagerMessage, 1, EAGER_SCRATCH_BYTES, whole),
+                class => (class, MESSAGE_CELLS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES),
+            }
         } else if program.cells <= SMALL_CELLS && slots * whole as u64 <= SMALL_SCRATCH_BYTES {
             (Class::Small, SMALL_CELLS, SMALL_SCRATCH_BYTES, whole)
         } else {
@@ -117,6 +134,14 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
     Ok((chunk, class))
 }
 
+fn message_class(program: &Program) -> Class {
+    match (program.single_chunk, program.maps) {
+        (true, _) => Class::EagerMessage,
+        (false, true) => Class::MappedMessage,
+        (false, false) => Class::Message,
+    }
+}
+
 /// The chunk of the longest block, when all blocks are cut into as many as suits the links.
 fn paced_chunk(program: &Program, pace: &Pace, longest: usize, part_bytes: Option<usize>) -> usize {
     let parts = u64::from(program.collective.parts(program.ranks));
@@ -127,6 +152,10 @@ fn paced_chunk(program: &Program, pace: &Pace, longest: usize, part_bytes: Optio
 
 /// Bytes of scratch that a rank in a group of `ranks` needs.
 pub(super) fn scratch_bytes(ranks: u32) -> u64 {
+    eager_base(ranks) + u64::from(ranks) * 2 * EAGER_BANKS * EAGER_SCRATCH_BYTES
+}
+
+fn eager_base(ranks: u32) -> u64 {
     message_base() + u64::from(ranks) * 2 * MESSAGE_SCRATCH_BYTES
 }
 
@@ -155,7 +184,7 @@ impl Banks {
                 let scratch = SMALL_BANKS as u64 * SMALL_SCRATCH_BYTES + index as u64 * LARGE_SCRATCH_BYTES;
                 (index, &mut self.large[..], cells, scratch)
             }
-            Class::Small | Class::Message => {
+            _ => {
                 let index = self.small_runs % SMALL_BANKS;
                 self.small_runs += 1;
                 let cells = SMALL_CELLS_BASE + index as u32 * SMALL_CELLS;
@@ -173,26 +202,69 @@ impl Banks {
     }
 }
 
-/// The bank of message `number` from one rank to another, as `rank` (one of them) sees it.
-///
-/// Cells alternate from message to message: whoever ends a message with a notice may begin the next one with another
-/// before the peer has seen the first. Two messages on neither can, for in every message each of the two hears from the
-/// other, who has ended the one before by then. Scratch is written only after the peer was heard of in the same message.
-pub(super) fn message_bank(rank: Rank, from: Rank, to: Rank, number: u64) -> Bank {
-    let (peer, role) = if rank == from { (to, 0) } else { (from, 1) };
-    let scratch =
-        |peer: Rank, role: u64| message_base() + (u64::from(peer) * 2 + role) * MESSAGE_SCRATCH_BYTES;
-    // What the sender notifies lies below what the receiver notifies.
-    let data = MESSAGE_CELLS_BASE + (number % 2) as u32 * 2 * MESSAGE_CELLS;
-    let ready = data + MESSAGE_CELLS;
-    let (notify_base, wait_base) = if role == 0 { (data, ready) } else { (ready, data) };
-    Bank {
-        notify_base,
-        wait_base,
-        scratch_base: scratch(peer, role),
-        peer_scratch_base: scratch(rank, 1 - role),
-        needed: 0,
+/// The bank of a message from one rank to another, as `rank` (one of them) sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MessageBanks {
+    pub(super) rank: Rank,
+    pub(super) ranks: u32,
+    pub(super) from: Rank,
+    pub(super) to: Rank,
+}
+
+impl MessageBanks {
+    /// That of message `number`, which is of this class.
+    ///
+    /// One that comes unasked has one of some banks in turn, and is written when the receiver is known to have ended the
+    /// message before in the same bank.
+    ///
+    /// For the others there are two sets of cells in turn, and each class has its own. The cells are free, whatever came
+    /// between, when the two have made the last message of that class and parity (say: two numbers earlier):
+    /// * asked for: the receiver says that it is ready only when it has ended that message; and the sender, who has ended
+    ///   it too, has seen that it was ready then. The sender writes after it has heard.
+    /// * read in place: the sender begins, and has ended that message, so the receiver has read it; the receiver ends with
+    ///   its own notice after it has heard, when the sender has seen the last one.
+    ///
+    /// Their scratch is written only after the peer was heard of in the same message, or is the sender's own.
+    pub(super) fn of(self, class: Class, number: u64) -> Bank {
+        let Self { rank, ranks, from, to } = self;
+        let (peer, role) = if rank == from { (to, 0) } else { (from, 1) };
+        let base =
+            |base: u64, bytes: u64, owner: Rank, role: u64| base + (u64::from(owner) * 2 + role) * bytes;
+        if class == Class::EagerMessage {
+            let bank = number % EAGER_BANKS;
+            let cells = EAGER_CELLS_BASE + bank as u32;
+            let scratch = |peer, role| {
+                let bytes = EAGER_BANKS * EAGER_SCRATCH_BYTES;
+                base(eager_base(ranks), bytes, peer, role) + bank * EAGER_SCRATCH_BYTES
+            };
+            return Bank {
+                notify_base: cells,
+                wait_base: cells,
+                scratch_base: scratch(peer, role),
+                peer_scratch_base: scratch(rank, 1 - role),
+                needed: if role == 0 { (number + 1).saturating_sub(EAGER_BANKS) } else { 0 },
+            };
+        }
+        let scratch = |peer, role| base(message_base(), MESSAGE_SCRATCH_BYTES, peer, role);
+        // What the sender notifies lies below what the receiver notifies.
+        let form = u32::from(class == Class::MappedMessage);
+        let data = MESSAGE_CELLS_BASE + ((number % 2) as u32 * 2 + form) * 2 * MESSAGE_CELLS;
+        let ready = data + MESSAGE_CELLS;
+        let (notify_base, wait_base) = if role == 0 { (data, ready) } else { (ready, data) };
+        Bank {
+            notify_base,
+            wait_base,
+            scratch_base: scratch(peer, role),
+            peer_scratch_base: scratch(rank, 1 - role),
+            needed: 0,
+        }
     }
+}
+
+/// Whether who has received message `number` tells how far it is: often enough that a sender never runs out of free banks
+/// while the receiver keeps up.
+pub(super) fn message_credit_is_due(number: u64) -> bool {
+    (number + 1).is_multiple_of(EAGER_BANKS / 2)
 }
 
 /// Whether a rank that is silent towards a peer in run `run` tells it of its progress now: often enough that a writer

@@ -2,10 +2,10 @@
 //!
 //! Shared by the engine (which writes what it does and reads the news), the device's watcher (which answers peers'
 //! questions and stores what they say) and whoever aborts. The engine's fast path costs one relaxed load ([`Board::news`])
-//! and, once a run, a few stores into the ring of records.
+//! and, once a run, a few stores into the records of its stream.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,53 +13,22 @@ use pleach_transport::{LossCause, RemoteSlice, Responder};
 
 use crate::Rank;
 
+use super::bank::EAGER_BANKS;
 use super::counts::Paired;
 use super::fault::{Fault, FaultKind};
 use super::message::{Blocked, Message, NO_RANK, Record, Standing, Verdict};
-use super::signature::{Amount, DESCRIPTOR_WORDS, Descriptor, Stream};
+use super::records::Records;
+use super::signature::{Amount, Descriptor, Stream};
 
 /// How many runs back this rank can say what it did.
 const RECORDS: usize = 64;
 
-/// How many messages back, for each peer and direction.
+/// How many messages back, for each peer and direction: more than a sender may be ahead.
 const MESSAGE_RECORDS: usize = 16;
+const _: () = assert!(MESSAGE_RECORDS as u64 > EAGER_BANKS);
 
-const RECORD_WORDS: usize = 3 + DESCRIPTOR_WORDS;
-
-/// A record that one thread writes and others read: a sequence lock on atomics.
-struct RecordSlot {
-    /// Odd while it is written. Release store pairs with the acquire load in `read`.
-    sequence: AtomicU64,
-    words: [AtomicU64; RECORD_WORDS],
-}
-
-impl RecordSlot {
-    const fn new() -> Self {
-        Self { sequence: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; RECORD_WORDS] }
-    }
-
-    fn write(&self, record: &Record) {
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        self.sequence.store(sequence + 1, Ordering::Relaxed);
-        // Pairs with the acquire fence in `read`: who reads a new word also sees the odd sequence.
-        fence(Ordering::Release);
-        let words = [record.run, record.signature, record.history].into_iter().chain(record.descriptor);
-        for (slot, word) in self.words.iter().zip(words) {
-            slot.store(word, Ordering::Relaxed);
-        }
-        self.sequence.store(sequence + 2, Ordering::Release);
-    }
-
-    fn read(&self) -> Option<Record> {
-        let before = self.sequence.load(Ordering::Acquire);
-        let words: [u64; RECORD_WORDS] = std::array::from_fn(|word| self.words[word].load(Ordering::Relaxed));
-        fence(Ordering::Acquire);
-        let unchanged =
-            before != 0 && before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before;
-        let [run, signature, history, descriptor @ ..] = words;
-        unchanged.then_some(Record { run, signature, history, descriptor })
-    }
-}
+/// Of the messages from one rank to another.
+pub(super) type Messages = Records<MESSAGE_RECORDS>;
 
 /// What peers said and the engine has not read yet.
 #[derive(Default)]
@@ -92,14 +61,12 @@ pub struct Board {
     /// Something is in `inbox`. Release stores pair with the engine's acquire swap.
     news: AtomicBool,
     inbox: Mutex<News>,
-    records: [RecordSlot; RECORDS],
-    messages: Mutex<BTreeMap<(Rank, Rank), Vec<Record>>>,
+    /// Of the group's collectives.
+    collectives: Records<RECORDS>,
+    /// By sender and receiver, one of which this rank is.
+    messages: Mutex<BTreeMap<(Rank, Rank), Arc<Messages>>>,
     /// The counts of the last runs in which only the two ends of a part know its length, by the number of the run.
     paired: Mutex<VecDeque<(u64, Arc<Paired>)>>,
-    /// Runs of the group's collectives that this rank has completed, without a gap.
-    completed: AtomicU64,
-    /// Runs of the group's collectives that this rank has begun.
-    begun: AtomicU64,
     /// For whom this rank waits. Relaxed: only told to those who ask.
     blocked_on: AtomicU64,
     /// Where it waits, if it can make no other call before.
@@ -119,11 +86,9 @@ impl Board {
             rank,
             news: AtomicBool::new(false),
             inbox: Mutex::new(News::default()),
-            records: [const { RecordSlot::new() }; RECORDS],
+            collectives: Records::new(),
             messages: Mutex::new(BTreeMap::new()),
             paired: Mutex::new(VecDeque::new()),
-            completed: AtomicU64::new(0),
-            begun: AtomicU64::new(0),
             blocked_on: AtomicU64::new(NO_RANK),
             blocked: Mutex::new(None),
         }
@@ -167,26 +132,14 @@ impl Board {
         paired.push_back((run, counts));
     }
 
-    /// The engine has entered a run.
-    pub(super) fn begin(&self, stream: Stream, record: &Record) {
-        match stream {
-            Stream::Collectives => {
-                self.records[record.run as usize % RECORDS].write(record);
-                self.begun.store(record.run + 1, Ordering::Release);
-            }
-            Stream::Messages { from, to } => {
-                let mut messages = unpoisoned(&self.messages);
-                let records = messages.entry((from, to)).or_default();
-                if records.len() == MESSAGE_RECORDS {
-                    records.remove(0);
-                }
-                records.push(*record);
-            }
-        }
+    /// What this rank did in the group's collectives, to be written by its engine.
+    pub(super) fn collectives(&self) -> &Records<RECORDS> {
+        &self.collectives
     }
 
-    pub(super) fn complete(&self, completed: u64) {
-        self.completed.store(completed, Ordering::Release);
+    /// The same for the messages from one rank to another.
+    pub(super) fn messages(&self, from: Rank, to: Rank) -> Arc<Messages> {
+        unpoisoned(&self.messages).entry((from, to)).or_insert_with(|| Arc::new(Records::new())).clone()
     }
 
     /// Whom this rank waits for, as far as it knows.
@@ -207,15 +160,14 @@ impl Board {
     /// Collectives that this rank has begun and not completed.
     pub(crate) fn under_way(&self) -> u64 {
         // In this order: the difference is never below zero.
-        let completed = self.completed.load(Ordering::Acquire);
-        self.begun.load(Ordering::Acquire).saturating_sub(completed)
+        let completed = self.collectives.completed();
+        self.collectives.begun().saturating_sub(completed)
     }
 
     /// The collectives begun last, oldest first.
     pub(crate) fn last_calls(&self) -> Vec<(u64, Descriptor)> {
-        let begun = self.begun.load(Ordering::Acquire);
-        let runs = begun.saturating_sub(RECORDS as u64)..begun;
-        runs.filter_map(|run| Some((run, self.record(Stream::Collectives, run).ok()?.describe()?))).collect()
+        let described = |run| Some((run, self.collectives.record(run).ok()?.describe()?));
+        self.collectives.last().filter_map(described).collect()
     }
 
     pub(super) fn has_entered(&self, stream: Stream, run: u64) -> bool {
@@ -231,24 +183,26 @@ impl Board {
 
     pub(super) fn record(&self, stream: Stream, run: u64) -> Result<Record, Verdict> {
         match stream {
-            Stream::Collectives => {
-                if run >= self.begun.load(Ordering::Acquire) {
-                    return Err(Verdict::NotYet);
-                }
-                // An unreadable slot is one that is being overwritten: the run is long past.
-                let record = self.records[run as usize % RECORDS].read();
-                record.filter(|record| record.run == run).ok_or(Verdict::Forgotten)
-            }
+            Stream::Collectives => self.collectives.record(run),
+            Stream::Messages { from, to } => match self.known_messages(from, to) {
+                Some(messages) => messages.record(run),
+                None => Err(Verdict::NotYet),
+            },
+        }
+    }
+
+    fn completed(&self, stream: Stream) -> u64 {
+        match stream {
+            Stream::Collectives => self.collectives.completed(),
             Stream::Messages { from, to } => {
-                let messages = unpoisoned(&self.messages);
-                let records = messages.get(&(from, to)).map_or(&[][..], |records| records);
-                match records.iter().find(|record| record.run == run) {
-                    Some(record) => Ok(*record),
-                    None if records.last().is_some_and(|last| last.run > run) => Err(Verdict::Forgotten),
-                    None => Err(Verdict::NotYet),
-                }
+                self.known_messages(from, to).map_or(0, |messages| messages.completed())
             }
         }
+    }
+
+    /// Those that there have been: whoever asks does not make this rank keep any.
+    fn known_messages(&self, from: Rank, to: Rank) -> Option<Arc<Messages>> {
+        unpoisoned(&self.messages).get(&(from, to)).cloned()
     }
 
     /// The record as this rank and a peer compare it: with what goes between the two, where that is all they know.
@@ -269,7 +223,7 @@ impl Board {
     }
 
     fn answer(&self, from: Rank, stream: Stream, asked: &Record) -> Message {
-        let completed = self.completed.load(Ordering::Acquire);
+        let completed = self.completed(stream);
         let (verdict, record) = match self.record_for(from, stream, asked.run) {
             Ok(own) if own.signature != asked.signature => {
                 let mut inbox = unpoisoned(&self.inbox);

@@ -5,14 +5,45 @@ use std::time::Duration;
 
 use pleach_transport::Nanos;
 
-use super::bank;
+use super::bank::MessageBanks;
+use super::board::{Board, Messages};
 use super::counts::Counts;
 use super::fault::Fault;
 use super::gate::Gate;
+use super::message::Record;
 use super::plan::Plan;
 use super::run::{Bank, Bytes, Parameters, RUNS_MAX, Run};
 use super::signature::{self, Stream};
 use super::{Engine, Phase, QUERY_AFTER, RunId, SlotOfRun, StartError, State};
+use crate::Rank;
+
+/// Where the engine notes its runs for those who ask: on the board, of which it keeps what it writes for each message.
+pub(super) struct Journal {
+    rank: Rank,
+    board: Arc<Board>,
+    /// By peer: what is sent to it, and what is received from it.
+    messages: Vec<[Option<Arc<Messages>>; 2]>,
+}
+
+impl Journal {
+    pub(super) fn new(rank: Rank, board: Arc<Board>, ranks: u32) -> Self {
+        Self { rank, board, messages: vec![[None, None]; ranks as usize] }
+    }
+
+    /// The messages from one rank to another, one of which this rank is.
+    pub(super) fn messages(&mut self, from: Rank, to: Rank) -> &Messages {
+        let (peer, role) = if self.rank == from { (to, 0) } else { (from, 1) };
+        self.messages[peer as usize][role].get_or_insert_with(|| self.board.messages(from, to))
+    }
+
+    /// A run that was numbered has begun.
+    pub(super) fn begin(&mut self, stream: Stream, record: &Record) {
+        match stream {
+            Stream::Collectives => self.board.collectives().begin(record),
+            Stream::Messages { from, to } => self.messages(from, to).begin(record),
+        }
+    }
+}
 
 impl Engine {
     /// Accepts a call; its run begins when its turn comes, its time with the next poll. `input` and `output` are as long as
@@ -62,7 +93,7 @@ impl Engine {
         if let Counts::Paired(counts) = &plan.counts {
             self.board.begin_paired(number, counts.clone());
         }
-        self.board.begin(plan.stream, &plan.record(number, history));
+        self.journal.begin(plan.stream, &plan.record(number, history));
         Ok(id)
     }
 
@@ -137,10 +168,9 @@ impl Engine {
                 (number, self.history, self.banks.take(plan.class, number))
             }
             Stream::Messages { from, to } => {
-                let next = self.message_runs.entry((from, to)).or_default();
-                let number = *next;
-                *next += 1;
-                (number, plan.signature, bank::message_bank(self.rank, from, to, number))
+                let number = self.journal.messages(from, to).begun();
+                let banks = MessageBanks { rank: self.rank, ranks: self.ranks, from, to };
+                (number, plan.signature, banks.of(plan.class, number))
             }
         }
     }

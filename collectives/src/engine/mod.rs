@@ -15,6 +15,7 @@ mod board;
 mod calls;
 mod circle;
 mod counts;
+mod credit;
 mod fault;
 mod gate;
 mod header;
@@ -27,6 +28,7 @@ mod places;
 mod plan;
 mod priority;
 mod program;
+mod records;
 mod run;
 mod short;
 mod signature;
@@ -45,9 +47,11 @@ pub use address::Address;
 pub use bank::{CELLS, TooLarge};
 use board::Answer;
 pub use board::Board;
+use calls::Journal;
 pub use circle::CIRCLE_AFTER;
 use circle::Circles;
 pub use counts::{Counts, CountsError, Paired};
+use credit::Credits;
 pub use fault::{Fault, FaultKind};
 pub use gate::Gate;
 pub use plan::{Plan, PlanError};
@@ -184,7 +188,7 @@ pub struct Engine {
     ranks: u32,
     cells: Vec<Cells>,
     consumed: Vec<Vec<u64>>,
-    credits: Vec<u64>,
+    credits: Credits,
     /// Gone when the group has failed: nobody reads it any more, so it need not be kept from peers.
     scratch: Option<Slice>,
     peer_scratch: Vec<Option<RemoteSlice>>,
@@ -208,7 +212,7 @@ pub struct Engine {
     completed: u64,
     history: u64,
     banks: Banks,
-    message_runs: BTreeMap<(Rank, Rank), u64>,
+    journal: Journal,
     /// See [`Engine::is_passive`].
     is_passive: bool,
     /// How long the short way waits.
@@ -273,12 +277,13 @@ impl Engine {
         let mut engine = Self {
             device,
             compute,
+            journal: Journal::new(rank, board.clone(), ranks),
             board,
             rank,
             ranks,
             consumed: cells.iter().map(|cells| vec![0; cells.len()]).collect(),
             cells,
-            credits: vec![0; ranks as usize],
+            credits: Credits::new(ranks),
             scratch: Some(scratch),
             peer_scratch,
             peer_scratch_known: Vec::new(),
@@ -296,7 +301,6 @@ impl Engine {
             completed: 0,
             history: 0,
             banks: Banks::default(),
-            message_runs: BTreeMap::new(),
             is_passive: false,
             rounds_max: 0,
             peer_scratch_mapped: Vec::new(),

@@ -86,11 +86,9 @@ impl Engine {
         }
         for answer in news.answers {
             let Answer { peer, stream, verdict, record, completed, .. } = answer;
-            if let Some(credit) = self.credits.get_mut(peer as usize) {
-                *credit = (*credit).max(completed);
-            }
+            self.credits.hear(peer, stream, completed);
             if let Some(witness) = &mut self.witness {
-                witness.heard_completed(peer, completed);
+                witness.heard_completed(peer, stream.to_word(), completed);
             }
             match verdict {
                 Verdict::Different => self.compare(peer, stream, &record, now),

@@ -96,7 +96,7 @@ impl Run {
     pub(super) fn is_within_reach(&self, plan: &Plan, ground: &mut Ground<'_>, place: PlaceAt) -> bool {
         match place.part {
             Part::SharedInput | Part::SharedOutput => plan.inline || self.peers[place.rank as usize].heard,
-            _ => self.may_write(ground, place.rank),
+            _ => self.may_write(plan, ground, place.rank),
         }
     }
 

@@ -15,7 +15,7 @@ use pleach_transport::{
 };
 
 use super::address::{Address, advance};
-use super::bank::CREDIT_CELL;
+use super::credit::Credits;
 use super::header::{Header, Landing};
 use super::hold::Hold;
 use super::observed::Noted;
@@ -82,14 +82,15 @@ pub trait Witness: Send {
     /// The rank goes on because the cell that it keeps for `from` counts `count`.
     fn consumed(&mut self, from: Rank, cell: u16, count: u64);
 
-    /// So many runs of this rank are complete, from the first one on without a gap; peers may be told from now on.
-    fn completed(&mut self, runs: u64);
+    /// So many runs of a sequence (the group's collectives, the messages from one rank to another) are complete here, from
+    /// the first one on without a gap; peers may be told from now on.
+    fn completed(&mut self, sequence: u64, runs: u64);
 
     /// The rank has written to a peer's memory through a mapping, other than by its processor ([`Compute`]).
     fn wrote(&mut self, address: *const u8, len: usize);
 
-    /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so many runs.
-    fn heard_completed(&mut self, from: Rank, runs: u64);
+    /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so many runs of a sequence.
+    fn heard_completed(&mut self, from: Rank, sequence: u64, runs: u64);
 }
 
 /// What a run stands on; owned by the engine.
@@ -100,8 +101,7 @@ pub(super) struct Ground<'a> {
     pub(super) cells: &'a [Cells],
     /// By rank and cell: how many notices were consumed.
     pub(super) consumed: &'a mut [Vec<u64>],
-    /// By rank: how many runs it has completed, as last heard.
-    pub(super) credits: &'a mut [u64],
+    pub(super) credits: &'a mut Credits,
     pub(super) scratch: &'a Slice,
     /// By rank.
     pub(super) peer_scratch: &'a [RemoteSlice],
@@ -128,28 +128,18 @@ impl Ground<'_> {
         has_come
     }
 
-    /// Whether the peer is known to have completed so many runs; remembers that its next credit is waited for where it is
-    /// not.
-    pub(super) fn has_completed(&mut self, peer: Rank, runs: u64) -> bool {
-        let credit = &mut self.credits[peer as usize];
-        if *credit >= runs {
+    /// Whether the peer is known to have completed so many runs of the stream; remembers that its next credit is waited for
+    /// where it is not.
+    pub(super) fn has_completed(&mut self, peer: Rank, stream: Stream, runs: u64) -> bool {
+        if self.credits.of(peer, stream) >= runs {
             return true;
         }
-        let count = self.cells[peer as usize].count(CREDIT_CELL);
-        if count > 0 {
-            let payload = self.cells[peer as usize].payload(CREDIT_CELL);
-            // One word, stored at once: the newest credit or the one before it, both true.
-            let told = u64::from_le_bytes(payload[..8].try_into().expect("8 bytes"));
-            *credit = (*credit).max(told);
-            if let Some(witness) = &mut self.witness {
-                witness.heard_completed(peer, told);
-            }
+        let cells = &self.cells[peer as usize];
+        let found = self.credits.look(peer, stream, runs, cells, self.witness.as_deref_mut());
+        if let Err((cell, count)) = found {
+            *self.blocked = Some(Blocked { from: peer, cell, count });
         }
-        let has_completed = *credit >= runs;
-        if !has_completed {
-            *self.blocked = Some(Blocked { from: peer, cell: CREDIT_CELL, count });
-        }
-        has_completed
+        found.is_ok()
     }
 
     /// The run goes on because of that notice, whose header was found to be that of the call.
@@ -159,10 +149,7 @@ impl Ground<'_> {
         if let Some(witness) = &mut self.witness {
             witness.consumed(from, cell, *consumed);
         }
-        if stream == Stream::Collectives {
-            let credit = &mut self.credits[from as usize];
-            *credit = (*credit).max(header.completed());
-        }
+        self.credits.hear(from, stream, header.completed());
     }
 }
 
@@ -441,11 +428,6 @@ impl Run {
                 moved |= self.advance_instance(ground, Site { plan, lane, at, chunk })?;
                 is_any_complete |= self.instance(plan, at).remaining == 0;
                 if self.turn_bytes >= TURN_BYTES {
-    /// The next lane has its turn.
-    pub(super) fn end_turn(&mut self) {
-        self.turn_bytes = TURN_BYTES;
-    }
-
                     break;
                 }
             }
@@ -457,6 +439,11 @@ impl Run {
                 return Ok(moved);
             }
         }
+    }
+
+    /// The next lane has its turn.
+    pub(super) fn end_turn(&mut self) {
+        self.turn_bytes = TURN_BYTES;
     }
 
     /// Retires complete chunks and begins those that may; true when any began.
@@ -655,7 +642,7 @@ impl Run {
     }
 
     /// The peers whose doing this run waits for, each with the step in words.
-    pub(super) fn waits_for(&self, credits: &[u64], found: &mut dyn FnMut(Rank, &dyn Fn() -> String)) {
+    pub(super) fn waits_for(&self, credits: &Credits, found: &mut dyn FnMut(Rank, &dyn Fn() -> String)) {
         let plan = &**self.plan();
         let program = &*plan.program;
         for (lane_number, lane) in program.lanes.iter().enumerate() {
@@ -683,7 +670,7 @@ impl Run {
                     match program.steps[(lane.first_step + step) as usize].op {
                         OpProgram::Wait { from, .. } => tell(step, from, "a wait for its notice"),
                         OpProgram::Notify { to, .. } | OpProgram::Put(PutProgram { to, .. }) => {
-                            if credits[to as usize] < self.parameters.bank.needed {
+                            if credits.of(to, plan.stream) < self.parameters.bank.needed {
                                 tell(step, to, "a write that it has no room for yet");
                             }
                         }

@@ -225,7 +225,7 @@ impl ShortRun<'_, '_> {
 
     fn send(&mut self, (to, cell): (Rank, u32), from: Spot, into: Option<usize>, bytes: usize) -> bool {
         let Numbered { number, history, bank, .. } = &self.call;
-        if !self.ground.has_completed(to, bank.needed) {
+        if !self.ground.has_completed(to, self.plan.stream, bank.needed) {
             return false;
         }
         let data = match into {
@@ -369,7 +369,7 @@ impl Engine {
             progress: [0; LANES_MAX],
         };
         let mut is_complete = run.advance();
-        self.board.begin(plan.stream, &plan.record(number, history));
+        self.journal.begin(plan.stream, &plan.record(number, history));
         let mut rounds = 0;
         while !is_complete && rounds < self.rounds_max && run.look() {
             is_complete = run.advance();
@@ -383,9 +383,11 @@ impl Engine {
         }
         if plan.stream == Stream::Collectives {
             if bank::credit_is_due(plan.class, number) {
-                self.tell_progress(&plan.program.silent_to, number + 1);
+                self.tell_progress(plan.stream, &plan.program.silent_to, number + 1);
             }
             self.note_completed();
+        } else {
+            self.note_completed_message(plan.stream, number);
         }
         self.note_ended_at_once(plan, number);
         Ok(None)

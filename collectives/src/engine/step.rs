@@ -72,8 +72,8 @@ impl Run {
     }
 
     /// Whether the peer is known not to use this run's bank any more.
-    pub(super) fn may_write(&self, ground: &mut Ground<'_>, to: Rank) -> bool {
-        ground.has_completed(to, self.parameters.bank.needed)
+    pub(super) fn may_write(&self, plan: &Plan, ground: &mut Ground<'_>, to: Rank) -> bool {
+        ground.has_completed(to, plan.stream, self.parameters.bank.needed)
     }
 
     pub(super) fn notify(
@@ -83,7 +83,7 @@ impl Run {
         (to, cell): (Rank, u32),
         data: &[u8],
     ) -> Result<Issue, Trouble> {
-        if !self.may_write(ground, to) {
+        if !self.may_write(site.plan, ground, to) {
             return Ok(Issue::Blocked);
         }
         let cell = self.cell(self.parameters.bank.notify_base, cell, site);
@@ -101,7 +101,7 @@ impl Run {
         site: Site<'_>,
         put: &PutProgram,
     ) -> Result<Issue, Trouble> {
-        if !self.may_write(ground, put.to) || !self.is_within_reach(site.plan, ground, put.dst) {
+        if !self.may_write(site.plan, ground, put.to) || !self.is_within_reach(site.plan, ground, put.dst) {
             return Ok(Issue::Blocked);
         }
         let bytes = site.bytes();

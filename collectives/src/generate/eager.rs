@@ -18,6 +18,7 @@
 //! | all-gather, all-to-all | 1 | p-1 | (p-1)/p·n | 0 |
 //! | reduce-scatter | 1 | p-1 | (p-1)/p·n | (p-1)/p·n |
 //! | gather, scatter | 1 | 1, p-1 | (p-1)/p·n | 0 |
+//! | send-recv | 1 | 1 | n | 0 |
 
 use crate::Rank;
 use crate::collective::Collective;
@@ -30,9 +31,15 @@ use super::{Access, block_for_each_part, block_for_each_rank, in_turn, one_block
 /// All scratch slots of a rank together, in bytes, at most.
 pub(crate) const SCRATCH_BYTES: u64 = 64 << 10;
 
+/// The longest message that goes this way, in bytes: several of them may be on their way to one rank.
+pub(crate) const MESSAGE_BYTES_MAX: u64 = 4 << 10;
+
 /// The longest part that goes this way, in bytes: who gives to all and gets from all has two slots for each peer.
-pub(crate) fn part_bytes_max(ranks: u32) -> u64 {
-    SCRATCH_BYTES / (2 * u64::from(ranks.saturating_sub(1)).max(1))
+pub(crate) fn part_bytes_max(collective: Collective, ranks: u32) -> u64 {
+    match collective {
+        Collective::SendRecv { .. } => MESSAGE_BYTES_MAX,
+        _ => SCRATCH_BYTES / (2 * u64::from(ranks.saturating_sub(1)).max(1)),
+    }
 }
 
 /// The tree of what has a root.

@@ -165,15 +165,14 @@ impl Algorithm {
             }
             Collective::Barrier => &["recursive-doubling", "hierarchical:HxR"],
             Collective::Gather { .. } | Collective::Scatter { .. } => &["direct", "eager", "packed"],
-            Collective::AllToAll => &["direct", "eager"],
-            Collective::SendRecv { .. } => &["direct"],
+            Collective::AllToAll | Collective::SendRecv { .. } => &["direct", "eager"],
         }
     }
 
     /// The longest part of the collective that it carries between so many ranks, in bytes, where there is a limit.
     #[must_use]
-    pub fn part_bytes_max(&self, ranks: u32) -> Option<u64> {
-        matches!(self, Self::Eager | Self::EagerTree).then(|| eager::part_bytes_max(ranks))
+    pub fn part_bytes_max(&self, collective: Collective, ranks: u32) -> Option<u64> {
+        matches!(self, Self::Eager | Self::EagerTree).then(|| eager::part_bytes_max(collective, ranks))
     }
 
     /// Whether it can carry out the collective.
@@ -489,6 +488,7 @@ fn alone(collective: Collective, ranks: u32, access: Access) -> Schedule {
 fn one_block() -> Vec<Block> {
     vec![Block { part: 0, weight: 1 }]
 }
+
 /// A block for each part.
 fn block_for_each_part(collective: Collective, ranks: u32) -> Vec<Block> {
     (0..collective.parts(ranks)).map(|part| Block { part, weight: 1 }).collect()
@@ -502,7 +502,6 @@ fn in_turn<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
     };
     programs.into_iter().map(sorted).collect()
 }
-
 
 /// As many blocks as ranks: pieces of the one part, or one block for each part.
 fn block_for_each_rank(collective: Collective, ranks: u32) -> Vec<Block> {

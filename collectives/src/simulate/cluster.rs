@@ -69,12 +69,12 @@ impl Witness for Reporter {
         self.world.accessed(self.rank, address, len, AccessKind::Write, self.world.now());
     }
 
-    fn completed(&mut self, runs: u64) {
-        self.world.released(self.rank, runs);
+    fn completed(&mut self, sequence: u64, runs: u64) {
+        self.world.released(self.rank, sequence, runs);
     }
 
-    fn heard_completed(&mut self, from: Rank, runs: u64) {
-        self.world.acquired(self.rank, from, runs);
+    fn heard_completed(&mut self, from: Rank, sequence: u64, runs: u64) {
+        self.world.acquired(self.rank, from, sequence, runs);
     }
 }
 

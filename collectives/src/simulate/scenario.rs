@@ -369,7 +369,7 @@ fn draw_call(random: &mut Random, ranks: u32, maps: bool) -> CallPlan {
     let fitting: Vec<Algorithm> = candidates(collective, ranks)
         .into_iter()
         .filter(|algorithm| check(collective, algorithm, ranks).is_ok())
-        .filter(|algorithm| algorithm.part_bytes_max(ranks).is_none())
+        .filter(|algorithm| algorithm.part_bytes_max(collective, ranks).is_none())
         .collect();
     // The planner prices and proves for each rank by itself, which is slow where ranks are many.
     let algorithm = (ranks > 8 || random.coin()).then(|| pick(random, &fitting).clone());
@@ -418,7 +418,7 @@ fn fits(plan: &CallPlan, algorithm: &Algorithm, ranks: u32) -> bool {
         Some(lengths) => lengths.iter().copied().max().unwrap_or(0),
     };
     let bytes = longest.saturating_mul(plan.data_type.bytes()) as u64;
-    algorithm.part_bytes_max(ranks).is_none_or(|most| bytes <= most)
+    algorithm.part_bytes_max(plan.collective, ranks).is_none_or(|most| bytes <= most)
 }
 
 /// Parts of different lengths, with as many elements together, about.

@@ -45,8 +45,8 @@ pub(super) struct Watch {
     transfers: BTreeMap<TransferNumber, Sent>,
     /// By sender, receiver and cell: the transfers whose notices were shown and not acted on yet, by count.
     shown: BTreeMap<(Rank, Rank, u16), BTreeMap<u64, TransferNumber>>,
-    /// By rank: its clock when it called so many runs complete.
-    released: Vec<BTreeMap<u64, Clock>>,
+    /// By rank and sequence: its clock when it called so many runs complete.
+    released: Vec<BTreeMap<u64, BTreeMap<u64, Clock>>>,
     /// By owner.
     memory: Vec<BTreeMap<usize, Segment>>,
     /// By rank and peer.
@@ -248,15 +248,16 @@ impl Observer for Watch {
                     sent.known.push((rank, time));
                 }
             }
-            Record::Released { rank, number } => {
-                let released = &mut self.released[rank as usize];
+            Record::Released { rank, sequence, number } => {
+                let released = self.released[rank as usize].entry(sequence).or_default();
                 if released.last_key_value().is_none_or(|(last, _)| *last < number) {
                     released.insert(number, self.clocks[rank as usize].clone());
                     self.tick(rank);
                 }
             }
-            Record::Acquired { rank, from, number } => {
-                let clock = self.released[from as usize].range(..=number).next_back();
+            Record::Acquired { rank, from, sequence, number } => {
+                let released = self.released[from as usize].get(&sequence);
+                let clock = released.and_then(|released| released.range(..=number).next_back());
                 if let Some(clock) = clock.map(|(_, clock)| clock.clone()) {
                     self.join(rank, &clock);
                 }
@@ -320,8 +321,8 @@ mod tests {
         assert_eq!(seen(&[read(0), read(1), write.clone()]), Some(Checker::Race));
         let told = [
             read(0),
-            Record::Released { rank: 0, number: 1 },
-            Record::Acquired { rank: 1, from: 0, number: 1 },
+            Record::Released { rank: 0, sequence: 0, number: 1 },
+            Record::Acquired { rank: 1, from: 0, sequence: 0, number: 1 },
             write,
         ];
         assert_eq!(seen(&told), None);

@@ -97,11 +97,13 @@ pub enum Record {
         /// The count that was seen.
         count: u64,
     },
-    /// `rank` says, on a way that carries no notice, that all it did so far for `number` things is over (told by
+    /// `rank` says, on a way that carries no notice, that all it did so far for `number` things of a sequence is over (told by
     /// [`super::World::released`]).
     Released {
         /// Who says so.
         rank: Rank,
+        /// Which things are counted.
+        sequence: u64,
         /// Of how many things.
         number: u64,
     },
@@ -111,6 +113,8 @@ pub enum Record {
         rank: Rank,
         /// Whose word it is.
         from: Rank,
+        /// Which things are counted.
+        sequence: u64,
         /// Of how many things.
         number: u64,
     },

@@ -202,14 +202,14 @@ impl World {
         });
     }
 
-    /// For whoever runs a rank: what it did for `number` things is over, and it may tell others so by any way.
-    pub fn released(&self, rank: Rank, number: u64) {
-        self.with(|state| state.note(|| Record::Released { rank, number }));
+    /// For whoever runs a rank: what it did for `number` things of a sequence is over, and it may tell others so by any way.
+    pub fn released(&self, rank: Rank, sequence: u64, number: u64) {
+        self.with(|state| state.note(|| Record::Released { rank, sequence, number }));
     }
 
-    /// For whoever runs a rank: it was told that `from` released `number` things and goes on because of it.
-    pub fn acquired(&self, rank: Rank, from: Rank, number: u64) {
-        self.with(|state| state.note(|| Record::Acquired { rank, from, number }));
+    /// For whoever runs a rank: it was told that `from` released `number` things of a sequence and goes on because of it.
+    pub fn acquired(&self, rank: Rank, from: Rank, sequence: u64, number: u64) {
+        self.with(|state| state.note(|| Record::Acquired { rank, from, sequence, number }));
     }
 
     /// How many regions a rank has registered; none when it is dead.
