@@ -1,7 +1,7 @@
 //! Calls that are started in a stream and waited for later.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
@@ -95,6 +95,8 @@ pub(crate) fn every_call_that_can_be_started_gives_what_the_blocking_one_gives(g
 }
 
 pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_the_reason(gpu: &Arc<Gpu>) {
+    // Who waits for its GPU keeps it going, and the stream must be busy until the memory was freed: nobody waits meanwhile.
+    let nobody_waits = Barrier::new(2);
     with_group(Fabric::Shm, 2, on_gpu, |group| {
         let stream = Stream::new(gpu).expect("a stream");
         let busy = filled(&group, &[0_u8; LEN]);
@@ -103,11 +105,13 @@ pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_th
         let foreign = unsafe { ForeignMemory::new(gpu, owner.base().as_ptr(), 4000) }.expect("on the GPU");
         let mut data = GpuBuffer::<f32>::of(foreign).expect("aligned");
         data.store(&[1.0; 1000]).expect("stored");
+        nobody_waits.wait();
         let mark = keep_busy(&stream, &busy);
         let started = group.on(&stream).start_all_reduce(data, ReduceOp::Sum).expect("started");
         if group.rank() == 0 {
             drop(owner);
         }
+        nobody_waits.wait();
         let error = started.wait().expect_err("rank 0 has freed its memory").error;
         let CollectiveError::Failed(fault) = error else { panic!("{error}") };
         assert_eq!((fault.kind, fault.subject), (FaultKind::Compute, 0), "{fault}");
