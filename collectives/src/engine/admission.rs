@@ -4,7 +4,7 @@ use pleach_transport::Nanos;
 
 use super::bank::{self, Class};
 use super::fault::Fault;
-use super::run::Ground;
+use super::ground::Ground;
 use super::signature::Stream;
 use super::{Engine, QUERY_AFTER, SlotOfRun, State};
 

@@ -7,10 +7,10 @@
 
 use pleach_transport::Rank;
 
+use super::at::{LANES_MAX, STEPS_MAX, WINDOW_MAX};
 use super::header::INLINE_DATA_BYTES;
 use super::layout::longest_block;
 use super::program::Program;
-use super::run::{Bank, LANES_MAX, STEPS_MAX, WINDOW_MAX};
 use super::signature::Stream;
 use crate::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
 use crate::generate::packed::Pace;
@@ -87,6 +87,21 @@ pub struct TooLarge {
     pub cells_max: u32,
     /// Slots there is room for.
     pub slots_max: u32,
+}
+
+/// Which cells and which scratch a run uses: the same on all ranks but for the messages between two.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Bank {
+    /// First cell that this rank notifies at its peers.
+    pub(super) notify_base: u32,
+    /// First cell that this rank waits on.
+    pub(super) wait_base: u32,
+    /// Where its slots begin in this rank's scratch, in bytes.
+    pub(super) scratch_base: u64,
+    /// Where they begin in a peer's scratch, in bytes.
+    pub(super) peer_scratch_base: u64,
+    /// A peer may be written to when it has completed so many runs: then it does not use this bank any more.
+    pub(super) needed: u64,
 }
 
 /// The size of chunks and the class of a run of `program` over parts of at most `part_bytes` (`None`: not all ranks know

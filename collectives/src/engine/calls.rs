@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use pleach_transport::Nanos;
 
-use super::bank::MessageBanks;
+use super::at::RUNS_MAX;
+use super::bank::{Bank, MessageBanks};
 use super::board::{Board, Messages};
+use super::bytes::Bytes;
 use super::counts::Counts;
 use super::fault::Fault;
 use super::gate::Gate;
 use super::message::Record;
 use super::plan::Plan;
-use super::run::{Bank, Bytes, Parameters, RUNS_MAX, Run};
+use super::run::{Parameters, Run};
 use super::signature::{self, Stream};
 use super::{Engine, Phase, QUERY_AFTER, RunId, SlotOfRun, StartError, State};
 use crate::Rank;

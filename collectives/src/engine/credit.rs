@@ -7,8 +7,9 @@
 use pleach_transport::{Cells, Inline, Notice, Rank, Transfer};
 
 use super::Engine;
+use super::at::NOBODY;
 use super::bank;
-use super::run::{NOBODY, Witness};
+use super::ground::Witness;
 use super::signature::Stream;
 
 /// The cells in which peers tell how many runs they have completed, when nothing else tells it.

@@ -4,7 +4,8 @@
 //! them. **Invariant:** a lane that is settled goes on only by what is known here: a notice in a cell that one of its chunks
 //! waits for, or the end of one of its own steps, with which it is settled no more.
 
-use super::run::{Ground, Run};
+use super::ground::Ground;
+use super::run::Run;
 use crate::Rank;
 
 /// What a chunk under way waits for, as far as that was seen when it was looked at last.

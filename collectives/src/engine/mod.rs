@@ -10,14 +10,17 @@
 
 mod address;
 mod admission;
+mod at;
 mod bank;
 mod board;
+mod bytes;
 mod calls;
 mod circle;
 mod counts;
 mod credit;
 mod fault;
 mod gate;
+mod ground;
 mod header;
 mod hold;
 mod layout;
@@ -34,6 +37,7 @@ mod short;
 mod signature;
 mod step;
 mod trouble;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,6 +51,7 @@ pub use address::Address;
 pub use bank::{CELLS, TooLarge};
 use board::Answer;
 pub use board::Board;
+pub use bytes::Bytes;
 use calls::Journal;
 pub use circle::CIRCLE_AFTER;
 use circle::Circles;
@@ -54,20 +59,22 @@ pub use counts::{Counts, CountsError, Paired};
 use credit::Credits;
 pub use fault::{Fault, FaultKind};
 pub use gate::Gate;
+pub use ground::Witness;
 pub use plan::{Plan, PlanError};
 pub use program::Program;
-pub use run::{Bytes, Witness};
 pub(crate) use signature::Hasher64;
 pub use signature::{Amount, Descriptor};
 
 use crate::Rank;
 use crate::compute::{Compute, ComputeError, Job};
 use crate::observe::Observations;
+use at::RUNS_MAX;
 use bank::Banks;
+use ground::Blocked;
 use message::Message;
 use observed::Observer;
 use priority::Priorities;
-use run::{Blocked, RUNS_MAX, Run};
+use run::Run;
 
 /// How long a run may make no progress before peers are asked what they are doing.
 pub const QUERY_AFTER: Duration = Duration::from_millis(1);

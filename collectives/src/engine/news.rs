@@ -2,11 +2,11 @@
 
 use pleach_transport::{Event, Nanos};
 
+use super::at::{NOBODY, run_of};
 use super::bank;
 use super::board::Answer;
 use super::fault::FaultKind;
 use super::message::Verdict;
-use super::run::{NOBODY, run_of};
 use super::{Engine, Phase};
 
 impl Engine {

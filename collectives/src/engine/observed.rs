@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use pleach_transport::Nanos;
 
+use super::at::At;
+use super::ground::Ground;
 use super::header::Header;
 use super::plan::Plan;
 use super::program::OpProgram;
-use super::run::{At, Ground, Run, Site};
+use super::run::{Run, Site};
 use super::{Board, Engine};
 use crate::Rank;
 use crate::observe::{Failure, Flight, Observations, Report, Unfinished};

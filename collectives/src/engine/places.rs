@@ -3,10 +3,12 @@
 use pleach_transport::{MapError, Mapped, RegionKey, RemoteSlice, Slice, Space};
 
 use super::address::Address;
+use super::bytes::Bytes;
+use super::ground::Ground;
 use super::header::Landing;
 use super::plan::Plan;
 use super::program::{NO_SLOT, PlaceAt, PutProgram};
-use super::run::{Bytes, Ground, Parameters, Run, Site, Trouble};
+use super::run::{Parameters, Run, Site, Trouble};
 use crate::schedule::Part;
 
 impl Run {

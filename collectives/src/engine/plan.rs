@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::bank::{self, Class, TooLarge};
+use super::bytes::Bytes;
 use super::counts::{Counts, CountsError};
 use super::header::INLINE_DATA_BYTES;
 use super::layout::Layout;
 use super::message::Record;
 use super::program::Program;
-use super::run::Bytes;
 use super::short::Short;
 use super::signature::{Descriptor, Stream};
 use crate::Rank;

@@ -1,6 +1,6 @@
 //! One rank's share of one run: the executor.
 //!
-//! A pure state machine over a [`Device`] and a [`Compute`]: it never blocks and reads no clock. Each lane walks its
+//! A pure state machine over a [`Device`](pleach_transport::Device) and a [`Compute`](crate::compute::Compute): it never blocks and reads no clock. Each lane walks its
 //! chunks, each chunk under way has a program counter (steps are issued in order) and the states of its steps. What a
 //! step does is in [`super::step`].
 //!
@@ -10,172 +10,22 @@
 
 use std::sync::Arc;
 
-use pleach_transport::{
-    Cells, Device, LentSlice, MapError, Mapped, Nanos, RemoteSlice, Slice, SubmitError, TransferId,
-};
+use pleach_transport::{MapError, Mapped, SubmitError, TransferId};
 
-use super::address::{Address, advance};
-use super::credit::Credits;
-use super::header::{Header, Landing};
+use super::address::advance;
+use super::at::At;
+use super::bank::Bank;
+use super::bytes::Bytes;
+use super::ground::Ground;
+use super::header::Landing;
 use super::hold::Hold;
 use super::observed::Noted;
 use super::plan::{LanePlan, Plan};
-use super::program::{LaneProgram, OpProgram, PutProgram};
+use super::program::{LaneProgram, OpProgram};
 use super::short::Progress;
 use super::signature::Stream;
 use crate::Rank;
-use crate::compute::{Compute, Job};
-
-/// A caller's bytes for the time of a run.
-#[derive(Clone, Debug)]
-pub enum Bytes {
-    /// There are none (this rank gives or gets nothing).
-    None,
-    /// Registered: peers may touch it in place.
-    Registered(Slice),
-    /// Registered, and held by the caller until the run's outcome was taken.
-    Lent(LentSlice),
-    /// Only this rank touches it; what peers must see is staged through scratch.
-    Private {
-        /// First byte; valid until the run's outcome was taken.
-        base: Address,
-        /// How many bytes.
-        len: usize,
-    },
-}
-
-impl Bytes {
-    pub(super) fn base(&self) -> Address {
-        match self {
-            Self::None => Address::NULL,
-            Self::Registered(slice) => Address(slice.as_ptr()),
-            Self::Lent(slice) => Address(slice.as_ptr()),
-            Self::Private { base, .. } => *base,
-        }
-    }
-
-    pub(super) fn landing(&self) -> Landing {
-        let remote = match self {
-            Self::Registered(slice) => slice.remote(),
-            Self::Lent(slice) => slice.remote(),
-            Self::None | Self::Private { .. } => return Landing::default(),
-        };
-        Landing { key: remote.key, offset: remote.offset }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Registered(slice) => slice.len(),
-            Self::Lent(slice) => slice.len(),
-            Self::Private { len, .. } => *len,
-        }
-    }
-
-    pub(super) fn is_registered(&self) -> bool {
-        matches!(self, Self::Registered(_) | Self::Lent(_))
-    }
-}
-
-/// Told what a rank acts on; for checkers.
-pub trait Witness: Send {
-    /// The rank goes on because the cell that it keeps for `from` counts `count`.
-    fn consumed(&mut self, from: Rank, cell: u16, count: u64);
-
-    /// So many runs of a sequence (the group's collectives, the messages from one rank to another) are complete here, from
-    /// the first one on without a gap; peers may be told from now on.
-    fn completed(&mut self, sequence: u64, runs: u64);
-
-    /// The rank has written to a peer's memory through a mapping, other than by its processor ([`Compute`]).
-    fn wrote(&mut self, address: *const u8, len: usize);
-
-    /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so many runs of a sequence.
-    fn heard_completed(&mut self, from: Rank, sequence: u64, runs: u64);
-}
-
-/// What a run stands on; owned by the engine.
-pub(super) struct Ground<'a> {
-    pub(super) device: &'a mut dyn Device,
-    pub(super) compute: &'a mut dyn Compute,
-    /// By rank; empty for this rank.
-    pub(super) cells: &'a [Cells],
-    /// By rank and cell: how many notices were consumed.
-    pub(super) consumed: &'a mut [Vec<u64>],
-    pub(super) credits: &'a mut Credits,
-    pub(super) scratch: &'a Slice,
-    /// By rank.
-    pub(super) peer_scratch: &'a [RemoteSlice],
-    /// How many runs this rank has completed.
-    pub(super) completed: u64,
-    pub(super) witness: Option<&'a mut (dyn Witness + 'static)>,
-    /// A cell of this rank that a wait found as it was.
-    pub(super) blocked: &'a mut Option<Blocked>,
-    /// Every notice that comes is told by [`Run::stir`], so that cells need not be looked at.
-    pub(super) hears_all: bool,
-    pub(super) now: Nanos,
-    /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the clock.
-    pub(super) elapsed_ns: u64,
-}
-
-impl Ground<'_> {
-    /// Whether the cell's next notice has come; remembers that it is waited for where it has not.
-    pub(super) fn has_come(&mut self, from: Rank, cell: u16) -> bool {
-        let count = self.consumed[from as usize][usize::from(cell)];
-        let has_come = self.cells[from as usize].count(cell) != count;
-        if !has_come {
-            *self.blocked = Some(Blocked { from, cell, count });
-        }
-        has_come
-    }
-
-    /// Whether the peer is known to have completed so many runs of the stream; remembers that its next credit is waited for
-    /// where it is not.
-    pub(super) fn has_completed(&mut self, peer: Rank, stream: Stream, runs: u64) -> bool {
-        if self.credits.of(peer, stream) >= runs {
-            return true;
-        }
-        let cells = &self.cells[peer as usize];
-        let found = self.credits.look(peer, stream, runs, cells, self.witness.as_deref_mut());
-        if let Err((cell, count)) = found {
-            *self.blocked = Some(Blocked { from: peer, cell, count });
-        }
-        found.is_ok()
-    }
-
-    /// The run goes on because of that notice, whose header was found to be that of the call.
-    pub(super) fn consume(&mut self, from: Rank, cell: u16, header: &Header, stream: Stream) {
-        let consumed = &mut self.consumed[from as usize][usize::from(cell)];
-        *consumed += 1;
-        if let Some(witness) = &mut self.witness {
-            witness.consumed(from, cell, *consumed);
-        }
-        self.credits.hear(from, stream, header.completed());
-    }
-}
-
-/// A cell whose next notice some run waits for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Blocked {
-    pub(super) from: Rank,
-    pub(super) cell: u16,
-    /// What it counts as long as nothing has come.
-    pub(super) count: u64,
-}
-
-/// Which cells and which scratch a run uses: the same on all ranks but for the messages between two.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Bank {
-    /// First cell that this rank notifies at its peers.
-    pub(super) notify_base: u32,
-    /// First cell that this rank waits on.
-    pub(super) wait_base: u32,
-    /// Where its slots begin in this rank's scratch, in bytes.
-    pub(super) scratch_base: u64,
-    /// Where they begin in a peer's scratch, in bytes.
-    pub(super) peer_scratch_base: u64,
-    /// A peer may be written to when it has completed so many runs: then it does not use this bank any more.
-    pub(super) needed: u64,
-}
+use crate::compute::Job;
 
 /// Why a run cannot go on.
 #[derive(Debug)]
@@ -204,7 +54,7 @@ pub(super) struct LaneState {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Instance {
     chunk: u32,
-    program_counter: u32,
+    pub(super) program_counter: u32,
     remaining: u32,
     pub(super) hold: Hold,
 }
@@ -217,14 +67,6 @@ pub(super) struct PeerState {
     pub(super) input_mapped: Option<Mapped>,
     pub(super) output_mapped: Option<Mapped>,
     pub(super) scratch_mapped: Option<Mapped>,
-}
-
-/// Names a step of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct At {
-    pub(super) lane: u32,
-    pub(super) slot: u32,
-    pub(super) step: u32,
 }
 
 /// A step with all that it stands in.
@@ -485,6 +327,11 @@ impl Run {
         (plan.lanes[at.lane as usize].states + at.slot * lane.steps + at.step) as usize
     }
 
+    /// Whether the step has begun and is not complete.
+    pub(super) fn is_under_way(&self, plan: &Plan, lane: &LaneProgram, at: At) -> bool {
+        self.states[Self::state_index(plan, lane, at)] == UNDER_WAY
+    }
+
     fn instance(&mut self, plan: &Plan, at: At) -> &mut Instance {
         &mut self.instances[(at.lane * plan.program.window + at.slot) as usize]
     }
@@ -610,114 +457,4 @@ impl Run {
     pub(super) fn is_computing(&self) -> bool {
         !self.jobs.is_empty()
     }
-
-    /// Chunks under way: lane, slot, chunk, next step.
-    pub(super) fn under_way(&self, found: &mut dyn FnMut(u32, u32, u32, u32)) {
-        let window = self.plan().program.window;
-        for (lane, state) in (0..).zip(&self.lanes) {
-            for chunk in state.first..state.next {
-                let slot = chunk % window;
-                let instance = self.instances[(lane * window + slot) as usize];
-                found(lane, slot, chunk, instance.program_counter);
-            }
-        }
-    }
-
-    /// The peers without whose next notices this run does not go on.
-    pub(super) fn needs_notice(&self, found: &mut dyn FnMut(Rank)) {
-        let program = &*self.plan().program;
-        for (lane_number, lane) in program.lanes.iter().enumerate() {
-            let state = self.lanes[lane_number];
-            for chunk in state.first..state.next {
-                let slot = chunk % program.window;
-                let instance = self.instances[lane_number * program.window as usize + slot as usize];
-                if instance.program_counter < lane.steps
-                    && let OpProgram::Wait { from, .. } =
-                        program.steps[(lane.first_step + instance.program_counter) as usize].op
-                {
-                    found(from);
-                }
-            }
-        }
-    }
-
-    /// The peers whose doing this run waits for, each with the step in words.
-    pub(super) fn waits_for(&self, credits: &Credits, found: &mut dyn FnMut(Rank, &dyn Fn() -> String)) {
-        let plan = &**self.plan();
-        let program = &*plan.program;
-        for (lane_number, lane) in program.lanes.iter().enumerate() {
-            let state = self.lanes[lane_number];
-            for chunk in state.first..state.next {
-                let slot = chunk % program.window;
-                let instance = self.instances[lane_number * program.window as usize + slot as usize];
-                let mut tell = |step: u32, peer: Rank, what: &str| {
-                    found(peer, &|| {
-                        let block = lane.block_id;
-                        format!("{what}, block {block} chunk {chunk} lane {lane_number} step {step}")
-                    });
-                };
-                for step in 0..instance.program_counter.min(lane.steps) {
-                    let at = At { lane: lane_number as u32, slot, step };
-                    if let OpProgram::Put(PutProgram { to, .. }) =
-                        program.steps[(lane.first_step + step) as usize].op
-                        && self.states[Self::state_index(plan, lane, at)] == UNDER_WAY
-                    {
-                        tell(step, to, "a put to it that does not complete");
-                    }
-                }
-                if instance.program_counter < lane.steps {
-                    let step = instance.program_counter;
-                    match program.steps[(lane.first_step + step) as usize].op {
-                        OpProgram::Wait { from, .. } => tell(step, from, "a wait for its notice"),
-                        OpProgram::Notify { to, .. } | OpProgram::Put(PutProgram { to, .. }) => {
-                            if credits.of(to, plan.stream) < self.parameters.bank.needed {
-                                tell(step, to, "a write that it has no room for yet");
-                            }
-                        }
-                        OpProgram::Reduce { from, into, .. } => {
-                            let places = program.places[from.0 as usize..from.1 as usize].iter();
-                            let places = places.chain(&program.places[into.0 as usize..into.1 as usize]);
-                            for place in places.filter(|place| place.rank != program.rank) {
-                                tell(step, place.rank, "its memory, which is out of reach");
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Of transfers whose end nobody waits for.
-pub(super) const NOBODY: TransferId = TransferId(u64::MAX);
-
-/// Most runs of an engine at a time, chunks under way of a lane, lanes of a rank and steps of a lane that a transfer's
-/// id can name.
-pub(super) const RUNS_MAX: usize = 255;
-pub(super) const WINDOW_MAX: u32 = 255;
-pub(super) const LANES_MAX: usize = 1 << 24;
-pub(super) const STEPS_MAX: u32 = 1 << 24;
-
-impl At {
-    pub(super) fn id(self, run: u8) -> TransferId {
-        TransferId(
-            u64::from(run)
-                | u64::from(self.slot) << 8
-                | u64::from(self.lane) << 16
-                | u64::from(self.step) << 40,
-        )
-    }
-
-    fn of(id: TransferId) -> Self {
-        Self {
-            slot: (id.0 >> 8) as u32 & 0xff,
-            lane: (id.0 >> 16) as u32 & 0xff_ffff,
-            step: (id.0 >> 40) as u32,
-        }
-    }
-}
-
-/// Which of the engine's runs a transfer belongs to.
-pub(super) fn run_of(id: TransferId) -> usize {
-    (id.0 & 0xff) as usize
 }

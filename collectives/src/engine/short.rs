@@ -16,12 +16,15 @@ use std::time::Duration;
 use pleach_transport::{Inline, Mapped, Nanos, Notice};
 
 use super::address::{Address, DATA_WORDS, advance};
-use super::bank;
+use super::at::NOBODY;
+use super::bank::{self, Bank};
+use super::bytes::Bytes;
+use super::ground::{Blocked, Ground};
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::layout::Layout;
 use super::plan::Plan;
 use super::program::{OpProgram, PlaceAt, Program};
-use super::run::{Bank, Blocked, Bytes, Ground, NOBODY, Parameters};
+use super::run::Parameters;
 use super::signature::{Descriptor, Stream};
 use super::step::{add_destination, divisor, prepare};
 use super::{Engine, LOOKS, Phase, RunId, StartError, State};

@@ -3,10 +3,12 @@
 use pleach_transport::{Inline, Notice, Source, Space, SubmitError, Submitted, Transfer};
 
 use super::address::{Address, advance};
+use super::at::NOBODY;
+use super::ground::Ground;
 use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
 use super::program::{PlaceAt, Program, PutProgram};
-use super::run::{Ground, Issue, NOBODY, Parameters, Run, Site, Trouble};
+use super::run::{Issue, Parameters, Run, Site, Trouble};
 use super::signature::{Descriptor, Stream};
 use crate::Rank;
 use crate::collective::{DataType, ReduceOp};

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use pleach_transport::{MapError, Nanos, SubmitError, TransferError, TransferId};
 
+use super::at::run_of;
 use super::circle::LOOK_INTERVAL_MAX;
 use super::fault::{Fault, FaultKind};
 use super::message::{Message, Record, Verdict};
-use super::run::{Run, Trouble, run_of};
+use super::run::{Run, Trouble};
 use super::signature::Stream;
 use super::{
     DOUBT_TIME, Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State, Times,

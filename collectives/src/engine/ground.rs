@@ -1,0 +1,94 @@
+//! What a run stands on, and how it looks at what came.
+
+use pleach_transport::{Cells, Device, Nanos, RemoteSlice, Slice};
+
+use super::credit::Credits;
+use super::header::Header;
+use super::signature::Stream;
+use crate::Rank;
+use crate::compute::Compute;
+
+/// Told what a rank acts on; for checkers.
+pub trait Witness: Send {
+    /// The rank goes on because the cell that it keeps for `from` counts `count`.
+    fn consumed(&mut self, from: Rank, cell: u16, count: u64);
+
+    /// So many runs of a sequence (the group's collectives, the messages from one rank to another) are complete here, from
+    /// the first one on without a gap; peers may be told from now on.
+    fn completed(&mut self, sequence: u64, runs: u64);
+
+    /// The rank has written to a peer's memory through a mapping, other than by its processor ([`Compute`]).
+    fn wrote(&mut self, address: *const u8, len: usize);
+
+    /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so many runs of a sequence.
+    fn heard_completed(&mut self, from: Rank, sequence: u64, runs: u64);
+}
+
+/// What a run stands on; owned by the engine.
+pub(super) struct Ground<'a> {
+    pub(super) device: &'a mut dyn Device,
+    pub(super) compute: &'a mut dyn Compute,
+    /// By rank; empty for this rank.
+    pub(super) cells: &'a [Cells],
+    /// By rank and cell: how many notices were consumed.
+    pub(super) consumed: &'a mut [Vec<u64>],
+    pub(super) credits: &'a mut Credits,
+    pub(super) scratch: &'a Slice,
+    /// By rank.
+    pub(super) peer_scratch: &'a [RemoteSlice],
+    /// How many runs this rank has completed.
+    pub(super) completed: u64,
+    pub(super) witness: Option<&'a mut (dyn Witness + 'static)>,
+    /// A cell of this rank that a wait found as it was.
+    pub(super) blocked: &'a mut Option<Blocked>,
+    /// Every notice that comes is told by [`Run::stir`], so that cells need not be looked at.
+    pub(super) hears_all: bool,
+    pub(super) now: Nanos,
+    /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the clock.
+    pub(super) elapsed_ns: u64,
+}
+
+impl Ground<'_> {
+    /// Whether the cell's next notice has come; remembers that it is waited for where it has not.
+    pub(super) fn has_come(&mut self, from: Rank, cell: u16) -> bool {
+        let count = self.consumed[from as usize][usize::from(cell)];
+        let has_come = self.cells[from as usize].count(cell) != count;
+        if !has_come {
+            *self.blocked = Some(Blocked { from, cell, count });
+        }
+        has_come
+    }
+
+    /// Whether the peer is known to have completed so many runs of the stream; remembers that its next credit is waited for
+    /// where it is not.
+    pub(super) fn has_completed(&mut self, peer: Rank, stream: Stream, runs: u64) -> bool {
+        if self.credits.of(peer, stream) >= runs {
+            return true;
+        }
+        let cells = &self.cells[peer as usize];
+        let found = self.credits.look(peer, stream, runs, cells, self.witness.as_deref_mut());
+        if let Err((cell, count)) = found {
+            *self.blocked = Some(Blocked { from: peer, cell, count });
+        }
+        found.is_ok()
+    }
+
+    /// The run goes on because of that notice, whose header was found to be that of the call.
+    pub(super) fn consume(&mut self, from: Rank, cell: u16, header: &Header, stream: Stream) {
+        let consumed = &mut self.consumed[from as usize][usize::from(cell)];
+        *consumed += 1;
+        if let Some(witness) = &mut self.witness {
+            witness.consumed(from, cell, *consumed);
+        }
+        self.credits.hear(from, stream, header.completed());
+    }
+}
+
+/// A cell whose next notice some run waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocked {
+    pub(super) from: Rank,
+    pub(super) cell: u16,
+    /// What it counts as long as nothing has come.
+    pub(super) count: u64,
+}

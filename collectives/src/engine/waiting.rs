@@ -1,0 +1,85 @@
+//! Where a run is, and whom it waits for: for those who ask.
+
+use super::at::At;
+use super::credit::Credits;
+use super::program::{OpProgram, PutProgram};
+use super::run::Run;
+use crate::Rank;
+
+impl Run {
+    /// Chunks under way: lane, slot, chunk, next step.
+    pub(super) fn under_way(&self, found: &mut dyn FnMut(u32, u32, u32, u32)) {
+        let window = self.plan().program.window;
+        for (lane, state) in (0..).zip(&self.lanes) {
+            for chunk in state.first..state.next {
+                let slot = chunk % window;
+                let instance = self.instances[(lane * window + slot) as usize];
+                found(lane, slot, chunk, instance.program_counter);
+            }
+        }
+    }
+
+    /// The peers without whose next notices this run does not go on.
+    pub(super) fn needs_notice(&self, found: &mut dyn FnMut(Rank)) {
+        let program = &*self.plan().program;
+        for (lane_number, lane) in program.lanes.iter().enumerate() {
+            let state = self.lanes[lane_number];
+            for chunk in state.first..state.next {
+                let slot = chunk % program.window;
+                let instance = self.instances[lane_number * program.window as usize + slot as usize];
+                if instance.program_counter < lane.steps
+                    && let OpProgram::Wait { from, .. } =
+                        program.steps[(lane.first_step + instance.program_counter) as usize].op
+                {
+                    found(from);
+                }
+            }
+        }
+    }
+
+    /// The peers whose doing this run waits for, each with the step in words.
+    pub(super) fn waits_for(&self, credits: &Credits, found: &mut dyn FnMut(Rank, &dyn Fn() -> String)) {
+        let plan = &**self.plan();
+        let program = &*plan.program;
+        for (lane_number, lane) in program.lanes.iter().enumerate() {
+            let state = self.lanes[lane_number];
+            for chunk in state.first..state.next {
+                let slot = chunk % program.window;
+                let instance = self.instances[lane_number * program.window as usize + slot as usize];
+                let mut tell = |step: u32, peer: Rank, what: &str| {
+                    found(peer, &|| {
+                        let block = lane.block_id;
+                        format!("{what}, block {block} chunk {chunk} lane {lane_number} step {step}")
+                    });
+                };
+                for step in 0..instance.program_counter.min(lane.steps) {
+                    let at = At { lane: lane_number as u32, slot, step };
+                    if let OpProgram::Put(PutProgram { to, .. }) =
+                        program.steps[(lane.first_step + step) as usize].op
+                        && self.is_under_way(plan, lane, at)
+                    {
+                        tell(step, to, "a put to it that does not complete");
+                    }
+                }
+                if instance.program_counter < lane.steps {
+                    let step = instance.program_counter;
+                    match program.steps[(lane.first_step + step) as usize].op {
+                        OpProgram::Wait { from, .. } => tell(step, from, "a wait for its notice"),
+                        OpProgram::Notify { to, .. } | OpProgram::Put(PutProgram { to, .. }) => {
+                            if credits.of(to, plan.stream) < self.parameters.bank.needed {
+                                tell(step, to, "a write that it has no room for yet");
+                            }
+                        }
+                        OpProgram::Reduce { from, into, .. } => {
+                            let places = program.places[from.0 as usize..from.1 as usize].iter();
+                            let places = places.chain(&program.places[into.0 as usize..into.1 as usize]);
+                            for place in places.filter(|place| place.rank != program.rank) {
+                                tell(step, place.rank, "its memory, which is out of reach");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
