@@ -41,7 +41,7 @@ pub(super) struct Ground<'a> {
     pub(super) witness: Option<&'a mut (dyn Witness + 'static)>,
     /// A cell of this rank that a wait found as it was.
     pub(super) blocked: &'a mut Option<Blocked>,
-    /// Every notice that comes is told by [`Run::stir`], so that cells need not be looked at.
+    /// Every notice that comes is told by [`Run::stir`](super::run::Run::stir), so that cells need not be looked at.
     pub(super) hears_all: bool,
     pub(super) now: Nanos,
     /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the clock.

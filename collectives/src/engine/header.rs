@@ -3,7 +3,7 @@
 //! | word | |
 //! | --- | --- |
 //! | 0 | run (48 bits), how many runs before it the sender has not completed yet (8 bits, saturating: no more than
-//! | | [`super::run::RUNS_MAX`] are under way), and for how long it has been in this call (8 bits, [`scale`](crate::observe::scale)) |
+//! | | [`super::at::RUNS_MAX`] are under way), and for how long it has been in this call (8 bits, [`scale`](crate::observe::scale)) |
 //! | 1 | signature of the run and all before it |
 //! | 2, 3 | key and offset of the sender's input, zero: in scratch. Or the first half of the data |
 //! | 4, 5 | key and offset of the sender's output, zero: in scratch. Or the second half of the data |
