@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{
-    Cells, Device, Event, Mapped, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Slice,
+    Cells, Device, Event, Mapped, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Slice, Space,
 };
 
 pub use address::Address;
@@ -349,6 +349,12 @@ impl Engine {
     /// The device, to register memory and to sleep on.
     pub fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
+    }
+
+    /// What memory peers put in what this rank combines.
+    #[must_use]
+    pub fn scratch_space(&self) -> Space {
+        self.scratch.as_ref().map_or(Space::Host, |scratch| scratch.region().memory().space())
     }
 
     /// Whether all peers have said where their scratch is; runs begin then.

@@ -175,12 +175,19 @@ impl Group {
         self.shared.gpu.as_ref()
     }
 
-    /// `len` zeroed elements in the memory of the group's GPU. Over shared memory the group's peers map it, so that its
-    /// collectives read and write it in place; other buffers are copied to and from memory that they map.
+    /// Whether peers reach that memory themselves, so that nothing is staged through the host's: neighbours' kernels over
+    /// shared memory, NICs over RDMA where the kernel lets them (see [`pleach_transport::cuda`]).
+    #[must_use]
+    pub fn reaches_gpu(&self) -> bool {
+        self.shared.shares_gpu
+    }
+
+    /// `len` zeroed elements in the memory of the group's GPU. Where peers reach it ([`Group::reaches_gpu`]) collectives read
+    /// and write it in place; other buffers are copied to and from memory that peers reach.
     ///
     /// # Errors
     ///
-    /// The group works on host memory, or the GPU has too little.
+    /// The group works on host memory, the GPU has too little, or a NIC does not take so much of it.
     pub fn gpu_buffer<T: Element>(&self, len: usize) -> Result<GpuBuffer<T>, CollectiveError> {
         self.expect_own_process()?;
         let there = CollectiveError::Space { group: Space::Host, data: Space::Cuda { ordinal: 0 } };

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::Space;
-use pleach_transport::cuda::Gpu;
+use pleach_transport::cuda::{CudaMemory, Gpu};
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
+use pleach_transport::{Device, Space};
 
 use super::{Connection, Group, GroupError, Options};
 use crate::choices::ChoicesError;
@@ -66,7 +66,7 @@ impl Group {
             }
             platform.wiring = Some(wiring(topology, &platform));
         }
-        let connection = Connection {
+        let mut connection = Connection {
             device: joined.device,
             events: joined.events,
             board,
@@ -74,7 +74,7 @@ impl Group {
             ranks_here: joined.ranks_here,
             store: joined.store,
         };
-        let compute = compute(options.space, &connection.platform)?;
+        let compute = compute(options.space, joined.fabric, &mut connection)?;
         let mut group = Self::choosing_by(table, connection, compute, options)?;
         group.fabric = Some(joined.fabric);
         Ok(group)
@@ -89,16 +89,38 @@ pub(super) fn expect_memory(space: Space) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// Who computes on that memory. Over shared memory peers map what is on a GPU; elsewhere it is staged.
-fn compute(space: Space, platform: &Platform) -> Result<Box<dyn Compute>, ComputeError> {
+/// Who computes on that memory. What is on a GPU is staged where peers do not reach it.
+fn compute(
+    space: Space,
+    fabric: Fabric,
+    connection: &mut Connection,
+) -> Result<Box<dyn Compute>, ComputeError> {
     let Space::Cuda { ordinal } = space else { return Ok(Box::new(HostCompute::new())) };
-    let staging = if platform.access == Access::Mapped { Staging::Gpu } else { Staging::Host };
-    Ok(Box::new(CudaCompute::new(&Gpu::open(ordinal)?, staging)?))
+    let gpu = Gpu::open(ordinal)?;
+    let is_reached = match connection.platform.access {
+        Access::Mapped => true,
+        _ => fabric == Fabric::Verbs && is_registered(&gpu, &mut *connection.device)?,
+    };
+    let staging = if is_reached { Staging::Gpu } else { Staging::Host };
+    Ok(Box::new(CudaCompute::new(&gpu, staging)?))
+}
+
+/// Whether the device's NICs take memory of this GPU: some is tried. Ranks may differ, as each says where its memory is.
+fn is_registered(gpu: &Arc<Gpu>, device: &mut dyn Device) -> Result<bool, ComputeError> {
+    /// What is tried has one unit of the GPU's memory then.
+    const TRIED_BYTES: usize = 1;
+    match device.register(CudaMemory::new(gpu, TRIED_BYTES)?) {
+        Ok(_) => Ok(true),
+        Err(error) => {
+            tracing::info!("memory of GPU {} is staged through the host's: {error}", gpu.ordinal());
+            Ok(false)
+        }
+    }
 }
 
 /// The same as [`platform`] for that memory. That of a GPU is mapped by peers over shared memory, if GPUs can share theirs;
-/// else it is staged through pinned memory of the host, which is put whatever the fabric is, as kernels do not reach
-/// what peers map.
+/// else it, or the pinned memory of the host through which it is staged, is put whatever the fabric is, as
+/// kernels do not reach what peers map.
 fn platform_for(space: Space, joined: &Joined) -> Platform {
     let platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
     match space {

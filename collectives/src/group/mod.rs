@@ -103,7 +103,7 @@ struct Shared {
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
     /// The GPU whose memory its calls work on, if they work on one's.
     gpu: Option<Arc<Gpu>>,
-    /// Whether peers map that memory.
+    /// Whether peers reach that memory.
     shares_gpu: bool,
     /// As it was joined, for the groups that it is split into.
     options: Options,
@@ -232,7 +232,6 @@ impl Group {
             _ => None,
         };
         let observed = Observed::new(options, &board, rank, world_size)?;
-        let platform_access = platform.access;
         let engine = Engine::new(device, compute, board.clone(), world_size)?;
         let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
@@ -243,7 +242,7 @@ impl Group {
             Reproducible::No => planner,
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
         };
-        let shares_gpu = gpu.is_some() && platform_access == Access::Mapped;
+        let shares_gpu = gpu.is_some() && engine.scratch_space() != Space::Host;
         let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let core = Core { engine, planner };
         let driver = Driver::new(core, board, options.spin, ranks_here as usize > processors, observed);

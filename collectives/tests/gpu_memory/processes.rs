@@ -129,6 +129,52 @@ mod gpu {
     }
 }
 
+/// RDMA to and from a GPU's memory. The fake driver's "GPU" memory is then memory that any device may be given, as if
+/// nvidia-peermem were loaded.
+mod verbs {
+    use super::*;
+
+    fn on_its_device(rank: u32, command: &mut Command) {
+        let entries = std::fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
+        let name = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.expect("readable").file_name().to_string_lossy().into_owned()
+        };
+        let mut devices: Vec<String> = entries.map(name).collect();
+        devices.sort();
+        command
+            .env("PLEACH_HOST", format!("host-{rank}"))
+            .env("PLEACH_VERBS_DEVICE", &devices[rank as usize % devices.len()])
+            .env("LD_LIBRARY_PATH", crate::fake_cuda::folder())
+            .env("FAKE_CUDA_DMA_BUF", "0");
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn nics_read_and_write_gpu_memory_where_the_kernel_gives_it_to_them() {
+        let direct = |rank: u32, command: &mut Command| {
+            on_its_device(rank, command);
+            command.env("FAKE_CUDA_PEERMEM", "1");
+        };
+        Job::start("nics_reach_the_memory", "verbs", 2, direct).expect_well(&[]);
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn gpu_memory_is_staged_where_the_kernel_does_not_give_it_to_nics() {
+        Job::start("nics_do_not_reach_the_memory", "verbs", 2, on_its_device).expect_well(&[]);
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn ranks_whose_nics_reach_gpu_memory_and_ranks_that_stage_it_make_a_group() {
+        let one_of_them = |rank: u32, command: &mut Command| {
+            on_its_device(rank, command);
+            command.env("FAKE_CUDA_PEERMEM", if rank == 1 { "1" } else { "0" });
+        };
+        Job::start("nics_of_rank_1_reach_the_memory", "verbs", 2, one_of_them).expect_well(&[]);
+    }
+}
+
 /// What ranks do, each a process of its own.
 mod child {
     use super::*;
@@ -137,7 +183,7 @@ mod child {
     fn groups() -> (Group, Group) {
         let mut options = Options::from_env().expect("the test says which rank this is");
         let fabric = std::env::var(FABRIC).expect("the test names the fabric");
-        let known = [Fabric::Shm, Fabric::Tcp];
+        let known = [Fabric::Shm, Fabric::Tcp, Fabric::Verbs];
         let fabric = known.into_iter().find(|one| one.to_string() == fabric).expect("a fabric");
         options.fabric = FabricChoice::Only(fabric);
         let host = Group::join(&options).unwrap_or_else(|error| panic!("{error}"));
@@ -202,6 +248,34 @@ mod child {
     fn every_type_is_right() {
         let (host, group) = groups();
         check_every_type((&host, &group), &[777, 30_000]);
+        group.close().expect("closed");
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn nics_reach_the_memory() {
+        let (host, group) = groups();
+        assert!(group.reaches_gpu(), "its memory is registered with the NIC");
+        check_every_type((&host, &group), &[777]);
+        check_type((&host, &group), &[200_000], |value| value as f32);
+        group.close().expect("closed");
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn nics_do_not_reach_the_memory() {
+        let (host, group) = groups();
+        assert!(!group.reaches_gpu(), "the kernel gives it to no NIC");
+        check_type((&host, &group), &[777, 200_000], |value| value as f32);
+        group.close().expect("closed");
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn nics_of_rank_1_reach_the_memory() {
+        let (host, group) = groups();
+        assert_eq!(group.reaches_gpu(), group.rank() == 1);
+        check_type((&host, &group), &[777, 200_000], |value| value as f32);
         group.close().expect("closed");
     }
 

@@ -25,8 +25,8 @@
 //! * by its **address**, as if it were the host's (`ibv_reg_mr`), which the kernel gives to NICs where the module
 //!   nvidia-peermem is loaded. Memory is allocated so that it may be (`gpuDirectRDMACapable`).
 //!
-//! Where neither works registering it is an error that names both and what to load. Groups stage it through [`Pinned`]
-//! memory over verbs too, as for every fabric but shared memory. What a NIC wrote is **shown only after a flush**: [`Gpu::flush`] says
+//! Where neither works registering it is an error that names both and what to load, and groups stage it through
+//! [`Pinned`] memory as for every other fabric. What a NIC wrote is **shown only after a flush**: [`Gpu::flush`] says
 //! whether the GPU orders such writes itself or the host has to ([`Gpu::flush_writes`]), and the verbs device does so
 //! between taking completions and telling what they say. A GPU that has neither is refused. The other way round nothing is
 //! needed: who puts from a GPU's memory has seen the [`Mark`] behind what wrote it, and by then it can be read.
