@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use pleach_transport::cuda::{
-    CudaError, CudaMemory, DmaBuf, Flush, ForeignMemory, Gpu, GpuId, Imported, Pinned, Stream, gpus,
+    CudaError, CudaMemory, DmaBuf, Flush, ForeignMemory, Gpu, GpuId, Imported, Pinned, Readers, Stream, gpus,
 };
 use pleach_transport::{HostMemory, Memory, Share, SharedMemory, Space};
 
@@ -353,6 +353,7 @@ mod otherwise {
     fn writes_of_others_are_flushed_as_the_gpu_needs_it() {
         run("flushes_by_the_host", &[]);
         run("needs_no_flush", &[("FAKE_CUDA_ORDERING", "100")]);
+        run("needs_no_flush", &[("FAKE_CUDA_ORDERING", "200")]);
         run("reads_back", &[("FAKE_CUDA_FLUSH", "0")]);
     }
 
@@ -466,22 +467,30 @@ mod child {
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn flushes_by_the_host() {
-        assert_eq!(gpu().flush(), Flush::ByHost);
-        gpu().flush_writes().expect("flushed");
+        for readers in [Readers::Own, Readers::All] {
+            assert_eq!(gpu().flush(readers), Flush::ByHost);
+            gpu().flush_writes(readers).expect("flushed");
+        }
     }
 
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn needs_no_flush() {
-        assert_eq!(gpu().flush(), Flush::Needless);
-        gpu().flush_writes().expect("nothing to do");
+        assert_eq!(gpu().flush(Readers::Own), Flush::Needless);
+        gpu().flush_writes(Readers::Own).expect("nothing to do");
+        let is_for_all = std::env::var("FAKE_CUDA_ORDERING").as_deref() == Ok("200");
+        let expected = if is_for_all { Flush::Needless } else { Flush::ByHost };
+        assert_eq!(gpu().flush(Readers::All), expected);
+        gpu().flush_writes(Readers::All).expect("flushed, or nothing to do");
     }
 
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn reads_back() {
-        assert_eq!(gpu().flush(), Flush::ByReadBack);
-        assert!(matches!(gpu().flush_writes(), Err(CudaError::Unable { .. })));
+        for readers in [Readers::Own, Readers::All] {
+            assert_eq!(gpu().flush(readers), Flush::ByReadBack);
+            assert!(matches!(gpu().flush_writes(readers), Err(CudaError::Unable { .. })));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pleach_transport::cuda::{CudaMemory, Gpu};
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
-use pleach_transport::{Device, Space};
+use pleach_transport::{Device, Rank, Space, clock};
 
 use super::{Connection, Group, GroupError, Options};
 use crate::choices::ChoicesError;
@@ -44,14 +44,19 @@ impl Group {
         expect_memory(options.space)?;
         let board = Arc::new(Board::new(options.world.rank));
         let joined = join(&options.world, &settings(options), board.clone())?;
-        let platform = platform_for(options.space, &joined);
-        options.choices.expect_table(joined.fabric, &platform.hosts)?;
+        let hosts = platform(joined.fabric, &joined.hosts, joined.ranks_here).hosts;
+        options.choices.expect_table(joined.fabric, &hosts)?;
         Ok(Self::joined(joined, board, options)?)
     }
 
     /// A group of ranks that have met.
-    pub(super) fn joined(joined: Joined, board: Arc<Board>, options: &Options) -> Result<Self, GroupError> {
-        let mut platform = platform_for(options.space, &joined);
+    pub(super) fn joined(
+        mut joined: Joined,
+        board: Arc<Board>,
+        options: &Options,
+    ) -> Result<Self, GroupError> {
+        let reach = Reach::find(options, &mut joined)?;
+        let mut platform = reach.platform(&joined);
         let table = options.choices.table(joined.fabric, &platform.hosts);
         if let Some(table) = &table {
             tracing::info!("choices: {} rows for {} {}", table.rows().len(), joined.fabric, platform.hosts);
@@ -66,7 +71,7 @@ impl Group {
             }
             platform.wiring = Some(wiring(topology, &platform));
         }
-        let mut connection = Connection {
+        let connection = Connection {
             device: joined.device,
             events: joined.events,
             board,
@@ -74,7 +79,7 @@ impl Group {
             ranks_here: joined.ranks_here,
             store: joined.store,
         };
-        let compute = compute(options.space, joined.fabric, &mut connection)?;
+        let compute = reach.compute(options.space)?;
         let mut group = Self::choosing_by(table, connection, compute, options)?;
         group.fabric = Some(joined.fabric);
         Ok(group)
@@ -89,45 +94,82 @@ pub(super) fn expect_memory(space: Space) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// Who computes on that memory. What is on a GPU is staged where peers do not reach it.
-fn compute(
-    space: Space,
-    fabric: Fabric,
-    connection: &mut Connection,
-) -> Result<Box<dyn Compute>, ComputeError> {
-    let Space::Cuda { ordinal } = space else { return Ok(Box::new(HostCompute::new())) };
-    let gpu = Gpu::open(ordinal)?;
-    let is_reached = match connection.platform.access {
-        Access::Mapped => true,
-        _ => fabric == Fabric::Verbs && is_registered(&gpu, &mut *connection.device)?,
-    };
-    let staging = if is_reached { Staging::Gpu } else { Staging::Host };
-    Ok(Box::new(CudaCompute::new(&gpu, staging)?))
+/// How peers reach the memory that a group works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// It is the host's.
+    Host,
+    /// It is a GPU's, which those of this host map, and NICs read and write.
+    Mapped,
+    /// It is a GPU's, which NICs read and write.
+    Put,
+    /// It is a GPU's, and staged through pinned memory of the host.
+    Staged,
 }
 
-/// Whether the device's NICs take memory of this GPU: some is tried. Ranks may differ, as each says where its memory is.
-fn is_registered(gpu: &Arc<Gpu>, device: &mut dyn Device) -> Result<bool, ComputeError> {
+impl Reach {
+    /// How peers reach this rank's. Neighbours map what is on a GPU where GPUs can share theirs; over RDMA it is tried
+    /// whether NICs take it. Who stages and who does not make a group, as each says where its memory is, but what is
+    /// mapped is a matter of schedules: all do, or none does.
+    fn find(options: &Options, joined: &mut Joined) -> Result<Self, GroupError> {
+        let space = options.space;
+        let Space::Cuda { ordinal } = space else { return Ok(Self::Host) };
+        Ok(match joined.fabric {
+            Fabric::Shm if can_share(space) => Self::Mapped,
+            Fabric::Verbs if is_registered(ordinal, &mut *joined.device)? => Self::Put,
+            Fabric::HybridVerbs if can_share(space) => {
+                let is_registered = is_registered(ordinal, &mut *joined.device)?;
+                if do_all(is_registered, options, joined)? { Self::Mapped } else { Self::Staged }
+            }
+            _ => Self::Staged,
+        })
+    }
+
+    /// What schedules are chosen by: kernels do not reach what peers map of the host's memory, so that is put.
+    fn platform(self, joined: &Joined) -> Platform {
+        let platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
+        match self {
+            Self::Host | Self::Mapped => platform,
+            Self::Put | Self::Staged => {
+                Platform { access: Access::Put, near: CostModel::LOOPBACK, ..platform }
+            }
+        }
+    }
+
+    /// Who computes on that memory.
+    fn compute(self, space: Space) -> Result<Box<dyn Compute>, ComputeError> {
+        let Space::Cuda { ordinal } = space else { return Ok(Box::new(HostCompute::new())) };
+        let staging = if self == Self::Staged { Staging::Host } else { Staging::Gpu };
+        Ok(Box::new(CudaCompute::new(&Gpu::open(ordinal)?, staging)?))
+    }
+}
+
+/// Whether the device's NICs take memory of this GPU: some is tried.
+fn is_registered(ordinal: u32, device: &mut dyn Device) -> Result<bool, ComputeError> {
     /// What is tried has one unit of the GPU's memory then.
     const TRIED_BYTES: usize = 1;
-    match device.register(CudaMemory::new(gpu, TRIED_BYTES)?) {
+    match device.register(CudaMemory::new(&Gpu::open(ordinal)?, TRIED_BYTES)?) {
         Ok(_) => Ok(true),
         Err(error) => {
-            tracing::info!("memory of GPU {} is staged through the host's: {error}", gpu.ordinal());
+            tracing::info!("memory of GPU {ordinal} is staged through the host's: {error}");
             Ok(false)
         }
     }
 }
 
-/// The same as [`platform`] for that memory. That of a GPU is mapped by peers over shared memory, if GPUs can share theirs;
-/// else it, or the pinned memory of the host through which it is staged, is put whatever the fabric is, as
-/// kernels do not reach what peers map.
-fn platform_for(space: Space, joined: &Joined) -> Platform {
-    let platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
-    match space {
-        Space::Host => platform,
-        _ if joined.fabric == Fabric::Shm && can_share(space) => platform,
-        _ => Platform { access: Access::Put, near: CostModel::LOOPBACK, ..platform },
+/// Whether it is so on all ranks, which tell each other where they met.
+fn do_all(own: bool, options: &Options, joined: &mut Joined) -> Result<bool, GroupError> {
+    let Some(store) = &mut joined.store else { return Ok(own) };
+    let deadline = clock::now() + options.join_timeout;
+    let key = |rank: Rank| format!("nic-reaches-gpu-{rank}");
+    store.set(&key(joined.rank), if own { b"yes" } else { b"no" }, deadline)?;
+    let keys: Vec<String> = (0..joined.world_size).map(key).collect();
+    let all = store.wait(&keys, deadline)?;
+    let without = all.iter().position(|answer| answer != b"yes");
+    if let Some(rank) = without.filter(|_| own) {
+        tracing::info!("memory of GPUs is staged through the host's, as NICs of rank {rank} do not reach it");
     }
+    Ok(without.is_none())
 }
 
 /// Whether the GPU's memory can be handed to other processes. All ranks compare their answers when they meet.

@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_transport::cuda::Gpu;
-use pleach_transport::rendezvous::{Fabric, Store};
+use pleach_transport::rendezvous::{Fabric, Store, StoreError};
 use pleach_transport::{Device, Event, SharedMemory, Slice, Space, clock, fork};
 
 pub use batch::Batch;
@@ -151,6 +151,9 @@ pub enum GroupError {
         /// How long they had.
         limit: Duration,
     },
+    /// Ranks met, and then did not tell each other whether their NICs reach their GPUs.
+    #[error("what ranks say of their GPUs and NICs: {0}")]
+    Store(#[from] StoreError),
     /// The GPU that the group is to work on does not work.
     #[error(transparent)]
     Compute(#[from] ComputeError),

@@ -173,6 +173,31 @@ mod verbs {
         };
         Job::start("nics_of_rank_1_reach_the_memory", "verbs", 2, one_of_them).expect_well(&[]);
     }
+
+    /// Two ranks on each host, which share its device.
+    fn on_its_host(rank: u32, command: &mut Command) {
+        on_its_device(rank / 2, command);
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn neighbours_map_gpu_memory_that_nics_of_other_hosts_read_and_write() {
+        let direct = |rank: u32, command: &mut Command| {
+            on_its_host(rank, command);
+            command.env("FAKE_CUDA_PEERMEM", "1");
+        };
+        Job::start("kernels_and_nics_reach_the_memory", "shm+verbs", 4, direct).expect_well(&[]);
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn all_hosts_stage_gpu_memory_where_nics_of_one_rank_do_not_reach_it() {
+        let without_one = |rank: u32, command: &mut Command| {
+            on_its_host(rank, command);
+            command.env("FAKE_CUDA_PEERMEM", if rank == 2 { "0" } else { "1" });
+        };
+        Job::start("all_hosts_stage_the_memory", "shm+verbs", 4, without_one).expect_well(&[]);
+    }
 }
 
 /// What ranks do, each a process of its own.
@@ -183,7 +208,7 @@ mod child {
     fn groups() -> (Group, Group) {
         let mut options = Options::from_env().expect("the test says which rank this is");
         let fabric = std::env::var(FABRIC).expect("the test names the fabric");
-        let known = [Fabric::Shm, Fabric::Tcp, Fabric::Verbs];
+        let known = [Fabric::Shm, Fabric::Tcp, Fabric::Verbs, Fabric::HybridVerbs];
         let fabric = known.into_iter().find(|one| one.to_string() == fabric).expect("a fabric");
         options.fabric = FabricChoice::Only(fabric);
         let host = Group::join(&options).unwrap_or_else(|error| panic!("{error}"));
@@ -276,6 +301,31 @@ mod child {
         let (host, group) = groups();
         assert_eq!(group.reaches_gpu(), group.rank() == 1);
         check_type((&host, &group), &[777, 200_000], |value| value as f32);
+        group.close().expect("closed");
+    }
+
+    fn check_hosts((host, group): (&Group, &Group)) {
+        assert_eq!(group.fabric(), Some(Fabric::HybridVerbs));
+        assert_eq!(group.hosts(), host.hosts());
+        check_type((host, group), &[777, 50_000], |value| value as f32);
+        check_type((host, group), &[777], |value| bf16::from_f32(value as f32 / 3.0));
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn kernels_and_nics_reach_the_memory() {
+        let (host, group) = groups();
+        assert!(group.reaches_gpu(), "neighbours map it and NICs take it");
+        check_hosts((&host, &group));
+        group.close().expect("closed");
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn all_hosts_stage_the_memory() {
+        let (host, group) = groups();
+        assert!(!group.reaches_gpu(), "the kernel does not give rank 2's to its NIC");
+        check_hosts((&host, &group));
         group.close().expect("closed");
     }
 

@@ -25,8 +25,17 @@ impl fmt::Display for GpuId {
     }
 }
 
-/// What must be done before bytes that another device (a NIC) wrote into a GPU's memory are read there by work of the GPU
-/// that was submitted after the writer's completion was seen.
+/// Whose work reads what another device (a NIC) wrote into a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Readers {
+    /// That of this very GPU.
+    Own,
+    /// That of other GPUs too, which peers have mapped it for.
+    All,
+}
+
+/// What must be done before bytes that another device (a NIC) wrote into a GPU's memory are read there by work that was
+/// submitted after the writer's completion was seen.
 ///
 /// Source: CUDA driver API, `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` and
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`.
@@ -54,8 +63,16 @@ pub struct Gpu {
     has_dma_buf: bool,
     /// Whether what is allocated may be made reachable for NICs.
     is_for_nics: bool,
-    flush: Flush,
+    /// For whom the GPU orders writes of NICs itself: the greater, the more.
+    ordering: c_int,
+    can_flush_by_host: bool,
 }
+
+/// From this ordering on a GPU's own work needs no flush, and from this one on no work does.
+const ORDERED_FOR_OWN: c_int =
+    sys::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int;
+const ORDERED_FOR_ALL: c_int =
+    sys::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES as c_int;
 
 // SAFETY: a context may be current on any number of threads, and the driver's functions may be called from all of them.
 unsafe impl Send for Gpu {}
@@ -128,7 +145,8 @@ impl Gpu {
             can_share: false,
             has_dma_buf: false,
             is_for_nics: false,
-            flush: Flush::ByReadBack,
+            ordering: 0,
+            can_flush_by_host: false,
         };
         let (device, mut name, mut bytes) = (device(ordinal)?, [0; 128], 0);
         // SAFETY: the driver is there (`driver()` answered); each function writes to the one value that it is given, the
@@ -159,18 +177,11 @@ impl Gpu {
             driver()?.has_dma_buf && gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0;
         gpu.is_for_nics =
             gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)? != 0;
-        // Orders from 100 (its own accesses) on need no flush for work of this very GPU.
-        let ordering = gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?;
+        gpu.ordering = gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?;
         let options = gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)?;
         let by_host =
             sys::CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as c_int;
-        gpu.flush = if ordering >= 100 {
-            Flush::Needless
-        } else if driver()?.has_flush && options & by_host != 0 {
-            Flush::ByHost
-        } else {
-            Flush::ByReadBack
-        };
+        gpu.can_flush_by_host = driver()?.has_flush && options & by_host != 0;
         // SAFETY: as above. From here on dropping the value releases the context.
         let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut gpu.context, device) };
         gpu.check("cuDevicePrimaryCtxRetain", retained)?;
@@ -220,20 +231,33 @@ impl Gpu {
         self.has_dma_buf
     }
 
-    /// What must happen between a NIC's write and its being read here.
+    /// What must happen between a NIC's write and its being read by these.
     #[must_use]
-    pub fn flush(&self) -> Flush {
-        self.flush
+    pub fn flush(&self, readers: Readers) -> Flush {
+        let ordered = match readers {
+            Readers::Own => ORDERED_FOR_OWN,
+            Readers::All => ORDERED_FOR_ALL,
+        };
+        match self.can_flush_by_host {
+            _ if self.ordering >= ordered => Flush::Needless,
+            true => Flush::ByHost,
+            false => Flush::ByReadBack,
+        }
     }
 
-    /// Makes what a NIC has written to this GPU's memory, whose completion this thread has seen, visible to work that is
-    /// submitted from now on. A notice of such a write is shown after this (contract line 1).
+    /// Makes what a NIC has written to this GPU's memory, whose completion this thread has seen, visible to work of these that
+    /// is submitted from now on. A notice of such a write is shown after this (contract line 1).
     ///
     /// # Errors
     ///
     /// The host cannot flush ([`Flush::ByReadBack`]), or what the driver says.
-    pub fn flush_writes(&self) -> Result<(), CudaError> {
-        match self.flush {
+    pub fn flush_writes(&self, readers: Readers) -> Result<(), CudaError> {
+        use sys::CUflushGPUDirectRDMAWritesScope as Scope;
+        let scope = match readers {
+            Readers::Own => Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+            Readers::All => Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES,
+        };
+        match self.flush(readers) {
             Flush::Needless => Ok(()),
             Flush::ByReadBack => Err(CudaError::Unable {
                 ordinal: self.ordinal,
@@ -245,7 +269,7 @@ impl Gpu {
                 let code = unsafe {
                     sys::cuFlushGPUDirectRDMAWrites(
                         sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-                        sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+                        scope,
                     )
                 };
                 self.check("cuFlushGPUDirectRDMAWrites", code)

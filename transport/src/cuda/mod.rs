@@ -46,7 +46,7 @@ mod stream;
 
 pub use dma_buf::DmaBuf;
 pub use driver::{CudaError, CudaErrorCode, driver_version};
-pub use gpu::{Flush, Gpu, GpuId, gpus};
+pub use gpu::{Flush, Gpu, GpuId, Readers, gpus};
 pub use memory::CudaMemory;
 pub use module::{Kernel, Module};
 pub use peer::Imported;

@@ -12,41 +12,44 @@
 use std::sync::Arc;
 
 use super::FABRIC;
-use crate::cuda::{CudaError, Flush, Gpu};
+use crate::cuda::{CudaError, Flush, Gpu, Readers};
 use crate::device::RegisterError;
 use crate::memory::{Memory, Space};
 
-/// The GPUs that are flushed.
+/// The GPUs that are flushed, and for whom.
 #[derive(Default)]
 pub(super) struct Gpus {
-    flushed: Vec<Arc<Gpu>>,
+    flushed: Vec<(Arc<Gpu>, Readers)>,
 }
 
 impl Gpus {
     /// Before it is registered: whose memory it is, if a GPU's.
-    pub(super) fn of(memory: &dyn Memory) -> Result<Option<Arc<Gpu>>, RegisterError> {
+    pub(super) fn of(memory: &dyn Memory, readers: Readers) -> Result<Option<Arc<Gpu>>, RegisterError> {
         let space = memory.space();
         if space == Space::Host {
             return Ok(None);
         }
         // Of other memory nobody could say how it is flushed.
         let gpu = memory.as_cuda().ok_or(RegisterError::Space { fabric: FABRIC, space })?.gpu();
-        match gpu.flush() {
+        match gpu.flush(readers) {
             Flush::ByReadBack => Err(RegisterError::NoFlush { ordinal: gpu.ordinal() }),
             Flush::Needless | Flush::ByHost => Ok(Some(Arc::clone(gpu))),
         }
     }
 
     /// After memory of it was registered, for as long as the device lives.
-    pub(super) fn note(&mut self, gpu: Arc<Gpu>) {
-        let is_known = self.flushed.iter().any(|known| known.ordinal() == gpu.ordinal());
-        if gpu.flush() == Flush::ByHost && !is_known {
-            self.flushed.push(gpu);
+    pub(super) fn note(&mut self, gpu: Arc<Gpu>, readers: Readers) {
+        if gpu.flush(readers) != Flush::ByHost {
+            return;
+        }
+        match self.flushed.iter_mut().find(|(known, _)| known.ordinal() == gpu.ordinal()) {
+            Some((_, before)) => *before = readers.max(*before),
+            None => self.flushed.push((gpu, readers)),
         }
     }
 
     /// Makes what NICs wrote, whose completions were taken before, visible to work that GPUs are given from now on.
     pub(super) fn flush(&self) -> Result<(), CudaError> {
-        self.flushed.iter().try_for_each(|gpu| gpu.flush_writes())
+        self.flushed.iter().try_for_each(|(gpu, readers)| gpu.flush_writes(*readers))
     }
 }

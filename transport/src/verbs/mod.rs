@@ -100,6 +100,7 @@ use self::wire::{NICS_MAX, NicKeys};
 use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::{self, Nanos};
+use crate::cuda::Readers;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX, MapError,
     Mapped, PostError, Reach, RegisterError, Ring, Source, SubmitError, Submitted, Transfer, TransferError,
@@ -307,9 +308,11 @@ impl VerbsDevice {
 
     fn list(&mut self, memory: &Arc<dyn Memory>, slot: Option<u16>) -> Result<RegionKey, RegisterError> {
         self.forget_released();
-        let gpu = Gpus::of(&**memory)?;
+        // What neighbours map, their GPUs read.
+        let readers = if slot.is_some() { Readers::All } else { Readers::Own };
+        let gpu = Gpus::of(&**memory, readers)?;
         let (key, registered) = Registered::new(&self.nics, memory, slot)?;
-        gpu.into_iter().for_each(|gpu| self.gpus.note(gpu));
+        gpu.into_iter().for_each(|gpu| self.gpus.note(gpu, readers));
         self.regions.insert(key, registered);
         self.announce(key);
         Ok(key)

@@ -524,9 +524,10 @@ int fake_cuda_flushes;
 
 Code cuFlushGPUDirectRDMAWrites(int target, int scope) {
     ENTER;
-    fake_cuda_flushes += target == 0 && scope == 100;
-    if (target == 0 && scope == 100) flush();
-    return leave(OK);
+    int is_known = target == 0 && (scope == 100 || scope == 200); // for the owner, for all devices
+    fake_cuda_flushes += is_known;
+    if (is_known) flush();
+    return leave(is_known ? OK : INVALID_VALUE);
 }
 
 Code cuStreamCreate(struct Stream **stream, unsigned flags) {
