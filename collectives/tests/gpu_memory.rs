@@ -1,12 +1,16 @@
 //! Collectives on a GPU's memory, with a fake driver everywhere and with a real one where there is a GPU:
 //! `cargo test -p pleach-collectives --test gpu_memory -- --ignored gpu::`.
 
+#[path = "gpu_memory/batches.rs"]
+mod batches;
 #[path = "../../transport/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
 #[path = "gpu_memory/group.rs"]
 mod group;
 #[path = "gpu_memory/kernels.rs"]
 mod kernels;
+#[path = "gpu_memory/persistent.rs"]
+mod persistent;
 #[path = "gpu_memory/processes.rs"]
 mod processes;
 mod ranks;
@@ -52,4 +56,16 @@ on_both! {
     starts::a_thread_of_the_group_carries_started_calls_on
     starts::every_call_that_can_be_started_gives_what_the_blocking_one_gives
     starts::memory_that_is_freed_before_its_call_begins_ends_the_group_with_the_reason
+    batches::a_batch_gives_what_its_operations_give_one_by_one
+    batches::a_batch_begins_after_the_earlier_work_of_its_streams
+    batches::a_batch_that_is_started_gives_what_one_that_is_run_gives
+    batches::several_batches_are_under_way_at_once_and_more_operations_than_fit
+    batches::sends_and_receives_of_a_batch_do_not_wait_for_each_other
+    batches::what_cannot_be_in_a_batch_is_refused_and_the_rest_is_carried_out
+    batches::tensors_of_other_lengths_are_a_mismatch_though_all_together_are_as_long
+    batches::memory_that_is_freed_before_its_batch_begins_ends_the_group_with_the_reason
+    persistent::a_prepared_call_gives_the_result_of_the_plain_one_as_often_as_it_is_run
+    persistent::every_prepared_collective_is_the_plain_one_and_matches_it
+    persistent::a_run_comes_after_the_earlier_work_of_its_stream
+    persistent::what_cannot_be_prepared_or_run_is_told_and_the_memory_comes_back
 }

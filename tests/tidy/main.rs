@@ -33,6 +33,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/tests/system_calls.rs", "counts system calls"),
     ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
     ("collectives/src/group/data.rs", "registered memory as slices"),
+    ("collectives/src/group/gpu_flight.rs", "copies on a GPU between a batch's buffers"),
     ("collectives/src/group/lent.rs", "memory lent for one call"),
     ("benches/micro/benches/instructions.rs", "the processor's trap flag"),
     ("benches/micro/benches/reduce.rs", "kernels over raw memory"),

@@ -10,16 +10,14 @@ use std::sync::Arc;
 use pleach_transport::Slice;
 
 use super::Group;
-use super::batch::{Job, bytes_of, keep_staging, take_staging};
+use super::batch::{Alone, Job, bytes_of, keep_staging, take_staging};
 use super::data::{Buffer, Element, OwnedData};
 use super::error::CollectiveError;
+use super::fused::{self, RUNS_AT_ONCE};
 use super::operation::Operation;
 use super::pending::{Completion, Pending, PendingError, Started};
 use crate::collective::ReduceOp;
 use crate::engine::RunId;
-
-/// Most operations of a batch under way at a time: others of the group find room beside them.
-const RUNS_AT_ONCE: usize = 64;
 
 /// Operations that were started.
 struct Under {
@@ -67,25 +65,25 @@ impl Group {
         under: &mut Under,
     ) -> Result<(), CollectiveError> {
         let jobs = self.batched(tensors, op)?;
-        let room: usize = jobs.iter().map(|job| if let Job::Fused(it) = job { it.room() } else { 0 }).sum();
-        if room > 0 {
-            under.staging = Some(take_staging(self, room)?);
-        }
+        let room = fused::room(&jobs);
         let mut begin = 0;
         for job in jobs {
             match job {
                 Job::Fused(bucket) => {
-                    let staging = under.staging.as_ref().expect("there is something to be fused");
+                    let staging = match &mut under.staging {
+                        Some(staging) => staging,
+                        empty => empty.insert(take_staging(self, room)?),
+                    };
                     let part =
                         staging.slice(begin..begin + bucket.room()).expect("there is room for every bucket");
                     begin += bucket.room();
                     let mut buffer = Buffer::new(part, bucket.bytes(), self.shared.number);
-                    let operation = bucket.pack(&mut buffer);
+                    let operation = bucket.pack(self.shared.number, &mut buffer);
                     under.staged.push((bucket.places().to_vec(), buffer));
                     self.start_one(&bucket.group(), operation, under)?;
                 }
-                Job::Long(group, operation) => self.start_one(&group, operation, under)?,
-                Job::Call(..) => unreachable!("exact calls are refused before"),
+                Job::Alone(group, Alone::Long(operation, _)) => self.start_one(&group, operation, under)?,
+                Job::Alone(_, Alone::Call(_)) => unreachable!("exact calls are refused before"),
             }
         }
         Ok(())
@@ -140,6 +138,7 @@ impl Group {
             if let (Some(staging), Some(shared)) = (under.staging, shared.upgrade()) {
                 keep_staging(staging, &shared.staging);
             }
+            Ok(())
         })
     }
 }

@@ -8,12 +8,10 @@ use super::Group;
 use super::batch::{Bucket, keep_staging, take_staging};
 use super::data::Buffer;
 use super::error::CollectiveError;
+use super::fused::RUNS_AT_ONCE;
 use super::lent::Lent;
 use super::operation::Operation;
 use crate::engine::RunId;
-
-/// Most operations of a batch under way at a time: others of the group find room beside them.
-const RUNS_AT_ONCE: usize = 64;
 
 /// See the module.
 pub(super) struct Flight<'a> {
@@ -51,7 +49,7 @@ impl<'a> Flight<'a> {
         let part = staging.slice(begin..begin + bucket.room()).expect("there is room for every bucket");
         self.used_bytes += bucket.room();
         let mut buffer = Buffer::new(part, bucket.bytes(), self.group.shared.number);
-        let operation = bucket.pack(&mut buffer);
+        let operation = bucket.pack(self.group.shared.number, &mut buffer);
         self.launch(&bucket.group(), operation, Some((bucket, buffer)))
     }
 

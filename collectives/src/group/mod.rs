@@ -15,7 +15,12 @@ mod data;
 mod driver;
 mod error;
 mod flight;
+mod fused;
 mod gpu;
+mod gpu_batch;
+mod gpu_flight;
+mod gpu_operation;
+mod gpu_persistent;
 mod in_place;
 mod join;
 mod lent;
@@ -46,6 +51,8 @@ pub use batch::Batch;
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
 pub use error::{CollectiveError, GroupName};
 pub use gpu::GpuBuffer;
+pub use gpu_batch::GpuBatch;
+pub use gpu_persistent::GpuPersistent;
 pub use join::JoinGroupError;
 pub use on_stream::OnStream;
 pub use options::Options;
@@ -99,6 +106,8 @@ struct Shared {
     is_closed: AtomicBool,
     /// Registered memory for batches, while none uses it.
     staging: Mutex<Option<Slice>>,
+    /// The same on the GPU.
+    gpu_staging: Mutex<Option<gpu_flight::Staging>>,
     /// Where its ranks met, and meet again to split. Rank 0's table keeps late comers out for as long as the group lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
     /// The GPU whose memory its calls work on, if they work on one's.
@@ -278,6 +287,7 @@ impl Group {
             close_timeout: options.close_timeout,
             is_closed: AtomicBool::new(false),
             staging: Mutex::default(),
+            gpu_staging: Mutex::default(),
             store: store.map(|store| Arc::new(Mutex::new(store))),
             gpu,
             shares_gpu,

@@ -7,6 +7,7 @@
 //! mark is reached ([`Gate`]); it is over when its [`Pending`](super::Pending) says so. No stream waits for a call: it would
 //! wait for this rank's own thread to go on, and work of others that shares a queue of the GPU with it would too.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::clock;
@@ -16,12 +17,12 @@ use super::Group;
 use super::data::Element;
 use super::error::CollectiveError;
 use super::gpu::GpuBuffer;
+use super::gpu_operation::GpuOperation;
 use super::operation::Operation;
 use super::pending::Started;
 use crate::Rank;
 use crate::collective::{Collective, ReduceOp};
-use crate::engine::{Bytes, Counts, Gate};
-use crate::parts::Parts;
+use crate::engine::{Gate, Plan};
 
 /// How often a blocking call that waits for a stream looks at it while it carries on what else the group does.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
@@ -29,8 +30,8 @@ const LOOK_EVERY: Duration = Duration::from_micros(20);
 /// A group whose calls take their place in a stream: see [`Group::on`].
 #[derive(Clone, Copy, Debug)]
 pub struct OnStream<'a> {
-    group: &'a Group,
-    stream: &'a Stream,
+    pub(super) group: &'a Group,
+    pub(super) stream: &'a Stream,
 }
 
 impl Group {
@@ -60,7 +61,7 @@ impl OnStream<'_> {
         data: &mut GpuBuffer<T>,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        self.run(self.all_reduce_operation(data, op)?)
+        self.run(GpuOperation::all_reduce(self.group, data, op)?)
     }
 
     /// [`Group::all_reduce_into`].
@@ -74,7 +75,7 @@ impl OnStream<'_> {
         output: &mut GpuBuffer<T>,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        self.run(self.reducing_between(Collective::AllReduce, op, input, output)?)
+        self.run(GpuOperation::reducing(self.group, Collective::AllReduce, op, input, output)?)
     }
 
     /// [`Group::reduce`].
@@ -88,7 +89,7 @@ impl OnStream<'_> {
         op: ReduceOp,
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        self.run(self.reduce_operation(data, op, root)?)
+        self.run(GpuOperation::reduce(self.group, data, op, root)?)
     }
 
     /// [`Group::broadcast`].
@@ -97,7 +98,7 @@ impl OnStream<'_> {
     ///
     /// See [`CollectiveError`].
     pub fn broadcast<T: Element>(&self, data: &mut GpuBuffer<T>, root: Rank) -> Result<(), CollectiveError> {
-        self.run(self.broadcast_operation(data, root)?)
+        self.run(GpuOperation::broadcast(self.group, data, root)?)
     }
 
     /// [`Group::all_gather`].
@@ -110,7 +111,7 @@ impl OnStream<'_> {
         input: &GpuBuffer<T>,
         output: &mut GpuBuffer<T>,
     ) -> Result<(), CollectiveError> {
-        self.run(self.moving_between(Collective::AllGather, input, output)?)
+        self.run(GpuOperation::moving(self.group, Collective::AllGather, input, output)?)
     }
 
     /// [`Group::reduce_scatter`].
@@ -124,7 +125,7 @@ impl OnStream<'_> {
         output: &mut GpuBuffer<T>,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        self.run(self.reducing_between(Collective::ReduceScatter, op, input, output)?)
+        self.run(GpuOperation::reducing(self.group, Collective::ReduceScatter, op, input, output)?)
     }
 
     /// [`Group::gather`]; on ranks other than the root the output is left as it is.
@@ -138,7 +139,7 @@ impl OnStream<'_> {
         output: &mut GpuBuffer<T>,
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        self.run(self.moving_between(Collective::Gather { root }, input, output)?)
+        self.run(GpuOperation::moving(self.group, Collective::Gather { root }, input, output)?)
     }
 
     /// [`Group::scatter`]; of ranks other than the root the input is not looked at.
@@ -152,7 +153,7 @@ impl OnStream<'_> {
         output: &mut GpuBuffer<T>,
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        self.run(self.moving_between(Collective::Scatter { root }, input, output)?)
+        self.run(GpuOperation::moving(self.group, Collective::Scatter { root }, input, output)?)
     }
 
     /// [`Group::all_to_all`].
@@ -165,7 +166,7 @@ impl OnStream<'_> {
         input: &GpuBuffer<T>,
         output: &mut GpuBuffer<T>,
     ) -> Result<(), CollectiveError> {
-        self.run(self.moving_between(Collective::AllToAll, input, output)?)
+        self.run(GpuOperation::moving(self.group, Collective::AllToAll, input, output)?)
     }
 
     /// [`Group::send`].
@@ -174,7 +175,7 @@ impl OnStream<'_> {
     ///
     /// See [`CollectiveError`].
     pub fn send<T: Element>(&self, data: &GpuBuffer<T>, to: Rank) -> Result<(), CollectiveError> {
-        self.run(self.send_operation(data, to)?)
+        self.run(GpuOperation::send(self.group, data, to)?)
     }
 
     /// [`Group::recv`].
@@ -183,7 +184,7 @@ impl OnStream<'_> {
     ///
     /// See [`CollectiveError`].
     pub fn recv<T: Element>(&self, data: &mut GpuBuffer<T>, from: Rank) -> Result<(), CollectiveError> {
-        self.run(self.recv_operation(data, from)?)
+        self.run(GpuOperation::recv(self.group, data, from)?)
     }
 
     /// Starts [`OnStream::all_reduce`].
@@ -192,8 +193,7 @@ impl OnStream<'_> {
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
     pub fn start_all_reduce<T: Element>(&self, data: GpuBuffer<T>, op: ReduceOp) -> Started<GpuBuffer<T>> {
-        let operation = self.all_reduce_operation(&data, op);
-        self.start(operation, data)
+        self.start(GpuOperation::all_reduce(self.group, &data, op), data)
     }
 
     /// Starts [`OnStream::reduce`].
@@ -207,8 +207,7 @@ impl OnStream<'_> {
         op: ReduceOp,
         root: Rank,
     ) -> Started<GpuBuffer<T>> {
-        let operation = self.reduce_operation(&data, op, root);
-        self.start(operation, data)
+        self.start(GpuOperation::reduce(self.group, &data, op, root), data)
     }
 
     /// Starts [`OnStream::broadcast`].
@@ -217,8 +216,7 @@ impl OnStream<'_> {
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
     pub fn start_broadcast<T: Element>(&self, data: GpuBuffer<T>, root: Rank) -> Started<GpuBuffer<T>> {
-        let operation = self.broadcast_operation(&data, root);
-        self.start(operation, data)
+        self.start(GpuOperation::broadcast(self.group, &data, root), data)
     }
 
     /// Starts [`OnStream::all_gather`].
@@ -231,7 +229,7 @@ impl OnStream<'_> {
         input: GpuBuffer<T>,
         output: GpuBuffer<T>,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
-        let operation = self.moving_between(Collective::AllGather, &input, &output);
+        let operation = GpuOperation::moving(self.group, Collective::AllGather, &input, &output);
         self.start(operation, (input, output))
     }
 
@@ -246,7 +244,7 @@ impl OnStream<'_> {
         output: GpuBuffer<T>,
         op: ReduceOp,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
-        let operation = self.reducing_between(Collective::ReduceScatter, op, &input, &output);
+        let operation = GpuOperation::reducing(self.group, Collective::ReduceScatter, op, &input, &output);
         self.start(operation, (input, output))
     }
 
@@ -261,7 +259,7 @@ impl OnStream<'_> {
         output: GpuBuffer<T>,
         root: Rank,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
-        let operation = self.moving_between(Collective::Gather { root }, &input, &output);
+        let operation = GpuOperation::moving(self.group, Collective::Gather { root }, &input, &output);
         self.start(operation, (input, output))
     }
 
@@ -276,7 +274,7 @@ impl OnStream<'_> {
         output: GpuBuffer<T>,
         root: Rank,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
-        let operation = self.moving_between(Collective::Scatter { root }, &input, &output);
+        let operation = GpuOperation::moving(self.group, Collective::Scatter { root }, &input, &output);
         self.start(operation, (input, output))
     }
 
@@ -290,7 +288,7 @@ impl OnStream<'_> {
         input: GpuBuffer<T>,
         output: GpuBuffer<T>,
     ) -> Started<(GpuBuffer<T>, GpuBuffer<T>)> {
-        let operation = self.moving_between(Collective::AllToAll, &input, &output);
+        let operation = GpuOperation::moving(self.group, Collective::AllToAll, &input, &output);
         self.start(operation, (input, output))
     }
 
@@ -300,8 +298,7 @@ impl OnStream<'_> {
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
     pub fn start_send<T: Element>(&self, data: GpuBuffer<T>, to: Rank) -> Started<GpuBuffer<T>> {
-        let operation = self.send_operation(&data, to);
-        self.start(operation, data)
+        self.start(GpuOperation::send(self.group, &data, to), data)
     }
 
     /// Starts [`OnStream::recv`].
@@ -310,191 +307,100 @@ impl OnStream<'_> {
     ///
     /// See [`CollectiveError`]; the memory comes back with it.
     pub fn start_recv<T: Element>(&self, data: GpuBuffer<T>, from: Rank) -> Started<GpuBuffer<T>> {
-        let operation = self.recv_operation(&data, from);
-        self.start(operation, data)
-    }
-
-    fn all_reduce_operation<T: Element>(
-        &self,
-        data: &GpuBuffer<T>,
-        op: ReduceOp,
-    ) -> Result<Operation, CollectiveError> {
-        let bytes = data.bytes(self.group)?;
-        self.reducing::<T>(Collective::AllReduce, op, data.len(), bytes.clone(), bytes)
-    }
-
-    fn reduce_operation<T: Element>(
-        &self,
-        data: &GpuBuffer<T>,
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<Operation, CollectiveError> {
-        self.group.expect_rank(root)?;
-        let input = data.bytes(self.group)?;
-        let output = if self.group.rank() == root { input.clone() } else { Bytes::None };
-        self.reducing::<T>(Collective::Reduce { root }, op, data.len(), input, output)
-    }
-
-    fn broadcast_operation<T: Element>(
-        &self,
-        data: &GpuBuffer<T>,
-        root: Rank,
-    ) -> Result<Operation, CollectiveError> {
-        self.group.expect_rank(root)?;
-        let output = data.bytes(self.group)?;
-        let input = if self.group.rank() == root { output.clone() } else { Bytes::None };
-        Ok(self.moving::<T>(Collective::Broadcast { root }, data.len(), input, output))
-    }
-
-    fn send_operation<T: Element>(
-        &self,
-        data: &GpuBuffer<T>,
-        to: Rank,
-    ) -> Result<Operation, CollectiveError> {
-        self.group.expect_peer(to)?;
-        let collective = Collective::SendRecv { from: self.group.rank(), to };
-        Ok(self.moving::<T>(collective, data.len(), data.bytes(self.group)?, Bytes::None))
-    }
-
-    fn recv_operation<T: Element>(
-        &self,
-        data: &GpuBuffer<T>,
-        from: Rank,
-    ) -> Result<Operation, CollectiveError> {
-        self.group.expect_peer(from)?;
-        let collective = Collective::SendRecv { from, to: self.group.rank() };
-        Ok(self.moving::<T>(collective, data.len(), Bytes::None, data.bytes(self.group)?))
-    }
-
-    /// Elements of one buffer reduced into another one.
-    fn reducing_between<T: Element>(
-        &self,
-        collective: Collective,
-        op: ReduceOp,
-        input: &GpuBuffer<T>,
-        output: &GpuBuffer<T>,
-    ) -> Result<Operation, CollectiveError> {
-        let (count, from, into) = self.between(collective, input, output)?;
-        self.reducing::<T>(collective, op, count, from, into)
-    }
-
-    /// Elements of one buffer moved to another one.
-    fn moving_between<T: Element>(
-        &self,
-        collective: Collective,
-        input: &GpuBuffer<T>,
-        output: &GpuBuffer<T>,
-    ) -> Result<Operation, CollectiveError> {
-        let (count, from, into) = self.between(collective, input, output)?;
-        Ok(self.moving::<T>(collective, count, from, into))
-    }
-
-    /// Elements of a part, and both buffers as an engine takes them, where this rank's matter.
-    fn between<T: Element>(
-        &self,
-        collective: Collective,
-        input: &GpuBuffer<T>,
-        output: &GpuBuffer<T>,
-    ) -> Result<(usize, Bytes, Bytes), CollectiveError> {
-        let (rank, ranks) = (self.group.rank(), self.group.world_size());
-        let count = self.group.part_len(collective, input.len(), output.len())?;
-        let bytes = |buffer: &GpuBuffer<T>, parts: Parts| {
-            if parts.is_empty() { Ok(Bytes::None) } else { buffer.bytes(self.group) }
-        };
-        let from = bytes(input, collective.input_parts(rank, ranks))?;
-        let into = bytes(output, collective.output_parts(rank, ranks))?;
-        Ok((count, from, into))
-    }
-
-    fn reducing<T: Element>(
-        &self,
-        collective: Collective,
-        op: ReduceOp,
-        count: usize,
-        input: Bytes,
-        output: Bytes,
-    ) -> Result<Operation, CollectiveError> {
-        if self.group.exact_for(T::DATA_TYPE, op)?.is_some() {
-            return Err(CollectiveError::ExactOnGpu);
-        }
-        Ok(Operation { op, ..self.moving::<T>(collective, count, input, output) })
-    }
-
-    fn moving<T: Element>(
-        &self,
-        collective: Collective,
-        count: usize,
-        input: Bytes,
-        output: Bytes,
-    ) -> Operation {
-        let (op, counts, space) = (ReduceOp::Sum, Counts::Each(count), self.group.space());
-        Operation { collective, data_type: T::DATA_TYPE, op, counts, input, output, space, gate: None }
+        self.start(GpuOperation::recv(self.group, &data, from), data)
     }
 
     /// Carries the operation out, after the stream's earlier work.
-    fn run(&self, operation: Operation) -> Result<(), CollectiveError> {
-        self.group.expect_open()?;
-        self.group.expect_gpu(self.stream.gpu())?;
-        self.follow_stream()?;
-        self.group.blocking(operation)
+    fn run(&self, operation: GpuOperation) -> Result<(), CollectiveError> {
+        self.run_by(operation, None)
     }
 
-    /// Waits until the stream has done what is in it, carrying on what else the group does.
-    fn follow_stream(&self) -> Result<(), CollectiveError> {
-        let mark = self.stream.mark()?;
+    /// The same by its plan, where that is known.
+    pub(super) fn run_by(
+        &self,
+        operation: GpuOperation,
+        plan: Option<&Arc<Plan>>,
+    ) -> Result<(), CollectiveError> {
+        self.group.expect_open()?;
+        self.group.expect_gpu(self.stream.gpu())?;
+        self.group.wait_for_mark(&self.stream.mark()?)?;
+        operation.expect_alive()?;
+        self.group.blocking_by(operation.operation, plan)
+    }
+
+    /// Starts the operation behind the stream's earlier work.
+    fn start<D>(&self, operation: Result<GpuOperation, CollectiveError>, data: D) -> Started<D> {
+        self.start_by(operation, None, data)
+    }
+
+    /// The same by its plan, where that is known.
+    pub(super) fn start_by<D>(
+        &self,
+        operation: Result<GpuOperation, CollectiveError>,
+        plan: Option<&Arc<Plan>>,
+        data: D,
+    ) -> Started<D> {
+        let behind = operation.and_then(|GpuOperation { operation, foreign }| {
+            self.group.expect_open()?;
+            self.group.expect_gpu(self.stream.gpu())?;
+            let before = Before::new([self.stream])?;
+            Ok(Operation { gate: before.gate(foreign)?, ..operation })
+        });
+        self.group.start_by(behind, plan, data)
+    }
+}
+
+impl Group {
+    /// Waits until the mark is reached, at most as long as a call may take, carrying on what else the group does.
+    pub(super) fn wait_for_mark(&self, mark: &Mark) -> Result<(), CollectiveError> {
         let began = clock::now();
         while !mark.is_reached()? {
             let now = clock::now();
             let waited = now.since(began);
-            if waited >= self.group.timeout {
-                let ordinal = self.stream.gpu().ordinal();
-                return Err(CudaError::Late { ordinal, waited }.into());
+            if waited >= self.timeout {
+                return Err(
+                    CudaError::Late { ordinal: self.gpu().map_or(0, |gpu| gpu.ordinal()), waited }.into()
+                );
             }
-            let driver = &self.group.shared.driver;
+            let driver = &self.shared.driver;
             driver.drive(driver.lock(), now + LOOK_EVERY, |_| None::<()>);
         }
         Ok(())
     }
-
-    /// Starts the operation behind the stream's earlier work.
-    fn start<D: Buffers>(&self, operation: Result<Operation, CollectiveError>, data: D) -> Started<D> {
-        let behind = operation.and_then(|operation| {
-            self.group.expect_open()?;
-            self.group.expect_gpu(self.stream.gpu())?;
-            Ok(Operation { gate: gate(self.stream.mark()?, data.foreign())?, ..operation })
-        });
-        self.group.start(behind, data)
-    }
 }
 
-/// What a started call keeps until it has ended.
-trait Buffers {
-    /// What somebody may free before it begins.
-    fn foreign(&self) -> Vec<ForeignMemory>;
-}
+/// What calls come after: the work that was in some streams.
+#[derive(Clone, Debug)]
+pub(super) struct Before(Arc<Vec<Mark>>);
 
-impl<T: Element> Buffers for GpuBuffer<T> {
-    fn foreign(&self) -> Vec<ForeignMemory> {
-        self.foreign().cloned().into_iter().collect()
+impl Before {
+    /// All that is in these streams now.
+    pub(super) fn new<'a>(streams: impl IntoIterator<Item = &'a Stream>) -> Result<Self, CudaError> {
+        Ok(Self(Arc::new(streams.into_iter().map(Stream::mark).collect::<Result<_, _>>()?)))
     }
-}
 
-impl<T: Element> Buffers for (GpuBuffer<T>, GpuBuffer<T>) {
-    fn foreign(&self) -> Vec<ForeignMemory> {
-        self.0.foreign().into_iter().chain(self.1.foreign()).cloned().collect()
-    }
-}
-
-/// Open when the mark is reached; none is needed where it is already. The memory is looked at once more then.
-fn gate(mark: Mark, foreign: Vec<ForeignMemory>) -> Result<Option<Gate>, CudaError> {
-    if mark.is_reached()? {
-        return Ok(None);
-    }
-    Ok(Some(Box::new(move || {
-        if !mark.is_reached()? {
-            return Ok(false);
+    /// Whether all of it is done.
+    pub(super) fn is_done(&self) -> Result<bool, CudaError> {
+        for mark in &*self.0 {
+            if !mark.is_reached()? {
+                return Ok(false);
+            }
         }
-        foreign.iter().try_for_each(ForeignMemory::expect_alive)?;
         Ok(true)
-    })))
+    }
+
+    /// Open when all of it is done; none is needed where it is already. The memory is looked at once more then.
+    pub(super) fn gate(&self, foreign: Vec<ForeignMemory>) -> Result<Option<Gate>, CudaError> {
+        if self.is_done()? {
+            return Ok(None);
+        }
+        let before = self.clone();
+        Ok(Some(Box::new(move || {
+            if !before.is_done()? {
+                return Ok(false);
+            }
+            foreign.iter().try_for_each(ForeignMemory::expect_alive)?;
+            Ok(true)
+        })))
+    }
 }

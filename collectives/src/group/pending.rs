@@ -28,7 +28,7 @@ pub struct Pending<D> {
 }
 
 /// Puts results where they belong.
-pub(super) type Completion<D> = Box<dyn FnOnce(&mut D) + Send>;
+pub(super) type Completion<D> = Box<dyn FnOnce(&mut D) -> Result<(), CollectiveError> + Send>;
 
 /// What starting a collective gives: it under way, or why it is not, with its memory.
 pub type Started<D> = Result<Pending<D>, PendingError<D>>;
@@ -112,7 +112,7 @@ impl<D> Pending<D> {
         if matches!(self.outcome, None | Some(Ok(())))
             && let (Some(complete), Some(data)) = (completion, &mut self.data)
         {
-            complete(data);
+            self.outcome = Some(complete(data));
         }
     }
 

@@ -141,7 +141,7 @@ impl Group {
     }
 
     /// The plan of an operation, to be kept.
-    fn kept_plan(&self, operation: &Operation) -> Result<Arc<Plan>, CollectiveError> {
+    pub(super) fn kept_plan(&self, operation: &Operation) -> Result<Arc<Plan>, CollectiveError> {
         self.expect_open()?;
         let mut core = self.shared.driver.lock();
         Ok(self.plan(&mut core.planner, operation)?.clone())

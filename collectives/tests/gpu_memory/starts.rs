@@ -14,7 +14,7 @@ use crate::group::{GPU, filled, on_gpu};
 use crate::ranks::with_group;
 
 /// How long a test waits for a GPU. Generous: machines are loaded.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const LEN: usize = 50_000;
 /// Pieces of work in a stream: the fake driver does one of them at every few questions.
 pub(crate) const PIECES: u8 = 200;

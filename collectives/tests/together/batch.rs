@@ -245,6 +245,9 @@ fn several_batches_are_under_way_at_once_and_are_tested_without_waiting() {
             }
             let none: Vec<Vec<f32>> = Vec::new();
             assert!(group.start_all_reduce_batch(none, ReduceOp::Sum).unwrap().wait().unwrap().is_empty());
+            // Nothing to be copied, and still a call.
+            let empty = group.start_all_reduce_batch(vec![Vec::<f32>::new(); 2], ReduceOp::Sum).unwrap();
+            assert_eq!(empty.wait().unwrap(), [[0.0f32; 0]; 2]);
             // More than may be under way.
             let many = group.start_all_reduce_batch(vec![vec![1u32; 20_000]; 70], ReduceOp::Sum).unwrap();
             assert!(many.wait().unwrap().iter().flatten().all(|value| *value == 2));
