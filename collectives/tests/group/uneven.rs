@@ -86,6 +86,8 @@ fn lists(group: &Group, shape: Shape) {
 pub(super) fn ranks_that_expect_another_count_are_told_both(fabric: Fabric) {
     with_group(fabric, 3, |group| {
         let rank = group.rank();
+        // All have joined: who had not would be told by its join. Whom the others overtake is told here, and again below.
+        let _ = group.barrier();
         // Rank 2 gives rank 0 five elements, of which that one expects three.
         let mut sent = [2usize; 3];
         let mut received = [2usize; 3];
