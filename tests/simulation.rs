@@ -175,7 +175,7 @@ fn with_circle(seed: u64) -> Scenario {
     let call = scenario.calls.len() - 1;
     let (from, to) = if seed.is_multiple_of(3) { (1, 0) } else { (0, 1) };
     // Few bytes would be sent without waiting for anybody.
-    let least = if from == 1 { 1 << 11 } else { 1 };
+    let least = if from == 1 { 1 << 12 } else { 1 };
     let (data_type, count) = (DataType::F32, least + seed as usize * 777);
     let barrier = scenario.calls[call].clone();
     let instead = CallPlan { collective: Collective::SendRecv { from, to }, data_type, count, ..barrier };
@@ -209,7 +209,7 @@ fn messages_of_all_forms_keep_out_of_each_others_way() {
                 let from = u32::from(number / 15 % 2 == 1);
                 let form = random.below(if scenario.maps { 5 } else { 4 });
                 let is_eager = form < 3;
-                let most = if is_eager { 4 << 10 } else { 200 << 10 };
+                let most = if is_eager { 8 << 10 } else { 200 << 10 };
                 CallPlan {
                     collective: Collective::SendRecv { from, to: 1 - from },
                     count: random.below(most) as usize,

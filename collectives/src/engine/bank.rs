@@ -23,8 +23,7 @@ pub(super) const EAGER_BANKS: u64 = 8;
 const EAGER_CELLS_BASE: u32 = FIRST_CELL;
 /// Scratch of such a message, in bytes.
 const EAGER_SCRATCH_BYTES: u64 = 8 << 10;
-/// The message, and what it is copied to where it cannot be put from where it is.
-const _: () = assert!(2 * MESSAGE_BYTES_MAX <= EAGER_SCRATCH_BYTES);
+const _: () = assert!(MESSAGE_BYTES_MAX <= EAGER_SCRATCH_BYTES);
 
 /// First cell of the other messages between two ranks.
 const MESSAGE_CELLS_BASE: u32 = 16;
@@ -32,7 +31,7 @@ const _: () = assert!(EAGER_CELLS_BASE + EAGER_BANKS as u32 <= MESSAGE_CELLS_BAS
 /// Cells of a message in each direction.
 const MESSAGE_CELLS: u32 = 6;
 /// Scratch of messages for each peer and direction, in bytes.
-const MESSAGE_SCRATCH_BYTES: u64 = 256 << 10;
+const MESSAGE_SCRATCH_BYTES: u64 = 128 << 10;
 /// Largest chunk of a message, in bytes.
 const MESSAGE_CHUNK_BYTES: usize = 64 << 10;
 

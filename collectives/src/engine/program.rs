@@ -267,8 +267,9 @@ impl Program {
         }
         // Bounce slots are the own rank's affair, but the size of a bank must be the same everywhere: count the
         // largest number that any rank can need.
-        let bounces = schedule.programs.iter().map(|lanes| bounce_count(lanes)).max().unwrap_or(0);
-        let most_slots = slots.count.iter().copied().max().unwrap_or(0) + bounces;
+        let used =
+            slots.count.iter().zip(&schedule.programs).map(|(slots, lanes)| slots + bounce_count(lanes));
+        let most_slots = used.max().unwrap_or(0);
         let maps = schedule.programs.iter().enumerate().any(|(own, lanes)| {
             lanes.iter().flat_map(|lane| &lane.steps).any(|step| {
                 matches!(&step.op, Op::Reduce { from, into }

@@ -32,7 +32,7 @@ use super::{Access, block_for_each_part, block_for_each_rank, in_turn, one_block
 pub(crate) const SCRATCH_BYTES: u64 = 64 << 10;
 
 /// The longest message that goes this way, in bytes: several of them may be on their way to one rank.
-pub(crate) const MESSAGE_BYTES_MAX: u64 = 4 << 10;
+pub(crate) const MESSAGE_BYTES_MAX: u64 = 8 << 10;
 
 /// The longest part that goes this way, in bytes: who gives to all and gets from all has two slots for each peer.
 pub(crate) fn part_bytes_max(collective: Collective, ranks: u32) -> u64 {

@@ -521,7 +521,7 @@ impl Group {
 
     /// Sends `data` to a rank that receives as many elements of the same type; returns when `data` may be changed again.
     ///
-    /// Of more than 4 KiB that is when the receiver has made its call. Fewer bytes may be on their way before it has, so
+    /// Of more than 8 KiB that is when the receiver has made its call. Fewer bytes may be on their way before it has, so
     /// that a receiver that asks for something else is told of it, and this rank by a later call. Do not count on it: a
     /// few messages ahead of the receiver, a send waits for it.
     ///
