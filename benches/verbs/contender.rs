@@ -13,6 +13,8 @@ use crate::end::VARIABLE;
 
 /// How long one measurement may take, in seconds.
 const LIMIT_S: u32 = 120;
+/// The same of one of Gloo's algorithms, some of which do not end on devices made of software.
+const GLOO_LIMIT_S: u32 = 40;
 
 /// Ports of meetings are counted up from here, as one may be kept for a while. Relaxed: only differ they must.
 static PORT: AtomicU32 = AtomicU32::new(28_500);
@@ -54,6 +56,7 @@ pub(crate) enum Contender {
     Pleach,
     Perftest,
     ByHand,
+    Gloo,
     OpenMpi,
 }
 
@@ -63,6 +66,7 @@ impl fmt::Display for Contender {
             Self::Pleach => "pleach",
             Self::Perftest => "perftest",
             Self::ByHand => "by hand",
+            Self::Gloo => "Gloo over ibverbs",
             Self::OpenMpi => "Open MPI over UCX",
         })
     }
@@ -85,6 +89,7 @@ impl From<f64> for Measured {
 /// Programs of others, where they could be compiled.
 pub(crate) struct Programs {
     by_hand: Result<PathBuf, String>,
+    gloo: Result<PathBuf, String>,
     mpi: Result<PathBuf, String>,
 }
 
@@ -94,6 +99,7 @@ impl Programs {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         Ok(Self {
             by_hand: compile("cc", "verbs.c", &folder.join("by-hand"), &["-libverbs"]),
+            gloo: compile("c++", "gloo_verbs.cc", &folder.join("gloo"), &["-lgloo", "-libverbs"]),
             mpi: compile("mpicc.openmpi", "mpi.c", &folder.join("mpi"), &["-lm"]),
         })
     }
@@ -135,8 +141,12 @@ fn pair(server: Command, client: Command) -> Result<Output, String> {
 }
 
 fn limited(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    limited_to(LIMIT_S, program)
+}
+
+fn limited_to(limit_s: u32, program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", &LIMIT_S.to_string()]).arg(program);
+    command.args(["--kill-after=5", &limit_s.to_string()]).arg(program);
     command
 }
 
@@ -146,7 +156,7 @@ impl Contender {
         match task {
             Task::Write { .. } | Task::Read { .. } => &[Self::Pleach, Self::Perftest],
             Task::PingPong { .. } => &[Self::Pleach, Self::ByHand, Self::Perftest],
-            Task::AllReduce { .. } => &[Self::Pleach, Self::OpenMpi],
+            Task::AllReduce { .. } => &[Self::Pleach, Self::Gloo, Self::OpenMpi],
         }
     }
 
@@ -165,6 +175,10 @@ impl Contender {
             (Self::ByHand, Task::PingPong { bytes, turns }) => {
                 let program = programs.by_hand.as_ref().map_err(Clone::clone)?;
                 Ok(by_hand(program, *bytes, *turns, devices, gid_index)?.into())
+            }
+            (Self::Gloo, Task::AllReduce { bytes }) => {
+                let program = programs.gloo.as_ref().map_err(Clone::clone)?;
+                Ok(gloo(program, *bytes, devices, gid_index)?.into())
             }
             (Self::OpenMpi, Task::AllReduce { bytes }) => {
                 let program = programs.mpi.as_ref().map_err(Clone::clone)?;
@@ -286,10 +300,16 @@ fn median(output: &Output) -> Result<f64, String> {
     row["time_us_p50"].as_f64().ok_or_else(|| "no median".to_owned())
 }
 
-fn all_reduce_of_pleach(bytes: u64, devices: &[String; 2]) -> Result<f64, String> {
+/// A new folder in which ranks meet.
+fn meeting() -> Result<PathBuf, String> {
     let number = PORT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("pleach-bench-verbs-{}-{number}", std::process::id()));
     fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    Ok(folder)
+}
+
+fn all_reduce_of_pleach(bytes: u64, devices: &[String; 2]) -> Result<f64, String> {
+    let folder = meeting()?;
     let start = |rank: usize| {
         let mut command = limited(env!("CARGO_BIN_EXE_pleach"));
         command.args(["bench", "all-reduce", "--fabric", "verbs", "--reuse", "--json", "--time", "1000"]);
@@ -305,6 +325,26 @@ fn all_reduce_of_pleach(bytes: u64, devices: &[String; 2]) -> Result<f64, String
     let output = pair(start(1), start(0));
     let _ = fs::remove_dir_all(&folder);
     median(&output?)
+}
+
+/// The quickest of its algorithms.
+fn gloo(program: &Path, bytes: u64, devices: &[String; 2], gid_index: u32) -> Result<f64, String> {
+    let mut best = Err("no algorithm".to_owned());
+    for algorithm in ["ring", "ring-chunked", "halving-doubling"] {
+        let folder = meeting()?;
+        let mut command = limited_to(GLOO_LIMIT_S, program);
+        command.arg(&folder).args([&devices.join(","), &gid_index.to_string(), algorithm]);
+        command.args(["all-reduce", "1000", "same", "free", &bytes.to_string()]);
+        let output = command.stdin(Stdio::null()).output().map_err(|error| format!("not started: {error}"));
+        let _ = fs::remove_dir_all(&folder);
+        let found = output.and_then(|output| median(&output));
+        best = match (best, found) {
+            (Ok(before), Ok(found)) => Ok(f64::min(before, found)),
+            (Ok(before), Err(_)) => Ok(before),
+            (Err(_), found) => found,
+        };
+    }
+    best
 }
 
 fn open_mpi(program: &Path, bytes: u64, device: &str) -> Result<f64, String> {
