@@ -4,18 +4,19 @@
 //! **Invariant:** nothing that a stranger sends is believed, answered at length or kept: before its proof a connection
 //! costs one slot, at most one fixed-size message of memory, and [`HANDSHAKE_LIMIT`] of time.
 
+mod joining;
+
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::epoll;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::net::RecvFlags;
 
 use super::LANES;
-use super::control::{CONTROL_HEADER_BYTES, ControlFrame};
-use super::handshake::{Handshake, Hello, Identity, Progress, Role};
+use super::control::ControlFrame;
+use super::handshake::{Handshake, Hello, Identity, Progress};
 use super::shared::{Mail, Order, Shared, Standing};
 use super::socket;
 use crate::Rank;
@@ -296,109 +297,6 @@ impl Watcher {
         Some(connection.kind)
     }
 
-    fn accept(&mut self, now: Nanos) {
-        loop {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match rustix::net::accept_with(&self.listener, flags) {
-                Ok(socket) => {
-                    self.make_room();
-                    let handshake = Handshake::listen(&self.identity);
-                    let deadline = now + HANDSHAKE_LIMIT;
-                    let proving = Proving { socket, handshake, deadline, dialed: None, verdict: None };
-                    // No room in the kernel: the stranger is dropped.
-                    let _ = self.insert(Kind::Handshake(Box::new(proving)), epoll::EventFlags::IN);
-                }
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                Err(rustix::io::Errno::AGAIN) => return,
-                Err(_) => {
-                    // Out of descriptors or memory: the listener would be ready for ever.
-                    let _ = epoll::delete(&self.epoll, &self.listener);
-                    self.listener_paused_until = Some(now + ACCEPT_PAUSE);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Drops the oldest unproved connection when there are too many.
-    fn make_room(&mut self) {
-        let max = HANDSHAKES_MIN.max(2 * CONNECTIONS * self.peers.len());
-        let arriving =
-            self.connections.iter().enumerate().filter_map(|(slot, connection)| match connection {
-                Some(Connection { kind: Kind::Handshake(proving), .. }) if proving.dialed.is_none() => {
-                    Some((proving.deadline, slot))
-                }
-                _ => None,
-            });
-        let (count, oldest) = arriving.fold((0, None), |(count, oldest), entry| {
-            (count + 1, Some(oldest.map_or(entry, |o| entry.min(o))))
-        });
-        if let Some((_, slot)) = oldest
-            && count >= max
-        {
-            self.remove(slot);
-        }
-    }
-
-    fn dial(&mut self, peer: Rank, now: Nanos) {
-        self.abandon_attempt(peer);
-        let session = session();
-        let Some(wanted) = &mut self.peers[peer as usize].wanted else { return };
-        wanted.session = session;
-        wanted.retry_at = None;
-        let Some(address) = wanted.dial else { return };
-        let deadline = wanted.deadline.min(now + HANDSHAKE_LIMIT);
-        let lanes = (0..LANES as u8).flat_map(|lane| [(Role::ToListener, lane), (Role::ToDialer, lane)]);
-        for (role, lane) in std::iter::once((Role::Control, 0)).chain(lanes) {
-            let handshake = Handshake::dial(&self.identity, role, lane, peer, session);
-            let inserted = socket::dial(&address).and_then(|socket| {
-                let dialed = Some((peer, session));
-                let proving = Proving { socket, handshake, deadline, dialed, verdict: None };
-                let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-                self.insert(Kind::Handshake(Box::new(proving)), flags)
-            });
-            if inserted.is_err() {
-                self.dial_again(peer, now);
-                return;
-            }
-        }
-    }
-
-    /// Drops all of an attempt that did not lead to a pair.
-    fn abandon_attempt(&mut self, peer: Rank) {
-        let slots: Vec<usize> = (0..self.connections.len())
-            .filter(|slot| match &self.connections[*slot] {
-                Some(Connection { kind: Kind::Handshake(proving), .. }) => {
-                    proving.dialed.is_some_and(|(dialed, _)| dialed == peer)
-                }
-                Some(Connection {
-                    kind: Kind::Control { peer: of, .. } | Kind::Process { peer: of, .. },
-                    ..
-                }) => *of == peer,
-                None => false,
-            })
-            .collect();
-        for slot in slots {
-            self.remove(slot);
-        }
-        self.peers[peer as usize].arrivals = None;
-    }
-
-    fn dial_again(&mut self, peer: Rank, now: Nanos) {
-        self.abandon_attempt(peer);
-        if let Some(wanted) = &mut self.peers[peer as usize].wanted
-            && wanted.dial.is_some()
-        {
-            wanted.retry_at = Some(now + wanted.pause);
-            wanted.pause = (wanted.pause * 2).min(DIAL_PAUSE_MAX);
-        }
-    }
-
-    fn forget(&mut self, peer: Rank) {
-        self.abandon_attempt(peer);
-        self.peers[peer as usize].wanted = None;
-    }
-
     fn serve(&mut self, token: u64, now: Nanos) {
         let slot = (token & 0xffff_ffff) as usize;
         let Some(Some(connection)) = self.connections.get(slot) else { return };
@@ -416,169 +314,6 @@ impl Watcher {
                 self.process_ended(slot, peer, now);
             }
         }
-    }
-
-    fn drop_handshake(&mut self, slot: usize, now: Nanos) {
-        if let Some(Kind::Handshake(proving)) = self.remove(slot)
-            && let Some((peer, _)) = proving.dialed
-        {
-            self.dial_again(peer, now);
-        }
-    }
-
-    fn serve_handshake(&mut self, slot: usize, now: Nanos) {
-        loop {
-            let Some(Connection { kind: Kind::Handshake(proving), generation }) = &mut self.connections[slot]
-            else {
-                return;
-            };
-            if !send_outgoing(proving) {
-                self.drop_handshake(slot, now);
-                return;
-            }
-            if proving.handshake.outgoing().is_empty() {
-                if let Some(verdict) = proving.verdict {
-                    self.conclude(slot, verdict, now);
-                    return;
-                }
-            } else if proving.verdict.is_some() {
-                // Nothing but room to send is awaited.
-                let data = epoll::EventData::new_u64(u64::from(*generation) << 32 | slot as u64);
-                let _ = epoll::modify(&self.epoll, &proving.socket, data, epoll::EventFlags::OUT);
-                return;
-            }
-            let flags = RecvFlags::DONTWAIT;
-            match rustix::net::recv(&proving.socket, proving.handshake.room(), flags) {
-                Ok((0, _)) => {
-                    self.drop_handshake(slot, now);
-                    return;
-                }
-                Ok((count, _)) => {
-                    let progress = match proving.handshake.received(count) {
-                        Progress::Asked(hello) => {
-                            let decision = decide(&self.peers, &self.shared, &hello);
-                            proving.handshake.admit(decision)
-                        }
-                        progress => progress,
-                    };
-                    if progress != Progress::Under {
-                        proving.verdict = Some(progress);
-                    }
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => {
-                    // Dialed sockets are watched for room until they are connected.
-                    if proving.handshake.outgoing().is_empty() {
-                        let data = epoll::EventData::new_u64(u64::from(*generation) << 32 | slot as u64);
-                        let _ = epoll::modify(&self.epoll, &proving.socket, data, epoll::EventFlags::IN);
-                    }
-                    return;
-                }
-                Err(_) => {
-                    self.drop_handshake(slot, now);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// A handshake is over.
-    fn conclude(&mut self, slot: usize, verdict: Progress, now: Nanos) {
-        let Some(Kind::Handshake(proving)) = self.remove(slot) else { return };
-        match (verdict, proving.dialed) {
-            (Progress::Done(hello), _) => {
-                if socket::tune(&proving.socket).is_ok() {
-                    self.arrived(&hello, proving.socket, proving.dialed);
-                } else if let Some((peer, _)) = proving.dialed {
-                    self.dial_again(peer, now);
-                }
-            }
-            (Progress::Failed(violation, _), Some((peer, _))) => {
-                self.forget(peer);
-                self.shared.lose(peer, LossCause::Protocol(violation));
-            }
-            (Progress::Failed(violation, claimed), None) => {
-                tracing::warn!(?claimed, %violation, "a connection was turned away");
-                let plan = claimed.and_then(|rank| self.peers.get_mut(rank as usize));
-                if let Some(plan) = plan {
-                    plan.violation = Some(violation);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// A proved connection joins the others of its attempt.
-    fn arrived(&mut self, hello: &Hello, socket: OwnedFd, dialed: Option<(Rank, u64)>) {
-        let peer = hello.rank;
-        let Some(plan) = self.peers.get_mut(peer as usize) else { return };
-        let current = plan.arrivals.as_ref().is_some_and(|arrivals| arrivals.session == hello.session);
-        if !current {
-            plan.arrivals = Some(Arrivals::new(hello, &self.identity));
-        }
-        let Some(arrivals) = &mut plan.arrivals else { return };
-        let lane = usize::from(hello.lane);
-        let sends = (hello.role == Role::ToListener) == dialed.is_some();
-        let place = match hello.role {
-            Role::Control => &mut arrivals.control,
-            _ if sends => &mut arrivals.to_peer[lane],
-            _ => &mut arrivals.from_peer[lane],
-        };
-        *place = Some(socket);
-        if dialed.is_some() && arrivals.lanes_complete() {
-            // The listener's "ready" comes here, perhaps before its last word on a lane has been read: it waits for that.
-            self.read_control(peer);
-        }
-        self.try_open(peer);
-    }
-
-    fn read_control(&mut self, peer: Rank) {
-        let Some(arrivals) = &mut self.peers[peer as usize].arrivals else { return };
-        let Some(control) = arrivals.control.take() else { return };
-        let _ = socket::tune_control(&control);
-        let stream = Arc::new(control);
-        arrivals.reading = Some(Arc::clone(&stream));
-        let reader = Vec::with_capacity(2 * (CONTROL_HEADER_BYTES + MESSAGE_BYTES_MAX));
-        let kind = Kind::Control { peer, stream, reader, watched_output: false };
-        // Without room in the kernel the pair does not come about and times out.
-        let _ = self.insert(kind, epoll::EventFlags::IN);
-    }
-
-    /// The listener's end: opens the pair when all is there and wanted.
-    fn try_open(&mut self, peer: Rank) {
-        let plan = &mut self.peers[peer as usize];
-        let listens = plan.wanted.as_ref().is_some_and(|wanted| wanted.dial.is_none());
-        let complete = plan
-            .arrivals
-            .as_ref()
-            .is_some_and(|arrivals| arrivals.lanes_complete() && arrivals.control.is_some());
-        if listens && complete {
-            self.read_control(peer);
-            self.open(peer, Some(&ControlFrame::Ready));
-        }
-    }
-
-    /// Opens a pair, saying something before this rank's device can say anything.
-    fn open(&mut self, peer: Rank, first: Option<&ControlFrame<'_>>) {
-        let plan = &mut self.peers[peer as usize];
-        let Some(arrivals) = plan.arrivals.take() else { return };
-        plan.wanted = None;
-        let Some(stream) = arrivals.reading else { return };
-        if !self.shared.link(peer).open(stream) {
-            return;
-        }
-        if let Some(first) = first {
-            self.shared.link(peer).say(first);
-        }
-        if let Some(file) = arrivals.process.and_then(open_process) {
-            let _ = self.insert(Kind::Process { peer, file }, epoll::EventFlags::IN);
-        }
-        self.shared.send(Mail::Opened {
-            peer,
-            cells: arrivals.cells as usize,
-            out: arrivals.to_peer.into_iter().flatten().collect(),
-            incoming: arrivals.from_peer.into_iter().flatten().collect(),
-        });
     }
 
     fn serve_control(&mut self, slot: usize, peer: Rank, now: Nanos) {
@@ -719,39 +454,4 @@ impl Watcher {
             _ => {}
         }
     }
-}
-
-/// Whether a proved dialer is welcome.
-fn decide(peers: &[Plan], shared: &Shared, hello: &Hello) -> Result<(), ProtocolViolation> {
-    let plan = peers.get(hello.rank as usize).ok_or(ProtocolViolation::WrongRank)?;
-    // A rank that is connected, or is to be dialed, does not come a second time.
-    let expected = shared.link(hello.rank).standing() == Standing::Unconnected
-        && plan.wanted.as_ref().is_none_or(|wanted| wanted.dial.is_none());
-    if expected { Ok(()) } else { Err(ProtocolViolation::WrongRank) }
-}
-
-/// Returns false when the connection is broken.
-fn send_outgoing(proving: &mut Proving) -> bool {
-    loop {
-        let outgoing = proving.handshake.outgoing();
-        if outgoing.is_empty() {
-            return true;
-        }
-        match rustix::net::send(&proving.socket, outgoing, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Ok(count) => drop(outgoing.drain(..count)),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => return true,
-            Err(_) => return false,
-        }
-    }
-}
-
-/// Opens a process of this host; readable when it has ended.
-fn open_process(process: u32) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(i32::try_from(process).ok()?)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
-}
-
-fn session() -> u64 {
-    crate::memory::random_key().0
 }
