@@ -6,10 +6,11 @@ use std::sync::Mutex;
 use std::thread;
 
 use super::*;
+use crate::Nanos;
 use crate::cells::Cells;
 use crate::device::{
-    Bell, Caps, MapError, Mapped, PostError, Reach, RegisterError, Ring, SubmitError, Submitted, Transfer,
-    TransferId,
+    Address, Bell, Caps, ConnectError, LossCause, MapError, Mapped, PostError, Reach, RegisterError, Ring,
+    SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::Memory;
 use crate::region::{Region, RemoteSlice};

@@ -1,0 +1,434 @@
+//! One rank at a meeting: it says its line in each round, reads everybody's, and connects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{JoinOptions, config};
+use crate::clock::now;
+use crate::device::{Address, ConnectError, Device, Event, LossCause, Responder};
+use crate::hybrid::Route;
+use crate::rendezvous::error::{JoinError, ranks_shown};
+use crate::rendezvous::fabrics::{Fabric, FabricChoice, Fabrics};
+use crate::rendezvous::gate::Gate;
+use crate::rendezvous::neighbours::{Distance, Door, Hosts, knock};
+use crate::rendezvous::record::{Difference, PROTOCOL_VERSION, Record};
+use crate::rendezvous::{Claim, Store, StoreError, World, cut};
+use crate::{Nanos, Rank};
+
+/// Longest that sharing memory, or RDMA, is tried before another fabric is taken.
+const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long a rank looks at the store before it polls its device again, which its peers may need to connect.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Events taken from a device at a time.
+const EVENTS: usize = 64;
+
+/// What came of a meeting.
+pub(super) struct Met {
+    pub(super) fabric: Fabric,
+    /// How many ranks share this machine's processors.
+    pub(super) ranks_here: u32,
+    pub(super) hosts: Hosts,
+    pub(super) connected: Connected,
+}
+
+/// A device that is connected to all peers.
+pub(super) struct Connected {
+    gate: Arc<Gate>,
+    pub(super) device: Box<dyn Device>,
+    /// What it said besides.
+    pub(super) events: Vec<Event>,
+}
+
+pub(super) struct Meeting<'a> {
+    pub(super) world: &'a World,
+    pub(super) options: &'a JoinOptions,
+    pub(super) deadline: Nanos,
+    pub(super) store: Box<dyn Store>,
+    pub(super) responder: Arc<dyn Responder>,
+    pub(super) fabrics: &'a mut dyn Fabrics,
+}
+
+impl Meeting<'_> {
+    pub(super) fn meet(&mut self) -> Result<Met, JoinError> {
+        // Who asks for sockets or RDMA has no neighbours, whoever is near.
+        let tries = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
+        let door = if tries { Door::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
+        let records = self.introduce(door.as_ref().ok().map(Door::address))?;
+        let own = &records[self.world.rank as usize];
+        let ranks_here = records.iter().filter(|record| own.same_machine(record)).count() as u32;
+        self.store.seal(self.deadline);
+        let hosts = if tries { self.find_neighbours(&records)? } else { Hosts::apart(self.world.world_size) };
+        drop(door);
+        let (fabric, mut connected) = self.agree(&records, &hosts)?;
+        for (peer, reply) in connected.gate.open(&self.responder) {
+            // Who cannot be told is lost or has left, which the device says.
+            let _ = connected.device.post(peer, &reply);
+        }
+        self.part(&mut connected);
+        Ok(Met { fabric, ranks_here, hosts, connected })
+    }
+
+    /// Finds out which ranks are on which host: this rank about those below it, and from what all others say.
+    fn find_neighbours(&mut self, records: &[Record]) -> Result<Hosts, JoinError> {
+        let rank = self.world.rank;
+        let own = &records[rank as usize];
+        let line: String = records[..rank as usize]
+            .iter()
+            .map(|record| match &record.door {
+                _ if record.host != own.host => Distance::Named,
+                Some(door) => knock(door, self.deadline),
+                None => Distance::NotFound,
+            })
+            .map(Distance::letter)
+            .collect();
+        // A store has no empty values to tell from none.
+        let lines = self.exchange("neighbours", &format!("+{line}"), None, &mut Vec::new())?;
+        let found = (0..).zip(&lines).map(|(rank, line)| {
+            let found: Option<Vec<_>> = line.chars().skip(1).map(Distance::from_letter).collect();
+            found.filter(|found| found.len() == rank as usize).ok_or(JoinError::Unreadable { rank })
+        });
+        Ok(Hosts::new(&found.collect::<Result<Vec<_>, _>>()?))
+    }
+
+    /// Claims this rank's number and compares with everybody.
+    fn introduce(&mut self, door: Option<&str>) -> Result<Vec<Record>, JoinError> {
+        let (rank, deadline) = (self.world.rank, self.deadline);
+        let mut knobs = self.options.knobs.clone();
+        knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
+        let own = Record::own(self.world.world_size, self.world.host.as_deref(), door, &knobs);
+        // As the others will see it.
+        let encoded = own.encode();
+        let own = decode(rank, &encoded, rank)?;
+        if let Claim::Present(bytes) =
+            self.store.claim(&format!("rank/{rank}"), &encoded, deadline).map_err(JoinError::Store)?
+        {
+            let other = decode(rank, &bytes, rank)?;
+            // Of another world: then that is the mistake.
+            other.compare(rank, &own, rank)?;
+            return Err(JoinError::Duplicate { rank, own: own.to_string(), other: other.to_string() });
+        }
+        // Rank 0 first: who has another world size would otherwise wait for ranks that do not exist.
+        let first = self.wait("rank", 0..1, None)?;
+        decode(0, &first[0], rank)?.compare(0, &own, rank)?;
+        let bytes = self.wait("rank", 0..self.world.world_size, None)?;
+        let mut records = Vec::with_capacity(bytes.len());
+        for (other, bytes) in (0..).zip(&bytes) {
+            let record = decode(other, bytes, rank)?;
+            own.compare(rank, &record, other)?;
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// Chooses the fabrics that ranks reach each other by, and connects.
+    fn agree(&mut self, records: &[Record], hosts: &Hosts) -> Result<(Fabric, Connected), JoinError> {
+        let best = hosts.fabric();
+        let routes = hosts.routes(self.world.rank);
+        let left = self.deadline.since(now());
+        let (fabric, why, connected) = match self.options.fabric {
+            FabricChoice::Only(Fabric::Shm) if best != Fabric::Shm => {
+                return Err(not_one_host(records, hosts));
+            }
+            FabricChoice::Only(fabric) => {
+                (fabric, "it was asked for".to_owned(), self.connect(fabric, &routes, left)??)
+            }
+            FabricChoice::Auto => self.connect_best(best, &routes, &shown_apart(records, hosts))?,
+        };
+        let (ranks, count) = (self.world.world_size, hosts.count());
+        let line = match fabric {
+            Fabric::Shm => format!("shm between all of {ranks} ranks ({why})"),
+            Fabric::Tcp => format!("tcp between all of {ranks} ranks ({why})"),
+            Fabric::Verbs => format!("verbs between all of {ranks} ranks ({why})"),
+            Fabric::Hybrid => format!("shm within {count} hosts of {ranks} ranks, tcp across ({why})"),
+            Fabric::HybridVerbs => format!("shm within {count} hosts of {ranks} ranks, verbs across ({why})"),
+        };
+        if self.world.rank == 0 {
+            tracing::info!("fabric: {line}");
+        } else {
+            tracing::debug!("fabric: {line}");
+        }
+        Ok((fabric, connected))
+    }
+
+    /// The best fabric that all ranks have, and why it is that one. Each that is tried does on all ranks or on none.
+    fn connect_best(
+        &mut self,
+        best: Fabric,
+        routes: &[Route],
+        apart: &str,
+    ) -> Result<(Fabric, String, Connected), JoinError> {
+        let candidates: &[Fabric] = match best {
+            Fabric::Shm => &[Fabric::Shm, Fabric::Tcp],
+            Fabric::Hybrid => &[Fabric::HybridVerbs, Fabric::Hybrid, Fabric::Tcp],
+            _ => &[Fabric::Verbs, Fabric::Tcp],
+        };
+        let (last, tried) = candidates.split_last().expect("there are candidates");
+        let mut why = apart.to_owned();
+        for &fabric in tried {
+            let left = self.deadline.since(now());
+            match self.connect(fabric, routes, (left / 2).min(SHARING_TIMEOUT))? {
+                Ok(connected) => return Ok((fabric, why, connected)),
+                // Another fabric does: what would mend this one is for those who ask for it.
+                Err(JoinError::Fabric { fabric, rank, reason }) => {
+                    let cause = reason.split(';').next().unwrap_or_default();
+                    why = format!("{why}; no {fabric}: rank {rank}: {cause}");
+                }
+                Err(error) => why = format!("{why}; {error}"),
+            }
+        }
+        let left = self.deadline.since(now());
+        Ok((*last, why, self.connect(*last, routes, left)??))
+    }
+
+    /// Tries one fabric on all ranks. The outer error ends the meeting; the inner one says, on all ranks alike, that
+    /// this fabric does not do.
+    fn connect(
+        &mut self,
+        fabric: Fabric,
+        routes: &[Route],
+        limit: Duration,
+    ) -> Result<Result<Connected, JoinError>, JoinError> {
+        let gate = Arc::new(Gate::default());
+        let config = config(self.world, self.options, limit, Arc::<Gate>::clone(&gate));
+        // `+` and the address, or `-` and the reason why there is none.
+        let (mut device, line) = match self.fabrics.make(fabric, routes, config) {
+            Ok(device) => {
+                let line = format!("+{}", device.address());
+                (Some(device), line)
+            }
+            Err(error) => (None, format!("-{error}")),
+        };
+        let lines = self.exchange(
+            &format!("{}/address", topic(fabric)),
+            &line,
+            device.as_deref_mut(),
+            &mut Vec::new(),
+        )?;
+        if let Some(error) = first_failure(fabric, &lines) {
+            return Ok(Err(error));
+        }
+        let mut events = Vec::new();
+        let until = self.deadline.min(now() + limit);
+        let mut line = "+".to_owned();
+        if let Some(reached) = &mut device
+            && let Err(error) = self.reach_all(&mut **reached, &lines, until, &mut events)
+        {
+            line = format!("{}{error}", if error.is_absence() { '~' } else { '-' });
+            // Given up at once, so that the others notice without waiting for the time to be up.
+            device = None;
+        }
+        let outcomes =
+            self.exchange(&format!("{}/outcome", topic(fabric)), &line, device.as_deref_mut(), &mut events)?;
+        Ok(match (first_failure(fabric, &outcomes), device) {
+            (None, Some(device)) => Ok(Connected { gate, device, events }),
+            (Some(error), _) => Err(error),
+            (None, None) => unreachable!("without a device this rank's own line is a failure"),
+        })
+    }
+
+    /// Connects to all peers and waits until it has succeeded.
+    fn reach_all(
+        &self,
+        device: &mut dyn Device,
+        lines: &[String],
+        until: Nanos,
+        later: &mut Vec<Event>,
+    ) -> Result<(), ReachError> {
+        let started = now();
+        let mut missing: Vec<Rank> =
+            (0..self.world.world_size).filter(|&peer| peer != self.world.rank).collect();
+        for &peer in &missing {
+            device.connect(peer, &Address(lines[peer as usize][1..].to_owned()))?;
+        }
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            device.poll(now(), &mut events);
+            let quiet = events.is_empty();
+            for event in events.drain(..) {
+                match event {
+                    Event::Connected { peer } => missing.retain(|&other| other != peer),
+                    Event::PeerLost { peer, cause } => return Err(ReachError::Lost { peer, cause }),
+                    other => later.push(other),
+                }
+            }
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let left = until.since(now());
+            if left.is_zero() {
+                return Err(ReachError::Late { ranks: missing, waited: now().since(started) });
+            }
+            if quiet && let Some(bell) = device.arm() {
+                let left = device.next_wakeup().map_or(left, |wakeup| left.min(wakeup.since(now())));
+                bell.wait(left);
+            }
+        }
+    }
+
+    /// Tells rank 0 that its store is not needed any more; rank 0 waits for that, so that it may close it.
+    fn part(&mut self, connected: &mut Connected) {
+        if self.world.rank == 0 {
+            // Who does not say it any more is lost, which the device tells.
+            let _ = self.wait(
+                "end",
+                1..self.world.world_size,
+                Some((&mut *connected.device, &mut connected.events)),
+            );
+        } else {
+            let _ = self.store.set(&format!("end/{}", self.world.rank), b"", self.deadline);
+        }
+    }
+
+    /// Says this rank's line and gives everybody's.
+    fn exchange(
+        &mut self,
+        topic: &str,
+        line: &str,
+        device: Option<&mut (dyn Device + '_)>,
+        events: &mut Vec<Event>,
+    ) -> Result<Vec<String>, JoinError> {
+        let key = format!("{topic}/{}", self.world.rank);
+        self.store.set(&key, cut(line).as_bytes(), self.deadline).map_err(JoinError::Store)?;
+        let lines = self.wait(topic, 0..self.world.world_size, device.map(|device| (device, events)))?;
+        Ok(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect())
+    }
+
+    /// Waits for what these ranks say on a topic, polling the device meanwhile.
+    fn wait(
+        &mut self,
+        topic: &str,
+        ranks: std::ops::Range<Rank>,
+        mut polled: Option<(&mut (dyn Device + '_), &mut Vec<Event>)>,
+    ) -> Result<Vec<Vec<u8>>, JoinError> {
+        let started = now();
+        let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
+        loop {
+            let until = if polled.is_some() { self.deadline.min(now() + LOOK) } else { self.deadline };
+            let error = match self.store.wait(&keys, until) {
+                Ok(values) => return Ok(values),
+                Err(error) => error,
+            };
+            let StoreError::Missing { keys, refused, .. } = error else {
+                return Err(match error {
+                    StoreError::Failed { reason } => JoinError::Ended { reason },
+                    error => JoinError::Store(error),
+                });
+            };
+            let ranks: Vec<Rank> =
+                keys.iter().filter_map(|key| key.rsplit('/').next()?.parse().ok()).collect();
+            let mut lost = false;
+            if let Some((device, later)) = &mut polled {
+                let mut events = Vec::with_capacity(EVENTS);
+                device.poll(now(), &mut events);
+                later.append(&mut events);
+                lost = later.iter().any(|event| {
+                    matches!(event, Event::PeerLost { peer, .. } | Event::Left { peer } if ranks.contains(peer))
+                });
+            }
+            // A rank that is gone says nothing more.
+            if lost || now() >= self.deadline {
+                let (world_size, waited) = (self.world.world_size, now().since(started));
+                return Err(JoinError::Missing { ranks, world_size, waited, refused });
+            }
+        }
+    }
+
+    /// Whether the other ranks cannot go on either.
+    pub(super) fn concerns_all(&self, error: &JoinError) -> bool {
+        match error {
+            JoinError::Ended { .. } => false,
+            // One that is no part of rank 0's world has lost its way; the world may be complete without it.
+            JoinError::Differs(difference) => {
+                difference.what != "the world size"
+                    || difference.first.1.parse().is_ok_and(|world_size: u32| self.world.rank < world_size)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Why a rank did not reach its peers.
+#[derive(Debug, thiserror::Error)]
+enum ReachError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("rank {peer} was not reached: {cause}")]
+    Lost { peer: Rank, cause: LossCause },
+    #[error("{} not connected within {} ms", ranks_shown(.ranks), .waited.as_millis())]
+    Late { ranks: Vec<Rank>, waited: Duration },
+}
+
+impl ReachError {
+    /// Whether it says only that a peer is not there; why that is, the peer may know.
+    fn is_absence(&self) -> bool {
+        match self {
+            Self::Connect(_) => false,
+            Self::Late { .. } => true,
+            Self::Lost { cause, .. } => matches!(
+                cause,
+                LossCause::ProcessEnded
+                    | LossCause::ConnectionClosed
+                    | LossCause::ConnectionBroke(_)
+                    | LossCause::HostSilent(_)
+                    | LossCause::NotReached(_)
+                    | LossCause::Refused(_)
+            ),
+        }
+    }
+}
+
+/// What a store calls it.
+fn topic(fabric: Fabric) -> &'static str {
+    match fabric {
+        Fabric::Shm => "shm",
+        Fabric::Tcp => "tcp",
+        Fabric::Hybrid => "hybrid",
+        Fabric::Verbs => "verbs",
+        Fabric::HybridVerbs => "hybrid-verbs",
+    }
+}
+
+/// Two ranks that are not on one host, and why; or that all are.
+fn shown_apart(records: &[Record], hosts: &Hosts) -> String {
+    let Some((low, high, distance)) = hosts.apart else {
+        return format!("one host, {}: descriptors arrive and map", records[0].host_shown());
+    };
+    let same_machine = records[low as usize].same_machine(&records[high as usize]);
+    format!("rank {high} and rank {low}: {}", distance.reason(same_machine))
+}
+
+/// Shared memory was asked for, and two ranks cannot share any.
+fn not_one_host(records: &[Record], hosts: &Hosts) -> JoinError {
+    // Ranks of different hosts are no neighbours, all but those that a third one keeps apart.
+    let (low, high, distance) = hosts.apart.unwrap_or((0, 0, Distance::NoDescriptor));
+    let (first, second) = (&records[low as usize], &records[high as usize]);
+    JoinError::DifferentHosts {
+        first: format!("rank {low} on {}", first.host_shown()),
+        second: format!("rank {high} on {}", second.host_shown()),
+        reason: distance.reason(first.same_machine(second)),
+    }
+}
+
+/// The first rank that said no, and why. Who knows a cause (`-`) goes before those who only miss a peer (`~`): that peer
+/// may be the one that gave up.
+fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
+    let of = |sign: char| (0..).zip(lines).find_map(|(rank, line)| Some((rank, line.strip_prefix(sign)?)));
+    let unsigned =
+        || (0..).zip(lines).find(|(_, line)| !line.starts_with('+')).map(|(rank, line)| (rank, &**line));
+    let (rank, reason) = of('-').or_else(|| of('~')).or_else(unsigned)?;
+    Some(JoinError::Fabric { fabric, rank, reason: reason.to_owned() })
+}
+
+fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<Record, JoinError> {
+    match Record::decode(bytes) {
+        Ok(Ok(record)) => Ok(record),
+        Ok(Err(version)) => Err(JoinError::Differs(Difference {
+            what: "the protocol version".to_owned(),
+            first: (rank, version.to_string()),
+            second: (own, PROTOCOL_VERSION.to_string()),
+        })),
+        Err(_) => Err(JoinError::Unreadable { rank }),
+    }
+}
