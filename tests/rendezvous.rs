@@ -15,7 +15,7 @@ use launcher::{finish, pleach};
 use pleach_transport::device::{LossCause, Responder};
 use pleach_transport::rendezvous::{FabricChoice, JoinOptions, World, join};
 use pleach_transport::{Rank, clock::now};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 /// How long a rank of the command may take to join, in seconds.
 const JOIN_TIMEOUT_VARIABLE: &str = "PLEACH_JOIN_TIMEOUT";
@@ -28,6 +28,9 @@ const KNOB_VARIABLE: &str = "PLEACH_TEST_KNOB";
 
 /// Which fabric to ask for.
 const FABRIC_VARIABLE: &str = "PLEACH_TEST_FABRIC";
+
+/// How many more files than it has open a rank may open.
+const FILES_VARIABLE: &str = "PLEACH_TEST_FILES";
 
 struct Quiet;
 
@@ -42,6 +45,12 @@ impl Responder for Quiet {
 #[ignore = "this is a rank, which the other tests start"]
 fn rank_process() {
     let variable = |name| std::env::var(name).ok();
+    if let Some(more) = variable(FILES_VARIABLE) {
+        let open = std::fs::read_dir("/proc/self/fd").expect("is there").count() as u64 - 1;
+        let current = Some(open + more.parse::<u64>().expect("a number"));
+        let limit = Rlimit { current, ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, limit).expect("a limit may be lowered");
+    }
     let joined = World::from_env().map_err(|error| error.to_string()).and_then(|world| {
         let options = JoinOptions {
             fabric: variable(FABRIC_VARIABLE)
@@ -330,6 +339,28 @@ fn a_server_that_is_something_else_is_named() {
     let error = error(&finish(rank(1, 2, &format!("tcp://{address}"))));
     assert!(error.contains("not a pleach rendezvous") && error.contains("HTTP/1.1 400"), "{error}");
     drop(server.join());
+}
+
+#[test]
+fn ranks_of_which_one_may_open_too_few_files_are_all_told_so() {
+    for fabric in ["shm", "tcp"] {
+        for (more, is_enough) in [(13, false), (60, true)] {
+            let rendezvous = free_address();
+            let outputs = all((0..3).map(|number| {
+                let mut rank = rank(number, 3, &rendezvous);
+                // Sockets that nobody connects to are given up when four fifths of this are over.
+                rank.env(FABRIC_VARIABLE, fabric).env(TIMEOUT_VARIABLE, "10000");
+                if number == 1 {
+                    rank.env(FILES_VARIABLE, more.to_string());
+                }
+                rank
+            }));
+            for output in &outputs {
+                assert_eq!(joined(output), usize::from(is_enough), "{fabric}, {more} files: {output:?}");
+                assert!(is_enough || error(output).contains("ulimit -n"), "{fabric}: {output:?}");
+            }
+        }
+    }
 }
 
 #[test]

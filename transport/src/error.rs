@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
 use crate::Rank;
 use crate::cuda::CudaError;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
-use crate::memory::Space;
+use crate::memory::{Space, UNMAPPED_REMEDY};
 use crate::region::{OutOfBounds, RegionKey};
 use crate::verbs::{CallFailure, Limit, LimitKind, Refusal, WorkStatus};
 
@@ -31,6 +34,15 @@ pub enum LossCause {
     /// It did not come within the time to connect.
     #[error("it was not reached within {} ms", .0.as_millis())]
     NotReached(Duration),
+    /// There is no connection to it, since this process may open no more files.
+    #[error("this process may open no more than {most} files; raise the limit ('ulimit -n')")]
+    Files {
+        /// How many it may have open.
+        most: u64,
+    },
+    /// What it shares to be connected with cannot be mapped here (shm).
+    #[error("what it shares cannot be mapped ({0}); {UNMAPPED_REMEDY}")]
+    Unmapped(std::io::ErrorKind),
     /// There is no queue pair to it, since this process may lock no more memory for the NIC (verbs).
     #[error(
         "the NIC needs locked memory to reach it, and this process may lock no more: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
@@ -77,6 +89,29 @@ pub enum LossCause {
     /// A link on the way is down (simulated).
     #[error("the link to it is down")]
     LinkDown,
+}
+
+impl LossCause {
+    /// What an error of the system says when it keeps this rank from a connection to a peer.
+    #[must_use]
+    pub(crate) fn unconnected(error: &std::io::Error) -> Self {
+        match files_allowed(error) {
+            Some(most) => Self::Files { most },
+            None => Self::ConnectionBroke(error.kind()),
+        }
+    }
+}
+
+impl From<ProtocolViolation> for LossCause {
+    fn from(violation: ProtocolViolation) -> Self {
+        Self::Protocol(violation)
+    }
+}
+
+/// How many files this process may have open, if an error of the system says that it has.
+pub(crate) fn files_allowed(error: &std::io::Error) -> Option<u64> {
+    let is_out_of_files = Errno::from_io_error(error) == Some(Errno::MFILE);
+    is_out_of_files.then(|| getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
 }
 
 /// What a peer sent that it may not.

@@ -200,11 +200,13 @@ pub fn remedy(error: &io::Error) -> &'static str {
             "raise the limit of open files ('ulimit -n')"
         }
         _ if error.kind() == io::ErrorKind::FileTooLarge => "raise the limit of a file's size ('ulimit -f')",
-        _ => {
-            "free memory on this host, or raise the limit of addresses ('ulimit -v') or mappings (vm.max_map_count)"
-        }
+        _ => UNMAPPED_REMEDY,
     }
 }
+
+/// What helps where no memory can be mapped.
+pub(crate) const UNMAPPED_REMEDY: &str =
+    "free memory on this host, or raise the limit of addresses ('ulimit -v') or mappings (vm.max_map_count)";
 
 /// From this length on, in bytes, huge pages are asked for.
 const HUGE_PAGE_BYTES: usize = 2 << 20;

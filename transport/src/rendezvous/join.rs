@@ -91,13 +91,14 @@ pub fn join_over(
     responder: Arc<dyn Responder>,
     fabrics: &mut dyn Fabrics,
 ) -> Result<Joined, JoinError> {
-    let deadline = now() + options.timeout;
+    let began = now();
+    let deadline = began + options.timeout;
     if world.world_size == 1 {
         return alone(world, options, responder, fabrics);
     }
     let store = world.open_store(deadline)?;
     let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
-    meet(Meeting { world, options, deadline, store, responder, fabrics })
+    meet(Meeting { world, options, began, deadline, store, responder, fabrics })
 }
 
 /// As [`join`], but meeting at this store, which nobody but the ranks of `world` uses.
@@ -111,8 +112,9 @@ pub fn join_at(
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
 ) -> Result<Joined, JoinError> {
-    let (deadline, fabrics) = (now() + options.timeout, &mut super::Machine);
-    meet(Meeting { world, options, deadline, store, responder, fabrics })
+    let (began, fabrics) = (now(), &mut super::Machine);
+    let deadline = began + options.timeout;
+    meet(Meeting { world, options, began, deadline, store, responder, fabrics })
 }
 
 fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {

@@ -180,6 +180,14 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    /// This process has no file left for a connection.
+    #[error(
+        "rendezvous not reached: this process may open no more than {most} files; raise the limit ('ulimit -n')"
+    )]
+    Files {
+        /// How many it may have open.
+        most: u64,
+    },
     /// Nobody answers.
     #[error(
         "rank 0 is missing: nobody answered at {address} within {} ms ({source}); start rank 0, or check the address", .waited.as_millis()

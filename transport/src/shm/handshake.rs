@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
+use rustix::io::Errno;
 
 use super::board::{End, Known};
 use super::frame::{Claim, Frame, PROTOCOL_VERSION, Reason, decode};
@@ -32,21 +33,19 @@ impl Watcher {
     }
 
     /// One packet of one connection. An error costs the connection, and with it the peer.
-    pub(super) fn packet(
-        &mut self,
-        index: usize,
-        bytes: &[u8],
-        packet: Packet,
-    ) -> Result<(), ProtocolViolation> {
+    pub(super) fn packet(&mut self, index: usize, bytes: &[u8], packet: Packet) -> Result<(), LossCause> {
         let frame = decode(bytes).inspect_err(|violation| {
             if *violation == ProtocolViolation::Version {
                 self.say(index, &Frame::Reject(Reason::Version), &[]);
             }
         })?;
         if packet.files.len() != frame.files() && !packet.files_lost {
-            return Err(ProtocolViolation::MalformedFrame);
+            return Err(ProtocolViolation::MalformedFrame.into());
         }
         let Some(phase) = self.phase(index) else { return Ok(()) };
+        if packet.files_lost && matches!(phase, Phase::AwaitGrant { .. } | Phase::AwaitAccept { .. }) {
+            return Err(LossCause::unconnected(&Errno::MFILE.into()));
+        }
         match (phase, frame) {
             (Phase::Stranger { .. }, Frame::Hello { claim, challenge }) => {
                 self.hello(index, claim, challenge)
@@ -61,7 +60,7 @@ impl Watcher {
                 let claim = self.claim_of(peer, cells).to_bytes();
                 if !Secret::verify(self.secret.as_ref(), Side::Dialer, &theirs, &ours, &claim, &answer) {
                     self.say(index, &Frame::Reject(Reason::Secret), &[]);
-                    return Err(ProtocolViolation::WrongSecret);
+                    return Err(ProtocolViolation::WrongSecret.into());
                 }
                 let (link, process) = Link::from_files(packet.files, cells)?;
                 self.say_with_files(index, peer, &Frame::Accept);
@@ -74,7 +73,7 @@ impl Watcher {
             (
                 Phase::AwaitWelcome { .. } | Phase::AwaitGrant { .. } | Phase::AwaitAccept { .. },
                 Frame::Reject(reason),
-            ) => return Err(reason.into()),
+            ) => return Err(ProtocolViolation::from(reason).into()),
             (&Phase::Open { peer, .. }, Frame::Announce { slot, key, offset, len }) => {
                 self.announced(peer, slot, key, offset, len, packet)?;
             }
@@ -93,7 +92,7 @@ impl Watcher {
                 self.shared.board().about(peer).end = Some(End::Left);
                 self.shared.publish();
             }
-            _ => return Err(ProtocolViolation::MalformedFrame),
+            _ => return Err(ProtocolViolation::MalformedFrame.into()),
         }
         Ok(())
     }
@@ -158,7 +157,7 @@ impl Watcher {
         let Some(connection) = &mut self.connections[index] else { return };
         let data = epoll::EventData::new_u64(connection.token | 1);
         if epoll::add(&*self.shared.epoll, &process, data, epoll::EventFlags::IN).is_err() {
-            return self.violated(index, ProtocolViolation::UnsafeFile);
+            return self.fail(index, ProtocolViolation::UnsafeFile.into());
         }
         connection.process = Some(process);
         connection.phase = Phase::Open { peer, said_bye: false };

@@ -11,7 +11,7 @@ use rustix::fs::SealFlags;
 use super::mapping::{Access, Mapping, check};
 use crate::cells::{CellLine, Cells};
 use crate::cuda::{CudaError, Gpu, GpuId, Imported};
-use crate::device::ProtocolViolation;
+use crate::device::{LossCause, ProtocolViolation};
 use crate::memory::{prefer_own_node, sealed_file};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice};
@@ -155,19 +155,23 @@ pub(crate) struct Link {
 
 impl Link {
     /// Checks and maps what a peer handed over; `cells` is how many it said it keeps. The process comes back.
-    pub(crate) fn from_files(files: Vec<OwnedFd>, cells: u32) -> Result<(Self, OwnedFd), ProtocolViolation> {
+    ///
+    /// # Errors
+    ///
+    /// They are not what they should be, or this process cannot map them.
+    pub(crate) fn from_files(files: Vec<OwnedFd>, cells: u32) -> Result<(Self, OwnedFd), LossCause> {
         let [process, cells_file, bell_file, keys_file] =
             <[OwnedFd; GRANT_FILES]>::try_from(files).map_err(|_| ProtocolViolation::UnsafeFile)?;
         if !is_process(&process) {
-            return Err(ProtocolViolation::UnsafeFile);
+            return Err(ProtocolViolation::UnsafeFile.into());
         }
         let len = cells as usize;
         if len > CELLS_MAX {
-            return Err(ProtocolViolation::MalformedFrame);
+            return Err(ProtocolViolation::MalformedFrame.into());
         }
         let map = |file: &OwnedFd, bytes: usize, access| {
             check(file.as_fd(), bytes as u64)?;
-            Mapping::new(file.as_fd(), 0, bytes, access).map_err(|_| ProtocolViolation::UnsafeFile)
+            Mapping::new(file.as_fd(), 0, bytes, access).map_err(|error| LossCause::Unmapped(error.kind()))
         };
         let lines = Arc::new(map(&cells_file, len.max(1) * CELL_BYTES, Access::ReadWrite)?);
         // SAFETY: checked to hold `len` lines, whose every content is a valid one; kept by `lines`.

@@ -21,7 +21,8 @@ use super::socket::{self, Packet, ReceiveError};
 use crate::Rank;
 use crate::auth::{Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
-use crate::device::{DeviceConfig, LossCause, ProtocolViolation, Responder};
+use crate::device::{DeviceConfig, LossCause, Responder};
+use crate::error::files_allowed;
 
 /// Packets taken from one stream before the others get their turn.
 const PACKETS_AT_ONCE: usize = 16;
@@ -40,6 +41,9 @@ const SYSTEM_FULL_REST: Duration = Duration::from_millis(5);
 
 /// Connections that have not said yet who they are; further ones are turned away.
 const STRANGERS_MAX: usize = 1024;
+
+/// How long no connection is accepted after the system had no descriptor or memory for one.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const EVENTS_AT_ONCE: usize = 32;
 const LISTENER: u64 = u64::MAX;
@@ -131,6 +135,8 @@ pub(super) struct Watcher {
     pub(super) wants: Vec<Want>,
     /// Peers to which nothing can be sent before that time, though their streams have room.
     resting: Vec<(Rank, Nanos)>,
+    /// Until when no strangers are let in, as this process may open no more files.
+    listener_paused_until: Option<Nanos>,
     generation: u32,
     buffer: Vec<u8>,
 }
@@ -148,6 +154,7 @@ impl Watcher {
             connections: Vec::new(),
             wants: (0..config.world_size).map(|_| Want::Nothing).collect(),
             resting: Vec::new(),
+            listener_paused_until: None,
             generation: 0,
             buffer: vec![0; FRAME_BYTES_MAX],
             shared,
@@ -234,12 +241,13 @@ impl Watcher {
                 self.greet(peer, stream);
             }
             Err(Errno::AGAIN) => *again_at = clock::now() + DIAL_AGAIN_AFTER,
-            Err(errno) => self.lose(peer, LossCause::ConnectionBroke(errno.kind())),
+            Err(errno) => self.lose(peer, LossCause::unconnected(&errno.into())),
         }
     }
 
     /// Ends what has taken too long; returns how long until the next such moment.
     fn expire(&mut self, now: Nanos) -> Option<Duration> {
+        let accepting = self.resume_accepting(now);
         for peer in 0..self.wants.len() as Rank {
             match &self.wants[peer as usize] {
                 Want::Dial { deadline, .. } | Want::Connection { deadline } if *deadline <= now => {
@@ -277,7 +285,7 @@ impl Watcher {
             Phase::Stranger { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
             _ => None,
         });
-        wants.chain(phases).chain(rests).min().map(|next| next.since(now))
+        wants.chain(phases).chain(rests).chain(accepting).min().map(|next| next.since(now))
     }
 
     fn event(&mut self, token: u64, flags: epoll::EventFlags) {
@@ -314,13 +322,40 @@ impl Watcher {
                         self.add(stream, Phase::Stranger { deadline });
                     }
                 }
-                Err(Errno::MFILE | Errno::NFILE) => {
-                    tracing::warn!("too many open files to accept a peer; raise the limit (ulimit -n)");
-                    return;
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => {
+                    // Out of descriptors or memory: the listener would be ready for ever.
+                    let _ = epoll::delete(&*self.shared.epoll, &self.listener);
+                    self.listener_paused_until = Some(clock::now() + ACCEPT_PAUSE);
+                    return self.cannot_accept(&errno.into());
                 }
-                Err(_) => return,
             }
         }
+    }
+
+    /// Peers whose connection this rank has no room for would wait for it until their time is up.
+    fn cannot_accept(&mut self, error: &io::Error) {
+        if files_allowed(error).is_none() {
+            return;
+        }
+        for peer in 0..self.wants.len() as Rank {
+            if matches!(self.wants[peer as usize], Want::Connection { .. }) {
+                self.lose(peer, LossCause::unconnected(error));
+            }
+        }
+    }
+
+    /// Listens again after a while; returns when.
+    fn resume_accepting(&mut self, now: Nanos) -> Option<Nanos> {
+        let until = self.listener_paused_until?;
+        if now < until {
+            return Some(until);
+        }
+        self.listener_paused_until = None;
+        let data = epoll::EventData::new_u64(LISTENER);
+        let _ = epoll::add(&*self.shared.epoll, &self.listener, data, epoll::EventFlags::IN);
+        None
     }
 
     fn stream_ready(&mut self, index: usize, flags: epoll::EventFlags) {
@@ -352,23 +387,19 @@ impl Watcher {
                 Err(ReceiveError::System(errno)) => {
                     return self.stream_ended(index, LossCause::ConnectionBroke(errno.kind()));
                 }
-                Err(ReceiveError::Violation(violation)) => return self.violated(index, violation),
+                Err(ReceiveError::Violation(violation)) => return self.fail(index, violation.into()),
                 Ok(Packet { bytes: 0, .. }) => return self.stream_ended(index, LossCause::ConnectionClosed),
                 Ok(packet) => {
                     // Moved out and back, so that the frame may borrow it while the watcher changes.
                     let buffer = std::mem::take(&mut self.buffer);
                     let bytes = packet.bytes.min(buffer.len());
-                    if let Err(violation) = self.packet(index, &buffer[..bytes], packet) {
-                        self.violated(index, violation);
+                    if let Err(cause) = self.packet(index, &buffer[..bytes], packet) {
+                        self.fail(index, cause);
                     }
                     self.buffer = buffer;
                 }
             }
         }
-    }
-
-    pub(super) fn violated(&mut self, index: usize, violation: ProtocolViolation) {
-        self.fail(index, LossCause::Protocol(violation));
     }
 
     fn process_ended(&mut self, index: usize) {

@@ -21,6 +21,12 @@ const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a rank looks at the store before it polls its device again, which its peers may need to connect.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Ranks that did not connect tell each other why in the last of so many parts of the time that was left,
+const TELLING_SHARE: u32 = 5;
+
+/// and in this long at most.
+const TELLING_TIME_MAX: Duration = Duration::from_secs(2);
+
 /// Events taken from a device at a time.
 const EVENTS: usize = 64;
 
@@ -44,6 +50,7 @@ pub(super) struct Connected {
 pub(super) struct Meeting<'a> {
     pub(super) world: &'a World,
     pub(super) options: &'a JoinOptions,
+    pub(super) began: Nanos,
     pub(super) deadline: Nanos,
     pub(super) store: Box<dyn Store>,
     pub(super) responder: Arc<dyn Responder>,
@@ -126,13 +133,13 @@ impl Meeting<'_> {
     fn agree(&mut self, records: &[Record], hosts: &Hosts) -> Result<(Fabric, Connected), JoinError> {
         let best = hosts.fabric();
         let routes = hosts.routes(self.world.rank);
-        let left = self.deadline.since(now());
+        let limit = self.time_to_connect();
         let (fabric, why, connected) = match self.options.fabric {
             FabricChoice::Only(Fabric::Shm) if best != Fabric::Shm => {
                 return Err(not_one_host(records, hosts));
             }
             FabricChoice::Only(fabric) => {
-                (fabric, "it was asked for".to_owned(), self.connect(fabric, &routes, left)??)
+                (fabric, "it was asked for".to_owned(), self.connect(fabric, &routes, limit)??)
             }
             FabricChoice::Auto => self.connect_best(best, &routes, &shown_apart(records, hosts))?,
         };
@@ -178,8 +185,14 @@ impl Meeting<'_> {
                 Err(error) => why = format!("{why}; {error}"),
             }
         }
+        let limit = self.time_to_connect();
+        Ok((*last, why, self.connect(*last, routes, limit)??))
+    }
+
+    /// How long the last fabric may take: what is left, but for the time to tell each other what came of it.
+    fn time_to_connect(&self) -> Duration {
         let left = self.deadline.since(now());
-        Ok((*last, why, self.connect(*last, routes, left)??))
+        left - (left / TELLING_SHARE).min(TELLING_TIME_MAX)
     }
 
     /// Tries one fabric on all ranks. The outer error ends the meeting; the inner one says, on all ranks alike, that
@@ -302,7 +315,6 @@ impl Meeting<'_> {
         ranks: std::ops::Range<Rank>,
         mut polled: Option<(&mut (dyn Device + '_), &mut Vec<Event>)>,
     ) -> Result<Vec<Vec<u8>>, JoinError> {
-        let started = now();
         let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
         loop {
             let until = if polled.is_some() { self.deadline.min(now() + LOOK) } else { self.deadline };
@@ -329,7 +341,7 @@ impl Meeting<'_> {
             }
             // A rank that is gone says nothing more.
             if lost || now() >= self.deadline {
-                let (world_size, waited) = (self.world.world_size, now().since(started));
+                let (world_size, waited) = (self.world.world_size, now().since(self.began));
                 return Err(JoinError::Missing { ranks, world_size, waited, refused });
             }
         }

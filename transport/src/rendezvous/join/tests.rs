@@ -374,6 +374,23 @@ fn a_rank_that_is_not_reached_is_named() {
 }
 
 #[test]
+fn ranks_that_reach_nobody_until_the_time_is_up_still_tell_each_other_that() {
+    let mut job = Job::of(3);
+    job.timeout = Duration::from_secs(3);
+    for process in &mut job.processes {
+        process.fabric = FabricChoice::Only(Fabric::Tcp);
+        process.troubles = vec![(Fabric::Tcp, Trouble::Reach)];
+    }
+    for result in job.run() {
+        let error = result.expect_err("not connected");
+        assert!(
+            error.contains("fabric tcp not usable: rank 0: ranks 1, 2 not connected within 2"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn the_rank_that_knows_the_cause_is_named_and_not_one_that_only_saw_it_go() {
     let mut job = Job::of(4);
     job.processes.iter_mut().for_each(|process| process.fabric = FabricChoice::Only(Fabric::Verbs));

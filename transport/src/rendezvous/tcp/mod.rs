@@ -12,6 +12,7 @@ use super::pause::Attempts;
 use super::{Claim, OpenError, Store, StoreError, check, cut};
 use crate::auth::{Secret, Side, challenge};
 use crate::clock::now;
+use crate::error::files_allowed;
 use crate::{Nanos, Rank};
 
 mod codec;
@@ -163,8 +164,9 @@ fn listen(
 ) -> Result<Server, OpenError> {
     TcpListener::bind(resolved)
         .and_then(|listener| Server::start(listener, world_size, secret.cloned()))
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => OpenError::PortInUse { address: address.to_owned() },
+        .map_err(|source| match (source.kind(), files_allowed(&source)) {
+            (_, Some(most)) => OpenError::Files { most },
+            (io::ErrorKind::AddrInUse, _) => OpenError::PortInUse { address: address.to_owned() },
             _ => OpenError::Listen { address: address.to_owned(), source },
         })
 }
@@ -181,7 +183,10 @@ enum Refusal {
 
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
-        Self::Later(error)
+        match files_allowed(&error) {
+            Some(most) => Self::Final(OpenError::Files { most }),
+            None => Self::Later(error),
+        }
     }
 }
 

@@ -20,7 +20,8 @@ use super::codec::{
 };
 use crate::auth::{Secret, Side, TAG_BYTES, challenge};
 use crate::clock::{Nanos, now};
-use crate::rendezvous::check;
+use crate::error::files_allowed;
+use crate::rendezvous::{OpenError, check};
 
 /// How long a connection may take to say who it is.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,6 +31,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long it goes on telling the others why the meeting has failed.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long no connection is accepted after the system had no file or memory for one.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connections beyond one a rank: strangers, and ranks that come too often.
 const CONNECTIONS_SPARE: usize = 64;
@@ -62,6 +66,7 @@ impl Server {
             connections: Vec::new(),
             connections_max: world_size as usize + CONNECTIONS_SPARE,
             table: Table::new(world_size as usize * VALUES_PER_RANK + VALUES_SPARE),
+            paused_until: None,
         };
         let (stopped, rung) = (Arc::clone(&stop), Arc::clone(&bell));
         let thread = std::thread::Builder::new()
@@ -166,6 +171,8 @@ struct Service {
     connections: Vec<Connection>,
     connections_max: usize,
     table: Table,
+    /// Until when nobody is let in, as the system had no file or memory for one more.
+    paused_until: Option<Nanos>,
 }
 
 impl Service {
@@ -199,7 +206,7 @@ impl Service {
             }
             Stage::Open { waiting, .. } => waiting.as_ref().map(|(_, until)| *until),
         });
-        deadlines.min()
+        deadlines.chain(self.paused_until).min()
     }
 
     /// Sleeps until a socket is ready, the bell rings or the deadline has passed.
@@ -207,7 +214,9 @@ impl Service {
         let mut files = Vec::with_capacity(self.connections.len() + 2);
         if let Some(bell) = bell {
             files.push(PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN));
-            files.push(PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN));
+            if self.paused_until.is_none() {
+                files.push(PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN));
+            }
         }
         for connection in &self.connections {
             let mut flags = if bell.is_some() { PollFlags::IN } else { PollFlags::empty() };
@@ -226,8 +235,15 @@ impl Service {
     }
 
     fn accept(&mut self) {
-        // Whatever goes wrong with one connection is its own affair; the next round tries the next one.
-        while let Ok((stream, from)) = self.listener.accept() {
+        if self.paused_until.is_some_and(|until| now() < until) {
+            return;
+        }
+        self.paused_until = None;
+        loop {
+            let (stream, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => return self.not_accepted(&error),
+            };
             if self.connections.len() >= self.connections_max {
                 // The oldest that has not shown who it is makes room; without one the newcomer must come again.
                 let stranger = self
@@ -242,6 +258,21 @@ impl Service {
                 let (input, output) = (Vec::new(), Vec::new());
                 self.connections.push(Connection { stream, from, input, output, stage, gone: false });
             }
+        }
+    }
+
+    /// Nobody was there, whose connection may have gone wrong meanwhile: that is its own affair. Or there is no file or memory
+    /// for one: then the listener would be ready for ever, and who wants in would wait until its time is up.
+    fn not_accepted(&mut self, error: &io::Error) {
+        use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+        if matches!(error.kind(), WouldBlock | ConnectionAborted | Interrupted) {
+            return;
+        }
+        self.paused_until = Some(now() + ACCEPT_PAUSE);
+        if let Some(most) = files_allowed(error)
+            && !self.table.sealed
+        {
+            self.table.failed.get_or_insert_with(|| format!("rank 0: {}", OpenError::Files { most }));
         }
     }
 

@@ -14,6 +14,7 @@ use super::{
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
+use crate::error::files_allowed;
 use crate::tcp::control::{CONTROL_HEADER_BYTES, ControlFrame};
 use crate::tcp::handshake::{Handshake, Hello, Progress, Role};
 use crate::tcp::shared::{Mail, Shared, Standing};
@@ -34,11 +35,11 @@ impl Watcher {
                 }
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
-                Err(_) => {
+                Err(errno) => {
                     // Out of descriptors or memory: the listener would be ready for ever.
                     let _ = epoll::delete(&self.epoll, &self.listener);
                     self.listener_paused_until = Some(now + ACCEPT_PAUSE);
-                    return;
+                    return self.cannot_open(&errno.into());
                 }
             }
         }
@@ -81,9 +82,22 @@ impl Watcher {
                 let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
                 self.insert(Kind::Handshake(Box::new(proving)), flags)
             });
-            if inserted.is_err() {
+            if let Err(error) = inserted {
                 self.dial_again(peer, now);
-                return;
+                return self.cannot_open(&error);
+            }
+        }
+    }
+
+    /// Peers for whose connections this process may open no more files would wait for them until their time is up.
+    fn cannot_open(&mut self, error: &std::io::Error) {
+        if files_allowed(error).is_none() {
+            return;
+        }
+        for peer in 0..self.peers.len() as Rank {
+            if self.peers[peer as usize].wanted.is_some() {
+                self.forget(peer);
+                self.shared.lose(peer, LossCause::unconnected(error));
             }
         }
     }
