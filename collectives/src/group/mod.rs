@@ -161,7 +161,7 @@ pub enum GroupError {
         limit: Duration,
     },
     /// Ranks met, and then did not tell each other whether their NICs reach their GPUs.
-    #[error("what ranks say of their GPUs and NICs: {0}")]
+    #[error("ranks have met but not said whether their NICs reach their GPUs: {0}")]
     Store(#[from] StoreError),
     /// The GPU that the group is to work on does not work.
     #[error(transparent)]
