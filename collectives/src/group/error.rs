@@ -2,15 +2,83 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pleach_transport::cuda::CudaError;
 use pleach_transport::memory::remedy;
+use pleach_transport::rendezvous::StoreError;
 use pleach_transport::{Rank, RegisterError, Space};
 
 use crate::collective::{DataType, ReduceOp};
-use crate::engine::{CountsError, Fault, PlanError, StartError, TooLarge};
+use crate::compute::ComputeError;
+use crate::engine::{CountsError, EngineError, Fault, PlanError, StartError, TooLarge};
 use crate::select::SelectError;
 use crate::verify::Violation;
+
+/// Why a group could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// The engine could not be made.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Peers are connected but do not talk.
+    #[error("ranks {missing:?} have connected but not said where their memory is within {} ms", .limit.as_millis())]
+    Silent {
+        /// Which ranks.
+        missing: Vec<Rank>,
+        /// How long they had.
+        limit: Duration,
+    },
+    /// Ranks met, and then did not tell each other whether their NICs reach their GPUs.
+    #[error("ranks have met but not said whether their NICs reach their GPUs: {0}")]
+    Store(#[from] StoreError),
+    /// The GPU that the group is to work on does not work.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// A peer was lost meanwhile.
+    #[error("{0}")]
+    Failed(Arc<Fault>),
+    /// The thread of [`Progress::Thread`] could not be started.
+    #[error(
+        "no thread can be started for the group ({0}); raise the limit ('ulimit -u') or do without Progress::Thread"
+    )]
+    Thread(std::io::Error),
+    /// The topology is one of other ranks.
+    #[error(
+        "the topology has {nodes} ranks, the group {ranks}; give that of the group's ranks, or leave it out"
+    )]
+    Topology {
+        /// How many ranks the topology has.
+        nodes: u32,
+        /// How many there are.
+        ranks: u32,
+    },
+    /// Metrics cannot be served.
+    #[error(
+        "no metrics: {address} ({source}); choose another address or port, as many ports from it on are taken as ranks are on a host"
+    )]
+    Metrics {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// There are fewer ports than ranks.
+    #[error("no metrics: there is no port {port} for a rank of this host; choose a lower one")]
+    Port {
+        /// Which it would be.
+        port: u32,
+    },
+    /// The trace cannot be begun.
+    #[error("no trace: {} ({source}); name a file that can be written", .path.display())]
+    Trace {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
 
 /// What errors call a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,10 @@ use std::sync::{Arc, Weak};
 
 use pleach_transport::{Memory, RegisterError, Share, Space};
 
+use super::Group;
+use super::data::{part, place_in};
+use super::error::CollectiveError;
+use super::operation::Operation;
 use crate::engine::{Address, Bytes, Engine};
 
 /// From this length on, in bytes, registering for the time of a call is worth it; shorter slices are staged.
@@ -38,6 +42,39 @@ unsafe impl Memory for LentMemory {
 unsafe impl Send for LentMemory {}
 // SAFETY: as above.
 unsafe impl Sync for LentMemory {}
+
+impl Group {
+    /// Registers the caller's slices for the time of the call, where that is free; input and output stay the same slice,
+    /// or one a part of the other, where they are.
+    pub(super) fn lend(
+        &self,
+        engine: &mut Engine,
+        operation: &mut Operation,
+    ) -> Result<Lent, CollectiveError> {
+        let mut lent = Lent::default();
+        let is_private = |bytes: &Bytes| matches!(bytes, Bytes::Private { .. });
+        let is_lent = is_private(&operation.input) || is_private(&operation.output);
+        if !is_lent || operation.space != Space::Host {
+            return Ok(lent);
+        }
+        let register = |error| CollectiveError::Register(Arc::new(error));
+        let input = std::mem::replace(&mut operation.input, Bytes::None);
+        let output = std::mem::replace(&mut operation.output, Bytes::None);
+        let output_in_input = place_in(&output, &input);
+        let input_in_output = place_in(&input, &output);
+        (operation.input, operation.output) = if let Some(range) = output_in_input {
+            let whole = lent.register(engine, input).map_err(register)?;
+            (whole.clone(), part(&whole, range))
+        } else if let Some(range) = input_in_output {
+            let whole = lent.register(engine, output).map_err(register)?;
+            (part(&whole, range), whole)
+        } else {
+            let input = lent.register(engine, input).map_err(register)?;
+            (input, lent.register(engine, output).map_err(register)?)
+        };
+        Ok(lent)
+    }
+}
 
 /// What was lent to the engine for one call.
 #[derive(Default)]

@@ -11,6 +11,7 @@
 mod batch;
 mod batch_start;
 mod blocks;
+mod calls;
 mod data;
 mod driver;
 mod error;
@@ -44,12 +45,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_transport::cuda::Gpu;
-use pleach_transport::rendezvous::{Fabric, Store, StoreError};
+use pleach_transport::rendezvous::{Fabric, Store};
 use pleach_transport::{Device, Event, SharedMemory, Slice, Space, clock, fork};
 
 pub use batch::Batch;
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
-pub use error::{CollectiveError, GroupName};
+pub use error::{CollectiveError, GroupError, GroupName};
 pub use gpu::GpuBuffer;
 pub use gpu_batch::GpuBatch;
 pub use gpu_persistent::GpuPersistent;
@@ -69,15 +70,13 @@ use crate::choices::{Table, Way};
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::{Compute, ComputeError};
 use crate::cost::Platform;
-use crate::engine::{Board, Bytes, Counts, Descriptor, Engine, EngineError, Plan, RunId};
+use crate::engine::{Board, Descriptor, Engine, Plan, RunId};
 use crate::generate::{Access, Algorithm};
 use crate::hosts::HostMap;
 use crate::reproducible::{Exact, Reproducible};
-use data::{destination, part, place_in, source};
 use driver::{Core, Driver};
-use lent::Lent;
 use observed::Observed;
-use operation::{Operation, barrier_operation, operation};
+use operation::Operation;
 use progress::ProgressThread;
 
 /// A handle of a group of ranks; see the module.
@@ -143,71 +142,6 @@ impl std::fmt::Debug for Group {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Group(rank {} of {})", self.shared.rank, self.shared.world_size)
     }
-}
-
-/// Why a group could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum GroupError {
-    /// The engine could not be made.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// Peers are connected but do not talk.
-    #[error("ranks {missing:?} have connected but not said where their memory is within {} ms", .limit.as_millis())]
-    Silent {
-        /// Which ranks.
-        missing: Vec<Rank>,
-        /// How long they had.
-        limit: Duration,
-    },
-    /// Ranks met, and then did not tell each other whether their NICs reach their GPUs.
-    #[error("ranks have met but not said whether their NICs reach their GPUs: {0}")]
-    Store(#[from] StoreError),
-    /// The GPU that the group is to work on does not work.
-    #[error(transparent)]
-    Compute(#[from] ComputeError),
-    /// A peer was lost meanwhile.
-    #[error("{0}")]
-    Failed(Arc<crate::engine::Fault>),
-    /// The thread of [`Progress::Thread`] could not be started.
-    #[error(
-        "no thread can be started for the group ({0}); raise the limit ('ulimit -u') or do without Progress::Thread"
-    )]
-    Thread(std::io::Error),
-    /// The topology is one of other ranks.
-    #[error(
-        "the topology has {nodes} ranks, the group {ranks}; give that of the group's ranks, or leave it out"
-    )]
-    Topology {
-        /// How many ranks the topology has.
-        nodes: u32,
-        /// How many there are.
-        ranks: u32,
-    },
-    /// Metrics cannot be served.
-    #[error(
-        "no metrics: {address} ({source}); choose another address or port, as many ports from it on are taken as ranks are on a host"
-    )]
-    Metrics {
-        /// Where.
-        address: std::net::SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// There are fewer ports than ranks.
-    #[error("no metrics: there is no port {port} for a rank of this host; choose a lower one")]
-    Port {
-        /// Which it would be.
-        port: u32,
-    },
-    /// The trace cannot be begun.
-    #[error("no trace: {} ({source}); name a file that can be written", .path.display())]
-    Trace {
-        /// Which file.
-        path: std::path::PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
 }
 
 impl Group {
@@ -405,142 +339,6 @@ impl Group {
         Ok(Buffer::new(region.whole(), len, self.shared.number))
     }
 
-    /// Replaces every rank's `data` by the reduction of all of them.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_reduce<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Result<(), CollectiveError> {
-        if let Some(exact) = self.exact_for(D::Element::DATA_TYPE, op)? {
-            return exact.all_reduce(&self.inexact(), data.elements_mut(), op);
-        }
-        self.blocking(self.all_reduce_operation(data, op))
-    }
-
-    /// Stores the reduction of every rank's `input` in every rank's `output`.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_reduce_into<T: Element, I, O>(
-        &self,
-        input: &I,
-        output: &mut O,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError>
-    where
-        I: Data<Element = T> + ?Sized,
-        O: DataMut<Element = T> + ?Sized,
-    {
-        let count = self.part_len(Collective::AllReduce, input.elements().len(), output.elements().len())?;
-        if let Some(exact) = self.exact_for(T::DATA_TYPE, op)? {
-            output.elements_mut().copy_from_slice(input.elements());
-            return exact.all_reduce(&self.inexact(), output.elements_mut(), op);
-        }
-        let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
-        self.blocking(operation::<I>(Collective::AllReduce, op, Counts::Each(count), input, output))
-    }
-
-    /// Replaces `data` of the root by the reduction of every rank's; the other ranks' stay as they are.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn reduce<D: DataMut + ?Sized>(
-        &self,
-        data: &mut D,
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        self.expect_rank(root)?;
-        if let Some(exact) = self.exact_for(D::Element::DATA_TYPE, op)? {
-            return exact.reduce(&self.inexact(), data.elements_mut(), op, root);
-        }
-        self.blocking(self.reduce_operation(data, op, root)?)
-    }
-
-    /// Replaces every rank's `data` by the root's.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn broadcast<D: DataMut + ?Sized>(&self, data: &mut D, root: Rank) -> Result<(), CollectiveError> {
-        self.blocking(self.broadcast_operation(data, root)?)
-    }
-
-    /// Stores every rank's `input` in every rank's `output`, one after the other in rank order.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_gather<T: Element, I, O>(&self, input: &I, output: &mut O) -> Result<(), CollectiveError>
-    where
-        I: Data<Element = T> + ?Sized,
-        O: DataMut<Element = T> + ?Sized,
-    {
-        self.blocking(self.all_gather_operation(input, output)?)
-    }
-
-    /// Stores part `r` of the reduction of every rank's `input` in rank `r`'s `output`.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn reduce_scatter<T: Element, I, O>(
-        &self,
-        input: &I,
-        output: &mut O,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError>
-    where
-        I: Data<Element = T> + ?Sized,
-        O: DataMut<Element = T> + ?Sized,
-    {
-        if let Some(exact) = self.exact_for(T::DATA_TYPE, op)? {
-            let (found, count) = (input.elements().len(), output.elements().len());
-            let counts = Counts::Each(self.part_len(Collective::ReduceScatter, found, count)?);
-            return exact.reduce_scatter(
-                &self.inexact(),
-                input.elements(),
-                output.elements_mut(),
-                &counts,
-                op,
-            );
-        }
-        self.blocking(self.reduce_scatter_operation(input, output, op)?)
-    }
-
-    /// Returns when every rank has called it.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn barrier(&self) -> Result<(), CollectiveError> {
-        self.blocking(barrier_operation())
-    }
-
-    /// Sends `data` to a rank that receives as many elements of the same type; returns when `data` may be changed again.
-    ///
-    /// Of more than 8 KiB that is when the receiver has made its call. Fewer bytes may be on their way before it has, so
-    /// that a receiver that asks for something else is told of it, and this rank by a later call. Do not count on it: a
-    /// few messages ahead of the receiver, a send waits for it.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn send<D: Data + ?Sized>(&self, data: &D, to: Rank) -> Result<(), CollectiveError> {
-        self.blocking(self.send_operation(data, to)?)
-    }
-
-    /// Receives `data` from a rank that sends as many elements of the same type.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn recv<D: DataMut + ?Sized>(&self, data: &mut D, from: Rank) -> Result<(), CollectiveError> {
-        self.blocking(self.recv_operation(data, from)?)
-    }
-
     /// Ends the group's work on all ranks: calls under way, here and there, return at once with an error. From any thread.
     pub fn abort(&self) {
         self.shared.driver.abort();
@@ -675,33 +473,6 @@ impl Group {
             self.take_back(&lent);
         }
         outcome
-    }
-
-    /// Registers the caller's slices for the time of the call, where that is free; input and output stay the same slice,
-    /// or one a part of the other, where they are.
-    fn lend(&self, engine: &mut Engine, operation: &mut Operation) -> Result<Lent, CollectiveError> {
-        let mut lent = Lent::default();
-        let is_private = |bytes: &Bytes| matches!(bytes, Bytes::Private { .. });
-        let is_lent = is_private(&operation.input) || is_private(&operation.output);
-        if !is_lent || operation.space != Space::Host {
-            return Ok(lent);
-        }
-        let register = |error| CollectiveError::Register(Arc::new(error));
-        let input = std::mem::replace(&mut operation.input, Bytes::None);
-        let output = std::mem::replace(&mut operation.output, Bytes::None);
-        let output_in_input = place_in(&output, &input);
-        let input_in_output = place_in(&input, &output);
-        (operation.input, operation.output) = if let Some(range) = output_in_input {
-            let whole = lent.register(engine, input).map_err(register)?;
-            (whole.clone(), part(&whole, range))
-        } else if let Some(range) = input_in_output {
-            let whole = lent.register(engine, output).map_err(register)?;
-            (part(&whole, range), whole)
-        } else {
-            let input = lent.register(engine, input).map_err(register)?;
-            (input, lent.register(engine, output).map_err(register)?)
-        };
-        Ok(lent)
     }
 
     fn start<D>(&self, operation: Result<Operation, CollectiveError>, data: D) -> Started<D> {
