@@ -1,4 +1,8 @@
 //! What collectives work on: elements, slices, registered buffers.
+//!
+//! **Invariant:** what implements the three traits here names the same memory each time it is asked, and [`OwnedData`] also after
+//! it was moved. Peers and kernels write there while the caller holds no reference, so the traits are sealed: safe code
+//! elsewhere could not promise it.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -27,6 +31,7 @@ pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + privat
 
 mod private {
     pub trait Sealed {}
+    pub trait SealedData {}
 }
 
 macro_rules! element {
@@ -51,8 +56,9 @@ element!(
     i32 => I32, i64 => I64, i8 => I8, u32 => U32, u64 => U64, u8 => U8
 );
 
-/// Elements that a collective may read: a slice of any memory, or a [`Buffer`], which peers reach without a copy.
-pub trait Data {
+/// Elements that a collective may read: a slice, array or `Vec` of any memory, or a [`Buffer`], which peers reach without a
+/// copy. Sealed: there are no others.
+pub trait Data: private::SealedData {
     /// Type of element.
     type Element: Element;
     /// The elements.
@@ -69,6 +75,11 @@ pub trait DataMut: Data {
 
 /// Elements that a non-blocking collective may own while it works: [`Buffer`] or `Vec`.
 pub trait OwnedData: DataMut + Send + 'static {}
+
+impl<T: Element> private::SealedData for [T] {}
+impl<T: Element, const N: usize> private::SealedData for [T; N] {}
+impl<T: Element> private::SealedData for Vec<T> {}
+impl<T: Element> private::SealedData for Buffer<T> {}
 
 impl<T: Element> Data for [T] {
     type Element = T;

@@ -9,7 +9,7 @@ use pleach::collectives::{GpuBuffer, OnStream, bf16, f16};
 use pleach::transport::clock;
 use pleach::transport::cuda::Stream;
 use pleach::{
-    Collective, CollectiveError, Data, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp,
+    Collective, CollectiveError, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -301,6 +301,20 @@ fn in_time(wanted: u64, usual: Duration) -> u64 {
 
 fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(), CollectiveError> {
     let Slot { data, output } = slot;
+    match (data, output) {
+        (Space::Registered(data), None) => run_on(group, task, data, None),
+        (Space::Registered(data), Some(Space::Registered(output))) => run_on(group, task, data, Some(output)),
+        (Space::Slice(data), None) => run_on(group, task, data, None),
+        (Space::Slice(data), Some(Space::Slice(output))) => run_on(group, task, data, Some(output)),
+        _ => unreachable!("all memory of a task is of its kind"),
+    }
+}
+
+/// The same on memory of one kind.
+fn run_on<D>(group: &Group, task: &Task, data: &mut D, output: Option<&mut D>) -> Result<(), CollectiveError>
+where
+    D: DataMut,
+{
     match (task.collective, output) {
         (Collective::AllReduce, _) => group.all_reduce(data, task.op),
         (Collective::Reduce { root }, _) => group.reduce(data, task.op, root),

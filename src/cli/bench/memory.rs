@@ -4,9 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use pleach::collectives::{GpuBuffer, SplitError};
+use pleach::transport;
 use pleach::transport::cuda::{CudaError, Gpu, gpus};
-use pleach::transport::{self, Slice};
-use pleach::{Buffer, CollectiveError, Data, DataMut, Element, Group, Rank};
+use pleach::{Buffer, CollectiveError, Element, Group, Rank};
 
 /// Where the data of a collective is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +112,22 @@ impl<T: Element> Space<T> {
         }
     }
 
+    /// The elements, or the host's copy of them.
+    pub(super) fn elements(&self) -> &[T] {
+        match self {
+            Self::Registered(buffer) => buffer,
+            Self::Slice(elements) | Self::Gpu(_, elements) => elements,
+        }
+    }
+
+    /// The same, to be filled.
+    pub(super) fn elements_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Registered(buffer) => buffer,
+            Self::Slice(elements) | Self::Gpu(_, elements) => elements,
+        }
+    }
+
     /// The elements on a GPU.
     ///
     /// # Panics
@@ -121,33 +137,6 @@ impl<T: Element> Space<T> {
         match self {
             Self::Gpu(buffer, _) => buffer,
             _ => unreachable!("all memory of a task is of its kind"),
-        }
-    }
-}
-
-impl<T: Element> Data for Space<T> {
-    type Element = T;
-
-    fn elements(&self) -> &[T] {
-        match self {
-            Self::Registered(buffer) => buffer,
-            Self::Slice(elements) | Self::Gpu(_, elements) => elements,
-        }
-    }
-
-    fn registered(&self, group: u64) -> Option<&Slice> {
-        match self {
-            Self::Registered(buffer) => buffer.registered(group),
-            Self::Slice(_) | Self::Gpu(..) => None,
-        }
-    }
-}
-
-impl<T: Element> DataMut for Space<T> {
-    fn elements_mut(&mut self) -> &mut [T] {
-        match self {
-            Self::Registered(buffer) => buffer,
-            Self::Slice(elements) | Self::Gpu(_, elements) => elements,
         }
     }
 }
