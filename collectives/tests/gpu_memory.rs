@@ -48,6 +48,7 @@ on_both! {
     group::a_call_begins_after_the_earlier_work_of_its_stream
     group::memory_of_others_is_taken_while_it_is_there
     group::data_in_other_memory_than_the_groups_are_refused
+    group::inputs_and_outputs_that_overlap_are_refused_unless_they_are_in_place
     group::a_gpu_that_is_not_there_is_told_at_join
     group::a_group_on_a_gpu_can_be_split
     group::reproducible_groups_give_the_same_bits_and_exact_ones_refuse

@@ -24,7 +24,7 @@ pub enum Bytes {
 }
 
 impl Bytes {
-    pub(super) fn base(&self) -> Address {
+    pub(crate) fn base(&self) -> Address {
         match self {
             Self::None => Address::NULL,
             Self::Registered(slice) => Address(slice.as_ptr()),

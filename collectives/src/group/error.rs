@@ -9,7 +9,7 @@ use pleach_transport::memory::remedy;
 use pleach_transport::rendezvous::StoreError;
 use pleach_transport::{Rank, RegisterError, Space};
 
-use crate::collective::{DataType, ReduceOp};
+use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::ComputeError;
 use crate::engine::{CountsError, EngineError, Fault, PlanError, StartError, TooLarge};
 use crate::select::SelectError;
@@ -136,6 +136,15 @@ pub enum CollectiveError {
     /// Counts that do not fit the schedule.
     #[error(transparent)]
     Counts(#[from] CountsError),
+    /// Input and output share memory, and not as the collective's in-place form has them.
+    #[error(
+        "the input and the output of {collective} overlap, and not exactly as in place; pass memory that is apart, or {}",
+        if *collective == Collective::AllReduce { "the same for both" } else { "a rank's own block at its place among all blocks" }
+    )]
+    Overlap {
+        /// Which collective.
+        collective: Collective,
+    },
     /// A rank that is not there.
     #[error("rank {rank} is not in this group of {world_size} (ranks are 0 to {})", world_size - 1)]
     NoSuchRank {

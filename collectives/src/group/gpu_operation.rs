@@ -124,6 +124,7 @@ fn between<T: Element>(
     };
     let from = bytes(input, collective.input_parts(rank, ranks))?;
     let into = bytes(output, collective.output_parts(rank, ranks))?;
+    group.expect_apart_or_in_place(collective, &from, &into)?;
     Ok((count, [from, into], foreign))
 }
 

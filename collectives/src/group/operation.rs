@@ -169,6 +169,37 @@ impl Group {
         Ok(count)
     }
 
+    /// Input and output are apart, or lie as in place: the one is the other, or a rank's own part at its place in it. Of host
+    /// memory the borrows say so; memory of GPUs may have several names.
+    pub(super) fn expect_apart_or_in_place(
+        &self,
+        collective: Collective,
+        input: &Bytes,
+        output: &Bytes,
+    ) -> Result<(), CollectiveError> {
+        let (rank, ranks) = (self.rank(), self.world_size());
+        let place = |bytes: &Bytes| {
+            let start = bytes.base().0 as usize;
+            start..start + bytes.len()
+        };
+        let (from, into) = (place(input), place(output));
+        if from.is_empty() || into.is_empty() || from.end <= into.start || into.end <= from.start {
+            return Ok(());
+        }
+        let (inputs, outputs) = (collective.input_parts(rank, ranks), collective.output_parts(rank, ranks));
+        // What goes to a rank and what comes from it would lie at the same place.
+        let has_no_such_form = collective == Collective::AllToAll && ranks > 1;
+        let (inner, outer, inner_parts, outer_parts) = if inputs.len() <= outputs.len() {
+            (from, into, inputs, outputs)
+        } else {
+            (into, from, outputs, inputs)
+        };
+        let own = inner_parts.iter().next().filter(|own| outer_parts.contains(*own));
+        let before = own.map(|own| outer_parts.position(own) as usize * (outer.len() / outer_parts.len()));
+        let is_in_place = before.is_some_and(|before| inner.start == outer.start + before);
+        if is_in_place && !has_no_such_form { Ok(()) } else { Err(CollectiveError::Overlap { collective }) }
+    }
+
     pub(super) fn expect_rank(&self, rank: Rank) -> Result<(), CollectiveError> {
         let world_size = self.world_size();
         if rank < world_size { Ok(()) } else { Err(CollectiveError::NoSuchRank { rank, world_size }) }

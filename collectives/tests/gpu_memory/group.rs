@@ -184,6 +184,47 @@ pub(crate) fn memory_of_others_is_taken_while_it_is_there(gpu: &Arc<Gpu>) {
     });
 }
 
+pub(crate) fn inputs_and_outputs_that_overlap_are_refused_unless_they_are_in_place(gpu: &Arc<Gpu>) {
+    with_group(Fabric::Tcp, 2, on_gpu, |group| {
+        let stream = Stream::new(gpu).expect("a stream");
+        let on = group.on(&stream);
+        let rank = group.rank() as usize;
+        let owner = CudaMemory::new(gpu, 4096).expect("room");
+        // `len` elements from element `first` on: memory that has other names too.
+        let part = |first: usize, len: usize| {
+            let base = owner.base().as_ptr().wrapping_add(4 * first);
+            // SAFETY: inside of the owner's memory, which this rank alone touches, one call after the other.
+            let memory = unsafe { ForeignMemory::new(gpu, base, 4 * len) }.expect("memory of the GPU");
+            GpuBuffer::<f32>::of(memory).expect("aligned")
+        };
+        let refused = |result: Result<(), CollectiveError>| match result {
+            Err(error @ CollectiveError::Overlap { .. }) => {
+                assert!(error.to_string().contains("not exactly as in place"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        };
+        let mut all = part(0, 200);
+        all.store(&[1.0; 200]).expect("stored");
+        refused(on.all_reduce_into(&part(0, 100), &mut part(1, 100), ReduceOp::Sum));
+        refused(on.all_reduce_into(&part(99, 100), &mut part(0, 100), ReduceOp::Sum));
+        refused(on.all_gather(&part(100 * (1 - rank), 100), &mut part(0, 200)));
+        refused(on.all_gather(&part(150, 100), &mut part(0, 200)));
+        refused(on.reduce_scatter(&part(0, 200), &mut part(100 * rank + 1, 100), ReduceOp::Sum));
+        refused(on.all_to_all(&part(0, 200), &mut part(0, 200)));
+        assert_eq!(all.to_vec().expect("loaded"), [1.0; 200], "what is refused changes nothing");
+
+        on.all_reduce_into(&part(0, 100), &mut part(0, 100), ReduceOp::Sum).expect("in place");
+        on.all_reduce_into(&part(0, 100), &mut part(100, 100), ReduceOp::Sum).expect("apart, end to end");
+        let ends = [vec![2.0; 100], vec![4.0; 100]].concat();
+        assert_eq!(all.to_vec().expect("loaded"), ends);
+        on.all_gather(&part(100 * rank, 100), &mut part(0, 200)).expect("in place");
+        assert_eq!(all.to_vec().expect("loaded"), ends);
+        on.reduce_scatter(&part(0, 200), &mut part(100 * rank, 100), ReduceOp::Sum).expect("in place");
+        let own = all.to_vec().expect("loaded")[100 * rank];
+        assert_eq!(own, 2.0 * ends[100 * rank]);
+    });
+}
+
 pub(crate) fn data_in_other_memory_than_the_groups_are_refused(gpu: &Arc<Gpu>) {
     with_group(Fabric::Tcp, 2, on_gpu, |group| {
         let refused = |result: Result<(), CollectiveError>, group: Space, data: Space| match result {
