@@ -286,6 +286,27 @@ fn metrics_are_served_in_the_form_of_prometheus() {
 }
 
 #[test]
+fn a_group_that_serves_metrics_can_be_split() {
+    let base = SocketAddr::from(([127, 0, 0, 1], free_ports()));
+    with_group(
+        Fabric::Shm,
+        2,
+        |options| options.observe.metrics = Some(base),
+        |group| {
+            let part = group.split(Some(0), 0).unwrap().expect("a colour was named");
+            part.all_reduce(&mut [1f64; 100], ReduceOp::Sum).unwrap();
+            let text = scrape(SocketAddr::new(base.ip(), base.port() + group.rank() as u16));
+            assert!(
+                !text.contains("bytes_max=\"1024\""),
+                "the ports are those of the group that was joined: {text}"
+            );
+            part.close().unwrap();
+            group.close().unwrap();
+        },
+    );
+}
+
+#[test]
 fn metrics_at_a_port_that_is_taken_are_an_error() {
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let folder = Folder::new();

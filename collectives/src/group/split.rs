@@ -15,6 +15,7 @@ use super::join::{expect_memory, settings};
 use super::{CollectiveError, Group, JoinGroupError, Options};
 use crate::Rank;
 use crate::engine::Board;
+use crate::observe::Observe;
 use crate::topology::Topology;
 
 /// Sets the calls of a split apart from a caller's own all-gather.
@@ -52,7 +53,7 @@ impl Group {
     ///
     /// The new group is independent of this one: it may be used at the same time by other threads, its failure ends no call
     /// here nor this group's there, and it stays when this one is closed. Its options are those of the group that was
-    /// joined. Only for splitting it again must the process of rank 0 of that group still hold it or a group split from it.
+    /// joined, but for metrics, which it serves only where each group takes any free port. Only for splitting it again must the process of rank 0 of that group still hold it or a group split from it.
     ///
     /// # Errors
     ///
@@ -115,7 +116,10 @@ impl Group {
         expect_memory(space)?;
         let before = &self.shared.options;
         let world = World { rank, world_size: size, local_rank: None, ..before.world.clone() };
-        let options = Options { world, timeout: self.timeout, topology, space, ..before.clone() };
+        // This group's ports are taken, by this group.
+        let metrics = before.observe.metrics.filter(|address| address.port() == 0);
+        let observe = Observe { metrics, ..before.observe.clone() };
+        let options = Options { world, timeout: self.timeout, topology, space, observe, ..before.clone() };
         let board = Arc::new(Board::new(rank));
         let joined = match &self.shared.store {
             Some(store) if size > 1 => {

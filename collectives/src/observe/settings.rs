@@ -20,7 +20,7 @@ pub struct Observe {
     /// From `PLEACH_TRACE`.
     pub trace: Option<PathBuf>,
     /// Answers `GET /metrics` in Prometheus' text form; `pleach top` reads it. Rank `r` of a host listens on this port plus
-    /// `r`, or on any free one for port 0. Whoever reaches the address may read it: use a loopback address, or a network
+    /// `r`, or on any free one for port 0; groups that are split from it on a free one or not at all. Whoever reaches the address may read it: use a loopback address, or a network
     /// that you trust.
     pub metrics: Option<SocketAddr>,
 }
