@@ -10,7 +10,16 @@ use pleach_collectives::{DataType, ReduceOp};
 use pleach_transport::Nanos;
 
 const SIZES: [(&str, usize); 2] = [("cache", 256 << 10), ("memory", 32 << 20)];
-const TYPES: [DataType; 5] = [DataType::F32, DataType::F16, DataType::Bf16, DataType::F64, DataType::I32];
+const TYPES: [DataType; 8] = [
+    DataType::F32,
+    DataType::F16,
+    DataType::Bf16,
+    DataType::F8E4M3,
+    DataType::F8E5M2,
+    DataType::F64,
+    DataType::I32,
+    DataType::I8,
+];
 
 /// As large as it says, and aligned for every element: zeros stay finite however often they are added.
 fn operand(bytes: usize) -> Vec<u64> {
