@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::engine::{CIRCLE_AFTER, FaultKind};
-use pleach_collectives::{CollectiveError, Group, Options, Rank, ReduceOp};
+use pleach_collectives::{Algorithm, CollectiveError, Group, Options, Rank, ReduceOp};
 use pleach_transport::clock;
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
 
@@ -233,6 +233,32 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline(fabric: Fabric) {
     });
 }
 
+fn a_rank_that_waited_in_an_earlier_call_is_not_taken_to_wait_still(fabric: Fabric) {
+    let (done, wait) = mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
+    with_group(fabric, 3, |group| {
+        let mut data = vec![1.0f32; 300_000];
+        let ring = group.with_algorithm(Algorithm::Ring);
+        if group.rank() == 2 {
+            // Late enough to be asked what it is doing; then the others go on in many steps.
+            let (_nobody, nothing) = mpsc::channel::<()>();
+            nothing.recv_timeout(Duration::from_millis(30)).unwrap_err();
+        }
+        ring.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        if group.rank() > 0 {
+            let wait = wait.lock().unwrap();
+            wait.recv_timeout(PATIENCE).unwrap();
+            return;
+        }
+        let error = group.within(Duration::from_millis(300)).recv(&mut data, 1).unwrap_err();
+        assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::TimedOut, 1), "{error}");
+        assert!(error.to_string().contains("it has not made this call yet)"), "{error}");
+        for _ in 0..2 {
+            done.send(()).unwrap();
+        }
+    });
+}
+
 fn different_calls_are_an_error_that_names_both(fabric: Fabric) {
     type Body = fn(&Group) -> Result<(), CollectiveError>;
     let cases: [(&str, Body, &str, Body); 7] = [
@@ -402,6 +428,7 @@ on_every_fabric!(
     threads_share_a_group,
     receives_that_wait_for_each_other_are_a_mismatch_unless_threads_share_the_group,
     a_rank_that_does_not_come_is_named_at_the_deadline,
+    a_rank_that_waited_in_an_earlier_call_is_not_taken_to_wait_still,
     different_calls_are_an_error_that_names_both,
     a_different_root_is_found_at_the_latest_in_the_next_call,
     abort_ends_a_blocked_call_at_once_everywhere,

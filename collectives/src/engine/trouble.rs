@@ -77,6 +77,9 @@ impl Engine {
             });
             let is_suspicious = run.suspect.take().is_some();
             if std::mem::take(&mut entry.has_moved) {
+                if entry.query_interval > QUERY_AFTER {
+                    self.board.block_on(None);
+                }
                 entry.query_interval = QUERY_AFTER;
                 entry.query_at = now + QUERY_AFTER;
             }
