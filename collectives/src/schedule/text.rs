@@ -28,6 +28,8 @@
 //! below before anything is made of their size. It checks the form only; whether a rank, a block or a step that is named
 //! exists is for [`verify`](crate::verify::verify()) to say.
 
+mod lines;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -35,6 +37,7 @@ use pleach_transport::Rank;
 
 use super::{Block, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
 use crate::collective::Collective;
+use lines::{Lines, digits, quote};
 
 /// Longest text that is parsed, in bytes: a ring of 1,024 ranks written block by block has a third of it.
 pub const MAX_TEXT_BYTES: usize = 1 << 30;
@@ -42,9 +45,6 @@ pub const MAX_TEXT_BYTES: usize = 1 << 30;
 pub const MAX_RANKS: u32 = 16_384;
 /// Most steps of a schedule in text form, all ranks together.
 pub const MAX_STEPS: usize = 1 << 25;
-/// Most characters of the text that an error repeats.
-const MAX_FOUND_CHARS: usize = 40;
-
 const FORM: &str = "pleach-schedule";
 const VERSION: u32 = 1;
 
@@ -310,151 +310,6 @@ fn place(lines: &mut Lines<'_>, own: Rank) -> Result<Place, ParseError> {
     };
     lines.skip_word();
     Ok(Place { rank, part })
-}
-
-/// A number in its shortest form.
-fn digits<T: FromStr>(word: &str) -> Option<T> {
-    let shortest =
-        word.bytes().all(|byte| byte.is_ascii_digit()) && (word.len() == 1 || !word.starts_with('0'));
-    if shortest { word.parse().ok() } else { None }
-}
-
-/// The lines that say something, one after the other, and how far the present one is read.
-struct Lines<'a> {
-    remaining: std::str::Lines<'a>,
-    /// The present line without its comment; `None` at the end of the text.
-    line: Option<&'a str>,
-    number: usize,
-    /// How many bytes of the line are read, white space behind them included.
-    column: usize,
-}
-
-impl<'a> Lines<'a> {
-    fn new(text: &'a str) -> Self {
-        let mut lines = Self { remaining: text.lines(), line: None, number: 0, column: 0 };
-        lines.advance();
-        lines
-    }
-
-    fn advance(&mut self) {
-        self.column = 0;
-        for line in self.remaining.by_ref() {
-            self.number += 1;
-            let line = line.split('#').next().unwrap_or_default().trim_end();
-            if !line.is_empty() {
-                self.line = Some(line);
-                self.skip_bytes(0);
-                return;
-            }
-        }
-        self.line = None;
-        self.number += 1;
-    }
-
-    fn rest(&self) -> &'a str {
-        self.line.map_or("", |line| &line[self.column..])
-    }
-
-    fn skip_bytes(&mut self, count: usize) {
-        let rest = &self.rest()[count..];
-        self.column += count + (rest.len() - rest.trim_start().len());
-    }
-
-    /// What stands here up to white space or a symbol.
-    fn word(&self) -> &'a str {
-        let rest = self.rest();
-        let ends = |character: char| !(character.is_alphanumeric() || character == '-' || character == '_');
-        let word = &rest[..rest.find(ends).unwrap_or(rest.len())];
-        // "a->b" is a word, a symbol and a word.
-        word.strip_suffix('-').filter(|word| rest[word.len()..].starts_with("->")).unwrap_or(word)
-    }
-
-    fn skip_word(&mut self) {
-        self.skip_bytes(self.word().len());
-    }
-
-    fn starts_with(&self, word: &str) -> bool {
-        self.word() == word
-    }
-
-    fn at(&self, symbol: &str) -> bool {
-        self.rest().starts_with(symbol)
-    }
-
-    fn keyword(&mut self, word: &str, what: &'static str) -> Result<(), ParseError> {
-        if !self.starts_with(word) {
-            return Err(self.expected(what));
-        }
-        self.skip_word();
-        Ok(())
-    }
-
-    fn symbol(&mut self, symbol: &str, what: &'static str) -> Result<(), ParseError> {
-        if !self.at(symbol) {
-            return Err(self.expected(what));
-        }
-        self.skip_bytes(symbol.len());
-        Ok(())
-    }
-
-    fn number<T: FromStr>(&mut self, what: &'static str) -> Result<T, ParseError> {
-        let word = self.word();
-        let number = if word.is_empty() { None } else { digits(word) };
-        let number = number.ok_or_else(|| self.expected(what))?;
-        self.skip_word();
-        Ok(number)
-    }
-
-    fn number_up_to(&mut self, what: &'static str, of: &'static str, most: u32) -> Result<u32, ParseError> {
-        let column = self.column;
-        let number = self.number(what)?;
-        if number > most {
-            return Err(self.error_at(column, Problem::TooMany { what: of, most: u64::from(most) }));
-        }
-        Ok(number)
-    }
-
-    fn in_order(&mut self, what: &'static str, number: u64) -> Result<(), ParseError> {
-        let column = self.column;
-        let found: u64 = self.number("a number")?;
-        if found != number {
-            return Err(self.error_at(column, Problem::OutOfOrder { what, number, found }));
-        }
-        Ok(())
-    }
-
-    /// The line has been read to its end; on to the next.
-    fn end(&mut self) -> Result<(), ParseError> {
-        if !self.rest().is_empty() {
-            return Err(self.expected("the end of the line"));
-        }
-        self.advance();
-        Ok(())
-    }
-
-    fn expected(&self, what: &'static str) -> ParseError {
-        let found = match self.line {
-            None => "the end of the text".to_owned(),
-            Some(_) if self.rest().is_empty() => "the end of the line".to_owned(),
-            Some(_) if self.word().is_empty() => quote(self.rest()),
-            Some(_) => quote(self.word()),
-        };
-        self.error_at(self.column, Problem::Expected { what, found })
-    }
-
-    fn too_many(&self, what: &'static str, most: u64) -> ParseError {
-        self.error_at(0, Problem::TooMany { what, most })
-    }
-
-    fn error_at(&self, column: usize, problem: Problem) -> ParseError {
-        let characters = self.line.map_or(0, |line| line[..column.min(line.len())].chars().count());
-        ParseError { line: self.number, column: characters + 1, problem }
-    }
-}
-
-fn quote(text: &str) -> String {
-    let shown: String = text.chars().take(MAX_FOUND_CHARS).flat_map(char::escape_debug).collect();
-    format!("'{shown}'")
 }
 
 impl fmt::Display for Schedule {
