@@ -2,6 +2,7 @@
 //!
 //! A rank is this test program itself, told by its variables to run [`rank_process`] alone.
 
+#[allow(dead_code)] // Not every test writes files.
 mod launcher;
 
 use std::io::Write;

@@ -5,10 +5,9 @@ mod launcher;
 
 use std::cell::RefCell;
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-use launcher::{finish, pleach, wait_until};
+use launcher::{Folder, finish, pleach, wait_until};
 use serde_json::Value;
 
 /// Far more than a test lasts: whoever started the job ends it.
@@ -103,7 +102,7 @@ fn top_without_a_job_says_how_to_start_one() {
 
 #[test]
 fn survivors_of_a_killed_rank_write_down_what_they_were_doing() {
-    let folder = Folder::new();
+    let folder = Folder::new("top");
     let port = free_ports(3);
     std::fs::create_dir(folder.0.join("meeting")).expect("the folder is new");
     let ranks = (0..3).map(|rank: u32| {
@@ -132,23 +131,6 @@ fn survivors_of_a_killed_rank_write_down_what_they_were_doing() {
         let begun = record["begun"].as_array().expect("is a list");
         let last = begun.last().expect("there were calls")["call"].as_str().expect("is text");
         assert!(last.starts_with("all-reduce of ") && last.ends_with("f32 (avg)"), "{text}");
-    }
-}
-
-/// A new folder, gone with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        let folder = std::env::temp_dir().join(format!("pleach-top-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("it can be made");
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

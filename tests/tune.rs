@@ -1,39 +1,11 @@
 //! `pleach tune`: a table that is measured, written, shown and pinned.
 
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+#[allow(dead_code)] // Not every test looks at processes.
+mod launcher;
 
-/// The command, without what this process's own environment says about ranks and choices.
-fn pleach() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PLEACH_")) {
-        command.env_remove(name);
-    }
-    command.stdin(Stdio::null());
-    command
-}
+use std::process::Output;
 
-/// Runs it to its end.
-fn finish(mut command: Command) -> Output {
-    command.output().expect("the command starts")
-}
-
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("pleach-tune-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a fresh folder");
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use launcher::{Folder, finish, pleach};
 
 fn tune(arguments: &[&str]) -> Output {
     let mut command = pleach();
@@ -47,7 +19,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn what_is_measured_is_written_shown_and_kept_to() {
-    let folder = Folder::new("kept");
+    let folder = Folder::new("tune-kept");
     let path = folder.0.join("choices");
     let file = path.to_str().expect("a plain name");
     let measure = |ranks: &str| {
@@ -100,7 +72,7 @@ fn what_is_measured_is_written_shown_and_kept_to() {
 
 #[test]
 fn a_bad_file_is_told_by_its_line_and_is_not_overwritten() {
-    let folder = Folder::new("bad");
+    let folder = Folder::new("tune-bad");
     let path = folder.0.join("choices");
     let file = path.to_str().expect("a plain name");
     let bad = "pleach choices 1\nworld shm 1x2\nall-reduce 0 chain put -\n";

@@ -1,5 +1,6 @@
 //! Starting `pleach` in tests, and looking at processes.
 
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -33,5 +34,23 @@ pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
         assert!(now() < deadline, "{what}: not within {PATIENCE:?}");
         let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
         let _ = rustix::event::poll(&mut [], Some(&pause));
+    }
+}
+
+/// A folder that goes away with the test, however it ends.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    /// `name`: of its own among those of the process.
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pleach-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a temporary folder");
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

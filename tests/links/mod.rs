@@ -1,8 +1,8 @@
-//! Hosts as network namespaces, joined by wires of given bandwidths: pairs of virtual interfaces, each shaped by a token
-//! bucket at both ends. What no wire joins directly is forwarded by hosts in between, along the fewest wires, so that ranks
-//! can meet; data goes there only if an algorithm sends it.
+//! Hosts as network namespaces, joined by wires: pairs of virtual interfaces, each shaped by a token bucket at both ends where
+//! it is to have a bandwidth. What no wire joins directly is forwarded by hosts in between, along the fewest wires, so that
+//! ranks can meet; data goes there only if an algorithm sends it.
 //!
-//! It takes root, `ip` and `tc`, and a kernel with `sch_tbf`.
+//! It takes root and `ip`, and for bandwidths `tc` and a kernel with `sch_tbf`.
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -26,11 +26,12 @@ const BURST_BYTES: u32 = 32 << 10;
 /// How long a frame may wait in a bucket before it is dropped. Longer than the data under way take, so that nothing is.
 const QUEUE_MS: u32 = 400;
 
-/// A wire between two hosts, in megabits a second.
+/// A wire between two hosts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wire {
     pub(crate) ends: [usize; 2],
-    pub(crate) megabits_per_s: u32,
+    /// As much as the machine can where there is none.
+    pub(crate) megabits_per_s: Option<u32>,
 }
 
 /// Namespaces with wires between them, a topology file that says the same, and a secret. Gone when dropped.
@@ -96,7 +97,10 @@ impl Hosts {
         }
         let secret = self.secret();
         run(&self.pleach.to_string_lossy(), &["secret", &secret.to_string_lossy()])?;
-        std::fs::write(self.topology(), self.toml()).map_err(|error| format!("topology: {error}"))
+        match self.toml() {
+            Some(toml) => std::fs::write(self.topology(), toml).map_err(|error| format!("topology: {error}")),
+            None => Ok(()),
+        }
     }
 
     /// A pair of interfaces, each end shaped.
@@ -107,10 +111,11 @@ impl Hosts {
             "ip",
             &["-n", one, "link", "add", &device, "type", "veth", "peer", "name", &device, "netns", other],
         )?;
-        let rate = format!("{}mbit", wire.megabits_per_s);
         let (burst, queue) = (BURST_BYTES.to_string(), format!("{QUEUE_MS}ms"));
         for name in [one, other] {
             run("ip", &["-n", name, "link", "set", &device, "up"])?;
+            let Some(megabits_per_s) = wire.megabits_per_s else { continue };
+            let rate = format!("{megabits_per_s}mbit");
             let shape = ["qdisc", "add", "dev", &device, "root", "tbf", "rate", &rate, "burst", &burst];
             run("ip", &[&["netns", "exec", name, "tc"], &shape[..], &["latency", &queue]].concat())?;
         }
@@ -146,44 +151,48 @@ impl Hosts {
         self.folder.join("secret")
     }
 
-    /// A file that says how the hosts are joined; one rank on each.
+    /// A file that says how the hosts are joined, one rank on each, where all wires have a bandwidth.
     pub(crate) fn topology(&self) -> PathBuf {
         self.folder.join("topology.toml")
     }
 
-    fn toml(&self) -> String {
-        let nodes =
-            (0..self.names.len()).map(|host| format!("[[node]]\nname = \"h{host}\"\nkind = \"rank\"\n"));
-        let links = self.wires.iter().map(|wire| {
+    fn toml(&self) -> Option<String> {
+        let mut toml = String::new();
+        for host in 0..self.names.len() {
+            toml += &format!("[[node]]\nname = \"h{host}\"\nkind = \"rank\"\n");
+        }
+        for wire in &self.wires {
             // Of a frame of 1,514 bytes 1,448 are data.
-            let bandwidth = f64::from(wire.megabits_per_s) / 8e3 * 1448.0 / 1514.0;
+            let bandwidth = f64::from(wire.megabits_per_s?) / 8e3 * 1448.0 / 1514.0;
             let [from, to] = wire.ends;
-            format!(
+            toml += &format!(
                 "[[link]]\nfrom = \"h{from}\"\nto = \"h{to}\"\nbandwidth = {bandwidth:.6}\nlatency_us = 200.0\n"
-            )
-        });
-        nodes.chain(links).collect()
+            );
+        }
+        Some(toml)
     }
 
     /// Runs a subcommand of `pleach` as one rank on each host; what each printed, by rank.
     pub(crate) fn ranks(&self, arguments: &[&str]) -> Vec<Output> {
-        let children = (0..self.names.len()).map(|rank| self.rank(rank, arguments)).collect();
-        ended(children)
+        let ranks = self.names.len();
+        ended((0..ranks).map(|rank| self.start(rank, rank, ranks, arguments)).collect())
     }
 
-    fn rank(&self, rank: usize, arguments: &[&str]) -> Child {
+    /// Starts a subcommand of `pleach` as a rank on a host.
+    pub(crate) fn start(&self, host: usize, rank: usize, world_size: usize, arguments: &[&str]) -> Child {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[rank]]).arg(&self.pleach).args(arguments);
+        command.args(["netns", "exec", &self.names[host]]).arg(&self.pleach).args(arguments);
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PLEACH_"))
         {
             command.env_remove(name);
         }
         command
             .env("PLEACH_RANK", rank.to_string())
-            .env("PLEACH_WORLD_SIZE", self.names.len().to_string())
+            .env("PLEACH_WORLD_SIZE", world_size.to_string())
             .env("PLEACH_RENDEZVOUS", format!("tcp://{}:{PORT}", self.addresses[0]))
-            .env("PLEACH_INTERFACE", self.addresses[rank].to_string())
+            .env("PLEACH_INTERFACE", self.addresses[host].to_string())
             .env("PLEACH_SECRET_FILE", self.secret())
+            .env("PLEACH_LOG", "info")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -203,7 +212,7 @@ impl Drop for Hosts {
 }
 
 /// Waits for all, each on a thread so that no pipe fills up; what does not end is killed.
-fn ended(children: Vec<Child>) -> Vec<Output> {
+pub(crate) fn ended(children: Vec<Child>) -> Vec<Output> {
     let waiters: Vec<_> = children
         .into_iter()
         .map(|child| {
@@ -233,11 +242,11 @@ pub(crate) fn number(line: &str, field: &str) -> f64 {
 /// Four hosts: around them wires of 160, 80, 160 and 80 Mbit/s, and one of 80 across. A ring goes at the pace of its slowest
 /// wires; trees use all of them.
 pub(crate) const IRREGULAR: [Wire; 5] = [
-    Wire { ends: [0, 1], megabits_per_s: 160 },
-    Wire { ends: [1, 2], megabits_per_s: 80 },
-    Wire { ends: [2, 3], megabits_per_s: 160 },
-    Wire { ends: [3, 0], megabits_per_s: 80 },
-    Wire { ends: [0, 2], megabits_per_s: 80 },
+    Wire { ends: [0, 1], megabits_per_s: Some(160) },
+    Wire { ends: [1, 2], megabits_per_s: Some(80) },
+    Wire { ends: [2, 3], megabits_per_s: Some(160) },
+    Wire { ends: [3, 0], megabits_per_s: Some(80) },
+    Wire { ends: [0, 2], megabits_per_s: Some(80) },
 ];
 
 /// Hosts of [`IRREGULAR`].
