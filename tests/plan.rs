@@ -257,6 +257,36 @@ fn an_exported_algorithm_and_a_schedule_are_proved_by_verify() {
 }
 
 #[test]
+fn an_algorithm_that_would_be_too_large_is_refused_with_what_makes_it_smaller() {
+    let folder = Folder::new("large");
+    let xml = folder.path("plan.xml");
+    let plan = |more: &[&'static str]| {
+        [&["plan", "all-reduce", "--topology"], more]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let with_xml = |more: &[&'static str]| [plan(more), vec!["--msccl".to_owned(), xml.clone()]].concat();
+    let refused = |more: &[&'static str], parts: &[&str]| {
+        let arguments = with_xml(more);
+        is_refused(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), parts);
+    };
+    refused(&["dgx-a100:2"], &["thread blocks of a GPU", "at most 108", "(--trees-per-root 1)"]);
+    let fewer = with_xml(&["dgx-a100:2", "--trees-per-root", "1"]);
+    let (_, stderr) = told(&fewer.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(stderr.contains("proved"), "{stderr}");
+    let (stdout, _) = told(&["verify", &xml]);
+    assert!(stdout.starts_with("proved: "), "{stdout}");
+    // Who has few trees already, or a strategy that has no number of them, is told something else.
+    refused(&["ring:64", "--trees-per-root", "1"], &["33 or more channels", "fewer ranks (--only)"]);
+    refused(
+        &["ring:64", "--strategy", "ring"],
+        &["33 or more channels", "--strategy optimal --trees-per-root 1"],
+    );
+}
+
+#[test]
 fn an_xml_that_is_no_algorithm_is_told_with_its_line() {
     let folder = Folder::new("xml");
     let file = folder.file("system.xml", "<system version=\"1\">\n</system>\n");

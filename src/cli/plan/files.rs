@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pleach::collectives::generate::packed::PackedTrees;
-use pleach::collectives::schedule::msccl::{self, Exported, MAX_STEPS_RCCL};
+use pleach::collectives::packing::Strategy;
+use pleach::collectives::schedule::msccl::{self, ExportError, Exported, MAX_STEPS_RCCL};
 use pleach::collectives::verify::verify;
 use pleach::collectives::{Access, Algorithm, Schedule, generate};
 
@@ -26,7 +27,7 @@ pub(super) fn write(arguments: &Arguments, plan: &Plan) -> Result<(), CommandErr
     }
     let schedule = scheduled(plan)?;
     if let Some(path) = &arguments.msccl {
-        save("algorithm", path, &exported(plan, &schedule, path)?)?;
+        save("algorithm", path, &exported(arguments, plan, &schedule, path)?)?;
     }
     if let Some(path) = &arguments.schedule {
         save("schedule", path, &schedule.to_string())?;
@@ -57,9 +58,18 @@ fn proved(plan: &Plan, schedule: Schedule) -> Result<(), CommandError> {
 }
 
 /// The schedule in MSCCL's form, read back and proved before anybody gets it.
-fn exported(plan: &Plan, schedule: &Schedule, path: &Path) -> Result<String, CommandError> {
-    let Exported { xml, chunks, channels, thread_blocks, steps, loss } = msccl::export(schedule)
-        .map_err(|error| CommandError::usage(format!("no algorithm: {}, {error}", path.display())))?;
+fn exported(
+    arguments: &Arguments,
+    plan: &Plan,
+    schedule: &Schedule,
+    path: &Path,
+) -> Result<String, CommandError> {
+    let Exported { xml, chunks, channels, thread_blocks, steps, loss } =
+        msccl::export(schedule).map_err(|error| {
+            let advice =
+                if matches!(error, ExportError::TooMany { .. }) { smaller(arguments, plan) } else { "" };
+            CommandError::usage(format!("no algorithm: {}, {error}{advice}", path.display()))
+        })?;
     let read = msccl::import(&xml).map_err(|error| {
         CommandError::failed(format!(
             "wrong algorithm: {}, {error}; this is a defect of pleach, please report it",
@@ -85,6 +95,19 @@ fn exported(plan: &Plan, schedule: &Schedule, path: &Path) -> Result<String, Com
     }
     note(&words);
     Ok(xml)
+}
+
+/// What to do where an algorithm would be too large.
+fn smaller(arguments: &Arguments, plan: &Plan) -> &'static str {
+    match plan.strategy {
+        Strategy::Optimal | Strategy::ReduceScatterAllGather if arguments.trees_per_root.is_none() => {
+            "; plan with fewer trees (--trees-per-root 1)"
+        }
+        Strategy::Optimal | Strategy::ReduceScatterAllGather => {
+            "; take fewer ranks (--only), or fewer trees by another strategy (--strategy double-tree)"
+        }
+        _ => "; take fewer ranks (--only), or fewer trees (--strategy optimal --trees-per-root 1)",
+    }
 }
 
 fn save(what: &str, path: &Path, text: &str) -> Result<(), CommandError> {

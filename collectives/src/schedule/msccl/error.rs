@@ -183,7 +183,7 @@ pub enum ExportError {
         rank: Rank,
     },
     /// More than the runtimes have.
-    #[error("{needed} {what}, and MSCCL takes {most}; plan with fewer trees (--trees-per-root 1)")]
+    #[error("{needed} {what}, and an algorithm has at most {most}")]
     TooMany {
         /// Of what.
         what: &'static str,
