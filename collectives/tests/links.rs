@@ -15,10 +15,6 @@ const BYTES: u64 = 256 << 20;
 /// What completion may take beyond bytes over bound.
 const SLACK: f64 = 0.05;
 
-/// Which part of the bound is reached at least where one server has lost bandwidth: trees of several weights share its link,
-/// and each waits for others there now and then.
-const DEGRADED_REACHED: f64 = 0.85;
-
 const ROOTED: Collective = Collective::Broadcast { root: 0 };
 const TIMED: [Collective; 4] =
     [ROOTED, Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
@@ -176,7 +172,8 @@ fn a_server_that_lost_half_of_its_bandwidth_slows_an_all_reduce_down_by_little()
             ring_reached * 100.0,
             slower(ring.time) * 100.0
         );
-        assert!(reached > DEGRADED_REACHED, "{reached}");
+        // Its trees have several weights: none may be ahead of its share.
+        assert!(reached > 1.0 / (1.0 + SLACK), "{reached}");
         assert!(ring.time.as_secs_f64() > packed.time.as_secs_f64() * 1.1, "{ring:?} {packed:?}");
     }
 }

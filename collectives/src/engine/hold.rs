@@ -2,9 +2,11 @@
 //!
 //! A rank in a packed collective has hundreds of lanes with several chunks under way each, and every event concerns one of
 //! them. **Invariant:** a lane that is settled goes on only by what is known here: a notice in a cell that one of its chunks
-//! waits for, or the end of one of its own steps, with which it is settled no more.
+//! waits for, or the end of one of its own steps, with which it is settled no more. So is a lane that was ahead of the others when
+//! these have caught up.
 
 use super::ground::Ground;
+use super::plan::Plan;
 use super::run::Run;
 use crate::Rank;
 
@@ -42,6 +44,25 @@ impl Run {
         let mut under_way = (state.first..state.next)
             .map(|chunk| self.instances[(lane * window + chunk % window) as usize].hold);
         state.is_settled = wholly && under_way.all(|hold| !matches!(hold, Hold::Anything));
+    }
+
+    /// Where links say how far lanes may be ahead of the slowest one: lets those go on that it has come near enough to. True when
+    /// there were any.
+    pub(super) fn catch_up(&mut self, plan: &Plan) -> bool {
+        let Some(pace) = &plan.program.pace else { return false };
+        let unfinished = self.lanes.iter().zip(&plan.lanes).filter(|(state, lane)| state.first < lane.chunks);
+        let slowest = unfinished.map(|(state, _)| state.first).min();
+        let horizon = slowest.map_or(u32::MAX, |first| first.saturating_add(pace.lead));
+        if horizon <= self.horizon {
+            return false;
+        }
+        self.horizon = horizon;
+        let mut were_any = false;
+        for state in self.lanes.iter_mut().filter(|state| state.is_ahead) {
+            state.is_settled = false;
+            were_any = true;
+        }
+        were_any
     }
 
     /// Something has come in a cell that is kept for this peer; the lane that waits on it, if one does, is to be looked at.

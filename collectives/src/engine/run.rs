@@ -49,6 +49,8 @@ pub(super) struct LaneState {
     pub(super) next: u32,
     /// Nothing but what its chunks are known to wait for makes it go on: see [`Hold`].
     pub(super) is_settled: bool,
+    /// Its next chunk waits for other lanes: see [`Run::catch_up`].
+    pub(super) is_ahead: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,6 +113,8 @@ pub(super) struct Run {
     pub(super) instances: Vec<Instance>,
     states: Vec<u8>,
     lanes_left: u32,
+    /// No lane has begun this chunk or a later one.
+    pub(super) horizon: u32,
     pub(super) peers: Vec<PeerState>,
     pub(super) touched: Vec<Rank>,
     jobs: Vec<ActiveJob>,
@@ -145,6 +149,7 @@ impl Run {
             instances: Vec::new(),
             states: Vec::new(),
             lanes_left: 0,
+            horizon: 0,
             peers: Vec::new(),
             touched: Vec::new(),
             jobs: Vec::new(),
@@ -174,6 +179,7 @@ impl Run {
         self.lanes.clear();
         self.lanes.resize(lanes, LaneState::default());
         self.lanes_left = lanes as u32;
+        self.horizon = plan.program.pace.map_or(u32::MAX, |pace| pace.lead);
         if self.peers.len() != plan.program.ranks as usize {
             self.peers = (0..plan.program.ranks).map(|_| PeerState::default()).collect();
             self.touched.clear();
@@ -248,7 +254,7 @@ impl Run {
                 moved |= self.advance_lane(plan, ground, lane_number as u32, lane)?;
             }
         }
-        Ok(moved)
+        Ok(self.catch_up(plan) || moved)
     }
 
     /// Goes on until nothing moves, or for [`TURN_BYTES`]: while this rank combines its own chunks, peers wait for what its
@@ -273,7 +279,7 @@ impl Run {
                     break;
                 }
             }
-            let may_begin = state.next == 0 || is_any_complete;
+            let may_begin = state.next == 0 || is_any_complete || state.is_ahead;
             let began = may_begin && self.begin_chunks(plan, lane_number, lane);
             moved |= began;
             if !began || self.turn_bytes >= TURN_BYTES {
@@ -303,7 +309,12 @@ impl Run {
             }
         }
         let mut began = false;
+        state.is_ahead = false;
         while state.next < chunks {
+            if state.next >= self.horizon {
+                state.is_ahead = true;
+                break;
+            }
             let slot = state.next % window;
             let instance = &mut self.instances[(first_instance + slot) as usize];
             if state.next >= window && instance.remaining != 0 {

@@ -284,6 +284,7 @@ fn chunks_are_more_for_longer_ways_and_no_shorter_than_the_window_covers() {
         chunk_ns: 0,
         chunks_a_hop: 64,
         window: 8,
+        lead: 28,
     };
     assert_eq!(pace.chunks(1 << 30), 4 * 64);
     assert_eq!(Pace { hops: 8, ..pace }.chunks(1 << 30), 8 * 64);
