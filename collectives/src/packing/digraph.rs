@@ -202,7 +202,7 @@ impl Supply {
 
     /// How much a rank lacks of the sum of all demands. Where it lacks any, [`Supply::is_inside`] tells the cut.
     pub fn lacks(&mut self, rank: usize) -> Amount {
-        self.total - self.network.max_flow(self.source, self.ranks[rank], self.total)
+        self.total - self.network.max_amount(self.source, self.ranks[rank], self.total)
     }
 
     /// Whether a node is on the source's side of the cut of a rank that lacked something.

@@ -29,7 +29,7 @@ pub struct Network {
     /// The next arc to try of each node.
     next: Vec<u32>,
     queue: Vec<u32>,
-    /// The arcs from the source to where the search is.
+    /// The arcs of the path that is walked, each with where the search stood before it.
     path: Vec<(ArcId, u32)>,
 }
 
@@ -151,6 +151,23 @@ impl Network {
         self.augment(source, sink, limit)
     }
 
+    /// How much can go from `source` to `sink`, at most `limit`: what [`Network::max_flow`] gives, and the same sides of cuts, but of the
+    /// largest flows another one. Paths are walked back from the sink, where every step is one nearer to the source; in a
+    /// network that leads to many ranks, most steps from the source lead to others than the sink.
+    ///
+    /// # Panics
+    ///
+    /// When source and sink are the same.
+    pub fn max_amount(&mut self, source: usize, sink: usize, limit: Amount) -> Amount {
+        assert_ne!(source, sink, "a flow goes somewhere");
+        self.reset();
+        let mut sum = 0;
+        while sum < limit && self.reaches(source, sink) {
+            sum += self.block(sink, source, limit - sum, Self::retreat);
+        }
+        sum
+    }
+
     /// Adds to the flow that is there as much as goes from `source` to `sink`, at most `limit`; says how much.
     ///
     /// # Panics
@@ -160,7 +177,7 @@ impl Network {
         assert_ne!(source, sink, "a flow goes somewhere");
         let mut sum = 0;
         while sum < limit && self.reaches(source, sink) {
-            sum += self.block(source, sink, limit - sum);
+            sum += self.block(source, sink, limit - sum, Self::advance);
         }
         sum
     }
@@ -213,13 +230,20 @@ impl Network {
         false
     }
 
-    /// Fills shortest paths until none is left, at most `limit` in all.
-    fn block(&mut self, source: usize, sink: usize, limit: Amount) -> Amount {
+    /// Fills shortest paths between source and sink until none is left, at most `limit` in all. They are walked from one of the two
+    /// to the other.
+    fn block(
+        &mut self,
+        start: usize,
+        goal: usize,
+        limit: Amount,
+        step: impl Fn(&mut Self, usize) -> Option<usize>,
+    ) -> Amount {
         self.next.fill(0);
         self.path.clear();
-        let (mut node, mut sum) = (source, 0);
+        let (mut node, mut sum) = (start, 0);
         while sum < limit {
-            if node == sink {
+            if node == goal {
                 let (amount, place) = self.bottleneck(limit - sum);
                 for &(arc, _) in &self.path {
                     self.residuals[arc as usize] -= amount;
@@ -228,11 +252,11 @@ impl Network {
                 sum += amount;
                 node = self.path[place].1 as usize;
                 self.path.truncate(place);
-            } else if let Some(to) = self.advance(node) {
-                node = to;
-            } else if let Some((_, from)) = self.path.pop() {
+            } else if let Some(there) = step(self, node) {
+                node = there;
+            } else if let Some((_, before)) = self.path.pop() {
                 // Nothing leads on from here: the arc that led here is done with.
-                node = from as usize;
+                node = before as usize;
                 self.next[node] += 1;
             } else {
                 break;
@@ -257,6 +281,24 @@ impl Network {
         self.next[node] = (tried + found) as u32;
         self.path.push((arc, node as u32));
         Some(to as usize)
+    }
+
+    /// Goes back over an arc that leads here from one step nearer to the source, if there is one.
+    fn retreat(&mut self, node: usize) -> Option<usize> {
+        let level = self.levels[node].checked_sub(1)?;
+        let leaving = &self.leaving[node];
+        let tried = self.next[node] as usize;
+        let useful = |&&(arc, from): &&(ArcId, u32)| {
+            self.residuals[arc as usize ^ 1] != 0 && self.levels[from as usize] == level
+        };
+        let Some(found) = leaving[tried..].iter().position(|entry| useful(&entry)) else {
+            self.next[node] = leaving.len() as u32;
+            return None;
+        };
+        let (arc, from) = leaving[tried + found];
+        self.next[node] = (tried + found) as u32;
+        self.path.push((arc ^ 1, node as u32));
+        Some(from as usize)
     }
 
     /// What the path can carry, at most `limit`, and the place of the first arc that carries no more.
@@ -317,6 +359,15 @@ mod tests {
             assert_eq!(network.max_flow(source, sink, Amount::MAX), least);
             assert!(network.is_source_side(source) && !network.is_source_side(sink));
             assert_eq!(cut(&arcs, |node| network.is_source_side(node)), least);
+            let sides = |network: &Network| {
+                let source_side = (0..network.nodes()).map(|node| network.is_source_side(node));
+                (source_side.collect::<Vec<_>>(), network.sink_side(sink))
+            };
+            let known = sides(&network);
+            assert_eq!(network.max_amount(source, sink, Amount::MAX), least);
+            assert_eq!(sides(&network), known, "walked from the sink, the smallest sides are the same");
+            let limit = least / 2;
+            assert_eq!(network.max_amount(source, sink, limit), limit);
         }
     }
 

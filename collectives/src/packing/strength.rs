@@ -156,7 +156,7 @@ impl Joints {
             for (source, sink) in
                 [(first, rank), (rank, first)].into_iter().take(2 - usize::from(is_symmetric))
             {
-                let flow = network.max_flow(source, sink, least.0);
+                let flow = network.max_amount(source, sink, least.0);
                 if flow < least.0 {
                     let side = (0..self.nodes).filter(|&node| network.is_source_side(node));
                     least = (flow, side.collect());
@@ -278,7 +278,7 @@ impl Truncation {
             self.network.set_capacity(to, inside);
             self.network.set_capacity(from, outside);
         }
-        let cut = self.network.max_flow(self.source, self.sink, UNBOUNDED) as i128;
+        let cut = self.network.max_amount(self.source, self.sink, UNBOUNDED) as i128;
         let side =
             self.ranks.iter().enumerate().filter(|&(_, &(node, ..))| self.network.is_source_side(node));
         (cut - above - self.price, side.map(|(other, _)| other).collect())
@@ -331,7 +331,7 @@ impl Truncation {
                 self.network.set_capacity(to, if is_inside { UNBOUNDED } else { 0 });
                 self.network.set_capacity(from, if is_inside { 0 } else { UNBOUNDED });
             }
-            self.network.max_flow(self.source, self.sink, UNBOUNDED);
+            self.network.max_amount(self.source, self.sink, UNBOUNDED);
             let is_new = |&node: &usize| self.network.is_source_side(node) && !taken[node];
             let nodes: Vec<usize> = (0..self.source).filter(is_new).collect();
             nodes.iter().for_each(|&node| taken[node] = true);

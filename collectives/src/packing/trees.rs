@@ -186,7 +186,7 @@ impl Grove {
         let root = self.roots[from];
         let before = self.network.capacity(root);
         self.network.set_capacity(root, UNLIMITED);
-        let sum = self.network.max_flow(self.source, to, self.waiting + wanted);
+        let sum = self.network.max_amount(self.source, to, self.waiting + wanted);
         self.network.set_capacity(root, before);
         let amount = sum - self.waiting;
         if amount < wanted {

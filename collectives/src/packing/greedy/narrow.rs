@@ -42,7 +42,7 @@ impl Narrows {
         let ranks: Vec<usize> = (0..topology.ranks()).map(|rank| topology.node(rank).0 as usize).collect();
         let mut found: BTreeSet<Vec<bool>> = BTreeSet::new();
         for &rank in ranks.iter().filter(|&&rank| rank != root) {
-            network.max_flow(root, rank, Amount::MAX);
+            network.max_amount(root, rank, Amount::MAX);
             let far = (0..network.nodes()).map(|node| !network.is_source_side(node)).collect();
             for set in [network.sink_side(rank), far] {
                 if ranks.iter().filter(|&&rank| set[rank]).count() > 1 && found.len() < SETS_MAX {

@@ -167,7 +167,7 @@ pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
     for rank in representatives {
         loop {
             let wanted = (best.rate.numer() * ranks).unsigned_abs();
-            if network.max_flow(source, topology.node(rank).0 as usize, wanted) == wanted {
+            if network.max_amount(source, topology.node(rank).0 as usize, wanted) == wanted {
                 break;
             }
             let cut: Vec<bool> = (0..source).map(|node| network.is_source_side(node)).collect();
