@@ -199,35 +199,57 @@ fn latency_ns(hops: &[NodeId], topology: &Topology) -> u64 {
     hops.windows(2).map(link).sum()
 }
 
-/// The branches at every rank, and the ranks that they lead to.
-struct Neighbours(Vec<Vec<(usize, usize)>>);
+/// The branches at every rank, and the ranks that they lead to. One list for all: a packing of many trees asks for many.
+struct Neighbours {
+    /// Where those of each rank begin in the list, and where the last ones end.
+    starts: Vec<usize>,
+    /// The rank that is led to, and the place of the branch.
+    list: Vec<(usize, usize)>,
+}
 
 impl Neighbours {
     fn of(branches: &[Branch], ranks: usize) -> Self {
-        let mut neighbours = vec![Vec::new(); ranks];
-        for (place, branch) in branches.iter().enumerate() {
-            neighbours[branch.from].push((branch.to, place));
-            neighbours[branch.to].push((branch.from, place));
+        let mut starts = vec![0; ranks + 1];
+        for branch in branches {
+            starts[branch.from + 1] += 1;
+            starts[branch.to + 1] += 1;
         }
-        Self(neighbours)
+        for rank in 0..ranks {
+            starts[rank + 1] += starts[rank];
+        }
+        let (mut next, mut list) = (starts.clone(), vec![(0, 0); 2 * branches.len()]);
+        for (place, branch) in branches.iter().enumerate() {
+            for (at, to) in [(branch.from, branch.to), (branch.to, branch.from)] {
+                list[next[at]] = (to, place);
+                next[at] += 1;
+            }
+        }
+        Self { starts, list }
+    }
+
+    fn ranks(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    fn at(&self, rank: usize) -> &[(usize, usize)] {
+        &self.list[self.starts[rank]..self.starts[rank + 1]]
     }
 
     /// Ranks with the branch that leads to them, those nearer to the root first.
     fn outwards(&self, root: usize) -> Vec<(usize, usize)> {
-        let mut found: Vec<(usize, usize)> = Vec::with_capacity(self.0.len());
-        let mut left = std::collections::VecDeque::from([(root, usize::MAX)]);
-        while let Some((node, from)) = left.pop_front() {
-            for &(to, place) in self.0[node].iter().filter(|&&(_, place)| place != from) {
-                found.push((to, place));
-                left.push_back((to, place));
-            }
+        let mut found: Vec<(usize, usize)> = Vec::with_capacity(self.ranks());
+        let (mut node, mut from, mut seen) = (root, usize::MAX, 0);
+        loop {
+            found.extend(self.at(node).iter().filter(|&&(_, place)| place != from));
+            let Some(&next) = found.get(seen) else { return found };
+            (node, from) = next;
+            seen += 1;
         }
-        found
     }
 
     /// The rank that is farthest from this one, the first of several, and how far each is.
     fn farthest(&self, branches: &[Branch], root: usize) -> (usize, Vec<u64>) {
-        let mut distances = vec![0; self.0.len()];
+        let mut distances = vec![0; self.ranks()];
         for (node, place) in self.outwards(root) {
             let branch = &branches[place];
             let parent = if branch.to == node { branch.from } else { branch.to };
@@ -340,7 +362,7 @@ impl Forest {
         let mut left = vec![self.trees[tree].branches[place].to];
         is_cut[left[0]] = true;
         while let Some(node) = left.pop() {
-            for &(to, by) in &neighbours.0[node] {
+            for &(to, by) in neighbours.at(node) {
                 if by != place && !std::mem::replace(&mut is_cut[to], true) {
                     left.push(to);
                 }
@@ -410,7 +432,7 @@ impl Forest {
         is_reached[tree.root] = true;
         let mut reached = 1;
         while let Some(node) = left.pop() {
-            for &(to, by) in &neighbours.0[node] {
+            for &(to, by) in neighbours.at(node) {
                 let is_open = self.way == Way::Both || tree.branches[by].to == to;
                 if is_open && !std::mem::replace(&mut is_reached[to], true) {
                     reached += 1;
