@@ -1,7 +1,8 @@
 //! What part of the bound collectives reach over the links of topologies, in virtual time.
 //!
 //! `cargo run --release -p pleach-collectives --example links -- 256 dgx-1v dgx-a100:2 torus:4x4`: mebibytes of the whole, then
-//! presets; without these all of them, in sizes up to 64 ranks, which takes long. Each row is what
+//! presets; without these all of them, in sizes up to 64 ranks, which takes long. Names of collectives among them leave out the
+//! others. Each row is what
 //! `pleach bench COLLECTIVE --fabric sim --topology PRESET --sizes 256M` measures, and the same on every machine but for how long
 //! packing and simulating took. Ends with status 1 when a collective took more than 5 % longer than its bytes over the bound.
 
@@ -34,7 +35,8 @@ const PRESETS: &str = "star:4 mesh:4 ring:4 dgx-1p dgx-1v ndv2 dgx-a100:1 dgx-h1
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let mebibytes: u64 = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(256);
-    let mut names: Vec<String> = arguments.collect();
+    let (asked, mut names): (Vec<String>, Vec<String>) =
+        arguments.partition(|name| COLLECTIVES.iter().any(|collective| collective.name() == name));
     if names.is_empty() {
         names = PRESETS.split_whitespace().map(str::to_owned).collect();
     }
@@ -47,7 +49,9 @@ fn main() -> ExitCode {
                 return ExitCode::from(2);
             }
         };
-        for collective in COLLECTIVES {
+        let is_asked =
+            |collective: &Collective| asked.is_empty() || asked.iter().any(|name| name == collective.name());
+        for collective in COLLECTIVES.into_iter().filter(is_asked) {
             match row(&name, &wiring, collective, mebibytes << 20) {
                 Ok(reached) => is_within &= reached * (1.0 + SLACK) >= 1.0,
                 Err(error) => {
