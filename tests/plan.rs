@@ -279,10 +279,10 @@ fn an_algorithm_that_would_be_too_large_is_refused_with_what_makes_it_smaller() 
     let (stdout, _) = told(&["verify", &xml]);
     assert!(stdout.starts_with("proved: "), "{stdout}");
     // Who has few trees already, or a strategy that has no number of them, is told something else.
-    refused(&["ring:64", "--trees-per-root", "1"], &["33 or more channels", "fewer ranks (--only)"]);
+    refused(&["ring:66", "--trees-per-root", "1"], &["66 trees share one part", "fewer ranks (--only)"]);
     refused(
-        &["ring:64", "--strategy", "ring"],
-        &["33 or more channels", "--strategy optimal --trees-per-root 1"],
+        &["ring:66", "--strategy", "ring"],
+        &["66 trees share one part", "--strategy optimal --trees-per-root 1"],
     );
 }
 
