@@ -39,7 +39,7 @@ pub enum GroupError {
     /// A peer was lost meanwhile.
     #[error("{0}")]
     Failed(Arc<Fault>),
-    /// The thread of [`Progress::Thread`] could not be started.
+    /// The thread of [`Progress::Thread`](super::Progress::Thread) could not be started.
     #[error(
         "no thread can be started for the group ({0}); raise the limit ('ulimit -u') or do without Progress::Thread"
     )]
