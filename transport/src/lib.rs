@@ -10,6 +10,7 @@
 //!
 //! Nothing here reads a clock except [`clock`], and nothing here decides what to send: that is `pleach-collectives`.
 
+mod accepting;
 pub mod auth;
 pub mod cells;
 pub mod clock;

@@ -19,6 +19,7 @@ use super::frame::FRAME_BYTES_MAX;
 use super::shared::{Command, Shared};
 use super::socket::{self, Packet, ReceiveError};
 use crate::Rank;
+use crate::accepting::Rest;
 use crate::auth::{Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
 use crate::device::{DeviceConfig, LossCause, Responder};
@@ -41,9 +42,6 @@ const SYSTEM_FULL_REST: Duration = Duration::from_millis(5);
 
 /// Connections that have not said yet who they are; further ones are turned away.
 const STRANGERS_MAX: usize = 1024;
-
-/// How long no connection is accepted after the system had no descriptor or memory for one.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const EVENTS_AT_ONCE: usize = 32;
 const LISTENER: u64 = u64::MAX;
@@ -136,7 +134,7 @@ pub(super) struct Watcher {
     /// Peers to which nothing can be sent before that time, though their streams have room.
     resting: Vec<(Rank, Nanos)>,
     /// Until when no strangers are let in, as this process may open no more files.
-    listener_paused_until: Option<Nanos>,
+    rest: Rest,
     generation: u32,
     buffer: Vec<u8>,
 }
@@ -154,7 +152,7 @@ impl Watcher {
             connections: Vec::new(),
             wants: (0..config.world_size).map(|_| Want::Nothing).collect(),
             resting: Vec::new(),
-            listener_paused_until: None,
+            rest: Rest::default(),
             generation: 0,
             buffer: vec![0; FRAME_BYTES_MAX],
             shared,
@@ -247,7 +245,7 @@ impl Watcher {
 
     /// Ends what has taken too long; returns how long until the next such moment.
     fn expire(&mut self, now: Nanos) -> Option<Duration> {
-        let accepting = self.resume_accepting(now);
+        let accepting = self.rest.end(&*self.shared.epoll, &self.listener, LISTENER, now);
         for peer in 0..self.wants.len() as Rank {
             match &self.wants[peer as usize] {
                 Want::Dial { deadline, .. } | Want::Connection { deadline } if *deadline <= now => {
@@ -325,9 +323,8 @@ impl Watcher {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => {
-                    // Out of descriptors or memory: the listener would be ready for ever.
-                    let _ = epoll::delete(&*self.shared.epoll, &self.listener);
-                    self.listener_paused_until = Some(clock::now() + ACCEPT_PAUSE);
+                    // Out of descriptors or memory.
+                    self.rest.begin(&*self.shared.epoll, &self.listener, clock::now());
                     return self.cannot_accept(&errno.into());
                 }
             }
@@ -344,18 +341,6 @@ impl Watcher {
                 self.lose(peer, LossCause::unconnected(error));
             }
         }
-    }
-
-    /// Listens again after a while; returns when.
-    fn resume_accepting(&mut self, now: Nanos) -> Option<Nanos> {
-        let until = self.listener_paused_until?;
-        if now < until {
-            return Some(until);
-        }
-        self.listener_paused_until = None;
-        let data = epoll::EventData::new_u64(LISTENER);
-        let _ = epoll::add(&*self.shared.epoll, &self.listener, data, epoll::EventFlags::IN);
-        None
     }
 
     fn stream_ready(&mut self, index: usize, flags: epoll::EventFlags) {

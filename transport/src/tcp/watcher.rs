@@ -20,6 +20,7 @@ use super::handshake::{Handshake, Hello, Identity, Progress};
 use super::shared::{Mail, Order, Shared, Standing};
 use super::socket;
 use crate::Rank;
+use crate::accepting::Rest;
 use crate::clock::{self, Nanos};
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Ring};
 
@@ -33,9 +34,6 @@ const HANDSHAKES_MIN: usize = 256;
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Pause before accepting again after the system had no descriptor left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Connections of one attempt: the control stream and the lanes of both directions.
 const CONNECTIONS: usize = 1 + 2 * LANES;
 
@@ -47,7 +45,7 @@ pub(super) struct Watcher {
     identity: Identity,
     epoll: OwnedFd,
     listener: OwnedFd,
-    listener_paused_until: Option<Nanos>,
+    rest: Rest,
     connections: Vec<Option<Connection>>,
     free: Vec<usize>,
     generation: u32,
@@ -139,7 +137,7 @@ impl Watcher {
             identity,
             epoll,
             listener,
-            listener_paused_until: None,
+            rest: Rest::default(),
             connections: Vec::new(),
             free: Vec::new(),
             generation: 0,
@@ -216,14 +214,8 @@ impl Watcher {
     fn keep_time(&mut self, now: Nanos) -> Option<Nanos> {
         let mut next = self.lingering_until;
         let mut earliest = |time: Nanos| next = Some(next.map_or(time, |next: Nanos| next.min(time)));
-        if let Some(until) = self.listener_paused_until {
-            if now >= until {
-                self.listener_paused_until = None;
-                let data = epoll::EventData::new_u64(LISTENER);
-                let _ = epoll::add(&self.epoll, &self.listener, data, epoll::EventFlags::IN);
-            } else {
-                earliest(until);
-            }
+        if let Some(until) = self.rest.end(&self.epoll, &self.listener, LISTENER, now) {
+            earliest(until);
         }
         let mut late = Vec::new();
         for (slot, connection) in self.connections.iter().enumerate() {

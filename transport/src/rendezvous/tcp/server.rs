@@ -18,6 +18,7 @@ use super::codec::{
     Answer, HELLO_BYTES, Hello, Malformed, PROOF_BYTES, Proof, REQUEST_BYTES_MAX, Request, VERSION, Verdict,
     frame,
 };
+use crate::accepting::ACCEPT_PAUSE;
 use crate::auth::{Secret, Side, TAG_BYTES, challenge};
 use crate::clock::{Nanos, now};
 use crate::error::files_allowed;
@@ -31,9 +32,6 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long it goes on telling the others why the meeting has failed.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// How long no connection is accepted after the system had no file or memory for one.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connections beyond one a rank: strangers, and ranks that come too often.
 const CONNECTIONS_SPARE: usize = 64;

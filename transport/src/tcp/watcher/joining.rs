@@ -8,8 +8,8 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{
-    ACCEPT_PAUSE, Arrivals, CONNECTIONS, Connection, DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Kind,
-    Plan, Proving, Watcher,
+    Arrivals, CONNECTIONS, Connection, DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Kind, Plan, Proving,
+    Watcher,
 };
 use crate::Rank;
 use crate::clock::Nanos;
@@ -36,9 +36,8 @@ impl Watcher {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(errno) => {
-                    // Out of descriptors or memory: the listener would be ready for ever.
-                    let _ = epoll::delete(&self.epoll, &self.listener);
-                    self.listener_paused_until = Some(now + ACCEPT_PAUSE);
+                    // Out of descriptors or memory.
+                    self.rest.begin(&self.epoll, &self.listener, now);
                     return self.cannot_open(&errno.into());
                 }
             }
