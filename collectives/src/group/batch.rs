@@ -60,6 +60,12 @@ impl Group {
     pub fn name(&self) -> GroupName {
         GroupName { number: self.shared.number, rank: self.rank(), world_size: self.world_size() }
     }
+
+    /// Refuses what a handle of another group is behind.
+    pub(super) fn expect_same(&self, other: &Self) -> Result<(), CollectiveError> {
+        let (first, second) = (self.name(), other.name());
+        if first == second { Ok(()) } else { Err(CollectiveError::MixedGroups { first, second }) }
+    }
 }
 
 impl<'a> Batch<'a> {
@@ -179,10 +185,7 @@ impl<'a> Batch<'a> {
     ///
     /// [`CollectiveError::MixedGroups`]; nothing was added then.
     pub fn append(&mut self, other: Batch<'a>) -> Result<&mut Self, CollectiveError> {
-        let (first, second) = (self.group.name(), other.group.name());
-        if first != second {
-            return Err(CollectiveError::MixedGroups { first, second });
-        }
+        self.group.expect_same(&other.group)?;
         self.entries.extend(other.entries);
         Ok(self)
     }

@@ -101,12 +101,7 @@ impl Group {
             under.ended += 1;
             driver.finish(driver.lock(), run).map_err(CollectiveError::Failed)?;
         }
-        let mut core = driver.lock();
-        core.begin_time();
-        let run = group.begin(&mut core, operation, None);
-        core.end_time();
-        let run = run.inspect_err(|error| driver.silence(core, error, self.timeout))?;
-        under.runs.push(run);
+        under.runs.push(group.launch(operation, None)?);
         Ok(())
     }
 

@@ -168,10 +168,7 @@ impl<'a> GpuBatch<'a> {
     ///
     /// [`CollectiveError::MixedGroups`]; nothing was added then.
     pub fn append(&mut self, other: GpuBatch<'a>) -> Result<&mut Self, CollectiveError> {
-        let (first, second) = (self.group.name(), other.group.name());
-        if first != second {
-            return Err(CollectiveError::MixedGroups { first, second });
-        }
+        self.group.expect_same(&other.group)?;
         self.streams.extend(other.streams);
         self.entries.extend(other.entries);
         Ok(self)

@@ -221,12 +221,7 @@ impl GpuFlight {
         operation: Operation,
         results: Vec<Copy>,
     ) -> Result<(), CollectiveError> {
-        let driver = &self.group.shared.driver;
-        let mut core = driver.lock();
-        core.begin_time();
-        let run = group.begin(&mut core, operation, None);
-        core.end_time();
-        let run = run.inspect_err(|error| driver.silence(core, error, group.timeout))?;
+        let run = group.launch(operation, None)?;
         self.flying.push(Flying { run, results });
         Ok(())
     }

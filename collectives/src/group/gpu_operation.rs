@@ -6,10 +6,10 @@ use super::Group;
 use super::data::Element;
 use super::error::CollectiveError;
 use super::gpu::GpuBuffer;
-use super::operation::Operation;
+use super::operation::{self, Operation};
 use crate::Rank;
 use crate::collective::{Collective, ReduceOp};
-use crate::engine::{Bytes, Counts};
+use crate::engine::Bytes;
 use crate::parts::Parts;
 
 /// An operation, and what somebody may free before it begins.
@@ -26,7 +26,7 @@ impl GpuOperation {
     ) -> Result<Self, CollectiveError> {
         let bytes = data.bytes(group)?;
         let operation = reducing::<T>(group, Collective::AllReduce, op, data.len(), bytes.clone(), bytes)?;
-        Ok(Self { operation, foreign: data.foreign().into_iter().cloned().collect() })
+        Ok(Self::on(data, operation))
     }
 
     pub(super) fn reduce<T: Element>(
@@ -39,7 +39,7 @@ impl GpuOperation {
         let input = data.bytes(group)?;
         let output = if group.rank() == root { input.clone() } else { Bytes::None };
         let operation = reducing::<T>(group, Collective::Reduce { root }, op, data.len(), input, output)?;
-        Ok(Self { operation, foreign: data.foreign().into_iter().cloned().collect() })
+        Ok(Self::on(data, operation))
     }
 
     pub(super) fn broadcast<T: Element>(
@@ -51,7 +51,7 @@ impl GpuOperation {
         let output = data.bytes(group)?;
         let input = if group.rank() == root { output.clone() } else { Bytes::None };
         let operation = moving::<T>(group, Collective::Broadcast { root }, data.len(), input, output);
-        Ok(Self { operation, foreign: data.foreign().into_iter().cloned().collect() })
+        Ok(Self::on(data, operation))
     }
 
     pub(super) fn send<T: Element>(
@@ -62,7 +62,7 @@ impl GpuOperation {
         group.expect_peer(to)?;
         let collective = Collective::SendRecv { from: group.rank(), to };
         let operation = moving::<T>(group, collective, data.len(), data.bytes(group)?, Bytes::None);
-        Ok(Self { operation, foreign: data.foreign().into_iter().cloned().collect() })
+        Ok(Self::on(data, operation))
     }
 
     pub(super) fn recv<T: Element>(
@@ -73,7 +73,11 @@ impl GpuOperation {
         group.expect_peer(from)?;
         let collective = Collective::SendRecv { from, to: group.rank() };
         let operation = moving::<T>(group, collective, data.len(), Bytes::None, data.bytes(group)?);
-        Ok(Self { operation, foreign: data.foreign().into_iter().cloned().collect() })
+        Ok(Self::on(data, operation))
+    }
+
+    fn on<T: Element>(data: &GpuBuffer<T>, operation: Operation) -> Self {
+        Self { operation, foreign: data.foreign().into_iter().cloned().collect() }
     }
 
     /// Elements of one buffer reduced into another one.
@@ -149,6 +153,6 @@ fn moving<T: Element>(
     input: Bytes,
     output: Bytes,
 ) -> Operation {
-    let (op, counts, space) = (ReduceOp::Sum, Counts::Each(count), group.space());
-    Operation { collective, data_type: T::DATA_TYPE, op, counts, input, output, space, gate: None }
+    let on_host = operation::moving(collective, T::DATA_TYPE, count, input, output);
+    Operation { space: group.space(), ..on_host }
 }

@@ -9,7 +9,7 @@ use super::operation::{Operation, barrier_operation};
 use super::pending::{Pending, PendingError, Started};
 use crate::Rank;
 use crate::collective::ReduceOp;
-use crate::engine::Plan;
+use crate::engine::{Plan, RunId};
 
 impl Group {
     /// Starts [`Group::all_reduce`].
@@ -115,12 +115,7 @@ impl Group {
     ) -> Started<D> {
         let run = operation.and_then(|operation| {
             self.expect_own_process()?;
-            let driver = &self.shared.driver;
-            let mut core = driver.lock();
-            core.begin_time();
-            let run = self.begin(&mut core, operation, plan);
-            core.end_time();
-            run.inspect_err(|error| driver.silence(core, error, self.timeout))
+            self.launch(operation, plan)
         });
         match run {
             Ok(run) => {
@@ -131,5 +126,19 @@ impl Group {
             }
             Err(error) => Err(PendingError { error, data }),
         }
+    }
+
+    /// Starts an operation whose memory somebody keeps until it has ended.
+    pub(super) fn launch(
+        &self,
+        operation: Operation,
+        plan: Option<&Arc<Plan>>,
+    ) -> Result<RunId, CollectiveError> {
+        let driver = &self.shared.driver;
+        let mut core = driver.lock();
+        core.begin_time();
+        let run = self.begin(&mut core, operation, plan);
+        core.end_time();
+        run.inspect_err(|error| driver.silence(core, error, self.timeout))
     }
 }
