@@ -104,10 +104,7 @@ impl Engine {
         }
         let completed = number + 1;
         self.journal.messages(from, to).complete(completed);
-        if bank::message_credit_is_due(number) {
-            self.tell_progress(stream, &[from], completed);
-        } else if let Some(witness) = &mut self.witness {
-            witness.completed(stream.to_word(), completed);
-        }
+        let told: &[Rank] = if bank::message_credit_is_due(number) { &[from] } else { &[] };
+        self.tell_progress(stream, told, completed);
     }
 }
