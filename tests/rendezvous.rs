@@ -345,7 +345,7 @@ fn a_server_that_is_something_else_is_named() {
 #[test]
 fn ranks_of_which_one_may_open_too_few_files_are_all_told_so() {
     for fabric in ["shm", "tcp"] {
-        for (more, is_enough) in [(13, false), (60, true)] {
+        for (more, is_enough) in [(10, false), (60, true)] {
             let rendezvous = free_address();
             let outputs = all((0..3).map(|number| {
                 let mut rank = rank(number, 3, &rendezvous);
