@@ -174,11 +174,36 @@ pub(super) trait Short: Element {
 }
 
 macro_rules! short_float {
-    ($(#[$doc:meta])* $float:ident($bits:ty), $from:ident, $to:ident) => {
+    (
+        $(#[$doc:meta])*
+        $float:ident($bits:ty as $signed:ty), $from:ident, $to:ident, largest $largest:literal, nan $nan:literal
+    ) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         #[repr(transparent)]
         pub(super) struct $float($bits);
+
+        impl $float {
+            const SIGN: $bits = 1 << (<$bits>::BITS - 1);
+
+            /// An integer that is in the order of the numbers: negative ones have all bits but the sign turned over.
+            #[inline(always)]
+            fn to_ordered(self) -> $signed {
+                let bits = self.0 as $signed;
+                bits ^ ((bits >> (<$bits>::BITS - 1)) & !(Self::SIGN as $signed))
+            }
+
+            #[inline(always)]
+            fn from_ordered(ordered: $signed) -> Self {
+                // The same bits again.
+                Self(Self(ordered as $bits).to_ordered() as $bits)
+            }
+
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                self.0 & !Self::SIGN > $largest
+            }
+        }
 
         impl Short for $float {
             #[inline(always)]
@@ -203,14 +228,18 @@ macro_rules! short_float {
                 Self::narrow(self.widen().prod(other.widen()))
             }
 
+            // The result is one of the two: nothing needs to be widened.
             #[inline(always)]
             fn min(self, other: Self) -> Self {
-                Self::narrow(Element::min(self.widen(), other.widen()))
+                let least = Self::from_ordered(Ord::min(self.to_ordered(), other.to_ordered()));
+                let nan = ((self.0 | other.0) & Self::SIGN) | $nan;
+                Self(if self.is_nan() | other.is_nan() { nan } else { least.0 })
             }
 
             #[inline(always)]
             fn max(self, other: Self) -> Self {
-                Self::narrow(Element::max(self.widen(), other.widen()))
+                let greatest = Self::from_ordered(Ord::max(self.to_ordered(), other.to_ordered()));
+                Self(if self.is_nan() | other.is_nan() { Self::SIGN | $nan } else { greatest.0 })
             }
 
             #[inline(always)]
@@ -223,17 +252,17 @@ macro_rules! short_float {
 
 short_float!(
     /// The bits of a binary16.
-    F16(u16), from_f16, to_f16
+    F16(u16 as i16), from_f16, to_f16, largest 0x7c00, nan 0x7e00
 );
 short_float!(
     /// The bits of a bfloat16.
-    Bf16(u16), from_bf16, to_bf16
+    Bf16(u16 as i16), from_bf16, to_bf16, largest 0x7f80, nan 0x7fc0
 );
 short_float!(
     /// The bits of an [`F8E4M3`](super::F8E4M3).
-    E4M3(u8), from_f8e4m3, to_f8e4m3
+    E4M3(u8 as i8), from_f8e4m3, to_f8e4m3, largest 0x7e, nan 0x7f
 );
 short_float!(
     /// The bits of an [`F8E5M2`](super::F8E5M2).
-    E5M2(u8), from_f8e5m2, to_f8e5m2
+    E5M2(u8 as i8), from_f8e5m2, to_f8e5m2, largest 0x7c, nan 0x7e
 );

@@ -5,7 +5,9 @@
 
 use super::element::{And, Bf16, Element, F16, Max, Min, Operation, Or, Prod, Short, Sum, Xor};
 #[cfg(target_arch = "x86_64")]
-use super::pairs;
+use super::halves::{self, Arithmetic, Format};
+#[cfg(target_arch = "x86_64")]
+use super::{f16c, pairs};
 use crate::collective::ReduceOp;
 
 /// A set of vector instructions.
@@ -22,6 +24,9 @@ enum Set {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// These, and arithmetic on binary16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Half,
 }
 
 impl Instructions {
@@ -39,6 +44,8 @@ impl Instructions {
             has_avx2().then_some(Set::Avx2),
             #[cfg(target_arch = "x86_64")]
             has_avx512().then_some(Set::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            (has_avx512() && is_x86_feature_detected!("avx512fp16")).then_some(Set::Avx512Half),
         ]
         .into_iter()
         .flatten()
@@ -115,16 +122,16 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => avx2::kernel::<E, O>(),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => avx512::kernel::<E, O>(),
+            Set::Avx512 | Set::Avx512Half => avx512::kernel::<E, O>(),
         }
     }
 
-    /// The loops for two binary16; `None` where widening, combining and narrowing strip by strip is quicker.
-    pub(super) fn kernel_f16(self, op: ReduceOp) -> Option<&'static Kernel<F16>> {
+    /// The loops for two binary16 and an operation that is not bitwise.
+    pub(super) fn kernel_f16(self, op: ReduceOp) -> &'static Kernel<F16> {
         match op {
-            ReduceOp::Sum | ReduceOp::Avg => Some(self.kernel_of_f16::<Sum>()),
-            ReduceOp::Prod => Some(self.kernel_of_f16::<Prod>()),
-            _ => None,
+            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_f16::<Sum>(),
+            ReduceOp::Prod => self.kernel_of_f16::<Prod>(),
+            _ => self.kernel(op),
         }
     }
 
@@ -134,7 +141,7 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => &f16c::By8::<O>::KERNEL,
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => &f16c::By16::<O>::KERNEL,
+            Set::Avx512 | Set::Avx512Half => &f16c::By16::<O>::KERNEL,
         }
     }
 
@@ -143,8 +150,7 @@ impl Instructions {
         match op {
             ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_bf16::<Sum>(),
             ReduceOp::Prod => self.kernel_of_bf16::<Prod>(),
-            ReduceOp::Min => self.kernel_of_bf16::<Min>(),
-            _ => self.kernel_of_bf16::<Max>(),
+            _ => self.kernel(op),
         }
     }
 
@@ -154,7 +160,7 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => &pairs::By8::<O>::KERNEL,
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => &pairs::By16::<O>::KERNEL,
+            Set::Avx512 | Set::Avx512Half => &pairs::By16::<O>::KERNEL,
         }
     }
 
@@ -165,7 +171,7 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => avx2::conversion::<S>(),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => avx512::conversion::<S>(),
+            Set::Avx512 | Set::Avx512Half => avx512::conversion::<S>(),
         }
     }
 
@@ -176,13 +182,57 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => Conversion { widen: f16c::widen_by_8, narrow: f16c::narrow_by_8 },
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => Conversion { widen: f16c::widen_by_16, narrow: f16c::narrow_by_16 },
+            Set::Avx512 | Set::Avx512Half => {
+                Conversion { widen: f16c::widen_by_16, narrow: f16c::narrow_by_16 }
+            }
         }
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+impl Instructions {
+    /// The loops for two 8-bit floats and an operation that is not bitwise.
+    pub(super) fn kernel_f8<F: Format>(self, op: ReduceOp) -> &'static Kernel<F> {
+        match op {
+            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_f8::<F, Sum>(),
+            ReduceOp::Prod => self.kernel_of_f8::<F, Prod>(),
+            _ => self.kernel(op),
+        }
+    }
+
+    fn kernel_of_f8<F: Format, O: Arithmetic + Operation<F>>(self) -> &'static Kernel<F> {
+        match self.0 {
+            Set::Base => base::kernel::<F, O>(),
+            Set::Avx2 => &halves::By32::<F, O>::KERNEL,
+            Set::Avx512 => &halves::By64::<F, O>::KERNEL,
+            Set::Avx512Half => &halves::By64Half::<F, O>::KERNEL,
+        }
+    }
+
+    /// Conversions of an 8-bit float.
+    pub(super) fn conversion_f8<F: Format>(self) -> Conversion<F> {
+        match self.0 {
+            Set::Base => base::conversion::<F>(),
+            Set::Avx2 => halves::conversion_by_32(),
+            Set::Avx512 | Set::Avx512Half => halves::conversion_by_64(),
+        }
+    }
+}
+
+/// Without instructions of their own they are short floats as others.
+#[cfg(not(target_arch = "x86_64"))]
+impl Instructions {
+    pub(super) fn kernel_f8<E: Element>(self, op: ReduceOp) -> &'static Kernel<E> {
+        self.kernel(op)
+    }
+
+    pub(super) fn conversion_f8<S: Short>(self) -> Conversion<S> {
+        self.conversion()
+    }
+}
+
 /// The loops themselves. Conditions as for [`Kernel`].
-mod plain {
+pub(super) mod plain {
     use super::{Element, Operation};
 
     #[inline(always)]
@@ -241,7 +291,12 @@ mod plain {
     }
 
     #[inline(always)]
-    pub(super) unsafe fn convert<A, B>(into: *mut B, from: *const A, n: usize, convert: impl Fn(A) -> B) {
+    pub(in crate::compute) unsafe fn convert<A, B>(
+        into: *mut B,
+        from: *const A,
+        n: usize,
+        convert: impl Fn(A) -> B,
+    ) {
         for i in 0..n {
             // SAFETY: as above.
             unsafe { into.add(i).write_unaligned(convert(from.add(i).read_unaligned())) };
@@ -336,123 +391,4 @@ pub(super) fn combine<O: Operation<f32>, const LANES: usize>(
     b: [f32; LANES],
 ) -> [f32; LANES] {
     std::array::from_fn(|lane| O::apply(a[lane], b[lane]))
-}
-
-/// Binary16 by the processor's own conversions, which no plain loop is compiled to.
-#[cfg(target_arch = "x86_64")]
-mod f16c {
-    use std::arch::x86_64 as x86;
-    use std::marker::PhantomData;
-    use std::mem::transmute;
-
-    use super::{F16, Kernel, Operation, Short, avx2, avx512, combine, plain};
-
-    const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
-
-    macro_rules! by_lanes {
-        (
-            $feature:literal, $module:ident, $table:ident, $lanes:literal: $widen:ident $narrow:ident $apart:ident $onto:ident $both:ident $blocks:ident,
-            $load_half:ident $store_half:ident $load:ident $store:ident $from_half:ident $to_half:ident, $vector:ident
-        ) => {
-            pub(super) struct $table<O>(PhantomData<O>);
-
-            impl<O: Operation<f32> + Operation<F16>> $table<O> {
-                pub(super) const KERNEL: Kernel<F16> = Kernel {
-                    apart: $apart::<O>,
-                    onto: $onto::<O>,
-                    both: $both::<O>,
-                    ..$module::Table::<F16, O>::KERNEL
-                };
-            }
-
-            #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $widen(into: *mut f32, from: *const F16, n: usize) {
-                let whole = n - n % $lanes;
-                // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any alignment. See `Conversion`.
-                unsafe {
-                    for i in (0..whole).step_by($lanes) {
-                        x86::$store(into.add(i), x86::$from_half(x86::$load_half(from.add(i).cast())));
-                    }
-                    plain::convert(into.add(whole), from.add(whole), n - whole, F16::widen);
-                }
-            }
-
-            #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $narrow(into: *mut F16, from: *const f32, n: usize) {
-                let whole = n - n % $lanes;
-                // SAFETY: as above.
-                unsafe {
-                    for i in (0..whole).step_by($lanes) {
-                        let numbers = x86::$to_half::<NEAREST>(x86::$load(from.add(i)));
-                        x86::$store_half(into.add(i).cast(), numbers);
-                    }
-                    plain::convert(into.add(whole), from.add(whole), n - whole, F16::narrow);
-                }
-            }
-
-            #[target_feature(enable = $feature)]
-            unsafe fn $apart<O: Operation<f32> + Operation<F16>>(
-                into: *mut F16,
-                a: *const F16,
-                b: *const F16,
-                n: usize,
-            ) {
-                // SAFETY: the caller's.
-                unsafe { $blocks::<O, 1>([into], a, b, n) }
-            }
-
-            #[target_feature(enable = $feature)]
-            unsafe fn $both<O: Operation<f32> + Operation<F16>>(a: *mut F16, b: *mut F16, n: usize) {
-                // SAFETY: the caller's; destinations may be sources here.
-                unsafe { $blocks::<O, 2>([a, b], a, b, n) }
-            }
-
-            /// Destinations may be sources, as a block is read before it is written.
-            #[inline]
-            #[target_feature(enable = $feature)]
-            unsafe fn $blocks<O: Operation<f32> + Operation<F16>, const M: usize>(
-                into: [*mut F16; M],
-                a: *const F16,
-                b: *const F16,
-                n: usize,
-            ) {
-                let whole = n - n % $lanes;
-                // SAFETY: as above; a vector of floats and an array of as many have the same bits.
-                unsafe {
-                    for i in (0..whole).step_by($lanes) {
-                        let [a, b] = [a, b].map(|from| {
-                            let values = x86::$from_half(x86::$load_half(from.add(i).cast()));
-                            transmute::<x86::$vector, [f32; $lanes]>(values)
-                        });
-                        let values = transmute::<[f32; $lanes], x86::$vector>(combine::<O, $lanes>(a, b));
-                        let numbers = x86::$to_half::<NEAREST>(values);
-                        for into in into {
-                            x86::$store_half(into.add(i).cast(), numbers);
-                        }
-                    }
-                    for i in whole..n {
-                        let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
-                        for into in into {
-                            into.add(i).write_unaligned(value);
-                        }
-                    }
-                }
-            }
-
-            #[target_feature(enable = $feature)]
-            unsafe fn $onto<O: Operation<f32> + Operation<F16>>(into: *mut F16, a: *const F16, n: usize) {
-                // SAFETY: the caller's; the destination may be a source here.
-                unsafe { $blocks::<O, 1>([into], into, a, n) }
-            }
-        };
-    }
-
-    by_lanes!(
-        "avx2,fma,f16c", avx2, By8, 8: widen_by_8 narrow_by_8 apart_by_8 onto_by_8 both_by_8 blocks_by_8,
-        _mm_loadu_si128 _mm_storeu_si128 _mm256_loadu_ps _mm256_storeu_ps _mm256_cvtph_ps _mm256_cvtps_ph, __m256
-    );
-    by_lanes!(
-        "avx2,fma,f16c,avx512f", avx512, By16, 16: widen_by_16 narrow_by_16 apart_by_16 onto_by_16 both_by_16 blocks_by_16,
-        _mm256_loadu_si256 _mm256_storeu_si256 _mm512_loadu_ps _mm512_storeu_ps _mm512_cvtph_ps _mm512_cvtps_ph, __m512
-    );
 }

@@ -36,7 +36,11 @@ use crate::collective::{DataType, ReduceOp};
 mod convert;
 pub mod cuda;
 mod element;
+#[cfg(target_arch = "x86_64")]
+mod f16c;
 mod float8;
+#[cfg(target_arch = "x86_64")]
+mod halves;
 mod kernel;
 #[cfg(test)]
 mod oracle;

@@ -74,16 +74,11 @@ impl Strips {
             }
             // Two at a time are combined in their own type, more of a short float in `f32`.
             let two = job.from.len() == 2 && job.divide_by <= 1;
-            if two
-                && job.data_type == DataType::F16
-                && let Some(kernel) = instructions.kernel_f16(op)
-            {
-                return self.fold::<F16>(&part, kernel);
-            }
             match job.data_type {
+                DataType::F16 if two => self.fold::<F16>(&part, instructions.kernel_f16(op)),
                 DataType::Bf16 if two => self.fold::<Bf16>(&part, instructions.kernel_bf16(op)),
-                DataType::F8E4M3 if two => self.fold::<E4M3>(&part, instructions.kernel(op)),
-                DataType::F8E5M2 if two => self.fold::<E5M2>(&part, instructions.kernel(op)),
+                DataType::F8E4M3 if two => self.fold::<E4M3>(&part, instructions.kernel_f8(op)),
+                DataType::F8E5M2 if two => self.fold::<E5M2>(&part, instructions.kernel_f8(op)),
                 DataType::F32 => self.fold::<f32>(&part, instructions.kernel(op)),
                 DataType::F64 => self.fold::<f64>(&part, instructions.kernel(op)),
                 DataType::I32 => self.fold::<i32>(&part, instructions.kernel(op)),
@@ -99,10 +94,10 @@ impl Strips {
                     self.fold_wide::<Bf16>(&part, instructions.conversion(), instructions.kernel(op));
                 }
                 DataType::F8E4M3 => {
-                    self.fold_wide::<E4M3>(&part, instructions.conversion(), instructions.kernel(op));
+                    self.fold_wide::<E4M3>(&part, instructions.conversion_f8(), instructions.kernel(op));
                 }
                 DataType::F8E5M2 => {
-                    self.fold_wide::<E5M2>(&part, instructions.conversion(), instructions.kernel(op));
+                    self.fold_wide::<E5M2>(&part, instructions.conversion_f8(), instructions.kernel(op));
                 }
             }
         }
