@@ -15,6 +15,10 @@ fn proofs(criterion: &mut Criterion) {
         (Algorithm::Direct, 8, Access::Mapped),
         (Algorithm::Ring, 8, Access::Put),
         (Algorithm::HalvingDoubling, 16, Access::Put),
+        (Algorithm::Direct, 64, Access::Mapped),
+        (Algorithm::Ring, 64, Access::Put),
+        (Algorithm::HalvingDoubling, 64, Access::Put),
+        (Algorithm::DoubleTree, 64, Access::Put),
     ];
     let mut group = criterion.benchmark_group("verify all-reduce");
     group.sample_size(20);
@@ -37,9 +41,15 @@ fn plans(criterion: &mut Criterion) {
     criterion.bench_function("plan, known", |bencher| {
         bencher.iter(|| planner.program(Collective::AllReduce, BYTES, None).expect("there is one"));
     });
-    criterion.bench_function("select", |bencher| {
-        bencher.iter(|| select(Collective::AllReduce, BYTES as u64, &platform).expect("there is one"));
-    });
+    let mut group = criterion.benchmark_group("select all-reduce");
+    group.sample_size(10);
+    for ranks in [8, 64] {
+        let platform = Platform::new(HostMap::one(ranks), Access::Mapped);
+        group.bench_function(BenchmarkId::from_parameter(ranks), |bencher| {
+            bencher.iter(|| select(Collective::AllReduce, BYTES as u64, &platform).expect("there is one"));
+        });
+    }
+    group.finish();
 }
 
 criterion_group!(benches, proofs, plans);
