@@ -1,0 +1,216 @@
+//! What the peer's frames mean, and what follows when their data is there.
+
+use super::{Arrival, Core, Outbox, Pending, PutEnd, Report, Split, Then};
+use crate::cells::Notice;
+use crate::device::{ProtocolViolation, TransferError};
+use crate::region::RemoteSlice;
+use crate::tcp::frame::Frame;
+use crate::tcp::lane::{Body, Incoming, Written};
+use crate::tcp::regions::Regions;
+use crate::tcp::slab::FOREIGN_TOKEN;
+use crate::tcp::{LANES, QUEUE_DEPTH};
+
+/// Answers that wait to be sent at most; a peer has at most this many questions under way.
+const ANSWERS_MAX: usize = QUEUE_DEPTH * LANES;
+
+impl Core {
+    /// Acts on a frame; returns where its data goes, if there is any to come.
+    pub(super) fn handle(
+        &mut self,
+        lane: usize,
+        frame: &Frame,
+        regions: &mut Regions,
+        outbox: &mut Outbox,
+    ) -> Result<Option<Incoming<Arrival>>, ProtocolViolation> {
+        if lane > 0 && !matches!(frame, Frame::Piece { .. } | Frame::GetReply { .. }) {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        let (dst, then) = match *frame {
+            Frame::Notify { notice } => {
+                self.check_notice(&notice)?;
+                self.cells.notify(&notice);
+                return Ok(None);
+            }
+            Frame::Put { dst, notice, answered, others, token } => {
+                if let Some(notice) = &notice {
+                    self.check_notice(notice)?;
+                }
+                let place = regions.find(&dst);
+                let end = PutEnd { notice, answered, refused: place.is_none(), key: dst.key, token };
+                if others == 0 {
+                    (place, Then::Put(end))
+                } else {
+                    self.announce_split(others, end)?;
+                    (place, Then::Piece { token, lane })
+                }
+            }
+            Frame::Piece { dst, token } => {
+                let place = regions.find(&dst);
+                let split = self.splits.iter_mut().find(|split| split.token == token);
+                let split = split.ok_or(ProtocolViolation::UnexpectedAnswer)?;
+                split.end.refused |= place.is_none();
+                (place, Then::Piece { token, lane })
+            }
+            Frame::GetReply { len, token } => match self.pending.find(token) {
+                Some(Pending::Get { dst, lane: asked, .. }) if *asked == lane && dst.len() as u64 == len => {
+                    (Some(dst.clone()), Then::Get { token, lane })
+                }
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Get { src, lane, token } => {
+                if usize::from(lane) >= LANES {
+                    return Err(ProtocolViolation::MalformedFrame);
+                }
+                match regions.find(&src) {
+                    Some(slice) => {
+                        let reply = Frame::GetReply { len: src.len, token };
+                        self.answer(usize::from(lane), &reply, Body::Slice(slice))?;
+                    }
+                    None => self.answer(0, &Frame::Refused { key: src.key, token }, Body::Nothing)?,
+                }
+                return Ok(None);
+            }
+            Frame::Atomic { key, offset, op, token } => {
+                let word = regions.find(&RemoteSlice { key, offset, len: 8 });
+                let reply = match word.and_then(|word| word.atomic(op)) {
+                    Some(old) => Frame::AtomicReply { old, token },
+                    None => Frame::Refused { key, token },
+                };
+                self.answer(0, &reply, Body::Nothing)?;
+                return Ok(None);
+            }
+            _ => return self.handle_answer(frame, outbox).map(|()| None),
+        };
+        Ok(Some(Incoming { dst, at: 0, remaining: frame.body_bytes(), then: Arrival(then) }))
+    }
+
+    fn handle_answer(&mut self, frame: &Frame, outbox: &mut Outbox) -> Result<(), ProtocolViolation> {
+        match *frame {
+            Frame::AtomicReply { old, token } => match self.pending.take(token) {
+                Some(Pending::Atomic(id)) => self.report(Report::Transfer(id), Ok(old), outbox),
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Accepted { key, region_bytes, token } => match self.pending.take(token) {
+                Some(Pending::Put(id)) => {
+                    if !self.revoked.contains(&key) {
+                        self.proved.insert(key, region_bytes);
+                    }
+                    if self.pending.len() == 0 {
+                        self.revoked.clear();
+                    }
+                    self.report(Report::Transfer(id), Ok(0), outbox);
+                }
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Refused { key, token } => {
+                self.proved.remove(&key);
+                if token == 0 || token & FOREIGN_TOKEN != 0 {
+                    // The put was done before the peer's word that the region is gone could come.
+                    tracing::warn!(
+                        peer = self.peer,
+                        ?key,
+                        "a put named a region that its owner had released; nothing was written and no notice shown"
+                    );
+                    return Ok(());
+                }
+                let refused = Err(TransferError::Refused { peer: self.peer, key });
+                match self.pending.take(token) {
+                    Some(Pending::Put(id) | Pending::Atomic(id)) => {
+                        self.report(Report::Transfer(id), refused, outbox);
+                    }
+                    Some(Pending::Get { lane, report, .. }) => {
+                        self.announced[lane] = self.announced[lane].saturating_sub(1);
+                        self.report(report, refused, outbox);
+                    }
+                    None => return Err(ProtocolViolation::UnexpectedAnswer),
+                }
+            }
+            Frame::Bye => self.peer_goodbye = true,
+            _ => return Err(ProtocolViolation::MalformedFrame),
+        }
+        Ok(())
+    }
+
+    fn announce_split(&mut self, others: u8, end: PutEnd) -> Result<(), ProtocolViolation> {
+        let known = self.splits.iter().any(|split| split.token == end.token);
+        if others & 1 != 0 || u32::from(others) >> LANES != 0 || known || self.splits.len() >= QUEUE_DEPTH {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        for lane in 1..LANES {
+            self.announced[lane] += u32::from(others >> lane & 1);
+        }
+        self.splits.push(Split { token: end.token, remaining: 1 + others.count_ones(), end });
+        Ok(())
+    }
+
+    /// All data of a frame is there.
+    pub(super) fn arrived(
+        &mut self,
+        then: Then,
+        regions: &mut Regions,
+        outbox: &mut Outbox,
+    ) -> Result<(), ProtocolViolation> {
+        match then {
+            Then::Put(end) => self.put_arrived(&end, regions),
+            Then::Piece { token, lane } => {
+                if lane > 0 {
+                    self.announced[lane] = self.announced[lane].saturating_sub(1);
+                }
+                let Some(at) = self.splits.iter().position(|split| split.token == token) else {
+                    return Err(ProtocolViolation::UnexpectedAnswer);
+                };
+                self.splits[at].remaining = self.splits[at].remaining.saturating_sub(1);
+                if self.splits[at].remaining == 0 {
+                    let split = self.splits.swap_remove(at);
+                    self.put_arrived(&split.end, regions)?;
+                }
+                Ok(())
+            }
+            Then::Get { token, lane } => {
+                if lane > 0 {
+                    self.announced[lane] = self.announced[lane].saturating_sub(1);
+                }
+                match self.pending.take(token) {
+                    Some(Pending::Get { report, .. }) => {
+                        self.report(report, Ok(0), outbox);
+                        Ok(())
+                    }
+                    _ => Err(ProtocolViolation::UnexpectedAnswer),
+                }
+            }
+        }
+    }
+
+    fn put_arrived(&mut self, end: &PutEnd, regions: &mut Regions) -> Result<(), ProtocolViolation> {
+        let PutEnd { key, token, .. } = *end;
+        if end.refused {
+            // Refusals that nobody awaits are not worth more than others' answers.
+            if end.answered || self.answers < ANSWERS_MAX {
+                self.answer(0, &Frame::Refused { key, token }, Body::Nothing)?;
+            }
+            return Ok(());
+        }
+        if let Some(notice) = &end.notice {
+            self.cells.notify(notice);
+        }
+        if end.answered {
+            // Zero: released meanwhile; the next put has to ask again.
+            let region_bytes = regions.entrust(key, self.peer).unwrap_or(0);
+            self.answer(0, &Frame::Accepted { key, region_bytes, token }, Body::Nothing)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, lane: usize, frame: &Frame, body: Body) -> Result<(), ProtocolViolation> {
+        if self.answers >= ANSWERS_MAX {
+            return Err(ProtocolViolation::TooManyRequests);
+        }
+        self.answers += 1;
+        self.push(lane, frame, body, Written::Answer);
+        Ok(())
+    }
+
+    fn check_notice(&self, notice: &Notice) -> Result<(), ProtocolViolation> {
+        if usize::from(notice.cell) < self.cells.len() { Ok(()) } else { Err(ProtocolViolation::UnknownCell) }
+    }
+}

@@ -1,0 +1,160 @@
+//! What a poll does with the sockets: sends what they take, receives what is there, and gives up peers that stay silent after
+//! their connection broke.
+
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::event::epoll;
+
+use super::control::ControlFrame;
+use super::pair::{Goodbye, Outcome};
+use super::shared::Order;
+use super::{Open, Peer, TcpDevice};
+use crate::Rank;
+use crate::device::{LossCause, TransferError};
+
+/// With at most so many open peers a poll reads their sockets at once; with more it asks which are ready first.
+const DIRECT_PEERS_MAX: usize = 4;
+
+/// Peers that one poll serves at most when it asks which are ready; the kernel lets the others come next.
+const READY_MAX: usize = 64;
+
+/// A peer whose connection broke in the direction to it may still have a goodbye under way: so long it is waited for.
+const GOODBYE_GRACE: Duration = Duration::from_millis(500);
+
+impl TcpDevice {
+    /// Sends what the sockets take.
+    pub(super) fn flush_lanes(&mut self) {
+        let mut sending = std::mem::take(&mut self.sending);
+        sending.retain(|peer| {
+            let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
+            let said = open.pair.core.goodbye;
+            match open.pair.core.flush(&mut self.outbox) {
+                Ok(()) => {}
+                Err(_) if open.departed => {
+                    open.pair.core.fail_all(&TransferError::Left { peer: *peer }, false, &mut self.outbox);
+                    open.pair.core.goodbye = Goodbye::Sent;
+                }
+                Err(cause) => {
+                    open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
+                    open.pair.core.listed = false;
+                    return false;
+                }
+            }
+            open.pair.core.say_goodbye();
+            if said != Goodbye::Sent && open.pair.core.goodbye == Goodbye::Sent {
+                let waits = self.shared.link(*peer).say(&ControlFrame::Bye);
+                if waits == Some(true) {
+                    self.shared.order(Order::Flush { peer: *peer });
+                }
+            }
+            open.pair.core.listed = open.pair.core.has_output();
+            open.pair.core.listed
+        });
+        // Nobody else adds to the list meanwhile.
+        self.sending = sending;
+    }
+
+    fn receive_from(&mut self, peer: Rank) {
+        let Peer::Open(open) = &mut self.peers[peer as usize] else { return };
+        if open.departed || open.suspect.is_some() {
+            return;
+        }
+        let outcome = open.pair.receive(&mut self.regions, &mut self.outbox);
+        if open.pair.core.goodbye == Goodbye::Wanted {
+            open.pair.core.say_goodbye();
+        }
+        match outcome {
+            Ok(Outcome::Idle) => self.list_sending(peer),
+            Ok(Outcome::More) => {
+                self.unfinished = true;
+                self.list_sending(peer);
+            }
+            Ok(Outcome::Left) => {
+                self.departed(peer);
+                self.list_sending(peer);
+            }
+            Err(cause @ LossCause::Protocol(_)) => self.shared.lose(peer, cause),
+            // What it said last stands on the control stream, which the watcher reads; a lane's end may be seen first.
+            Err(cause) => {
+                open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
+            }
+        }
+    }
+
+    pub(super) fn receive(&mut self) {
+        if self.open.len() <= DIRECT_PEERS_MAX {
+            // By index, as a departing peer leaves the list; one that is skipped by that gets its turn next time.
+            let mut at = 0;
+            while let Some(peer) = self.open.get(at).copied() {
+                self.receive_from(peer);
+                at += 1;
+            }
+            return;
+        }
+        // Announced data is under way already: no need to ask.
+        let mut at = 0;
+        while let Some(peer) = self.open.get(at).copied() {
+            if let Peer::Open(open) = &self.peers[peer as usize]
+                && open.pair.expects_more()
+            {
+                self.receive_from(peer);
+            }
+            at += 1;
+        }
+        let mut space = [const { MaybeUninit::uninit() }; READY_MAX];
+        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An interruption: nothing is known to be ready, and the next poll asks again.
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else { return };
+        self.unfinished |= ready.len() == READY_MAX;
+        for event in ready {
+            let token = event.data.u64();
+            if token < u64::from(self.world_size) {
+                self.receive_from(token as Rank);
+            }
+        }
+    }
+
+    pub(super) fn convict_suspects(&mut self) {
+        for at in 0..self.open.len() {
+            let peer = self.open[at];
+            if let Peer::Open(open) = &self.peers[peer as usize]
+                && let Some((until, cause)) = &open.suspect
+                && self.now >= *until
+            {
+                self.shared.lose(peer, cause.clone());
+            }
+        }
+    }
+
+    /// Makes the epoll descriptor readable exactly when a lane of this peer can go on.
+    pub(super) fn watch(epoll: &OwnedFd, peer: Rank, open: &mut Open) -> rustix::io::Result<()> {
+        let data = || epoll::EventData::new_u64(u64::from(peer));
+        for lane in 0..open.pair.incoming.len() {
+            let expects = open.pair.expects(lane);
+            let incoming = &mut open.pair.incoming[lane];
+            if expects != incoming.watched {
+                if expects {
+                    epoll::add(epoll, &incoming.socket, data(), epoll::EventFlags::IN)?;
+                } else {
+                    epoll::delete(epoll, &incoming.socket)?;
+                }
+                incoming.watched = expects;
+            }
+        }
+        let suspect = open.suspect.is_some();
+        for lane in &mut open.pair.core.out {
+            let waits = !lane.is_empty() && !suspect;
+            if waits != lane.watched {
+                if waits {
+                    epoll::add(epoll, &lane.socket, data(), epoll::EventFlags::OUT)?;
+                } else {
+                    epoll::delete(epoll, &lane.socket)?;
+                }
+                lane.watched = waits;
+            }
+        }
+        Ok(())
+    }
+}
