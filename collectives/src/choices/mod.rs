@@ -10,6 +10,7 @@
 //! at 0; and two ranks whose choices have the same digest choose alike.
 
 pub mod chunks;
+mod error;
 mod text;
 pub mod tune;
 
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use pleach_transport::rendezvous::Fabric;
 
-pub use text::{ChoicesError, LineError, Misplaced};
+pub use error::{ChoicesError, LineError, Misplaced};
 
 use crate::collective::Collective;
 use crate::cost::{CostModel, Platform};
