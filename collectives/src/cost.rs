@@ -17,6 +17,7 @@
 //! apart ([`Across`]) and its time added. The ranks of a host share its wire, so bytes are those of the busiest host.
 
 mod count;
+mod counted;
 mod fit;
 mod formulae;
 mod links;
@@ -33,6 +34,7 @@ use crate::schedule::{BlockId, Schedule};
 use crate::wiring::Wiring;
 
 use count::{Way, loads, longest_way};
+use counted::Counted;
 pub use fit::{Sample, fit};
 use links::BlockBytes;
 
@@ -228,6 +230,8 @@ pub struct Platform {
     pub far: CostModel,
     /// The links between ranks one by one, where they are known: then they alone decide what is quickest.
     pub wiring: Option<Arc<Wiring>>,
+    /// What was counted for it.
+    pub(crate) counted: Counted,
 }
 
 impl Platform {
@@ -235,10 +239,17 @@ impl Platform {
     #[must_use]
     pub fn new(hosts: HostMap, access: Access) -> Self {
         match access {
-            Access::Put => Self { hosts, access, near: CostModel::TCP, far: CostModel::TCP, wiring: None },
+            Access::Put => Self {
+                hosts,
+                access,
+                near: CostModel::TCP,
+                far: CostModel::TCP,
+                wiring: None,
+                counted: Counted::default(),
+            },
             Access::Mapped => {
                 let (near, far) = (CostModel::SHARED_MEMORY, CostModel::TCP);
-                Self { hosts, access, near, far, wiring: None }
+                Self { hosts, access, near, far, wiring: None, counted: Counted::default() }
             }
         }
     }
@@ -260,7 +271,14 @@ impl Platform {
     /// All ranks on one host.
     #[must_use]
     pub fn one_host(ranks: u32, access: Access, model: CostModel) -> Self {
-        Self { hosts: HostMap::one(ranks), access, near: model, far: model, wiring: None }
+        Self {
+            hosts: HostMap::one(ranks),
+            access,
+            near: model,
+            far: model,
+            wiring: None,
+            counted: Counted::default(),
+        }
     }
 
     /// Ranks joined by these links and nothing else, which they reach each other over by puts.

@@ -369,8 +369,7 @@ fn work(
         return Some(Ok(work));
     }
     if ranks <= COUNTED_RANKS_MAX {
-        let made = generate(collective, algorithm, ranks, access);
-        return Some(made.map(|made| Work::between(&made, &platform.hosts)));
+        return Some(platform.counted(collective, algorithm, access));
     }
     // As if all of it went between hosts.
     formula().filter(|_| !is_uniform).map(|work| Ok(work.all_across()))

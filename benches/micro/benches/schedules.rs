@@ -44,10 +44,15 @@ fn plans(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("select all-reduce");
     group.sample_size(10);
     for ranks in [8, 64] {
-        let platform = Platform::new(HostMap::one(ranks), Access::Mapped);
-        group.bench_function(BenchmarkId::from_parameter(ranks), |bencher| {
-            bencher.iter(|| select(Collective::AllReduce, BYTES as u64, &platform).expect("there is one"));
+        let platform = || Platform::new(HostMap::one(ranks), Access::Mapped);
+        let choose = |platform: &Platform| {
+            select(Collective::AllReduce, BYTES as u64, platform).expect("there is one")
+        };
+        group.bench_function(BenchmarkId::new("first", ranks), |bencher| {
+            bencher.iter_batched(platform, |platform| choose(&platform), BatchSize::SmallInput);
         });
+        let known = platform();
+        group.bench_function(BenchmarkId::new("next size", ranks), |bencher| bencher.iter(|| choose(&known)));
     }
     group.finish();
 }
