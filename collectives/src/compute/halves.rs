@@ -62,6 +62,9 @@ const BEYOND_ALL: f32 = 18_446_744_073_709_551_616.0;
 /// The difference of the exponents' biases of E4M3 and binary16, as a factor.
 const E4M3_SCALE: f32 = 1.0 / 256.0;
 
+/// So few numbers are combined sooner one by one than by a vector that is copied together.
+const ONE_BY_ONE_MAX: usize = 8;
+
 /// What combines two numbers.
 pub(super) trait Arithmetic: Operation<f32> {
     /// Whether it is multiplication, which takes a scale twice; addition otherwise.
@@ -169,19 +172,24 @@ macro_rules! by_halves {
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $apart<F: Format, O: Arithmetic>(into: *mut F, a: *const F, b: *const F, n: usize) {
+        unsafe fn $apart<F: Format, O: Arithmetic + Operation<F>>(
+            into: *mut F,
+            a: *const F,
+            b: *const F,
+            n: usize,
+        ) {
             // SAFETY: the caller's, see `Kernel`.
             unsafe { $blocks::<F, O, 1>([into], a, b, n) }
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $onto<F: Format, O: Arithmetic>(into: *mut F, a: *const F, n: usize) {
+        unsafe fn $onto<F: Format, O: Arithmetic + Operation<F>>(into: *mut F, a: *const F, n: usize) {
             // SAFETY: the caller's; the destination may be a source here.
             unsafe { $blocks::<F, O, 1>([into], into, a, n) }
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $both<F: Format, O: Arithmetic>(a: *mut F, b: *mut F, n: usize) {
+        unsafe fn $both<F: Format, O: Arithmetic + Operation<F>>(a: *mut F, b: *mut F, n: usize) {
             // SAFETY: the caller's; destinations may be sources here.
             unsafe { $blocks::<F, O, 2>([a, b], a, b, n) }
         }
@@ -199,7 +207,7 @@ macro_rules! by_halves {
         /// Destinations may be sources, as a vector is read before it is written.
         #[inline]
         #[target_feature(enable = $feature)]
-        unsafe fn $blocks<F: Format, O: Arithmetic, const M: usize>(
+        unsafe fn $blocks<F: Format, O: Arithmetic + Operation<F>, const M: usize>(
             into: [*mut F; M],
             a: *const F,
             b: *const F,
@@ -215,7 +223,14 @@ macro_rules! by_halves {
                         x86::$store(into.add(i).cast(), numbers);
                     }
                 }
-                if whole < n {
+                if n - whole <= ONE_BY_ONE_MAX {
+                    for i in whole..n {
+                        let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
+                        for into in into {
+                            into.add(i).write_unaligned(value);
+                        }
+                    }
+                } else {
                     let mut rest = [[0u8; $bytes]; 2];
                     for (rest, from) in rest.iter_mut().zip([a, b]) {
                         rest.as_mut_ptr().copy_from_nonoverlapping(from.add(whole).cast(), n - whole);
