@@ -406,36 +406,3 @@ fn exact_groups_refuse_what_cannot_be_exact_and_notice_calls_that_differ() {
         assert!(matches!(group.all_reduce(&mut data, ReduceOp::Sum), Err(CollectiveError::Failed(_))));
     });
 }
-
-#[test]
-#[ignore = "prints times, asserts nothing"]
-fn print_what_reproducible_sums_cost() {
-    use pleach_transport::clock;
-    for (level, ranks) in [Reproducible::No, Reproducible::PerWorldSize, Reproducible::Exact]
-        .into_iter()
-        .flat_map(|level| [(level, 2), (level, 4)])
-    {
-        let adjust = |options: &mut Options| options.reproducible = level;
-        let lines = with_group(Fabric::Shm, ranks, adjust, |group| {
-            let mut line = String::new();
-            for elements in [2, 1 << 14, 1 << 20] {
-                let mut buffer = group.buffer::<f32>(elements).unwrap();
-                let rounds = if elements > 1 << 16 { 15 } else { 301 };
-                let mut times: Vec<_> = (0..rounds)
-                    .map(|_| {
-                        let own: Vec<f32> = fill(group.rank(), 0, elements);
-                        buffer.copy_from_slice(&own);
-                        group.barrier().unwrap();
-                        let begin = clock::now();
-                        group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-                        clock::now() - begin
-                    })
-                    .collect();
-                times.sort_unstable();
-                line += &format!("  {elements} f32: {:.1} us", times[rounds / 2].as_secs_f64() * 1e6);
-            }
-            line
-        });
-        println!("{level:<15} {ranks} ranks {}", lines[0]);
-    }
-}

@@ -7,17 +7,20 @@
 //! **Cost.** Numbers whose binary places span `s` bits (mantissas included) take `ceil(s / 51)` words of 8 bytes each, and
 //! one more where a block has infinities or NaN: for `f32` gradients within 2^78 of each other two words, four times the
 //! bytes; at most six words for any `f32`, 42 for any `f64`. To that come a small all-reduce a call, and expansion and
-//! rounding one element after the other, which is what takes the time where memory is quick. Over shared memory, two
-//! ranks on two busy cores, one word each: 1.0 µs for 2 elements, 27 ns an element for 16 Ki and 83 ns for 1 Mi, where
-//! plain sums took 0.3 µs, 0.2 ns and 5 to 8 ns (`print_what_reproducible_sums_cost` in `tests/numbers.rs`).
+//! rounding, which are what takes the time where memory is quick: [`Quick`] does it for up to two words, element by element
+//! but without taking numbers apart. Over shared memory, two ranks, one word each: 0.76 us for 2 elements and 3.1 to 3.4 ns an
+//! element for 16 Ki and 1 Mi (27 where every number is taken apart), where plain sums took 0.35 us and 0.12 to 0.15 ns
+//! (`pleach bench --reproducible exact`, and the table in docs/performance.md).
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16};
 
 use super::digits::{Leading, Window, leading, parts};
+use super::quick::Quick;
 use super::rounding::{Float, nearest};
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
@@ -75,7 +78,8 @@ impl Exact {
         let group = marked(group, Collective::AllReduce, T::DATA_TYPE, op, data.len());
         with_float!(T, data, |data| {
             let cells = Cell::from_mut(data).as_slice_of_cells();
-            self.run(&group, cells.len(), op, |at| cells[at].get(), |at, number| cells[at].set(number))
+            let read = |block: Range<usize>| cells[block].iter().map(Cell::get);
+            self.run(&group, cells.len(), op, read, |at, number| cells[at].set(number))
         })
     }
 
@@ -96,7 +100,7 @@ impl Exact {
                     cells[at].set(number);
                 }
             };
-            self.run(&group, cells.len(), op, |at| cells[at].get(), store)
+            self.run(&group, cells.len(), op, |block| cells[block].iter().map(Cell::get), store)
         })
     }
 
@@ -125,37 +129,36 @@ impl Exact {
                     *place = number;
                 }
             };
-            self.run(&group, input.len(), op, |at| input[at], store)
+            self.run(&group, input.len(), op, |block| input[block].iter().copied(), store)
         })
     }
 
     /// Calls `store` with every element of the result; `read` gives this rank's, each before the result is stored there.
-    fn run<T: Float>(
+    fn run<T: Float, I: ExactSizeIterator<Item = T>>(
         &self,
         group: &Group,
         elements: usize,
         op: ReduceOp,
-        read: impl Fn(usize) -> T,
+        read: impl Fn(Range<usize>) -> I,
         mut store: impl FnMut(usize, T),
     ) -> Result<(), CollectiveError> {
         let blocks = || (0..elements).step_by(BLOCK_ELEMENTS).map(|at| at..elements.min(at + BLOCK_ELEMENTS));
-        let mut facts: Vec<i32> = blocks().flat_map(|block| facts_of(block.map(&read))).collect();
+        let mut facts: Vec<i32> = blocks().flat_map(|block| facts_of(read(block))).collect();
         group.all_reduce(&mut facts, ReduceOp::Max)?;
-        let shapes = || facts.chunks_exact(FACTS).map(Shape::new).zip(blocks());
+        let divide_by = if op == ReduceOp::Avg { group.world_size() } else { 1 };
+        let shapes =
+            || facts.chunks_exact(FACTS).map(|facts| Shape::new::<T>(facts, divide_by)).zip(blocks());
         let mut words =
             self.take(group, shapes().map(|(shape, block)| shape.words(block.len())).max().unwrap_or(0))?;
-        let divide_by = if op == ReduceOp::Avg { group.world_size() } else { 1 };
         let mut done = Ok(());
         for (shape, block) in shapes() {
             let used = shape.words(block.len());
-            shape.expand(block.clone().map(&read), &mut words[..used]);
+            shape.expand(read(block.clone()), &mut words[..used]);
             done = if used == 0 { Ok(()) } else { group.all_reduce_first(&mut words, used) };
             if done.is_err() {
                 break;
             }
-            for (index, at) in block.clone().enumerate() {
-                store(at, shape.round(&words[..used], index, block.len(), divide_by));
-            }
+            shape.round(&words[..used], block.len(), |index, number| store(block.start + index, number));
         }
         self.lock().push(words);
         done
@@ -189,6 +192,9 @@ fn marked(group: &Group, collective: Collective, data_type: DataType, op: Reduce
 
 /// The places that a block's numbers use (the lowest negated), and whether some are not finite.
 fn facts_of<T: Float>(block: impl Iterator<Item = T>) -> [i32; FACTS] {
+    if T::PRECISION <= <f32 as Float>::PRECISION {
+        return facts_of_singles(block.map(|number| number.value() as f32));
+    }
     let mut facts = [NO_PLACE, NO_PLACE, 0];
     for number in block {
         let value = number.value();
@@ -202,18 +208,39 @@ fn facts_of<T: Float>(block: impl Iterator<Item = T>) -> [i32; FACTS] {
     facts
 }
 
+/// The same of an `f32` and of what it holds, without branches, several at a time: the place of a bit is the exponent of the
+/// float that the bit is alone.
+fn facts_of_singles(block: impl Iterator<Item = f32>) -> [i32; FACTS] {
+    let exponent = |integer: i32| ((integer as f32).to_bits() >> 23) as i32 - 127;
+    block.fold([NO_PLACE, NO_PLACE, 0], |[top, bottom, special], number| {
+        let bits = number.to_bits() as i32;
+        let (field, fraction) = (bits >> 23 & 0xff, bits & 0x7f_ffff);
+        let mantissa = fraction | i32::from(field != 0) << 23;
+        let place = field.max(1) - 150;
+        let is_number = (mantissa != 0) & (field != 0xff);
+        let highest = if is_number { place + exponent(mantissa) + 1 } else { NO_PLACE };
+        let lowest = if is_number { -place - exponent(mantissa & -mantissa) } else { NO_PLACE };
+        [top.max(highest), bottom.max(lowest), special | i32::from(field == 0xff)]
+    })
+}
+
 /// How a block is expanded: digit by digit, all elements of one beside each other; then the counts, if there are any.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     window: Window,
     counts: bool,
+    divide_by: u32,
+    /// How to do it where that is possible without taking numbers apart.
+    quick: Option<Quick>,
 }
 
 impl Shape {
-    fn new(facts: &[i32]) -> Self {
+    fn new<T: Float>(facts: &[i32], divide_by: u32) -> Self {
         let empty = facts[0] == NO_PLACE;
         let window = if empty { Window::new(0, 0) } else { Window::new(-facts[1], facts[0]) };
-        Self { window, counts: facts[2] != 0 }
+        let counts = facts[2] != 0;
+        let quick = if counts { None } else { Quick::of::<T>(window, divide_by) };
+        Self { window, counts, divide_by, quick }
     }
 
     fn words(self, elements: usize) -> usize {
@@ -221,6 +248,9 @@ impl Shape {
     }
 
     fn expand<T: Float>(self, block: impl ExactSizeIterator<Item = T>, words: &mut [i64]) {
+        if let Some(quick) = self.quick {
+            return quick.expand(block, words);
+        }
         words.fill(0);
         let elements = block.len();
         let (digits, counts) = words.split_at_mut(self.window.digits * elements);
@@ -236,7 +266,15 @@ impl Shape {
         }
     }
 
-    fn round<T: Float>(self, words: &[i64], index: usize, elements: usize, divide_by: u32) -> T {
+    /// Calls `store` with the number of every element.
+    fn round<T: Float>(self, words: &[i64], elements: usize, mut store: impl FnMut(usize, T)) {
+        if let Some(quick) = self.quick {
+            return quick.round(words, elements, store);
+        }
+        (0..elements).for_each(|index| store(index, self.round_one(words, index, elements)));
+    }
+
+    fn round_one<T: Float>(self, words: &[i64], index: usize, elements: usize) -> T {
         let (digits, counts) = words.split_at(self.window.digits * elements);
         if let Some(&counted) = counts.get(index)
             && counted != 0
@@ -251,7 +289,7 @@ impl Shape {
             });
         }
         let sums = digits.iter().skip(index).step_by(elements.max(1)).copied();
-        match leading(self.window, sums, divide_by) {
+        match leading(self.window, sums, self.divide_by) {
             Some(Leading { negative, bits, place, more }) => nearest(negative, bits, place, more),
             None => T::from_value(0.0),
         }
@@ -264,18 +302,27 @@ mod tests {
 
     use super::*;
 
-    /// The exact sum of one column, without a group.
+    /// The exact sum of one column, without a group: the same in each way that there is.
     fn sum<T: Float>(column: &[T], divide_by: u32) -> T {
         let facts = column.iter().map(|number| facts_of(std::iter::once(*number)));
         let facts = facts.reduce(|a, b| std::array::from_fn(|k| a[k].max(b[k]))).expect("some");
-        let shape = Shape::new(&facts);
+        let shape = Shape::new::<T>(&facts, divide_by);
+        let [result, long] = [shape, Shape { quick: None, ..shape }].map(|shape| sum_in(shape, column));
+        let both = [result, long].map(|number| (number.value().is_nan(), number.value().to_bits()));
+        assert!(both[0] == both[1] || (both[0].0 && both[1].0), "{column:?}: {result:?} and {long:?}");
+        result
+    }
+
+    fn sum_in<T: Float>(shape: Shape, column: &[T]) -> T {
         let mut total = vec![0i64; shape.words(1)];
         for number in column {
             let mut words = vec![0; shape.words(1)];
             shape.expand(std::iter::once(*number), &mut words);
             total.iter_mut().zip(words).for_each(|(total, word)| *total += word);
         }
-        shape.round(&total, 0, 1, divide_by)
+        let mut result = T::from_value(0.0);
+        shape.round(&total, 1, |_, number| result = number);
+        result
     }
 
     #[test]
@@ -289,6 +336,21 @@ mod tests {
         assert_eq!(sum(&[F8E4M3::from_f32(448.0), F8E4M3::from_f32(16.0)], 1).to_f32(), 448.0);
         assert!(sum(&[F8E4M3::from_f32(448.0), F8E4M3::from_f32(18.0)], 1).is_nan());
         assert_eq!(sum(&[1.0f32, 0.0, 0.0], 3), 1.0 / 3.0);
+    }
+
+    #[test]
+    fn places_of_singles_are_those_of_their_parts() {
+        let edges = [0u32, 1, 2, 3, 0x7f_ffff, 0x80_0000, 0x80_0001, 0x7f7f_ffff, 0x7f80_0000, 0x7f80_0001];
+        let some = (0..1u32 << 16).map(|number| number.wrapping_mul(0x9e37_79b1));
+        for bits in edges.into_iter().chain(some) {
+            for number in [f32::from_bits(bits), -f32::from_bits(bits)] {
+                assert_eq!(
+                    facts_of([number].into_iter()),
+                    facts_of([f64::from(number)].into_iter()),
+                    "{bits:#x}"
+                );
+            }
+        }
     }
 
     #[test]
@@ -312,6 +374,27 @@ mod tests {
                 || (ours.is_nan() && expected.is_nan());
             prop_assert!(same(sum(&[a, b], 1), a + b));
             prop_assert!(same(sum(&[c, d], 1).into(), (c + d).into()));
+        }
+
+        #[test]
+        fn both_ways_give_the_same_for_numbers_that_lie_near_each_other(
+            bits in prop::collection::vec((0u32..1 << 24, -60i32..60, any::<bool>()), 1..40),
+            base in -150i32..104,
+            divide_by in 1u32..4097,
+        ) {
+            let column: Vec<f32> = bits
+                .iter()
+                .map(|&(mantissa, shift, negative)| {
+                    let magnitude = f64::from(mantissa) * 2f64.powi((base + shift).clamp(-149, 103));
+                    (if negative { -magnitude } else { magnitude }) as f32
+                })
+                .collect();
+            let half: Vec<_> = column.iter().map(|number| f16::from_f32(*number)).collect();
+            let wide: Vec<_> = column.iter().map(|number| f64::from(*number) * 2f64.powi(-700)).collect();
+            // That the two ways agree is asserted inside.
+            let (single, short, double) =
+                (sum(&column, divide_by), sum(&half, divide_by), sum(&wide, divide_by));
+            prop_assert!(!single.is_nan() && !double.is_nan() && (!short.is_nan() || half.iter().any(|number| !number.is_finite())));
         }
 
         #[test]

@@ -7,7 +7,8 @@
 //! * [`Reproducible::PerWorldSize`] takes only schedules whose every result is one and the same expression: the fold of all
 //!   contributions from rank 0 to the last, in one pass ([`Proof::folds_in_rank_order`](crate::verify::Proof)). The proof
 //!   of each schedule is asked, nothing is taken for granted about its generator. It costs the choice: with more than two
-//!   ranks `direct` is what is left, which moves no more bytes than the best but more messages; with two ranks nothing.
+//!   ranks `direct` is what is left, which moves no more bytes than the best but more messages, and `exchange` for short
+//!   parts; with two ranks it costs nothing.
 //! * [`Reproducible::Exact`] adds without rounding, in integers wide enough, and rounds once: the correctly rounded sum (or
 //!   average) of all contributions, whatever the number and order of ranks. See [`Exact`] for how and for the cost.
 //!
@@ -15,6 +16,7 @@
 
 mod digits;
 mod exact;
+mod quick;
 mod rounding;
 
 use std::fmt;

@@ -16,10 +16,36 @@ pub(super) trait Float: Element {
 
     /// Of a value that has no more bits than the type; what is too large becomes what the type makes of it.
     fn from_value(value: f64) -> Self;
+
+    /// The number nearest to `integer` times two to the power of `place`, within the normal numbers of `f64`; ties go to
+    /// even. An integer of no value is a positive zero.
+    #[inline]
+    fn of_integer(integer: i64, place: i32) -> Self {
+        match integer {
+            0 => Self::from_value(0.0),
+            _ => nearest(integer < 0, integer.unsigned_abs(), place, false),
+        }
+    }
+}
+
+/// A type to which the processor converts integers, rounding once.
+macro_rules! of_integer {
+    ($float:ty) => {
+        #[inline]
+        fn of_integer(integer: i64, place: i32) -> Self {
+            let number = (integer as Self) as f64 * power_of_two(place);
+            // Among the subnormal numbers it would have been rounded at a place that they do not have, unless it has no bits there.
+            if place >= Self::LOWEST || number.abs() >= f64::from(Self::MIN_POSITIVE) || integer == 0 {
+                number as Self
+            } else {
+                nearest(integer < 0, integer.unsigned_abs(), place, false)
+            }
+        }
+    };
 }
 
 macro_rules! float {
-    ($($float:ty, $precision:literal, $lowest:literal, $value:expr, $from:expr;)*) => {
+    ($($float:ty, $precision:literal, $lowest:literal, $value:expr, $from:expr $(, $of_integer:ident)?;)*) => {
         $(
             impl Float for $float {
                 const PRECISION: i32 = $precision;
@@ -36,14 +62,16 @@ macro_rules! float {
                     let from: fn(f64) -> Self = $from;
                     from(value)
                 }
+
+                $($of_integer!($float);)?
             }
         )*
     };
 }
 
 float!(
-    f64, 53, -1074, |number| number, |value| value;
-    f32, 24, -149, f64::from, |value| value as f32;
+    f64, 53, -1074, |number| number, |value| value, of_integer;
+    f32, 24, -149, f64::from, |value| value as f32, of_integer;
     f16, 11, -24, f16::to_f64, f16::from_f64;
     bf16, 8, -133, bf16::to_f64, bf16::from_f64;
     F8E4M3, 4, -9, |number| number.to_f32().into(), |value| F8E4M3::from_f32(value as f32);
@@ -81,7 +109,7 @@ fn scaled(bits: u64, place: i32) -> f64 {
 }
 
 /// Within the normal numbers.
-fn power_of_two(exponent: i32) -> f64 {
+pub(super) fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 

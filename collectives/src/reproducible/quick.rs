@@ -1,0 +1,124 @@
+//! Sums of at most two digits: what most calls are made of, by the processor's own conversions.
+//!
+//! A number of a window is an integer times two to the power of `low`, so its digits are what two conversions to integers give,
+//! without rounding. A sum of such digits is an integer of at most 115 bits. Of a long one the leading [`KEPT_BITS`] are kept,
+//! the lowest of them set where anything below is: *rounding to odd*, after which rounding once more, to fewer bits, gives what
+//! rounding once would (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding
+//! to odd", IEEE Transactions on Computers 57(4), 2008). That last rounding is the conversion of an integer to a float.
+
+use super::digits::{DIGIT_BITS, Window};
+use super::rounding::{Float, power_of_two};
+
+/// Bits of a sum that are kept, more than twice those of any mantissa that is rounded to after a division.
+const KEPT_BITS: u32 = 62;
+
+/// Windows that begin further from 1 are for others: scaled to integers, their numbers could leave the range of `f64`.
+const LOW_MAX: i32 = 900;
+
+/// Most bits of a mantissa for which a quotient of 64 bits by a number of ranks is long enough.
+const QUOTIENT_PRECISION_MAX: i32 = 32;
+
+/// How the sums of a block are taken in and given out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quick {
+    /// Place of the lowest bit of a sum.
+    low: i32,
+    has_high: bool,
+    /// Two to the power of minus `low`.
+    to_low: f64,
+    /// The same of the second digit.
+    to_high: f64,
+    /// Sums are divided by this, which is odd, and by two to the power of `halvings`.
+    divide_by: u64,
+    halvings: i32,
+}
+
+impl Quick {
+    /// For sums of `T` that are divided by at least 1; `None` when the window is too long, or they have to go the long way for
+    /// another reason.
+    pub(super) fn of<T: Float>(window: Window, divide_by: u32) -> Option<Self> {
+        let halvings = divide_by.trailing_zeros();
+        let odd = divide_by >> halvings;
+        let is_quick = (1..=2).contains(&window.digits)
+            && window.low.abs() <= LOW_MAX
+            && (odd == 1 || T::PRECISION <= QUOTIENT_PRECISION_MAX);
+        is_quick.then(|| Self {
+            low: window.low,
+            has_high: window.digits == 2,
+            to_low: power_of_two(-window.low),
+            to_high: power_of_two(-window.low - DIGIT_BITS as i32),
+            divide_by: odd.into(),
+            halvings: halvings as i32,
+        })
+    }
+
+    /// Stores the digits of numbers of the window, those of one place beside each other.
+    pub(super) fn expand<T: Float>(&self, numbers: impl ExactSizeIterator<Item = T>, words: &mut [i64]) {
+        let (lows, highs) = words.split_at_mut(numbers.len());
+        if !self.has_high {
+            for (number, low) in numbers.zip(lows) {
+                *low = nearest_integer(number.value() * self.to_low);
+            }
+            return;
+        }
+        let digit = power_of_two(DIGIT_BITS as i32);
+        for ((number, low), high) in numbers.zip(lows).zip(highs) {
+            let value = number.value();
+            let above = value * self.to_high;
+            // Rounded up, a long mantissa could give a digit that is one too large.
+            *high = if T::PRECISION < DIGIT_BITS as i32 { nearest_integer(above) } else { above as i64 };
+            *low = nearest_integer(value * self.to_low - *high as f64 * digit);
+        }
+    }
+
+    /// Calls `store` with every element of the result, of sums of such digits.
+    pub(super) fn round<T: Float>(&self, words: &[i64], elements: usize, mut store: impl FnMut(usize, T)) {
+        let (lows, highs) = words.split_at(elements);
+        if self.has_high {
+            for (index, (low, high)) in lows.iter().zip(highs).enumerate() {
+                store(index, self.round_one(*low, *high));
+            }
+        } else {
+            lows.iter().enumerate().for_each(|(index, low)| store(index, self.round_one(*low, 0)));
+        }
+    }
+
+    /// The number nearest to the sum or average.
+    #[inline(always)]
+    fn round_one<T: Float>(&self, low: i64, high: i64) -> T {
+        let (mut integer, mut place) = if self.has_high {
+            let (kept, excess) = to_odd(i128::from(low) + (i128::from(high) << DIGIT_BITS));
+            (kept, self.low + excess)
+        } else {
+            (low, self.low)
+        };
+        if self.divide_by > 1 {
+            // All the bits there are, so that the quotient has more than any mantissa.
+            let bits = integer.unsigned_abs();
+            let room = bits.leading_zeros() % u64::BITS;
+            let shifted = bits << room;
+            // By at least three, so the sign has room.
+            let left = u64::from(!shifted.is_multiple_of(self.divide_by));
+            let quotient = ((shifted / self.divide_by) | left) as i64;
+            (integer, place) = (if integer < 0 { -quotient } else { quotient }, place - room as i32);
+        }
+        T::of_integer(integer, place - self.halvings)
+    }
+}
+
+/// The integer nearest to a number of at most [`DIGIT_BITS`] bits. Added to a number whose lowest bit is worth one, of which it
+/// changes no other bits than those of the mantissa.
+#[inline]
+fn nearest_integer(number: f64) -> i64 {
+    const ONES: f64 = (3u64 << 51) as f64;
+    (number + ONES).to_bits().wrapping_sub(ONES.to_bits()) as i64
+}
+
+/// The integer rounded to odd, and by how many bits it was shortened.
+fn to_odd(sum: i128) -> (i64, i32) {
+    let bits = sum.unsigned_abs();
+    let excess = (u128::BITS - bits.leading_zeros()).saturating_sub(KEPT_BITS);
+    let more = bits & ((1 << excess) - 1) != 0;
+    let kept = (bits >> excess) as i64 | i64::from(more);
+    (if sum < 0 { -kept } else { kept }, excess as i32)
+}
