@@ -132,6 +132,16 @@ fn the_same_memory_again_any_slice_and_given_sizes_are_measured_and_right() {
 }
 
 #[test]
+fn sums_that_are_the_same_bits_again_are_measured_and_right() {
+    for (level, dtype) in [("per-world-size", "f32"), ("exact", "f32"), ("exact", "bf16")] {
+        let arguments = ["--fabric", "shm", "--ranks", "3", "--sizes", "96,192K", "--dtype", dtype];
+        let rows = rows(&[&arguments[..], &["--op", "avg", "--reproducible", level]].concat());
+        assert_eq!(rows.len(), 2);
+        assert!(rows.iter().all(|row| (row[2] == "exact") == (level == "exact")), "{level}: {rows:?}");
+    }
+}
+
+#[test]
 fn a_time_for_each_size_takes_the_place_of_iterations() {
     let output = bench(&["--fabric", "shm", "--sizes", "8,1M", "--time", "5", "--json"]);
     assert!(output.status.success(), "{output:?}");
@@ -170,7 +180,7 @@ fn a_table_has_a_head_and_a_row_for_each_size() {
 
 #[test]
 fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 21] = [
         (&["all-reduced"], "all-reduce reduce broadcast"),
         (&["--fabric", "smoke"], "shm tcp sim"),
         (
@@ -189,6 +199,7 @@ fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
         (&["send-recv", "--ranks", "1"], "send-recv"),
         (&["--sizes", "8,10"], "--sizes 10 is not a multiple of 4 bytes"),
         (&["--sizes", "8", "--max", "64"], "--sizes"),
+        (&["--reproducible", "always"], "no per-world-size exact"),
         (&["--memory", "borrowed"], "registered (or host) slice cuda"),
         (&["--fabric", "sim", "--reuse"], "leave them away with --fabric sim"),
         (&["--ranks", "-1"], "'-1' for '--ranks"),

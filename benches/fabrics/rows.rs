@@ -3,10 +3,12 @@
 /// Who does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Runner {
-    /// The command `pleach bench`, with this memory and element type.
+    /// The command `pleach bench`, with these arguments.
     Pleach {
-        memory: &'static str,
-        data_type: &'static str,
+        /// For heads of columns.
+        name: &'static str,
+        arguments: &'static [&'static str],
+        element_bytes: u8,
     },
     /// pleach's transport alone: puts of a few bytes into a peer's cell.
     Notice,
@@ -20,20 +22,26 @@ pub(crate) enum Runner {
 }
 
 /// pleach with memory that peers reach, in f32.
-pub(crate) const REGISTERED: Runner = Runner::Pleach { memory: "registered", data_type: "f32" };
+pub(crate) const REGISTERED: Runner = pleach("pleach", &[]);
 /// pleach with any memory of the caller's, in f32.
-pub(crate) const SLICE: Runner = Runner::Pleach { memory: "slice", data_type: "f32" };
-const BF16: Runner = Runner::Pleach { memory: "registered", data_type: "bf16" };
-const F16: Runner = Runner::Pleach { memory: "registered", data_type: "f16" };
+pub(crate) const SLICE: Runner = pleach("pleach slice", &["--memory", "slice"]);
+const BF16: Runner =
+    Runner::Pleach { name: "pleach bf16", arguments: &["--dtype", "bf16"], element_bytes: 2 };
+const F16: Runner = Runner::Pleach { name: "pleach f16", arguments: &["--dtype", "f16"], element_bytes: 2 };
+const PER_WORLD_SIZE: Runner = pleach("per world size", &["--reproducible", "per-world-size"]);
+const EXACT: Runner = pleach("exact", &["--reproducible", "exact"]);
+
+/// In f32.
+const fn pleach(name: &'static str, arguments: &'static [&'static str]) -> Runner {
+    Runner::Pleach { name, arguments, element_bytes: 4 }
+}
 
 impl Runner {
     /// For heads of columns.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Pleach { data_type: "bf16", .. } => "pleach bf16",
-            Self::Pleach { data_type: "f16", .. } => "pleach f16",
-            Self::Pleach { memory: "slice", .. } => "pleach slice",
-            Self::Pleach { .. } | Self::Notice => "pleach",
+            Self::Pleach { name, .. } => name,
+            Self::Notice => "pleach",
             Self::OpenMpi => "Open MPI",
             Self::Mpich => "MPICH",
             Self::Gloo => "Gloo",
@@ -44,7 +52,7 @@ impl Runner {
     /// Bytes of an element.
     pub(crate) fn element_bytes(self) -> f64 {
         match self {
-            Self::Pleach { data_type: "bf16" | "f16", .. } => 2.0,
+            Self::Pleach { element_bytes, .. } => element_bytes.into(),
             _ => 4.0,
         }
     }
@@ -202,8 +210,23 @@ pub(crate) fn rows(quick: bool) -> Vec<Row> {
         goals: vec![goal(BF16, REGISTERED, 0, END, 1.5), goal(F16, REGISTERED, 0, END, 1.5)],
         ..all_reduce("types", "", Fabric::Shm, 2, &[REGISTERED, BF16, F16])
     });
+    rows.extend(reproducible(&of(0, 16 * MIB)));
     rows.extend(collectives());
     rows
+}
+
+/// What it costs that results are the same bits again.
+fn reproducible(sizes: &[u64]) -> impl Iterator<Item = Row> {
+    [("reproducible2", 2), ("reproducible4", 4)].into_iter().map(|(name, ranks)| Row {
+        sizes: sizes.iter().copied().step_by(2).collect(),
+        ..all_reduce(
+            name,
+            &format!("shared memory, {ranks} ranks, by what results are the same bits again for"),
+            Fabric::Shm,
+            ranks,
+            &[REGISTERED, PER_WORLD_SIZE, EXACT],
+        )
+    })
 }
 
 /// The other collectives, at a few sizes.

@@ -40,7 +40,7 @@ pub(crate) fn run(peers: &Peers, row: &Row, runner: Runner, time_ms: u32) -> Out
                 Err(error) => Outcome { measured: Vec::new(), failure: Some(error) },
             };
         }
-        Runner::Pleach { memory, data_type } => Ok(pleach(row, memory, data_type, time_ms)),
+        Runner::Pleach { arguments, .. } => Ok(pleach(row, arguments, time_ms)),
         _ => peers.command(row, runner, time_ms),
     };
     match command {
@@ -53,20 +53,10 @@ pub(crate) fn run(peers: &Peers, row: &Row, runner: Runner, time_ms: u32) -> Out
 }
 
 /// The built command.
-fn pleach(row: &Row, memory: &str, data_type: &str, time_ms: u32) -> Command {
+fn pleach(row: &Row, arguments: &[&str], time_ms: u32) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
     let fabric = if row.fabric == Fabric::Shm { "shm" } else { "tcp" };
-    command.args([
-        "bench",
-        row.collective,
-        "--json",
-        "--fabric",
-        fabric,
-        "--memory",
-        memory,
-        "--dtype",
-        data_type,
-    ]);
+    command.args(["bench", row.collective, "--json", "--fabric", fabric]).args(arguments);
     command.args(["--ranks", &row.ranks.to_string(), "--time", &time_ms.to_string()]);
     if row.fabric == Fabric::Shm {
         command.arg("--pin");

@@ -10,6 +10,7 @@ use pleach::transport::clock;
 use pleach::transport::cuda::Stream;
 use pleach::{
     Collective, CollectiveError, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp,
+    Reproducible,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -184,7 +185,10 @@ impl<'a, T: Element> Bench<'a, T> {
         let in_sample = (self.slots.len() * self.times) as u32;
         let part_bytes = self.count * self.task.data_type.bytes();
         Ok(Measured {
-            algorithm: self.measured.algorithm_for(self.task.collective, part_bytes)?,
+            algorithm: match self.task.is_exact() {
+                true => Reproducible::Exact.to_string(),
+                false => self.measured.algorithm_for(self.task.collective, part_bytes)?,
+            },
             count: self.count,
             samples: samples.into_iter().map(|time| time / in_sample).collect(),
             errors: errors[0] as u64,

@@ -15,7 +15,7 @@ use pleach::collectives::topology::Topology;
 use pleach::collectives::wiring::Wiring;
 use pleach::collectives::{Access, CostModel, Way, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
-use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp};
+use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp, Reproducible};
 
 use super::CommandError;
 use super::launch::{WorldArguments, is_one_of_several, rank_count, rank_or_launch};
@@ -113,6 +113,10 @@ pub(crate) struct Arguments {
     /// process) or cuda (of a host's GPUs each rank has its turn)
     #[arg(long, value_name = "KIND", default_value = "registered")]
     memory: MemoryKind,
+    /// What sums of floats are the same bits again for: no (the same call), per-world-size (as many ranks) or exact (any order
+    /// and number of ranks)
+    #[arg(long, value_name = "LEVEL", default_value_t = Reproducible::No)]
+    reproducible: Reproducible,
     /// Run the iterations of a sample on the same memory, as other benchmarks do, not each on its own
     #[arg(long)]
     reuse: bool,
@@ -174,10 +178,19 @@ struct Task {
     /// For each size, about.
     time: Option<Duration>,
     memory: MemoryKind,
+    reproducible: Reproducible,
     reuse: bool,
 }
 
 impl Task {
+    /// Whether it is carried out by collectives of integers.
+    fn is_exact(&self) -> bool {
+        self.reproducible == Reproducible::Exact
+            && self.collective.reduces()
+            && self.data_type.is_float()
+            && matches!(self.op, ReduceOp::Sum | ReduceOp::Avg)
+    }
+
     /// Elements of a part for a size: as many as are whole on every rank.
     fn count(&self, bytes: u64) -> usize {
         (bytes / (u64::from(self.blocks()) * self.data_type.bytes() as u64)) as usize
@@ -310,9 +323,9 @@ fn task(arguments: &Arguments, ranks: u32, wiring: Option<&Arc<Wiring>>) -> Resu
     }
     // By name, as hosts that are not named are the group's. "auto" is none.
     let way = Algorithm::named(name, collective).ok().map(Way::from);
-    let Arguments { warmup, iterations, memory, reuse, .. } = *arguments;
+    let Arguments { warmup, iterations, memory, reproducible, reuse, .. } = *arguments;
     let time = arguments.time.map(|ms| Duration::from_millis(ms.into()));
-    Ok(Task { collective, data_type, op, ranks, way, warmup, iterations, time, memory, reuse })
+    Ok(Task { collective, data_type, op, ranks, way, warmup, iterations, time, memory, reproducible, reuse })
 }
 
 /// The collective with the root that was asked for.
@@ -342,6 +355,7 @@ fn measure_over(
     let mut options = Options::new(world.clone());
     options.topology = topology.cloned();
     options.fabric = choice;
+    options.reproducible = task.reproducible;
     options.observe.metrics = arguments.metrics.map(|address| address.0);
     let group = Group::join(&options).map_err(CommandError::joining)?;
     if arguments.pin {
@@ -385,10 +399,11 @@ fn expect_simulated(arguments: &Arguments) -> Result<(), CommandError> {
         || arguments.reuse
         || arguments.metrics.is_some()
         || arguments.time.is_some()
+        || arguments.reproducible != Reproducible::No
         || arguments.memory != MemoryKind::Registered
     {
         return Err(CommandError::usage(
-            "not simulated: --pin, --reuse, --time, --memory and --metrics are about real ranks; leave them away with --fabric sim",
+            "not simulated: --pin, --reuse, --reproducible, --time, --memory and --metrics are about real ranks; leave them away with --fabric sim",
         ));
     }
     Ok(())

@@ -298,6 +298,7 @@ mod tests {
             iterations: None,
             time: None,
             memory: MemoryKind::Registered,
+            reproducible: pleach::Reproducible::No,
             reuse: false,
         }
     }
