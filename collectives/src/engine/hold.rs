@@ -49,10 +49,12 @@ impl Run {
     /// Where links say how far lanes may be ahead of the slowest one: lets those go on that it has come near enough to. True when
     /// there were any.
     pub(super) fn catch_up(&mut self, plan: &Plan) -> bool {
-        let Some(pace) = &plan.program.pace else { return false };
+        if plan.lead == u32::MAX {
+            return false;
+        }
         let unfinished = self.lanes.iter().zip(&plan.lanes).filter(|(state, lane)| state.first < lane.chunks);
         let slowest = unfinished.map(|(state, _)| state.first).min();
-        let horizon = slowest.map_or(u32::MAX, |first| first.saturating_add(pace.lead));
+        let horizon = slowest.map_or(u32::MAX, |first| first.saturating_add(plan.lead));
         if horizon <= self.horizon {
             return false;
         }

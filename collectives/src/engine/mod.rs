@@ -27,6 +27,7 @@ mod layout;
 mod message;
 mod news;
 mod observed;
+mod outbox;
 mod places;
 mod plan;
 mod priority;

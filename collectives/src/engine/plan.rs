@@ -8,10 +8,11 @@ use super::counts::{Counts, CountsError};
 use super::header::INLINE_DATA_BYTES;
 use super::layout::Layout;
 use super::message::Record;
-use super::program::Program;
+use super::program::{OpProgram, Program};
 use super::short::Short;
 use super::signature::{Descriptor, Stream};
 use crate::Rank;
+use crate::generate::packed::Pace;
 use crate::observe::Shape;
 
 /// A program for so many elements of a type, reduced by an operation. See the module.
@@ -33,6 +34,10 @@ pub struct Plan {
     pub(super) lanes: Vec<LanePlan>,
     /// Steps of all chunks that can be under way.
     pub(super) states: u32,
+    /// How many chunks a lane may be ahead of the slowest one.
+    pub(super) lead: u32,
+    /// By rank: how many bytes of puts to it may be under way, where links set the pace; else empty.
+    pub(super) under_way_max: Vec<u64>,
     /// How it goes the short way, if it can.
     pub(super) short: Option<Short>,
 }
@@ -54,6 +59,22 @@ pub enum PlanError {
     /// The counts do not fit the schedule.
     #[error(transparent)]
     Counts(#[from] CountsError),
+}
+
+/// By rank: how many bytes of puts may be under way to it, when a chunk of every tree takes so long: as many as go there in a
+/// round trip at the pace of the links.
+fn in_round_trip(program: &Program, layout: &Layout, pace: &Pace, round_ns: u64) -> Vec<u64> {
+    let mut bytes = vec![0u64; program.ranks as usize];
+    for lane in &program.lanes {
+        let steps = &program.steps[lane.first_step as usize..(lane.first_step + lane.steps) as usize];
+        for step in steps {
+            if let OpProgram::Put(put) = &step.op {
+                bytes[put.to as usize] += layout.chunk_bytes(lane.block, 0) as u64;
+            }
+        }
+    }
+    let share = |bytes: u64| u128::from(bytes) * u128::from(pace.round_trip_ns) / u128::from(round_ns);
+    bytes.into_iter().map(|bytes| u64::try_from(share(bytes)).unwrap_or(u64::MAX)).collect()
 }
 
 impl Plan {
@@ -78,6 +99,13 @@ impl Plan {
             lanes.push(LanePlan { chunks: layout.chunks(lane.block), states });
             states += lane.steps * program.window;
         }
+        let chunks = lanes.iter().map(|lane| lane.chunks).max().unwrap_or(1);
+        let whole_bytes =
+            longest_bytes.unwrap_or(0) as u64 * u64::from(program.collective.parts(program.ranks));
+        let lead = program.pace.map_or(u32::MAX, |pace| pace.lead_of(whole_bytes, chunks));
+        let under_way_max = program.pace.map_or(Vec::new(), |pace| {
+            in_round_trip(&program, &layout, &pace, pace.round_ns(whole_bytes, chunks))
+        });
         let inline = !program.maps && chunk_bytes <= INLINE_DATA_BYTES;
         // Where lengths differ there is more to be compared than the short way looks at.
         let is_even = matches!(counts, Counts::Each(_));
@@ -95,6 +123,8 @@ impl Plan {
             layout,
             lanes,
             states,
+            lead,
+            under_way_max,
             program,
         })
     }
@@ -125,6 +155,11 @@ impl Plan {
                 paired.between(self.program.rank, peer).map_or(history, |between| between.mark(history))
             }
         }
+    }
+
+    /// Whether links set the pace of its calls.
+    pub(super) fn is_paced(&self) -> bool {
+        !self.under_way_max.is_empty()
     }
 
     /// Whether it is one for parts of these lengths; the descriptor says so only where there is but one length.

@@ -20,6 +20,7 @@ use super::ground::Ground;
 use super::header::Landing;
 use super::hold::Hold;
 use super::observed::Noted;
+use super::outbox::Outboxes;
 use super::plan::{LanePlan, Plan};
 use super::program::{LaneProgram, OpProgram};
 use super::short::Progress;
@@ -55,7 +56,7 @@ pub(super) struct LaneState {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Instance {
-    chunk: u32,
+    pub(super) chunk: u32,
     pub(super) program_counter: u32,
     remaining: u32,
     pub(super) hold: Hold,
@@ -121,6 +122,8 @@ pub(super) struct Run {
     /// Puts whose bytes were brought to where they are put from.
     pub(super) staged: Vec<At>,
     pub(super) spare_jobs: Vec<Job>,
+    /// Where links set the pace.
+    pub(super) outboxes: Outboxes,
     /// Bytes of chunks that were combined or copied in this lane's turn; at least [`TURN_BYTES`] when it is over.
     pub(super) turn_bytes: usize,
     /// A peer whose notice did not match, to be asked what it is doing.
@@ -155,6 +158,7 @@ impl Run {
             jobs: Vec::new(),
             staged: Vec::new(),
             spare_jobs: Vec::new(),
+            outboxes: Outboxes::default(),
             turn_bytes: 0,
             suspect: None,
             noted: Noted::default(),
@@ -179,7 +183,10 @@ impl Run {
         self.lanes.clear();
         self.lanes.resize(lanes, LaneState::default());
         self.lanes_left = lanes as u32;
-        self.horizon = plan.program.pace.map_or(u32::MAX, |pace| pace.lead);
+        self.horizon = plan.lead;
+        if plan.is_paced() {
+            self.outboxes.reset(&plan.under_way_max);
+        }
         if self.peers.len() != plan.program.ranks as usize {
             self.peers = (0..plan.program.ranks).map(|_| PeerState::default()).collect();
             self.touched.clear();
@@ -247,6 +254,9 @@ impl Run {
 
     fn advance_lanes(&mut self, plan: &Plan, ground: &mut Ground<'_>) -> Result<bool, Trouble> {
         let mut moved = !self.jobs.is_empty() && self.advance_jobs(plan, ground);
+        if plan.is_paced() {
+            moved |= self.send_waiting(plan, ground)?;
+        }
         for (lane_number, lane) in plan.program.lanes.iter().enumerate() {
             if self.lanes[lane_number].first < plan.lanes[lane_number].chunks
                 && self.may_advance(plan.program.window, ground, lane_number as u32)
@@ -343,7 +353,7 @@ impl Run {
         self.states[Self::state_index(plan, lane, at)] == UNDER_WAY
     }
 
-    fn instance(&mut self, plan: &Plan, at: At) -> &mut Instance {
+    pub(super) fn instance(&mut self, plan: &Plan, at: At) -> &mut Instance {
         &mut self.instances[(at.lane * plan.program.window + at.slot) as usize]
     }
 
@@ -410,7 +420,7 @@ impl Run {
         Ok(step_number != program_counter)
     }
 
-    fn complete(&mut self, plan: &Plan, at: At) {
+    pub(super) fn complete(&mut self, plan: &Plan, at: At) {
         let lane = &plan.program.lanes[at.lane as usize];
         let state = Self::state_index(plan, lane, at);
         debug_assert_eq!(self.states[state], UNDER_WAY);
@@ -422,7 +432,11 @@ impl Run {
     /// A transfer of this run ended well.
     pub(super) fn transfer_done(&mut self, id: TransferId) {
         let Some(plan) = self.plan.take() else { return };
-        self.complete(&plan, At::of(id));
+        let at = At::of(id);
+        if plan.is_paced() {
+            self.make_room(&plan, at);
+        }
+        self.complete(&plan, at);
         self.plan = Some(plan);
     }
 

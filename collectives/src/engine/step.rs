@@ -115,6 +115,20 @@ impl Run {
         if !self.is_staged(ground, site, put) {
             return Ok(Issue::Blocked);
         }
+        if !self.has_turn(site, put) {
+            return Ok(Issue::UnderWay);
+        }
+        self.submit(ground, site, put)
+    }
+
+    /// Gives the device a put that may go.
+    pub(super) fn submit(
+        &mut self,
+        ground: &mut Ground<'_>,
+        site: Site<'_>,
+        put: &PutProgram,
+    ) -> Result<Issue, Trouble> {
+        let bytes = site.bytes();
         let cell = self.cell(self.parameters.bank.notify_base, put.cell, site);
         let notice = Notice { cell, payload: self.payload(site.plan, ground, put.to, &[]) };
         let src = self.source(ground, site, put);
@@ -127,7 +141,13 @@ impl Run {
                     // Links serve first what comes first: all lanes have their first chunk before any has its second.
                     self.end_turn();
                 }
-                Ok(if submitted == Submitted::UnderWay { Issue::UnderWay } else { Issue::Complete })
+                if submitted != Submitted::UnderWay {
+                    return Ok(Issue::Complete);
+                }
+                if site.plan.is_paced() {
+                    self.outboxes.sent(put.to, bytes);
+                }
+                Ok(Issue::UnderWay)
             }
             Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
             Err(error) => Err(Trouble::Submit { peer: put.to, error }),

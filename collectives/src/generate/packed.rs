@@ -16,7 +16,8 @@
 //! Links serve whoever comes, and a tree whose chunks are soon there and back comes more often: it would take from others what the
 //! packing gives them, be through early, and leave links idle that only it can use. As all trees have as many chunks, it
 //! is enough that ranks let none get far ahead of the others ([`Pace::lead`]): over eight servers on a switch of which one has
-//! three quarters of its bandwidth left, an all-reduce then goes at 99 % of the bound instead of 89 %.
+//! three quarters of its bandwidth left, an all-reduce then goes at 99 % of the bound instead of 89 %. And of what waits for a
+//! link the oldest chunk goes first, whichever tree it is of ([`engine::outbox`](crate::engine)).
 
 use std::collections::BTreeMap;
 
@@ -81,14 +82,18 @@ pub struct Pace {
     pub latency_ns: u64,
     /// How long a byte is under way over the longest edge and a notice back, in nanoseconds.
     pub round_trip_ns: u64,
+    /// How long a chunk under way keeps its place in the window besides its turns on links, in nanoseconds: one round trip, but where
+    /// results come back the way that contributions went all of it.
+    pub held_ns: u64,
     /// What a chunk of every tree costs a rank besides its bytes, in nanoseconds; 0 where that is nothing.
     pub chunk_ns: u64,
     /// Chunks of a tree for each edge of the longest way, where they cost nothing.
     pub chunks_a_hop: u32,
     /// Chunks under way.
     pub window: u32,
-    /// By how many chunks a rank may be further with one tree than with another. Each rank sees to it by itself, and none waits for
-    /// ever: the least chunk that is incomplete anywhere may be begun everywhere.
+    /// By how many chunks a rank may be further with one tree than with another, besides those that latency takes
+    /// ([`Pace::lead_of`]). Each rank sees to it by itself, and none waits for ever: the least chunk that is incomplete anywhere may
+    /// be begun everywhere.
     pub lead: u32,
 }
 
@@ -195,8 +200,18 @@ impl PackedTrees {
             .clamp(*CHUNKS_A_HOP.start(), *CHUNKS_A_HOP.end());
         // Chunks of one tree come to a rank up to so many hops later than those of another; as much again for queues on the way.
         let lead = 2 * (window + hops);
-        let pace =
-            Pace { bytes_per_s, hops, latency_ns, round_trip_ns, chunk_ns, chunks_a_hop, window, lead };
+        let held_ns = if collective == Collective::AllReduce { latency_ns } else { round_trip_ns };
+        let pace = Pace {
+            bytes_per_s,
+            hops,
+            latency_ns,
+            round_trip_ns,
+            held_ns,
+            chunk_ns,
+            chunks_a_hop,
+            window,
+            lead,
+        };
         Ok(Self { collective, ranks, trees, pace, loss })
     }
 
@@ -242,6 +257,22 @@ impl PackedTrees {
 }
 
 impl Pace {
+    /// By how many chunks a rank may be further with one tree than with another, when so many bytes of the whole are cut into so
+    /// many chunks a tree: [`Pace::lead`], and those that pass a place while a byte is on the longest way.
+    #[must_use]
+    pub fn lead_of(&self, bytes: u64, chunks: u32) -> u32 {
+        let under_way = self.latency_ns / self.round_ns(bytes, chunks);
+        self.lead.saturating_add(u32::try_from(under_way).unwrap_or(u32::MAX))
+    }
+
+    /// How long a chunk of every tree takes, when so many bytes of the whole are cut into so many; at least 1, in nanoseconds.
+    #[must_use]
+    pub fn round_ns(&self, bytes: u64, chunks: u32) -> u64 {
+        let bytes_in_s = u128::from(self.bytes_per_s.max(1)) * u128::from(chunks.max(1));
+        let nanos = u128::from(bytes) * 1_000_000_000 / bytes_in_s;
+        u64::try_from(nanos).unwrap_or(u64::MAX).max(1)
+    }
+
     /// Into how many chunks a message of so many bytes of the whole is best cut: as many as make the way through the first
     /// of them short beside the whole, but not so many that they cost more than they save (the square root of the formula
     /// for pipelines), or that the window does not cover a round trip.
@@ -256,7 +287,7 @@ impl Pace {
         };
         // A chunk is at its receiver for about two turns besides the round trip.
         let covered = u64::from(self.window.saturating_sub(2).max(1));
-        let shortest_ns = (self.round_trip_ns / covered).max(1);
+        let shortest_ns = (self.held_ns / covered).max(1);
         wanted.min(nanos / shortest_ns).max(1)
     }
 }
