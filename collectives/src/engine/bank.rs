@@ -59,6 +59,10 @@ pub const CELLS: usize = (LARGE_CELLS_BASE + LARGE_BANKS as u32 * LARGE_CELLS) a
 
 const ALIGN_BYTES: usize = 64;
 
+/// Chunks of blocks of different shares are rounded up to the alignment, as are the ends of blocks: by so much a chunk may be longer
+/// than its block's share of the longest.
+const UNIT_SPARE_BYTES: usize = 2 * ALIGN_BYTES;
+
 /// How a run uses banks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
@@ -111,20 +115,22 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
     let whole =
         if longest <= INLINE_DATA_BYTES { INLINE_DATA_BYTES } else { longest.next_multiple_of(ALIGN_BYTES) };
     let slots = u64::from(program.slots);
-    let (class, cells_max, scratch_bytes, chunk_max) =
-        if Stream::of(program.collective) != Stream::Collectives {
-            match message_class(program) {
-                Class::EagerMessage => (Class::EagerMessage, 1, EAGER_SCRATCH_BYTES, whole),
-                class => (class, MESSAGE_CELLS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES),
-            }
-        } else if program.cells <= SMALL_CELLS && slots * whole as u64 <= SMALL_SCRATCH_BYTES {
-            (Class::Small, SMALL_CELLS, SMALL_SCRATCH_BYTES, whole)
-        } else {
-            let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
-            let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
-            (Class::Large, LARGE_CELLS, LARGE_SCRATCH_BYTES, chunk_max)
-        };
-    let room = (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES;
+    let (class, cells_max, scratch_bytes, chunk_max) = if Stream::of(program.collective)
+        != Stream::Collectives
+    {
+        match message_class(program) {
+            Class::EagerMessage => (Class::EagerMessage, 1, EAGER_SCRATCH_BYTES, whole),
+            class => (class, MESSAGE_CELLS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES),
+        }
+    } else if program.cells <= SMALL_CELLS && slots * unit_bytes(program, whole) as u64 <= SMALL_SCRATCH_BYTES
+    {
+        (Class::Small, SMALL_CELLS, SMALL_SCRATCH_BYTES, whole)
+    } else {
+        let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
+        let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
+        (Class::Large, LARGE_CELLS, LARGE_SCRATCH_BYTES, chunk_max)
+    };
+    let room = longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES);
     let fits = program.cells <= cells_max
         && room >= ALIGN_BYTES
         && program.window <= WINDOW_MAX
@@ -146,6 +152,23 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
         return Err(TooLarge { cells: program.cells, slots: program.slots, cells_max, slots_max });
     }
     Ok((chunk, class))
+}
+
+/// Bytes of a unit of scratch, when a chunk of the largest block is so long: where blocks have units in proportion to their share,
+/// with room for what lengths are rounded up by.
+pub(super) fn unit_bytes(program: &Program, chunk_bytes: usize) -> usize {
+    match program.largest_size as usize {
+        1 => chunk_bytes,
+        size => chunk_bytes.div_ceil(size).next_multiple_of(ALIGN_BYTES) + UNIT_SPARE_BYTES,
+    }
+}
+
+/// The longest chunk of the largest block whose units are no longer than so many bytes, a multiple of the alignment.
+fn longest_in(program: &Program, unit_bytes: usize) -> usize {
+    match program.largest_size as usize {
+        1 => unit_bytes,
+        size => unit_bytes.saturating_sub(UNIT_SPARE_BYTES) * size,
+    }
 }
 
 fn message_class(program: &Program) -> Class {

@@ -44,8 +44,13 @@ struct BlockAt {
 
 impl Layout {
     /// With chunks of `chunk_bytes` (a multiple of the element size and of the alignment), or of at most that where all
-    /// blocks are to have as many.
-    pub(super) fn new(program: &Program, counts: &Counts, element_bytes: usize, chunk_bytes: usize) -> Self {
+    /// blocks are to have as many; none longer than the units of scratch that its block has.
+    pub(super) fn new(
+        program: &Program,
+        counts: &Counts,
+        element_bytes: usize,
+        (chunk_bytes, unit_bytes): (usize, usize),
+    ) -> Self {
         let lengths = match counts {
             Counts::Each(count) => Lengths::Each { part_bytes: count * element_bytes },
             Counts::Listed(list) => Lengths::Listed { starts: starts(list, element_bytes) },
@@ -65,7 +70,8 @@ impl Layout {
             let end = boundary(bytes, cut.before + cut.weight, cut.total);
             let bytes = end - start;
             let even = chunks.map(|chunks| bytes.div_ceil(chunks).next_multiple_of(ALIGN_BYTES));
-            let chunk_bytes = even.unwrap_or(chunk_bytes).clamp(1, chunk_bytes);
+            let most = chunk_bytes.min(cut.size as usize * unit_bytes);
+            let chunk_bytes = even.unwrap_or(chunk_bytes).clamp(1, most);
             layout.blocks.push(BlockAt { part: cut.part, start, bytes, chunk_bytes });
         }
         layout

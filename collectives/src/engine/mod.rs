@@ -36,6 +36,7 @@ mod records;
 mod run;
 mod short;
 mod signature;
+mod slots;
 mod step;
 mod trouble;
 mod waiting;

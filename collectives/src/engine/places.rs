@@ -176,5 +176,7 @@ fn offset(site: Site<'_>, place: PlaceAt) -> usize {
 
 /// Where the chunk's instance of a slot begins in its bank, in bytes.
 fn slot_offset(site: Site<'_>, slot: u32) -> u64 {
-    u64::from(slot * site.plan.program.window + site.at.slot) * site.plan.chunk_bytes as u64
+    let program = &site.plan.program;
+    let size = program.blocks[site.lane.block as usize].size;
+    u64::from(slot * program.window + site.at.slot * size) * site.plan.unit_bytes as u64
 }

@@ -25,7 +25,8 @@ pub struct Plan {
     pub(super) signature: u64,
     pub(super) stream: Stream,
     pub(super) class: Class,
-    pub(super) chunk_bytes: usize,
+    /// What the slots of scratch are made of.
+    pub(super) unit_bytes: usize,
     pub(super) layout: Layout,
     /// What its calls are counted with.
     pub(super) shape: Shape,
@@ -90,7 +91,8 @@ impl Plan {
         let element_bytes = descriptor.data_type.bytes();
         let longest_bytes = counts.longest().map(|count| count * element_bytes);
         let (chunk_bytes, class) = bank::chunking(&program, longest_bytes)?;
-        let layout = Layout::new(&program, &counts, element_bytes, chunk_bytes);
+        let unit_bytes = bank::unit_bytes(&program, chunk_bytes);
+        let layout = Layout::new(&program, &counts, element_bytes, (chunk_bytes, unit_bytes));
         let place = (program.rank, program.ranks);
         let shape = Shape::new(program.collective, &program.algorithm, place, &counts, element_bytes);
         let mut states = 0;
@@ -109,7 +111,8 @@ impl Plan {
         let inline = !program.maps && chunk_bytes <= INLINE_DATA_BYTES;
         // Where lengths differ there is more to be compared than the short way looks at.
         let is_even = matches!(counts, Counts::Each(_));
-        let short = if is_even { Short::of(&program, &layout, chunk_bytes, &descriptor) } else { None };
+        let short =
+            if is_even { Short::of(&program, &layout, (chunk_bytes, unit_bytes), &descriptor) } else { None };
         Ok(Self {
             signature: descriptor.signature(program.schedule_hash, chunk_bytes),
             stream: Stream::of(program.collective),
@@ -118,7 +121,7 @@ impl Plan {
             descriptor,
             counts,
             class,
-            chunk_bytes,
+            unit_bytes,
             shape,
             layout,
             lanes,
@@ -178,5 +181,55 @@ impl Plan {
     #[must_use]
     pub fn program(&self) -> &Arc<Program> {
         &self.program
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Collective, DataType, ReduceOp};
+    use crate::cost::Platform;
+    use crate::group::Planner;
+    use crate::topology::preset;
+    use crate::wiring::Wiring;
+
+    #[test]
+    fn trees_of_all_weights_have_as_many_chunks_each_no_longer_than_the_scratch_of_its_own() {
+        for (name, differ) in [("mi250:1", true), ("dgx-1v", true), ("torus:3x5", false), ("mesh:4", false)] {
+            let wiring = Arc::new(Wiring::new(preset(name).expect("a preset")));
+            let mut planner = Planner::new(0, Platform::wired(wiring), None);
+            let mut sizes = 1;
+            for bytes in [4 << 10, 1 << 20, 100_000_004, 256 << 20] {
+                let collective = Collective::AllReduce;
+                let program = planner.program(collective, bytes, None).expect("there is one");
+                let count = bytes / 4;
+                let descriptor = Descriptor {
+                    collective,
+                    amount: Counts::Each(count).amount(),
+                    data_type: DataType::F32,
+                    op: ReduceOp::Sum,
+                    tag: 0,
+                };
+                let plan = Plan::new(program, descriptor, Counts::Each(count)).expect("it fits");
+                let program = &plan.program;
+                sizes = sizes.max(program.largest_size);
+                let chunks: Vec<u32> = plan.lanes.iter().map(|lane| lane.chunks).collect();
+                let most = chunks.iter().max().expect("some");
+                // Rounding takes a few chunks of the shortest blocks.
+                assert!(
+                    chunks.iter().all(|chunks| chunks <= most && *chunks * 10 >= most * 9 || bytes < 1 << 20),
+                    "{name}: {chunks:?}"
+                );
+                for lane in &program.lanes {
+                    let room = program.blocks[lane.block as usize].size as usize * plan.unit_bytes;
+                    assert!(plan.layout.chunk_bytes(lane.block, 0) <= room, "{name}, {bytes} bytes");
+                }
+                assert!(
+                    u64::from(program.slots) * plan.unit_bytes as u64 <= 16 << 20,
+                    "{name}, {bytes} bytes"
+                );
+            }
+            assert_eq!(sizes > 1, differ, "{name}: whether trees have several weights");
+        }
     }
 }

@@ -3,13 +3,11 @@
 //! **Invariant:** the numbering is a function of the schedule alone, so every rank computes the same for itself and for
 //! its peers: a sender knows the cell and the scratch slot at its target without being told.
 //!
-//! Cells of a sender at a target are numbered in the order of (block, cell). Scratch slots of a rank are numbered block by
-//! block: first its schedule's slots, then a window of the shared input and output, where peers touch these (one for both:
-//! `verify` allows it, and half as much memory passes through the cache); after all of them come the rank's own bounce slots
-//! (sources of puts in memory that is not registered).
+//! Cells of a sender at a target are numbered in the order of (block, cell); for scratch slots see [`super::slots`].
 
 use std::collections::BTreeMap;
 
+use super::slots::{Slots, bounces, most_units, size_by_share};
 use crate::Rank;
 use crate::collective::Collective;
 use crate::generate::packed::Pace;
@@ -40,8 +38,10 @@ pub struct Program {
     pub(super) waits: Vec<(Rank, u32, u32)>,
     /// Most cells any rank keeps for one peer, times the window.
     pub(super) cells: u32,
-    /// Most slots any rank has, times the window.
+    /// Most units of scratch any rank's slots take, times the window.
     pub(super) slots: u32,
+    /// Units that a slot of the largest block takes.
+    pub(super) largest_size: u32,
     /// Where the number of chunks follows from links: then all blocks have as many, each of its own size.
     pub(super) pace: Option<Pace>,
     /// How long chunks are at most, where that was asked for.
@@ -68,6 +68,8 @@ pub(super) struct Cut {
     pub(super) weight: u64,
     /// Of all blocks of the part.
     pub(super) total: u64,
+    /// Units of scratch that a chunk of it takes: in proportion to its share where chunks are.
+    pub(super) size: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +119,8 @@ pub(super) struct PutProgram {
     pub(super) bounce: u32,
 }
 
-/// A place with its slot number; for shared parts the slot is that of the window which stands in for them.
+/// A place with its slot, in units of scratch from the first one on; for shared parts the slot is that of the window which stands
+/// in for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlaceAt {
     pub(super) rank: Rank,
@@ -127,81 +130,6 @@ pub(super) struct PlaceAt {
 
 /// No slot: the part needs none.
 pub(super) const NO_SLOT: u32 = u32::MAX;
-
-/// The scratch slots of every rank.
-struct Slots {
-    /// By rank and block: where its slots begin and which windows follow them.
-    at: BTreeMap<(Rank, BlockId), BlockSlots>,
-    /// By rank: how many in all.
-    count: Vec<u32>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct BlockSlots {
-    base: u32,
-    scratch: u32,
-    shared: bool,
-}
-
-impl BlockSlots {
-    fn slot(self, part: Part) -> u32 {
-        match part {
-            Part::Input | Part::Output => NO_SLOT,
-            Part::Scratch(slot) => self.base + u32::from(slot),
-            Part::SharedInput | Part::SharedOutput => self.base + self.scratch,
-        }
-    }
-
-    fn touch(&mut self, part: Part) {
-        match part {
-            Part::Input | Part::Output => {}
-            Part::Scratch(slot) => self.scratch = self.scratch.max(u32::from(slot) + 1),
-            Part::SharedInput | Part::SharedOutput => self.shared = true,
-        }
-    }
-
-    fn len(self) -> u32 {
-        self.scratch + u32::from(self.shared)
-    }
-}
-
-/// Every place an operation of `rank` touches.
-fn places(rank: Rank, op: &Op) -> impl Iterator<Item = Place> + '_ {
-    let (put, reduce): (Option<[Place; 2]>, Option<_>) = match op {
-        Op::Put { to, src, dst, .. } => {
-            (Some([Place { rank, part: *src }, Place { rank: *to, part: *dst }]), None)
-        }
-        Op::Reduce { from, into } => (None, Some(from.iter().chain(into).copied())),
-        Op::Notify { .. } | Op::Wait { .. } => (None, None),
-    };
-    put.into_iter().flatten().chain(reduce.into_iter().flatten())
-}
-
-impl Slots {
-    fn new(schedule: &Schedule) -> Self {
-        let mut at: BTreeMap<(Rank, BlockId), BlockSlots> = BTreeMap::new();
-        for (rank, lanes) in schedule.programs.iter().enumerate() {
-            for lane in lanes {
-                for place in lane.steps.iter().flat_map(|step| places(rank as Rank, &step.op)) {
-                    if !matches!(place.part, Part::Input | Part::Output) {
-                        at.entry((place.rank, lane.block)).or_default().touch(place.part);
-                    }
-                }
-            }
-        }
-        let mut count = vec![0; schedule.programs.len()];
-        for ((rank, _), slots) in &mut at {
-            slots.base = count[*rank as usize];
-            count[*rank as usize] += slots.len();
-        }
-        Self { at, count }
-    }
-
-    fn place(&self, place: Place, block: BlockId) -> PlaceAt {
-        let slot = self.at.get(&(place.rank, block)).map_or(NO_SLOT, |slots| slots.slot(place.part));
-        PlaceAt { rank: place.rank, part: place.part, slot }
-    }
-}
 
 /// The cells of one pair of ranks, in the order of their numbers.
 type PairCells = BTreeMap<(BlockId, Cell), u32>;
@@ -246,8 +174,25 @@ impl Program {
     /// `rank`'s share of what was proved; `algorithm` is how people call it.
     #[must_use]
     pub fn new(proof: &Proof, rank: Rank, algorithm: &str) -> Self {
+        Self::of(proof, rank, algorithm, cuts(proof.schedule()))
+    }
+
+    /// The same with as many chunks of each block as suits links of this pace.
+    #[must_use]
+    pub fn paced(proof: &Proof, rank: Rank, algorithm: &str, pace: Pace) -> Self {
+        let mut cuts = cuts(proof.schedule());
+        size_by_share(proof.schedule(), &mut cuts);
+        let mut program = Self::of(proof, rank, algorithm, cuts);
+        let mut hasher = super::signature::Hasher64::default();
+        std::hash::Hash::hash(&(program.schedule_hash, pace), &mut hasher);
+        program.schedule_hash = std::hash::Hasher::finish(&hasher);
+        program.pace = Some(pace);
+        program
+    }
+
+    fn of(proof: &Proof, rank: Rank, algorithm: &str, cuts: Vec<Cut>) -> Self {
         let schedule = proof.schedule();
-        let slots = Slots::new(schedule);
+        let slots = Slots::new(schedule, &cuts);
         let (outgoing, incoming, pair_cells) = number_cells(schedule, rank);
         let mut builder = Builder {
             slots: &slots,
@@ -256,6 +201,7 @@ impl Program {
             proof,
             rank,
             bounce: slots.count[rank as usize],
+            cuts: &cuts,
             own_blocks: BTreeMap::new(),
             lanes: Vec::new(),
             steps: Vec::new(),
@@ -265,23 +211,19 @@ impl Program {
         for (lane, program) in schedule.programs[rank as usize].iter().enumerate() {
             builder.lane(lane, program);
         }
-        // Bounce slots are the own rank's affair, but the size of a bank must be the same everywhere: count the
-        // largest number that any rank can need.
-        let used =
-            slots.count.iter().zip(&schedule.programs).map(|(slots, lanes)| slots + bounce_count(lanes));
-        let most_slots = used.max().unwrap_or(0);
+        let most_slots = most_units(schedule, &slots, &cuts);
         let maps = schedule.programs.iter().enumerate().any(|(own, lanes)| {
             lanes.iter().flat_map(|lane| &lane.steps).any(|step| {
                 matches!(&step.op, Op::Reduce { from, into }
                     if from.iter().chain(into).any(|place| place.rank != own as Rank))
             })
         });
-        let cuts = cuts(schedule);
         let largest = cuts.iter().max_by(|one, other| {
             let share = |cut: &Cut, total: u64| u128::from(cut.weight) * u128::from(total);
             share(one, other.total).cmp(&share(other, one.total))
         });
         let largest_share = largest.map_or((1, 1, 1), |cut| (cut.weight, cut.total, cuts.len()));
+        let largest_size = cuts.iter().map(|cut| cut.size).max().unwrap_or(1);
         let mut waits: Vec<(Rank, u32, u32)> = (0..)
             .zip(&builder.lanes)
             .flat_map(|(number, lane)| {
@@ -312,6 +254,7 @@ impl Program {
             waits,
             cells: pair_cells * schedule.window,
             slots: most_slots * schedule.window,
+            largest_size,
             pace: None,
             chunk_bytes: None,
             chunk_bytes_max: None,
@@ -328,16 +271,6 @@ impl Program {
     #[must_use]
     pub fn in_chunks_up_to(mut self, bytes: usize) -> Self {
         self.chunk_bytes_max = Some(bytes);
-        self
-    }
-
-    /// The same program with as many chunks of each block as suits links of this pace.
-    #[must_use]
-    pub fn paced(mut self, pace: Pace) -> Self {
-        let mut hasher = super::signature::Hasher64::default();
-        std::hash::Hash::hash(&(self.schedule_hash, pace), &mut hasher);
-        self.schedule_hash = std::hash::Hasher::finish(&hasher);
-        self.pace = Some(pace);
         self
     }
 
@@ -393,16 +326,11 @@ fn cuts(schedule: &Schedule) -> Vec<Cut> {
     for block in &schedule.blocks {
         let before = &mut weights[block.part as usize];
         let weight = u64::from(block.weight);
-        cuts.push(Cut { part: block.part, before: *before, weight, total: 0 });
+        cuts.push(Cut { part: block.part, before: *before, weight, total: 0, size: 1 });
         *before += weight;
     }
     cuts.iter_mut().for_each(|cut| cut.total = weights[cut.part as usize]);
     cuts
-}
-
-fn bounce_count(lanes: &[crate::schedule::Lane]) -> u32 {
-    let steps = lanes.iter().flat_map(|lane| &lane.steps);
-    steps.filter(|step| matches!(step.op, Op::Put { src: Part::Input | Part::Output, .. })).count() as u32
 }
 
 struct Builder<'a> {
@@ -412,6 +340,7 @@ struct Builder<'a> {
     proof: &'a Proof,
     rank: Rank,
     bounce: u32,
+    cuts: &'a [Cut],
     own_blocks: BTreeMap<BlockId, u32>,
     lanes: Vec<LaneProgram>,
     steps: Vec<StepProgram>,
@@ -441,12 +370,11 @@ impl Builder<'_> {
                 OpProgram::Notify { to: *to, cell: self.outgoing[to][&(block, *cell)] }
             }
             Op::Put { to, src, dst, cell } => {
-                let bounce = if matches!(src, Part::Input | Part::Output) {
-                    self.bounce += 1;
-                    self.bounce - 1
-                } else {
-                    NO_SLOT
-                };
+                let mut bounce = NO_SLOT;
+                if bounces(op) {
+                    bounce = self.bounce;
+                    self.bounce += self.cuts[block as usize].size;
+                }
                 OpProgram::Put(PutProgram {
                     to: *to,
                     cell: self.outgoing[to][&(block, *cell)],

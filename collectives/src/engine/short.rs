@@ -87,7 +87,7 @@ impl Short {
     pub(super) fn of(
         program: &Program,
         layout: &Layout,
-        chunk_bytes: usize,
+        (chunk_bytes, unit_bytes): (usize, usize),
         descriptor: &Descriptor,
     ) -> Option<Self> {
         let is_inline = !program.maps && chunk_bytes <= INLINE_DATA_BYTES;
@@ -103,7 +103,7 @@ impl Short {
                 match place.part {
                     Part::Input | Part::SharedInput => Spot::Input(at()),
                     Part::Output | Part::SharedOutput => Spot::Output(at()),
-                    Part::Scratch(_) => Spot::Scratch((place.slot * program.window) as usize * chunk_bytes),
+                    Part::Scratch(_) => Spot::Scratch((place.slot * program.window) as usize * unit_bytes),
                 }
             };
             let spots = |range: (u32, u32)| {
@@ -115,7 +115,7 @@ impl Short {
                     ShortStep::Send { to: *to, cell: *cell, from: Spot::Scratch(0), into: None, bytes: 0 }
                 }
                 OpProgram::Put(put) => {
-                    let at = (put.dst.slot * program.window) as usize * chunk_bytes;
+                    let at = (put.dst.slot * program.window) as usize * unit_bytes;
                     let into = (!is_inline).then_some(at);
                     ShortStep::Send { to: put.to, cell: put.cell, from: spot(&put.src), into, bytes }
                 }

@@ -42,6 +42,10 @@ const CHUNKS_A_HOP_OF_ALL: u32 = 2048;
 /// The same of one tree, at least and at most.
 const CHUNKS_A_HOP: std::ops::RangeInclusive<u32> = 16..=128;
 
+/// Chunks of a window that are to be under way at least, besides those that take their turns on links: with fewer the chunks are so
+/// long that filling the pipeline takes more than waiting.
+const COVERED_CHUNKS_MIN: u32 = 3;
+
 /// The chunk has come, or may be read.
 const DATA: Cell = Cell(1);
 /// The chunk may come, or has been read.
@@ -85,6 +89,9 @@ pub struct Pace {
     /// How long a chunk under way keeps its place in the window besides its turns on links, in nanoseconds: one round trip, but where
     /// results come back the way that contributions went all of it.
     pub held_ns: u64,
+    /// How many turns it takes on links meanwhile: in each, a chunk of every tree goes over every link. About two at its receiver; where
+    /// it goes all the way up and down another one for four hops, as of what waits the oldest chunk goes first.
+    pub held_turns: u32,
     /// What a chunk of every tree costs a rank besides its bytes, in nanoseconds; 0 where that is nothing.
     pub chunk_ns: u64,
     /// Chunks of a tree for each edge of the longest way, where they cost nothing.
@@ -200,13 +207,15 @@ impl PackedTrees {
             .clamp(*CHUNKS_A_HOP.start(), *CHUNKS_A_HOP.end());
         // Chunks of one tree come to a rank up to so many hops later than those of another; as much again for queues on the way.
         let lead = 2 * (window + hops);
-        let held_ns = if collective == Collective::AllReduce { latency_ns } else { round_trip_ns };
+        let (held_ns, held_turns) =
+            if collective == Collective::AllReduce { (latency_ns, 2 + hops / 4) } else { (round_trip_ns, 2) };
         let pace = Pace {
             bytes_per_s,
             hops,
             latency_ns,
             round_trip_ns,
             held_ns,
+            held_turns,
             chunk_ns,
             chunks_a_hop,
             window,
@@ -285,8 +294,8 @@ impl Pace {
             0 => hops * u64::from(self.chunks_a_hop),
             cost => ((u128::from(hops) * u128::from(nanos) / u128::from(cost)) as u64).isqrt(),
         };
-        // A chunk is at its receiver for about two turns besides the round trip.
-        let covered = u64::from(self.window.saturating_sub(2).max(1));
+        let least = COVERED_CHUNKS_MIN.min(self.window.saturating_sub(2)).max(1);
+        let covered = u64::from(self.window.saturating_sub(self.held_turns).max(least));
         let shortest_ns = (self.held_ns / covered).max(1);
         wanted.min(nanos / shortest_ns).max(1)
     }

@@ -360,10 +360,11 @@ impl Planner {
         }
         let proof = self.proof(&key.0)?;
         let algorithm = &key.0.1;
-        let mut program = Program::new(&proof, self.rank, &algorithm.to_string());
-        if let Algorithm::Packed(Some(trees)) = algorithm {
-            program = program.paced(*trees.pace());
-        }
+        let name = algorithm.to_string();
+        let mut program = match algorithm {
+            Algorithm::Packed(Some(trees)) => Program::paced(&proof, self.rank, &name, *trees.pace()),
+            _ => Program::new(&proof, self.rank, &name),
+        };
         if self.untouched_by_host && key.0.2 == Access::Mapped {
             program = program.in_chunks_up_to(GPU_CHUNK_BYTES);
         }

@@ -282,6 +282,7 @@ fn chunks_are_more_for_longer_ways_and_no_shorter_than_the_window_covers() {
         latency_ns: 4_000,
         round_trip_ns: 2_000,
         held_ns: 2_000,
+        held_turns: 2,
         chunk_ns: 0,
         chunks_a_hop: 64,
         window: 8,
@@ -296,6 +297,11 @@ fn chunks_are_more_for_longer_ways_and_no_shorter_than_the_window_covers() {
     assert_eq!(Pace { chunk_ns: 4_000_000, ..pace }.chunks(1_000_000_000), 31);
     // An all-reduce holds its place until the result is there.
     assert_eq!(Pace { held_ns: 4_000, ..pace }.chunks(10_000), 10_000 / 666);
+    assert_eq!(
+        Pace { held_turns: 5, ..pace }.chunks(10_000),
+        10_000 / 666,
+        "three of eight chunks are under way"
+    );
     // A chunk of 100 ns; 40 of them pass while one is under way.
     assert_eq!(pace.lead_of(10_000, 100), 28 + 40);
     assert_eq!(pace.lead_of(1 << 40, 100), 28);
