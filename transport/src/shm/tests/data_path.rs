@@ -58,6 +58,9 @@ impl Traffic {
         // Held to the end of the process: a dropped region would be refused.
         std::mem::forget(region);
         zero.until("the region", |zero| zero.device.map(1, &target).is_ok());
+        // News of a region may take memory, and would come in the midst of the traffic.
+        let own = source.remote();
+        one.until("the other region", |one| one.device.map(0, &own).is_ok());
         Self { stations: [zero, one], events: Vec::with_capacity(64), source, target }
     }
 
