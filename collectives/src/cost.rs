@@ -238,20 +238,11 @@ impl Platform {
     /// These hosts, before anything has been measured. Where nothing maps, all links are taken to be alike.
     #[must_use]
     pub fn new(hosts: HostMap, access: Access) -> Self {
-        match access {
-            Access::Put => Self {
-                hosts,
-                access,
-                near: CostModel::TCP,
-                far: CostModel::TCP,
-                wiring: None,
-                counted: Counted::default(),
-            },
-            Access::Mapped => {
-                let (near, far) = (CostModel::SHARED_MEMORY, CostModel::TCP);
-                Self { hosts, access, near, far, wiring: None, counted: Counted::default() }
-            }
-        }
+        let (near, far) = match access {
+            Access::Put => (CostModel::TCP, CostModel::TCP),
+            Access::Mapped => (CostModel::SHARED_MEMORY, CostModel::TCP),
+        };
+        Self { hosts, access, near, far, wiring: None, counted: Counted::default() }
     }
 
     /// Ranks of these hosts over a fabric, before anything has been measured.
@@ -271,14 +262,7 @@ impl Platform {
     /// All ranks on one host.
     #[must_use]
     pub fn one_host(ranks: u32, access: Access, model: CostModel) -> Self {
-        Self {
-            hosts: HostMap::one(ranks),
-            access,
-            near: model,
-            far: model,
-            wiring: None,
-            counted: Counted::default(),
-        }
+        Self { near: model, far: model, ..Self::new(HostMap::one(ranks), access) }
     }
 
     /// Ranks joined by these links and nothing else, which they reach each other over by puts.

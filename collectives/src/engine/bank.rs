@@ -115,21 +115,21 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
     let whole =
         if longest <= INLINE_DATA_BYTES { INLINE_DATA_BYTES } else { longest.next_multiple_of(ALIGN_BYTES) };
     let slots = u64::from(program.slots);
-    let (class, cells_max, scratch_bytes, chunk_max) = if Stream::of(program.collective)
-        != Stream::Collectives
-    {
-        match message_class(program) {
-            Class::EagerMessage => (Class::EagerMessage, 1, EAGER_SCRATCH_BYTES, whole),
-            class => (class, MESSAGE_CELLS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES),
-        }
-    } else if program.cells <= SMALL_CELLS && slots * unit_bytes(program, whole) as u64 <= SMALL_SCRATCH_BYTES
-    {
-        (Class::Small, SMALL_CELLS, SMALL_SCRATCH_BYTES, whole)
-    } else {
-        let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
-        let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
-        (Class::Large, LARGE_CELLS, LARGE_SCRATCH_BYTES, chunk_max)
-    };
+    let is_small =
+        program.cells <= SMALL_CELLS && slots * unit_bytes(program, whole) as u64 <= SMALL_SCRATCH_BYTES;
+    let (class, cells_max, scratch_bytes, chunk_max) =
+        if Stream::of(program.collective) != Stream::Collectives {
+            match message_class(program) {
+                Class::EagerMessage => (Class::EagerMessage, 1, EAGER_SCRATCH_BYTES, whole),
+                class => (class, MESSAGE_CELLS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES),
+            }
+        } else if is_small {
+            (Class::Small, SMALL_CELLS, SMALL_SCRATCH_BYTES, whole)
+        } else {
+            let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
+            let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
+            (Class::Large, LARGE_CELLS, LARGE_SCRATCH_BYTES, chunk_max)
+        };
     let room = longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES);
     let fits = program.cells <= cells_max
         && room >= ALIGN_BYTES

@@ -49,7 +49,7 @@ impl Run {
     /// Where links say how far lanes may be ahead of the slowest one: lets those go on that it has come near enough to. True when
     /// there were any.
     pub(super) fn catch_up(&mut self, plan: &Plan) -> bool {
-        if plan.lead == u32::MAX {
+        if !plan.is_paced() {
             return false;
         }
         let unfinished = self.lanes.iter().zip(&plan.lanes).filter(|(state, lane)| state.first < lane.chunks);

@@ -2,7 +2,7 @@
 //! their connection broke.
 
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::epoll;
@@ -130,31 +130,38 @@ impl TcpDevice {
 
     /// Makes the epoll descriptor readable exactly when a lane of this peer can go on.
     pub(super) fn watch(epoll: &OwnedFd, peer: Rank, open: &mut Open) -> rustix::io::Result<()> {
-        let data = || epoll::EventData::new_u64(u64::from(peer));
         for lane in 0..open.pair.incoming.len() {
             let expects = open.pair.expects(lane);
             let incoming = &mut open.pair.incoming[lane];
-            if expects != incoming.watched {
-                if expects {
-                    epoll::add(epoll, &incoming.socket, data(), epoll::EventFlags::IN)?;
-                } else {
-                    epoll::delete(epoll, &incoming.socket)?;
-                }
-                incoming.watched = expects;
-            }
+            let socket = incoming.socket.as_fd();
+            watch_socket(epoll, peer, (socket, epoll::EventFlags::IN), &mut incoming.watched, expects)?;
         }
         let suspect = open.suspect.is_some();
         for lane in &mut open.pair.core.out {
             let waits = !lane.is_empty() && !suspect;
-            if waits != lane.watched {
-                if waits {
-                    epoll::add(epoll, &lane.socket, data(), epoll::EventFlags::OUT)?;
-                } else {
-                    epoll::delete(epoll, &lane.socket)?;
-                }
-                lane.watched = waits;
-            }
+            let socket = lane.socket.as_fd();
+            watch_socket(epoll, peer, (socket, epoll::EventFlags::OUT), &mut lane.watched, waits)?;
         }
         Ok(())
     }
+}
+
+/// Asks for the socket's readiness, or no more, where that changes.
+fn watch_socket(
+    epoll: &OwnedFd,
+    peer: Rank,
+    (socket, readiness): (BorrowedFd<'_>, epoll::EventFlags),
+    is_watched: &mut bool,
+    wanted: bool,
+) -> rustix::io::Result<()> {
+    if wanted == *is_watched {
+        return Ok(());
+    }
+    if wanted {
+        epoll::add(epoll, socket, epoll::EventData::new_u64(u64::from(peer)), readiness)?;
+    } else {
+        epoll::delete(epoll, socket)?;
+    }
+    *is_watched = wanted;
+    Ok(())
 }
