@@ -10,7 +10,7 @@ use crate::cuda::CudaError;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::{Space, UNMAPPED_REMEDY};
 use crate::region::{OutOfBounds, RegionKey};
-use crate::verbs::{CallFailure, Limit, LimitKind, Refusal, WorkStatus};
+use crate::verbs::{CallFailure, Limit, LimitKind, Refusal, WorkFailure};
 
 /// How a loss was found out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,7 +85,7 @@ pub enum LossCause {
     },
     /// Work on its queue pair failed (verbs).
     #[error("{0}")]
-    QueuePair(WorkStatus),
+    QueuePair(WorkFailure),
     /// A link on the way is down (simulated).
     #[error("the link to it is down")]
     LinkDown,

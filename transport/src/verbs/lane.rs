@@ -16,6 +16,7 @@ use super::nic::Nic;
 use super::objects::{MemoryRegion, QueuePair};
 use super::port::Kind;
 use super::request::{Local, Target, request};
+use super::status::Operation;
 use super::wire::{Hello, LaneHello};
 use super::{Counts, sys};
 use crate::cells::CELL_PAYLOAD_BYTES;
@@ -105,7 +106,8 @@ struct Sent {
     _holds: Option<Slice>,
     /// What it names at the peer.
     key: RegionKey,
-    is_atomic: bool,
+    /// Its first request.
+    operation: Operation,
 }
 
 /// See the module.
@@ -302,9 +304,6 @@ impl Lane {
         let address = self.slot(self.next_number());
         let local = Local::Registered { address, length: 8, key: self.slots.local_key() };
         self.push(Waits::Whole(id), None, key, [(atomic, local)]);
-        if let Some(sent) = self.sent.back_mut() {
-            sent.is_atomic = true;
-        }
     }
 
     /// Chains up a group of one or two requests, which name `key` at the peer and hold a slice here. There must be room.
@@ -317,6 +316,8 @@ impl Lane {
     ) {
         const { assert!(N as u32 <= GROUP_REQUESTS) };
         let number = self.next_number();
+        let operation =
+            requests.first().map_or(Operation::Other, |(request, _)| Operation::of(request.opcode));
         for (index, (mut request, local)) in requests.into_iter().enumerate() {
             let mut list = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
             match local {
@@ -349,7 +350,7 @@ impl Lane {
         if waits != Waits::Nobody || self.unsignaled >= SIGNAL_EVERY {
             self.signal_last();
         }
-        self.sent.push_back(Sent { requests: count, waits, _holds: holds, key, is_atomic: false });
+        self.sent.push_back(Sent { requests: count, waits, _holds: holds, key, operation });
     }
 
     /// The end of the chain asks for a completion, which is one for all before it.
@@ -422,7 +423,8 @@ impl Lane {
             return None;
         }
         let sent = self.sent.pop_front()?;
-        let old_value = if sent.is_atomic { self.old_value(self.slot(self.first)) } else { 0 };
+        let is_atomic = matches!(sent.operation, Operation::CompareSwap | Operation::FetchAdd);
+        let old_value = if is_atomic { self.old_value(self.slot(self.first)) } else { 0 };
         self.first += 1;
         self.room += sent.requests;
         Some(Ended { waits: sent.waits, old_value })
@@ -452,6 +454,12 @@ impl Lane {
     /// Whether the peer has all that was submitted.
     pub(super) fn is_idle(&self) -> bool {
         self.sent.is_empty()
+    }
+
+    /// What the request of this number is, if it has not ended.
+    pub(super) fn operation(&self, number: u64) -> Operation {
+        let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        index.and_then(|index| self.sent.get(index)).map_or(Operation::Other, |sent| sent.operation)
     }
 
     /// The request of this number failed because of what it names at the peer: who waits for it, from now on nobody, and what

@@ -95,7 +95,7 @@ pub use self::port::{Connect, PortError, STRIPE_BYTES, Unusable, Wish};
 pub use self::refusal::Refusal;
 use self::registered::Registered;
 use self::releases::Releases;
-pub use self::status::WorkStatus;
+pub use self::status::{Operation, WorkFailure, WorkStatus};
 use self::wire::{NICS_MAX, NicKeys};
 use crate::Rank;
 use crate::cells::Cells;

@@ -117,7 +117,10 @@ impl Drop for Context {
 /// Completions taken at once.
 pub(super) const COMPLETIONS_AT_ONCE: usize = 32;
 
-/// How a request or a receive ended. Of one that failed only the first three say anything.
+/// The number of every receive, which no request has. Of one that failed the opcode says nothing.
+const RECEIVE: u64 = u64::MAX;
+
+/// How a request or a receive ended. Of one that failed only the first four say anything.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Completion {
     /// As the request was posted with.
@@ -204,7 +207,7 @@ impl Completions {
             number: completion.wr_id,
             queue_pair: completion.qp_num,
             status: completion.status,
-            is_receive: completion.opcode & sys::IBV_WC_RECV != 0,
+            is_receive: completion.wr_id == RECEIVE,
             // SAFETY: a word, which is valid whatever it is.
             immediate: u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data }),
             bytes: completion.byte_len,
@@ -279,8 +282,12 @@ impl Receives {
     pub(super) fn post(&mut self, mut count: usize) -> io::Result<()> {
         while count > 0 {
             let batch = count.min(POST_AT_ONCE);
-            let empty =
-                sys::ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
+            let empty = sys::ibv_recv_wr {
+                wr_id: RECEIVE,
+                next: ptr::null_mut(),
+                sg_list: ptr::null_mut(),
+                num_sge: 0,
+            };
             let mut requests = [empty; POST_AT_ONCE];
             let base = requests.as_mut_ptr();
             for (index, request) in requests[..batch - 1].iter_mut().enumerate() {

@@ -22,6 +22,7 @@ use super::limits::NotMade;
 use super::nic::Nic;
 use super::objects::MemoryRegion;
 use super::request::{Local, with_immediate};
+use super::status::Operation;
 use super::stripes::{Arriving, Ends};
 use super::wire::{Besides, CREDITS_MAX, Hello, Immediate, KnownRegion, LaneHello};
 use super::{Counts, sys};
@@ -270,6 +271,11 @@ impl Pair {
     /// Whether the peer has all that was submitted.
     pub(super) fn is_idle(&self) -> bool {
         self.lanes.iter().all(Lane::is_idle)
+    }
+
+    /// What the request of this number on this queue pair is.
+    pub(super) fn operation(&self, lane: usize, number: u64) -> Operation {
+        self.lanes[lane].operation(number)
     }
 
     /// The request of this number on this queue pair failed because of what it names at the peer.

@@ -5,7 +5,7 @@ use super::cm::CallFailure;
 use super::objects::{COMPLETIONS_AT_ONCE, Completion};
 use super::pair::Pair;
 use super::refusal::Refusal;
-use super::status::WorkStatus;
+use super::status::{Operation, WorkFailure, WorkStatus};
 use super::{Peer, VerbsDevice, desk, sys};
 use crate::Rank;
 use crate::clock::Nanos;
@@ -62,8 +62,7 @@ impl VerbsDevice {
         };
         if completion.status != sys::IBV_WC_SUCCESS {
             self.failed(peer, lane, completion);
-            // Of a failed request only status, number and queue pair say anything.
-            return false;
+            return is_receive;
         }
         let Some(pair) = self.peers[peer as usize].pair_mut() else { return is_receive };
         if is_receive {
@@ -85,13 +84,19 @@ impl VerbsDevice {
 
     /// Work to a peer failed.
     fn failed(&mut self, peer: Rank, lane: usize, completion: &Completion) {
+        let operation = match self.peers[peer as usize].pair_mut() {
+            _ if completion.is_receive => Operation::Receive,
+            Some(pair) => pair.operation(lane, completion.number),
+            None => Operation::Other,
+        };
         if completion.status == sys::IBV_WC_REM_ACCESS_ERR
             && let Some(pair) = self.peers[peer as usize].pair_mut()
         {
             pair.refuse(lane, completion.number, &mut self.outbox);
         }
         // Its process may have ended a moment ago, which the control stream tells better.
-        self.lose(peer, LossCause::QueuePair(WorkStatus::of(completion.status)));
+        let (status, queue_pair) = (WorkStatus::of(completion.status), completion.queue_pair);
+        self.lose(peer, LossCause::QueuePair(WorkFailure { status, operation, queue_pair }));
     }
 
     /// Something was submitted to a peer: posts it, or notes that it is to be posted.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::verbs::{Connect, VerbsDevice, Wish, WorkStatus};
+use pleach_transport::verbs::{Connect, Operation, VerbsDevice, Wish, WorkStatus};
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Rank, Responder,
     Source, SubmitError, Submitted, Transfer, TransferId, clock,
@@ -230,8 +230,12 @@ fn a_lease_is_good_for_its_slice_until_it_is_taken_back() {
     two.0[1].revoke(0, leased.key);
     put(&mut two, 2);
     let (deadline, mut events) = (clock::now() + PATIENCE, Vec::with_capacity(64));
-    let access = LossCause::QueuePair(WorkStatus::RemoteAccess);
-    while !events.contains(&Event::PeerLost { peer: 1, cause: access.clone() }) {
+    let is_refused = |event: &Event| {
+        let Event::PeerLost { peer: 1, cause: LossCause::QueuePair(failure) } = event else { return false };
+        assert_eq!((failure.status, failure.operation), (WorkStatus::RemoteAccess, Operation::Write));
+        true
+    };
+    while !events.iter().any(is_refused) {
         assert!(clock::now() < deadline, "who uses a lease that was taken back loses the pair: {events:?}");
         two.0[0].poll(clock::now(), &mut events);
     }

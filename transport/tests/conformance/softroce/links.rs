@@ -52,7 +52,8 @@ fn check_silent(world: &mut World<Verbs<false>>) {
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
     world.submit(0, 1, put(&mine.whole(), theirs.remote(), Some(0)));
     let cause = world.until_lost(0, 1);
-    assert_eq!(cause, LossCause::QueuePair(WorkStatus::RetriesExceeded));
+    let LossCause::QueuePair(failure) = &cause else { panic!("{cause:?}") };
+    assert_eq!(failure.status, WorkStatus::RetriesExceeded);
     let text = cause.to_string();
     assert!(text.contains("its NIC does not answer") && text.contains("is its link up"), "{text}");
     world.until_lost(1, 0);

@@ -2,7 +2,7 @@
 //!
 //! That no byte changes is shown by the suite (`keys`); here is what people are told.
 
-use pleach_transport::verbs::WorkStatus;
+use pleach_transport::verbs::{Operation, WorkStatus};
 use pleach_transport::{LossCause, RegionKey, RemoteSlice, SubmitError, Transfer, TransferError};
 
 use super::Verbs;
@@ -25,9 +25,13 @@ fn check(bad: impl Fn(&mut World<Verbs<false>>, RemoteSlice) -> RemoteSlice) {
         let ending = world.carry_out(0, 1, access);
         assert_eq!(ending, Err(TransferError::Refused { peer: 1, key: remote.key }), "is_read: {is_read}");
         let cause = world.until_lost(0, 1);
-        assert_eq!(cause, LossCause::QueuePair(WorkStatus::RemoteAccess));
+        let LossCause::QueuePair(failure) = cause else { panic!("{cause:?}") };
+        let operation = if is_read { Operation::Read } else { Operation::WriteWithImmediate };
+        assert_eq!((failure.status, failure.operation), (WorkStatus::RemoteAccess, operation));
+        assert_ne!(failure.queue_pair, 0);
         let text = TransferError::Lost { peer: 1, cause: cause.clone() }.to_string();
-        let says = ["rank 1", "remote access error", "a key was stale", "outside its region"];
+        let queue_pair = format!("[{operation} on queue pair {} of this rank]", failure.queue_pair);
+        let says = ["rank 1", "remote access error", "a key was stale", "outside its region", &queue_pair];
         assert!(says.iter().all(|part| text.contains(part)), "{text}");
         // What follows is refused with the same cause.
         let again = world.try_submit(0, 1, Transfer::Notify(notice(0, b"")));
