@@ -10,7 +10,8 @@ use crate::cuda::CudaError;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::{Space, UNMAPPED_REMEDY};
 use crate::region::{OutOfBounds, RegionKey};
-use crate::verbs::{CallFailure, Limit, LimitKind, Refusal, WorkFailure};
+use crate::verbs::port::Kind as AddressKind;
+use crate::verbs::{CallFailure, KINDS_REMEDY, Limit, LimitKind, NOT_JOINED_REMEDY, Refusal, WorkFailure};
 
 /// How a loss was found out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +61,25 @@ pub enum LossCause {
         own: u32,
         /// Longest packet of the peer's port, in bytes.
         peer: u32,
+    },
+    /// The address of its port is of a kind that does not meet this rank's (verbs).
+    #[error(
+        "the address of its RDMA port is {peer}, that of this rank's {own}, which do not meet; {KINDS_REMEDY}"
+    )]
+    AddressKinds {
+        /// That of this rank's port.
+        own: AddressKind,
+        /// That of the peer's port.
+        peer: AddressKind,
+    },
+    /// This rank's NIC does not join a queue pair to the peer's (verbs).
+    #[error(
+        "this rank's NIC joins no queue pair to it ({}); {NOT_JOINED_REMEDY}",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
+    NotJoined {
+        /// Why, as the system numbers it.
+        errno: i32,
     },
     /// There is no queue pair to it, since this rank's NIC has no more of something (verbs).
     #[error("this rank's NIC has no more than {most} {kind}; {}", .kind.remedy())]

@@ -6,6 +6,7 @@
 //!
 //! An end that makes no connection says why ([`Refusal`]) and waits until the other one has heard, so that both name the cause.
 
+use std::io;
 use std::time::Duration;
 
 use super::cm::{Entrance, Meeting};
@@ -213,15 +214,11 @@ impl VerbsDevice {
         else {
             return Ok(());
         };
-        if let Some(unequal) = unequal_packets(&self.nics, hello) {
+        if let Some(unequal) = unequal_kinds(&self.nics, hello).or_else(|| unequal_packets(&self.nics, hello))
+        {
             return Err(unequal);
         }
-        pair.connect(&self.nics, hello).map_err(|error| {
-            tracing::warn!(
-                "verbs: the queue pair to rank {peer} does not connect ({error}): is the peer's GID on this network?"
-            );
-            LossCause::ConnectionBroke(error.kind())
-        })?;
+        pair.connect(&self.nics, hello).map_err(|error| not_joined(peer, error))?;
         joining.is_connected = true;
         self.say_ready(peer);
         Ok(())
@@ -244,6 +241,24 @@ impl VerbsDevice {
             _ => self.lose(peer, cause),
         }
     }
+}
+
+/// Why a queue pair does not go together with its peer's.
+pub(super) fn not_joined(peer: Rank, error: io::Error) -> LossCause {
+    tracing::debug!("verbs: the queue pair to rank {peer} does not connect ({error})");
+    match error.raw_os_error() {
+        Some(errno) if error.kind() != io::ErrorKind::OutOfMemory => LossCause::NotJoined { errno },
+        _ => refused(&error.into()),
+    }
+}
+
+/// Addresses of ports of the two that do not meet.
+fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
+    let lanes = nics.iter().cycle().zip(&hello.lanes);
+    lanes.map(|(nic, lane)| (nic.chosen.gid.kind, lane.kind)).find_map(|(own, peer)| {
+        let cause = LossCause::AddressKinds { own, peer };
+        (!own.meets(peer)).then_some(cause)
+    })
 }
 
 /// Packets that ports of the two do not have in common.

@@ -202,6 +202,7 @@ impl Lane {
             queue_pair: self.number(),
             packet: self.first_packet,
             gid: base.chosen.gid.address.octets(),
+            kind: base.chosen.gid.kind,
             lid: base.port.lid,
             mtu: base.port.active_mtu as u8,
             nic: self.nic as u8,

@@ -93,6 +93,7 @@ pub use self::open::{OpenError, QUEUE_DEPTH};
 use self::pair::{KnownRegions, Pair};
 pub use self::port::{Connect, PortError, STRIPE_BYTES, Unusable, Wish};
 pub use self::refusal::Refusal;
+pub(crate) use self::refusal::{KINDS_REMEDY, NOT_JOINED_REMEDY};
 use self::registered::Registered;
 use self::releases::Releases;
 pub use self::status::{Operation, WorkFailure, WorkStatus};

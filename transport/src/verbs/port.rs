@@ -19,7 +19,7 @@ use rustix::fs::{Access, access};
 pub const SYSFS: &str = "/sys/class/infiniband";
 
 /// What an address of a port is good for, the best last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// RoCE v1: not routed.
     RoceV1,
@@ -31,6 +31,18 @@ pub enum Kind {
     RoceV2Ipv4,
     /// InfiniBand: the subnet's own.
     InfiniBand,
+}
+
+impl Kind {
+    /// All of them, as ranks number them for each other.
+    pub(super) const ALL: [Self; 5] =
+        [Self::RoceV1, Self::RoceV2Local, Self::RoceV2, Self::RoceV2Ipv4, Self::InfiniBand];
+
+    /// Whether packets go from an address of this kind to one of the other.
+    pub(super) fn meets(self, other: Self) -> bool {
+        let is_version_6 = |kind| matches!(kind, Self::RoceV2Local | Self::RoceV2);
+        self == other || (is_version_6(self) && is_version_6(other))
+    }
 }
 
 impl fmt::Display for Kind {

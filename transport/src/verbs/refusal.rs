@@ -2,9 +2,18 @@
 //! found it.
 
 use std::fmt;
+use std::io;
 
-use super::limits::Kind;
+use super::limits::Kind as LimitKind;
+use super::port::Kind;
 use crate::device::LossCause;
+
+/// What to do where addresses do not meet.
+pub(crate) const KINDS_REMEDY: &str = "give both interfaces an address of one network, or set PLEACH_VERBS_GID_INDEX on both to addresses of one kind ('pleach devices' lists them)";
+
+/// What to do where a NIC finds no way to its peer's.
+pub(crate) const NOT_JOINED_REMEDY: &str =
+    "are the addresses of both RDMA ports in one network? 'pleach doctor --peer HOST' compares them";
 
 /// What a peer said of why it makes no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +26,18 @@ pub enum Refusal {
         /// Of who hears it.
         peer: u32,
     },
+    /// The addresses of the ports of the two are of kinds that do not meet.
+    AddressKinds {
+        /// That of who says this.
+        own: Kind,
+        /// Of who hears it.
+        peer: Kind,
+    },
+    /// Its NIC does not join a queue pair to that of who hears this.
+    NotJoined {
+        /// Why, as its system numbers it.
+        errno: i32,
+    },
     /// It may lock no more memory for its NIC.
     NotLocked {
         /// How many bytes it may lock in all.
@@ -25,7 +46,7 @@ pub enum Refusal {
     /// Its NIC has no more of something.
     Limit {
         /// Of what.
-        kind: Kind,
+        kind: LimitKind,
         /// How many there may be.
         most: u64,
     },
@@ -43,6 +64,15 @@ impl fmt::Display for Refusal {
             Self::PacketLengths { own, peer } => write!(
                 formatter,
                 "its RDMA port carries packets of {own} bytes, this rank's of {peer}; give both ends' network interfaces the same MTU"
+            ),
+            Self::AddressKinds { own, peer } => write!(
+                formatter,
+                "the address of its RDMA port is {own}, that of this rank's {peer}, which do not meet; {KINDS_REMEDY}"
+            ),
+            Self::NotJoined { errno } => write!(
+                formatter,
+                "its NIC joins no queue pair to this rank's ({}); {NOT_JOINED_REMEDY}",
+                io::Error::from_raw_os_error(*errno)
             ),
             Self::NotLocked { limit } => write!(
                 formatter,
@@ -71,14 +101,23 @@ const OTHER_WAY: u8 = 4;
 const LIMIT: u8 = 5;
 
 /// Limits by their numbers on the wire.
-const KINDS: [Kind; 5] =
-    [Kind::Regions, Kind::RegionBytes, Kind::Windows, Kind::QueuePairs, Kind::CompletionQueues];
+const KINDS: [LimitKind; 5] = [
+    LimitKind::Regions,
+    LimitKind::RegionBytes,
+    LimitKind::Windows,
+    LimitKind::QueuePairs,
+    LimitKind::CompletionQueues,
+];
+const ADDRESS_KINDS: u8 = LIMIT + KINDS.len() as u8;
+const NOT_JOINED: u8 = ADDRESS_KINDS + 1;
 
 impl Refusal {
     /// What the peer is told where a pair is lost by this before it was there; `None` where it knows.
     pub(super) fn of(cause: &LossCause) -> Option<Self> {
         Some(match cause {
             LossCause::PacketLengths { own, peer } => Self::PacketLengths { own: *own, peer: *peer },
+            LossCause::AddressKinds { own, peer } => Self::AddressKinds { own: *own, peer: *peer },
+            LossCause::NotJoined { errno } => Self::NotJoined { errno: *errno },
             LossCause::NotLocked { limit } => Self::NotLocked { limit: *limit },
             LossCause::Limit { kind, most } => Self::Limit { kind: *kind, most: *most },
             LossCause::ConnectionBroke(_) => Self::NoQueuePair,
@@ -92,6 +131,7 @@ impl Refusal {
     pub(super) fn heard(self) -> LossCause {
         match self {
             Self::PacketLengths { own, peer } => LossCause::PacketLengths { own: peer, peer: own },
+            Self::AddressKinds { own, peer } => LossCause::AddressKinds { own: peer, peer: own },
             other => LossCause::Refused(other),
         }
     }
@@ -99,6 +139,8 @@ impl Refusal {
     pub(super) fn encode(self) -> [u8; 9] {
         let (what, number) = match self {
             Self::PacketLengths { own, peer } => (PACKET_LENGTHS, u64::from(own) << 32 | u64::from(peer)),
+            Self::AddressKinds { own, peer } => (ADDRESS_KINDS, (own as u64) << 8 | peer as u64),
+            Self::NotJoined { errno } => (NOT_JOINED, u64::from(errno.unsigned_abs())),
             Self::NotLocked { limit } => (NOT_LOCKED, limit),
             Self::NoQueuePair => (NO_QUEUE_PAIR, 0),
             Self::NoWay => (NO_WAY, 0),
@@ -122,6 +164,11 @@ impl Refusal {
             NO_QUEUE_PAIR => Self::NoQueuePair,
             NO_WAY => Self::NoWay,
             OTHER_WAY => Self::OtherWay,
+            ADDRESS_KINDS => {
+                let kind = |number: u64| usize::try_from(number).ok().and_then(|index| Kind::ALL.get(index));
+                Self::AddressKinds { own: *kind(number >> 8)?, peer: *kind(number & 0xff)? }
+            }
+            NOT_JOINED => Self::NotJoined { errno: i32::try_from(number).ok()? },
             limit => Self::Limit { kind: *KINDS.get(usize::from(limit - LIMIT))?, most: number },
         })
     }
@@ -136,6 +183,8 @@ mod tests {
         let limits = KINDS.map(|kind| Refusal::Limit { kind, most: 1 << 40 });
         let others = [
             Refusal::PacketLengths { own: 1024, peer: 4096 },
+            Refusal::AddressKinds { own: Kind::RoceV1, peer: Kind::InfiniBand },
+            Refusal::NotJoined { errno: 22 },
             Refusal::NotLocked { limit: 65_536 },
             Refusal::NoQueuePair,
             Refusal::NoWay,
@@ -145,7 +194,8 @@ mod tests {
             assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));
             assert_eq!(Refusal::decode(&refusal.encode()[..8]), None);
         }
-        assert_eq!(Refusal::decode(&[LIMIT + 5; 9]), None);
+        assert_eq!(Refusal::decode(&[ADDRESS_KINDS; 9]), None);
+        assert_eq!(Refusal::decode(&[NOT_JOINED + 1; 9]), None);
         assert_eq!(Refusal::decode(&[]), None);
     }
 
@@ -154,5 +204,8 @@ mod tests {
         let cause = LossCause::PacketLengths { own: 1024, peer: 4096 };
         let heard = Refusal::of(&cause).expect("the peer is told").heard();
         assert_eq!(heard, LossCause::PacketLengths { own: 4096, peer: 1024 });
+        let cause = LossCause::AddressKinds { own: Kind::RoceV2Local, peer: Kind::RoceV2Ipv4 };
+        let heard = Refusal::of(&cause).expect("the peer is told").heard();
+        assert_eq!(heard, LossCause::AddressKinds { own: Kind::RoceV2Ipv4, peer: Kind::RoceV2Local });
     }
 }

@@ -5,10 +5,11 @@
 //! [`Hello`] and [`Announcement`]s travel on the control stream. All that comes from a peer is decoded here, before anything is
 //! done with it.
 
+use super::port::Kind;
 use crate::region::RegionKey;
 
 /// Version of all of this.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 
 /// Most credits that one immediate gives back.
 pub(super) const CREDITS_MAX: u32 = 255;
@@ -111,6 +112,7 @@ pub(super) struct LaneHello {
     /// Number of its first packet, 24 bits.
     pub(super) packet: u32,
     pub(super) gid: [u8; 16],
+    pub(super) kind: Kind,
     /// Address on an InfiniBand subnet; zero elsewhere.
     pub(super) lid: u16,
     /// Longest packet of its port, as the verbs number it.
@@ -122,7 +124,7 @@ pub(super) struct LaneHello {
 }
 
 const HELLO_BYTES: usize = 2 + 1 + 4 + 8 + 4 + 1;
-const LANE_BYTES: usize = 4 + 4 + 16 + 2 + 1 + 1 + 4;
+const LANE_BYTES: usize = 4 + 4 + 16 + 1 + 2 + 1 + 1 + 4;
 
 /// Takes fields from the beginning of bytes that are long enough.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
@@ -148,6 +150,7 @@ impl Hello {
             bytes.extend(lane.queue_pair.to_le_bytes());
             bytes.extend(lane.packet.to_le_bytes());
             bytes.extend(lane.gid);
+            bytes.push(lane.kind as u8);
             bytes.extend(lane.lid.to_le_bytes());
             bytes.extend([lane.mtu, lane.nic]);
             bytes.extend(lane.inbox_key.to_le_bytes());
@@ -184,6 +187,7 @@ impl LaneHello {
             queue_pair: u32::from_le_bytes(fields.take()?),
             packet: u32::from_le_bytes(fields.take()?),
             gid: fields.take()?,
+            kind: *Kind::ALL.get(usize::from(fields.take::<1>()?[0]))?,
             lid: u16::from_le_bytes(fields.take()?),
             mtu: fields.take::<1>()?[0],
             nic: fields.take::<1>()?[0],
@@ -306,6 +310,7 @@ mod tests {
             queue_pair: 17,
             packet: 0x00ab_cdef,
             gid: [3; 16],
+            kind: Kind::RoceV2Ipv4,
             lid: 4,
             mtu: 5,
             nic: 0,
@@ -328,6 +333,10 @@ mod tests {
         ];
         for hello in impossible {
             assert_eq!(Hello::decode(&hello.encode()), None, "{hello:?}");
+        }
+        for kind in Kind::ALL {
+            let hello = with(vec![LaneHello { kind, ..lane }]);
+            assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         }
         let mut other = bytes;
         other[0] = 99;

@@ -4,6 +4,7 @@
 use std::net::Ipv6Addr;
 
 use crate::Rank;
+use crate::verbs::port::Kind;
 use crate::verbs::wire::{Fields, Hello, LANES_MAX, LaneHello, VERSION};
 
 /// Where a rank waits for its peer, which proves by the token that it was told so.
@@ -127,7 +128,9 @@ impl Greeting {
 
     fn of_lane(&self, queue_pair: u32) -> LaneHello {
         let Self { mtu, nic, inbox_key, .. } = *self;
-        LaneHello { queue_pair, packet: 0, gid: [0; 16], lid: 0, mtu, nic, inbox_key }
+        // Where it is the manager knows.
+        let kind = Kind::InfiniBand;
+        LaneHello { queue_pair, packet: 0, gid: [0; 16], kind, lid: 0, mtu, nic, inbox_key }
     }
 }
 

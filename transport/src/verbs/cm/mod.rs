@@ -40,10 +40,10 @@ pub(super) use self::greeting::Entrance;
 use self::greeting::Greeting;
 use self::ids::{Channel, Happened, Id, Terms, What, socket_address};
 pub use self::library::LoadError;
-use super::joining::{REFUSAL_GRACE, unequal_packets};
+use super::joining::{REFUSAL_GRACE, not_joined, unequal_packets};
 use super::lane::RETRIES;
 use super::nic::Nic;
-use super::open::{OpenError, refused};
+use super::open::OpenError;
 use super::pair::Pair;
 use super::port::{Chosen, Kind};
 use super::{Peer, VerbsDevice};
@@ -349,10 +349,7 @@ impl VerbsDevice {
             return Err(unequal);
         }
         let attributes = |state| id.attributes(state);
-        pair.connect_lane(lane, &hello, &other, attributes).map_err(|error| {
-            tracing::warn!("verbs: queue pair {lane} to rank {peer} does not connect ({error})");
-            refused(&error.into())
-        })
+        pair.connect_lane(lane, &hello, &other, attributes).map_err(|error| not_joined(peer, error))
     }
 
     /// The peer has taken this rank's call.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use pleach_transport::verbs::{OpenError, PortError, VerbsDevice, Wish, WorkStatus};
-use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Transfer};
+use pleach_transport::verbs::port::Kind;
+use pleach_transport::verbs::{OpenError, PortError, Refusal, VerbsDevice, Wish, WorkStatus};
+use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Rank, Transfer};
 
 use super::changed::{Changed, expect_machine};
-use crate::verbs::Verbs;
+use crate::verbs::{Two, Verbs, rdma_device};
 use crate::world::{CELLS, Inbox, PATIENCE, World, assert_bytes, noise, put};
 
 /// Bytes that one packet never carries.
@@ -111,6 +112,45 @@ fn ends_with_different_packet_sizes_are_told_both() {
     assert_eq!(causes, [of(4096, 1024), of(1024, 4096)], "each end says both, whoever found it");
     let text = causes[0].to_string();
     assert!(text.contains("1024") && text.contains("4096") && text.contains("the same MTU"), "{text}");
+}
+
+/// An RDMA device of this machine, at an index of its addresses.
+fn at(rank: Rank, gid_index: u32) -> Wish {
+    Wish { device: Some(rdma_device(rank)), gid_index: Some(gid_index), ..Wish::default() }
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn ends_whose_addresses_are_of_kinds_that_do_not_meet_are_told_both() {
+    expect_machine();
+    // Index 0 is that of the link alone, index 1 of IPv4.
+    let mut two = Two::new(|rank| at(rank, 1 - rank), PATIENCE);
+    two.connect();
+    let of = |own, peer| LossCause::AddressKinds { own, peer };
+    let (ipv4, local) = (Kind::RoceV2Ipv4, Kind::RoceV2Local);
+    let causes = two.until_lost();
+    assert_eq!(causes, [of(ipv4, local), of(local, ipv4)], "each end says both, whoever found it");
+    let text = causes[0].to_string();
+    let says = ["port is RoCE v2, link-local", "this rank's RoCE v2 over IPv4", "PLEACH_VERBS_GID_INDEX"];
+    assert!(says.iter().all(|part| text.contains(part)), "{text}");
+}
+
+#[test]
+#[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
+fn an_address_that_goes_before_queue_pairs_are_joined_is_told_by_both_ends_with_what_to_compare() {
+    let mut changed = Changed::default();
+    let mut two = Two::new(|rank| at(rank, 1), PATIENCE);
+    changed.without_address(2);
+    two.connect();
+    let causes = two.until_lost();
+    println!("{causes:?}");
+    let is_meant = |cause: &LossCause| {
+        matches!(cause, LossCause::NotJoined { .. } | LossCause::Refused(Refusal::NotJoined { .. }))
+    };
+    assert!(causes.iter().all(is_meant), "{causes:?}");
+    for cause in causes {
+        assert!(cause.to_string().contains("'pleach doctor --peer HOST' compares them"), "{cause}");
+    }
 }
 
 #[test]
