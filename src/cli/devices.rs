@@ -60,7 +60,7 @@ impl Found {
         Self {
             memory: machine.memory(),
             interfaces: interfaces(machine),
-            chosen: rdma.chosen.map(|chosen| chosen.reason),
+            chosen: rdma.chosen,
             rdma: rdma
                 .ports
                 .into_iter()

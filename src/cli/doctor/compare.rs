@@ -42,7 +42,9 @@ impl Statement {
         }
         let ports = machine.rdma_ports().unwrap_or_default();
         match rdma::choose(machine, ports) {
+            // Of several, that of the first: its peer's first one is at its other end.
             Ok(chosen) => {
+                let chosen = &chosen[0];
                 let port =
                     ports.iter().find(|port| port.device == chosen.device && port.number == chosen.port);
                 note("rdma-port", Some(format!("{}:{}", chosen.device, chosen.port)));

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 use pleach::transport::verbs::port::{Port, ports};
 use pleach::transport::verbs::survey::DeviceSeen;
-use pleach::transport::verbs::{PortError, Wish};
+use pleach::transport::verbs::{Connect, PortError, Wish};
 
 /// Longest file that is read, in bytes; the rest is left out.
 const FILE_BYTES_MAX: u64 = 256 << 10;
@@ -38,6 +38,8 @@ pub(crate) struct Machine {
     pub(super) shm: Option<Space>,
     /// What libibverbs says, or why there is none; `None` where it was not asked.
     pub(super) verbs: Option<Result<Vec<DeviceSeen>, String>>,
+    /// Whether librdmacm is here, where ranks are joined by it.
+    pub(super) rdma_cm: Option<Result<(), String>>,
     /// The addresses of the interfaces, by their numbers.
     pub(super) addresses: Vec<(u32, IpAddr)>,
     /// Which RDMA port was asked for, or what is wrong with that.
@@ -52,6 +54,7 @@ impl Machine {
             ports: Arc::default(),
             shm: None,
             verbs: None,
+            rdma_cm: None,
             addresses: Vec::new(),
             wish: Ok(Wish::default()),
         }
@@ -73,6 +76,10 @@ impl Machine {
         let interface = std::env::var("PLEACH_INTERFACE").ok().filter(|text| !text.is_empty());
         machine.wish =
             Wish::from_env().map(|wish| Wish { interface, ..wish }).map_err(|error| error.to_string());
+        if machine.wish.as_ref().is_ok_and(|wish| wish.connect == Connect::RdmaCm) {
+            let here = pleach::transport::verbs::survey::rdma_cm();
+            machine.rdma_cm = Some(here.map_err(|error| error.to_string()));
+        }
         machine
     }
 

@@ -44,7 +44,7 @@ const CHECKS_LIMIT: Duration = Duration::from_secs(15);
     pleach doctor --listen              # on one host\n  pleach doctor --peer 10.0.0.5       # on another: both report on the pair\n\n\
     Each line is ok, unknown (it could not be found out), a warning (it works, but not as well as it could) or a problem;\n\
     below it stands the command that mends it, or shows more. The exit status is 1 where there is a problem.\n\
-    PLEACH_INTERFACE, PLEACH_HOST, PLEACH_VERBS_DEVICE and PLEACH_VERBS_GID_INDEX are heeded as by ranks.\n\
+    PLEACH_INTERFACE, PLEACH_HOST and what begins with PLEACH_VERBS_ are heeded as by ranks.\n\
     Beyond loopback a pair needs the secret that its jobs need: PLEACH_SECRET_FILE."
 )]
 pub(crate) struct Arguments {
@@ -190,7 +190,7 @@ fn uses(machine: &Machine) -> String {
     let ports = machine.rdma_ports().unwrap_or_default();
     let rdma = match rdma::choose(machine, ports) {
         _ if ports.is_empty() => "there is no RDMA device, so --fabric verbs is not possible".to_owned(),
-        Ok(chosen) => format!("--fabric verbs takes {}", chosen.reason),
+        Ok(chosen) => format!("--fabric verbs takes {}", rdma::reason(&chosen)),
         Err(reason) => format!("--fabric verbs is not possible ({reason})"),
     };
     format!("ranks will use: shm inside this host, {across}; {rdma}")

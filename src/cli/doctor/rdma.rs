@@ -1,7 +1,10 @@
 //! RDMA: library, device files, ports, links, addresses, payloads, and which of them will be used.
 
+use std::net::IpAddr;
+
 use pleach::transport::verbs::port::{self, Chosen, Kind, Port};
 use pleach::transport::verbs::survey::{DeviceSeen, Opened, REGISTERED_BYTES};
+use pleach::transport::verbs::{Connect, Wish};
 
 use super::finding::{Finding, Level, Section};
 use super::machine::{Machine, size};
@@ -24,6 +27,7 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
         return without(machine, section);
     }
     library(machine, &devices, &mut section);
+    rdma_cm(machine, &mut section);
     modules(machine, &mut section);
     for device in &devices {
         files(machine, device, &mut section);
@@ -34,7 +38,10 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
             for port in ports {
                 link(machine, port, ports, chosen.is_err(), &mut section);
             }
-            address(machine, ports, chosen, &mut section);
+            // Without the library none is taken, which was said above.
+            if !matches!(machine.verbs, Some(Err(_))) {
+                address(machine, ports, chosen, &mut section);
+            }
             for port in ports.iter().filter(|port| port.is_active) {
                 payload(machine, port, &mut section);
             }
@@ -44,16 +51,25 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
     section.done()
 }
 
-/// Which of them a rank would take, among those whose device libibverbs lists.
-pub(super) fn choose(machine: &Machine, ports: &[Port]) -> Result<Chosen, String> {
+/// Which of them a rank would take, among those whose device libibverbs lists, and in its order; at least one.
+pub(super) fn choose(machine: &Machine, ports: &[Port]) -> Result<Vec<Chosen>, String> {
     let wish = machine.wish.clone()?;
-    let usable: Vec<Port> = match &machine.verbs {
-        Some(Ok(seen)) => {
-            ports.iter().filter(|port| seen.iter().any(|seen| seen.name == port.device)).cloned().collect()
-        }
-        _ => ports.to_vec(),
-    };
-    port::choose(&usable, &wish).map_err(|error| error.to_string())
+    if let Some(Err(no_library)) = &machine.verbs {
+        return Err(no_library.clone());
+    }
+    port::choose_all(&listed(machine, ports), &wish).map_err(|error| error.to_string())
+}
+
+/// Those whose device libibverbs lists, in its order; all where it was not asked.
+fn listed(machine: &Machine, ports: &[Port]) -> Vec<Port> {
+    let Some(Ok(seen)) = &machine.verbs else { return ports.to_vec() };
+    let of = |name| ports.iter().filter(move |port| port.device == name).cloned();
+    seen.iter().flat_map(|seen| of(seen.name.as_str())).collect()
+}
+
+/// Why those were taken, in one line.
+pub(super) fn reason(chosen: &[Chosen]) -> String {
+    chosen.iter().map(|chosen| chosen.reason.as_str()).collect::<Vec<_>>().join("; ")
 }
 
 /// No RDMA device: whether there should be one.
@@ -107,27 +123,62 @@ fn library(machine: &Machine, devices: &[String], section: &mut Section) {
                     "ls -l /dev/infiniband; id   # then: sudo usermod -aG rdma $USER",
                 );
             }
-            Some(DeviceSeen { opened: Ok(opened), .. }) => registered(&subject, opened, section),
+            Some(DeviceSeen { opened: Ok(opened), .. }) => {
+                let firmware = machine.text(&format!("{FOLDER}/{device}/fw_ver"));
+                registered(&subject, opened, firmware.as_deref(), section);
+            }
         }
     }
 }
 
 /// Whether memory could be registered, which proves limits and rights.
-fn registered(subject: &str, opened: &Opened, section: &mut Section) {
+fn registered(subject: &str, opened: &Opened, firmware: Option<&str>, section: &mut Section) {
     let most = size(REGISTERED_BYTES as u64);
+    let firmware = firmware.filter(|version| !version.is_empty());
+    let firmware = firmware.map_or(String::new(), |version| format!("; firmware {version}"));
+    let provider = opened.provider.as_deref().map_or(String::new(), |file| format!("{file}; "));
     match &opened.not_registered {
         None => section.ok(
             subject,
             format!(
-                "opened, {most} registered; up to {} queue pairs, {} regions",
+                "{provider}opened, {most} registered; up to {} queue pairs, {} regions{firmware}",
                 opened.queue_pairs_max, opened.regions_max
             ),
         ),
         Some(error) => section.problem(
             subject,
-            format!("opened, but {most} could not be registered ({error})"),
+            format!("{provider}opened, but {most} could not be registered ({error})"),
             "ulimit -l unlimited   # the line 'locked memory' says how, where that is refused",
         ),
+    }
+}
+
+/// Where ranks are joined by rdma_cm: its library, and its file.
+fn rdma_cm(machine: &Machine, section: &mut Section) {
+    if !machine.wish.as_ref().is_ok_and(|wish| wish.connect == Connect::RdmaCm) {
+        return;
+    }
+    match &machine.rdma_cm {
+        Some(Err(error)) => section.problem(
+            "librdmacm",
+            error.clone(),
+            "sudo apt-get install librdmacm1   # or: sudo dnf install librdmacm",
+        ),
+        Some(Ok(())) => {
+            let file = machine.library("librdmacm.so.1");
+            section.ok("librdmacm", file.unwrap_or_else(|| "version unknown".to_owned()));
+        }
+        None => section.unknown("librdmacm", "not tried", ""),
+    }
+    let path = "dev/infiniband/rdma_cm";
+    let both = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
+    if !machine.exists(path) {
+        section.problem("rdma_cm file", format!("/{path} is not there"), "sudo modprobe rdma_ucm");
+    } else if let Err(error) = rustix::fs::access(machine.path(path), both) {
+        let text = format!("/{path} may not be read and written ({error})");
+        section.problem("rdma_cm file", text, format!("sudo chmod 666 /{path}"));
+    } else {
+        section.ok("rdma_cm file", format!("/{path}"));
     }
 }
 
@@ -216,7 +267,8 @@ fn link(machine: &Machine, port: &Port, all: &[Port], none_is_usable: bool, sect
     let (why, command) =
         why_down(machine, layer == "InfiniBand", &state, said("phys_state"), interface.as_deref());
     let is_asked_for = machine.wish.as_ref().is_ok_and(|wish| {
-        wish.device.as_deref().is_some_and(|device| device == port.device || device == name_of(port))
+        let mut names = wish.device.as_deref().unwrap_or_default().split(',').map(str::trim);
+        names.any(|name| name == port.device || name == name_of(port))
     });
     let level = if is_asked_for || none_is_usable || !all.iter().any(|port| port.is_active) {
         Level::Problem
@@ -262,7 +314,7 @@ fn why_down(
 }
 
 /// Which address will be used, and why.
-fn address(machine: &Machine, ports: &[Port], chosen: Result<Chosen, String>, section: &mut Section) {
+fn address(machine: &Machine, ports: &[Port], chosen: Result<Vec<Chosen>, String>, section: &mut Section) {
     for port in ports.iter().filter(|port| port.is_active && port.gids.is_empty()) {
         let command = match interface(machine, port) {
             Some(name) => format!("sudo ip addr add ADDRESS/24 dev {name}"),
@@ -274,33 +326,61 @@ fn address(machine: &Machine, ports: &[Port], chosen: Result<Chosen, String>, se
         Ok(chosen) => chosen,
         Err(text) => return section.problem("port to use", text, other_choice(machine, ports)),
     };
-    let name = chosen.gid.interface.as_deref().unwrap_or("INTERFACE");
-    let give = format!("sudo ip addr add ADDRESS/24 dev {name}");
-    match chosen.gid.kind {
-        Kind::RoceV1 => {
-            let text = format!(
-                "{}: RoCE v1 is not routed, and switches treat it as any other traffic",
-                chosen.reason
-            );
-            section.warning("port to use", text, give);
+    for chosen in chosen {
+        let name = chosen.gid.interface.as_deref().unwrap_or("INTERFACE");
+        let give = format!("sudo ip addr add ADDRESS/24 dev {name}");
+        match chosen.gid.kind {
+            Kind::RoceV1 => {
+                let text = format!(
+                    "{}: RoCE v1 is not routed, and switches treat it as any other traffic",
+                    chosen.reason
+                );
+                section.warning("port to use", text, give);
+            }
+            Kind::RoceV2Local => {
+                let text = format!("{}: not routed beyond its link", chosen.reason);
+                section.warning("port to use", text, give);
+            }
+            _ => section.ok("port to use", chosen.reason),
         }
-        Kind::RoceV2Local => {
-            section.warning("port to use", format!("{}: not routed beyond its link", chosen.reason), give);
-        }
-        _ => section.ok("port to use", chosen.reason),
     }
 }
 
-/// What can be used in place of what was asked for.
+/// What mends a wish that is not kept.
 fn other_choice(machine: &Machine, ports: &[Port]) -> String {
-    let best = port::choose(ports, &Default::default());
-    let Ok(best) = best else { return "rdma link; ip addr".to_owned() };
-    match &machine.wish {
-        Ok(wish) if wish.gid_index.is_none() => {
-            format!("export PLEACH_VERBS_DEVICE={}:{}", best.device, best.port)
+    let wish = match &machine.wish {
+        Ok(wish) => wish,
+        // It names the variable that is wrong.
+        Err(error) => {
+            let variable = error.split(' ').find(|word| word.starts_with("PLEACH_VERBS_"));
+            return format!("unset {}", variable.unwrap_or("PLEACH_VERBS_DEVICE"));
         }
-        _ => format!("unset PLEACH_VERBS_GID_INDEX   # or: export PLEACH_VERBS_GID_INDEX={}", best.gid.index),
-    }
+    };
+    let ports = listed(machine, ports);
+    let without = |wish: Wish| port::choose_all(&ports, &wish).ok().map(|chosen| chosen[0].clone());
+    let other_index = || {
+        let best = without(Wish { gid_index: None, ..wish.clone() })?;
+        Some(format!("unset PLEACH_VERBS_GID_INDEX   # or: export PLEACH_VERBS_GID_INDEX={}", best.gid.index))
+    };
+    let other_interface = || {
+        let best = without(Wish { interface: None, ..wish.clone() })?;
+        let address = IpAddr::V6(best.gid.address).to_canonical();
+        let name = best.gid.interface.unwrap_or_else(|| address.to_string());
+        Some(format!("unset PLEACH_INTERFACE   # or: export PLEACH_INTERFACE={name}"))
+    };
+    let other_device = || {
+        let best = without(Wish { device: None, ..wish.clone() })?;
+        Some(format!("export PLEACH_VERBS_DEVICE={}:{}", best.device, best.port))
+    };
+    let other_count = || {
+        without(Wish { queue_pairs: None, ..wish.clone() })?;
+        Some("unset PLEACH_VERBS_QUEUE_PAIRS".to_owned())
+    };
+    let mended = other_index().or_else(other_interface).or_else(other_device).or_else(other_count);
+    mended.unwrap_or_else(|| match port::choose(&ports, &Wish::default()) {
+        Ok(_) => "unset PLEACH_VERBS_DEVICE PLEACH_VERBS_GID_INDEX PLEACH_INTERFACE".to_owned(),
+        Err(_) => "rdma link; ip addr".to_owned(),
+    })
 }
 
 /// Largest payload of a packet on a port now and at best, in bytes: as the driver says, or as the interface has room for.
@@ -350,20 +430,17 @@ pub(crate) struct PortFacts {
     pub(crate) numa: Option<u64>,
 }
 
-/// All ports, and which one ranks take.
+/// All ports, and which ones ranks take, and why.
 pub(crate) struct Overview {
     pub(crate) ports: Vec<(Port, PortFacts)>,
-    pub(crate) chosen: Result<Chosen, String>,
+    pub(crate) chosen: Result<String, String>,
 }
 
 impl Machine {
     /// The RDMA ports of this machine.
     pub(crate) fn rdma(&self) -> Overview {
         let ports = self.rdma_ports().unwrap_or_default().to_vec();
-        let chosen = match &self.verbs {
-            Some(Err(no_library)) if !ports.is_empty() => Err(no_library.clone()),
-            _ => choose(self, &ports),
-        };
+        let chosen = choose(self, &ports).map(|chosen| reason(&chosen));
         let facts = |port: &Port| PortFacts {
             rate: self.text(&format!("{}/rate", folder_of(port))),
             layer: self.text(&format!("{}/link_layer", folder_of(port))),

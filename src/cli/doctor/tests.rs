@@ -15,6 +15,8 @@ use super::compare::Reached;
 use super::machine::Space;
 use super::*;
 
+mod wishes;
+
 const LIMITS: &str = "Limit                     Soft Limit           Hard Limit           Units     \n\
     Max cpu time              unlimited            unlimited            seconds   \n\
     Max processes             513474               513474               processes \n\
@@ -211,6 +213,7 @@ impl Root {
             message_bytes_max: 1 << 30,
         };
         let opened = Opened {
+            provider: None,
             ports: vec![port],
             queue_pairs_max: 131_072,
             regions_max: 1 << 24,

@@ -6,9 +6,10 @@
 mod memory;
 mod window;
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::path::PathBuf;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -86,6 +87,20 @@ impl Context {
             let raw = raw.map_err(|error| super::port::refusal(name).unwrap_or(error))?;
             Ok(Some(Arc::new(Self { raw, library })))
         })
+    }
+
+    /// The file that the device's provider lies in.
+    pub(super) fn provider(&self) -> Option<PathBuf> {
+        // SAFETY: a live context; the address of one of its provider's functions is looked up, and nothing called.
+        unsafe {
+            let poll = self.raw.as_ref().ops.poll_cq?;
+            let mut found: libc::Dl_info = std::mem::zeroed();
+            if libc::dladdr(poll as *const c_void, &raw mut found) == 0 || found.dli_fname.is_null() {
+                return None;
+            }
+            let path = CStr::from_ptr(found.dli_fname).to_string_lossy().into_owned();
+            Some(PathBuf::from(path))
+        }
     }
 
     pub(super) fn limits(&self) -> io::Result<sys::ibv_device_attr> {

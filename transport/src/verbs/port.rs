@@ -207,7 +207,9 @@ pub enum PortError {
         wanted: usize,
     },
     /// No such number of queue pairs.
-    #[error("{wanted} queue pairs to each peer on each device cannot be; take 1 to {most}")]
+    #[error(
+        "{wanted} queue pairs to each peer on each device (PLEACH_VERBS_QUEUE_PAIRS) cannot be; take 1 to {most}"
+    )]
     QueuePairs {
         /// How many were asked for.
         wanted: u32,
@@ -348,16 +350,22 @@ fn read(path: &Path) -> Option<String> {
 }
 
 /// What to use of these ports, one for each device that was named. See the module.
-pub(super) fn choose_all(ports: &[Port], wish: &Wish) -> Result<Vec<Chosen>, PortError> {
+///
+/// # Errors
+///
+/// See [`PortError`].
+pub fn choose_all(ports: &[Port], wish: &Wish) -> Result<Vec<Chosen>, PortError> {
     let names: Vec<&str> = wish.device.as_deref().map_or(Vec::new(), |text| text.split(',').collect());
     if names.len() > NICS_MAX {
         return Err(PortError::TooManyDevices { wanted: names.len() });
     }
-    if names.len() < 2 {
-        return Ok(vec![choose(ports, wish)?]);
-    }
     let each = |name: &str| Wish { device: Some(name.trim().to_owned()), interface: None, ..wish.clone() };
-    names.into_iter().map(|name| choose(ports, &each(name))).collect()
+    let chosen = match names.len() {
+        0 | 1 => vec![choose(ports, wish)?],
+        _ => names.into_iter().map(|name| choose(ports, &each(name))).collect::<Result<_, _>>()?,
+    };
+    wish.queue_pairs(chosen.len())?;
+    Ok(chosen)
 }
 
 /// What to use of these ports, of one device.
@@ -369,16 +377,12 @@ pub fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
     if ports.is_empty() {
         return Err(PortError::NoDevice);
     }
-    let (device, number) = match wish.device.as_deref().map(|text| text.split_once(':').unwrap_or((text, "")))
-    {
-        Some((device, number)) => (Some(device), number.parse::<u8>().ok()),
-        None => (None, None),
+    let is_named = |port: &&Port| match wish.device.as_deref().map(|text| (text, text.split_once(':'))) {
+        None => true,
+        Some((device, None)) => port.device == device,
+        Some((_, Some((device, number)))) => port.device == device && number.parse() == Ok(port.number),
     };
-    let named: Vec<&Port> = ports
-        .iter()
-        .filter(|port| device.is_none_or(|device| port.device == device))
-        .filter(|port| number.is_none_or(|number| port.number == number))
-        .collect();
+    let named: Vec<&Port> = ports.iter().filter(is_named).collect();
     if named.is_empty() {
         let known: Vec<String> =
             ports.iter().map(|port| format!("{}:{}", port.device, port.number)).collect();
@@ -432,87 +436,4 @@ fn shown(address: Ipv6Addr) -> IpAddr {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn gid(index: u32, address: &str, kind: Kind) -> Gid {
-        Gid { index, address: address.parse().unwrap(), kind, interface: Some("eth0".to_owned()) }
-    }
-
-    fn port(device: &str, is_active: bool) -> Port {
-        let gids = vec![
-            gid(0, "fe80::1", Kind::RoceV1),
-            gid(1, "fe80::1", Kind::RoceV2Local),
-            gid(2, "::ffff:10.0.0.1", Kind::RoceV1),
-            gid(3, "::ffff:10.0.0.1", Kind::RoceV2Ipv4),
-        ];
-        Port { device: device.to_owned(), number: 1, is_active, gids }
-    }
-
-    #[test]
-    fn the_first_active_port_and_its_best_address_are_taken_with_a_reason() {
-        let chosen = choose(&[port("a", false), port("b", true)], &Wish::default()).unwrap();
-        assert_eq!((chosen.device.as_str(), chosen.gid.index), ("b", 3));
-        assert_eq!(
-            chosen.reason,
-            "b:1, GID index 3 (10.0.0.1, RoCE v2 over IPv4): RoCE v2 over IPv4 is the best of 4"
-        );
-    }
-
-    #[test]
-    fn wishes_are_kept_or_refused_with_what_there_is() {
-        let ports = [port("a", true), port("b", true)];
-        let wish = |device: &str, interface: Option<&str>, gid_index| Wish {
-            device: Some(device.to_owned()),
-            interface: interface.map(str::to_owned),
-            gid_index,
-            ..Wish::default()
-        };
-        assert_eq!(choose(&ports, &wish("b:1", Some("10.0.0.1"), None)).unwrap().device, "b");
-        assert_eq!(choose(&ports, &wish("b", None, Some(0))).unwrap().gid.kind, Kind::RoceV1);
-        let missing = choose(&ports, &wish("b", None, Some(9))).unwrap_err();
-        assert_eq!(missing.to_string(), "GID index 9 does not exist on b:1; there are 0 1 2 3");
-        assert!(matches!(choose(&ports, &wish("c", None, None)), Err(PortError::NoSuchDevice { .. })));
-        assert!(matches!(choose(&ports, &wish("a", Some("eth9"), None)), Err(PortError::NoPort { .. })));
-        assert_eq!(choose(&[], &Wish::default()), Err(PortError::NoDevice));
-        let down = choose(&[port("a", false)], &Wish::default()).unwrap_err();
-        assert!(down.to_string().contains("a:1 is down"), "{down}");
-    }
-
-    #[test]
-    fn how_to_connect_is_one_of_two_words() {
-        assert_eq!("rendezvous".parse(), Ok(Connect::Rendezvous));
-        assert_eq!("cm".parse(), Ok(Connect::RdmaCm));
-        let error = "udp".parse::<Connect>().unwrap_err();
-        assert_eq!(error.to_string(), "PLEACH_VERBS_CONNECT is 'udp'; take 'rendezvous' or 'cm'");
-    }
-
-    #[test]
-    fn several_devices_are_taken_in_their_order_each_with_its_best_address() {
-        let ports = [port("a", true), port("b", true), port("c", false)];
-        let named = |text: &str| Wish { device: Some(text.to_owned()), ..Wish::default() };
-        let chosen = choose_all(&ports, &named("b,a")).unwrap();
-        assert_eq!(chosen.iter().map(|chosen| chosen.device.as_str()).collect::<Vec<_>>(), ["b", "a"]);
-        let down = choose_all(&ports, &named("a,c")).unwrap_err();
-        assert_eq!(down, PortError::NoPort { looked_at: vec![Unusable::Down { port: "c:1".to_owned() }] });
-        let many = choose_all(&ports, &named("a,a,a,a,a")).unwrap_err();
-        assert_eq!(many, PortError::TooManyDevices { wanted: 5 });
-    }
-
-    #[test]
-    fn an_ethernet_port_without_addresses_is_told_apart_from_one_that_is_down() {
-        let bare = Port { gids: Vec::new(), ..port("a", true) };
-        let refused = choose(&[bare], &Wish::default()).unwrap_err();
-        let no_address = Unusable::NoAddress { port: "a:1".to_owned(), of: None };
-        assert_eq!(refused, PortError::NoPort { looked_at: vec![no_address] });
-    }
-
-    #[test]
-    fn queue_pairs_on_all_nics_are_at_most_what_immediates_tell_apart() {
-        let wish = |queue_pairs| Wish { queue_pairs, ..Wish::default() };
-        assert_eq!(wish(None).queue_pairs(1), Ok(1));
-        assert_eq!(wish(Some(8)).queue_pairs(2), Ok(8));
-        assert_eq!(wish(Some(9)).queue_pairs(2), Err(PortError::QueuePairs { wanted: 9, most: 8 }));
-        assert!(wish(Some(0)).queue_pairs(1).is_err());
-    }
-}
+mod tests;

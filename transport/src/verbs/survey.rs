@@ -4,7 +4,7 @@
 use super::library::library;
 use super::limits::{Limits, NotMade};
 use super::objects::{self, Context, Domain, MemoryRegion};
-use super::{LoadError, OpenError, PortError, sys};
+use super::{LoadError, OpenError, PortError, RdmaCmLoadError, sys};
 use crate::memory::SharedMemory;
 
 /// Memory that is registered to find out whether this process may, in bytes: more than the usual limit of 8 MiB.
@@ -26,6 +26,8 @@ pub struct PortSeen {
 /// A device that could be opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Opened {
+    /// The file of its provider, with its version where that has one.
+    pub provider: Option<String>,
     /// Its ports, but for those that did not answer.
     pub ports: Vec<PortSeen>,
     /// Most queue pairs.
@@ -64,6 +66,15 @@ pub fn survey() -> Result<Vec<DeviceSeen>, LoadError> {
     Ok(names.into_iter().map(look).collect())
 }
 
+/// Whether librdmacm is here, by which ranks are joined where that is wished.
+///
+/// # Errors
+///
+/// It is not, or it is too old.
+pub fn rdma_cm() -> Result<(), RdmaCmLoadError> {
+    super::cm::is_here()
+}
+
 fn open(name: &str) -> Result<Opened, OpenError> {
     let refused = |what| {
         let device = name.to_owned();
@@ -85,7 +96,10 @@ fn open(name: &str) -> Result<Opened, OpenError> {
     let registered = SharedMemory::new(REGISTERED_BYTES)
         .map_err(NotMade::from)
         .and_then(|memory| MemoryRegion::new(&domain, memory, 0, sys::IBV_ACCESS_LOCAL_WRITE));
+    // Providers lie under names of libibverbs', which lead to those with versions.
+    let provider = context.provider().map(|path| path.canonicalize().unwrap_or(path));
     Ok(Opened {
+        provider: provider.and_then(|path| Some(path.file_name()?.to_str()?.to_owned())),
         ports: (1..=limits.phys_port_cnt).filter_map(seen).collect(),
         queue_pairs_max: u32::try_from(limits.max_qp).unwrap_or(0),
         regions_max: u32::try_from(limits.max_mr).unwrap_or(0),

@@ -58,6 +58,11 @@ const BACKLOG: u32 = 16;
 /// Who sends a caller away because of what it said: the control stream tells why.
 const REJECTED_BY_ITS_USER: i32 = 28;
 
+/// Whether the library can be used.
+pub(super) fn is_here() -> Result<(), LoadError> {
+    library::library().map(drop)
+}
+
 /// Why the connection manager did not join two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
