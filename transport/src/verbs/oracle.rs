@@ -168,6 +168,21 @@ fn types_and_constants_are_those_of_this_systems_headers() {
         };
     }
     assert_eq!(places!(OurAtomic), places!(TheirAtomic), "an atomic's operands");
+    type OurBinding = sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1;
+    use rdma_sys::bind_mw_t as TheirBinding;
+    macro_rules! places {
+        ($binding:ty) => {
+            [
+                size_of::<$binding>(),
+                offset_of!($binding, mw),
+                offset_of!($binding, rkey),
+                offset_of!($binding, bind_info),
+            ]
+        };
+    }
+    assert_eq!(places!(OurBinding), places!(TheirBinding), "what binds a memory window");
+    let theirs = offset_of!(rdma_sys::ibv_send_wr, bind_mw_tso_union);
+    assert_eq!(offset_of!(sys::ibv_send_wr, __bindgen_anon_2), theirs, "where a request has it");
     assert!(same_in!(rdma_sys).len() > 100);
 }
 
@@ -182,27 +197,13 @@ fn types_and_constants_are_those_of_newer_headers() {
     assert!(same_in!(ibverbs_sys).len() > 100);
 }
 
-#[test]
-fn all_that_is_used_is_compared() {
-    let mut compared = same_in!(rdma_sys);
-    // Numbers, and what is compared by hand above.
-    assert_eq!(size_of::<sys::ibv_mtu>(), size_of::<rdma_sys::ibv_mtu::Type>());
-    assert_eq!(size_of::<sys::ibv_qp_state>(), size_of::<rdma_sys::ibv_qp_state::Type>());
-    compared.extend(["ibv_mtu", "ibv_qp_state", "ibv_port_attr", "ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]);
-    compared.extend(["ibv_send_wr__bindgen_ty_2__bindgen_ty_2"]);
-    // Flags in one of them, numbers in the other.
-    macro_rules! same_flags {
-        ($($flag:ident)*) => {
-            $(assert_eq!(sys::$flag, rdma_sys::ibv_device_cap_flags::$flag.0, stringify!($flag));
-            assert_eq!(sys::$flag, ibverbs_sys::$flag, stringify!($flag));
-            compared.insert(stringify!($flag));)*
-        };
-    }
-    same_flags!(IBV_DEVICE_MEM_WINDOW_TYPE_2A IBV_DEVICE_MEM_WINDOW_TYPE_2B);
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/verbs");
-    let mut used = BTreeSet::new();
+/// What the sources of this folder and those below it name of libibverbs.
+fn names_used(folder: &Path, used: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).expect("the sources are there") {
         let path = entry.expect("readable").path();
+        if path.is_dir() {
+            names_used(&path, used);
+        }
         if path.extension().is_none_or(|ending| ending != "rs") || path.ends_with("oracle.rs") {
             continue;
         }
@@ -217,6 +218,30 @@ fn all_that_is_used_is_compared() {
             }
         }
     }
+}
+
+#[test]
+fn all_that_is_used_is_compared() {
+    let mut compared = same_in!(rdma_sys);
+    // Numbers, and what is compared by hand above.
+    assert_eq!(size_of::<sys::ibv_mtu>(), size_of::<rdma_sys::ibv_mtu::Type>());
+    assert_eq!(size_of::<sys::ibv_qp_state>(), size_of::<rdma_sys::ibv_qp_state::Type>());
+    compared.extend(["ibv_mtu", "ibv_qp_state", "ibv_port_attr", "ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]);
+    compared.extend(["ibv_send_wr__bindgen_ty_2__bindgen_ty_2", "ibv_send_wr__bindgen_ty_4__bindgen_ty_1"]);
+    assert_eq!(sys::IBV_MW_TYPE_2, rdma_sys::ibv_mw_type::IBV_MW_TYPE_2, "the kind of memory windows");
+    assert_eq!(sys::IBV_MW_TYPE_2, ibverbs_sys::IBV_MW_TYPE_2, "the kind of memory windows");
+    compared.insert("IBV_MW_TYPE_2");
+    // Flags in one of them, numbers in the other.
+    macro_rules! same_flags {
+        ($($flag:ident)*) => {
+            $(assert_eq!(sys::$flag, rdma_sys::ibv_device_cap_flags::$flag.0, stringify!($flag));
+            assert_eq!(sys::$flag, ibverbs_sys::$flag, stringify!($flag));
+            compared.insert(stringify!($flag));)*
+        };
+    }
+    same_flags!(IBV_DEVICE_MEM_WINDOW_TYPE_2A IBV_DEVICE_MEM_WINDOW_TYPE_2B);
+    let mut used = BTreeSet::new();
+    names_used(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/verbs"), &mut used);
     assert!(used.len() > 50, "only {used:?}");
     let missing: Vec<_> = used.iter().filter(|name| !compared.contains(name.as_str())).collect();
     assert!(missing.is_empty(), "compare these too: {missing:?}");
