@@ -275,7 +275,7 @@ mod softroce {
         drop(changed);
         let error = text(&outputs[1].stderr);
         assert_eq!(outputs[1].status.code(), Some(1), "{error}");
-        assert!(error.contains("rxe2:1 is down (ip link set its interface up"), "{error}");
+        assert!(error.contains("rxe2:1 is down ('ip link set h2 up'"), "{error}");
         let error = text(&outputs[0].stderr);
         assert_eq!(outputs[0].status.code(), Some(1), "{error}");
         assert!(error.contains("rank 1"), "{error}");

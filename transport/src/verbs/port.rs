@@ -79,8 +79,28 @@ pub struct Port {
     pub number: u8,
     /// Whether its link is up.
     pub is_active: bool,
+    /// The state of its link, as the kernel writes it: `1: DOWN`, `2: INIT`, `4: ACTIVE`.
+    pub state: String,
+    /// Whether it is of an InfiniBand subnet, and not of Ethernet.
+    pub is_infiniband: bool,
+    /// The network interface under it, where one shows; none for InfiniBand.
+    pub interface: Option<String>,
     /// The addresses that are in use, by index.
     pub gids: Vec<Gid>,
+}
+
+impl Port {
+    /// What to do where its link is down.
+    fn remedy(&self) -> String {
+        match &self.interface {
+            _ if self.is_infiniband && self.state.ends_with("INIT") => {
+                "no subnet manager answers: start opensm on one host of its subnet".to_owned()
+            }
+            _ if self.is_infiniband => "look at the cable and the switch; 'ibstat' says more".to_owned(),
+            Some(name) => format!("'ip link set {name} up', or look at its cable"),
+            None => "set its network interface up, or look at its cable".to_owned(),
+        }
+    }
 }
 
 /// What was asked for.
@@ -255,10 +275,12 @@ pub enum PortError {
 #[non_exhaustive]
 pub enum Unusable {
     /// Its link is down.
-    #[error("{port} is down (ip link set its interface up, or look at the cable)")]
+    #[error("{port} is down ({remedy})")]
     Down {
         /// Device and number.
         port: String,
+        /// What to do.
+        remedy: String,
     },
     /// Its table of GIDs has no entry that does.
     #[error(
@@ -289,16 +311,26 @@ pub fn ports(sysfs: &Path, devices: &[String]) -> Result<Vec<Port>, PortError> {
         for number in numbers(&folder)? {
             let port = folder.join(number.to_string());
             let state = read(&port.join("state")).unwrap_or_default();
-            let gids = gids(&port)?;
-            let number = number as u8;
-            found.push(Port { device: device.clone(), number, is_active: state.starts_with('4'), gids });
+            let is_infiniband = read(&port.join("link_layer")).is_none_or(|layer| layer == "InfiniBand");
+            let gids = gids(&port, is_infiniband)?;
+            let interface = if is_infiniband { None } else { interface(&sysfs.join(device), &port) };
+            let (device, number, is_active) = (device.clone(), number as u8, state.starts_with('4'));
+            found.push(Port { device, number, is_active, state, is_infiniband, interface, gids });
         }
     }
     Ok(found)
 }
 
-fn gids(port: &Path) -> Result<Vec<Gid>, PortError> {
-    let is_infiniband = read(&port.join("link_layer")).is_none_or(|layer| layer == "InfiniBand");
+/// The network interface under an Ethernet port. Addresses go with the link, but not their places in the table.
+fn interface(device: &Path, port: &Path) -> Option<String> {
+    let table = port.join("gid_attrs/ndevs");
+    let places = numbers(&table).unwrap_or_default().into_iter();
+    let of_table = places.filter_map(|index| read(&table.join(index.to_string()))).next();
+    // Of a device made of software.
+    of_table.or_else(|| read(&device.join("parent"))).filter(|name| !name.is_empty())
+}
+
+fn gids(port: &Path, is_infiniband: bool) -> Result<Vec<Gid>, PortError> {
     let mut found = Vec::new();
     for index in numbers(&port.join("gids"))? {
         // Entries that are not used have no type, or cannot be read.
@@ -393,7 +425,7 @@ pub fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
     for port in named {
         let name = format!("{}:{}", port.device, port.number);
         if !port.is_active {
-            looked_at.push(Unusable::Down { port: name });
+            looked_at.push(Unusable::Down { port: name, remedy: port.remedy() });
             continue;
         }
         let has = |gid: &&Gid| wish.interface.as_deref().is_none_or(|wanted| fits(gid, wanted));

@@ -13,7 +13,9 @@ fn port(device: &str, is_active: bool) -> Port {
         gid(2, "::ffff:10.0.0.1", Kind::RoceV1),
         gid(3, "::ffff:10.0.0.1", Kind::RoceV2Ipv4),
     ];
-    Port { device: device.to_owned(), number: 1, is_active, gids }
+    let (device, interface) = (device.to_owned(), Some("eth0".to_owned()));
+    let state = if is_active { "4: ACTIVE" } else { "1: DOWN" }.to_owned();
+    Port { device, number: 1, is_active, state, is_infiniband: false, interface, gids }
 }
 
 #[test]
@@ -46,7 +48,13 @@ fn wishes_are_kept_or_refused_with_what_there_is() {
     assert!(matches!(choose(&ports, &wish("a", Some("eth9"), None)), Err(PortError::NoPort { .. })));
     assert_eq!(choose(&[], &Wish::default()), Err(PortError::NoDevice));
     let down = choose(&[port("a", false)], &Wish::default()).unwrap_err();
-    assert!(down.to_string().contains("a:1 is down"), "{down}");
+    assert!(down.to_string().contains("a:1 is down ('ip link set eth0 up'"), "{down}");
+    let infiniband = Port { is_infiniband: true, interface: None, ..port("a", false) };
+    let down = choose(std::slice::from_ref(&infiniband), &Wish::default()).unwrap_err();
+    assert!(down.to_string().contains("'ibstat' says more"), "{down}");
+    let unmanaged = Port { state: "2: INIT".to_owned(), ..infiniband };
+    let down = choose(&[unmanaged], &Wish::default()).unwrap_err();
+    assert!(down.to_string().contains("start opensm"), "{down}");
 }
 
 #[test]
@@ -64,7 +72,8 @@ fn several_devices_are_taken_in_their_order_each_with_its_best_address() {
     let chosen = choose_all(&ports, &named("b,a")).unwrap();
     assert_eq!(chosen.iter().map(|chosen| chosen.device.as_str()).collect::<Vec<_>>(), ["b", "a"]);
     let down = choose_all(&ports, &named("a,c")).unwrap_err();
-    assert_eq!(down, PortError::NoPort { looked_at: vec![Unusable::Down { port: "c:1".to_owned() }] });
+    let PortError::NoPort { looked_at } = down else { panic!("{down}") };
+    assert!(matches!(&looked_at[..], [Unusable::Down { port, .. }] if port == "c:1"), "{looked_at:?}");
     let many = choose_all(&ports, &named("a,a,a,a,a")).unwrap_err();
     assert_eq!(many, PortError::TooManyDevices { wanted: 5 });
     let without_pairs = Wish { queue_pairs: Some(9), ..named("a,b") };

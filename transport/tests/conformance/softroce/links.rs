@@ -163,7 +163,7 @@ fn a_port_that_is_down_is_refused_with_what_to_do() {
         panic!("rxe2 is down");
     };
     let text = error.to_string();
-    assert!(text.contains("rxe2:1 is down (ip link set"), "{text}");
+    assert!(text.contains("rxe2:1 is down ('ip link set h2 up'"), "{text}");
 }
 
 #[test]
