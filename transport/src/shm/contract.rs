@@ -303,8 +303,8 @@ impl Device for ShmDevice {
 
     fn is_flushed(&self) -> bool {
         let has_said_bye = || {
-            let connected = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_)));
-            !self.is_leaving || connected.into_iter().all(|peer| peer.said_bye)
+            let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_an_end());
+            !self.is_leaving || watching.all(|peer| peer.said_bye)
         };
         self.large.is_empty()
             && self.waiting.is_empty()

@@ -118,6 +118,13 @@ pub(super) enum State {
     Severed,
 }
 
+impl State {
+    /// Whether the peer may be there to see how this rank ends.
+    pub(super) fn may_see_an_end(&self) -> bool {
+        matches!(self, Self::Connected(_) | Self::Left)
+    }
+}
+
 pub(super) struct Connected {
     pub(super) link: Link,
     /// What the peer's cells count.
@@ -517,10 +524,11 @@ impl ShmDevice {
         }
     }
 
-    /// Says goodbye to whom nothing is left to be said.
+    /// Says goodbye to whom nothing is left to be said. Also to those who have said it themselves: they may still have
+    /// something to say to others, and would take this rank for lost when its process ends.
     pub(super) fn say_bye(&mut self) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
-            if !peer.said_bye && peer.pending == 0 && matches!(peer.state, State::Connected(_)) {
+            if !peer.said_bye && peer.pending == 0 && peer.state.may_see_an_end() {
                 peer.said_bye = true;
                 self.shared.directory().bye(rank as Rank);
             }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
 use super::super::socket::{ReceiveError, receive, send};
-use super::{PATIENCE, Station};
+use super::{PATIENCE, Station, pair};
 use crate::Rank;
 use crate::clock;
 use crate::device::{Address, Device, Event};
@@ -72,6 +72,21 @@ fn a_packet_sent_right_before_the_end_of_a_stream_is_received_before_the_end() {
         }
     });
     assert_eq!(overtaken, 0, "so many streams ended before the packet that was sent before their end");
+}
+
+/// A rank that still has something to say to others is not gone when it has said goodbye to one.
+#[test]
+fn who_is_told_goodbye_and_leaves_too_says_so() {
+    let [mut zero, mut one] = pair();
+    zero.device.leave();
+    one.until_event(&Event::Left { peer: 0 });
+    one.device.leave();
+    one.until("the goodbye has gone out", |station| station.device.is_flushed());
+    drop(one);
+    zero.until("the end of the other", |station| {
+        station.log.iter().any(|event| matches!(event, Event::Left { peer: 1 } | Event::PeerLost { .. }))
+    });
+    assert!(zero.log.contains(&Event::Left { peer: 1 }), "{:?}", zero.log);
 }
 
 #[test]
