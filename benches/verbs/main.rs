@@ -47,6 +47,9 @@ struct Arguments {
     /// How often everything is measured [default: 7, quick 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
+    /// Measure only what has this in its name: "notices", "writes of 64 KiB"
+    #[arg(long, value_name = "TEXT", conflicts_with = "write_docs")]
+    only: Option<String>,
     /// Only compile the programs of others, to start them on another machine that sees these files
     #[arg(long)]
     build: bool,
@@ -85,7 +88,9 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     let rounds = arguments.rounds.unwrap_or(if arguments.quick { ROUNDS.1 } else { ROUNDS.0 });
     let mut best = Best::default();
     for round in 1..=rounds {
-        for task in tasks() {
+        let is_asked =
+            |task: &Task| arguments.only.as_ref().is_none_or(|text| task.to_string().contains(text));
+        for task in tasks().into_iter().filter(is_asked) {
             for contender in Contender::of(&task) {
                 let measured = contender.measure(&programs, &task, &devices, arguments.gid_index);
                 match &measured {
