@@ -13,7 +13,7 @@ use super::layout::longest_block;
 use super::program::Program;
 use super::signature::Stream;
 use crate::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
-use crate::generate::packed::Pace;
+use crate::generate::packed::{Pace, cells_of_pair_max};
 
 /// Cells before this one tell credits: see [`super::credit`].
 pub(super) const FIRST_CELL: u32 = 2;
@@ -45,17 +45,24 @@ const _: () = assert!(SCRATCH_BYTES <= SMALL_SCRATCH_BYTES);
 
 const LARGE_BANKS: usize = 2;
 const LARGE_CELLS_BASE: u32 = SMALL_CELLS_BASE + SMALL_BANKS as u32 * SMALL_CELLS;
-const LARGE_CELLS: u32 = 1024;
-/// Scratch of a large bank, in bytes.
-const LARGE_SCRATCH_BYTES: u64 = 16 << 20;
+/// Scratch of a large bank, in bytes: what is under way along a hundred trees that are ten deep, up and down.
+pub(super) const LARGE_SCRATCH_BYTES: u64 = 32 << 20;
 /// Largest chunk of a block that is put, in bytes: fits the second-level cache several times over, and is long beside a
 /// notice.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 /// The same where peers' memory is mapped: what is staged for them stays in the cache that they read it from.
 const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 
-/// Cells that a rank keeps for each peer.
-pub const CELLS: usize = (LARGE_CELLS_BASE + LARGE_BANKS as u32 * LARGE_CELLS) as usize;
+/// Cells of a large bank, in a group of so many ranks.
+const fn large_cells(ranks: u32) -> u32 {
+    cells_of_pair_max(ranks)
+}
+
+/// Cells that a rank keeps for each peer, in a group of so many ranks.
+#[must_use]
+pub const fn cells(ranks: u32) -> usize {
+    (LARGE_CELLS_BASE + LARGE_BANKS as u32 * large_cells(ranks)) as usize
+}
 
 const ALIGN_BYTES: usize = 64;
 
@@ -128,7 +135,7 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
         } else {
             let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
             let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
-            (Class::Large, LARGE_CELLS, LARGE_SCRATCH_BYTES, chunk_max)
+            (Class::Large, large_cells(program.ranks), LARGE_SCRATCH_BYTES, chunk_max)
         };
     let room = longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES);
     let fits = program.cells <= cells_max
@@ -211,13 +218,13 @@ pub(super) struct Banks {
 }
 
 impl Banks {
-    /// The bank of run `run`, which is the next one.
-    pub(super) fn take(&mut self, class: Class, run: u64) -> Bank {
+    /// The bank of run `run`, which is the next one, in a group of so many ranks.
+    pub(super) fn take(&mut self, class: Class, run: u64, ranks: u32) -> Bank {
         let (index, used, cells, scratch) = match class {
             Class::Large => {
                 let index = self.large_runs % LARGE_BANKS;
                 self.large_runs += 1;
-                let cells = LARGE_CELLS_BASE + index as u32 * LARGE_CELLS;
+                let cells = LARGE_CELLS_BASE + index as u32 * large_cells(ranks);
                 let scratch = SMALL_BANKS as u64 * SMALL_SCRATCH_BYTES + index as u64 * LARGE_SCRATCH_BYTES;
                 (index, &mut self.large[..], cells, scratch)
             }

@@ -167,7 +167,7 @@ impl Engine {
                 let number = self.next_run;
                 self.next_run += 1;
                 self.history = signature::chain(self.history, plan.signature);
-                (number, self.history, self.banks.take(plan.class, number))
+                (number, self.history, self.banks.take(plan.class, number, self.ranks))
             }
             Stream::Messages { from, to } => {
                 let number = self.journal.messages(from, to).begun();

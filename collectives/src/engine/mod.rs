@@ -50,7 +50,7 @@ use pleach_transport::{
 };
 
 pub use address::Address;
-pub use bank::{CELLS, TooLarge};
+pub use bank::{TooLarge, cells};
 use board::Answer;
 pub use board::Board;
 pub use bytes::Bytes;

@@ -225,7 +225,7 @@ mod tests {
                     assert!(plan.layout.chunk_bytes(lane.block, 0) <= room, "{name}, {bytes} bytes");
                 }
                 assert!(
-                    u64::from(program.slots) * plan.unit_bytes as u64 <= 16 << 20,
+                    u64::from(program.slots) * plan.unit_bytes as u64 <= bank::LARGE_SCRATCH_BYTES,
                     "{name}, {bytes} bytes"
                 );
             }

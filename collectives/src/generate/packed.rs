@@ -33,14 +33,19 @@ use super::tree::{Forest, Shape, Tree};
 use super::{Access, in_turn};
 
 /// Chunks under way of a tree, where cells and scratch suffice for so many.
-const WINDOW: u32 = 8;
-/// What cells suffice for: notices of a chunk of every tree from one rank to another, times the window.
-const CELLS_OF_PAIR_MAX: u32 = 1024;
+const WINDOW: u32 = 32;
+/// What cells suffice for: notices of a chunk of every tree from one rank to another, times the window. Some hundred trees, where
+/// links are alike in nothing, have 21 chunks each under way.
+const CELLS_OF_PAIR_MAX: u32 = 4096;
+/// The same in groups of more ranks than are packed so finely, in which every rank keeps cells for very many others.
+const CELLS_OF_PAIR_MAX_OF_MANY: u32 = 1024;
+/// Most ranks that have so many cells.
+const FEW_RANKS_MAX: u32 = 64;
 /// Chunks for each edge of the longest way where they cost nothing, of all trees together: many trees fill each other's
 /// gaps, few have to be cut finer.
 const CHUNKS_A_HOP_OF_ALL: u32 = 2048;
 /// The same of one tree, at least and at most.
-const CHUNKS_A_HOP: std::ops::RangeInclusive<u32> = 16..=128;
+const CHUNKS_A_HOP: std::ops::RangeInclusive<u32> = 40..=128;
 
 /// Chunks of a window that are to be under way at least, besides those that take their turns on links: with fewer the chunks are so
 /// long that filling the pipeline takes more than waiting.
@@ -199,7 +204,7 @@ impl PackedTrees {
         }
         let loss = weigh(&mut trees, &packing.trees);
         let (of_pair, of_rank) = notices(ranks, &trees);
-        let window = WINDOW.min(CELLS_OF_PAIR_MAX / of_pair.max(1)).max(1);
+        let window = WINDOW.min(cells_of_pair_max(ranks) / of_pair.max(1)).max(1);
         let chunk_ns = message_ns.saturating_mul(u64::from(of_rank));
         let (hops, latency_ns, round_trip_ns) = ways(packing, topology)?;
         let bytes_per_s = u64::try_from(packing.rate.to_integer()).unwrap_or(u64::MAX).max(1);
@@ -299,6 +304,11 @@ impl Pace {
         let shortest_ns = (self.held_ns / covered).max(1);
         wanted.min(nanos / shortest_ns).max(1)
     }
+}
+
+/// How many notices one rank may have on their way to another in a call, in a group of so many.
+pub(crate) const fn cells_of_pair_max(ranks: u32) -> u32 {
+    if ranks <= FEW_RANKS_MAX { CELLS_OF_PAIR_MAX } else { CELLS_OF_PAIR_MAX_OF_MANY }
 }
 
 /// Checks the form of a tree and says whose data it carries.

@@ -12,7 +12,7 @@ use crate::choices::ChoicesError;
 use crate::compute::cuda::{CudaCompute, Staging};
 use crate::compute::{Compute, ComputeError, HostCompute};
 use crate::cost::{CostModel, Platform};
-use crate::engine::{Board, CELLS};
+use crate::engine::{Board, cells};
 use crate::generate::Access;
 use crate::hosts::HostMap;
 use crate::topology::Topology;
@@ -208,6 +208,7 @@ pub(super) fn wiring(topology: &Topology, platform: &Platform) -> Arc<Wiring> {
 pub(super) fn settings(options: &Options) -> JoinOptions {
     let algorithm = options.algorithm.as_ref().map_or_else(|| "auto".to_owned(), ToString::to_string);
     let topology = |topology: &Arc<Topology>| format!("{:016x}", topology_digest(topology));
+    let cells = cells(options.world.world_size);
     JoinOptions {
         fabric: options.fabric,
         // What must be equal for ranks to choose the same schedules and number the same cells.
@@ -215,12 +216,12 @@ pub(super) fn settings(options: &Options) -> JoinOptions {
             ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
             ("algorithm".to_owned(), algorithm),
             ("choices".to_owned(), options.choices.knob()),
-            ("cells".to_owned(), CELLS.to_string()),
+            ("cells".to_owned(), cells.to_string()),
             ("memory".to_owned(), memory(options.space).to_owned()),
             ("reproducible".to_owned(), options.reproducible.to_string()),
             ("topology".to_owned(), options.topology.as_ref().map_or_else(|| "none".to_owned(), topology)),
         ],
-        cells: CELLS,
+        cells,
         timeout: options.join_timeout,
     }
 }

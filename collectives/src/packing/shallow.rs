@@ -26,8 +26,11 @@ use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
 
-/// How much work exchanges may take all in all, in ranks looked at.
+/// How much work exchanges may take all in all, in ranks looked at: some milliseconds,
 const WORK_MAX: usize = 200_000;
+/// and up to a fifth of a second where there are more ranks than that is meant for, which take longer to pack anyway.
+const WORK_MAX_OF_MANY: usize = 5_000_000;
+const FEW_RANKS_MAX: u32 = 16;
 
 /// By how many trees splitting may make a packing larger, in parts of what it had.
 const SPLITS_MAX_FRACTION: usize = 4;
@@ -78,6 +81,7 @@ pub(super) fn make_shallow(packing: &mut Packing, topology: &Topology) {
         ranks: topology.ranks() as usize,
         trees: packing.trees.iter().map(|tree| Grown::of(tree, unit, way, topology)).collect(),
         work: 0,
+        work_max: if topology.ranks() <= FEW_RANKS_MAX { WORK_MAX } else { WORK_MAX_OF_MANY },
     };
     forest.trees.iter_mut().for_each(|tree| tree.measure(way, topology.ranks() as usize));
     forest.merge();
@@ -266,6 +270,7 @@ struct Forest {
     trees: Vec<Grown>,
     /// Ranks looked at.
     work: usize,
+    work_max: usize,
 }
 
 impl Forest {
@@ -325,7 +330,7 @@ impl Forest {
                 self.work += self.ranks;
                 for partner in self.partners(deep, place, other, &inside) {
                     self.work += 4 * self.ranks;
-                    if self.work >= WORK_MAX {
+                    if self.work >= self.work_max {
                         return false;
                     }
                     if self.try_exchange((deep, place), (other, partner)) {

@@ -10,7 +10,7 @@ use pleach_transport::{Device, DeviceConfig, Nanos};
 use crate::Rank;
 use crate::compute::simulated::{Sabotage, SimulatedCompute};
 use crate::cost::Platform;
-use crate::engine::{Board, CELLS, Engine, Witness};
+use crate::engine::{Board, Engine, Witness, cells};
 use crate::generate::Access;
 use crate::group::{Known, Planner};
 use crate::hosts::HostMap;
@@ -131,7 +131,7 @@ impl Cluster {
                     rank: rank as Rank,
                     world_size: ranks,
                     secret: None,
-                    cells: CELLS,
+                    cells: cells(ranks),
                     connect_timeout: CONNECT_TIMEOUT,
                     interface: None,
                     responder: board.clone(),
