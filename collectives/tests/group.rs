@@ -382,6 +382,8 @@ fn wrong_arguments_are_errors_that_harm_nobody(fabric: Fabric) {
             group.broadcast(&mut data, 2),
             Err(CollectiveError::NoSuchRank { rank: 2, world_size: 2 })
         ));
+        // Whole pages of this would be more than there are addresses.
+        assert!(matches!(group.buffer::<f64>(usize::MAX), Err(CollectiveError::Memory { .. })));
         let own = group.rank();
         assert!(matches!(group.send(&data, own), Err(CollectiveError::Own { .. })));
         group.all_reduce(&mut data, ReduceOp::Sum).unwrap();

@@ -194,6 +194,53 @@ fn a_trace_has_a_track_a_rank_and_every_call() {
     }
 }
 
+/// Calls of several groups at once on one track would be drawn as if one were inside another.
+#[test]
+fn groups_that_are_split_have_tracks_of_their_own_in_a_trace() {
+    let folder = Folder::new();
+    let path = folder.0.join("trace.json");
+    with_group(
+        Fabric::Shm,
+        4,
+        |options| options.observe.trace = Some(path.clone()),
+        |group| {
+            for count in [1, 2] {
+                let part = group.split(Some(group.rank() % 2), 0).unwrap().expect("a colour was named");
+                part.all_reduce(&mut vec![1i32; count], ReduceOp::Sum).unwrap();
+                part.close().unwrap();
+            }
+            group.close().unwrap();
+        },
+    );
+    let text = std::fs::read_to_string(&path).unwrap();
+    let trace: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let events = trace["traceEvents"].as_array().unwrap();
+    let tracks: Vec<(&Value, &str)> = events
+        .iter()
+        .filter(|event| event["name"] == "thread_name")
+        .map(|event| (&event["pid"], event["args"]["name"].as_str().unwrap()))
+        .collect();
+    let mut names: Vec<&str> = tracks.iter().map(|(_, name)| *name).collect();
+    names.sort_unstable();
+    let of_parts = [
+        "rank 0 (rank 0 of all)",
+        "rank 0 (rank 1 of all)",
+        "rank 1 (rank 2 of all)",
+        "rank 1 (rank 3 of all)",
+    ];
+    let mut expected = [&["rank 0", "rank 1", "rank 2", "rank 3"][..], &of_parts, &of_parts].concat();
+    expected.sort_unstable();
+    assert_eq!(names, expected, "{text}");
+    for (pid, name) in tracks.iter().filter(|(pid, _)| **pid != 0) {
+        let rank: u64 = name[5..6].parse().unwrap();
+        let calls =
+            events.iter().filter(|event| event["ph"] == "X" && event["pid"] == **pid && event["tid"] == rank);
+        assert_eq!(calls.count(), 2, "the all-reduce and the barrier of closing: {text}");
+        let group = events.iter().find(|event| event["name"] == "process_name" && event["pid"] == **pid);
+        assert!(group.unwrap()["args"]["name"].as_str().unwrap().starts_with("part s"), "{text}");
+    }
+}
+
 fn scrape(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -358,6 +405,25 @@ fn the_flight_recorder_names_the_operation_that_failed_and_those_before() {
     let begun = record["begun"].as_array().unwrap();
     assert_eq!(begun.len(), 3, "{text}");
     assert_eq!(begun[2]["call"], unfinished["call"]);
+}
+
+#[test]
+fn every_group_of_a_process_that_fails_leaves_a_record() {
+    let folder = Folder::new();
+    with_group(
+        Fabric::Shm,
+        2,
+        |options| options.observe.flight_recorder = Some(folder.0.clone()),
+        |group| {
+            let part = group.split(Some(0), 0).unwrap().expect("a colour was named");
+            part.abort();
+            group.abort();
+            assert!(part.barrier().is_err() && group.barrier().is_err());
+        },
+    );
+    let files = std::fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
+    let records = files.filter(|path| path.to_string_lossy().contains("pleach-flight-rank")).count();
+    assert_eq!(records, 4, "of two groups, one a rank");
 }
 
 #[test]

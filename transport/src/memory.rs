@@ -192,6 +192,13 @@ pub(crate) fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
     }
 }
 
+/// So many bytes in whole pages, one at least. More than there are addresses is an error as any other memory that cannot be
+/// had.
+fn whole_pages(len: usize) -> io::Result<usize> {
+    let bytes = len.max(1).checked_next_multiple_of(MEMORY_ALIGN_BYTES);
+    bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| rustix::io::Errno::NOMEM.into())
+}
+
 /// What a person can do about shared memory that the system refuses.
 #[must_use]
 pub fn remedy(error: &io::Error) -> &'static str {
@@ -238,7 +245,7 @@ impl SharedMemory {
     ///
     /// What the kernel says: out of memory, or too many files.
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
-        let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
+        let mapped_bytes = whole_pages(len)?;
         let file = sealed_file("pleach", mapped_bytes, SealFlags::empty())?;
         let memory = Self::map(file, len, mapped_bytes)?;
         prefer_own_node(memory.base, mapped_bytes);
@@ -252,7 +259,7 @@ impl SharedMemory {
     /// What the kernel says, or `InvalidInput` when the file is shorter than `len` or could be made so: touching bytes
     /// beyond its end would be a fatal signal.
     pub fn from_file(file: OwnedFd, len: usize) -> io::Result<Arc<Self>> {
-        let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
+        let mapped_bytes = whole_pages(len)?;
         let have = rustix::fs::fstat(&file)?.st_size;
         if !fcntl_get_seals(&file)?.contains(SEALS_FIXED_SIZE)
             || have < 0

@@ -27,10 +27,11 @@ impl Observed {
         rank: Rank,
         ranks: u32,
     ) -> Result<Self, GroupError> {
-        let Observe { flight_recorder, trace, metrics, .. } = &options.observe;
+        let Observe { flight_recorder, trace, metrics, part } = &options.observe;
         let trace = match trace {
             Some(path) => Some(
-                Trace::new(path, rank).map_err(|source| GroupError::Trace { path: path.clone(), source })?,
+                Trace::new(path, rank, part.as_ref())
+                    .map_err(|source| GroupError::Trace { path: path.clone(), source })?,
             ),
             None => None,
         };

@@ -15,7 +15,7 @@ use super::join::{expect_memory, settings};
 use super::{CollectiveError, Group, JoinGroupError, Options};
 use crate::Rank;
 use crate::engine::Board;
-use crate::observe::Observe;
+use crate::observe::{Observe, Part};
 use crate::topology::Topology;
 
 /// Sets the calls of a split apart from a caller's own all-gather.
@@ -118,7 +118,8 @@ impl Group {
         let world = World { rank, world_size: size, local_rank: None, ..before.world.clone() };
         // This group's ports are taken, by this group.
         let metrics = before.observe.metrics.filter(|address| address.port() == 0);
-        let observe = Observe { metrics, ..before.observe.clone() };
+        let part = Some(self.part(name));
+        let observe = Observe { metrics, part, ..before.observe.clone() };
         let options = Options { world, timeout: self.timeout, topology, space, observe, ..before.clone() };
         let board = Arc::new(Board::new(rank));
         let joined = match &self.shared.store {
@@ -130,6 +131,16 @@ impl Group {
             _ => join(&options.world, &settings(&options), board.clone()),
         };
         Ok(Self::joined(joined?, board, &options)?)
+    }
+
+    /// A part of this group, as traces call it.
+    fn part(&self, name: &str) -> Part {
+        match &self.shared.options.observe.part {
+            Some(Part { name: before, joined_rank }) => {
+                Part { name: format!("{before}.{name}"), joined_rank: *joined_rank }
+            }
+            None => Part { name: name.to_owned(), joined_rank: self.rank() },
+        }
     }
 }
 

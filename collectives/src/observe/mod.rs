@@ -37,6 +37,7 @@ pub use report::{PeerReport, Report, ShapeReport};
 pub use scale::Distribution;
 pub(crate) use server::Server;
 pub use settings::Observe;
+pub(crate) use settings::Part;
 pub use shape::Shape;
 pub(crate) use trace::Trace;
 

@@ -1,13 +1,18 @@
 //! The flight recorder: what a rank did last, in a file once its group has failed.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::json::Quoted;
 use super::{Failure, Flight, Observations};
 use crate::Rank;
 use crate::engine::{Board, Descriptor};
+
+/// How many records of a rank this process has written to a folder: several groups of a process fail when a rank dies.
+static WRITTEN: Mutex<BTreeMap<(PathBuf, Rank), u32>> = Mutex::new(BTreeMap::new());
 
 /// Writes one file a group.
 #[derive(Debug)]
@@ -28,7 +33,7 @@ impl Recorder {
         if self.is_done.swap(true, Ordering::Relaxed) {
             return;
         }
-        let path = folder.join(format!("pleach-flight-rank{rank}-{}.json", std::process::id()));
+        let path = path(folder, rank);
         let text = text(rank, failure, &observations.last_flights(), &board.last_calls());
         match std::fs::write(&path, text) {
             Ok(()) => tracing::warn!(
@@ -42,6 +47,19 @@ impl Recorder {
             }
         }
     }
+}
+
+/// The file of this process's next record: the first has the plain name, later ones a number behind it.
+fn path(folder: &Path, rank: Rank) -> PathBuf {
+    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = written.entry((folder.to_owned(), rank)).or_default();
+    *number += 1;
+    let process = std::process::id();
+    let name = match *number {
+        1 => format!("pleach-flight-rank{rank}-{process}.json"),
+        number => format!("pleach-flight-rank{rank}-{process}-{number}.json"),
+    };
+    folder.join(name)
 }
 
 /// One line an operation; times in microseconds of the host's monotonic clock.

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::Rank;
+
 /// Names the folder of [`Observe::flight_recorder`].
 const FLIGHT_RECORDER_VARIABLE: &str = "PLEACH_FLIGHT_RECORDER";
 /// Names the file of [`Observe::trace`].
@@ -13,16 +15,28 @@ const TRACE_VARIABLE: &str = "PLEACH_TRACE";
 #[non_exhaustive]
 pub struct Observe {
     /// A folder that is there. When the group fails, each rank that is in a call then or makes one later writes its last
-    /// operations there, as `pleach-flight-rank<R>-<process>.json`. From `PLEACH_FLIGHT_RECORDER`.
+    /// operations there, as `pleach-flight-rank<R>-<process>.json`; further groups of the process that fail as the same
+    /// rank with `-2`, `-3` behind that. From `PLEACH_FLIGHT_RECORDER`.
     pub flight_recorder: Option<PathBuf>,
     /// A file for every call, one track a rank, in the form that Perfetto and `chrome://tracing` read; ranks that share the
-    /// file system share the file. Written when the group's last handle is dropped; then every call reads the clock twice.
-    /// From `PLEACH_TRACE`.
+    /// file system share the file. Groups that are split from it have tracks of their own there. Written when the group's last
+    /// handle is dropped; then every call reads the clock twice. From `PLEACH_TRACE`.
     pub trace: Option<PathBuf>,
     /// Answers `GET /metrics` in Prometheus' text form; `pleach top` reads it. Rank `r` of a host listens on this port plus
     /// `r`, or on any free one for port 0; groups that are split from it on a free one or not at all. Whoever reaches the address may read it: use a loopback address, or a network
     /// that you trust.
     pub metrics: Option<SocketAddr>,
+    /// Which group this is, if it was split from another.
+    pub(crate) part: Option<Part>,
+}
+
+/// A group that was split from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The same on all of its ranks, and no other group's.
+    pub(crate) name: String,
+    /// This rank in the group that was joined.
+    pub(crate) joined_rank: Rank,
 }
 
 impl Observe {
@@ -30,6 +44,10 @@ impl Observe {
     #[must_use]
     pub fn from_env() -> Self {
         let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        Self { flight_recorder: path(FLIGHT_RECORDER_VARIABLE), trace: path(TRACE_VARIABLE), metrics: None }
+        Self {
+            flight_recorder: path(FLIGHT_RECORDER_VARIABLE),
+            trace: path(TRACE_VARIABLE),
+            ..Self::default()
+        }
     }
 }

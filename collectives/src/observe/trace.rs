@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Flight;
 use super::json::Quoted;
+use super::settings::Part;
 use super::shape::Shape;
 use crate::Rank;
 
@@ -27,17 +28,18 @@ static BEGUN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 #[derive(Debug)]
 pub(crate) struct Trace {
     path: PathBuf,
+    part: Option<Part>,
     events: Mutex<(Vec<Flight>, u64)>,
 }
 
 impl Trace {
-    /// To be written to `path`; rank 0 begins the file anew.
-    pub(crate) fn new(path: &Path, rank: Rank) -> io::Result<Self> {
+    /// To be written to `path`; rank 0 begins the file anew, but not for a part of a group: there may be events of others.
+    pub(crate) fn new(path: &Path, rank: Rank, part: Option<&Part>) -> io::Result<Self> {
         let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
-        if rank == 0 && begun.insert(path.to_owned()) {
+        if rank == 0 && part.is_none() && begun.insert(path.to_owned()) {
             File::create(path)?;
         }
-        Ok(Self { path: path.to_owned(), events: Mutex::default() })
+        Ok(Self { path: path.to_owned(), part: part.cloned(), events: Mutex::default() })
     }
 
     pub(super) fn add(&self, flight: Flight) {
@@ -53,7 +55,7 @@ impl Trace {
         let (events, left_out) =
             std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
         let path = self.path.display();
-        match append(&self.path, &lines(rank, &events, left_out, shape)) {
+        match append(&self.path, &lines(rank, self.part.as_ref(), &events, left_out, shape)) {
             Ok(()) => tracing::info!(rank, "trace of {} calls added to {path}", events.len()),
             Err(error) => tracing::warn!(rank, "no trace: {path} ({error}); name a file that can be written"),
         }
@@ -62,22 +64,34 @@ impl Trace {
 
 fn lines<'a>(
     rank: Rank,
+    part: Option<&Part>,
     events: &[Flight],
     left_out: u64,
     shape: impl Fn(&Flight) -> Option<&'a Shape>,
 ) -> String {
-    let mut text = format!(
-        "\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":{rank},\"args\":{{\"name\":\"rank {rank}\",\
+    let mut text = String::new();
+    let group = part.map_or(0, group_number);
+    let mut name = format!("rank {rank}");
+    // Writing to a string cannot fail.
+    if let Some(Part { name: part, joined_rank }) = part {
+        let _ = write!(name, " (rank {joined_rank} of all)");
+        let _ = write!(
+            text,
+            "\n{{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":{group},\"args\":{{\"name\":\"part {part}\"}}}},"
+        );
+    }
+    let _ = write!(
+        text,
+        "\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{group},\"tid\":{rank},\"args\":{{\"name\":\"{name}\",\
          \"calls_left_out\":{left_out}}}}}"
     );
     for flight in events {
         let Flight { run, call, begun, ended, latest, .. } = flight;
         let (begun_us, took_us) = (begun.0 as f64 / 1e3, ended.0.saturating_sub(begun.0) as f64 / 1e3);
         let algorithm = shape(flight).map_or("", |shape| &shape.algorithm);
-        // Writing to a string cannot fail.
         let _ = write!(
             text,
-            ",\n{{\"name\":{},\"cat\":\"{}\",\"ph\":\"X\",\"pid\":0,\"tid\":{rank},\"ts\":{begun_us:.3},\
+            ",\n{{\"name\":{},\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{group},\"tid\":{rank},\"ts\":{begun_us:.3},\
              \"dur\":{took_us:.3},\"args\":{{\"run\":{run},\"algorithm\":{}",
             Quoted(&call.to_string()),
             call.collective.name(),
@@ -89,6 +103,17 @@ fn lines<'a>(
         text.push_str("}}");
     }
     text
+}
+
+/// What tells the tracks of a part from those of other groups in one file: the form has numbers for that, and the ranks of
+/// a part have only its name in common (FNV-1a of it; the group that was joined has 0).
+fn group_number(part: &Part) -> u32 {
+    let hash = part
+        .name
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    // Some readers take numbers above i32::MAX for negative ones.
+    (hash >> 1).max(1)
 }
 
 /// Adds events to the file's list, under its lock.
@@ -115,4 +140,23 @@ fn append(path: &Path, lines: &str) -> io::Result<()> {
     text.push_str(END);
     // One call, so that a process that is killed meanwhile rarely leaves half of it.
     file.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_adds_to_what_others_have_written_and_a_new_job_begins_anew() {
+        let path = std::env::temp_dir().join(format!("pleach-trace-{}.json", std::process::id()));
+        std::fs::write(&path, "of a job before").unwrap();
+        let part = |name: &str| Part { name: name.to_owned(), joined_rank: 2 };
+        // Rank 0 of a part in a process that is another rank of the group that was joined.
+        Trace::new(&path, 0, Some(&part("s0-1"))).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "of a job before");
+        Trace::new(&path, 0, None).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        std::fs::remove_file(&path).unwrap();
+        assert_ne!(group_number(&part("s0-1")), group_number(&part("s1-1")));
+    }
 }

@@ -172,3 +172,10 @@ fn a_responder_that_blocks_does_not_keep_its_device_from_being_dropped() {
     one.until_lost(0);
     go_on.send(()).expect("the watcher still waits");
 }
+
+#[test]
+fn more_memory_than_there_are_addresses_is_an_error() {
+    for len in [usize::MAX, usize::MAX - 4096, isize::MAX as usize] {
+        assert!(SharedMemory::new(len).is_err(), "{len}");
+    }
+}
