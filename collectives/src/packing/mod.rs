@@ -47,6 +47,7 @@ mod greedy;
 pub mod large;
 pub mod latency;
 mod peel;
+mod renumbered;
 pub mod ring;
 #[cfg(test)]
 pub(crate) mod samples;

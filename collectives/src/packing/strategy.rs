@@ -11,6 +11,7 @@ use super::directed::pack_directed;
 use super::flows::pack_flows;
 use super::large::pack_all;
 use super::latency::longest_way;
+use super::renumbered::Renumbered;
 use super::{Certificate, Packing, Rate, greedy};
 use crate::Rank;
 use crate::collective::Collective;
@@ -290,7 +291,15 @@ fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOption
 fn one_by_one(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
     match greedy::is_exact_within_reach(topology) {
         true => pack_directed(topology, collective, options.trees_per_root),
-        false => greedy::pack_one_way(topology, collective, options.trees_per_root),
+        false => {
+            let pack = |topology: &Topology, collective| {
+                greedy::pack_one_way(topology, collective, options.trees_per_root)
+            };
+            match collective.root().and_then(|root| Renumbered::from_rank(topology, root)) {
+                Some(renumbered) => renumbered.pack(collective, pack),
+                None => pack(topology, collective),
+            }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::topology::{NodeId, NodeKind, Topology};
 
 use permutation::Classes;
 pub use permutation::Permutation;
-use refine::Graph;
+use refine::{Colouring, Graph, Trace};
 use search::{Limits, automorphisms};
 pub use semiregular::Semiregular;
 
@@ -30,6 +30,12 @@ mod tests;
 
 /// Arcs and nodes that one search looks at, at most: about two seconds of work.
 const WORK_MAX: u64 = 400_000_000;
+
+/// The same for an order of all nodes: some tenths of a second.
+const ORDER_WORK_MAX: u64 = 50_000_000;
+
+/// Of a node that is not to be taken for any other; ranks have 0 and switches 1.
+const FIRST_COLOUR: u64 = 2;
 
 /// Nodes singled out in vain on the way to one automorphism.
 const FAILURES_MAX: u32 = 2_000;
@@ -181,6 +187,27 @@ impl Symmetry {
     pub fn work(&self) -> u64 {
         self.work
     }
+}
+
+/// All nodes, this one first, in an order that depends on how they are linked: where nodes that colours do not tell apart look
+/// the same, a topology and its shuffled copy get orders that an automorphism carries into each other. None where that takes long.
+#[must_use]
+pub(super) fn order_from(topology: &Topology, first: NodeId) -> Option<Vec<NodeId>> {
+    if topology.nodes().len() > SYMMETRY_NODES_MAX {
+        return None;
+    }
+    let mut graph = graph(topology, Vec::new());
+    graph.colours[first.0 as usize] = FIRST_COLOUR;
+    let mut colouring = Colouring::new(&graph);
+    while let Some(cell) = colouring.largest_cell() {
+        if colouring.work > ORDER_WORK_MAX {
+            return None;
+        }
+        let node = colouring.cell_at(cell).iter().copied().min()?;
+        colouring.single_out(&graph, node, &mut Trace::Kept(&mut Vec::new()));
+    }
+    let others = colouring.elements().iter().map(|&node| NodeId(node)).filter(|node| *node != first);
+    Some(std::iter::once(first).chain(others).collect())
 }
 
 /// The graph of a topology, with further arcs.
