@@ -6,7 +6,7 @@ use std::time::Duration;
 use pleach_collectives::Collective;
 use pleach_collectives::packing::allocations::allocations;
 use pleach_collectives::packing::{PackOptions, Packing, check, pack};
-use pleach_collectives::topology::{LATENCY_NS, Node, NodeId, Topology, preset};
+use pleach_collectives::topology::{LATENCY_NS, NodeId, Topology, preset};
 use pleach_transport::clock;
 
 /// Topologies, what is packed on each, and what is demanded.
@@ -106,16 +106,11 @@ pub(crate) fn targets() -> Result<Vec<Target>, String> {
     let large = made("dgx-h100:128")?;
     for (name, topology, collective, trees_per_root) in [
         ("dgx-h100:128 all-gather, one tree a root", large.clone(), Collective::AllGather, Some(1)),
-        ("dgx-h100:128 all-gather, nodes shuffled", shuffled(&large)?, Collective::AllGather, Some(1)),
+        ("dgx-h100:128 all-gather, nodes shuffled", shuffled(&large), Collective::AllGather, Some(1)),
         ("dgx-h100:128 all-reduce", large.clone(), Collective::AllReduce, None),
-        ("dgx-h100:128 all-reduce, nodes shuffled", shuffled(&large)?, Collective::AllReduce, None),
+        ("dgx-h100:128 all-reduce, nodes shuffled", shuffled(&large), Collective::AllReduce, None),
         ("dgx-h100:128 broadcast", large.clone(), Collective::Broadcast { root: 0 }, None),
-        (
-            "dgx-h100:128 broadcast, nodes shuffled",
-            shuffled(&large)?,
-            Collective::Broadcast { root: 0 },
-            None,
-        ),
+        ("dgx-h100:128 broadcast, nodes shuffled", shuffled(&large), Collective::Broadcast { root: 0 }, None),
     ] {
         targets.push(Target {
             name,
@@ -149,23 +144,13 @@ fn numbers() -> impl FnMut(u64) -> u64 {
 }
 
 /// The same with nodes in another order.
-fn shuffled(topology: &Topology) -> Result<Topology, String> {
+fn shuffled(topology: &Topology) -> Topology {
     let mut below = numbers();
-    let mut order: Vec<usize> = (0..topology.nodes().len()).collect();
+    let mut order: Vec<NodeId> = (0..topology.nodes().len() as u32).map(NodeId).collect();
     for place in 1..order.len() {
         order.swap(place, below(place as u64 + 1) as usize);
     }
-    let mut builder = Topology::builder();
-    let mut places = vec![NodeId(0); order.len()];
-    for node in order {
-        let Node { name, kind } = &topology.nodes()[node];
-        places[node] = builder.node(name.clone(), *kind);
-    }
-    for link in topology.links() {
-        let (from, to) = (places[link.from.0 as usize], places[link.to.0 as usize]);
-        builder.link(from, to, link.bytes_per_s, link.latency_ns);
-    }
-    builder.build().map_err(|error| error.to_string())
+    topology.in_order(&order)
 }
 
 /// So many pairs of ranks, each joined by a link of its own bandwidth, as a generator of numbers picks them.

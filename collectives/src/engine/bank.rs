@@ -53,15 +53,10 @@ const CHUNK_BYTES_MAX: usize = 256 << 10;
 /// The same where peers' memory is mapped: what is staged for them stays in the cache that they read it from.
 const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 
-/// Cells of a large bank, in a group of so many ranks.
-const fn large_cells(ranks: u32) -> u32 {
-    cells_of_pair_max(ranks)
-}
-
 /// Cells that a rank keeps for each peer, in a group of so many ranks.
 #[must_use]
 pub const fn cells(ranks: u32) -> usize {
-    (LARGE_CELLS_BASE + LARGE_BANKS as u32 * large_cells(ranks)) as usize
+    (LARGE_CELLS_BASE + LARGE_BANKS as u32 * cells_of_pair_max(ranks)) as usize
 }
 
 const ALIGN_BYTES: usize = 64;
@@ -135,7 +130,7 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
         } else {
             let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
             let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
-            (Class::Large, large_cells(program.ranks), LARGE_SCRATCH_BYTES, chunk_max)
+            (Class::Large, cells_of_pair_max(program.ranks), LARGE_SCRATCH_BYTES, chunk_max)
         };
     let room = longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES);
     let fits = program.cells <= cells_max
@@ -224,7 +219,7 @@ impl Banks {
             Class::Large => {
                 let index = self.large_runs % LARGE_BANKS;
                 self.large_runs += 1;
-                let cells = LARGE_CELLS_BASE + index as u32 * large_cells(ranks);
+                let cells = LARGE_CELLS_BASE + index as u32 * cells_of_pair_max(ranks);
                 let scratch = SMALL_BANKS as u64 * SMALL_SCRATCH_BYTES + index as u64 * LARGE_SCRATCH_BYTES;
                 (index, &mut self.large[..], cells, scratch)
             }

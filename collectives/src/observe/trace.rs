@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
+use std::hash::{Hash, Hasher};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +16,7 @@ use super::json::Quoted;
 use super::settings::Part;
 use super::shape::Shape;
 use crate::Rank;
+use crate::engine::Hasher64;
 
 /// Calls kept; later ones are left out, and the file says how many.
 const EVENTS_MAX: usize = 1 << 20;
@@ -106,14 +108,12 @@ fn lines<'a>(
 }
 
 /// What tells the tracks of a part from those of other groups in one file: the form has numbers for that, and the ranks of
-/// a part have only its name in common (FNV-1a of it; the group that was joined has 0).
+/// a part have only its name in common (a hash of it; the group that was joined has 0).
 fn group_number(part: &Part) -> u32 {
-    let hash = part
-        .name
-        .bytes()
-        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let mut hasher = Hasher64::default();
+    part.name.hash(&mut hasher);
     // Some readers take numbers above i32::MAX for negative ones.
-    (hash >> 1).max(1)
+    ((hasher.finish() >> 33) as u32).max(1)
 }
 
 /// Adds events to the file's list, under its lock.

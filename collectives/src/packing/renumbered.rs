@@ -23,17 +23,7 @@ impl<'t> Renumbered<'t> {
     /// With this rank as the first; none where finding the order takes long.
     pub(super) fn from_rank(original: &'t Topology, first: Rank) -> Option<Self> {
         let nodes = order_from(original, original.node(first))?;
-        let mut builder = Topology::builder();
-        let mut numbers = vec![NodeId(0); nodes.len()];
-        for &node in &nodes {
-            let kind = original.nodes()[node.0 as usize].kind;
-            numbers[node.0 as usize] = builder.node(original.name(node).to_owned(), kind);
-        }
-        for link in original.links() {
-            let (from, to) = (numbers[link.from.0 as usize], numbers[link.to.0 as usize]);
-            builder.link(from, to, link.bytes_per_s, link.latency_ns);
-        }
-        let topology = builder.build().expect("what holds for links holds whatever their ends are called");
+        let topology = original.in_order(&nodes);
         Some(Self { original, topology, nodes })
     }
 
@@ -43,12 +33,7 @@ impl<'t> Renumbered<'t> {
         collective: Collective,
         pack: impl FnOnce(&Topology, Collective) -> Packing,
     ) -> Packing {
-        let from_first = match collective {
-            Collective::Broadcast { .. } => Collective::Broadcast { root: 0 },
-            Collective::Reduce { .. } => Collective::Reduce { root: 0 },
-            other => other,
-        };
-        let mut packing = pack(&self.topology, from_first);
+        let mut packing = pack(&self.topology, collective.with_root(0));
         packing.collective = collective;
         for tree in &mut packing.trees {
             tree.root = self.rank(tree.root);
@@ -83,17 +68,9 @@ mod tests {
 
     /// The same with all nodes in another order.
     fn shuffled(topology: &Topology, step: usize) -> Topology {
-        let nodes = topology.nodes();
-        let mut builder = Topology::builder();
-        let mut numbers = vec![NodeId(0); nodes.len()];
-        for place in (0..nodes.len()).map(|place| place * step % nodes.len()) {
-            numbers[place] = builder.node(nodes[place].name.clone(), nodes[place].kind);
-        }
-        for link in topology.links() {
-            let (from, to) = (numbers[link.from.0 as usize], numbers[link.to.0 as usize]);
-            builder.link(from, to, link.bytes_per_s, link.latency_ns);
-        }
-        builder.build().unwrap()
+        let nodes = topology.nodes().len();
+        let order: Vec<NodeId> = (0..nodes).map(|place| NodeId((place * step % nodes) as u32)).collect();
+        topology.in_order(&order)
     }
 
     #[test]

@@ -30,6 +30,7 @@ use crate::topology::{NodeId, Topology};
 const WORK_MAX: usize = 200_000;
 /// and up to a fifth of a second where there are more ranks than that is meant for, which take longer to pack anyway.
 const WORK_MAX_OF_MANY: usize = 5_000_000;
+/// Most ranks for which milliseconds count.
 const FEW_RANKS_MAX: u32 = 16;
 
 /// By how many trees splitting may make a packing larger, in parts of what it had.

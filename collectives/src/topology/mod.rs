@@ -317,6 +317,26 @@ impl Topology {
         }
         builder.build().expect("what holds for links holds for their reverse")
     }
+
+    /// The same with its nodes numbered in this order, which has each of them once; so ranks are numbered in it too.
+    #[must_use]
+    pub fn in_order(&self, nodes: &[NodeId]) -> Self {
+        let mut numbers = vec![NodeId(0); nodes.len()];
+        let mut builder = Builder {
+            nodes: Vec::with_capacity(nodes.len()),
+            links: Vec::with_capacity(self.links.len()),
+            pcie_ring_bytes_per_s: self.pcie_ring_bytes_per_s,
+        };
+        for &NodeId(node) in nodes {
+            let Node { name, kind } = self.nodes[node as usize].clone();
+            numbers[node as usize] = builder.node(name, kind);
+        }
+        let number = |node: NodeId| numbers[node.0 as usize];
+        for link in &self.links {
+            builder.add(Link { from: number(link.from), to: number(link.to), ..*link });
+        }
+        builder.build().expect("what holds for links holds whatever the numbers of their ends")
+    }
 }
 
 /// A topology under construction.

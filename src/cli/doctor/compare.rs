@@ -52,7 +52,7 @@ impl Statement {
                 note("rdma-gid", Some(IpAddr::V6(chosen.gid.address).to_canonical().to_string()));
                 let payload = port.and_then(|port| rdma::path_mtu(machine, port));
                 note("rdma-mtu", payload.map(|(now, _)| now.to_string()));
-                if let Some(name) = port.and_then(|port| rdma::interface(machine, port)) {
+                if let Some(name) = port.and_then(|port| port.interface.clone()) {
                     note("rdma-interface-mtu", mtu(&name));
                     note("rdma-interface", Some(name));
                 }

@@ -6,7 +6,7 @@ use pleach::transport::verbs::port::Port;
 
 use super::finding::{Finding, Section};
 use super::machine::Machine;
-use super::rdma::{interface, is_software, name_of};
+use super::rdma::{is_software, name_of};
 
 /// Counters of broken symbols and packets: a cable, a connector, a transceiver.
 const BROKEN: [&str; 6] = [
@@ -96,7 +96,7 @@ fn counters(machine: &Machine, port: &Port, section: &mut Section) {
     }
     if losses > packets.unwrap_or(0) / PACKETS_A_LOSS {
         let text = format!("packets were lost ({}): is the network lossless from end to end?", shown(&lost));
-        let command = match interface(machine, port) {
+        let command = match &port.interface {
             Some(interface) if !is_software(machine, port) => {
                 format!(
                     "sudo mlnx_qos -i {interface} --trust dscp --pfc 0,0,0,1,0,0,0,0   # and the same on the switches"
@@ -122,10 +122,10 @@ fn congestion(machine: &Machine, port: &Port, section: &mut Section) {
     if is_software(machine, port) {
         return section.ok(subject, "not needed: a device made of software");
     }
-    let Some(interface) = interface(machine, port) else {
+    let Some(interface) = &port.interface else {
         return section.ok(subject, "not needed: InfiniBand has credits");
     };
-    let folder = Path::new("sys/class/net").join(&interface).join("ecn");
+    let folder = Path::new("sys/class/net").join(interface).join("ecn");
     // Reaction point: slows down when told; notification point: tells.
     let enabled = |side: &str| -> Option<Vec<String>> {
         let folder = folder.join(side).join("enable");

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pleach::transport::auth::Secret;
 use pleach::transport::clock;
+use pleach::transport::verbs::port;
 
 use super::CommandError;
 use super::output::print;
@@ -190,7 +191,7 @@ fn uses(machine: &Machine) -> String {
     let ports = machine.rdma_ports().unwrap_or_default();
     let rdma = match rdma::choose(machine, ports) {
         _ if ports.is_empty() => "there is no RDMA device, so --fabric verbs is not possible".to_owned(),
-        Ok(chosen) => format!("--fabric verbs takes {}", rdma::reason(&chosen)),
+        Ok(chosen) => format!("--fabric verbs takes {}", port::reason(&chosen)),
         Err(reason) => format!("--fabric verbs is not possible ({reason})"),
     };
     format!("ranks will use: shm inside this host, {across}; {rdma}")

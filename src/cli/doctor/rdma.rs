@@ -67,11 +67,6 @@ fn listed(machine: &Machine, ports: &[Port]) -> Vec<Port> {
     seen.iter().flat_map(|seen| of(seen.name.as_str())).collect()
 }
 
-/// Why those were taken, in one line.
-pub(super) fn reason(chosen: &[Chosen]) -> String {
-    chosen.iter().map(|chosen| chosen.reason.as_str()).collect::<Vec<_>>().join("; ")
-}
-
 /// No RDMA device: whether there should be one.
 fn without(machine: &Machine, mut section: Section) -> Vec<Finding> {
     let folder = "sys/bus/pci/devices";
@@ -232,18 +227,6 @@ pub(super) fn name_of(port: &Port) -> String {
     format!("{}:{}", port.device, port.number)
 }
 
-/// The network interface under a port.
-pub(super) fn interface(machine: &Machine, port: &Port) -> Option<String> {
-    let of_address = port.gids.iter().find_map(|gid| gid.interface.clone());
-    // Addresses go with the link; their places in the table still name the interface.
-    let folder = format!("{}/gid_attrs/ndevs", folder_of(port));
-    let of_table =
-        || machine.names(&folder).iter().find_map(|index| machine.text(&format!("{folder}/{index}")));
-    let of_software = || machine.text(&format!("{FOLDER}/{}/parent", port.device));
-    let of_device = || machine.names(&format!("{FOLDER}/{}/device/net", port.device)).into_iter().next();
-    of_address.or_else(of_table).or_else(of_software).or_else(of_device).filter(|name| !name.is_empty())
-}
-
 /// Whether a port is of a device made of software.
 pub(super) fn is_software(machine: &Machine, port: &Port) -> bool {
     !machine.exists(&format!("{FOLDER}/{}/device", port.device))
@@ -259,13 +242,12 @@ fn link(machine: &Machine, port: &Port, all: &[Port], none_is_usable: bool, sect
     let state = word(state);
     let rate = said("rate").unwrap_or_else(|| "rate unknown".to_owned());
     let layer = said("link_layer").unwrap_or_else(|| "link layer unknown".to_owned());
-    let interface = interface(machine, port);
-    let over = interface.as_deref().map_or(String::new(), |name| format!(", {name}"));
+    let interface = port.interface.as_deref();
+    let over = interface.map_or(String::new(), |name| format!(", {name}"));
     if port.is_active {
         return section.ok(subject, format!("{state}, {rate}, {layer}{over}"));
     }
-    let (why, command) =
-        why_down(machine, layer == "InfiniBand", &state, said("phys_state"), interface.as_deref());
+    let (why, command) = why_down(machine, layer == "InfiniBand", &state, said("phys_state"), interface);
     let is_asked_for = machine.wish.as_ref().is_ok_and(|wish| {
         let mut names = wish.device.as_deref().unwrap_or_default().split(',').map(str::trim);
         names.any(|name| name == port.device || name == name_of(port))
@@ -316,7 +298,7 @@ fn why_down(
 /// Which address will be used, and why.
 fn address(machine: &Machine, ports: &[Port], chosen: Result<Vec<Chosen>, String>, section: &mut Section) {
     for port in ports.iter().filter(|port| port.is_active && port.gids.is_empty()) {
-        let command = match interface(machine, port) {
+        let command = match &port.interface {
             Some(name) => format!("sudo ip addr add ADDRESS/24 dev {name}"),
             None => "rdma link".to_owned(),
         };
@@ -377,9 +359,9 @@ fn other_choice(machine: &Machine, ports: &[Port]) -> String {
         Some("unset PLEACH_VERBS_QUEUE_PAIRS".to_owned())
     };
     let mended = other_index().or_else(other_interface).or_else(other_device).or_else(other_count);
-    mended.unwrap_or_else(|| match port::choose(&ports, &Wish::default()) {
-        Ok(_) => "unset PLEACH_VERBS_DEVICE PLEACH_VERBS_GID_INDEX PLEACH_INTERFACE".to_owned(),
-        Err(_) => "rdma link; ip addr".to_owned(),
+    mended.unwrap_or_else(|| match without(Wish::default()) {
+        Some(_) => "unset PLEACH_VERBS_DEVICE PLEACH_VERBS_GID_INDEX PLEACH_INTERFACE".to_owned(),
+        None => "rdma link; ip addr".to_owned(),
     })
 }
 
@@ -391,7 +373,7 @@ pub(super) fn path_mtu(machine: &Machine, port: &Port) -> Option<(u32, u32)> {
     {
         return Some((seen.path_mtu_bytes, seen.path_mtu_bytes_max));
     }
-    let name = interface(machine, port)?;
+    let name = port.interface.as_deref()?;
     let room = machine.number(&format!("sys/class/net/{name}/mtu"))?.try_into().unwrap_or(u32::MAX);
     let payload = room.saturating_sub(ROCE_HEADER_BYTES);
     let fits = [4096, 2048, 1024, 512, 256].into_iter().find(|bytes| *bytes <= payload)?;
@@ -403,8 +385,8 @@ fn payload(machine: &Machine, port: &Port, section: &mut Section) {
     let Some((now, most)) = path_mtu(machine, port) else {
         return section.unknown(subject, "neither its driver nor its interface says", "ibv_devinfo");
     };
-    let interface = interface(machine, port);
-    let own = interface.as_deref().and_then(|name| machine.number(&format!("sys/class/net/{name}/mtu")));
+    let interface = port.interface.as_deref();
+    let own = interface.and_then(|name| machine.number(&format!("sys/class/net/{name}/mtu")));
     let text = match (&interface, own) {
         (Some(name), Some(mtu)) => format!("{now} bytes of payload ({name} has MTU {mtu})"),
         _ => format!("{now} bytes of payload"),
@@ -440,7 +422,7 @@ impl Machine {
     /// The RDMA ports of this machine.
     pub(crate) fn rdma(&self) -> Overview {
         let ports = self.rdma_ports().unwrap_or_default().to_vec();
-        let chosen = choose(self, &ports).map(|chosen| reason(&chosen));
+        let chosen = choose(self, &ports).map(|chosen| port::reason(&chosen));
         let facts = |port: &Port| PortFacts {
             rate: self.text(&format!("{}/rate", folder_of(port))),
             layer: self.text(&format!("{}/link_layer", folder_of(port))),

@@ -15,7 +15,7 @@ use super::open::{hint, refused};
 use super::pair::Pair;
 use super::refusal::Refusal;
 use super::registered::Registered;
-use super::wire::{Announcement, Hello};
+use super::wire::{Announcement, Hello, LaneHello};
 use super::{Peer, VerbsDevice, desk};
 use crate::Rank;
 use crate::clock::{self, Nanos};
@@ -254,8 +254,7 @@ pub(super) fn not_joined(peer: Rank, error: io::Error) -> LossCause {
 
 /// Addresses of ports of the two that do not meet.
 fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
-    let lanes = nics.iter().cycle().zip(&hello.lanes);
-    lanes.map(|(nic, lane)| (nic.chosen.gid.kind, lane.kind)).find_map(|(own, peer)| {
+    facing(nics, hello).map(|(nic, lane)| (nic.chosen.gid.kind, lane.kind)).find_map(|(own, peer)| {
         let cause = LossCause::AddressKinds { own, peer };
         (!own.meets(peer)).then_some(cause)
     })
@@ -263,11 +262,17 @@ fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
 
 /// Packets that ports of the two do not have in common.
 pub(super) fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
-    let lanes = nics.iter().cycle().zip(&hello.lanes);
-    lanes.map(|(nic, lane)| (nic.port.active_mtu, u32::from(lane.mtu))).find_map(|(own, other)| {
-        let cause = LossCause::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
-        (own != other).then_some(cause)
-    })
+    facing(nics, hello).map(|(nic, lane)| (nic.port.active_mtu, u32::from(lane.mtu))).find_map(
+        |(own, other)| {
+            let cause = LossCause::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
+            (own != other).then_some(cause)
+        },
+    )
+}
+
+/// This rank's NICs, each with what the peer said of a queue pair that it is joined to.
+fn facing<'a>(nics: &'a [Nic], hello: &'a Hello) -> impl Iterator<Item = (&'a Nic, &'a LaneHello)> {
+    nics.iter().cycle().zip(&hello.lanes)
 }
 
 /// Bytes of the longest packet that the verbs number so.

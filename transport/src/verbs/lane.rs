@@ -459,16 +459,21 @@ impl Lane {
 
     /// What the request of this number is, if it has not ended.
     pub(super) fn operation(&self, number: u64) -> Operation {
-        let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
-        index.and_then(|index| self.sent.get(index)).map_or(Operation::Other, |sent| sent.operation)
+        self.place(number).map_or(Operation::Other, |place| self.sent[place].operation)
     }
 
     /// The request of this number failed because of what it names at the peer: who waits for it, from now on nobody, and what
     /// it named.
     pub(super) fn refuse(&mut self, number: u64) -> Option<(Waits, RegionKey)> {
-        let index = number.checked_sub(self.first)?;
-        let sent = self.sent.get_mut(usize::try_from(index).ok()?)?;
+        let place = self.place(number)?;
+        let sent = &mut self.sent[place];
         Some((std::mem::replace(&mut sent.waits, Waits::Nobody), sent.key))
+    }
+
+    /// Where the group of this number is among those that have not ended.
+    fn place(&self, number: u64) -> Option<usize> {
+        let place = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        (place < self.sent.len()).then_some(place)
     }
 
     /// Destroys the queue pair; whose transfers then have not ended.

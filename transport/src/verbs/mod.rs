@@ -192,8 +192,7 @@ impl VerbsDevice {
         }
         let chosen = port::choose_all(&ports, &wish)?;
         let queue_pairs = wish.queue_pairs(chosen.len())?;
-        let reasons: Vec<&str> = chosen.iter().map(|chosen| chosen.reason.as_str()).collect();
-        let reason = reasons.join("; ");
+        let reason = port::reason(&chosen);
         tracing::info!("verbs: {reason}");
         let opened = chosen.into_iter().map(|chosen| Opened::new(library, chosen));
         let opened = opened.collect::<Result<Vec<_>, _>>()?;

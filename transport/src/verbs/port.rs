@@ -83,7 +83,7 @@ pub struct Port {
     pub state: String,
     /// Whether it is of an InfiniBand subnet, and not of Ethernet.
     pub is_infiniband: bool,
-    /// The network interface under it, where one shows; none for InfiniBand.
+    /// The network interface under it, where one shows; of InfiniBand it carries IP over it.
     pub interface: Option<String>,
     /// The addresses that are in use, by index.
     pub gids: Vec<Gid>,
@@ -313,7 +313,7 @@ pub fn ports(sysfs: &Path, devices: &[String]) -> Result<Vec<Port>, PortError> {
             let state = read(&port.join("state")).unwrap_or_default();
             let is_infiniband = read(&port.join("link_layer")).is_none_or(|layer| layer == "InfiniBand");
             let gids = gids(&port, is_infiniband)?;
-            let interface = if is_infiniband { None } else { interface(&sysfs.join(device), &port) };
+            let interface = interface(&sysfs.join(device), &port, &gids);
             let (device, number, is_active) = (device.clone(), number as u8, state.starts_with('4'));
             found.push(Port { device, number, is_active, state, is_infiniband, interface, gids });
         }
@@ -321,13 +321,18 @@ pub fn ports(sysfs: &Path, devices: &[String]) -> Result<Vec<Port>, PortError> {
     Ok(found)
 }
 
-/// The network interface under an Ethernet port. Addresses go with the link, but not their places in the table.
-fn interface(device: &Path, port: &Path) -> Option<String> {
+/// The network interface of a port. Addresses go with the link, but not their places in the table.
+fn interface(device: &Path, port: &Path, gids: &[Gid]) -> Option<String> {
+    let of_address = gids.iter().find_map(|gid| gid.interface.clone());
     let table = port.join("gid_attrs/ndevs");
-    let places = numbers(&table).unwrap_or_default().into_iter();
-    let of_table = places.filter_map(|index| read(&table.join(index.to_string()))).next();
-    // Of a device made of software.
-    of_table.or_else(|| read(&device.join("parent"))).filter(|name| !name.is_empty())
+    let places = || numbers(&table).unwrap_or_default();
+    let of_table = || places().into_iter().find_map(|index| read(&table.join(index.to_string())));
+    let of_software = || read(&device.join("parent"));
+    let of_device = || {
+        let entries = fs::read_dir(device.join("device/net")).ok()?;
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).min()
+    };
+    of_address.or_else(of_table).or_else(of_software).or_else(of_device).filter(|name| !name.is_empty())
 }
 
 fn gids(port: &Path, is_infiniband: bool) -> Result<Vec<Gid>, PortError> {
@@ -400,12 +405,14 @@ pub fn choose_all(ports: &[Port], wish: &Wish) -> Result<Vec<Chosen>, PortError>
     Ok(chosen)
 }
 
+/// Why these were taken, in one line.
+#[must_use]
+pub fn reason(chosen: &[Chosen]) -> String {
+    chosen.iter().map(|chosen| chosen.reason.as_str()).collect::<Vec<_>>().join("; ")
+}
+
 /// What to use of these ports, of one device.
-///
-/// # Errors
-///
-/// See [`PortError`].
-pub fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
+fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
     if ports.is_empty() {
         return Err(PortError::NoDevice);
     }

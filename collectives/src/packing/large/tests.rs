@@ -5,29 +5,16 @@ use crate::packing::check;
 use crate::packing::digraph::Digraph;
 use crate::packing::samples::Random;
 use crate::packing::search::best_rate;
-use crate::topology::{Builder, preset};
+use crate::topology::preset;
 
 /// The same graph with its nodes in another order.
 fn shuffled(topology: &Topology, seed: u64) -> Topology {
     let mut random = Random(seed);
-    let mut order: Vec<usize> = (0..topology.nodes().len()).collect();
+    let mut order: Vec<NodeId> = (0..topology.nodes().len() as u32).map(NodeId).collect();
     for place in 1..order.len() {
         order.swap(place, random.below(place as u64 + 1) as usize);
     }
-    let mut builder = Builder::default();
-    let mut places = vec![NodeId(0); order.len()];
-    for &node in &order {
-        places[node] = builder.node(topology.nodes()[node].name.clone(), topology.nodes()[node].kind);
-    }
-    for link in topology.links() {
-        builder.link(
-            places[link.from.0 as usize],
-            places[link.to.0 as usize],
-            link.bytes_per_s,
-            link.latency_ns,
-        );
-    }
-    builder.build().unwrap()
+    topology.in_order(&order)
 }
 
 /// The bound of the general search, which goes over all ranks.

@@ -17,8 +17,8 @@ use crate::topology::{NodeId, NodeKind, Topology};
 
 use permutation::Classes;
 pub use permutation::Permutation;
-use refine::{Colouring, Graph, Trace};
-use search::{Limits, automorphisms};
+use refine::Graph;
+use search::{Limits, automorphisms, end_of_first_path};
 pub use semiregular::Semiregular;
 
 mod permutation;
@@ -33,9 +33,6 @@ const WORK_MAX: u64 = 400_000_000;
 
 /// The same for an order of all nodes: some tenths of a second.
 const ORDER_WORK_MAX: u64 = 50_000_000;
-
-/// Of a node that is not to be taken for any other; ranks have 0 and switches 1.
-const FIRST_COLOUR: u64 = 2;
 
 /// Nodes singled out in vain on the way to one automorphism.
 const FAILURES_MAX: u32 = 2_000;
@@ -69,15 +66,11 @@ impl Symmetry {
     /// Only what leaves each of these nodes in its place.
     #[must_use]
     pub fn fixing(topology: &Topology, fixed: &[NodeId]) -> Self {
-        let mut graph = graph(topology, Vec::new());
-        for (index, node) in fixed.iter().enumerate() {
-            graph.colours[node.0 as usize] = index as u64 + 2;
-        }
         if topology.nodes().len() > SYMMETRY_NODES_MAX {
             return Self::made_of(topology, Vec::new(), Vec::new(), false, 0);
         }
         let limits = Limits { work: WORK_MAX, failures: FAILURES_MAX, depth: DEPTH_MAX };
-        let found = automorphisms(&graph, limits);
+        let found = automorphisms(&graph_fixing(topology, fixed), limits);
         Self::made_of(topology, found.generators, found.basic_orbits, found.complete, found.work)
     }
 
@@ -196,18 +189,20 @@ pub(super) fn order_from(topology: &Topology, first: NodeId) -> Option<Vec<NodeI
     if topology.nodes().len() > SYMMETRY_NODES_MAX {
         return None;
     }
-    let mut graph = graph(topology, Vec::new());
-    graph.colours[first.0 as usize] = FIRST_COLOUR;
-    let mut colouring = Colouring::new(&graph);
-    while let Some(cell) = colouring.largest_cell() {
-        if colouring.work > ORDER_WORK_MAX {
-            return None;
-        }
-        let node = colouring.cell_at(cell).iter().copied().min()?;
-        colouring.single_out(&graph, node, &mut Trace::Kept(&mut Vec::new()));
-    }
-    let others = colouring.elements().iter().map(|&node| NodeId(node)).filter(|node| *node != first);
+    let limits = Limits { work: ORDER_WORK_MAX, failures: 0, depth: SYMMETRY_NODES_MAX };
+    let order = end_of_first_path(&graph_fixing(topology, &[first]), limits)?;
+    let others = order.into_iter().map(NodeId).filter(|node| *node != first);
     Some(std::iter::once(first).chain(others).collect())
+}
+
+/// The graph of a topology, in which none of these nodes is taken for any other.
+fn graph_fixing(topology: &Topology, fixed: &[NodeId]) -> Graph {
+    let mut graph = graph(topology, Vec::new());
+    for (index, node) in fixed.iter().enumerate() {
+        // Ranks have 0 and switches 1.
+        graph.colours[node.0 as usize] = index as u64 + 2;
+    }
+    graph
 }
 
 /// The graph of a topology, with further arcs.

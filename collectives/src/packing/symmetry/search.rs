@@ -60,18 +60,16 @@ struct Search<'g> {
     complete: bool,
 }
 
+/// All nodes in the order of the first path's end; none where a limit was met before.
+pub(super) fn end_of_first_path(graph: &Graph, limits: Limits) -> Option<Vec<u32>> {
+    let mut search = Search::new(graph, limits);
+    search.go_down();
+    search.complete.then(|| search.colouring.elements().to_vec())
+}
+
 /// Searches a graph for automorphisms.
 pub(super) fn automorphisms(graph: &Graph, limits: Limits) -> Found {
-    let mut search = Search {
-        graph,
-        limits,
-        colouring: Colouring::new(graph),
-        levels: Vec::new(),
-        order: Vec::new(),
-        from_moved: Vec::new(),
-        failures_left: 0,
-        complete: true,
-    };
+    let mut search = Search::new(graph, limits);
     search.go_down();
     search.order = search.colouring.elements().to_vec();
     let mut generators = Vec::new();
@@ -89,7 +87,20 @@ pub(super) fn automorphisms(graph: &Graph, limits: Limits) -> Found {
     Found { generators, basic_orbits, complete: search.complete, work }
 }
 
-impl Search<'_> {
+impl<'g> Search<'g> {
+    fn new(graph: &'g Graph, limits: Limits) -> Self {
+        Self {
+            graph,
+            limits,
+            colouring: Colouring::new(graph),
+            levels: Vec::new(),
+            order: Vec::new(),
+            from_moved: Vec::new(),
+            failures_left: 0,
+            complete: true,
+        }
+    }
+
     /// The first path. A path that is cut short finds nothing wrong: its end does not tell all nodes apart, and what does
     /// not carry arcs into arcs is refused.
     fn go_down(&mut self) {
