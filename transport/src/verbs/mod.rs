@@ -87,7 +87,6 @@ pub use self::library::LoadError;
 use self::library::library;
 pub use self::limits::{Kind as LimitKind, Limit};
 use self::nic::{Nic, Opened};
-use self::objects::{COMPLETIONS_AT_ONCE, Completion};
 use self::open::sizes;
 pub use self::open::{OpenError, QUEUE_DEPTH};
 use self::pair::{KnownRegions, Pair};
@@ -163,8 +162,7 @@ pub struct VerbsDevice {
     outbox: VecDeque<Event>,
     /// Kept to be used again.
     control_events: Vec<Event>,
-    completions: Vec<Completion>,
-    control_polled_at: Nanos,
+    control_due_at: Nanos,
     control_polls: u32,
     is_armed: bool,
     /// It was armed since the connection manager was last asked.
@@ -245,8 +243,7 @@ impl VerbsDevice {
             connect_timeout,
             outbox: VecDeque::with_capacity(64),
             control_events: Vec::with_capacity(64),
-            completions: Vec::with_capacity(COMPLETIONS_AT_ONCE),
-            control_polled_at: Nanos::ZERO,
+            control_due_at: Nanos::ZERO,
             control_polls: 0,
             is_armed: false,
             has_slept: false,
@@ -463,7 +460,7 @@ impl Device for VerbsDevice {
         }
         self.unfinished = self.take_completions();
         self.control_polls += 1;
-        let is_due = now.since(self.control_polled_at) >= CONTROL_INTERVAL
+        let is_due = now >= self.control_due_at
             || self.control_polls >= CONTROL_POLLS
             || self.desk.has_any()
             || self.control.has_news();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::lane::Sizes;
 use super::library::Library;
 use super::limits::{Limits, NotMade};
-use super::objects::{COMPLETIONS_AT_ONCE, Completion, Completions, Context, Domain, Receives};
+use super::objects::{COMPLETIONS_AT_ONCE, Completions, Context, Domain, Receives};
 use super::open::OpenError;
 use super::port::{Chosen, PortError, SYSFS};
 use super::{Counts, sys};
@@ -111,12 +111,14 @@ impl Nic {
         Counts { registrations, deregistrations, ..self.counts }
     }
 
-    /// Takes what has completed, at most one batch; how much.
-    pub(super) fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
+    /// Takes what has completed, at most one batch; how much, for [`Completions::found`].
+    pub(super) fn poll(&mut self) -> usize {
         self.counts.polls += 1;
-        let count = self.completions.poll(completions).unwrap_or(0);
-        self.counts.polls_with_completions += u64::from(count > 0);
-        self.counts.completions += count as u64;
+        let count = self.completions.poll().unwrap_or(0);
+        if count > 0 {
+            self.counts.polls_with_completions += 1;
+            self.counts.completions += count as u64;
+        }
         count
     }
 

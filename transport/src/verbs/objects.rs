@@ -208,8 +208,9 @@ impl Completions {
         unsafe { BorrowedFd::borrow_raw(self.descriptor()) }
     }
 
-    /// Appends what has completed, at most [`COMPLETIONS_AT_ONCE`]; how many.
-    pub(super) fn poll(&mut self, completions: &mut Vec<Completion>) -> io::Result<usize> {
+    /// Takes what has completed, at most [`COMPLETIONS_AT_ONCE`]; how many, each of which [`Completions::found`] tells until
+    /// the next look.
+    pub(super) fn poll(&mut self) -> io::Result<usize> {
         // SAFETY: the context's own function for its queue, and room for as many as it is told.
         let count = unsafe {
             let poll = self.operations().poll_cq.expect("every provider polls");
@@ -218,7 +219,13 @@ impl Completions {
         if count < 0 {
             return Err(io::Error::from_raw_os_error(-count));
         }
-        completions.extend(self.found[..count as usize].iter().map(|completion| Completion {
+        Ok(count as usize)
+    }
+
+    /// One of those that the last look found.
+    pub(super) fn found(&self, index: usize) -> Completion {
+        let completion = &self.found[index];
+        Completion {
             number: completion.wr_id,
             queue_pair: completion.qp_num,
             status: completion.status,
@@ -226,8 +233,7 @@ impl Completions {
             // SAFETY: a word, which is valid whatever it is.
             immediate: u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data }),
             bytes: completion.byte_len,
-        }));
-        Ok(count as usize)
+        }
     }
 
     /// Rings at the next completion.

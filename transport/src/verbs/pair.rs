@@ -228,16 +228,17 @@ impl Pair {
         Ok(Inline::new(buffer).unwrap_or(Inline::EMPTY))
     }
 
-    /// Gives back what the peer would otherwise soon wait for.
-    pub(super) fn give_back(&mut self) {
+    /// Gives back what the peer would otherwise soon wait for; whether it did, and so there is something to post.
+    pub(super) fn give_back(&mut self) -> bool {
         if self.owed < self.sizes.credits.div_ceil(2) || !self.lanes[0].has_spare_room() {
-            return;
+            return false;
         }
         let besides = Besides::Credits(self.owed.min(CREDITS_MAX));
         let immediate = Immediate { cell: None, has_payload: false, besides };
         let write = with_immediate(self.lanes[0].inbox, immediate);
         self.lanes[0].push(Waits::Nobody, None, RegionKey::NONE, [(write, Local::Nothing)]);
         self.charge(immediate);
+        true
     }
 
     /// Whether each queue pair takes one more transfer.

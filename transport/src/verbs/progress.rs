@@ -6,7 +6,7 @@ use super::objects::{COMPLETIONS_AT_ONCE, Completion};
 use super::pair::Pair;
 use super::refusal::Refusal;
 use super::status::{Operation, WorkFailure, WorkStatus};
-use super::{Peer, VerbsDevice, desk, sys};
+use super::{CONTROL_INTERVAL, Peer, VerbsDevice, desk, sys};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::cuda::CudaError;
@@ -18,27 +18,15 @@ const BATCHES_MAX: usize = 16;
 impl VerbsDevice {
     /// Takes what has completed; true when there may be more.
     pub(super) fn take_completions(&mut self) -> bool {
-        let mut completions = std::mem::take(&mut self.completions);
         let mut may_be_more = false;
         for nic in 0..self.nics.len() {
             let mut batches = 0;
             loop {
-                let count = self.nics[nic].poll(&mut completions);
-                if count > 0
-                    && let Err(error) = self.gpus.flush()
-                {
-                    tracing::error!("{error}");
-                    let code = match error {
-                        CudaError::Call { code, .. } | CudaError::Driver { code, .. } => code.code,
-                        _ => 0,
-                    };
-                    self.lose_all(&LossCause::Gpu { code });
+                let count = self.nics[nic].poll();
+                // Most looks find nothing: what they do is how late a notice is seen.
+                if count > 0 {
+                    self.take_batch(nic, count);
                 }
-                let mut used = 0;
-                for completion in completions.drain(..) {
-                    used += u32::from(self.completed(nic, &completion));
-                }
-                self.nics[nic].restock(used);
                 batches += 1;
                 if count < COMPLETIONS_AT_ONCE {
                     break;
@@ -49,8 +37,25 @@ impl VerbsDevice {
                 }
             }
         }
-        self.completions = completions;
         may_be_more
+    }
+
+    /// Takes so many completions, which a look at this NIC's queue has found.
+    fn take_batch(&mut self, nic: usize, count: usize) {
+        if let Err(error) = self.gpus.flush() {
+            tracing::error!("{error}");
+            let code = match error {
+                CudaError::Call { code, .. } | CudaError::Driver { code, .. } => code.code,
+                _ => 0,
+            };
+            self.lose_all(&LossCause::Gpu { code });
+        }
+        let mut used = 0;
+        for index in 0..count {
+            let completion = self.nics[nic].completions.found(index);
+            used += u32::from(self.completed(nic, &completion));
+        }
+        self.nics[nic].restock(used);
     }
 
     /// Takes a completion; whether it used up a receive.
@@ -74,8 +79,9 @@ impl VerbsDevice {
             pair.completed(lane, completion.number, &mut self.outbox);
         }
         // Also when requests ended: there may have been no room for it before.
-        pair.give_back();
-        self.ring_or_list(peer);
+        if pair.give_back() {
+            self.ring_or_list(peer);
+        }
         if matches!(self.peers[peer as usize], Peer::Joining(_)) {
             self.advance(peer);
         }
@@ -107,7 +113,6 @@ impl VerbsDevice {
         {
             return self.lose(peer, cause);
         }
-        let Some(pair) = self.peers[peer as usize].pair_mut() else { return };
         if !pair.is_listed && !pair.has_rung() {
             pair.is_listed = true;
             self.due.push(peer);
@@ -115,7 +120,14 @@ impl VerbsDevice {
     }
 
     /// Posts all that waits for it, as far as the NICs have room.
+    #[inline]
     pub(super) fn ring_all(&mut self) {
+        if !self.due.is_empty() {
+            self.ring_due();
+        }
+    }
+
+    fn ring_due(&mut self) {
         for index in (0..self.due.len()).rev() {
             let peer = self.due[index];
             let rung = match self.peers[peer as usize].pair_mut() {
@@ -175,7 +187,7 @@ impl VerbsDevice {
 
     /// Looks at the control streams once; what they have left makes the next poll look again.
     pub(super) fn poll_control(&mut self, now: Nanos) {
-        self.control_polled_at = now;
+        self.control_due_at = now + CONTROL_INTERVAL;
         self.control_polls = 0;
         let mut events = std::mem::take(&mut self.control_events);
         self.control.poll(now, &mut events);
@@ -262,6 +274,9 @@ impl VerbsDevice {
     }
 
     pub(super) fn deliver(&mut self, events: &mut Vec<Event>) {
+        if self.outbox.is_empty() {
+            return;
+        }
         let count = (events.capacity() - events.len()).min(self.outbox.len());
         events.extend(self.outbox.drain(..count));
     }
