@@ -304,7 +304,7 @@ impl Lane {
     pub(super) fn push_atomic(&mut self, id: TransferId, key: RegionKey, atomic: sys::ibv_send_wr) {
         let address = self.slot(self.next_number());
         let local = Local::Registered { address, length: 8, key: self.slots.local_key() };
-        self.push(Waits::Whole(id), None, key, [(atomic, local)]);
+        self.push(Waits::Whole(id), None, key, &[(atomic, local)]);
     }
 
     /// Chains up a group of one or two requests, which name `key` at the peer and hold a slice here. There must be room.
@@ -313,36 +313,38 @@ impl Lane {
         waits: Waits,
         holds: Option<Slice>,
         key: RegionKey,
-        requests: [(sys::ibv_send_wr, Local); N],
+        requests: &[(sys::ibv_send_wr, Local<'_>); N],
     ) {
         const { assert!(N as u32 <= GROUP_REQUESTS) };
         let number = self.next_number();
         let operation =
             requests.first().map_or(Operation::Other, |(request, _)| Operation::of(request.opcode));
-        for (index, (mut request, local)) in requests.into_iter().enumerate() {
-            let mut list = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
-            match local {
-                Local::Nothing => {}
+        for (index, (request, local)) in requests.iter().enumerate() {
+            let mut flags = 0;
+            let list = match *local {
+                Local::Nothing => sys::ibv_sge { addr: 0, length: 0, lkey: 0 },
                 Local::Registered { address, length, key } => {
-                    list = sys::ibv_sge { addr: address, length, lkey: key };
+                    sys::ibv_sge { addr: address, length, lkey: key }
                 }
                 Local::Carried(inline) => {
                     let bytes = inline.as_bytes();
                     let slot = self.slot(number) + (index * SLOT_BYTES) as u64;
                     // SAFETY: a slot of this group alone, which the NIC reads only after it was posted.
                     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot as *mut u8, bytes.len()) };
-                    list =
-                        sys::ibv_sge { addr: slot, length: bytes.len() as u32, lkey: self.slots.local_key() };
                     if self.carries_inline {
-                        request.send_flags |= sys::IBV_SEND_INLINE;
+                        flags = sys::IBV_SEND_INLINE;
                         self.counts.inlined += 1;
                     }
+                    sys::ibv_sge { addr: slot, length: bytes.len() as u32, lkey: self.slots.local_key() }
                 }
-            }
-            request.num_sge = i32::from(list.length > 0);
-            request.wr_id = number;
+            };
             self.chain_bytes += list.length as usize;
-            self.chain.push(request);
+            self.chain.push(sys::ibv_send_wr {
+                wr_id: number,
+                num_sge: i32::from(list.length > 0),
+                send_flags: request.send_flags | flags,
+                ..*request
+            });
             self.lists.push(list);
         }
         let count = N as u32;
@@ -448,7 +450,7 @@ impl Lane {
     /// Chains up a write of no bytes, whose end is told. There must be room.
     pub(super) fn push_nothing(&mut self) {
         let nothing = request(sys::IBV_WR_RDMA_WRITE, self.inbox);
-        self.push(Waits::Nobody, None, RegionKey::NONE, [(nothing, Local::Nothing)]);
+        self.push(Waits::Nobody, None, RegionKey::NONE, &[(nothing, Local::Nothing)]);
         self.signal_last();
     }
 

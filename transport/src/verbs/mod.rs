@@ -430,7 +430,7 @@ impl Device for VerbsDevice {
             return Err(SubmitError::NotConnected { peer });
         };
         let others = &self.known_regions[peer as usize];
-        let submitted = pair.submit(transfer, id, keys, others, &mut self.outbox)?;
+        let submitted = pair.submit(&transfer, id, keys, others, &mut self.outbox)?;
         self.ring_or_list(peer);
         Ok(submitted)
     }

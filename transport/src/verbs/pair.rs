@@ -236,7 +236,7 @@ impl Pair {
         let besides = Besides::Credits(self.owed.min(CREDITS_MAX));
         let immediate = Immediate { cell: None, has_payload: false, besides };
         let write = with_immediate(self.lanes[0].inbox, immediate);
-        self.lanes[0].push(Waits::Nobody, None, RegionKey::NONE, [(write, Local::Nothing)]);
+        self.lanes[0].push(Waits::Nobody, None, RegionKey::NONE, &[(write, Local::Nothing)]);
         self.charge(immediate);
         true
     }
@@ -249,7 +249,7 @@ impl Pair {
     /// Submits a request that makes a lease good.
     pub(super) fn bind(&mut self, request: sys::ibv_send_wr, id: TransferId, key: RegionKey, leased: Leased) {
         self.waiting += 1;
-        self.lanes[0].push(Waits::Whole(id), None, key, [(request, Local::Nothing)]);
+        self.lanes[0].push(Waits::Whole(id), None, key, &[(request, Local::Nothing)]);
         self.leases.insert(key, leased);
     }
 

@@ -22,18 +22,19 @@ impl Target {
 
 /// Bytes of this rank as requests name them.
 #[derive(Clone, Copy)]
-pub(super) enum Local {
+pub(super) enum Local<'a> {
     Nothing,
     Registered { address: u64, length: u32, key: u32 },
-    Carried(Inline),
+    Carried(&'a Inline),
 }
 
 /// Registered bytes go by the same addresses here as at peers.
-pub(super) fn of_slice(slice: &Slice, key: u32) -> Local {
+pub(super) fn of_slice(slice: &Slice, key: u32) -> Local<'static> {
     Local::Registered { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
 }
 
 /// A request without local bytes, which asks for no completion.
+#[inline]
 pub(super) fn request(opcode: u32, target: Target) -> sys::ibv_send_wr {
     // SAFETY: numbers and pointers, of which zero is one.
     let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
@@ -43,6 +44,7 @@ pub(super) fn request(opcode: u32, target: Target) -> sys::ibv_send_wr {
     request
 }
 
+#[inline]
 pub(super) fn with_immediate(target: Target, immediate: Immediate) -> sys::ibv_send_wr {
     let mut request = request(sys::IBV_WR_RDMA_WRITE_WITH_IMM, target);
     request.__bindgen_anon_1.imm_data = immediate.encode().to_be();

@@ -27,14 +27,14 @@ impl Pair {
     /// Starts a transfer whose lengths and local slice were checked. `keys`: of its slice; `others`: of the peer's regions.
     pub(in crate::verbs) fn submit(
         &mut self,
-        transfer: Transfer,
+        transfer: &Transfer,
         id: TransferId,
         keys: NicKeys,
         others: &KnownRegions,
         events: &mut VecDeque<Event>,
     ) -> Result<Submitted, SubmitError> {
         let full = SubmitError::QueueFull { peer: self.peer };
-        if let Transfer::Notify(notice) | Transfer::Put { notice: Some(notice), .. } = &transfer {
+        if let Transfer::Notify(notice) | Transfer::Put { notice: Some(notice), .. } = transfer {
             if u32::from(notice.cell) >= self.remote_cells {
                 let cells = self.remote_cells as usize;
                 return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
@@ -47,27 +47,27 @@ impl Pair {
             return Err(full);
         }
         Ok(match transfer {
-            Transfer::Notify(notice) => self.notify(&notice),
+            Transfer::Notify(notice) => self.notify(notice),
             Transfer::Put { dst, notice, .. } if dst.len == 0 => {
-                notice.map_or(Submitted::Ended(0), |notice| self.notify(&notice))
+                notice.as_ref().map_or(Submitted::Ended(0), |notice| self.notify(notice))
             }
-            Transfer::Put { src, dst, notice } => match carried(&src) {
-                Some(inline) => self.put_carried(inline, &dst, notice.as_ref(), others),
-                None => {
-                    let Source::Slice(local) = &src else { unreachable!("inline bytes are carried") };
-                    self.put(&Bytes { local, remote: dst, keys, others }, notice.as_ref(), id)
-                }
+            Transfer::Put { src: Source::Inline(inline), dst, notice } => {
+                self.put_carried(inline, dst, notice.as_ref(), others)
+            }
+            Transfer::Put { src: Source::Slice(local), dst, notice } => match carried(local) {
+                Some(inline) => self.put_carried(&inline, dst, notice.as_ref(), others),
+                None => self.put(&Bytes { local, remote: *dst, keys, others }, notice.as_ref(), id),
             },
             Transfer::Get { dst, .. } if dst.is_empty() => Submitted::Ended(0),
-            Transfer::Get { src, dst } => self.get(&Bytes { local: &dst, remote: src, keys, others }, id),
-            Transfer::Atomic { word, op } => self.atomic(&word, op, id, events),
+            Transfer::Get { src, dst } => self.get(&Bytes { local: dst, remote: *src, keys, others }, id),
+            Transfer::Atomic { word, op } => self.atomic(word, *op, id, events),
         })
     }
 
     fn notify(&mut self, notice: &Notice) -> Submitted {
         let (lane, immediate) = (self.lane_of(notice.cell), self.immediate(notice));
         let shown = shown(&self.lanes[lane], notice, immediate);
-        self.lanes[lane].push(Waits::Nobody, None, RegionKey::NONE, [shown]);
+        self.lanes[lane].push(Waits::Nobody, None, RegionKey::NONE, &[shown]);
         self.charge(immediate);
         Submitted::Ended(0)
     }
@@ -75,7 +75,7 @@ impl Pair {
     /// A put of bytes that are copied now.
     fn put_carried(
         &mut self,
-        inline: Inline,
+        inline: &Inline,
         dst: &RemoteSlice,
         notice: Option<&Notice>,
         others: &KnownRegions,
@@ -104,18 +104,18 @@ impl Pair {
         lane: usize,
         waits: Waits,
         holds: Option<Slice>,
-        (target, local): (Target, Local),
+        (target, local): (Target, Local<'_>),
         notice: Option<&Notice>,
         key: RegionKey,
     ) {
         let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
-        let Some(notice) = notice else { return self.lanes[lane].push(waits, holds, key, [write]) };
+        let Some(notice) = notice else { return self.lanes[lane].push(waits, holds, key, &[write]) };
         let immediate = self.immediate(notice);
         if notice.payload.is_empty() {
-            self.lanes[lane].push(waits, holds, key, [(with_immediate(target, immediate), local)]);
+            self.lanes[lane].push(waits, holds, key, &[(with_immediate(target, immediate), local)]);
         } else {
             let shown = shown(&self.lanes[lane], notice, immediate);
-            self.lanes[lane].push(waits, holds, key, [write, shown]);
+            self.lanes[lane].push(waits, holds, key, &[write, shown]);
         }
         self.charge(immediate);
     }
@@ -130,7 +130,7 @@ impl Pair {
             let (holds, key) = (Some(bytes.local.clone()), bytes.remote.key);
             let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
             let Some(notice) = notice else {
-                self.lanes[lane].push(Waits::Part, holds, key, [write]);
+                self.lanes[lane].push(Waits::Part, holds, key, &[write]);
                 continue;
             };
             let has_payload = !notice.payload.is_empty() && lane == self.lane_of(notice.cell);
@@ -138,10 +138,10 @@ impl Pair {
             let immediate = Immediate { cell: Some(notice.cell), has_payload, besides };
             if has_payload {
                 let shown = shown(&self.lanes[lane], notice, immediate);
-                self.lanes[lane].push(Waits::Part, holds, key, [write, shown]);
+                self.lanes[lane].push(Waits::Part, holds, key, &[write, shown]);
             } else {
                 let write = (with_immediate(target, immediate), local);
-                self.lanes[lane].push(Waits::Part, holds, key, [write]);
+                self.lanes[lane].push(Waits::Part, holds, key, &[write]);
             }
             self.charge(immediate);
         }
@@ -156,13 +156,13 @@ impl Pair {
             for lane in 0..self.lanes.len() {
                 let (target, local) = self.part(bytes, lane);
                 let read = (request(sys::IBV_WR_RDMA_READ, target), local);
-                self.lanes[lane].push(Waits::Part, Some(bytes.local.clone()), key, [read]);
+                self.lanes[lane].push(Waits::Part, Some(bytes.local.clone()), key, &[read]);
             }
         } else {
             let (lane, target) = self.way(None, &bytes.remote, bytes.others);
             let local = of_slice(bytes.local, bytes.keys[self.lanes[lane].nic]);
             let read = (request(sys::IBV_WR_RDMA_READ, target), local);
-            self.lanes[lane].push(Waits::Whole(id), Some(bytes.local.clone()), key, [read]);
+            self.lanes[lane].push(Waits::Whole(id), Some(bytes.local.clone()), key, &[read]);
         }
         Submitted::UnderWay
     }
@@ -209,7 +209,7 @@ impl Pair {
     }
 
     /// The part of a striped transfer that goes over this queue pair.
-    fn part(&self, bytes: &Bytes<'_>, lane: usize) -> (Target, Local) {
+    fn part(&self, bytes: &Bytes<'_>, lane: usize) -> (Target, Local<'static>) {
         let range = part(bytes.local.len(), self.lanes.len(), lane);
         let lane = &self.lanes[lane];
         let local = match bytes.local.slice(range.clone()) {
@@ -255,20 +255,15 @@ impl Pair {
     }
 }
 
-/// The bytes of a source that are so few that they are copied at once, so that nobody waits for the put's end.
-fn carried(source: &Source) -> Option<Inline> {
-    match source {
-        Source::Inline(inline) => Some(*inline),
-        Source::Slice(slice)
-            if slice.len() <= CELL_PAYLOAD_BYTES && slice.region().memory().space() == Space::Host =>
-        {
-            let mut bytes = [0; CELL_PAYLOAD_BYTES];
-            let bytes = &mut bytes[..slice.len()];
-            slice.load(bytes);
-            Inline::new(bytes)
-        }
-        Source::Slice(_) => None,
+/// The bytes of a slice that are so few that they are copied at once, so that nobody waits for the put's end.
+fn carried(slice: &Slice) -> Option<Inline> {
+    if slice.len() > CELL_PAYLOAD_BYTES || slice.region().memory().space() != Space::Host {
+        return None;
     }
+    let mut bytes = [0; CELL_PAYLOAD_BYTES];
+    let bytes = &mut bytes[..slice.len()];
+    slice.load(bytes);
+    Inline::new(bytes)
 }
 
 /// What a transfer over this queue pair names at the peer, where it is known.
@@ -281,9 +276,9 @@ fn target(lane: &Lane, slice: &RemoteSlice, others: &KnownRegions) -> Option<Tar
 }
 
 /// The request that shows a notice, with its payload, to the peer.
-fn shown(lane: &Lane, notice: &Notice, immediate: Immediate) -> (sys::ibv_send_wr, Local) {
+fn shown<'a>(lane: &Lane, notice: &'a Notice, immediate: Immediate) -> (sys::ibv_send_wr, Local<'a>) {
     let address = lane.inbox.address + u64::from(notice.cell) * SLOT_BYTES as u64;
     let write = with_immediate(Target { address, key: lane.inbox.key }, immediate);
-    let local = if notice.payload.is_empty() { Local::Nothing } else { Local::Carried(notice.payload) };
+    let local = if notice.payload.is_empty() { Local::Nothing } else { Local::Carried(&notice.payload) };
     (write, local)
 }
