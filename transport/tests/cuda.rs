@@ -233,6 +233,14 @@ fn memory_of_others_is_told_from_host_memory_and_from_freed_memory(gpu: &Arc<Gpu
     let again: Vec<u64> = (0..8).map(|_| allocate()).collect();
     assert_eq!(foreign.expect_alive(), Err(freed));
     again.into_iter().for_each(|address| assert_eq!(free(address), sys::CUresult::CUDA_SUCCESS));
+    // As little is memory that is mapped where other memory was.
+    let mapped = CudaMemory::new(gpu, 4096).expect("room");
+    let address = mapped.base().as_ptr();
+    // SAFETY: so many bytes were allocated; nobody touches them.
+    let foreign = unsafe { ForeignMemory::new(gpu, address, 4096) }.expect("memory of the GPU");
+    drop(mapped);
+    let _again: Vec<_> = (0..8).map(|_| CudaMemory::new(gpu, 4096).expect("room")).collect();
+    assert_eq!(foreign.expect_alive(), Err(CudaError::Freed { address: address as u64 }));
 
     let host = HostMemory::new(4096);
     let pinned = Pinned::new(gpu, SharedMemory::new(4096).expect("memory")).expect("pinned");

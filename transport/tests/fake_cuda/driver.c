@@ -34,7 +34,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALI
 enum { GPUS_MAX = 8, RANGES_MAX = 4096, UNIT_BYTES = 1 << 16 };
 
 struct Allocation { int file; size_t bytes; int gpu; int holders; };
-// Addresses: of a reservation, or of memory that was allocated whole (`number` is not zero).
+// Addresses: of a reservation, or of memory that was allocated whole.
 // `seen`: what devices see at `base`, as of the last flush, where that is a copy.
 struct Range {
     uint64_t base;
@@ -42,7 +42,8 @@ struct Range {
     char *alias, *seen;
     struct Allocation *behind;
     int is_accessible;
-    uint64_t number;
+    uint64_t number; // of what is mapped there, which no other mapping of this process ever has
+    int is_whole;
 };
 struct Host { char *base; size_t bytes; };
 struct Event { uint64_t recorded, reached; int holders; };
@@ -379,6 +380,7 @@ static Code map(struct Range *range, struct Allocation *handle) {
     if (alias == MAP_FAILED) return OUT_OF_MEMORY;
     range->alias = alias;
     range->behind = handle;
+    range->number = ++numbers;
     ++handle->holders;
     return show_to_devices(range);
 }
@@ -451,14 +453,14 @@ Code cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     let_go(handle);
     range->is_accessible = 1;
     *address = range->base;
-    range->number = ++numbers;
+    range->is_whole = 1;
     return leave(OK);
 }
 
 Code cuMemFree_v2(uint64_t base) {
     ENTER;
     for (int i = 0; i < RANGES_MAX; ++i)
-        if (ranges[i].bytes && ranges[i].base == base && ranges[i].number) {
+        if (ranges[i].bytes && ranges[i].base == base && ranges[i].is_whole) {
             unmap(&ranges[i]);
             munmap((void *)base, ranges[i].bytes);
             ranges[i].bytes = 0;
