@@ -410,12 +410,15 @@ fn the_flight_recorder_names_the_operation_that_failed_and_those_before() {
 #[test]
 fn every_group_of_a_process_that_fails_leaves_a_record() {
     let folder = Folder::new();
+    // Who has split aborts at once, which the other one would find before it has split.
+    let have_split = std::sync::Barrier::new(2);
     with_group(
         Fabric::Shm,
         2,
         |options| options.observe.flight_recorder = Some(folder.0.clone()),
         |group| {
             let part = group.split(Some(0), 0).unwrap().expect("a colour was named");
+            have_split.wait();
             part.abort();
             group.abort();
             assert!(part.barrier().is_err() && group.barrier().is_err());
