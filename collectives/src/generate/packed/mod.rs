@@ -19,37 +19,26 @@
 //! three quarters of its bandwidth left, an all-reduce then goes at 99 % of the bound instead of 89 %. And of what waits for a
 //! link the oldest chunk goes first, whichever tree it is of ([`engine::outbox`](crate::engine)).
 
-use std::collections::BTreeMap;
+mod form;
+mod pace;
+mod paths;
+mod weights;
 
 use crate::Rank;
 use crate::collective::Collective;
 use crate::engine::Hasher64;
-use crate::packing::{Packing, Rate, Tree as PackedTree};
-use crate::schedule::{Block, BlockId, Cell, Lane, Part, Place, Schedule};
-use crate::topology::{NodeId, Topology};
+use crate::packing::{Packing, Rate};
+use crate::schedule::{Block, BlockId, Cell, Part, Schedule};
+use crate::topology::Topology;
 
-use super::program::{Program, Target};
+use super::Access;
 use super::tree::{Forest, Shape, Tree};
-use super::{Access, in_turn};
 
-/// Chunks under way of a tree, where cells and scratch suffice for so many.
-const WINDOW: u32 = 32;
-/// What cells suffice for: notices of a chunk of every tree from one rank to another, times the window. Some hundred trees, where
-/// links are alike in nothing, have 21 chunks each under way.
-const CELLS_OF_PAIR_MAX: u32 = 4096;
-/// The same in groups of more ranks than are packed so finely, in which every rank keeps cells for very many others.
-const CELLS_OF_PAIR_MAX_OF_MANY: u32 = 1024;
-/// Most ranks that have so many cells.
-const FEW_RANKS_MAX: u32 = 64;
-/// Chunks for each edge of the longest way where they cost nothing, of all trees together: many trees fill each other's
-/// gaps, few have to be cut finer.
-const CHUNKS_A_HOP_OF_ALL: u32 = 2048;
-/// The same of one tree, at least and at most.
-const CHUNKS_A_HOP: std::ops::RangeInclusive<u32> = 40..=128;
+pub use form::PackedError;
+pub use pace::Pace;
+pub(crate) use pace::cells_of_pair_max;
 
-/// Chunks of a window that are to be under way at least, besides those that take their turns on links: with fewer the chunks are so
-/// long that filling the pipeline takes more than waiting.
-const COVERED_CHUNKS_MIN: u32 = 3;
+use form::{is_upwards, part_of};
 
 /// The chunk has come, or may be read.
 const DATA: Cell = Cell(1);
@@ -80,101 +69,6 @@ struct Share {
     edges: Vec<(Rank, Rank)>,
 }
 
-/// How fast a packing goes when it is under way, and how long its ways are: what the number of chunks follows from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Pace {
-    /// Bytes of the whole in a second, rounded down.
-    pub bytes_per_s: u64,
-    /// Edges of the longest way.
-    pub hops: u32,
-    /// How long a byte is under way on it, in nanoseconds.
-    pub latency_ns: u64,
-    /// How long a byte is under way over the longest edge and a notice back, in nanoseconds.
-    pub round_trip_ns: u64,
-    /// How long a chunk under way keeps its place in the window besides its turns on links, in nanoseconds: one round trip, but where
-    /// results come back the way that contributions went all of it.
-    pub held_ns: u64,
-    /// How many turns it takes on links meanwhile: in each, a chunk of every tree goes over every link. About two at its receiver; where
-    /// it goes all the way up and down another one for four hops, as of what waits the oldest chunk goes first.
-    pub held_turns: u32,
-    /// What a chunk of every tree costs a rank besides its bytes, in nanoseconds; 0 where that is nothing.
-    pub chunk_ns: u64,
-    /// Chunks of a tree for each edge of the longest way, where they cost nothing.
-    pub chunks_a_hop: u32,
-    /// Chunks under way.
-    pub window: u32,
-    /// By how many chunks a rank may be further with one tree than with another, besides those that latency takes
-    /// ([`Pace::lead_of`]). Each rank sees to it by itself, and none waits for ever: the least chunk that is incomplete anywhere may
-    /// be begun everywhere.
-    pub lead: u32,
-}
-
-/// Why a packing is none of ranks like these.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PackedError {
-    /// No tree at all, or one whose weight is not positive.
-    #[error("tree {tree} of the packing carries nothing; pack again")]
-    NoWeight {
-        /// Which, from 0.
-        tree: usize,
-    },
-    /// A tree names a rank that is not there.
-    #[error("tree {tree} of the packing names rank {rank} of {ranks}; pack the topology of these ranks")]
-    NoSuchRank {
-        /// Which tree, from 0.
-        tree: usize,
-        /// Which rank.
-        rank: Rank,
-        /// How many there are.
-        ranks: u32,
-    },
-    /// A tree does not reach all ranks exactly once.
-    #[error("tree {tree} of the packing does not join every rank to rank {root} exactly once; pack again")]
-    NotSpanning {
-        /// Which tree, from 0.
-        tree: usize,
-        /// Its root.
-        root: Rank,
-    },
-    /// An entry of a gather or scatter is no path that begins or ends at the root.
-    #[error(
-        "entry {tree} of the packing is no path between rank {rank} and the root, rank {root}; pack again"
-    )]
-    NoPath {
-        /// Which entry, from 0.
-        tree: usize,
-        /// Whose data it carries.
-        rank: Rank,
-        /// The root.
-        root: Rank,
-    },
-    /// Nothing carries a rank's data.
-    #[error("no tree of the packing carries the data of rank {rank}; pack again")]
-    Uncovered {
-        /// Whose.
-        rank: Rank,
-    },
-    /// The collective has no packing.
-    #[error("{} has no packing; take direct", .collective.name())]
-    NotPacked {
-        /// Which.
-        collective: Collective,
-    },
-    /// An edge names a link that the topology has not.
-    #[error(
-        "tree {tree} of the packing goes from '{from}' to '{to}', which no link joins; pack this topology"
-    )]
-    NoLink {
-        /// Which tree, from 0.
-        tree: usize,
-        /// Where the link should begin.
-        from: String,
-        /// Where it should end.
-        to: String,
-    },
-}
-
 impl PackedTrees {
     /// Takes from a packing of this topology what schedules need, and checks that it is one. `message_ns`: what a message
     /// costs its sender besides its bytes, in nanoseconds.
@@ -202,30 +96,8 @@ impl PackedTrees {
         {
             return Err(PackedError::Uncovered { rank });
         }
-        let loss = weigh(&mut trees, &packing.trees);
-        let (of_pair, of_rank) = notices(ranks, &trees);
-        let window = WINDOW.min(cells_of_pair_max(ranks) / of_pair.max(1)).max(1);
-        let chunk_ns = message_ns.saturating_mul(u64::from(of_rank));
-        let (hops, latency_ns, round_trip_ns) = ways(packing, topology)?;
-        let bytes_per_s = u64::try_from(packing.rate.to_integer()).unwrap_or(u64::MAX).max(1);
-        let chunks_a_hop = (CHUNKS_A_HOP_OF_ALL / trees.len().max(1) as u32)
-            .clamp(*CHUNKS_A_HOP.start(), *CHUNKS_A_HOP.end());
-        // Chunks of one tree come to a rank up to so many hops later than those of another; as much again for queues on the way.
-        let lead = 2 * (window + hops);
-        let (held_ns, held_turns) =
-            if collective == Collective::AllReduce { (latency_ns, 2 + hops / 4) } else { (round_trip_ns, 2) };
-        let pace = Pace {
-            bytes_per_s,
-            hops,
-            latency_ns,
-            round_trip_ns,
-            held_ns,
-            held_turns,
-            chunk_ns,
-            chunks_a_hop,
-            window,
-            lead,
-        };
+        let loss = weights::weigh(&mut trees, &packing.trees);
+        let pace = Pace::of(packing, topology, &trees, message_ns)?;
         Ok(Self { collective, ranks, trees, pace, loss })
     }
 
@@ -270,258 +142,11 @@ impl PackedTrees {
     }
 }
 
-impl Pace {
-    /// By how many chunks a rank may be further with one tree than with another, when so many bytes of the whole are cut into so
-    /// many chunks a tree: [`Pace::lead`], and those that pass a place while a byte is on the longest way.
-    #[must_use]
-    pub fn lead_of(&self, bytes: u64, chunks: u32) -> u32 {
-        let under_way = self.latency_ns / self.round_ns(bytes, chunks);
-        self.lead.saturating_add(u32::try_from(under_way).unwrap_or(u32::MAX))
-    }
-
-    /// How long a chunk of every tree takes, when so many bytes of the whole are cut into so many; at least 1, in nanoseconds.
-    #[must_use]
-    pub fn round_ns(&self, bytes: u64, chunks: u32) -> u64 {
-        let bytes_in_s = u128::from(self.bytes_per_s.max(1)) * u128::from(chunks.max(1));
-        let nanos = u128::from(bytes) * 1_000_000_000 / bytes_in_s;
-        u64::try_from(nanos).unwrap_or(u64::MAX).max(1)
-    }
-
-    /// Into how many chunks a message of so many bytes of the whole is best cut: as many as make the way through the first
-    /// of them short beside the whole, but not so many that they cost more than they save (the square root of the formula
-    /// for pipelines), or that the window does not cover a round trip.
-    #[must_use]
-    pub fn chunks(&self, bytes: u64) -> u64 {
-        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.max(1));
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        let hops = u64::from(self.hops.max(1));
-        let wanted = match self.chunk_ns {
-            0 => hops * u64::from(self.chunks_a_hop),
-            cost => ((u128::from(hops) * u128::from(nanos) / u128::from(cost)) as u64).isqrt(),
-        };
-        let least = COVERED_CHUNKS_MIN.min(self.window.saturating_sub(2)).max(1);
-        let covered = u64::from(self.window.saturating_sub(self.held_turns).max(least));
-        let shortest_ns = (self.held_ns / covered).max(1);
-        wanted.min(nanos / shortest_ns).max(1)
-    }
-}
-
-/// How many notices one rank may have on their way to another in a call, in a group of so many.
-pub(crate) const fn cells_of_pair_max(ranks: u32) -> u32 {
-    if ranks <= FEW_RANKS_MAX { CELLS_OF_PAIR_MAX } else { CELLS_OF_PAIR_MAX_OF_MANY }
-}
-
-/// Checks the form of a tree and says whose data it carries.
-fn part_of(
-    collective: Collective,
-    number: usize,
-    tree: &PackedTree,
-    edges: &[(Rank, Rank)],
-    ranks: u32,
-) -> Result<u32, PackedError> {
-    let root = tree.root;
-    match collective {
-        Collective::Gather { root: at } | Collective::Scatter { root: at } => {
-            let gathers = matches!(collective, Collective::Gather { .. });
-            let ends = edges.first().zip(edges.last()).map_or((at, at), |(first, last)| (first.0, last.1));
-            let (near, rank) = if gathers { (ends.1, ends.0) } else { ends };
-            let mut passed: Vec<Rank> = edges.iter().map(|edge| edge.1).chain([ends.0]).collect();
-            passed.sort_unstable();
-            let is_path = edges.windows(2).all(|pair| pair[0].1 == pair[1].0)
-                && passed.windows(2).all(|pair| pair[0] != pair[1])
-                && near == at;
-            if is_path { Ok(rank) } else { Err(PackedError::NoPath { tree: number, rank, root: at }) }
-        }
-        Collective::Broadcast { .. }
-        | Collective::Reduce { .. }
-        | Collective::AllGather
-        | Collective::ReduceScatter
-        | Collective::AllReduce => {
-            let is_rooted = collective.root().is_none_or(|at| at == root);
-            if !is_rooted || !spans(edges, root, ranks, is_upwards(collective)) {
-                return Err(PackedError::NotSpanning { tree: number, root });
-            }
-            Ok(if collective.parts(ranks) == 1 { 0 } else { root })
-        }
-        _ => Err(PackedError::NotPacked { collective }),
-    }
-}
-
-/// Whether the edges of a tree lead to its root.
-fn is_upwards(collective: Collective) -> bool {
-    collective.reduces()
-}
-
-/// Whether the edges make a tree of all ranks around the root.
-fn spans(edges: &[(Rank, Rank)], root: Rank, ranks: u32, upwards: bool) -> bool {
-    let mut parents = vec![None; ranks as usize];
-    for &(from, to) in edges {
-        let (child, parent) = if upwards { (from, to) } else { (to, from) };
-        if child == root || parents[child as usize].replace(parent).is_some() {
-            return false;
-        }
-    }
-    // As many edges as other ranks, each of which has one parent: a tree unless some go around in a circle.
-    let arrives = |rank: Rank| {
-        let mut at = rank;
-        (0..ranks).any(|_| match parents[at as usize] {
-            Some(parent) => {
-                at = parent;
-                false
-            }
-            None => true,
-        })
-    };
-    edges.len() + 1 == ranks as usize && (0..ranks).all(arrives)
-}
-
-/// Gives every tree the weight of its block: proportional, exactly where 32 bits suffice, and then as small as can be;
-/// else rounded to what 32 bits hold. Returns by which part the slowest takes longer.
-fn weigh(shares: &mut [Share], trees: &[PackedTree]) -> Rate {
-    let mut members: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    for (tree, share) in shares.iter().enumerate() {
-        members.entry(share.part).or_default().push(tree);
-    }
-    let mut slowest = Rate::from_integer(0);
-    for members in members.values() {
-        let weights: Vec<Rate> = members.iter().map(|&tree| trees[tree].weight).collect();
-        let whole = exact(&weights);
-        let rounded = whole.clone().unwrap_or_else(|| nearest(&weights));
-        for (&tree, &weight) in members.iter().zip(&rounded) {
-            shares[tree].weight = weight;
-        }
-        if whole.is_none() {
-            slowest = slowest.max(lost(&weights, &rounded));
-        }
-    }
-    slowest
-}
-
-/// By which part the share of a rounded weight is larger than that of the weight, at most; to 2^-40, upwards.
-fn lost(weights: &[Rate], rounded: &[u32]) -> Rate {
-    const STEPS: f64 = (1u64 << 40) as f64;
-    let (sum, sum_rounded): (f64, f64) =
-        (weights.iter().map(value).sum(), rounded.iter().map(|&weight| f64::from(weight)).sum());
-    let more =
-        |(weight, &rounded): (&Rate, &u32)| f64::from(rounded) / sum_rounded / (value(weight) / sum) - 1.0;
-    let most = weights.iter().zip(rounded).map(more).fold(0.0, f64::max);
-    Rate::new((most * STEPS).ceil() as i128, 1 << 40)
-}
-
-fn value(weight: &Rate) -> f64 {
-    *weight.numer() as f64 / *weight.denom() as f64
-}
-
-/// The smallest whole numbers in the same proportion, if they fit.
-fn exact(weights: &[Rate]) -> Option<Vec<u32>> {
-    let mut multiple: i128 = 1;
-    for weight in weights {
-        multiple = (multiple / gcd(multiple, *weight.denom())).checked_mul(*weight.denom())?;
-    }
-    let mut whole = Vec::with_capacity(weights.len());
-    for weight in weights {
-        whole.push(weight.numer().checked_mul(multiple / weight.denom())?);
-    }
-    let common = whole.iter().copied().fold(0, gcd).max(1);
-    whole.into_iter().map(|weight| u32::try_from(weight / common).ok()).collect()
-}
-
-/// The nearest whole numbers, the largest being as large as can be.
-fn nearest(weights: &[Rate]) -> Vec<u32> {
-    let largest = weights.iter().map(value).fold(f64::MIN_POSITIVE, f64::max);
-    weights
-        .iter()
-        .map(|weight| ((value(weight) / largest * f64::from(u32::MAX)).round() as u32).max(1))
-        .collect()
-}
-
-fn gcd(one: i128, other: i128) -> i128 {
-    if other == 0 { one } else { gcd(other, one % other) }
-}
-
-/// Most notices of a chunk of every tree that one rank gives another, and that one gives in all.
-fn notices(ranks: u32, trees: &[Share]) -> (u32, u32) {
-    let mut pairs: BTreeMap<(Rank, Rank), u32> = BTreeMap::new();
-    let mut all = vec![0; ranks as usize];
-    for &(from, to) in trees.iter().flat_map(|tree| &tree.edges) {
-        // Data one way, and the other way the result or the word that data may come.
-        for (from, to) in [(from, to), (to, from)] {
-            *pairs.entry((from, to)).or_default() += 1;
-            all[from as usize] += 1;
-        }
-    }
-    (pairs.into_values().max().unwrap_or(0), all.into_iter().max().unwrap_or(0))
-}
-
-/// The longest ways of all trees: edges, nanoseconds, and nanoseconds there and back over one edge.
-fn ways(packing: &Packing, topology: &Topology) -> Result<(u32, u64, u64), PackedError> {
-    let collective = packing.collective;
-    let (mut hops, mut latency, mut round_trip) = (0, 0, 0);
-    for (number, tree) in packing.trees.iter().enumerate() {
-        let latencies = tree.edges.iter().map(|edge| latency_ns(topology, number, edge));
-        let latencies: Vec<u64> = latencies.collect::<Result<_, _>>()?;
-        round_trip = latencies.iter().fold(round_trip, |longest: u64, latency| longest.max(2 * latency));
-        let (far, long) = match collective {
-            Collective::Gather { .. } | Collective::Scatter { .. } => {
-                (latencies.len() as u32, latencies.iter().sum())
-            }
-            _ => farthest(tree, &latencies, topology.ranks(), is_upwards(collective)),
-        };
-        let ways = if collective == Collective::AllReduce { 2 } else { 1 };
-        hops = hops.max(ways * far);
-        latency = latency.max(u64::from(ways) * long);
-    }
-    Ok((hops, latency, round_trip))
-}
-
-/// How far ranks are from the root of a tree, at most: edges, and nanoseconds.
-fn farthest(tree: &PackedTree, latencies: &[u64], ranks: u32, upwards: bool) -> (u32, u64) {
-    let mut above = vec![None; ranks as usize];
-    for (edge, &latency) in tree.edges.iter().zip(latencies) {
-        let (child, parent) = if upwards { (edge.from, edge.to) } else { (edge.to, edge.from) };
-        above[child as usize] = Some((parent, latency));
-    }
-    let far = |rank: Rank| {
-        let (mut hops, mut nanos, mut at) = (0, 0, rank);
-        while let Some((parent, latency)) = above[at as usize] {
-            (hops, nanos, at) = (hops + 1, nanos + latency, parent);
-        }
-        (hops, nanos)
-    };
-    (0..ranks).map(far).fold((0, 0), |most, far| (most.0.max(far.0), most.1.max(far.1)))
-}
-
-/// How long a byte is under way over the longest path of an edge.
-fn latency_ns(topology: &Topology, tree: usize, edge: &crate::packing::Edge) -> Result<u64, PackedError> {
-    let mut longest = 0;
-    for path in &edge.paths {
-        let mut sum = 0u64;
-        for pair in path.hops.windows(2) {
-            sum = sum.saturating_add(joined(topology, tree, pair[0], pair[1])?);
-        }
-        longest = longest.max(sum);
-    }
-    Ok(longest)
-}
-
-fn joined(topology: &Topology, tree: usize, from: NodeId, to: NodeId) -> Result<u64, PackedError> {
-    let is_node = |node: NodeId| (node.0 as usize) < topology.nodes().len();
-    let link = (is_node(from) && is_node(to)).then(|| topology.link(from, to)).flatten();
-    let name = |node: NodeId| {
-        if is_node(node) { topology.name(node).to_owned() } else { format!("node number {}", node.0) }
-    };
-    link.map(|link| link.latency_ns).ok_or_else(|| PackedError::NoLink {
-        tree,
-        from: name(from),
-        to: name(to),
-    })
-}
-
 pub(super) fn schedule(trees: &PackedTrees, access: Access) -> Schedule {
     let PackedTrees { collective, ranks, .. } = *trees;
     let blocks = trees.trees.iter().map(|tree| Block { part: tree.part, weight: tree.weight }).collect();
     if matches!(collective, Collective::Gather { .. } | Collective::Scatter { .. }) {
-        return along_paths(trees, blocks, access);
+        return paths::along_paths(trees, blocks, access);
     }
     let upwards = is_upwards(collective);
     let shape = |block: BlockId| {
@@ -561,90 +186,6 @@ fn turns(tree: &Share, ranks: u32) -> Vec<u32> {
         }
     }
     turns
-}
-
-/// Gather and scatter: each block along its path.
-fn along_paths(trees: &PackedTrees, blocks: Vec<Block>, access: Access) -> Schedule {
-    let mut programs: Vec<Vec<(usize, Lane)>> = (0..trees.ranks).map(|_| Vec::new()).collect();
-    for (block, tree) in (0..).zip(&trees.trees) {
-        let Some(&(first, _)) = tree.edges.first() else {
-            let mut lane = Program::new(access, tree.root, block);
-            lane.copy(Part::Input, Part::Output);
-            programs[tree.root as usize].extend(lane.finish().map(|lane| (usize::MAX, lane)));
-            continue;
-        };
-        let path: Vec<Rank> = std::iter::once(first).chain(tree.edges.iter().map(|edge| edge.1)).collect();
-        for (place, &rank) in path.iter().enumerate() {
-            let before = place.checked_sub(1).map(|place| path[place]);
-            let stop = Stop { before, is_second: place == 1, after: path.get(place + 1).copied() };
-            let is_last_hop = place + 2 == path.len();
-            let lane = stop.lane(Program::new(access, rank, block), is_last_hop);
-            programs[rank as usize].extend(lane.map(|lane| (place, lane)));
-        }
-    }
-    Schedule {
-        collective: trees.collective,
-        window: trees.pace.window,
-        single_chunk: false,
-        blocks,
-        programs: in_turn(programs),
-    }
-}
-
-/// A rank on a path.
-struct Stop {
-    before: Option<Rank>,
-    /// The one before has the chunk in its input.
-    is_second: bool,
-    after: Option<Rank>,
-}
-
-impl Stop {
-    /// What it does: as the ranks of a chain in a broadcast do, but that what is on its way lies in scratch memory.
-    fn lane(&self, mut lane: Program<'_>, is_last_hop: bool) -> Option<Lane> {
-        let own = if self.after.is_some() { PASSING } else { Part::Output };
-        let mut held = Part::Input;
-        let mut read = None;
-        if let Some(before) = self.before {
-            match lane.access(before) {
-                Access::Put => {
-                    lane.notify(before, READY, &[]);
-                    lane.wait(before, DATA);
-                    held = if self.after.is_some() { PASSING } else { Part::SharedOutput };
-                }
-                Access::Mapped => {
-                    lane.wait(before, DATA);
-                    let part = if self.is_second { Part::SharedInput } else { PASSING };
-                    let step = lane.reduce(vec![Place { rank: before, part }], vec![lane.own(own)]);
-                    lane.notify(before, READY, &[step]);
-                    (held, read) = (PASSING, Some(step));
-                }
-            }
-        }
-        let Some(after) = self.after else {
-            if held == Part::SharedOutput {
-                lane.copy(Part::SharedOutput, Part::Output);
-            }
-            return lane.finish();
-        };
-        match lane.access(after) {
-            Access::Put => {
-                lane.wait(after, READY);
-                let part = if is_last_hop { Part::SharedOutput } else { PASSING };
-                lane.put(held, Target { rank: after, part, cell: DATA });
-            }
-            Access::Mapped => {
-                let shown = if self.before.is_some() {
-                    read
-                } else {
-                    Some(lane.copy(Part::Input, Part::SharedInput))
-                };
-                lane.notify(after, DATA, shown.as_slice());
-                lane.wait(after, READY);
-            }
-        }
-        lane.finish()
-    }
 }
 
 #[cfg(test)]

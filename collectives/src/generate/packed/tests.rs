@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pleach_transport::sim::Random;
@@ -5,9 +6,9 @@ use pleach_transport::sim::Random;
 use super::super::interpreter::{LAYOUTS, interpret};
 use super::super::{Algorithm, generate};
 use super::*;
-use crate::packing::{Certificate, Edge, Path};
+use crate::packing::{Certificate, Edge, Path, Tree as PackedTree};
 use crate::schedule::Op;
-use crate::topology::LATENCY_NS;
+use crate::topology::{LATENCY_NS, NodeId};
 use crate::verify::verify;
 
 /// Everything that has a packing.
