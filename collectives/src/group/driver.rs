@@ -232,8 +232,10 @@ impl Driver {
 
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
     pub(super) fn finish(&self, mut core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
-        if core.engine.is_passive() && !self.is_crowded && glance(&mut core.engine, run) {
-            core.end_time();
+        let is_done = core.engine.is_passive() && !self.is_crowded && glance(&mut core.engine, run);
+        // Nobody knew the time where the run ended, which may have been while it was begun.
+        core.end_time();
+        if is_done {
             return Ok(());
         }
         core.engine.await_run(run);
