@@ -5,8 +5,13 @@ use super::program::{PlaceAt, Program};
 use crate::parts::Parts;
 use crate::schedule::Part;
 
-/// Block boundaries are multiples of this many bytes within their part, so that no two ranks write one cache line.
+/// Block boundaries are multiples of this many bytes within their part, and chunk boundaries within their block, so that no two
+/// ranks write one cache line.
 const ALIGN_BYTES: usize = 64;
+
+/// Lengths of chunks are kept in parts of a byte, 2 to this power of them: so many chunks of a block end where it ends, give or
+/// take a byte, without a division a chunk.
+const PITCH_BITS: u32 = 16;
 
 /// The bytes of every block.
 #[derive(Debug)]
@@ -39,12 +44,22 @@ struct BlockAt {
     /// Within the part.
     start: usize,
     bytes: usize,
-    chunk_bytes: usize,
+    chunks: u32,
+    /// From the beginning of a chunk to that of the next, but for the alignment; in parts of a byte.
+    pitch: usize,
+}
+
+impl BlockAt {
+    /// Where a chunk begins, from the beginning of the block on.
+    fn chunk_start(&self, chunk: u32) -> usize {
+        ((chunk as usize * self.pitch) >> PITCH_BITS).next_multiple_of(ALIGN_BYTES)
+    }
 }
 
 impl Layout {
     /// With chunks of `chunk_bytes` (a multiple of the element size and of the alignment), or of at most that where all
-    /// blocks are to have as many; none longer than the units of scratch that its block has.
+    /// blocks are to have as many; none longer than the units of scratch that its block has. Links give each tree its share chunk by
+    /// chunk, so as many means exactly as many: lengths that were each rounded up would end short blocks early.
     pub(super) fn new(
         program: &Program,
         counts: &Counts,
@@ -69,10 +84,21 @@ impl Layout {
             let start = boundary(bytes, cut.before, cut.total);
             let end = boundary(bytes, cut.before + cut.weight, cut.total);
             let bytes = end - start;
-            let even = chunks.map(|chunks| bytes.div_ceil(chunks).next_multiple_of(ALIGN_BYTES));
-            let most = chunk_bytes.min(cut.size as usize * unit_bytes);
-            let chunk_bytes = even.unwrap_or(chunk_bytes).clamp(1, most);
-            layout.blocks.push(BlockAt { part: cut.part, start, bytes, chunk_bytes });
+            let most = chunk_bytes.min(cut.size as usize * unit_bytes).max(1);
+            let least = bytes.div_ceil(most).max(1);
+            let (chunks, pitch) = match chunks {
+                None => (least, most << PITCH_BITS),
+                Some(chunks) => {
+                    let chunks = chunks.min(bytes / ALIGN_BYTES).max(least);
+                    (chunks, (bytes << PITCH_BITS) / chunks)
+                }
+            };
+            debug_assert!(
+                most.is_multiple_of(ALIGN_BYTES) || chunks == 1,
+                "{chunks} chunks of up to {most} bytes"
+            );
+            let chunks = chunks as u32;
+            layout.blocks.push(BlockAt { part: cut.part, start, bytes, chunks, pitch });
         }
         layout
     }
@@ -92,14 +118,14 @@ impl Layout {
 
     /// How many chunks a block has: at least one.
     pub(super) fn chunks(&self, block: u32) -> u32 {
-        let block = &self.blocks[block as usize];
-        block.bytes.div_ceil(block.chunk_bytes).max(1) as u32
+        self.blocks[block as usize].chunks
     }
 
     /// Length of a chunk in bytes.
     pub(super) fn chunk_bytes(&self, block: u32, chunk: u32) -> usize {
         let block = &self.blocks[block as usize];
-        (block.bytes - chunk as usize * block.chunk_bytes).min(block.chunk_bytes)
+        let end = if chunk + 1 == block.chunks { block.bytes } else { block.chunk_start(chunk + 1) };
+        end - block.chunk_start(chunk)
     }
 
     /// Where a chunk begins in the input or output of the place's rank, in bytes; of a peer with paired counts: in what
@@ -119,7 +145,7 @@ impl Layout {
                 (from, _) => taken[from as usize],
             },
         };
-        part_start + block.start + chunk as usize * block.chunk_bytes
+        part_start + block.start + block.chunk_start(chunk)
     }
 
     /// Length of what the landing of a peer names, in bytes: its whole slice, or the part of the block.
@@ -205,6 +231,34 @@ mod tests {
             assert_eq!((ends[0], ends[7]), (0, bytes));
             assert!(ends.windows(2).all(|pair| pair[0] <= pair[1]));
             assert!(ends[..7].iter().all(|end| end % ALIGN_BYTES == 0));
+        }
+    }
+
+    #[test]
+    fn chunks_cover_a_block_without_gap_and_none_is_longer_than_the_pitch_rounded_up() {
+        for bytes in [640, 700, 4_001, 65_536, 1_000_003, (1 << 40) + 5] {
+            for chunks in [1, 2, 3, 7, 10] {
+                let block = BlockAt {
+                    part: 0,
+                    start: 0,
+                    bytes,
+                    chunks,
+                    pitch: (bytes << PITCH_BITS) / chunks as usize,
+                };
+                let layout = Layout { blocks: vec![block], lengths: Lengths::Each { part_bytes: bytes } };
+                let mut end = 0;
+                for chunk in 0..chunks {
+                    assert_eq!(block.chunk_start(chunk), end);
+                    let length = layout.chunk_bytes(0, chunk);
+                    let most = bytes.div_ceil(chunks as usize).next_multiple_of(ALIGN_BYTES);
+                    assert!(
+                        length > 0 && length <= most,
+                        "chunk {chunk} of {chunks} of {bytes} bytes: {length}"
+                    );
+                    end += length;
+                }
+                assert_eq!(end, bytes);
+            }
         }
     }
 }

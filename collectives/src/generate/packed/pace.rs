@@ -23,7 +23,7 @@ const FEW_RANKS_MAX: u32 = 64;
 /// gaps, few have to be cut finer.
 const CHUNKS_A_HOP_OF_ALL: u32 = 2048;
 /// The same of one tree, at least and at most.
-const CHUNKS_A_HOP: std::ops::RangeInclusive<u32> = 40..=128;
+const CHUNKS_A_HOP: std::ops::RangeInclusive<u32> = 64..=128;
 
 /// Chunks of a window that are to be under way at least, besides those that take their turns on links: with fewer the chunks are so
 /// long that filling the pipeline takes more than waiting.
