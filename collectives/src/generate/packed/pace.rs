@@ -2,6 +2,7 @@
 //! them are under way.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use super::form::is_upwards;
 use super::{PackedError, Share};
@@ -23,7 +24,9 @@ const FEW_RANKS_MAX: u32 = 64;
 /// gaps, few have to be cut finer.
 const CHUNKS_A_HOP_OF_ALL: u32 = 2048;
 /// The same of one tree, at least and at most.
-const CHUNKS_A_HOP: std::ops::RangeInclusive<u32> = 64..=128;
+const CHUNKS_A_HOP: RangeInclusive<u32> = 64..=128;
+/// The same where a chunk goes up and down, and keeps its place in the window all the way.
+const CHUNKS_A_HOP_BOTH_WAYS: RangeInclusive<u32> = 40..=128;
 
 /// Chunks of a window that are to be under way at least, besides those that take their turns on links: with fewer the chunks are so
 /// long that filling the pipeline takes more than waiting.
@@ -72,12 +75,15 @@ impl Pace {
         let chunk_ns = message_ns.saturating_mul(u64::from(of_rank));
         let (hops, latency_ns, round_trip_ns) = ways(packing, topology)?;
         let bytes_per_s = u64::try_from(packing.rate.to_integer()).unwrap_or(u64::MAX).max(1);
-        let chunks_a_hop = (CHUNKS_A_HOP_OF_ALL / trees.len().max(1) as u32)
-            .clamp(*CHUNKS_A_HOP.start(), *CHUNKS_A_HOP.end());
         // Chunks of one tree come to a rank up to so many hops later than those of another; as much again for queues on the way.
         let lead = 2 * (window + hops);
-        let (held_ns, held_turns) =
-            if collective == Collective::AllReduce { (latency_ns, 2 + hops / 4) } else { (round_trip_ns, 2) };
+        let (held_ns, held_turns, range) = if collective == Collective::AllReduce {
+            (latency_ns, 2 + hops / 4, CHUNKS_A_HOP_BOTH_WAYS)
+        } else {
+            (round_trip_ns, 2, CHUNKS_A_HOP)
+        };
+        let chunks_a_hop =
+            (CHUNKS_A_HOP_OF_ALL / trees.len().max(1) as u32).clamp(*range.start(), *range.end());
         Ok(Self {
             bytes_per_s,
             hops,
