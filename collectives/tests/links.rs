@@ -42,7 +42,9 @@ fn of_bound(wiring: &Arc<Wiring>, collective: Collective, algorithm: Option<&Alg
 
 #[test]
 fn large_collectives_take_no_more_than_five_percent_beyond_the_bound() {
-    for name in ["dgx-1v", "dgx-a100:1", "dgx-h100:2", "star:8", "ring:8", "dragonfly:3,2,2"] {
+    for name in
+        ["dgx-1v", "dgx-a100:1", "dgx-h100:2", "star:8", "ring:8", "ring:3", "fat-tree:2", "dragonfly:3,2,2"]
+    {
         let wiring = wiring(name);
         for collective in TIMED {
             let (reached, timed) = of_bound(&wiring, collective, None);
