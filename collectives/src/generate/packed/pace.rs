@@ -75,13 +75,14 @@ impl Pace {
         let chunk_ns = message_ns.saturating_mul(u64::from(of_rank));
         let (hops, latency_ns, round_trip_ns) = ways(packing, topology)?;
         let bytes_per_s = u64::try_from(packing.rate.to_integer()).unwrap_or(u64::MAX).max(1);
-        // Chunks of one tree come to a rank up to so many hops later than those of another; as much again for queues on the way.
-        let lead = 2 * (window + hops);
-        let (held_ns, held_turns, range) = if collective == Collective::AllReduce {
-            (latency_ns, 2 + hops / 4, CHUNKS_A_HOP_BOTH_WAYS)
+        let (far, held_ns, held_turns, range) = if collective == Collective::AllReduce {
+            (hops / 2, latency_ns, 2 + hops / 4, CHUNKS_A_HOP_BOTH_WAYS)
         } else {
-            (round_trip_ns, 2, CHUNKS_A_HOP)
+            (hops, round_trip_ns, 2, CHUNKS_A_HOP)
         };
+        // Chunks of one tree come to a rank up to so many hops later than those of another; as much again for queues on the way, which
+        // are as long as a window. No more: who may be further ahead takes turns on links from trees that are late.
+        let lead = window + window.max(2 * far);
         let chunks_a_hop =
             (CHUNKS_A_HOP_OF_ALL / trees.len().max(1) as u32).clamp(*range.start(), *range.end());
         Ok(Self {
