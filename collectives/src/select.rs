@@ -347,16 +347,15 @@ fn price(
             table.push(Candidate { algorithm: algorithm.clone(), access, seconds });
         }
     }
-    let weighed = |row: &Candidate| match (&platform.wiring, &row.algorithm) {
-        (Some(_), algorithm) if !matches!(algorithm, Algorithm::Packed(_)) => row.seconds * UNPACED,
-        _ => row.seconds,
-    };
+    let is_packed = |row: &Candidate| matches!(row.algorithm, Algorithm::Packed(_));
+    let is_paced = |row: &Candidate| platform.wiring.is_none() || is_packed(row);
+    let weighed = |row: &Candidate| if is_paced(row) { row.seconds } else { row.seconds * UNPACED };
     table.sort_by(|one, other| weighed(one).total_cmp(&weighed(other)));
     // Of several packings the quickest.
     let mut packings = 0;
     table.retain(|row| {
-        packings += u32::from(matches!(row.algorithm, Algorithm::Packed(_)));
-        packings < 2 || !matches!(row.algorithm, Algorithm::Packed(_))
+        packings += u32::from(is_packed(row));
+        packings < 2 || !is_packed(row)
     });
     match refused {
         Some(error) if table.is_empty() => Err(error),

@@ -9,7 +9,7 @@ use pleach_transport::Rank;
 
 use super::at::{LANES_MAX, STEPS_MAX, WINDOW_MAX};
 use super::header::INLINE_DATA_BYTES;
-use super::layout::longest_block;
+use super::layout::{ALIGN_BYTES, longest_block};
 use super::program::Program;
 use super::signature::Stream;
 use crate::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
@@ -58,8 +58,6 @@ const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 pub const fn cells(ranks: u32) -> usize {
     (LARGE_CELLS_BASE + LARGE_BANKS as u32 * cells_of_pair_max(ranks)) as usize
 }
-
-const ALIGN_BYTES: usize = 64;
 
 /// Chunks of blocks of different shares are rounded up to the alignment, as are the ends of blocks: by so much a chunk may be longer
 /// than its block's share of the longest.

@@ -7,7 +7,7 @@ use crate::schedule::Part;
 
 /// Block boundaries are multiples of this many bytes within their part, and chunk boundaries within their block, so that no two
 /// ranks write one cache line.
-const ALIGN_BYTES: usize = 64;
+pub(super) const ALIGN_BYTES: usize = 64;
 
 /// Lengths of chunks are kept in parts of a byte, 2 to this power of them: so many chunks of a block end where it ends, give or
 /// take a byte, without a division a chunk.
@@ -84,7 +84,7 @@ impl Layout {
             let start = boundary(bytes, cut.before, cut.total);
             let end = boundary(bytes, cut.before + cut.weight, cut.total);
             let bytes = end - start;
-            let most = chunk_bytes.min(cut.size as usize * unit_bytes).max(1);
+            let most = chunk_bytes.min(cut.size as usize * unit_bytes);
             let least = bytes.div_ceil(most).max(1);
             let (chunks, pitch) = match chunks {
                 None => (least, most << PITCH_BITS),

@@ -80,8 +80,9 @@ impl Pace {
         } else {
             (hops, round_trip_ns, 2, CHUNKS_A_HOP)
         };
-        // Chunks of one tree come to a rank up to so many hops later than those of another; as much again for queues on the way, which
-        // are as long as a window. No more: who may be further ahead takes turns on links from trees that are late.
+        // Besides its window a tree may lead by the hops that chunks of another one come later, twice for queues on the way, and by
+        // another window where trees are flat but some of their links slow. No more: who is further ahead takes turns on links
+        // from trees that are late.
         let lead = window + window.max(2 * far);
         let chunks_a_hop =
             (CHUNKS_A_HOP_OF_ALL / trees.len().max(1) as u32).clamp(*range.start(), *range.end());
