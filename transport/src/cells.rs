@@ -51,6 +51,12 @@ impl Inline {
         Self { words, len: len.min(CELL_PAYLOAD_BYTES) }
     }
 
+    /// The words that hold the bytes, of which those beyond them are of no meaning.
+    #[inline]
+    pub(crate) fn words(&self) -> &[u64; PAYLOAD_WORDS] {
+        &self.words
+    }
+
     /// The bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {

@@ -49,6 +49,7 @@ impl Gpus {
     }
 
     /// Makes what NICs wrote, whose completions were taken before, visible to work that GPUs are given from now on.
+    #[inline]
     pub(super) fn flush(&self) -> Result<(), CudaError> {
         self.flushed.iter().try_for_each(|(gpu, readers)| gpu.flush_writes(*readers))
     }

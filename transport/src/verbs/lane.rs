@@ -1,6 +1,6 @@
 //! A queue pair of a peer, and what is under way on it.
 //!
-//! What is submitted is chained up ([`Lane::push`]) and posted together by one ring of the doorbell ([`Lane::ring`]): when the
+//! What is submitted is chained up ([`chain`](super::chain)) and posted together by one ring of the doorbell ([`Lane::ring`]): when the
 //! device is polled or flushed, or when much has gathered. Requests complete in order, so of a chain only the last one that
 //! somebody waits for asks for a completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
 //!
@@ -11,15 +11,16 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use super::chain::{Chain, NO_BYTES};
 use super::limits::NotMade;
 use super::nic::Nic;
 use super::objects::{MemoryRegion, QueuePair};
 use super::port::Kind;
-use super::request::{Local, Target, request};
+use super::request::{Local, Request, Target, request};
 use super::status::Operation;
 use super::wire::{Hello, LaneHello};
 use super::{Counts, sys};
-use crate::cells::CELL_PAYLOAD_BYTES;
+use crate::cells::{CELL_PAYLOAD_BYTES, Inline};
 use crate::device::{LossCause, TransferId};
 use crate::memory::{HostMemory, Memory};
 use crate::region::{RegionKey, Slice};
@@ -106,8 +107,10 @@ struct Sent {
     _holds: Option<Slice>,
     /// What it names at the peer.
     key: RegionKey,
-    /// Its first request.
-    operation: Operation,
+    /// Of its first request.
+    opcode: u32,
+    /// Its slot.
+    slot: u32,
 }
 
 /// See the module.
@@ -116,6 +119,8 @@ pub(super) struct Lane {
     queue_pair: QueuePair,
     /// A slot for each group under way: bytes that requests carry, old values of atomics.
     slots: MemoryRegion,
+    /// Where they begin.
+    slots_address: u64,
     /// Which of this rank's NICs it is on.
     pub(super) nic: usize,
     /// Which of the peer's it leads to.
@@ -132,16 +137,11 @@ pub(super) struct Lane {
     /// Requests that may be posted.
     room: u32,
     unsignaled: u32,
-    /// Not posted yet; the bytes that each names are in `lists`.
-    chain: Vec<sys::ibv_send_wr>,
-    lists: Vec<sys::ibv_sge>,
-    chain_bytes: usize,
-    /// Which of the chain asks for a completion: one is enough.
-    signaled: Option<usize>,
+    /// Not posted yet.
+    chain: Chain,
+    /// Of the next group. There are more slots than groups under way.
+    next_slot: u32,
 }
-
-// SAFETY: the pointers in `chain` lead into this value's own vectors, and only while it is being posted.
-unsafe impl Send for Lane {}
 
 impl Lane {
     /// One that can be told where its peer is.
@@ -172,6 +172,7 @@ impl Lane {
         Ok(Self {
             queue_pair,
             slots,
+            slots_address: address,
             nic,
             remote_nic: 0,
             inbox: Target { address: 0, key: 0 },
@@ -183,10 +184,8 @@ impl Lane {
             first: 0,
             room: sizes.requests(),
             unsignaled: 0,
-            chain: Vec::with_capacity(CHAIN_REQUESTS + GROUP_REQUESTS as usize),
-            lists: Vec::with_capacity(CHAIN_REQUESTS + GROUP_REQUESTS as usize),
-            chain_bytes: 0,
-            signaled: None,
+            chain: Chain::new(CHAIN_REQUESTS + GROUP_REQUESTS as usize),
+            next_slot: 0,
         })
     }
 
@@ -289,22 +288,32 @@ impl Lane {
         self.room > 0
     }
 
-    fn next_number(&self) -> u64 {
-        self.first + self.sent.len() as u64
-    }
-
-    /// The slot of the group of this number: there are more than groups under way.
-    fn slot(&self, number: u64) -> u64 {
-        let slots = self.slots.memory().len() / GROUP_SLOT_BYTES;
-        let offset = (number % slots as u64) as usize * GROUP_SLOT_BYTES;
-        self.slots.memory().base().as_ptr() as u64 + offset as u64
-    }
-
     /// Chains up an atomic, whose old value comes with its end.
-    pub(super) fn push_atomic(&mut self, id: TransferId, key: RegionKey, atomic: sys::ibv_send_wr) {
-        let address = self.slot(self.next_number());
-        let local = Local::Registered { address, length: 8, key: self.slots.local_key() };
-        self.push(Waits::Whole(id), None, key, &[(atomic, local)]);
+    pub(super) fn push_atomic(
+        &mut self,
+        id: TransferId,
+        key: RegionKey,
+        opcode: u32,
+        atomic: sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2,
+    ) {
+        let list =
+            sys::ibv_sge { addr: self.address_of(self.next_slot), length: 8, lkey: self.slots.local_key() };
+        let target = Target { address: atomic.remote_addr, key: atomic.rkey };
+        self.chain.add(self.next_number(), &request(opcode, target), 0, list).wr.atomic = atomic;
+        self.pushed(Waits::Whole(id), None, key, opcode, 1);
+    }
+
+    /// Chains up the binding of a memory window.
+    pub(super) fn push_bind(
+        &mut self,
+        id: TransferId,
+        key: RegionKey,
+        bind: sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
+    ) {
+        let binding = request(sys::IBV_WR_BIND_MW, Target { address: 0, key: 0 });
+        let place = self.chain.add(self.next_number(), &binding, 0, NO_BYTES);
+        place.__bindgen_anon_2.bind_mw = bind;
+        self.pushed(Waits::Whole(id), None, key, binding.opcode, 1);
     }
 
     /// Chains up a group of one or two requests, which name `key` at the peer and hold a slice here. There must be room.
@@ -313,64 +322,66 @@ impl Lane {
         waits: Waits,
         holds: Option<Slice>,
         key: RegionKey,
-        requests: &[(sys::ibv_send_wr, Local<'_>); N],
+        requests: &[(Request, Local<'_>); N],
     ) {
-        const { assert!(N as u32 <= GROUP_REQUESTS) };
+        const { assert!(N > 0 && N as u32 <= GROUP_REQUESTS) };
         let number = self.next_number();
-        let operation =
-            requests.first().map_or(Operation::Other, |(request, _)| Operation::of(request.opcode));
         for (index, (request, local)) in requests.iter().enumerate() {
-            let mut flags = 0;
-            let list = match *local {
-                Local::Nothing => sys::ibv_sge { addr: 0, length: 0, lkey: 0 },
+            let (list, flags) = match *local {
+                Local::Nothing => (NO_BYTES, 0),
                 Local::Registered { address, length, key } => {
-                    sys::ibv_sge { addr: address, length, lkey: key }
+                    (sys::ibv_sge { addr: address, length, lkey: key }, 0)
                 }
-                Local::Carried(inline) => {
-                    let bytes = inline.as_bytes();
-                    let slot = self.slot(number) + (index * SLOT_BYTES) as u64;
-                    // SAFETY: a slot of this group alone, which the NIC reads only after it was posted.
-                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot as *mut u8, bytes.len()) };
-                    if self.carries_inline {
-                        flags = sys::IBV_SEND_INLINE;
-                        self.counts.inlined += 1;
-                    }
-                    sys::ibv_sge { addr: slot, length: bytes.len() as u32, lkey: self.slots.local_key() }
-                }
+                Local::Carried(inline) => self.carry(inline, index),
             };
-            self.chain_bytes += list.length as usize;
-            self.chain.push(sys::ibv_send_wr {
-                wr_id: number,
-                num_sge: i32::from(list.length > 0),
-                send_flags: request.send_flags | flags,
-                ..*request
-            });
-            self.lists.push(list);
+            self.chain.add(number, request, flags, list);
         }
-        let count = N as u32;
-        self.room -= count;
-        self.unsignaled += count;
+        self.pushed(waits, holds, key, requests[0].0.opcode, N as u32);
+    }
+
+    /// A group of so many requests was chained up.
+    #[inline(always)]
+    fn pushed(&mut self, waits: Waits, holds: Option<Slice>, key: RegionKey, opcode: u32, requests: u32) {
+        self.room -= requests;
+        self.unsignaled += requests;
         if waits != Waits::Nobody || self.unsignaled >= SIGNAL_EVERY {
             self.signal_last();
         }
-        self.sent.push_back(Sent { requests: count, waits, _holds: holds, key, operation });
+        let slot = self.next_slot;
+        self.next_slot = if slot + 1 < self.sizes.requests() { slot + 1 } else { 0 };
+        self.sent.push_back(Sent { requests, waits, _holds: holds, key, opcode, slot });
     }
 
-    /// The end of the chain asks for a completion, which is one for all before it.
+    /// Copies what a request of the next group carries to its place; how the request names it, and with which flags.
+    #[inline]
+    fn carry(&mut self, inline: &Inline, index: usize) -> (sys::ibv_sge, u32) {
+        let address = self.address_of(self.next_slot) + (index * SLOT_BYTES) as u64;
+        let words = inline.words();
+        // SAFETY: the slot of a group that does not exist yet, and has room for all that one can carry; the NIC reads it only
+        // after it was posted.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), address as *mut u64, words.len()) };
+        let flags = if self.carries_inline { sys::IBV_SEND_INLINE } else { 0 };
+        self.counts.inlined += u64::from(self.carries_inline);
+        (sys::ibv_sge { addr: address, length: inline.len() as u32, lkey: self.slots.local_key() }, flags)
+    }
+
+    fn next_number(&self) -> u64 {
+        self.first + self.sent.len() as u64
+    }
+
+    fn address_of(&self, slot: u32) -> u64 {
+        self.slots_address + u64::from(slot) * GROUP_SLOT_BYTES as u64
+    }
+
+    /// The end of the chain asks for a completion.
     fn signal_last(&mut self) {
-        if let Some(before) = self.signaled {
-            self.chain[before].send_flags &= !sys::IBV_SEND_SIGNALED;
-        }
-        if let Some(last) = self.chain.last_mut() {
-            last.send_flags |= sys::IBV_SEND_SIGNALED;
-            self.signaled = Some(self.chain.len() - 1);
-            self.unsignaled = 0;
-        }
+        self.chain.signal_last();
+        self.unsignaled = 0;
     }
 
     /// Whether the chain is to be posted before the device is polled again.
     pub(super) fn is_due(&self) -> bool {
-        self.chain.len() >= CHAIN_REQUESTS || self.chain_bytes >= CHAIN_BYTES
+        self.chain.len() >= CHAIN_REQUESTS || self.chain.bytes() >= CHAIN_BYTES
     }
 
     /// Whether all was posted.
@@ -379,45 +390,28 @@ impl Lane {
     }
 
     /// Posts the chain. What the NIC has no room for stays in it, until what is under way has made room.
+    #[inline]
     pub(super) fn ring(&mut self) -> Result<(), LossCause> {
-        let count = self.chain.len();
-        if count == 0 {
+        if self.chain.is_empty() {
             return Ok(());
         }
-        let (base, lists) = (self.chain.as_mut_ptr(), self.lists.as_mut_ptr());
-        for (index, request) in self.chain.iter_mut().enumerate() {
-            request.sg_list = lists.wrapping_add(index);
-            request.next =
-                if index + 1 < count { base.wrapping_add(index + 1) } else { std::ptr::null_mut() };
-        }
+        // SAFETY: what the chain names is held by `sent` or is this lane's own slots, which go after the queue pair.
+        let posted = unsafe { self.chain.post(&mut self.queue_pair) };
         self.counts.doorbells += 1;
-        // SAFETY: the chain and its lists do not move meanwhile. What they name is held by `sent` or is this lane's own
-        // slots, which go after the queue pair.
-        let posted = unsafe { self.queue_pair.post(base) };
-        let taken = match &posted {
-            Ok(()) => count,
-            Err((error, bad)) => {
-                let taken = (*bad as usize).saturating_sub(base as usize) / size_of::<sys::ibv_send_wr>();
-                let is_full = error.kind() == io::ErrorKind::OutOfMemory && self.sent.len() > count - taken;
-                if !is_full || taken >= count {
-                    return Err(LossCause::ConnectionBroke(error.kind()));
-                }
-                taken
-            }
-        };
-        self.counts.requests += taken as u64;
-        match self.signaled {
-            Some(index) if index < taken => {
-                self.counts.signaled += 1;
-                self.signaled = None;
-            }
-            Some(index) => self.signaled = Some(index - taken),
-            None => {}
+        self.counts.requests += posted.requests as u64;
+        self.counts.signaled += u64::from(posted.is_signaled);
+        match posted.error {
+            None => Ok(()),
+            // There will be room when what is under way has ended.
+            Some(error) if error.kind() == io::ErrorKind::OutOfMemory && self.is_under_way() => Ok(()),
+            Some(error) => Err(LossCause::ConnectionBroke(error.kind())),
         }
-        self.chain.drain(..taken);
-        self.lists.drain(..taken);
-        self.chain_bytes = self.lists.iter().map(|list| list.length as usize).sum();
-        Ok(())
+    }
+
+    /// Whether something waits to be posted, and some of what was posted before has not ended.
+    fn is_under_way(&self) -> bool {
+        let not_ended: u32 = self.sent.iter().map(|sent| sent.requests).sum();
+        !self.chain.is_empty() && not_ended as usize > self.chain.len()
     }
 
     /// The first of the groups up to the one of this number, all of which have ended well.
@@ -426,8 +420,9 @@ impl Lane {
             return None;
         }
         let sent = self.sent.pop_front()?;
-        let is_atomic = matches!(sent.operation, Operation::CompareSwap | Operation::FetchAdd);
-        let old_value = if is_atomic { self.old_value(self.slot(self.first)) } else { 0 };
+        let is_atomic =
+            matches!(sent.opcode, sys::IBV_WR_ATOMIC_CMP_AND_SWP | sys::IBV_WR_ATOMIC_FETCH_AND_ADD);
+        let old_value = if is_atomic { self.old_value(self.address_of(sent.slot)) } else { 0 };
         self.first += 1;
         self.room += sent.requests;
         Some(Ended { waits: sent.waits, old_value })
@@ -461,7 +456,7 @@ impl Lane {
 
     /// What the request of this number is, if it has not ended.
     pub(super) fn operation(&self, number: u64) -> Operation {
-        self.place(number).map_or(Operation::Other, |place| self.sent[place].operation)
+        self.place(number).map_or(Operation::Other, |place| Operation::of(self.sent[place].opcode))
     }
 
     /// The request of this number failed because of what it names at the peer: who waits for it, from now on nobody, and what

@@ -112,8 +112,9 @@ impl Pair {
         }
         let named = slice.remote();
         let address = super::request::Target::of(&named).address;
-        let (bind, remote_key) = window.bind(region, address, slice.len() as u64, access);
-        let parts = super::wire::KeyParts { remote_key, ..super::wire::KeyParts::decode(named.key.0) };
+        let bind = window.bind(region, address, slice.len() as u64, access);
+        let parts =
+            super::wire::KeyParts { remote_key: bind.rkey, ..super::wire::KeyParts::decode(named.key.0) };
         let key = RegionKey(parts.encode());
         self.bind(bind, id, key, Leased { _window: window, _holds: slice.clone() });
         Ok(RemoteSlice { key, ..named })

@@ -23,7 +23,10 @@
 
 mod cache;
 #[allow(unsafe_code)]
+mod chain;
+#[allow(unsafe_code)]
 mod cm;
+mod contract;
 mod counts;
 mod desk;
 mod direct;
@@ -49,7 +52,6 @@ mod progress;
 mod refusal;
 mod registered;
 mod releases;
-#[allow(unsafe_code)]
 mod request;
 mod status;
 mod stripes;
@@ -96,18 +98,13 @@ pub(crate) use self::refusal::{KINDS_REMEDY, NOT_JOINED_REMEDY};
 use self::registered::Registered;
 use self::releases::Releases;
 pub use self::status::{Operation, WorkFailure, WorkStatus};
-use self::wire::{NICS_MAX, NicKeys};
 use crate::Rank;
 use crate::cells::Cells;
-use crate::clock::{self, Nanos};
+use crate::clock::Nanos;
 use crate::cuda::Readers;
-use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX, MapError,
-    Mapped, PostError, Reach, RegisterError, Ring, Source, SubmitError, Submitted, Transfer, TransferError,
-    TransferId,
-};
+use crate::device::{Caps, Device, DeviceConfig, Event, LossCause, RegisterError};
 use crate::memory::Memory;
-use crate::region::{Region, RegionKey, Registry, RemoteSlice};
+use crate::region::{RegionKey, Registry};
 use crate::tcp::{KeyMap, TcpDevice};
 
 /// Longest transfer, in bytes, where the NIC carries more.
@@ -314,22 +311,6 @@ impl VerbsDevice {
         self.announce(key);
         Ok(key)
     }
-
-    /// Checks a transfer; the NICs' keys of its local slice.
-    fn check(&self, peer: Rank, transfer: &Transfer) -> Result<NicKeys, SubmitError> {
-        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
-        if self.outbox.len() >= OUTBOX_MAX {
-            return Err(SubmitError::QueueFull { peer });
-        }
-        match transfer {
-            Transfer::Put { src: Source::Slice(slice), .. } | Transfer::Get { dst: slice, .. } => {
-                // One that was withdrawn is not of this device any more.
-                let registered = self.regions.get(&slice.region().key());
-                registered.map(|registered| registered.local_keys).ok_or(SubmitError::ForeignRegion)
-            }
-            _ => Ok([0; NICS_MAX]),
-        }
-    }
 }
 
 impl Peer {
@@ -368,166 +349,4 @@ fn join_bells(
         epoll::add(&joined, switchboard.file(), data, epoll::EventFlags::IN)?;
     }
     Ok(joined)
-}
-
-impl Device for VerbsDevice {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn reach(&self, _peer: Rank) -> Reach {
-        let queue_depth = self.sizes.depth as usize;
-        Reach { fabric: FABRIC, maps: false, passive: false, sever_detaches: false, queue_depth }
-    }
-
-    fn rank(&self) -> Rank {
-        self.control.rank()
-    }
-
-    fn address(&self) -> Address {
-        self.control.address()
-    }
-
-    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        if let Some(region) = self.cache.find(&*memory) {
-            return Ok(region);
-        }
-        let key = self.list(&memory, None)?;
-        let region = Region::new(memory, key, Arc::clone(&self.registry));
-        self.cache.add(&region);
-        Ok(region)
-    }
-
-    fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
-        Err(MapError::Unsupported { fabric: FABRIC })
-    }
-
-    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        self.control.connect(peer, address)?;
-        if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
-            let deadline = clock::now() + self.connect_timeout;
-            *slot = Peer::Joining(Box::new(Joining::new(deadline)));
-        }
-        Ok(())
-    }
-
-    fn sever(&mut self, peer: Rank) {
-        self.end(peer, Peer::Severed, &TransferError::Severed { peer });
-        self.control.sever(peer);
-    }
-
-    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
-        match self.peers.get(peer as usize) {
-            Some(Peer::Open(_)) if self.is_leaving => return Err(SubmitError::Left { peer }),
-            Some(Peer::Open(_)) => {}
-            None | Some(Peer::Idle | Peer::Joining(_)) => return Err(SubmitError::NotConnected { peer }),
-            Some(Peer::Left) => return Err(SubmitError::Left { peer }),
-            Some(Peer::Lost(cause)) => return Err(SubmitError::Lost { peer, cause: cause.clone() }),
-            Some(Peer::Severed) => return Err(SubmitError::Severed { peer }),
-        }
-        let keys = self.check(peer, &transfer)?;
-        let Peer::Open(pair) = &mut self.peers[peer as usize] else {
-            return Err(SubmitError::NotConnected { peer });
-        };
-        let others = &self.known_regions[peer as usize];
-        let submitted = pair.submit(&transfer, id, keys, others, &mut self.outbox)?;
-        self.ring_or_list(peer);
-        Ok(submitted)
-    }
-
-    fn cells(&self, peer: Rank) -> Cells {
-        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.caps.cells)).clone()
-    }
-
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(PostError::TooLong { bytes: message.len() });
-        }
-        match self.peers.get(peer as usize) {
-            Some(Peer::Open(_)) => {}
-            _ => return Err(PostError::NotConnected { peer }),
-        }
-        // Who has this message finds released regions gone.
-        self.forget_released();
-        self.control.post_framed(peer, &desk::of_user(message))
-    }
-
-    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
-        self.ring_all();
-        if std::mem::take(&mut self.is_armed) {
-            self.has_slept = true;
-            self.nics.iter_mut().for_each(|nic| nic.completions.silence());
-        }
-        self.unfinished = self.take_completions();
-        self.control_polls += 1;
-        let is_due = now >= self.control_due_at
-            || self.control_polls >= CONTROL_POLLS
-            || self.desk.has_any()
-            || self.control.has_news();
-        if is_due {
-            self.poll_control(now);
-            self.convict_late(now);
-        }
-        if self.releases.has_any() {
-            self.forget_released();
-        }
-        if self.is_leaving && !self.has_left {
-            self.go();
-        }
-        self.ring_all();
-        self.deliver(events);
-    }
-
-    fn arm(&mut self) -> Option<Bell> {
-        self.ring_all();
-        if self.unfinished || self.desk.has_any() || self.releases.has_any() || !self.outbox.is_empty() {
-            return None;
-        }
-        self.control_polls = CONTROL_POLLS;
-        let control = self.control.arm();
-        self.is_armed = true;
-        for nic in &mut self.nics {
-            nic.completions.silence();
-            nic.completions.arm().ok()?;
-        }
-        // What completed before it was armed rings nothing.
-        self.unfinished = self.take_completions();
-        if control.is_none() || self.unfinished || !self.outbox.is_empty() || self.desk.has_any() {
-            return None;
-        }
-        // What was taken may have made room, or credits to give back.
-        self.ring_all();
-        Some(Bell::File(Arc::clone(&self.epoll)))
-    }
-
-    fn ringer(&self) -> Arc<dyn Ring> {
-        self.control.ringer()
-    }
-
-    fn next_wakeup(&self) -> Option<Nanos> {
-        let joining = self.peers.iter().filter_map(|peer| match peer {
-            Peer::Joining(joining) => Some(joining.deadline),
-            _ => None,
-        });
-        joining.chain(self.control.next_wakeup()).min()
-    }
-
-    fn leave(&mut self) {
-        self.is_leaving = true;
-        self.go();
-    }
-
-    fn flush(&mut self) -> bool {
-        // The NIC sends what it was given by itself.
-        self.ring_all();
-        self.due.is_empty() && self.control.flush()
-    }
-
-    fn is_flushed(&self) -> bool {
-        let is_sent = self.peers.iter().all(|peer| match peer {
-            Peer::Open(pair) => pair.is_idle(),
-            _ => true,
-        });
-        is_sent && (!self.is_leaving || self.has_left) && self.control.is_flushed()
-    }
 }

@@ -163,14 +163,26 @@ impl Pair {
         self.lanes.iter().any(Lane::is_due)
     }
 
+    /// Notes that the device has something to post for it.
+    pub(super) fn list(&mut self, due: &mut Vec<Rank>) {
+        if !self.is_listed {
+            self.is_listed = true;
+            due.push(self.peer);
+        }
+    }
+
     /// Whether all was posted.
     pub(super) fn has_rung(&self) -> bool {
         self.lanes.iter().all(Lane::has_rung)
     }
 
     /// Posts what was submitted.
+    #[inline]
     pub(super) fn ring(&mut self) -> Result<(), LossCause> {
-        self.lanes.iter_mut().try_for_each(Lane::ring)
+        for lane in &mut self.lanes {
+            lane.ring()?;
+        }
+        Ok(())
     }
 
     /// The requests of this queue pair up to this one have ended well.
@@ -229,8 +241,14 @@ impl Pair {
     }
 
     /// Gives back what the peer would otherwise soon wait for; whether it did, and so there is something to post.
+    #[inline]
     pub(super) fn give_back(&mut self) -> bool {
-        if self.owed < self.sizes.credits.div_ceil(2) || !self.lanes[0].has_spare_room() {
+        self.owed >= self.sizes.credits.div_ceil(2) && self.give_all_back()
+    }
+
+    #[cold]
+    fn give_all_back(&mut self) -> bool {
+        if !self.lanes[0].has_spare_room() {
             return false;
         }
         let besides = Besides::Credits(self.owed.min(CREDITS_MAX));
@@ -247,9 +265,15 @@ impl Pair {
     }
 
     /// Submits a request that makes a lease good.
-    pub(super) fn bind(&mut self, request: sys::ibv_send_wr, id: TransferId, key: RegionKey, leased: Leased) {
+    pub(super) fn bind(
+        &mut self,
+        bind: sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
+        id: TransferId,
+        key: RegionKey,
+        leased: Leased,
+    ) {
         self.waiting += 1;
-        self.lanes[0].push(Waits::Whole(id), None, key, &[(request, Local::Nothing)]);
+        self.lanes[0].push_bind(id, key, bind);
         self.leases.insert(key, leased);
     }
 

@@ -17,78 +17,73 @@ const BATCHES_MAX: usize = 16;
 
 impl VerbsDevice {
     /// Takes what has completed; true when there may be more.
+    #[inline(always)]
     pub(super) fn take_completions(&mut self) -> bool {
         let mut may_be_more = false;
         for nic in 0..self.nics.len() {
-            let mut batches = 0;
-            loop {
-                let count = self.nics[nic].poll();
-                // Most looks find nothing: what they do is how late a notice is seen.
-                if count > 0 {
-                    self.take_batch(nic, count);
-                }
-                batches += 1;
-                if count < COMPLETIONS_AT_ONCE {
-                    break;
-                }
-                if batches == BATCHES_MAX {
-                    may_be_more = true;
-                    break;
-                }
+            let count = self.nics[nic].poll();
+            // Most looks find nothing: what they do is how late a notice is seen.
+            if count > 0 {
+                may_be_more |= self.take_batches(nic, count);
             }
         }
         may_be_more
     }
 
-    /// Takes so many completions, which a look at this NIC's queue has found.
+    /// Takes so many completions, which a look at this NIC's queue has found, and those that come meanwhile; true when there
+    /// may be more.
+    fn take_batches(&mut self, nic: usize, mut count: usize) -> bool {
+        for _ in 1..BATCHES_MAX {
+            self.take_batch(nic, count);
+            if count < COMPLETIONS_AT_ONCE {
+                return false;
+            }
+            count = self.nics[nic].poll();
+        }
+        self.take_batch(nic, count);
+        count == COMPLETIONS_AT_ONCE
+    }
+
+    /// Takes so many completions.
     fn take_batch(&mut self, nic: usize, count: usize) {
         if let Err(error) = self.gpus.flush() {
-            tracing::error!("{error}");
-            let code = match error {
-                CudaError::Call { code, .. } | CudaError::Driver { code, .. } => code.code,
-                _ => 0,
-            };
-            self.lose_all(&LossCause::Gpu { code });
+            self.not_shown(&error);
         }
         let mut used = 0;
         for index in 0..count {
             let completion = self.nics[nic].completions.found(index);
-            used += u32::from(self.completed(nic, &completion));
+            used += u32::from(completion.is_receive);
+            self.completed(nic, &completion);
         }
         self.nics[nic].restock(used);
     }
 
-    /// Takes a completion; whether it used up a receive.
-    fn completed(&mut self, nic: usize, completion: &Completion) -> bool {
-        let is_receive = completion.is_receive;
+    /// Takes a completion.
+    fn completed(&mut self, nic: usize, completion: &Completion) {
         // Of one that is gone: what was under way on it has ended already.
-        let Some(&(peer, lane)) = self.nics[nic].owners.get(&completion.queue_pair) else {
-            return is_receive;
-        };
+        let Some(&(peer, lane)) = self.nics[nic].owners.get(&completion.queue_pair) else { return };
         if completion.status != sys::IBV_WC_SUCCESS {
-            self.failed(peer, lane, completion);
-            return is_receive;
+            return self.failed(peer, lane, completion);
         }
-        let Some(pair) = self.peers[peer as usize].pair_mut() else { return is_receive };
-        if is_receive {
-            if let Err(violation) = pair.received(lane, completion.immediate, completion.bytes) {
-                self.lose(peer, LossCause::Protocol(violation));
-                return true;
-            }
-        } else {
+        let slot = &mut self.peers[peer as usize];
+        let is_joining = matches!(slot, Peer::Joining(_));
+        let Some(pair) = slot.pair_mut() else { return };
+        if !completion.is_receive {
             pair.completed(lane, completion.number, &mut self.outbox);
+        } else if let Err(violation) = pair.received(lane, completion.immediate, completion.bytes) {
+            return self.lose(peer, LossCause::Protocol(violation));
         }
         // Also when requests ended: there may have been no room for it before.
         if pair.give_back() {
             self.ring_or_list(peer);
         }
-        if matches!(self.peers[peer as usize], Peer::Joining(_)) {
+        if is_joining {
             self.advance(peer);
         }
-        is_receive
     }
 
     /// Work to a peer failed.
+    #[cold]
     fn failed(&mut self, peer: Rank, lane: usize, completion: &Completion) {
         let operation = match self.peers[peer as usize].pair_mut() {
             _ if completion.is_receive => Operation::Receive,
@@ -108,15 +103,14 @@ impl VerbsDevice {
     /// Something was submitted to a peer: posts it, or notes that it is to be posted.
     pub(super) fn ring_or_list(&mut self, peer: Rank) {
         let Some(pair) = self.peers[peer as usize].pair_mut() else { return };
-        if pair.is_due()
-            && let Err(cause) = pair.ring()
-        {
-            return self.lose(peer, cause);
+        if pair.is_due() {
+            match pair.ring() {
+                Ok(()) if pair.has_rung() => return,
+                Ok(()) => {}
+                Err(cause) => return self.lose(peer, cause),
+            }
         }
-        if !pair.is_listed && !pair.has_rung() {
-            pair.is_listed = true;
-            self.due.push(peer);
-        }
+        pair.list(&mut self.due);
     }
 
     /// Posts all that waits for it, as far as the NICs have room.
@@ -128,22 +122,20 @@ impl VerbsDevice {
     }
 
     fn ring_due(&mut self) {
-        for index in (0..self.due.len()).rev() {
+        let mut kept = 0;
+        for index in 0..self.due.len() {
             let peer = self.due[index];
-            let rung = match self.peers[peer as usize].pair_mut() {
-                Some(pair) => pair.ring().map(|()| {
+            let Some(pair) = self.peers[peer as usize].pair_mut() else { continue };
+            match pair.ring() {
+                Ok(()) => {
                     pair.is_listed = !pair.has_rung();
-                    !pair.is_listed
-                }),
-                None => Ok(true),
-            };
-            if !matches!(rung, Ok(false)) {
-                self.due.swap_remove(index);
-            }
-            if let Err(cause) = rung {
-                self.lose(peer, cause);
+                    self.due[kept] = peer;
+                    kept += usize::from(pair.is_listed);
+                }
+                Err(cause) => self.lose(peer, cause),
             }
         }
+        self.due.truncate(kept);
     }
 
     /// Gives a peer up; its event comes by way of the control stream.
@@ -152,8 +144,15 @@ impl VerbsDevice {
         self.end(peer, Peer::Lost(cause.clone()), &TransferError::Lost { peer, cause });
     }
 
-    /// Gives up every peer whose completions would tell what cannot be shown.
-    fn lose_all(&mut self, cause: &LossCause) {
+    /// Gives up every peer whose completions would tell what a GPU does not show.
+    #[cold]
+    fn not_shown(&mut self, error: &CudaError) {
+        tracing::error!("{error}");
+        let code = match error {
+            CudaError::Call { code, .. } | CudaError::Driver { code, .. } => code.code,
+            _ => 0,
+        };
+        let cause = LossCause::Gpu { code };
         for peer in 0..self.peers.len() as Rank {
             if self.peers[peer as usize].pair_mut().is_some() {
                 self.lose(peer, cause.clone());
@@ -185,8 +184,15 @@ impl VerbsDevice {
         pair.fail(error, &mut self.outbox);
     }
 
+    /// What is not looked after at every poll.
+    #[cold]
+    pub(super) fn look_around(&mut self, now: Nanos) {
+        self.poll_control(now);
+        self.convict_late(now);
+    }
+
     /// Looks at the control streams once; what they have left makes the next poll look again.
-    pub(super) fn poll_control(&mut self, now: Nanos) {
+    fn poll_control(&mut self, now: Nanos) {
         self.control_due_at = now + CONTROL_INTERVAL;
         self.control_polls = 0;
         let mut events = std::mem::take(&mut self.control_events);
@@ -245,7 +251,7 @@ impl VerbsDevice {
         }
     }
 
-    pub(super) fn convict_late(&mut self, now: Nanos) {
+    fn convict_late(&mut self, now: Nanos) {
         for peer in 0..self.peers.len() as Rank {
             if let Peer::Joining(joining) = &self.peers[peer as usize]
                 && now >= joining.deadline
@@ -274,9 +280,6 @@ impl VerbsDevice {
     }
 
     pub(super) fn deliver(&mut self, events: &mut Vec<Event>) {
-        if self.outbox.is_empty() {
-            return;
-        }
         let count = (events.capacity() - events.len()).min(self.outbox.len());
         events.extend(self.outbox.drain(..count));
     }

@@ -33,22 +33,29 @@ pub(super) fn of_slice(slice: &Slice, key: u32) -> Local<'static> {
     Local::Registered { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
 }
 
-/// A request without local bytes, which asks for no completion.
+/// What the NIC is asked to do at a peer's memory.
+#[derive(Clone, Copy)]
+pub(super) struct Request {
+    pub(super) opcode: u32,
+    pub(super) flags: u32,
+    /// As it travels; of an opcode with an immediate.
+    pub(super) immediate: u32,
+    pub(super) target: Target,
+}
+
+/// One that asks for no completion.
 #[inline]
-pub(super) fn request(opcode: u32, target: Target) -> sys::ibv_send_wr {
-    // SAFETY: numbers and pointers, of which zero is one.
-    let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
-    request.opcode = opcode;
-    request.wr.rdma =
-        sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: target.address, rkey: target.key };
-    request
+pub(super) fn request(opcode: u32, target: Target) -> Request {
+    Request { opcode, flags: 0, immediate: 0, target }
 }
 
 #[inline]
-pub(super) fn with_immediate(target: Target, immediate: Immediate) -> sys::ibv_send_wr {
-    let mut request = request(sys::IBV_WR_RDMA_WRITE_WITH_IMM, target);
-    request.__bindgen_anon_1.imm_data = immediate.encode().to_be();
-    // Who sleeps on the completion queue is woken by any completion; this is for NICs that wake by those alone.
-    request.send_flags |= sys::IBV_SEND_SOLICITED;
-    request
+pub(super) fn with_immediate(target: Target, immediate: Immediate) -> Request {
+    // Who sleeps on the completion queue is woken by any completion; the flag is for NICs that wake by those alone.
+    Request {
+        opcode: sys::IBV_WR_RDMA_WRITE_WITH_IMM,
+        flags: sys::IBV_SEND_SOLICITED,
+        immediate: immediate.encode().to_be(),
+        target,
+    }
 }

@@ -32,33 +32,28 @@ impl Window {
         Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
     }
 
-    /// The request that binds it to these bytes of a region, in the addresses that peers use; and the key that is good when
-    /// it has ended. Once a window: each binding would have another key.
+    /// What binds it to these bytes of a region, in the addresses that peers use, and by which key it is good when that has
+    /// ended. Once a window: each binding would have another key.
     pub(in crate::verbs) fn bind(
         &self,
         region: &MemoryRegion,
         address: u64,
         bytes: u64,
         access: u32,
-    ) -> (sys::ibv_send_wr, u32) {
+    ) -> sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
         // SAFETY: a live window. Its key stays what it was before: the request names the window by that.
         let before = unsafe { self.raw.as_ref().rkey };
-        // The upper bits are the device's, the lower ones the binder's, and must change.
-        let key = before & !0xff | before.wrapping_add(1) & 0xff;
-        // SAFETY: numbers and pointers, of which zero is one.
-        let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
-        request.opcode = sys::IBV_WR_BIND_MW;
-        request.__bindgen_anon_2.bind_mw = sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+        sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
             mw: self.raw.as_ptr(),
-            rkey: key,
+            // The upper bits are the device's, the lower ones the binder's, and must change.
+            rkey: before & !0xff | before.wrapping_add(1) & 0xff,
             bind_info: sys::ibv_mw_bind_info {
                 mr: region.raw.as_ptr(),
                 addr: address,
                 length: bytes,
                 mw_access_flags: access,
             },
-        };
-        (request, key)
+        }
     }
 }
 

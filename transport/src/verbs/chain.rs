@@ -1,0 +1,226 @@
+//! Requests that are chained up, to be posted by one ring of the doorbell.
+//!
+//! The places of a chain lie in a row, each linked for good to the next one and to its own list of bytes. So a request is
+//! written where the NIC's driver reads it, and of its place only what it asks for: nothing is built elsewhere and copied, and
+//! posting cuts the row behind the last request for as long as that takes. What is read of a place that was used before is
+//! what its opcode stands for, and that is written anew.
+//!
+//! **Invariant:** but while it is posted, every place of the row leads to the next one and to its list.
+
+use std::io;
+use std::ptr;
+
+use super::objects::QueuePair;
+use super::request::Request;
+use super::sys;
+
+/// See the module.
+pub(super) struct Chain {
+    row: Vec<sys::ibv_send_wr>,
+    /// The bytes here that each request names.
+    lists: Vec<sys::ibv_sge>,
+    /// Requests in it; those of the row behind them are free.
+    len: usize,
+    /// What their lists name.
+    bytes: usize,
+    /// Which of them asks for a completion: one is enough.
+    signaled: Option<usize>,
+}
+
+/// What of a chain was posted.
+pub(super) struct Posted {
+    pub(super) requests: usize,
+    /// One of them asks for a completion.
+    pub(super) is_signaled: bool,
+    /// Why not all of it was.
+    pub(super) error: Option<io::Error>,
+}
+
+// SAFETY: the pointers in `row` lead into this value's own vectors.
+unsafe impl Send for Chain {}
+
+/// Of a request that names none here.
+pub(super) const NO_BYTES: sys::ibv_sge = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
+
+impl Chain {
+    /// An empty one that takes so many requests without another allocation.
+    pub(super) fn new(places: usize) -> Self {
+        let mut chain = Self { row: Vec::new(), lists: Vec::new(), len: 0, bytes: 0, signaled: None };
+        chain.lengthen(places.max(1));
+        chain
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes that it moves.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a request for these bytes here; the place where it lies, for what only its opcode has.
+    #[inline]
+    pub(super) fn add(
+        &mut self,
+        number: u64,
+        request: &Request,
+        flags: u32,
+        list: sys::ibv_sge,
+    ) -> &mut sys::ibv_send_wr {
+        if self.len == self.row.len() {
+            self.lengthen(2 * self.len);
+        }
+        let index = self.len;
+        self.len += 1;
+        self.bytes += list.length as usize;
+        self.lists[index] = list;
+        let place = &mut self.row[index];
+        place.wr_id = number;
+        place.num_sge = i32::from(list.length > 0);
+        place.opcode = request.opcode;
+        place.send_flags = request.flags | flags;
+        place.__bindgen_anon_1.imm_data = request.immediate;
+        place.wr.rdma = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+            remote_addr: request.target.address,
+            rkey: request.target.key,
+        };
+        place
+    }
+
+    /// The last one asks for a completion, which is one for all before it.
+    #[inline]
+    pub(super) fn signal_last(&mut self) {
+        let Some(last) = self.len.checked_sub(1) else { return };
+        if let Some(before) = self.signaled {
+            self.row[before].send_flags &= !sys::IBV_SEND_SIGNALED;
+        }
+        self.row[last].send_flags |= sys::IBV_SEND_SIGNALED;
+        self.signaled = Some(last);
+    }
+
+    /// Posts it by one ring of the doorbell. What the NIC does not take stays.
+    ///
+    /// # Safety
+    ///
+    /// There is something in it. What its requests read and write here is registered with the queue pair's domain and stays
+    /// until their completion came, or the queue pair was dropped.
+    #[inline]
+    pub(super) unsafe fn post(&mut self, queue_pair: &mut QueuePair) -> Posted {
+        let base = self.row.as_mut_ptr();
+        let last = self.len - 1;
+        let next = std::mem::replace(&mut self.row[last].next, ptr::null_mut());
+        // SAFETY: the caller's; the row and its lists do not move meanwhile.
+        let posted = unsafe { queue_pair.post(base) };
+        self.row[last].next = next;
+        match posted {
+            Ok(()) => {
+                let requests = std::mem::take(&mut self.len);
+                self.bytes = 0;
+                Posted { requests, is_signaled: self.signaled.take().is_some(), error: None }
+            }
+            Err((error, refused)) => {
+                let taken = (refused as usize).saturating_sub(base as usize) / size_of::<sys::ibv_send_wr>();
+                self.keep_from(taken.min(self.len), error)
+            }
+        }
+    }
+
+    /// Only so many were taken.
+    #[cold]
+    fn keep_from(&mut self, taken: usize, error: io::Error) -> Posted {
+        let is_signaled = self.signaled.is_some_and(|index| index < taken);
+        self.signaled = self.signaled.and_then(|index| index.checked_sub(taken));
+        self.row.copy_within(taken..self.len, 0);
+        self.lists.copy_within(taken..self.len, 0);
+        self.len -= taken;
+        self.bytes = self.lists[..self.len].iter().map(|list| list.length as usize).sum();
+        self.link();
+        Posted { requests: taken, is_signaled, error: Some(error) }
+    }
+
+    /// Makes the row so long.
+    #[cold]
+    fn lengthen(&mut self, places: usize) {
+        // SAFETY: numbers and pointers, of which zero is one.
+        let nothing: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        self.row.resize(places, nothing);
+        self.lists.resize(places, NO_BYTES);
+        self.link();
+    }
+
+    fn link(&mut self) {
+        let (base, lists, count) = (self.row.as_mut_ptr(), self.lists.as_mut_ptr(), self.row.len());
+        for (index, place) in self.row.iter_mut().enumerate() {
+            place.sg_list = lists.wrapping_add(index);
+            place.next = if index + 1 < count { base.wrapping_add(index + 1) } else { ptr::null_mut() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Target, request};
+    use super::*;
+
+    fn chain_of(count: u64) -> Chain {
+        let mut chain = Chain::new(2);
+        for number in 0..count {
+            let target = Target { address: number, key: 7 };
+            let list = sys::ibv_sge { addr: number, length: number as u32, lkey: 0 };
+            chain.add(number, &request(sys::IBV_WR_RDMA_WRITE, target), 0, list);
+        }
+        chain
+    }
+
+    /// Numbers of the requests as a driver finds them, each with the first byte of its list.
+    fn followed(chain: &Chain) -> Vec<(u64, u64)> {
+        let mut found = Vec::new();
+        let mut place = chain.row.as_ptr();
+        for _ in 0..chain.len() {
+            // SAFETY: links of the row lead into it and into the lists, and this ends before the row does.
+            unsafe {
+                found.push(((*place).wr_id, (*(*place).sg_list).addr));
+                place = (*place).next;
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn a_chain_that_grows_is_linked_throughout() {
+        let chain = chain_of(9);
+        assert_eq!(followed(&chain), (0..9).map(|number| (number, number)).collect::<Vec<_>>());
+        assert_eq!((chain.len(), chain.bytes()), (9, 36));
+    }
+
+    #[test]
+    fn what_was_not_taken_stays_linked_with_its_signal() {
+        for (taken, was_signaled) in [(0, false), (4, false), (6, true), (9, true)] {
+            let mut chain = chain_of(6);
+            chain.signal_last();
+            for number in 6..9 {
+                let target = Target { address: number, key: 7 };
+                let list = sys::ibv_sge { addr: number, length: 1, lkey: 0 };
+                chain.add(number, &request(sys::IBV_WR_RDMA_WRITE, target), 0, list);
+            }
+            let bytes = chain.bytes();
+            let posted = chain.keep_from(taken, io::ErrorKind::OutOfMemory.into());
+            assert_eq!((posted.requests, posted.is_signaled), (taken, was_signaled));
+            let rest: Vec<_> = (taken as u64..9).map(|number| (number, number)).collect();
+            assert_eq!(followed(&chain), rest);
+            let gone: u64 = (0..taken as u64).map(|number| if number < 6 { number } else { 1 }).sum();
+            assert_eq!(chain.bytes(), bytes - gone as usize);
+            chain.signal_last();
+            let signaled = |place: &sys::ibv_send_wr| place.send_flags & sys::IBV_SEND_SIGNALED != 0;
+            assert_eq!(
+                chain.row[..chain.len()].iter().filter(|place| signaled(place)).count(),
+                rest.len().min(1)
+            );
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The device contract over RDMA.
+
+use std::sync::Arc;
+
+use super::joining::Joining;
+use super::wire::NICS_MAX;
+use super::{CONTROL_POLLS, FABRIC, OUTBOX_MAX, Peer, VerbsDevice, desk};
+use crate::Rank;
+use crate::cells::Cells;
+use crate::clock::{self, Nanos};
+use crate::device::{
+    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
+    RegisterError, Ring, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
+};
+use crate::memory::Memory;
+use crate::region::{Region, RemoteSlice};
+
+impl Device for VerbsDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn reach(&self, _peer: Rank) -> Reach {
+        let queue_depth = self.sizes.depth as usize;
+        Reach { fabric: FABRIC, maps: false, passive: false, sever_detaches: false, queue_depth }
+    }
+
+    fn rank(&self) -> Rank {
+        self.control.rank()
+    }
+
+    fn address(&self) -> Address {
+        self.control.address()
+    }
+
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        if let Some(region) = self.cache.find(&*memory) {
+            return Ok(region);
+        }
+        let key = self.list(&memory, None)?;
+        let region = Region::new(memory, key, Arc::clone(&self.registry));
+        self.cache.add(&region);
+        Ok(region)
+    }
+
+    fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        Err(MapError::Unsupported { fabric: FABRIC })
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        self.control.connect(peer, address)?;
+        if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
+            let deadline = clock::now() + self.connect_timeout;
+            *slot = Peer::Joining(Box::new(Joining::new(deadline)));
+        }
+        Ok(())
+    }
+
+    fn sever(&mut self, peer: Rank) {
+        self.end(peer, Peer::Severed, &TransferError::Severed { peer });
+        self.control.sever(peer);
+    }
+
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
+        let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) else {
+            return Err(self.not_open(peer));
+        };
+        if self.is_leaving {
+            return Err(SubmitError::Left { peer });
+        }
+        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+        if self.outbox.len() >= OUTBOX_MAX {
+            return Err(SubmitError::QueueFull { peer });
+        }
+        let keys = match &transfer {
+            Transfer::Put { src: Source::Slice(slice), .. } | Transfer::Get { dst: slice, .. } => {
+                // One that was withdrawn is not of this device any more.
+                let registered = self.regions.get(&slice.region().key());
+                registered.map(|registered| registered.local_keys).ok_or(SubmitError::ForeignRegion)?
+            }
+            _ => [0; NICS_MAX],
+        };
+        let others = &self.known_regions[peer as usize];
+        let submitted = pair.submit(&transfer, id, keys, others, &mut self.outbox)?;
+        if pair.is_due() {
+            self.ring_or_list(peer);
+        } else {
+            pair.list(&mut self.due);
+        }
+        Ok(submitted)
+    }
+
+    fn cells(&self, peer: Rank) -> Cells {
+        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.caps.cells)).clone()
+    }
+
+    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
+        }
+        match self.peers.get(peer as usize) {
+            Some(Peer::Open(_)) => {}
+            _ => return Err(PostError::NotConnected { peer }),
+        }
+        // Who has this message finds released regions gone.
+        self.forget_released();
+        self.control.post_framed(peer, &desk::of_user(message))
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        self.ring_all();
+        if self.is_armed {
+            self.disarm();
+        }
+        self.unfinished = self.take_completions();
+        self.control_polls += 1;
+        let is_due = now >= self.control_due_at
+            || self.control_polls >= CONTROL_POLLS
+            || self.desk.has_any()
+            || self.control.has_news();
+        if is_due {
+            self.look_around(now);
+        }
+        if self.releases.has_any() {
+            self.forget_released();
+        }
+        if self.is_leaving && !self.has_left {
+            self.go();
+        }
+        self.ring_all();
+        if !self.outbox.is_empty() {
+            self.deliver(events);
+        }
+    }
+
+    fn arm(&mut self) -> Option<Bell> {
+        self.ring_all();
+        if self.unfinished || self.desk.has_any() || self.releases.has_any() || !self.outbox.is_empty() {
+            return None;
+        }
+        self.control_polls = CONTROL_POLLS;
+        let control = self.control.arm();
+        self.is_armed = true;
+        for nic in &mut self.nics {
+            nic.completions.silence();
+            nic.completions.arm().ok()?;
+        }
+        // What completed before it was armed rings nothing.
+        self.unfinished = self.take_completions();
+        if control.is_none() || self.unfinished || !self.outbox.is_empty() || self.desk.has_any() {
+            return None;
+        }
+        // What was taken may have made room, or credits to give back.
+        self.ring_all();
+        Some(Bell::File(Arc::clone(&self.epoll)))
+    }
+
+    fn ringer(&self) -> Arc<dyn Ring> {
+        self.control.ringer()
+    }
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        let joining = self.peers.iter().filter_map(|peer| match peer {
+            Peer::Joining(joining) => Some(joining.deadline),
+            _ => None,
+        });
+        joining.chain(self.control.next_wakeup()).min()
+    }
+
+    fn leave(&mut self) {
+        self.is_leaving = true;
+        self.go();
+    }
+
+    fn flush(&mut self) -> bool {
+        // The NIC sends what it was given by itself.
+        self.ring_all();
+        self.due.is_empty() && self.control.flush()
+    }
+
+    fn is_flushed(&self) -> bool {
+        let is_sent = self.peers.iter().all(|peer| match peer {
+            Peer::Open(pair) => pair.is_idle(),
+            _ => true,
+        });
+        is_sent && (!self.is_leaving || self.has_left) && self.control.is_flushed()
+    }
+}
+
+impl VerbsDevice {
+    /// Takes what has rung since it was armed.
+    #[cold]
+    fn disarm(&mut self) {
+        self.is_armed = false;
+        self.has_slept = true;
+        self.nics.iter_mut().for_each(|nic| nic.completions.silence());
+    }
+
+    /// Why nothing is submitted to a peer that is not open.
+    #[cold]
+    fn not_open(&self, peer: Rank) -> SubmitError {
+        match self.peers.get(peer as usize) {
+            None | Some(Peer::Idle | Peer::Joining(_) | Peer::Open(_)) => SubmitError::NotConnected { peer },
+            Some(Peer::Left) => SubmitError::Left { peer },
+            Some(Peer::Lost(cause)) => SubmitError::Lost { peer, cause: cause.clone() },
+            Some(Peer::Severed) => SubmitError::Severed { peer },
+        }
+    }
+}
