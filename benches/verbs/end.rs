@@ -171,6 +171,10 @@ impl End {
         }
         self.polls = (self.polls + 1) % POLLS_PER_CLOCK;
         self.device.poll(self.clock, &mut self.events);
+        if self.events.is_empty() { Ok(0) } else { self.take_events() }
+    }
+
+    fn take_events(&mut self) -> Result<u64, String> {
         let mut count = 0;
         for event in self.events.drain(..) {
             match event {
@@ -183,8 +187,8 @@ impl End {
         Ok(count)
     }
 
-    fn submit(&mut self, transfer: &Transfer) -> Result<Option<Submitted>, String> {
-        match self.device.submit(self.peer, transfer.clone(), TransferId(0)) {
+    fn submit(&mut self, transfer: Transfer) -> Result<Option<Submitted>, String> {
+        match self.device.submit(self.peer, transfer, TransferId(0)) {
             Ok(submitted) => Ok(Some(submitted)),
             Err(SubmitError::QueueFull { .. }) => Ok(None),
             Err(error) => Err(error.to_string()),
@@ -194,7 +198,7 @@ impl End {
     /// Both ends have come so far; sleeps until they have.
     fn meet(&mut self, number: u64) -> Result<(), String> {
         let notice = Notice { cell: 1, payload: Inline::EMPTY };
-        while self.submit(&Transfer::Notify(notice))?.is_none() {
+        while self.submit(Transfer::Notify(notice))?.is_none() {
             self.poll()?;
         }
         let cells = self.device.cells(self.peer);
@@ -224,7 +228,7 @@ impl End {
         let (mut submitted, mut ended) = (0, 0);
         while ended < count {
             while submitted < count && submitted - ended < DEPTH {
-                match self.submit(&transfer)? {
+                match self.submit(transfer.clone())? {
                     Some(Submitted::Ended(_)) => (submitted, ended) = (submitted + 1, ended + 1),
                     Some(Submitted::UnderWay) => submitted += 1,
                     None => break,
@@ -238,21 +242,19 @@ impl End {
     /// Notices there and back; the median of half a turn, in microseconds.
     fn ping_pong(&mut self, bytes: usize, turns: u64) -> Result<f64, String> {
         let src = Inline::new(&pattern(self.device.rank(), bytes)).ok_or("more bytes than a notice has")?;
-        let notice = Some(Notice { cell: 0, payload: Inline::EMPTY });
-        let transfer = Transfer::Put { src: Source::Inline(src), dst: self.remote, notice };
         let is_first = self.device.rank() == 0;
         let cells = self.device.cells(self.peer);
         let mut times = Vec::with_capacity(turns as usize);
         for turn in 1..=turns + WARMUP {
             let began = now();
             if is_first {
-                self.throw(&transfer)?;
+                self.throw(src)?;
             }
             while cells.count(0) < turn {
                 self.poll()?;
             }
             if !is_first {
-                self.throw(&transfer)?;
+                self.throw(src)?;
             }
             if turn > WARMUP {
                 times.push(now().since(began).as_secs_f64() * 1e6 / 2.0);
@@ -263,8 +265,9 @@ impl End {
         Ok(times[times.len() / 2])
     }
 
-    fn throw(&mut self, transfer: &Transfer) -> Result<(), String> {
-        while self.submit(transfer)?.is_none() {
+    fn throw(&mut self, bytes: Inline) -> Result<(), String> {
+        let notice = Some(Notice { cell: 0, payload: Inline::EMPTY });
+        while self.submit(Transfer::Put { src: Source::Inline(bytes), dst: self.remote, notice })?.is_none() {
             self.poll()?;
         }
         // What is gathered for one doorbell goes now.
