@@ -92,58 +92,82 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use pleach_transport::sim::{Network, Options};
+    use pleach_transport::sim::{Fault, Network, Options};
 
     use crate::collective::{Collective, DataType, ReduceOp};
     use crate::engine::{Address, Amount, Bytes, Counts, Descriptor, RunId};
-    use crate::simulate::Cluster;
+    use crate::simulate::{Cluster, Member};
 
     const RANKS: u32 = 2;
     const LEN: usize = 1 << 20;
 
-    /// The order in which runs of these priorities, started one after the other, end at each rank.
-    fn ends(priorities: &[i32], len: usize, seed: u64) -> Vec<Vec<usize>> {
+    /// Ranks that are connected, over links of a gigabyte a second.
+    fn connected(seed: u64) -> Cluster {
         let network = Network::full_mesh(RANKS, 1_000_000_000, Duration::from_micros(5));
         let mut cluster = Cluster::new(Options::new(network, seed));
         cluster
             .run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready()))
             .expect("ranks connect");
-        let mut memory: Vec<Vec<u8>> = vec![vec![1; len]; RANKS as usize * priorities.len()];
-        let mut runs: Vec<Vec<(usize, RunId)>> = Vec::new();
+        cluster
+    }
+
+    /// Starts runs, a buffer each, at each rank with its priorities.
+    fn start(
+        cluster: &mut Cluster,
+        memory: &mut [Vec<u8>],
+        priorities: [&[i32]; RANKS as usize],
+    ) -> Vec<Vec<(usize, RunId)>> {
         let mut buffers = memory.iter_mut();
-        for member in cluster.members.iter_mut().flatten() {
-            let descriptor = Descriptor {
-                collective: Collective::AllReduce,
-                amount: Amount::Each(len as u64),
-                data_type: DataType::U8,
-                op: ReduceOp::Sum,
-                tag: 0,
-            };
-            let counts = Counts::Each(len);
-            let plan = Arc::clone(member.planner.plan(&descriptor, &counts, None).expect("a plan"));
+        let members = cluster.members.iter_mut().flatten();
+        let start = |(member, priorities): (&mut Member, &[i32])| {
             let start = |(index, priority): (usize, &i32)| {
-                let base = Address::of(buffers.next().expect("one a run"));
+                let buffer = buffers.next().expect("one a run");
+                let (base, len) = (Address::of(buffer), buffer.len());
+                let descriptor = Descriptor {
+                    collective: Collective::AllReduce,
+                    amount: Amount::Each(len as u64),
+                    data_type: DataType::U8,
+                    op: ReduceOp::Sum,
+                    tag: 0,
+                };
+                let plan =
+                    Arc::clone(member.planner.plan(&descriptor, &Counts::Each(len), None).expect("a plan"));
                 let bytes = Bytes::Private { base, len };
                 let timeout = Duration::from_secs(60);
                 let run = member.engine.start(&plan, bytes.clone(), bytes, timeout).expect("accepted");
                 member.engine.prioritize(run, *priority);
                 (index, run)
             };
-            runs.push(priorities.iter().enumerate().map(start).collect());
-        }
+            priorities.iter().enumerate().map(start).collect()
+        };
+        members.zip(priorities).map(start).collect()
+    }
+
+    /// Takes the outcomes of a rank's runs that have ended, which they did well.
+    fn take_ended(cluster: &mut Cluster, rank: usize, runs: &mut Vec<(usize, RunId)>) -> Vec<usize> {
+        let engine = &mut cluster.members[rank].as_mut().expect("nobody dies").engine;
+        let mut ended = Vec::new();
+        runs.retain(|(index, run)| match engine.take_outcome(*run) {
+            None => true,
+            Some(outcome) => {
+                outcome.expect("nothing fails");
+                ended.push(*index);
+                false
+            }
+        });
+        ended
+    }
+
+    /// The order in which runs of these priorities, started one after the other, end at each rank.
+    fn ends(priorities: &[i32], len: usize, seed: u64) -> Vec<Vec<usize>> {
+        let mut cluster = connected(seed);
+        let mut memory: Vec<Vec<u8>> = vec![vec![1; len]; RANKS as usize * priorities.len()];
+        let mut runs = start(&mut cluster, &mut memory, [priorities; RANKS as usize]);
         let mut ends = vec![Vec::new(); RANKS as usize];
         cluster
             .run(|cluster| {
-                for (rank, member) in cluster.members.iter_mut().enumerate() {
-                    let engine = &mut member.as_mut().expect("nobody dies").engine;
-                    runs[rank].retain(|(index, run)| match engine.take_outcome(*run) {
-                        None => true,
-                        Some(outcome) => {
-                            outcome.expect("nothing fails");
-                            ends[rank].push(*index);
-                            false
-                        }
-                    });
+                for (rank, runs) in runs.iter_mut().enumerate() {
+                    ends[rank].append(&mut take_ended(cluster, rank, runs));
                 }
                 runs.iter().all(Vec::is_empty)
             })
@@ -173,5 +197,43 @@ mod tests {
                 assert_eq!(order, (0..20).collect::<Vec<_>>());
             }
         }
+    }
+
+    #[test]
+    fn a_peer_that_is_through_may_leave_while_this_rank_has_not_looked_at_all_that_it_said() {
+        const LEN: usize = 40_000;
+        // Ranks need not agree; the second one is through first, as the first one stands still in between.
+        let priorities: [&[i32]; RANKS as usize] =
+            [&[-2, -1, 0, 1, 2, -2, -1, 0], &[-2, 0, 2, -1, 1, -2, 0, 2]];
+        let mut left_early = 0;
+        for stops_after_us in (10..600).step_by(10) {
+            let mut cluster = connected(stops_after_us);
+            let mut memory: Vec<Vec<u8>> = vec![vec![1; LEN]; RANKS as usize * priorities[0].len()];
+            let mut runs = start(&mut cluster, &mut memory, priorities);
+            let stops_at = cluster.world.now() + Duration::from_micros(stops_after_us);
+            let (mut has_stopped, mut has_left) = (false, false);
+            cluster
+                .run(|cluster| {
+                    if !has_stopped && cluster.world.now() >= stops_at {
+                        has_stopped = true;
+                        let duration = Duration::from_millis(20);
+                        cluster.world.inflict(Fault::Freeze { rank: 0, duration, watcher: false });
+                    }
+                    for (rank, runs) in runs.iter_mut().enumerate() {
+                        take_ended(cluster, rank, runs);
+                    }
+                    if runs[1].is_empty() && !has_left {
+                        has_left = true;
+                        left_early += u32::from(runs[0].len() > 1);
+                        cluster.members[1].as_mut().expect("nobody dies").engine.leave();
+                        cluster.wake(1);
+                    }
+                    runs.iter().all(Vec::is_empty)
+                })
+                .expect("all end");
+            drop(cluster);
+            assert!(memory.iter().flatten().all(|byte| u32::from(*byte) == RANKS));
+        }
+        assert!(left_early > 0, "it never left while the other one had several runs to end");
     }
 }

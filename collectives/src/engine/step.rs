@@ -32,9 +32,7 @@ impl Run {
         }
         let payload = ground.cells[from as usize].payload(cell);
         let header = Header::decode(&payload);
-        if header.history != site.plan.mark(self.parameters.history, from)
-            || header.run != self.parameters.number
-        {
+        if !self.is_of_this_call(site.plan, from, &header) {
             self.suspect = Some(from);
             return Issue::Blocked;
         }
@@ -55,6 +53,11 @@ impl Run {
             (peer.heard, peer.input, peer.output) = (true, input, output);
         }
         Issue::Complete
+    }
+
+    /// Whether a peer's notice is of the call that this run carries out.
+    pub(super) fn is_of_this_call(&self, plan: &Plan, from: Rank, header: &Header) -> bool {
+        header.history == plan.mark(self.parameters.history, from) && header.run == self.parameters.number
     }
 
     fn payload(&self, plan: &Plan, ground: &Ground<'_>, to: Rank, data: &[u8]) -> Inline {

@@ -12,6 +12,7 @@ use super::fault::{Fault, FaultKind};
 use super::message::{Message, Record, Verdict};
 use super::run::{Run, Trouble};
 use super::signature::Stream;
+use super::waiting::Heard;
 use super::{
     DOUBT_TIME, Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State, Times,
 };
@@ -113,7 +114,8 @@ impl Engine {
         if let Some(run) = &entry.run
             && entry.state == State::Active
         {
-            run.waits_for(&self.credits, &mut |peer, step| {
+            let heard = Heard { credits: &self.credits, cells: &self.cells, consumed: &self.consumed };
+            run.waits_for(&heard, &mut |peer, step| {
                 peers.entry(peer).or_insert_with(step);
             });
         }

@@ -1,10 +1,22 @@
 //! Where a run is, and whom it waits for: for those who ask.
 
+use pleach_transport::Cells;
+
 use super::at::At;
 use super::credit::Credits;
+use super::header::Header;
 use super::program::{OpProgram, PutProgram};
-use super::run::Run;
+use super::run::{Run, Site};
 use crate::Rank;
+
+/// What this rank has of its peers, also what no run has looked at yet.
+pub(super) struct Heard<'a> {
+    pub(super) credits: &'a Credits,
+    /// By rank; empty for this rank.
+    pub(super) cells: &'a [Cells],
+    /// By rank and cell: how many notices were consumed.
+    pub(super) consumed: &'a [Vec<u64>],
+}
 
 impl Run {
     /// Chunks under way: lane, slot, chunk, next step.
@@ -37,8 +49,17 @@ impl Run {
         }
     }
 
-    /// The peers whose doing this run waits for, each with the step in words.
-    pub(super) fn waits_for(&self, credits: &Credits, found: &mut dyn FnMut(Rank, &dyn Fn() -> String)) {
+    /// Whether the notice that a wait is for is there: one of this call, which the run takes when it is looked at.
+    fn is_there(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, cell: u32) -> bool {
+        let cell = self.cell(self.parameters.bank.wait_base, cell, site);
+        let cells = &heard.cells[from as usize];
+        cells.count(cell) != heard.consumed[from as usize][usize::from(cell)]
+            && self.is_of_this_call(site.plan, from, &Header::decode(&cells.payload(cell)))
+    }
+
+    /// The peers whose doing this run waits for, each with the step in words. Not those that have done it and to whom this run
+    /// has not come since, as others of a higher priority went first.
+    pub(super) fn waits_for(&self, heard: &Heard<'_>, found: &mut dyn FnMut(Rank, &dyn Fn() -> String)) {
         let plan = &**self.plan();
         let program = &*plan.program;
         for (lane_number, lane) in program.lanes.iter().enumerate() {
@@ -64,9 +85,14 @@ impl Run {
                 if instance.program_counter < lane.steps {
                     let step = instance.program_counter;
                     match program.steps[(lane.first_step + step) as usize].op {
-                        OpProgram::Wait { from, .. } => tell(step, from, "a wait for its notice"),
+                        OpProgram::Wait { from, cell, .. } => {
+                            let at = At { lane: lane_number as u32, slot, step };
+                            if !self.is_there(heard, Site { plan, lane, at, chunk }, from, cell) {
+                                tell(step, from, "a wait for its notice");
+                            }
+                        }
                         OpProgram::Notify { to, .. } | OpProgram::Put(PutProgram { to, .. }) => {
-                            if credits.of(to, plan.stream) < self.parameters.bank.needed {
+                            if heard.credits.of(to, plan.stream) < self.parameters.bank.needed {
                                 tell(step, to, "a write that it has no room for yet");
                             }
                         }
