@@ -12,6 +12,7 @@ use std::ops::{Deref, DerefMut, Range};
 use half::{bf16, f16};
 use pleach_transport::Slice;
 
+use super::summary::Summary;
 use crate::collective::DataType;
 use crate::compute::{F8E4M3, F8E5M2, Scale};
 use crate::engine::{Address, Bytes};
@@ -74,7 +75,7 @@ pub trait DataMut: Data {
 }
 
 /// Elements that a non-blocking collective may own while it works: [`Buffer`] or `Vec`.
-pub trait OwnedData: DataMut + Send + 'static {}
+pub trait OwnedData: DataMut + Summary + Send + 'static {}
 
 impl<T: Element> private::SealedData for [T] {}
 impl<T: Element, const N: usize> private::SealedData for [T; N] {}

@@ -39,6 +39,7 @@ mod rewire;
 mod run;
 mod split;
 mod starts;
+mod summary;
 mod uneven;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

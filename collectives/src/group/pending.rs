@@ -8,6 +8,7 @@ use pleach_transport::clock;
 use super::driver::Driver;
 use super::error::CollectiveError;
 use super::expect_own_process;
+use super::summary::{Summarized, Summary};
 use crate::engine::{Fault, RunId};
 
 /// A collective under way. It owns what it works on and gives it back when it is done, also with an error.
@@ -34,13 +35,20 @@ pub(super) type Completion<D> = Box<dyn FnOnce(&mut D) -> Result<(), CollectiveE
 pub type Started<D> = Result<Pending<D>, PendingError<D>>;
 
 /// A non-blocking collective that failed, with its memory.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct PendingError<D> {
     /// Why.
     pub error: CollectiveError,
     /// What it worked on; the contents of outputs are unspecified, nobody changes them any more.
     pub data: D,
+}
+
+impl<D: Summary> std::fmt::Debug for PendingError<D> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = formatter.debug_struct("PendingError");
+        fields.field("error", &self.error).field("data", &Summarized(&self.data)).finish()
+    }
 }
 
 impl<D> std::fmt::Debug for Pending<D> {
@@ -168,5 +176,25 @@ impl<D> Pending<D> {
 impl<D> Drop for Pending<D> {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_how_much_it_gives_back_and_not_what_is_in_it() {
+        let error = CollectiveError::Closed;
+        let text = format!("{:?}", PendingError { error: error.clone(), data: vec![45u32; 40_001] });
+        assert_eq!(text, "PendingError { error: Closed, data: Vec<u32>(40001 elements) }");
+        let text =
+            format!("{:?}", PendingError { error: error.clone(), data: (vec![1u8], vec![0.5f32; 70]) });
+        assert_eq!(
+            text,
+            "PendingError { error: Closed, data: (Vec<u8>(1 elements), Vec<f32>(70 elements)) }"
+        );
+        let text = format!("{:?}", PendingError { error, data: vec![vec![1i8; 100], vec![2; 200]] });
+        assert_eq!(text, "PendingError { error: Closed, data: 2 of Vec<i8>(300 elements together) }");
     }
 }
