@@ -234,6 +234,11 @@ impl<T> InLane<T> {
         self.spent = 0;
     }
 
+    /// Whether anything has come in this poll.
+    pub(super) fn has_received(&self) -> bool {
+        self.spent > 0
+    }
+
     /// Whether this poll may receive no more.
     pub(super) fn is_spent(&self) -> bool {
         self.spent >= RECEIVE_BYTES_PER_POLL

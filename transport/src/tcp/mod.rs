@@ -114,8 +114,11 @@ struct Open {
     pair: Pair,
     /// Its goodbye has come: it is not received from any more, but may still be told ours.
     departed: bool,
-    /// The connection to it broke; a goodbye may still come until this time.
+    /// A connection with it broke; its goodbye may still come until this time.
     suspect: Option<(Nanos, LossCause)>,
+    /// Nothing can come any more: what broke is a connection from it. Who has left and closed takes nothing, but what it sent
+    /// before still comes.
+    is_silent: bool,
 }
 
 impl TcpDevice {
@@ -246,6 +249,7 @@ impl TcpDevice {
     fn list_sending(&mut self, peer: Rank) {
         if let Peer::Open(open) = &mut self.peers[peer as usize]
             && !open.pair.core.listed
+            && open.suspect.is_none()
             && open.pair.core.has_output()
         {
             open.pair.core.listed = true;
@@ -288,7 +292,8 @@ impl TcpDevice {
             pair.core.goodbye = Goodbye::Wanted;
             pair.core.say_goodbye();
         }
-        self.peers[peer as usize] = Peer::Open(Box::new(Open { pair, departed: false, suspect: None }));
+        let open = Open { pair, departed: false, suspect: None, is_silent: false };
+        self.peers[peer as usize] = Peer::Open(Box::new(open));
         self.open.push(peer);
         self.list_sending(peer);
         self.outbox.push_back(Event::Connected { peer });

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::event::epoll;
 
 use super::control::ControlFrame;
+use super::lane::InLane;
 use super::pair::{Goodbye, Outcome};
 use super::shared::Order;
 use super::{Open, Peer, TcpDevice};
@@ -20,7 +21,7 @@ const DIRECT_PEERS_MAX: usize = 4;
 /// Peers that one poll serves at most when it asks which are ready; the kernel lets the others come next.
 const READY_MAX: usize = 64;
 
-/// A peer whose connection broke in the direction to it may still have a goodbye under way: so long it is waited for.
+/// A peer with which a connection broke may still have a goodbye under way: so long it is waited for after what came last.
 const GOODBYE_GRACE: Duration = Duration::from_millis(500);
 
 impl TcpDevice {
@@ -58,10 +59,15 @@ impl TcpDevice {
 
     fn receive_from(&mut self, peer: Rank) {
         let Peer::Open(open) = &mut self.peers[peer as usize] else { return };
-        if open.departed || open.suspect.is_some() {
+        if open.departed || open.is_silent {
             return;
         }
         let outcome = open.pair.receive(&mut self.regions, &mut self.outbox);
+        if let Some((until, _)) = &mut open.suspect
+            && open.pair.incoming.iter().any(InLane::has_received)
+        {
+            *until = self.now + GOODBYE_GRACE;
+        }
         if open.pair.core.goodbye == Goodbye::Wanted {
             open.pair.core.say_goodbye();
         }
@@ -78,6 +84,7 @@ impl TcpDevice {
             Err(cause @ LossCause::Protocol(_)) => self.shared.lose(peer, cause),
             // What it said last stands on the control stream, which the watcher reads; a lane's end may be seen first.
             Err(cause) => {
+                open.is_silent = true;
                 open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
             }
         }
@@ -131,7 +138,7 @@ impl TcpDevice {
     /// Makes the epoll descriptor readable exactly when a lane of this peer can go on.
     pub(super) fn watch(epoll: &OwnedFd, peer: Rank, open: &mut Open) -> rustix::io::Result<()> {
         for lane in 0..open.pair.incoming.len() {
-            let expects = open.pair.expects(lane);
+            let expects = !open.is_silent && open.pair.expects(lane);
             let incoming = &mut open.pair.incoming[lane];
             let socket = incoming.socket.as_fd();
             watch_socket(epoll, peer, (socket, epoll::EventFlags::IN), &mut incoming.watched, expects)?;

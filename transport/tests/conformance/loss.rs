@@ -135,6 +135,45 @@ pub(crate) fn a_flushed_rank_may_be_dropped_without_losing_what_it_sent<B: Backe
     world.until("its goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) == 1);
 }
 
+pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B: Backend>() {
+    const PUTS: usize = 4;
+    const LEN: usize = 20_000;
+    if !B::LIVE {
+        return skip::<B>("has no time of its own in which a rank is gone and not polled");
+    }
+    let mut world = World::<B>::connected(2);
+    let bytes = noise(12, LEN);
+    let (source, target) = (world.region_of(0, &bytes), world.region(1, LEN));
+    let one = |world: &mut World<B>| world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)));
+    // Of the first one its sender waits for an answer.
+    let first = one(&mut world);
+    assert_eq!(world.finish(0, first), Ok(0));
+    world.set_polled(1, false);
+    for _ in 1..PUTS {
+        one(&mut world);
+    }
+    world.device(0).leave();
+    world.until("the leaving rank to be flushed", |world| world.device(0).is_flushed());
+    drop(source);
+    drop(world.take(0));
+    // What ends here tells the peer so, which needs to know it no more.
+    for _ in 0..4 {
+        match world.try_submit(1, 0, Transfer::Notify(notice(CELL, b"ended"))) {
+            Ok(_) | Err(SubmitError::Left { .. }) => {}
+            Err(error) => panic!("{}: {error}", B::NAME),
+        }
+        world.device(1).flush();
+        std::thread::yield_now();
+    }
+    world.set_polled(1, true);
+    world.until("its goodbye or its loss", |world| {
+        world.saw(1, &Event::Left { peer: 0 }) > 0 || !world.losses(1, 0).is_empty()
+    });
+    assert_eq!(world.losses(1, 0), [], "{}: a peer that left is not lost", B::NAME);
+    assert_eq!(world.count(1, 0, CELL), PUTS as u64, "{}: what it had sent before is here", B::NAME);
+    assert_bytes(&target.whole().to_vec(), &bytes, "what a rank sent before it was dropped");
+}
+
 pub(crate) fn a_lost_rank_is_not_mapped<B: Backend>() {
     let mut world = World::<B>::connected(2);
     if !world.device(0).reach(1).maps {

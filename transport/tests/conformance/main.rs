@@ -97,6 +97,7 @@ macro_rules! suite {
                 a_rank_that_left_is_refused_as_having_left
                 ranks_that_leave_at_the_same_time_lose_nobody
                 a_flushed_rank_may_be_dropped_without_losing_what_it_sent
+                what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it
                 a_lost_rank_is_not_mapped
             }
             backpressure {
