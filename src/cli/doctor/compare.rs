@@ -14,7 +14,7 @@ use super::rdma;
 /// Clocks may differ by so much, in nanoseconds, before logs of two hosts are hard to read together.
 const CLOCKS_APART_NS: u64 = 1_000_000_000;
 
-/// What one machine tells the other, by name.
+/// What one machine tells the other, by name. What is of a NIC beside the first one ends with its index, as `rdma-port.1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Statement(BTreeMap<String, String>);
 
@@ -42,23 +42,24 @@ impl Statement {
         }
         let ports = machine.rdma_ports().unwrap_or_default();
         match rdma::choose(machine, ports) {
-            // Of several, that of the first: its peer's first one is at its other end.
             Ok(chosen) => {
-                let chosen = &chosen[0];
-                let port =
-                    ports.iter().find(|port| port.device == chosen.device && port.number == chosen.port);
-                note("rdma-port", Some(format!("{}:{}", chosen.device, chosen.port)));
-                note("rdma-kind", Some(chosen.gid.kind.to_string()));
-                note("rdma-gid", Some(IpAddr::V6(chosen.gid.address).to_canonical().to_string()));
-                let payload = port.and_then(|port| rdma::path_mtu(machine, port));
-                note("rdma-mtu", payload.map(|(now, _)| now.to_string()));
-                if let Some(name) = port.and_then(|port| port.interface.clone()) {
-                    note("rdma-interface-mtu", mtu(&name));
-                    note("rdma-interface", Some(name));
+                for (index, chosen) in chosen.iter().enumerate() {
+                    let mut note = |name: &str, value| note(&of_nic(name, index), value);
+                    let port =
+                        ports.iter().find(|port| port.device == chosen.device && port.number == chosen.port);
+                    note("rdma-port", Some(format!("{}:{}", chosen.device, chosen.port)));
+                    note("rdma-kind", Some(chosen.gid.kind.to_string()));
+                    note("rdma-gid", Some(IpAddr::V6(chosen.gid.address).to_canonical().to_string()));
+                    let payload = port.and_then(|port| rdma::path_mtu(machine, port));
+                    note("rdma-mtu", payload.map(|(now, _)| now.to_string()));
+                    if let Some(name) = port.and_then(|port| port.interface.clone()) {
+                        note("rdma-interface-mtu", mtu(&name));
+                        note("rdma-interface", Some(name));
+                    }
+                    let layer =
+                        format!("sys/class/infiniband/{}/ports/{}/link_layer", chosen.device, chosen.port);
+                    note("rdma-layer", machine.text(&layer));
                 }
-                let layer =
-                    format!("sys/class/infiniband/{}/ports/{}/link_layer", chosen.device, chosen.port);
-                note("rdma-layer", machine.text(&layer));
             }
             Err(reason) if !ports.is_empty() => note("rdma-none", Some(reason)),
             Err(_) => {}
@@ -163,6 +164,12 @@ pub(super) fn check(own: &Statement, theirs: &Statement, reached: &Reached) -> V
     clocks(reached, &mut section);
     mtu("MTU", ["interface", "mtu"], own, theirs, &mut section);
     fabric(own, theirs, &mut section);
+    let is_told = |index: &usize| {
+        [own, theirs].iter().any(|statement| statement.value(&of_nic("rdma-port", *index)).is_some())
+    };
+    for index in (1..).take_while(is_told) {
+        further_nic(index, own, theirs, &mut section);
+    }
     section.done()
 }
 
@@ -290,41 +297,83 @@ fn fabric(own: &Statement, theirs: &Statement, section: &mut Section) {
             );
         }
     };
-    let kinds = [own, theirs].map(|statement| (said(statement, "rdma-layer"), said(statement, "rdma-kind")));
-    let gids = [own, theirs].map(|statement| said(statement, "rdma-gid"));
-    let text =
-        format!("{here} ({}, {}) here, {there} ({}, {}) there", gids[0], kinds[0].1, gids[1], kinds[1].1);
-    if kinds[0].0 != kinds[1].0 {
-        section.problem(
-            "RDMA",
-            format!("{text}: {} and {} do not meet", kinds[0].0, kinds[1].0),
-            "export PLEACH_VERBS_DEVICE=DEVICE   # of the same network at both ends",
-        );
-    } else if kinds[0].1 != kinds[1].1 {
-        section.problem("RDMA", format!("{text}: different kinds of addresses do not meet"), "export PLEACH_VERBS_GID_INDEX=INDEX   # of the same kind at both ends; 'pleach devices' lists them");
-    } else {
-        section.ok("RDMA", text);
-    }
-    if kinds[0].0 == "Ethernet" {
-        mtu("RDMA interface MTU", ["rdma-interface", "rdma-interface-mtu"], own, theirs, section);
-    }
-    let payloads = [own, theirs].map(|statement| statement.value("rdma-mtu"));
-    match payloads {
-        [Some(here), Some(there)] if here == there => {
-            section.ok("RDMA path MTU", format!("{here} bytes of payload at both ends"));
-        }
-        [Some(here), Some(there)] => section.problem(
-            "RDMA path MTU",
+    joined(0, [here, there], own, theirs, section);
+}
+
+/// What ranks have beside the first NIC at each end: the second ones are joined to each other, and so on.
+fn further_nic(index: usize, own: &Statement, theirs: &Statement, section: &mut Section) {
+    let [here, there] = [own, theirs].map(|statement| statement.value(&of_nic("rdma-port", index)));
+    match [here, there] {
+        [Some(here), Some(there)] => joined(index, [here, there], own, theirs, section),
+        // That there is none at all at one end was said.
+        _ if own.value("rdma-port").is_none() || theirs.value("rdma-port").is_none() => {}
+        _ => section.warning(
+            nic_subject("RDMA", index),
             format!(
-                "{here} bytes of payload here, {there} there: set both ends, and the switches between, alike"
+                "{} here, {} there: ranks use as many devices as both ends have",
+                here.unwrap_or("none"),
+                there.unwrap_or("none")
             ),
-            format!("ibv_devinfo -d {} | grep mtu   # at both ends", here_device(own)),
+            "export PLEACH_VERBS_DEVICE=DEVICE,DEVICE   # as many at both ends",
         ),
-        _ => section.unknown("RDMA path MTU", "one of the ends does not know its own", "ibv_devinfo"),
     }
 }
 
-/// The device of an end's port.
-fn here_device(statement: &Statement) -> &str {
-    said(statement, "rdma-port").split(':').next().unwrap_or_default()
+/// Two ports that ranks join to each other, the `index`th of each end.
+fn joined(
+    index: usize,
+    [here, there]: [&str; 2],
+    own: &Statement,
+    theirs: &Statement,
+    section: &mut Section,
+) {
+    let name = |name: &str| of_nic(name, index);
+    let subject = |what: &str| nic_subject(what, index);
+    let both = |name: &str| [own, theirs].map(|statement| said(statement, &of_nic(name, index)));
+    let (layers, kinds, gids) = (both("rdma-layer"), both("rdma-kind"), both("rdma-gid"));
+    let text = format!("{here} ({}, {}) here, {there} ({}, {}) there", gids[0], kinds[0], gids[1], kinds[1]);
+    if layers[0] != layers[1] {
+        section.problem(
+            subject("RDMA"),
+            format!("{text}: {} and {} do not meet", layers[0], layers[1]),
+            "export PLEACH_VERBS_DEVICE=DEVICE   # of the same network at both ends",
+        );
+    } else if kinds[0] != kinds[1] {
+        section.problem(subject("RDMA"), format!("{text}: different kinds of addresses do not meet"), "export PLEACH_VERBS_GID_INDEX=INDEX   # of the same kind at both ends; 'pleach devices' lists them");
+    } else {
+        section.ok(subject("RDMA"), text);
+    }
+    if layers[0] == "Ethernet" {
+        let names = [name("rdma-interface"), name("rdma-interface-mtu")];
+        mtu(&subject("RDMA interface MTU"), [&names[0], &names[1]], own, theirs, section);
+    }
+    let payloads = [own, theirs].map(|statement| statement.value(&name("rdma-mtu")));
+    match payloads {
+        [Some(here), Some(there)] if here == there => {
+            section.ok(subject("RDMA path MTU"), format!("{here} bytes of payload at both ends"));
+        }
+        [Some(bytes_here), Some(bytes_there)] => section.problem(
+            subject("RDMA path MTU"),
+            format!(
+                "{bytes_here} bytes of payload here, {bytes_there} there: set both ends, and the switches between, alike"
+            ),
+            format!("ibv_devinfo -d {} | grep mtu   # at both ends", device(here)),
+        ),
+        _ => section.unknown(subject("RDMA path MTU"), "one of the ends does not know its own", "ibv_devinfo"),
+    }
+}
+
+/// The device of a port.
+fn device(port: &str) -> &str {
+    port.split(':').next().unwrap_or_default()
+}
+
+/// What a statement calls something of the NIC of this index.
+fn of_nic(name: &str, index: usize) -> String {
+    if index == 0 { name.to_owned() } else { format!("{name}.{index}") }
+}
+
+/// What a finding about a pair of NICs is about.
+fn nic_subject(what: &str, index: usize) -> String {
+    if index == 0 { what.to_owned() } else { format!("{what}, device {}", index + 1) }
 }

@@ -606,6 +606,37 @@ fn two_machines_are_compared_with_both_numbers() {
 }
 
 #[test]
+fn further_devices_are_compared_in_their_order() {
+    let second = |mtu, bytes| {
+        let values = [
+            ("rdma-port.1", "mlx5_1:1"),
+            ("rdma-layer.1", "Ethernet"),
+            ("rdma-kind.1", "RoCE v2 over IPv4"),
+            ("rdma-interface.1", "eth1"),
+            ("rdma-interface-mtu.1", mtu),
+            ("rdma-mtu.1", bytes),
+        ];
+        statement(&values)
+    };
+    let reached = Reached::default();
+    let about_second = |theirs: &Statement| {
+        let mut found = compare::check(&second("9000", "4096"), theirs, &reached);
+        found.retain(|finding| finding.subject.ends_with(", device 2"));
+        found
+    };
+    let alike = about_second(&second("9000", "4096"));
+    assert_eq!(alike.len(), 3);
+    assert!(alike.iter().all(|finding| finding.level == Level::Ok), "{alike:#?}");
+    let unlike = about_second(&second("1500", "1024"));
+    let problems = unlike.iter().filter(|finding| finding.level == Level::Problem);
+    let texts: Vec<_> = problems.map(|finding| finding.text.as_str()).collect();
+    assert!(texts[0].contains("9000 here (eth1), 1500 there") && texts[1].contains("4096"), "{texts:#?}");
+    let none = about_second(&statement(&[]));
+    assert_eq!((none.len(), none[0].level), (1, Level::Warning));
+    assert!(none[0].text.starts_with("mlx5_1:1 here, none there"), "{none:#?}");
+}
+
+#[test]
 fn what_a_machine_says_of_itself_is_what_is_compared() {
     let root = Root::healthy();
     let mut machine = root.machine();
