@@ -11,20 +11,38 @@ use crate::verbs::wire::{Fields, Hello, LANES_MAX, LaneHello, VERSION};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Entrance {
     pub(super) token: u64,
-    /// One for each of its queue pairs: the address of the port that it is on, and the number to ask for there.
-    pub(super) doors: Vec<(Ipv6Addr, u16)>,
+    /// One for each of its queue pairs.
+    pub(super) doors: Vec<Door>,
 }
 
-const DOOR_BYTES: usize = 16 + 2;
+/// Where a queue pair is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Door {
+    /// Of the port that it is on.
+    pub(super) address: Ipv6Addr,
+    pub(super) kind: Kind,
+    /// What to ask for there.
+    pub(super) number: u16,
+}
+
+impl Door {
+    /// Whether packets of an address of this rank go there.
+    pub(super) fn meets(&self, own: Ipv6Addr) -> bool {
+        self.address.to_ipv4_mapped().is_some() == own.to_ipv4_mapped().is_some()
+    }
+}
+
+const DOOR_BYTES: usize = 16 + 1 + 2;
 
 impl Entrance {
     pub(in crate::verbs) fn encode(&self) -> Vec<u8> {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         bytes.extend(self.token.to_le_bytes());
         bytes.push(self.doors.len() as u8);
-        for (address, port) in &self.doors {
+        for Door { address, kind, number } in &self.doors {
             bytes.extend(address.octets());
-            bytes.extend(port.to_le_bytes());
+            bytes.push(*kind as u8);
+            bytes.extend(number.to_le_bytes());
         }
         bytes
     }
@@ -41,7 +59,11 @@ impl Entrance {
         }
         let mut doors = Vec::with_capacity(count);
         for _ in 0..count {
-            doors.push((Ipv6Addr::from(fields.take::<16>()?), u16::from_le_bytes(fields.take()?)));
+            doors.push(Door {
+                address: Ipv6Addr::from(fields.take::<16>()?),
+                kind: *Kind::ALL.get(usize::from(fields.take::<1>()?[0]))?,
+                number: u16::from_le_bytes(fields.take()?),
+            });
         }
         Some(Self { token, doors })
     }
@@ -140,7 +162,8 @@ mod tests {
 
     #[test]
     fn entrances_come_back_and_impossible_ones_are_refused() {
-        let door = ("::ffff:10.0.0.1".parse().unwrap(), 4791);
+        let address = "::ffff:10.0.0.1".parse().unwrap();
+        let door = Door { address, kind: Kind::RoceV2Ipv4, number: 4791 };
         let entrance = Entrance { token: 7 << 40, doors: vec![door; 3] };
         let bytes = entrance.encode();
         assert_eq!(Entrance::decode(&bytes), Some(entrance.clone()));
@@ -149,6 +172,9 @@ mod tests {
             let other = Entrance { doors: vec![door; count], ..entrance.clone() };
             assert_eq!(Entrance::decode(&other.encode()), None, "{count} doors");
         }
+        let mut other = bytes.clone();
+        other[2 + 8 + 1 + 16] = Kind::ALL.len() as u8;
+        assert_eq!(Entrance::decode(&other), None, "no kind of address");
         let mut other = bytes;
         other[0] ^= 0x55;
         assert_eq!(Entrance::decode(&other), None, "another version");

@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::greeting::Entrance;
-use self::greeting::Greeting;
+use self::greeting::{Door, Greeting};
 use self::ids::{Channel, Happened, Id, Terms, What, socket_address};
 pub use self::library::LoadError;
 use super::joining::{REFUSAL_GRACE, not_joined, unequal_packets};
@@ -190,7 +190,10 @@ impl VerbsDevice {
         if self.control.rank() < peer {
             joining.meeting.token = token;
         }
-        let door = |(nic, _): (usize, u32)| (self.nics[nic].chosen.gid.address, switchboard.doors[nic].1);
+        let door = |(nic, _): (usize, u32)| {
+            let gid = &self.nics[nic].chosen.gid;
+            Door { address: gid.address, kind: gid.kind, number: switchboard.doors[nic].1 }
+        };
         Some(Entrance { token, doors: pair.queue_pairs().map(door).collect() })
     }
 
@@ -208,9 +211,13 @@ impl VerbsDevice {
         let mut failure = None;
         for (lane, (nic, _)) in pair.queue_pairs().enumerate() {
             let chosen = &self.nics[nic].chosen;
-            let (door, port) = entrance.doors[lane];
+            let door = &entrance.doors[lane];
+            if !door.meets(chosen.gid.address) {
+                failure = Some(LossCause::AddressKinds { own: chosen.gid.kind, peer: door.kind });
+                break;
+            }
             let from = socket_address(chosen.gid.address, 0, scope(chosen));
-            let to = socket_address(door, port, scope(chosen));
+            let to = socket_address(door.address, door.number, scope(chosen));
             match Id::calling(&switchboard.channel, from, to, limit_ms) {
                 Ok(id) => switchboard.add(id, peer, lane),
                 Err(error) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pleach_transport::verbs::port::Kind;
-use pleach_transport::verbs::{OpenError, PortError, Refusal, VerbsDevice, Wish, WorkStatus};
+use pleach_transport::verbs::{Connect, OpenError, PortError, Refusal, VerbsDevice, Wish, WorkStatus};
 use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Rank, Transfer};
 
 use super::changed::{Changed, expect_machine};
@@ -123,16 +123,18 @@ fn at(rank: Rank, gid_index: u32) -> Wish {
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn ends_whose_addresses_are_of_kinds_that_do_not_meet_are_told_both() {
     expect_machine();
-    // Index 0 is that of the link alone, index 1 of IPv4.
-    let mut two = Two::new(|rank| at(rank, 1 - rank), PATIENCE);
-    two.connect();
-    let of = |own, peer| LossCause::AddressKinds { own, peer };
-    let (ipv4, local) = (Kind::RoceV2Ipv4, Kind::RoceV2Local);
-    let causes = two.until_lost();
-    assert_eq!(causes, [of(ipv4, local), of(local, ipv4)], "each end says both, whoever found it");
-    let text = causes[0].to_string();
-    let says = ["port is RoCE v2, link-local", "this rank's RoCE v2 over IPv4", "PLEACH_VERBS_GID_INDEX"];
-    assert!(says.iter().all(|part| text.contains(part)), "{text}");
+    for connect in [Connect::Rendezvous, Connect::RdmaCm] {
+        // Index 0 is that of the link alone, index 1 of IPv4.
+        let mut two = Two::new(|rank| Wish { connect, ..at(rank, 1 - rank) }, PATIENCE);
+        two.connect();
+        let of = |own, peer| LossCause::AddressKinds { own, peer };
+        let (ipv4, local) = (Kind::RoceV2Ipv4, Kind::RoceV2Local);
+        let causes = two.until_lost();
+        assert_eq!(causes, [of(ipv4, local), of(local, ipv4)], "each end says both, whoever found it");
+        let text = causes[0].to_string();
+        let says = ["port is RoCE v2, link-local", "this rank's RoCE v2 over IPv4", "PLEACH_VERBS_GID_INDEX"];
+        assert!(says.iter().all(|part| text.contains(part)), "{text}");
+    }
 }
 
 #[test]
