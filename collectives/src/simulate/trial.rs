@@ -375,8 +375,10 @@ impl<'a> Trial<'a> {
         };
         match started {
             Ok(run) => {
-                if let Some(run) = run.filter(|_| waits) {
-                    engine.await_run(run);
+                match run {
+                    Some(run) if waits => engine.await_run(run),
+                    Some(run) => engine.prioritize(run, self.scenario.priority(call, rank)),
+                    None => {}
                 }
                 self.ranks[rank as usize].live.push(Live { call, run, memory, deadline });
             }
