@@ -15,14 +15,14 @@ use crate::engine::{Address, Bytes, Engine};
 /// From this length on, in bytes, registering for the time of a call is worth it; shorter slices are staged.
 const LENT_BYTES_MIN: usize = 4096;
 
-/// A slice of the caller. Nobody holds it after the call: see [`Lent::end`].
+/// A slice of the caller. Nobody holds it after the call: see [`Lent::is_returned`].
 struct LentMemory {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the caller's slice stays where it is for the time of the call; `Lent::end` makes sure that nothing holds this
-// value longer.
+// SAFETY: the caller's slice stays where it is for the time of the call, which ends only when `Lent::is_returned` says that
+// nothing holds this value any more.
 unsafe impl Memory for LentMemory {
     fn base(&self) -> NonNull<u8> {
         self.base

@@ -2,7 +2,7 @@
 //!
 //! What packs one tree after the other takes the first of several that are as good, so how good the whole gets is a matter of
 //! numbers: of `dgx-h100:128` as a preset a broadcast is packed at its bound, and of a shuffled copy at seven eighths of it now and
-//! then. Numbered by [`order_from`](super::symmetry::order_from) both are the same.
+//! then. Numbered by [`order_from`] both are the same.
 //!
 //! **Invariant:** every node has one number here and one there, ranks are ranks and links are links in both.
 

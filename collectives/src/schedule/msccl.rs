@@ -1,6 +1,6 @@
 //! Schedules as MSCCL algorithms: the XML that MSCCL and RCCL run on GPUs, written and read.
 //!
-//! [`export`] writes a [`Schedule`](crate::Schedule) of puts as such an algorithm, [`import`] reads one, ours or a stranger's, into a
+//! [`export()`] writes a [`Schedule`](crate::Schedule) of puts as such an algorithm, [`import()`] reads one, ours or a stranger's, into a
 //! [`Schedule`](crate::Schedule) that [`verify`](crate::verify::verify()) can prove. **What is written is never trusted for that:** a file is
 //! right when it was read back and proved. Nothing here has been run on GPUs.
 //!

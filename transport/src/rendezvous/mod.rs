@@ -1,7 +1,7 @@
 //! How ranks find each other: who is there, where, and with which settings.
 //!
 //! [`World`] says who this process is (from arguments or from a launcher's variables), a [`Store`] is a small table
-//! that all ranks of a job can reach ([`FileStore`], [`TcpStore`]), and [`join`] is the meeting: all ranks claim their
+//! that all ranks of a job can reach ([`FileStore`], [`TcpStore`]), and [`join()`] is the meeting: all ranks claim their
 //! numbers, compare what must be equal, agree on a fabric and connect.
 //!
 //! **Invariant:** every wait ends at a deadline, with an error that names the ranks that did not come.
