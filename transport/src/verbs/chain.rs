@@ -167,13 +167,16 @@ mod tests {
     use super::super::request::{Target, request};
     use super::*;
 
+    /// Adds a write of so many bytes.
+    fn add(chain: &mut Chain, number: u64, length: u32) {
+        let write = request(sys::IBV_WR_RDMA_WRITE, Target { address: number, key: 7 });
+        chain.add(number, &write, 0, sys::ibv_sge { addr: number, length, lkey: 0 });
+    }
+
+    /// Each request moves as many bytes as its number says.
     fn chain_of(count: u64) -> Chain {
         let mut chain = Chain::new(2);
-        for number in 0..count {
-            let target = Target { address: number, key: 7 };
-            let list = sys::ibv_sge { addr: number, length: number as u32, lkey: 0 };
-            chain.add(number, &request(sys::IBV_WR_RDMA_WRITE, target), 0, list);
-        }
+        (0..count).for_each(|number| add(&mut chain, number, number as u32));
         chain
     }
 
@@ -203,11 +206,7 @@ mod tests {
         for (taken, was_signaled) in [(0, false), (4, false), (6, true), (9, true)] {
             let mut chain = chain_of(6);
             chain.signal_last();
-            for number in 6..9 {
-                let target = Target { address: number, key: 7 };
-                let list = sys::ibv_sge { addr: number, length: 1, lkey: 0 };
-                chain.add(number, &request(sys::IBV_WR_RDMA_WRITE, target), 0, list);
-            }
+            (6..9).for_each(|number| add(&mut chain, number, 1));
             let bytes = chain.bytes();
             let posted = chain.keep_from(taken, io::ErrorKind::OutOfMemory.into());
             assert_eq!((posted.requests, posted.is_signaled), (taken, was_signaled));

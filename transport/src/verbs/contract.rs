@@ -82,6 +82,7 @@ impl Device for VerbsDevice {
         };
         let others = &self.known_regions[peer as usize];
         let submitted = pair.submit(&transfer, id, keys, others, &mut self.outbox)?;
+        // Mostly it waits for more: then the pair is at hand.
         if pair.is_due() {
             self.ring_or_list(peer);
         } else {

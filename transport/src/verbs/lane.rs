@@ -1,8 +1,8 @@
 //! A queue pair of a peer, and what is under way on it.
 //!
-//! What is submitted is chained up ([`chain`](super::chain)) and posted together by one ring of the doorbell ([`Lane::ring`]): when the
-//! device is polled or flushed, or when much has gathered. Requests complete in order, so of a chain only the last one that
-//! somebody waits for asks for a completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
+//! What is submitted is chained up ([`chain`](super::chain)) and posted together by one ring of the doorbell ([`Lane::ring`]):
+//! when the device is polled or flushed, or when much has gathered. Requests complete in order, so of a chain only the last one
+//! that somebody waits for asks for a completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
 //!
 //! **Invariant:** what the NIC may still touch (source, destination, own slots) is held by an entry of `sent`, which goes
 //! only with its completion or with the queue pair.

@@ -26,7 +26,8 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// Whether packets of an address of this rank go there.
+    /// Whether packets of an address of this rank go there: the manager chooses the version of RoCE by itself, so other than
+    /// for [`Kind`] it is the families of the addresses that count.
     pub(super) fn meets(&self, own: Ipv6Addr) -> bool {
         self.address.to_ipv4_mapped().is_some() == own.to_ipv4_mapped().is_some()
     }
