@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pleach::Rank;
 use pleach::transport::clock::now;
+use pleach::transport::sleep;
 use pleach::transport::verbs::{Counts, VerbsDevice, Wish};
 use pleach::transport::{
     Address, Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Region,
@@ -211,9 +212,12 @@ impl End {
             if now() > deadline {
                 return Err("the other end does not come".to_owned());
             }
-            if let Some(bell) = self.device.arm() {
-                bell.wait(Duration::from_millis(50));
-            }
+            sleep::unless_news(
+                &mut self.device,
+                |device| device.arm(),
+                |_| cells.count(1) >= number,
+                |_, bell| bell.wait(Duration::from_millis(50)),
+            );
         }
     }
 

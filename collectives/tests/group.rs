@@ -7,6 +7,8 @@ mod choices;
 mod ranks;
 #[path = "group/uneven.rs"]
 mod uneven;
+#[path = "group/waking.rs"]
+mod waking;
 
 use std::sync::mpsc;
 use std::thread;

@@ -22,7 +22,8 @@
 //!    continued later. It also ends this rank's transfers to it ([`TransferError::Severed`]).
 //! 10. Progress: a transfer needs both ends to be polled and nothing else; where [`Reach::passive`], the target need
 //!     not be polled. Who submitted polls until [`Device::flush`] is true.
-//! 11. After [`Device::arm`] returned a bell, no event can come and no cell can change without ringing it.
+//! 11. After [`Device::arm`] returned a bell, no event can come and no cell can change without ringing it. Cells may have
+//!     changed until then, also by `arm` itself: who sleeps looks at them between arming and waiting ([`crate::sleep`]).
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
 
 use std::fmt;
@@ -464,7 +465,8 @@ pub trait Device: Send {
         false
     }
 
-    /// What to sleep on until something can happen; `None`: poll again, something may have happened already.
+    /// What to sleep on until something can happen; `None`: poll again, something may have happened already. To be called
+    /// by way of [`crate::sleep::unless_news`], as cells may have changed since the last poll.
     fn arm(&mut self) -> Option<Bell>;
 
     /// Rings this device's bell.

@@ -28,6 +28,7 @@ pub mod region;
 pub mod rendezvous;
 pub mod shm;
 pub mod sim;
+pub mod sleep;
 pub mod tcp;
 pub mod verbs;
 

@@ -460,6 +460,19 @@ impl Engine {
         self.advance_runs(now)
     }
 
+    /// The look between arming the device's bell and sleeping on it: takes all that has come in cells since the last poll,
+    /// which rings no bell. True when something has come; then nobody may sleep.
+    pub fn look_again(&mut self, now: Nanos) -> bool {
+        if self.board.has_news() {
+            return true;
+        }
+        if !matches!(self.phase, Phase::Active) {
+            return false;
+        }
+        self.hears_all = false;
+        self.advance_runs(now)
+    }
+
     /// Whether all peers write here without this rank's device being polled, and what is computed ends at once: then
     /// [`Engine::glance`] is worth it.
     #[must_use]

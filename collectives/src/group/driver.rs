@@ -2,7 +2,7 @@
 //!
 //! The engine is behind one lock, uncontended in the common case of one calling thread. A driver looks once a round
 //! whether another thread wants in ([`Driver::lock`]) and then steps back. Waiting is: poll without a pause, poll with
-//! yields, then arm the device's bell and sleep. Every wait has a deadline, the run's own.
+//! yields, then arm the device's bell, look once more and sleep. Every wait has a deadline, the run's own.
 //!
 //! A yield is the quickest way to a peer on the same processor, and the slowest where strangers want it too: the kernel
 //! then gives them a turn of milliseconds. So a yield that took that long is the last one for a while: ranks that share
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pleach_transport::{Nanos, Ring, clock, fork};
+use pleach_transport::{Nanos, Ring, clock, fork, sleep};
 
 use super::error::CollectiveError;
 use super::observed::Observed;
@@ -175,7 +175,11 @@ impl Driver {
                 (true, true) => Duration::ZERO,
             };
             if idle >= spin && (may_give_way || idle >= self.spin) {
-                now = sleep(&mut core.engine, now, until);
+                let moved;
+                (now, moved) = sleep(&mut core.engine, now, until);
+                if moved {
+                    idle_since = now;
+                }
             } else if may_give_way && !is_wary {
                 self.give_way(now);
             }
@@ -221,7 +225,11 @@ impl Driver {
             } else if now.since(idle_since) < BACKGROUND_SPIN || core.engine.is_severing() {
                 std::thread::yield_now();
             } else {
-                now = sleep(&mut core.engine, now, Nanos::MAX);
+                let moved;
+                (now, moved) = sleep(&mut core.engine, now, Nanos::MAX);
+                if moved {
+                    idle_since = now;
+                }
             }
         }
     }
@@ -294,16 +302,19 @@ fn glance(engine: &mut Engine, run: RunId) -> bool {
     false
 }
 
-/// Sleeps until something can happen; the time afterwards.
-fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> Nanos {
+/// Sleeps until something can happen; the time afterwards, and whether the look before sleeping has moved anything.
+fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> (Nanos, bool) {
     let wake_at = engine.next_wakeup().unwrap_or(Nanos::MAX).min(until);
     let limit = wake_at.since(now).min(SLEEP_MAX);
-    if !limit.is_zero()
-        && let Some(bell) = engine.device().arm()
-    {
-        bell.wait(limit);
+    let mut moved = false;
+    if !limit.is_zero() {
+        let look = |engine: &mut Engine| {
+            moved = engine.look_again(now);
+            moved
+        };
+        sleep::unless_news(engine, |engine| engine.device().arm(), look, |_, bell| bell.wait(limit));
     }
-    clock::now()
+    (clock::now(), moved)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use loom::thread;
 use super::bell;
 use crate::cells::{Cells, Inline, Notice};
 use crate::primitive::{AtomicU32, Ordering, fence};
+use crate::sleep;
 
 /// What the kernel does: compares the word and goes to sleep in one step as seen by who wakes.
 struct Futex {
@@ -74,11 +75,18 @@ impl Host {
 
     /// As the device and its caller do it.
     fn sleep_until_all(&self, cells: u16) {
+        self.sleep_until_all_by(cells, |host| host.has(cells));
+    }
+
+    /// The same with another look between arming and waiting.
+    fn sleep_until_all_by(&self, cells: u16, look: impl Fn(&Self) -> bool) {
         while !self.has(cells) {
-            let seen = bell::arm(&self.word);
-            if !self.has(cells) {
-                self.futex.wait(&self.word, seen);
-            }
+            sleep::unless_news(
+                &mut &*self,
+                |host| Some(bell::arm(&host.word)),
+                |host| look(host),
+                |host, seen| host.futex.wait(&host.word, seen),
+            );
             bell::disarm(&self.word);
         }
         (0..cells).for_each(|cell| self.check(cell));
@@ -149,6 +157,24 @@ fn loom_two_senders_wake_one_target() {
         for sender in senders {
             sender.join().unwrap();
         }
+    });
+}
+
+/// Shows that the model would find it: a notice between the last look and the arming wakes nobody.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn loom_without_the_second_look_a_wake_up_is_lost() {
+    model(|| {
+        let host = Host::new(1);
+        let sender = {
+            let host = host.clone();
+            thread::spawn(move || {
+                host.put(0);
+                host.wake_if(bell::ring(&host.word));
+            })
+        };
+        host.sleep_until_all_by(1, |_| false);
+        sender.join().unwrap();
     });
 }
 

@@ -1,14 +1,15 @@
 //! Line 11: after `arm` returned a bell nothing comes without ringing it; any thread may ring.
 //!
-//! The loop under test is the one of every sleeper: poll, look, arm, look again, sleep. A lost wake-up shows as a sleep
-//! that lasts to its limit.
+//! The loop under test is the one of every sleeper, the groups' driver among them: poll, look, and then arm, look again and
+//! wait by [`sleep::unless_news`]. A lost wake-up shows as a sleep that lasts to its limit.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pleach_transport::{Device, Event, Submitted, Transfer, TransferId, clock};
+use pleach_transport::{Bell, Device, Event, Submitted, Transfer, TransferId, clock, sleep};
 
 use crate::world::{Backend, PATIENCE, QUESTION, World, noise, notice, put, skip};
 
@@ -21,10 +22,16 @@ const NO_THREADS: &str = "runs on one thread in virtual time: nobody sleeps";
 
 /// Sleeps once: arms, looks, and waits for the bell; fails when it does not ring.
 fn sleep_once(device: &mut dyn Device, holds: &mut impl FnMut(&[Event]) -> bool, events: &[Event]) {
-    let Some(bell) = device.arm() else { return };
-    if holds(events) {
-        return;
-    }
+    sleep::unless_news(
+        device,
+        |device| device.arm(),
+        |_| holds(events),
+        |device, bell| wait_for(device, &bell),
+    );
+}
+
+/// Waits for the bell; fails when it does not ring.
+fn wait_for(device: &mut dyn Device, bell: &Bell) {
     let began = clock::now();
     let limit = device.next_wakeup().map_or(RING_LIMIT, |at| at.since(began).min(RING_LIMIT));
     bell.wait(limit);
@@ -109,6 +116,57 @@ pub(crate) fn notices_wake_a_sleeper_every_time<B: Backend>() {
         sleep_until(sleeper.as_mut(), "a notice", |_| mine.count(CELL) > round);
     }
     companion.finish();
+}
+
+/// Where in its loop a sleeper is when a notice comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    BeforeArming,
+    AfterArming,
+    BeforeWaiting,
+}
+
+pub(crate) fn a_notice_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
+    if !B::LIVE {
+        return skip::<B>(NO_THREADS);
+    }
+    let mut world = World::<B>::connected(2);
+    let mut sleeper = world.take(0);
+    let mine = sleeper.cells(1);
+    let mut count = 0;
+    for round in 0..20 {
+        for now in [Moment::BeforeArming, Moment::AfterArming, Moment::BeforeWaiting] {
+            let mut is_told = false;
+            let notify = RefCell::new(|moment| {
+                if moment == now && !std::mem::replace(&mut is_told, true) {
+                    world.submit(1, 0, Transfer::Notify(notice(CELL, b"")));
+                    // From then on the sleeper's end gets it without another poll of this one.
+                    world.until("the notice to go out", |world| world.device(1).flush());
+                }
+            });
+            let mut events = Vec::with_capacity(64);
+            let deadline = clock::now() + PATIENCE;
+            while mine.count(CELL) == count {
+                sleeper.poll(clock::now(), &mut events);
+                notify.borrow_mut()(Moment::BeforeArming);
+                assert!(clock::now() < deadline, "{} {now:?} in round {round}: no notice", B::NAME);
+                sleep::unless_news(
+                    sleeper.as_mut(),
+                    |sleeper| {
+                        let bell = sleeper.arm();
+                        notify.borrow_mut()(Moment::AfterArming);
+                        bell
+                    },
+                    |_| mine.count(CELL) > count,
+                    |sleeper, bell| {
+                        notify.borrow_mut()(Moment::BeforeWaiting);
+                        wait_for(sleeper, &bell);
+                    },
+                );
+            }
+            count += 1;
+        }
+    }
 }
 
 pub(crate) fn the_end_of_a_transfer_wakes_a_sleeper<B: Backend>() {

@@ -147,6 +147,7 @@ macro_rules! suite {
             }
             bells {
                 notices_wake_a_sleeper_every_time
+                a_notice_at_each_point_of_the_loop_wakes_a_sleeper
                 the_end_of_a_transfer_wakes_a_sleeper
                 a_bell_armed_when_something_is_there_already_does_not_keep_silent
                 a_message_wakes_a_sleeper

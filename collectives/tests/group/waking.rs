@@ -1,0 +1,249 @@
+//! A call that waits does not sleep over a message, whichever point of its loop the message comes at.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use pleach_collectives::compute::HostCompute;
+use pleach_collectives::cost::{CostModel, Platform};
+use pleach_collectives::engine::{Board, cells};
+use pleach_collectives::generate::Access;
+use pleach_collectives::group::Connection;
+use pleach_collectives::{Group, Options, Rank};
+use pleach_transport::hybrid::{HybridDevice, Route};
+use pleach_transport::rendezvous::World;
+use pleach_transport::shm::ShmDevice;
+use pleach_transport::{
+    Address, Bell, Caps, Cells, ConnectError, Device, DeviceConfig, Event, MapError, Mapped, Memory, Nanos,
+    Notice, PostError, Reach, Region, RegisterError, RemoteSlice, Ring, SubmitError, Submitted, Transfer,
+    TransferId, clock,
+};
+
+use super::PATIENCE;
+
+/// Numbers of bells that were armed before the call that is looked at.
+const BEFORE_THE_CALL: u32 = u32::MAX / 2;
+
+/// Where in its loop the receiver is when the message comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    /// After the last look, before the bell is armed.
+    BeforeArming,
+    /// The bell is armed, but not looked at yet.
+    AfterArming,
+    /// In the call that sleeps, before the kernel compares the word.
+    BeforeWaiting,
+}
+
+/// Has the peer send its message at one moment, and sees whether the receiver sleeps after it.
+struct Interruption {
+    moment: Moment,
+    /// Which of the armed bells is the first that is meant.
+    at: u32,
+    armed: AtomicU32,
+    /// The message is complete: it lies in a cell here, and the sender's call has returned.
+    is_sent: AtomicBool,
+    slept_on: AtomicBool,
+    talk: Mutex<(Sender<()>, Receiver<()>)>,
+}
+
+impl Interruption {
+    /// The receiver is at this point with its `number`th bell.
+    fn reach(&self, moment: Moment, number: u32) {
+        let is_time = number >= self.at && number < BEFORE_THE_CALL;
+        if moment == self.moment && is_time && !self.is_sent.load(Ordering::SeqCst) {
+            let talk = self.talk.lock().unwrap_or_else(PoisonError::into_inner);
+            talk.0.send(()).unwrap();
+            talk.1.recv().unwrap();
+            self.is_sent.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The word of a bell, which notes who sleeps on it.
+struct Word {
+    word: Arc<dyn AsRef<AtomicU32> + Send + Sync>,
+    seen: u32,
+    number: u32,
+    interruption: Arc<Interruption>,
+}
+
+impl AsRef<AtomicU32> for Word {
+    fn as_ref(&self) -> &AtomicU32 {
+        self.interruption.reach(Moment::BeforeWaiting, self.number);
+        let word = (*self.word).as_ref();
+        // The kernel sleeps where the word holds what it held when armed.
+        let sleeps = word.load(Ordering::SeqCst) == self.seen;
+        if sleeps && self.interruption.is_sent.load(Ordering::SeqCst) {
+            self.interruption.slept_on.store(true, Ordering::SeqCst);
+        }
+        word
+    }
+}
+
+/// The device of the receiver.
+struct Interrupted {
+    inner: Box<dyn Device>,
+    interruption: Arc<Interruption>,
+}
+
+impl Device for Interrupted {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+    fn reach(&self, peer: Rank) -> Reach {
+        self.inner.reach(peer)
+    }
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+    fn address(&self) -> Address {
+        self.inner.address()
+    }
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        self.inner.register(memory)
+    }
+    fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        self.inner.map(peer, slice)
+    }
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        self.inner.connect(peer, address)
+    }
+    fn sever(&mut self, peer: Rank) {
+        self.inner.sever(peer);
+    }
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.inner.submit(peer, transfer, id)
+    }
+    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.inner.notify(peer, notice, id)
+    }
+    fn cells(&self, peer: Rank) -> Cells {
+        self.inner.cells(peer)
+    }
+    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.inner.post(peer, message)
+    }
+    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        self.inner.poll(now, events);
+    }
+    fn arm(&mut self) -> Option<Bell> {
+        let number = self.interruption.armed.fetch_add(1, Ordering::SeqCst) + 1;
+        self.interruption.reach(Moment::BeforeArming, number);
+        let bell = self.inner.arm();
+        self.interruption.reach(Moment::AfterArming, number);
+        let Some(Bell::Word { word, seen }) = bell else { return bell };
+        let interruption = self.interruption.clone();
+        Some(Bell::Word { word: Arc::new(Word { word, seen, number, interruption }), seen })
+    }
+    fn ringer(&self) -> Arc<dyn Ring> {
+        self.inner.ringer()
+    }
+    fn next_wakeup(&self) -> Option<Nanos> {
+        self.inner.next_wakeup()
+    }
+    fn leave(&mut self) {
+        self.inner.leave();
+    }
+    fn flush(&mut self) -> bool {
+        self.inner.flush()
+    }
+    fn is_flushed(&self) -> bool {
+        self.inner.is_flushed()
+    }
+}
+
+fn config(rank: Rank, board: &Arc<Board>) -> DeviceConfig {
+    DeviceConfig {
+        rank,
+        world_size: 2,
+        secret: None,
+        cells: cells(2),
+        connect_timeout: PATIENCE,
+        interface: None,
+        responder: board.clone(),
+    }
+}
+
+fn connect(device: &mut dyn Device, peer: Rank, address: &Address) {
+    device.connect(peer, address).unwrap();
+    let deadline = clock::now() + PATIENCE;
+    let mut events = Vec::with_capacity(16);
+    while !events.iter().any(|event| matches!(event, Event::Connected { .. })) {
+        assert!(clock::now() < deadline, "rank {peer} does not connect: {events:?}");
+        device.poll(clock::now(), &mut events);
+        thread::yield_now();
+    }
+}
+
+fn group(device: Box<dyn Device>, board: Arc<Board>) -> Group {
+    let connection = Connection {
+        device,
+        events: Vec::new(),
+        board,
+        platform: Platform::one_host(2, Access::Put, CostModel::LOOPBACK),
+        ranks_here: 2,
+        store: None,
+    };
+    let mut options = Options::new(World::alone());
+    options.timeout = PATIENCE;
+    Group::new(connection, Box::new(HostCompute::new()), &options).unwrap()
+}
+
+/// Whether a receiver slept on after a message that came at this moment of its loop.
+fn sleeps_on(open: impl Fn(DeviceConfig) -> Box<dyn Device>, moment: Moment, at: u32) -> bool {
+    let boards = [0, 1].map(|rank| Arc::new(Board::new(rank)));
+    let [mut zero, mut one] = [0, 1].map(|rank: u32| open(config(rank, &boards[rank as usize])));
+    let addresses = [zero.address(), one.address()];
+    let (ask, asked) = channel();
+    let (answer, answered) = channel();
+    let interruption = Arc::new(Interruption {
+        moment,
+        at,
+        armed: AtomicU32::new(BEFORE_THE_CALL),
+        is_sent: AtomicBool::new(false),
+        slept_on: AtomicBool::new(false),
+        talk: Mutex::new((ask, answered)),
+    });
+    let [own_board, peer_board] = boards;
+    let [own_address, peer_address] = addresses;
+    let sender = thread::spawn(move || {
+        connect(&mut *one, 0, &own_address);
+        let group = group(one, peer_board);
+        group.barrier().unwrap();
+        asked.recv().unwrap();
+        group.send(&[7_u64], 0).unwrap();
+        answer.send(()).unwrap();
+        group.barrier().unwrap();
+    });
+    connect(&mut *zero, 1, &peer_address);
+    let group = group(Box::new(Interrupted { inner: zero, interruption: interruption.clone() }), own_board);
+    group.barrier().unwrap();
+    interruption.armed.store(0, Ordering::SeqCst);
+    let mut data = [0_u64; 1];
+    group.recv(&mut data, 1).unwrap();
+    assert_eq!(data, [7]);
+    let slept_on = interruption.slept_on.load(Ordering::SeqCst);
+    group.barrier().unwrap();
+    sender.join().unwrap();
+    slept_on
+}
+
+fn no_moment_is_slept_over(name: &str, open: impl Fn(DeviceConfig) -> Box<dyn Device>) {
+    for moment in [Moment::BeforeArming, Moment::AfterArming, Moment::BeforeWaiting] {
+        for at in [1, 2, 3] {
+            let slept_on = sleeps_on(&open, moment, at);
+            assert!(!slept_on, "{name}: a message that came {moment:?}, bell {at}, was slept over");
+        }
+    }
+}
+
+#[test]
+fn a_message_at_each_point_of_the_loop_is_not_slept_over() {
+    no_moment_is_slept_over("shm", |config| Box::new(ShmDevice::new(config).unwrap()));
+    no_moment_is_slept_over("shm+tcp", |config| {
+        Box::new(HybridDevice::new(config, vec![Route::Shm; 2]).unwrap())
+    });
+}
