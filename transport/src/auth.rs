@@ -5,12 +5,14 @@
 //! an address is not loopback.
 
 use std::fmt;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
+use rustix::fs::OFlags;
 use sha2::Sha256;
 
 /// Length of a challenge and of an answer, in bytes.
@@ -61,6 +63,24 @@ pub enum SecretError {
         /// Its permission bits.
         mode: u32,
     },
+    /// It belongs to another user, who may read and change it.
+    #[error(
+        "secret file {path}: belongs to user {owner}, this process is of user {user}; copy it to a file of your own"
+    )]
+    Owner {
+        /// Which file.
+        path: PathBuf,
+        /// The user it belongs to.
+        owner: u32,
+        /// The user of this process.
+        user: u32,
+    },
+    /// A folder, pipe or device.
+    #[error("secret file {path}: not a regular file; write one with 'pleach secret FILE'")]
+    Kind {
+        /// Which file.
+        path: PathBuf,
+    },
     /// Too short or too long.
     #[error(
         "secret file {path}: {bytes} bytes, not {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}; write one with 'pleach secret {path}'"
@@ -80,28 +100,35 @@ impl Secret {
         Self(bytes.into())
     }
 
-    /// The contents of a file that only its owner may read; white space at the end does not count.
+    /// The contents of a regular file of this user that nobody else may read; white space at the end does not count.
     ///
     /// # Errors
     ///
     /// See [`SecretError`].
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
         let read = |source| SecretError::Read { path: path.to_owned(), source };
-        let metadata = std::fs::metadata(path).map_err(read)?;
-        let mode = metadata.permissions().mode() & 0o777;
+        // Opened once, so that what is checked is what is read. Without waiting: a named pipe would block here.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(read)?;
+        let metadata = file.metadata().map_err(read)?;
+        if !metadata.is_file() {
+            return Err(SecretError::Kind { path: path.to_owned() });
+        }
+        let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+        if owner != user {
+            return Err(SecretError::Owner { path: path.to_owned(), owner, user });
+        }
+        let mode = metadata.mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(SecretError::Mode { path: path.to_owned(), mode });
         }
-        let length = |bytes| SecretError::Length { path: path.to_owned(), bytes };
-        if metadata.len() > SECRET_BYTES_MAX as u64 {
-            return Err(length(metadata.len()));
+        let mut bytes = Vec::new();
+        file.take(SECRET_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(read)?;
+        let secret = bytes.trim_ascii_end();
+        if bytes.len() > SECRET_BYTES_MAX || secret.len() < SECRET_BYTES_MIN {
+            return Err(SecretError::Length { path: path.to_owned(), bytes: metadata.len() });
         }
-        let bytes = std::fs::read(path).map_err(read)?;
-        let bytes = bytes.trim_ascii_end();
-        if bytes.len() < SECRET_BYTES_MIN || bytes.len() > SECRET_BYTES_MAX {
-            return Err(length(bytes.len() as u64));
-        }
-        Ok(Self::new(bytes))
+        Ok(Self::new(secret))
     }
 
     /// The answer of `side` to a handshake in which these challenges were sent and `claim` was said (rank, world,
@@ -166,7 +193,12 @@ pub fn challenge() -> [u8; TAG_BYTES] {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
     use super::*;
+    use crate::other_user::{NOBODY, as_nobody, can_act_as_nobody};
 
     #[test]
     fn an_answer_holds_for_its_side_challenges_claim_and_secret_only() {
@@ -178,5 +210,57 @@ mod tests {
         assert!(!Secret::verify(Some(&secret), Side::Dialer, &b, &a, b"rank 1", &answer));
         assert!(!Secret::verify(Some(&secret), Side::Dialer, &a, &b, b"rank 2", &answer));
         assert!(!Secret::verify(None, Side::Dialer, &a, &b, b"rank 1", &answer));
+    }
+
+    /// A file that goes away with the test.
+    struct SecretFile(PathBuf);
+
+    impl SecretFile {
+        fn new(name: &str, mode: u32) -> Self {
+            let path = std::env::temp_dir().join(format!("pleach-auth-{name}-{}", std::process::id()));
+            let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path);
+            file.and_then(|mut file| file.write_all(b"0123456789abcdef\n")).expect("a fresh file");
+            Self(path)
+        }
+    }
+
+    impl Drop for SecretFile {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_secret_file_is_a_regular_one_that_is_closed_to_others() {
+        let good = SecretFile::new("good", 0o600);
+        Secret::from_file(&good.0).expect("is as it should be");
+        let open = SecretFile::new("open", 0o640);
+        assert!(matches!(Secret::from_file(&open.0), Err(SecretError::Mode { mode: 0o640, .. })));
+        let pipe = good.0.with_extension("pipe");
+        mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).expect("a fresh pipe");
+        let refused = Secret::from_file(&pipe);
+        std::fs::remove_file(&pipe).expect("it was there");
+        assert!(matches!(refused, Err(SecretError::Kind { .. })), "{refused:?}");
+        assert!(matches!(Secret::from_file(Path::new("/tmp")), Err(SecretError::Kind { .. })));
+    }
+
+    #[test]
+    fn a_secret_file_of_another_user_is_refused_also_by_root() {
+        let file = SecretFile::new("owner", 0o600);
+        if !can_act_as_nobody() {
+            return;
+        }
+        std::os::unix::fs::chown(&file.0, Some(NOBODY), None).expect("root may");
+        let error = Secret::from_file(&file.0).expect_err("whose it is may have written it");
+        assert!(matches!(error, SecretError::Owner { owner: NOBODY, user: 0, .. }), "{error}");
+        let path = file.0.display();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "secret file {path}: belongs to user 65534, this process is of user 0; \
+                 copy it to a file of your own"
+            )
+        );
+        as_nobody(|| Secret::from_file(&file.0).map(drop)).expect("its owner reads it");
     }
 }

@@ -21,6 +21,8 @@ pub mod fork;
 #[cfg(not(loom))]
 pub mod hybrid;
 pub mod memory;
+#[cfg(test)]
+mod other_user;
 mod primitive;
 pub mod region;
 // Makes devices, which have no place among loom's threads.
