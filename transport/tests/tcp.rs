@@ -281,6 +281,62 @@ fn strangers_are_dropped_and_harm_nobody() {
     assert!(low.log.iter().all(|event| !matches!(event, Event::PeerLost { .. })));
 }
 
+/// A pair sends notices while strangers connect so many times, and a new pair comes about meanwhile.
+fn work_under_flood(connections: usize, held: usize) {
+    let (mut low, mut high) = connected();
+    let (mut new_low, mut new_high) = (End::new(config(0, 2)), End::new(config(1, 2)));
+    let addresses = [low.socket_address(), new_low.socket_address()];
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(move || {
+            let mut strangers = std::collections::VecDeque::new();
+            for number in 0..connections {
+                // The device may have dropped any of them already.
+                if let Ok(mut stream) = TcpStream::connect(addresses[number % 2]) {
+                    let said = [0, 88, 50][number / 2 % 3];
+                    let _ = stream.write(&Hello::new(0, 0).bytes()[..said]);
+                    strangers.push_back(stream);
+                }
+                if strangers.len() > held {
+                    strangers.pop_front();
+                }
+            }
+        });
+        let (mut notices, mut slowest, mut joined_in) = (0, Duration::ZERO, None);
+        new_high.device.connect(0, &new_low.device.address()).expect("starts");
+        new_low.device.connect(1, &new_high.device.address()).expect("starts");
+        let began = clock::now();
+        while !flood.is_finished() || joined_in.is_none() {
+            let asked = clock::now();
+            check_pair(&mut low, &mut high);
+            notices += 1;
+            slowest = slowest.max(clock::now().since(asked));
+            new_low.pump();
+            new_high.pump();
+            let is_connected = new_low.log.contains(&Event::Connected { peer: 1 })
+                && new_high.log.contains(&Event::Connected { peer: 0 });
+            if is_connected && joined_in.is_none() {
+                joined_in = Some(clock::now().since(began));
+            }
+            assert!(asked.since(began) < PATIENCE, "{notices} notices, joined in {joined_in:?}");
+        }
+        println!(
+            "{connections} strangers: {notices} notices, the slowest {slowest:?}; a new pair in {joined_in:?}"
+        );
+        assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    });
+}
+
+#[test]
+fn a_pair_works_and_a_new_one_comes_about_while_strangers_flood_both() {
+    work_under_flood(1_500, 300);
+}
+
+#[test]
+#[ignore = "10,000 connections take many seconds: by hand"]
+fn a_pair_works_and_a_new_one_comes_about_while_ten_thousand_flood_both() {
+    work_under_flood(10_000, 600);
+}
+
 #[test]
 fn who_says_half_a_hello_is_not_waited_for_in_vain() {
     let end = End::new(config(0, 2));

@@ -208,6 +208,11 @@ impl Handshake {
         &mut self.incoming[self.filled..wanted.max(self.filled)]
     }
 
+    /// Whether the dialer has said a whole hello.
+    pub(super) fn has_greeted(&self) -> bool {
+        self.theirs.is_some()
+    }
+
     /// So many bytes came into [`Handshake::room`].
     pub(super) fn received(&mut self, count: usize) -> Progress {
         self.filled += count;

@@ -2,11 +2,12 @@
 //! anybody polls the device.
 //!
 //! **Invariant:** nothing that a stranger sends is believed, answered at length or kept: before its proof a connection
-//! costs one slot, at most one fixed-size message of memory, and [`HANDSHAKE_LIMIT`] of time.
+//! costs one slot, at most one fixed-size message of memory, and [`HANDSHAKE_LIMIT`] of time. However many come, those that
+//! have proved themselves get their turn after a few of them ([`accepting`](crate::accepting)).
 
 mod joining;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use super::handshake::{Handshake, Hello, Identity, Progress};
 use super::shared::{Mail, Order, Shared, Standing};
 use super::socket;
 use crate::Rank;
-use crate::accepting::Rest;
+use crate::accepting::{Rest, Unproved};
 use crate::clock::{self, Nanos};
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Ring};
 
@@ -48,6 +49,8 @@ pub(super) struct Watcher {
     rest: Rest,
     connections: Vec<Option<Connection>>,
     free: Vec<usize>,
+    /// The slots of those that somebody dialed and that are not proved.
+    unproved: Unproved,
     generation: u32,
     peers: Vec<Plan>,
     lingering_until: Option<Nanos>,
@@ -65,13 +68,31 @@ enum Kind {
     Process { peer: Rank, file: OwnedFd },
 }
 
+/// How a connection that is not proved came about.
+#[derive(Clone, Copy)]
+enum Origin {
+    /// This rank dialed that peer, in that attempt.
+    Dialed(Rank, u64),
+    /// Somebody dialed this rank from there.
+    Accepted(IpAddr),
+}
+
+impl Origin {
+    /// Whom this rank dialed, and in which attempt.
+    fn dialed(self) -> Option<(Rank, u64)> {
+        match self {
+            Self::Dialed(peer, session) => Some((peer, session)),
+            Self::Accepted(_) => None,
+        }
+    }
+}
+
 /// A connection that is not proved yet.
 struct Proving {
     socket: OwnedFd,
     handshake: Handshake,
     deadline: Nanos,
-    /// Whom this rank dialed, and in which attempt; `None`: somebody dialed this rank.
-    dialed: Option<(Rank, u64)>,
+    origin: Origin,
     /// Over as soon as everything is sent.
     verdict: Option<Progress>,
 }
@@ -140,6 +161,7 @@ impl Watcher {
             rest: Rest::default(),
             connections: Vec::new(),
             free: Vec::new(),
+            unproved: Unproved::default(),
             generation: 0,
             peers,
             lingering_until: None,
@@ -282,7 +304,12 @@ impl Watcher {
         self.free.push(slot);
         // Explicitly, as a forked child may keep the connection open.
         let _ = match &connection.kind {
-            Kind::Handshake(proving) => epoll::delete(&self.epoll, &proving.socket),
+            Kind::Handshake(proving) => {
+                if let Origin::Accepted(from) = proving.origin {
+                    self.unproved.remove(from, slot as u64);
+                }
+                epoll::delete(&self.epoll, &proving.socket)
+            }
             Kind::Control { stream, .. } => epoll::delete(&self.epoll, stream),
             Kind::Process { file, .. } => epoll::delete(&self.epoll, file),
         };

@@ -1,7 +1,8 @@
 //! The store itself: one thread of rank 0 that serves all connections.
 //!
-//! **Invariant:** a connection that has not proved the secret holds at most a handshake's bytes, for at most
-//! [`HANDSHAKE_TIMEOUT`], and never keeps a rank from being served; nothing it sends changes the table.
+//! **Invariants:** a connection that has not proved the secret holds at most a handshake's bytes, for at most
+//! [`HANDSHAKE_TIMEOUT`], and never keeps a rank from being served; nothing it sends changes the table. A connection holds
+//! at most one answer and one request and a bit: nothing more is read from it before the answer is sent.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -18,7 +19,7 @@ use super::codec::{
     Answer, HELLO_BYTES, Hello, Malformed, PROOF_BYTES, Proof, REQUEST_BYTES_MAX, Request, VERSION, Verdict,
     frame,
 };
-use crate::accepting::ACCEPT_PAUSE;
+use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, Unproved};
 use crate::auth::{Secret, Side, TAG_BYTES, challenge};
 use crate::clock::{Nanos, now};
 use crate::error::files_allowed;
@@ -45,6 +46,9 @@ const VALUES_PER_RANK: usize = 1024;
 /// Bytes read from one connection at a time.
 const READ_BYTES: usize = 16 * 1024;
 
+/// Requests of one connection answered before the others get their turn.
+const REQUESTS_AT_ONCE: usize = 16;
+
 /// A running store. Dropping it sends the last answers, closes the port and ends the thread.
 pub(super) struct Server {
     stop: Arc<AtomicBool>,
@@ -58,14 +62,7 @@ impl Server {
         listener.set_nonblocking(true)?;
         let stop = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
-        let service = Service {
-            listener,
-            secret,
-            connections: Vec::new(),
-            connections_max: world_size as usize + CONNECTIONS_SPARE,
-            table: Table::new(world_size as usize * VALUES_PER_RANK + VALUES_SPARE),
-            paused_until: None,
-        };
+        let service = Service::new(listener, world_size as usize, secret);
         let (stopped, rung) = (Arc::clone(&stop), Arc::clone(&bell));
         let thread = std::thread::Builder::new()
             .name("pleach-store".to_owned())
@@ -93,11 +90,18 @@ struct Table {
     failed: Option<String>,
     sealed: bool,
     refused: Option<String>,
+    /// How often what waits are for has changed.
+    changes: u64,
 }
 
 impl Table {
     fn new(values_max: usize) -> Self {
-        Self { values: BTreeMap::new(), values_max, failed: None, sealed: false, refused: None }
+        Self { values: BTreeMap::new(), values_max, failed: None, sealed: false, refused: None, changes: 0 }
+    }
+
+    fn fail(&mut self, reason: &str) {
+        self.failed.get_or_insert_with(|| reason.to_owned());
+        self.changes += 1;
     }
 
     /// The answer, or `None` for a wait that must go on.
@@ -113,6 +117,7 @@ impl Table {
                     }
                     None => {
                         self.values.insert(key.clone(), value.clone());
+                        self.changes += 1;
                         if claims { Answer::Taken } else { Answer::Done }
                     }
                 }
@@ -132,7 +137,7 @@ impl Table {
                 }
             }
             Request::Fail { reason } => {
-                self.failed.get_or_insert_with(|| reason.clone());
+                self.fail(reason);
                 Answer::Done
             }
             Request::Seal => {
@@ -161,44 +166,64 @@ struct Connection {
     output: Vec<u8>,
     stage: Stage,
     gone: bool,
+    /// Whether requests may lie in `input` that no new bytes will announce.
+    has_more: bool,
 }
 
 struct Service {
     listener: TcpListener,
     secret: Option<Secret>,
-    connections: Vec<Connection>,
+    /// By number, in the order in which they came.
+    connections: BTreeMap<u64, Connection>,
     connections_max: usize,
+    next_number: u64,
+    unproved: Unproved,
+    world_size: usize,
     table: Table,
     /// Until when nobody is let in, as the system had no file or memory for one more.
     paused_until: Option<Nanos>,
 }
 
 impl Service {
+    fn new(listener: TcpListener, world_size: usize, secret: Option<Secret>) -> Self {
+        Self {
+            listener,
+            secret,
+            connections: BTreeMap::new(),
+            connections_max: world_size + CONNECTIONS_SPARE,
+            next_number: 0,
+            unproved: Unproved::default(),
+            world_size,
+            table: Table::new(world_size * VALUES_PER_RANK + VALUES_SPARE),
+            paused_until: None,
+        }
+    }
+
     fn serve(mut self, stop: &AtomicBool, bell: &OwnedFd) {
         // Pairs with the store in `Server::drop`.
         while !stop.load(Ordering::Acquire) {
-            self.sleep(Some(bell), self.next_deadline());
-            self.accept();
-            self.advance_all();
+            let ready = self.sleep(Some(bell), self.next_deadline());
+            self.advance(&ready);
         }
         // After a failure the others are told why: each goes away as soon as it knows.
         let until = now() + FAREWELL_TIMEOUT;
-        while self.table.failed.is_some() && now() < until && self.connections.iter().any(Connection::is_open)
+        while self.table.failed.is_some()
+            && now() < until
+            && self.connections.values().any(Connection::is_open)
         {
-            self.sleep(Some(&self.listener), Some(until));
-            self.accept();
-            self.advance_all();
+            let ready = self.sleep(Some(&self.listener), Some(until));
+            self.advance(&ready);
         }
         let until = now() + FLUSH_TIMEOUT;
-        while now() < until && self.connections.iter().any(|connection| !connection.output.is_empty()) {
+        while now() < until && self.connections.values().any(|connection| !connection.output.is_empty()) {
             self.sleep(None, Some(until));
-            self.connections.iter_mut().for_each(Connection::send);
-            self.connections.retain(|connection| !connection.gone);
+            self.connections.values_mut().for_each(Connection::send);
+            self.connections.retain(|_, connection| !connection.gone);
         }
     }
 
     fn next_deadline(&self) -> Option<Nanos> {
-        let deadlines = self.connections.iter().filter_map(|connection| match &connection.stage {
+        let deadlines = self.connections.values().filter_map(|connection| match &connection.stage {
             Stage::Greeting { until } | Stage::Proving { until, .. } | Stage::Ending { until } => {
                 Some(*until)
             }
@@ -207,20 +232,22 @@ impl Service {
         deadlines.chain(self.paused_until).min()
     }
 
-    /// Sleeps until a socket is ready, the bell rings or the deadline has passed.
-    fn sleep(&self, bell: Option<&dyn AsFd>, deadline: Option<Nanos>) {
+    /// Sleeps until a socket is ready, the bell rings or the deadline has passed; gives the connections to look at.
+    /// Without a bell only what can be sent is waited for.
+    fn sleep(&self, bell: Option<&dyn AsFd>, deadline: Option<Nanos>) -> Vec<u64> {
         let mut files = Vec::with_capacity(self.connections.len() + 2);
+        for connection in self.connections.values() {
+            let flags = connection.awaited(bell.is_some());
+            files.push(PollFd::from_borrowed_fd(connection.stream.as_fd(), flags));
+        }
         if let Some(bell) = bell {
             files.push(PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN));
             if self.paused_until.is_none() {
                 files.push(PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN));
             }
         }
-        for connection in &self.connections {
-            let mut flags = if bell.is_some() { PollFlags::IN } else { PollFlags::empty() };
-            flags.set(PollFlags::OUT, !connection.output.is_empty());
-            files.push(PollFd::from_borrowed_fd(connection.stream.as_fd(), flags));
-        }
+        let can_go_on = |connection: &Connection| connection.has_more && connection.takes_requests();
+        let deadline = if self.connections.values().any(can_go_on) { Some(Nanos::ZERO) } else { deadline };
         let limit = deadline.map(|deadline| {
             let left = deadline.since(now());
             rustix::time::Timespec {
@@ -228,34 +255,76 @@ impl Service {
                 tv_nsec: i64::from(left.subsec_nanos()),
             }
         });
-        // An error (interrupted, out of memory) means: look at everything.
-        let _ = poll(&mut files, limit.as_ref());
+        // Interrupted, or out of memory: look at all that can be looked at.
+        let failed = poll(&mut files, limit.as_ref()).is_err();
+        let is_ready = |connection: &Connection, events: PollFlags| {
+            !events.is_empty() || can_go_on(connection) || (failed && !connection.is_waiting())
+        };
+        let seen = self.connections.iter().zip(&files);
+        let ready = seen.filter(|((_, connection), file)| is_ready(connection, file.revents()));
+        ready.map(|((&number, _), _)| number).collect()
     }
 
+    /// Serves the connections that are ready, lets some more in, then ends the waiting that is over.
+    fn advance(&mut self, ready: &[u64]) {
+        let changes = self.table.changes;
+        ready.iter().for_each(|&number| self.serve_one(number));
+        self.accept();
+        // After all inputs, so that a value that came now ends the waiting of everybody.
+        let (has_changed, time) = (self.table.changes != changes, now());
+        for connection in self.connections.values_mut() {
+            connection.finish_waiting(&mut self.table, time, has_changed);
+        }
+        let Self { connections, unproved, .. } = self;
+        connections.retain(|&number, connection| {
+            if connection.gone {
+                unproved.remove(connection.from.ip(), number);
+            }
+            !connection.gone
+        });
+    }
+
+    fn serve_one(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        connection.turn(&mut self.table, self.secret.as_ref());
+        match connection.stage {
+            Stage::Greeting { .. } => {}
+            Stage::Proving { .. } => self.unproved.greeted(connection.from.ip(), number),
+            // Who is turned away has nothing more to say, and goes as soon as it has heard why.
+            Stage::Open { .. } | Stage::Ending { .. } => self.unproved.remove(connection.from.ip(), number),
+        }
+    }
+
+    /// Lets in who waits, up to a number, so that those who are in get their turn.
     fn accept(&mut self) {
         if self.paused_until.is_some_and(|until| now() < until) {
             return;
         }
         self.paused_until = None;
-        loop {
+        for _ in 0..ACCEPTS_AT_ONCE {
             let (stream, from) = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) => return self.not_accepted(&error),
             };
             if self.connections.len() >= self.connections_max {
-                // The oldest that has not shown who it is makes room; without one the newcomer must come again.
-                let stranger = self
-                    .connections
-                    .iter()
-                    .position(|connection| !matches!(connection.stage, Stage::Open { .. }));
-                let Some(stranger) = stranger else { continue };
-                self.connections.remove(stranger);
+                // One that has not shown who it is makes room; without any the newcomer must come again.
+                let Some(stranger) = self.unproved.first_to_drop() else { continue };
+                self.drop_unproved(stranger);
             }
             if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
-                let stage = Stage::Greeting { until: now() + HANDSHAKE_TIMEOUT };
-                let (input, output) = (Vec::new(), Vec::new());
-                self.connections.push(Connection { stream, from, input, output, stage, gone: false });
+                let number = self.next_number;
+                self.next_number += 1;
+                self.unproved.add(from.ip(), number);
+                self.connections.insert(number, Connection::new(stream, from));
+                // At once: what it has said already keeps it from being taken for one that says nothing.
+                self.serve_one(number);
             }
+        }
+    }
+
+    fn drop_unproved(&mut self, number: u64) {
+        if let Some(connection) = self.connections.remove(&number) {
+            self.unproved.remove(connection.from.ip(), number);
         }
     }
 
@@ -266,133 +335,176 @@ impl Service {
         if matches!(error.kind(), WouldBlock | ConnectionAborted | Interrupted) {
             return;
         }
+        if self.unproved.len() > self.world_size
+            && let Some(stranger) = self.unproved.first_to_drop()
+        {
+            // More than there are ranks: they are strangers, and hold what is missing.
+            return self.drop_unproved(stranger);
+        }
         self.paused_until = Some(now() + ACCEPT_PAUSE);
         if let Some(most) = files_allowed(error)
             && !self.table.sealed
         {
-            self.table.failed.get_or_insert_with(|| format!("rank 0: {}", OpenError::Files { most }));
+            self.table.fail(&format!("rank 0: {}", OpenError::Files { most }));
         }
-    }
-
-    fn advance_all(&mut self) {
-        let Self { connections, table, secret, .. } = self;
-        for connection in connections.iter_mut() {
-            connection.receive();
-            if connection.take_input(table, secret.as_ref()).is_err() {
-                connection.gone = true;
-            }
-        }
-        // After all inputs, so that a value that came now ends the waiting of everybody.
-        let time = now();
-        for connection in connections.iter_mut() {
-            connection.finish_waiting(table, time);
-            connection.send();
-        }
-        connections.retain(|connection| !connection.gone);
     }
 }
 
 impl Connection {
+    fn new(stream: TcpStream, from: SocketAddr) -> Self {
+        let stage = Stage::Greeting { until: now() + HANDSHAKE_TIMEOUT };
+        let (input, output) = (Vec::new(), Vec::new());
+        Self { stream, from, input, output, stage, gone: false, has_more: false }
+    }
+
     fn is_open(&self) -> bool {
         matches!(self.stage, Stage::Open { .. })
     }
 
+    fn is_waiting(&self) -> bool {
+        matches!(self.stage, Stage::Open { waiting: Some(_), .. })
+    }
+
+    /// Whether the next request, or word of a handshake, may be looked at: not while an answer is being waited for or sent,
+    /// so that a peer which asks without listening fills its own buffers.
+    fn takes_requests(&self) -> bool {
+        self.output.is_empty() && !self.is_waiting() && !matches!(self.stage, Stage::Ending { .. })
+    }
+
+    /// What to wake up for.
+    fn awaited(&self, reads: bool) -> PollFlags {
+        if !self.output.is_empty() {
+            PollFlags::OUT
+        } else if !reads {
+            PollFlags::empty()
+        } else if self.takes_requests() {
+            PollFlags::IN
+        } else {
+            // Nothing is read; that the peer is gone shows all the same.
+            PollFlags::RDHUP
+        }
+    }
+
+    /// Sends, receives and answers what it can; to be called when the socket is ready.
+    fn turn(&mut self, table: &mut Table, secret: Option<&Secret>) {
+        if self.is_waiting() {
+            // Its answers are sent, and its requests not read: only its end woke this thread.
+            self.gone = true;
+        }
+        self.send();
+        for _ in 0..REQUESTS_AT_ONCE {
+            if self.gone || !self.takes_requests() {
+                return;
+            }
+            if !std::mem::take(&mut self.has_more) {
+                self.receive();
+            }
+            match self.take_input(table, secret) {
+                Ok(true) => self.has_more = true,
+                Ok(false) => return,
+                Err(Malformed) => self.gone = true,
+            }
+            self.send();
+        }
+    }
+
     fn receive(&mut self) {
+        let most = match self.stage {
+            // A handshake's bytes, and not one more.
+            Stage::Greeting { .. } => HELLO_BYTES.saturating_sub(self.input.len()),
+            Stage::Proving { .. } => PROOF_BYTES.saturating_sub(self.input.len()),
+            // A well-behaved rank has one request under way, so more than one and a bit is never kept.
+            Stage::Open { .. } if self.input.len() <= REQUEST_BYTES_MAX => READ_BYTES,
+            Stage::Open { .. } | Stage::Ending { .. } => 0,
+        };
         let mut buffer = [0; READ_BYTES];
-        // A well-behaved rank has one request under way, so more than one and a bit is never kept.
-        while !self.gone && self.input.len() <= REQUEST_BYTES_MAX {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => self.gone = true,
-                Ok(count) => self.input.extend_from_slice(&buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => self.gone = true,
-            }
-            if !self.is_open() {
-                break;
-            }
+        if most == 0 {
+            return;
+        }
+        match self.stream.read(&mut buffer[..most]) {
+            Ok(0) => self.gone = true,
+            Ok(count) => self.input.extend_from_slice(&buffer[..count]),
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(_) => self.gone = true,
         }
     }
 
-    /// Handles all whole messages that are there, one request at a time.
-    fn take_input(&mut self, table: &mut Table, secret: Option<&Secret>) -> Result<(), Malformed> {
-        loop {
-            match &mut self.stage {
-                Stage::Greeting { until } => {
-                    if !Hello::may_begin(&self.input) {
-                        return Err(Malformed);
-                    }
-                    let Some((hello, rest)) = self.input.split_first_chunk::<HELLO_BYTES>() else {
-                        return Ok(());
-                    };
-                    let (dialer, listener, until) = (Hello::decode(hello)?, challenge(), *until);
-                    self.input = rest.to_vec();
-                    self.output.extend(Hello { version: VERSION, challenge: listener }.encode());
-                    self.stage = if dialer.version == VERSION {
-                        Stage::Proving { until, dialer: dialer.challenge, listener }
+    /// Handles the next whole message, if it is there.
+    fn take_input(&mut self, table: &mut Table, secret: Option<&Secret>) -> Result<bool, Malformed> {
+        match &mut self.stage {
+            Stage::Greeting { until } => {
+                if !Hello::may_begin(&self.input) {
+                    return Err(Malformed);
+                }
+                let Some((hello, rest)) = self.input.split_first_chunk::<HELLO_BYTES>() else {
+                    return Ok(false);
+                };
+                let (dialer, listener, until) = (Hello::decode(hello)?, challenge(), *until);
+                self.input = rest.to_vec();
+                self.output.extend(Hello { version: VERSION, challenge: listener }.encode());
+                self.stage = if dialer.version == VERSION {
+                    Stage::Proving { until, dialer: dialer.challenge, listener }
+                } else {
+                    table.refused =
+                        Some(format!("{} speaks rendezvous version {}", self.from, dialer.version));
+                    Stage::Ending { until }
+                };
+            }
+            Stage::Proving { until, dialer, listener } => {
+                let Some((proof, rest)) = self.input.split_first_chunk::<PROOF_BYTES>() else {
+                    return Ok(false);
+                };
+                let (proof, until) = (Proof::decode(proof)?, *until);
+                let claim = Proof::claim(proof.rank, proof.world_size);
+                let verdict =
+                    if !Secret::verify(secret, Side::Dialer, dialer, listener, &claim, &proof.answer) {
+                        let from = self.from.ip();
+                        table.refused = Some(format!("rank {} from {from} has a wrong secret", proof.rank));
+                        Verdict::WrongSecret
+                    } else if table.sealed {
+                        Verdict::Complete
                     } else {
-                        table.refused =
-                            Some(format!("{} speaks rendezvous version {}", self.from, dialer.version));
-                        Stage::Ending { until }
+                        Verdict::Welcome(Secret::answer(secret, Side::Listener, dialer, listener, &claim))
                     };
-                }
-                Stage::Proving { until, dialer, listener } => {
-                    let Some((proof, rest)) = self.input.split_first_chunk::<PROOF_BYTES>() else {
-                        return Ok(());
-                    };
-                    let (proof, until) = (Proof::decode(proof)?, *until);
-                    let claim = Proof::claim(proof.rank, proof.world_size);
-                    let verdict =
-                        if !Secret::verify(secret, Side::Dialer, dialer, listener, &claim, &proof.answer) {
-                            table.refused = Some(format!(
-                                "rank {} from {} has a wrong secret",
-                                proof.rank,
-                                self.from.ip()
-                            ));
-                            Verdict::WrongSecret
-                        } else if table.sealed {
-                            Verdict::Complete
-                        } else {
-                            Verdict::Welcome(Secret::answer(secret, Side::Listener, dialer, listener, &claim))
-                        };
-                    self.input = rest.to_vec();
-                    self.output.extend(verdict.encode());
-                    self.stage = match verdict {
-                        Verdict::Welcome(_) => Stage::Open { rank: proof.rank, waiting: None },
-                        Verdict::WrongSecret | Verdict::Complete => Stage::Ending { until },
-                    };
-                }
-                Stage::Open { waiting: Some(_), .. } => return Ok(()),
-                Stage::Open { rank, waiting } => {
-                    let Some((inside, taken)) = frame(&self.input, REQUEST_BYTES_MAX)? else { return Ok(()) };
-                    let request = Request::decode(inside)?;
-                    self.input.drain(..taken);
-                    match table.answer(*rank, &request, false) {
-                        Some(answer) => self.output.extend(answer.encode()),
-                        None => {
-                            let Request::Wait { limit_ms, .. } = request else { return Err(Malformed) };
-                            *waiting = Some((request, now() + Duration::from_millis(limit_ms)));
-                        }
+                self.input = rest.to_vec();
+                self.output.extend(verdict.encode());
+                self.stage = match verdict {
+                    Verdict::Welcome(_) => Stage::Open { rank: proof.rank, waiting: None },
+                    Verdict::WrongSecret | Verdict::Complete => Stage::Ending { until },
+                };
+            }
+            Stage::Open { rank, waiting } => {
+                let Some((inside, taken)) = frame(&self.input, REQUEST_BYTES_MAX)? else {
+                    return Ok(false);
+                };
+                let request = Request::decode(inside)?;
+                self.input.drain(..taken);
+                match table.answer(*rank, &request, false) {
+                    Some(answer) => self.output.extend(answer.encode()),
+                    None => {
+                        let Request::Wait { limit_ms, .. } = request else { return Err(Malformed) };
+                        *waiting = Some((request, now() + Duration::from_millis(limit_ms)));
                     }
                 }
-                Stage::Ending { .. } => {
-                    self.input.clear();
-                    return Ok(());
-                }
             }
+            Stage::Ending { .. } => return Ok(false),
         }
+        Ok(true)
     }
 
-    fn finish_waiting(&mut self, table: &mut Table, time: Nanos) {
+    fn finish_waiting(&mut self, table: &mut Table, time: Nanos, has_changed: bool) {
         match &mut self.stage {
             Stage::Greeting { until } | Stage::Proving { until, .. } => self.gone |= *until <= time,
             Stage::Ending { until } => self.gone |= *until <= time || self.output.is_empty(),
             Stage::Open { rank, waiting } => {
                 if let Some((request, until)) = waiting
+                    && (has_changed || *until <= time)
                     && let Some(answer) = table.answer(*rank, request, *until <= time)
                 {
                     self.output.extend(answer.encode());
                     *waiting = None;
+                    self.has_more = !self.input.is_empty();
+                    self.send();
                 }
             }
         }
@@ -444,6 +556,87 @@ mod tests {
         assert_eq!(table.answer(2, &set("l"), false), Some(Answer::Done));
         assert_eq!(table.answer(2, &set("m"), false), Some(Answer::Refused), "the table is full");
         assert_eq!(table.answer(2, &set("NO KEY"), false), Some(Answer::Refused));
+    }
+
+    /// A connection of rank 1, and the other end.
+    fn connection() -> (Connection, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let client = TcpStream::connect(listener.local_addr().expect("is bound")).expect("it listens");
+        let (stream, from) = listener.accept().expect("somebody comes");
+        stream.set_nonblocking(true).expect("a socket");
+        client.set_nonblocking(true).expect("a socket");
+        let mut connection = Connection::new(stream, from);
+        connection.stage = Stage::Open { rank: 1, waiting: None };
+        (connection, client)
+    }
+
+    #[test]
+    fn who_asks_much_and_listens_late_costs_one_answer_of_memory_and_gets_all() {
+        const ASKED: usize = 20;
+        let mut table = Table::new(1);
+        let value = vec![7; crate::rendezvous::VALUE_BYTES_MAX];
+        table.answer(0, &Request::Set { key: "k".to_owned(), value: value.clone() }, false);
+        let (mut connection, mut client) = connection();
+        let ask = wait(&["k"; 256]);
+        let answer = Answer::Values(vec![value; 256]).encode();
+        for _ in 0..ASKED {
+            client.write_all(&ask.encode()).expect("26 KB fit into the sockets");
+        }
+        let (mut heard, mut buffer) = (0, vec![0; 1 << 20]);
+        for turn in 0_u32.. {
+            connection.turn(&mut table, None);
+            assert!(!connection.gone && connection.output.len() <= answer.len(), "turn {turn}");
+            assert!(connection.input.len() <= REQUEST_BYTES_MAX + READ_BYTES, "turn {turn}");
+            // For the first turns it does not listen.
+            if turn > 50 {
+                match client.read(&mut buffer) {
+                    Ok(count) => heard += count,
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                }
+            }
+            if heard == ASKED * answer.len() {
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn requests_that_came_together_are_all_answered_also_behind_a_wait() {
+        let mut table = Table::new(9);
+        let (mut connection, mut client) = connection();
+        let requests = [set("a"), wait(&["b"]), set("c")].map(|request| request.encode());
+        client.write_all(&requests.concat()).expect("there is room");
+        while !connection.is_waiting() {
+            connection.turn(&mut table, None);
+        }
+        assert!(!table.values.contains_key("c"), "nothing is looked at while an answer is due");
+        table.answer(2, &set("b"), false);
+        connection.finish_waiting(&mut table, now(), true);
+        assert!(connection.has_more, "no new bytes will come for it");
+        connection.turn(&mut table, None);
+        assert!(table.values.contains_key("c"));
+    }
+
+    #[test]
+    fn a_turn_lets_in_so_many_and_strangers_make_room_for_those_who_come_later() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        listener.set_nonblocking(true).expect("a socket");
+        let address = listener.local_addr().expect("is bound");
+        let mut service = Service::new(listener, 2, None);
+        let most = service.connections_max;
+        let strangers: Vec<_> =
+            (0..most + 3).map(|_| TcpStream::connect(address).expect("it listens")).collect();
+        service.accept();
+        assert_eq!(service.connections.len(), ACCEPTS_AT_ONCE);
+        let first = &mut service.connections.first_entry().expect("there are some");
+        first.get_mut().stage = Stage::Open { rank: 1, waiting: None };
+        service.serve_one(0);
+        while service.next_number < strangers.len() as u64 {
+            service.accept();
+        }
+        assert_eq!((service.connections.len(), service.unproved.len()), (most, most - 1));
+        let numbers: Vec<_> = service.connections.keys().copied().take(2).collect();
+        assert_eq!(numbers, [0, 4], "who is in stays, the oldest strangers have gone");
     }
 
     #[test]

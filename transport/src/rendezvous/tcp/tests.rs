@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::*;
@@ -194,4 +195,72 @@ fn more_keys_than_fit_one_request_are_asked_for_in_several() {
     }
     let values = store.wait(&keys, late()).expect("there");
     assert!(values.iter().zip(&keys).all(|(value, key)| value == key.as_bytes()) && values.len() == 600);
+}
+
+/// Connects so many times from one address and never proves anything: silent, with a hello, and byte by byte. At most
+/// `held` are open at a time.
+fn flood(address: &str, connections: usize, held: usize, over: &AtomicBool) {
+    let hello = Hello { version: VERSION, challenge: [0; 32] }.encode();
+    let mut strangers = std::collections::VecDeque::new();
+    for number in 0..connections {
+        // The store may have dropped any of them already.
+        if let Ok(mut stream) = TcpStream::connect(address) {
+            let said = [0, HELLO_BYTES, 1][number % 3];
+            let _ = stream.write(&hello[..said]);
+            strangers.push_back((stream, said));
+        }
+        if strangers.len() > held {
+            strangers.pop_front();
+        }
+        for (stream, said) in strangers.iter_mut().rev().take(8).filter(|(_, said)| *said % HELLO_BYTES != 0)
+        {
+            let _ = stream.write(&hello[*said..=*said]);
+            *said += 1;
+        }
+    }
+    // Release: pairs with the load of the thread that waits for the end.
+    over.store(true, Ordering::Release);
+}
+
+/// Ranks are served while a flood comes, those that are in and those that come; says how long one request took at most.
+fn serve_under_flood(connections: usize, held: usize) {
+    let (address, secret) = (free_address(), secret("right right right"));
+    let mut zero = open(&address, 0, Some(&secret), late()).expect("opens");
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| flood(&address, connections, held, &over));
+        let (mut requests, mut slowest, mut joined, mut slowest_join) =
+            (0_u32, Duration::ZERO, 0, Duration::ZERO);
+        // Acquire: pairs with the store of the flood's end.
+        while !over.load(Ordering::Acquire) {
+            let began = now();
+            zero.claim(&format!("key/{}", requests % 1000), b"value", late()).expect("rank 0 is served");
+            requests += 1;
+            slowest = slowest.max(now().since(began));
+            if requests % 20 == 0 {
+                let began = now();
+                let mut one = open(&address, 1, Some(&secret), late()).expect("rank 1 gets in");
+                one.set(&format!("joined/{joined}"), b"", late()).expect("and is served");
+                joined += 1;
+                slowest_join = slowest_join.max(now().since(began));
+            }
+        }
+        println!(
+            "{connections} strangers: {requests} requests, the slowest {slowest:?}; \
+             {joined} came, the slowest in {slowest_join:?}"
+        );
+        assert!(requests > 20 && joined > 0, "{requests} requests, {joined} came");
+        assert!(slowest < Duration::from_secs(2) && slowest_join < Duration::from_secs(5));
+    });
+}
+
+#[test]
+fn ranks_are_served_and_get_in_while_strangers_flood_the_store() {
+    serve_under_flood(1_000, 150);
+}
+
+#[test]
+#[ignore = "10,000 connections and a slow one take a minute: by hand"]
+fn ranks_are_served_and_get_in_while_ten_thousand_flood_the_store() {
+    serve_under_flood(10_000, 400);
 }

@@ -1,17 +1,19 @@
 //! How pairs come about: who dials whom, who is let in, what is proved before anything else is said.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::event::epoll;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{
-    Arrivals, CONNECTIONS, Connection, DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Kind, Plan, Proving,
-    Watcher,
+    Arrivals, CONNECTIONS, Connection, DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Kind, Origin, Plan,
+    Proving, Watcher,
 };
 use crate::Rank;
+use crate::accepting::ACCEPTS_AT_ONCE;
 use crate::clock::Nanos;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::error::files_allowed;
@@ -21,22 +23,19 @@ use crate::tcp::shared::{Mail, Shared, Standing};
 use crate::tcp::{LANES, socket};
 
 impl Watcher {
+    /// Lets in who waits, up to a number, so that those who are in get their turn.
     pub(super) fn accept(&mut self, now: Nanos) {
-        loop {
+        for _ in 0..ACCEPTS_AT_ONCE {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match rustix::net::accept_with(&self.listener, flags) {
-                Ok(socket) => {
-                    self.make_room();
-                    let handshake = Handshake::listen(&self.identity);
-                    let deadline = now + HANDSHAKE_LIMIT;
-                    let proving = Proving { socket, handshake, deadline, dialed: None, verdict: None };
-                    // No room in the kernel: the stranger is dropped.
-                    let _ = self.insert(Kind::Handshake(Box::new(proving)), epoll::EventFlags::IN);
-                }
+            match rustix::net::acceptfrom_with(&self.listener, flags) {
+                Ok((socket, from)) => self.accepted(socket, from, now),
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(errno) => {
-                    // Out of descriptors or memory.
+                    // Out of descriptors or memory. Where more strangers are here than peers can be, they have them.
+                    if self.unproved.len() > CONNECTIONS * self.peers.len() {
+                        return self.drop_oldest_unproved();
+                    }
                     self.rest.begin(&self.epoll, &self.listener, now);
                     return self.cannot_open(&errno.into());
                 }
@@ -44,23 +43,26 @@ impl Watcher {
         }
     }
 
-    /// Drops the oldest unproved connection when there are too many.
-    fn make_room(&mut self) {
-        let max = HANDSHAKES_MIN.max(2 * CONNECTIONS * self.peers.len());
-        let arriving =
-            self.connections.iter().enumerate().filter_map(|(slot, connection)| match connection {
-                Some(Connection { kind: Kind::Handshake(proving), .. }) if proving.dialed.is_none() => {
-                    Some((proving.deadline, slot))
-                }
-                _ => None,
-            });
-        let (count, oldest) = arriving.fold((0, None), |(count, oldest), entry| {
-            (count + 1, Some(oldest.map_or(entry, |o| entry.min(o))))
-        });
-        if let Some((_, slot)) = oldest
-            && count >= max
-        {
-            self.remove(slot);
+    fn accepted(&mut self, socket: OwnedFd, from: Option<SocketAddrAny>, now: Nanos) {
+        // The kernel says where from, but for connections that ended meanwhile.
+        let Some(Ok(from)) = from.map(SocketAddr::try_from) else { return };
+        if self.unproved.len() >= HANDSHAKES_MIN.max(2 * CONNECTIONS * self.peers.len()) {
+            self.drop_oldest_unproved();
+        }
+        let origin = Origin::Accepted(from.ip());
+        let handshake = Handshake::listen(&self.identity);
+        let proving = Proving { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
+        // No room in the kernel: the stranger is dropped.
+        if let Ok(slot) = self.insert(Kind::Handshake(Box::new(proving)), epoll::EventFlags::IN) {
+            self.unproved.add(from.ip(), slot as u64);
+            // At once: what it has said already keeps it from being taken for one that says nothing.
+            self.serve_handshake(slot, now);
+        }
+    }
+
+    fn drop_oldest_unproved(&mut self) {
+        if let Some(slot) = self.unproved.first_to_drop() {
+            self.remove(slot as usize);
         }
     }
 
@@ -76,8 +78,8 @@ impl Watcher {
         for (role, lane) in std::iter::once((Role::Control, 0)).chain(lanes) {
             let handshake = Handshake::dial(&self.identity, role, lane, peer, session);
             let inserted = socket::dial(&address).and_then(|socket| {
-                let dialed = Some((peer, session));
-                let proving = Proving { socket, handshake, deadline, dialed, verdict: None };
+                let origin = Origin::Dialed(peer, session);
+                let proving = Proving { socket, handshake, deadline, origin, verdict: None };
                 let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
                 self.insert(Kind::Handshake(Box::new(proving)), flags)
             });
@@ -106,7 +108,7 @@ impl Watcher {
         let slots: Vec<usize> = (0..self.connections.len())
             .filter(|slot| match &self.connections[*slot] {
                 Some(Connection { kind: Kind::Handshake(proving), .. }) => {
-                    proving.dialed.is_some_and(|(dialed, _)| dialed == peer)
+                    proving.origin.dialed().is_some_and(|(dialed, _)| dialed == peer)
                 }
                 Some(Connection {
                     kind: Kind::Control { peer: of, .. } | Kind::Process { peer: of, .. },
@@ -138,7 +140,7 @@ impl Watcher {
 
     pub(super) fn drop_handshake(&mut self, slot: usize, now: Nanos) {
         if let Some(Kind::Handshake(proving)) = self.remove(slot)
-            && let Some((peer, _)) = proving.dialed
+            && let Some((peer, _)) = proving.origin.dialed()
         {
             self.dial_again(peer, now);
         }
@@ -181,6 +183,10 @@ impl Watcher {
                     };
                     if progress != Progress::Under {
                         proving.verdict = Some(progress);
+                    } else if let Origin::Accepted(from) = proving.origin
+                        && proving.handshake.has_greeted()
+                    {
+                        self.unproved.greeted(from, slot as u64);
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -203,11 +209,12 @@ impl Watcher {
     /// A handshake is over.
     fn conclude(&mut self, slot: usize, verdict: Progress, now: Nanos) {
         let Some(Kind::Handshake(proving)) = self.remove(slot) else { return };
-        match (verdict, proving.dialed) {
+        let dialed = proving.origin.dialed();
+        match (verdict, dialed) {
             (Progress::Done(hello), _) => {
                 if socket::tune(&proving.socket).is_ok() {
-                    self.arrived(&hello, proving.socket, proving.dialed);
-                } else if let Some((peer, _)) = proving.dialed {
+                    self.arrived(&hello, proving.socket, dialed);
+                } else if let Some((peer, _)) = dialed {
                     self.dial_again(peer, now);
                 }
             }
