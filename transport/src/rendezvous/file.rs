@@ -4,15 +4,20 @@
 //! a key is a file there. **Invariant:** the job that `current` names is alive exactly as long as rank 0 holds a lock
 //! (`flock`) on that job's file `alive`, which the kernel releases when rank 0's process ends, so what an earlier job
 //! left behind is recognised, never used, and removed by the next rank 0.
+//!
+//! The folder, and all that is in it, must belong to this user, and nobody else may write it; a job's own folder is closed to
+//! others altogether, as what its ranks tell each other there lets in whoever knows it ([`folder`]).
 
-use std::fs::{DirBuilder, File, OpenOptions};
+mod folder;
+
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
+use self::folder::{Folder, Others, open_error};
 use super::pause::Attempts;
 use super::{Claim, OpenError, Store, StoreError, check, cut};
 use crate::auth::challenge;
@@ -34,6 +39,9 @@ const PRESENT: &str = "present";
 /// Beginning of the names of jobs' folders.
 const JOB: &str = "job-";
 
+/// Random bytes in the names of jobs' folders, written as digits.
+const UNIQUE_BYTES: usize = 12;
+
 /// What a rank that ends the meeting leaves there.
 const FAILED: &str = "failed";
 
@@ -46,8 +54,9 @@ const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
 /// A table in a shared folder.
 #[derive(Debug)]
 pub struct FileStore {
-    folder: PathBuf,
-    job: PathBuf,
+    folder: Folder,
+    job: Folder,
+    job_name: String,
     owner: Option<Owner>,
     /// Holds the lock of a rank that is not 0.
     _present: Option<File>,
@@ -69,108 +78,104 @@ impl FileStore {
     ///
     /// See [`OpenError`].
     pub fn open(folder: &Path, rank: Rank, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
-        if private {
-            if let Some(parent) = folder.parent() {
-                make_private(parent)?;
+        let folder = match (private, folder.parent(), folder.file_name()) {
+            (true, Some(parent), Some(name)) => {
+                Folder::open(parent, Others::Nothing)?.inner(Path::new(name), Others::Nothing)?
             }
-            make_private(folder)?;
-        } else {
-            make(folder)?;
-        }
+            _ => Folder::open(folder, Others::Look)?,
+        };
         if rank == 0 { Self::create(folder, private, deadline) } else { Self::find(folder, deadline) }
     }
 
-    fn create(folder: &Path, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
-        let path = folder.join(OWNER);
-        let failed = |source| OpenError::Folder { path: path.clone(), source };
-        let owner = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-        let owner = owner.map_err(failed)?;
+    fn create(folder: Folder, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
+        let path = folder.path().join(OWNER);
+        let owner = folder.open_or_create(OWNER).map_err(|error| open_error(&path, error))?;
         let mut attempts = Attempts::until(deadline.min(now() + OWNER_PATIENCE));
         while let Err(error) = flock(&owner, FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK {
-                return Err(failed(error.into()));
+                return Err(open_error(&path, error.into()));
             }
             if !attempts.again() {
-                let holder = std::fs::read_to_string(&path).unwrap_or_default();
-                return Err(OpenError::Busy { folder: folder.to_owned(), holder });
+                let holder = folder.read(OWNER).unwrap_or_default();
+                let holder = String::from_utf8_lossy(&holder).into_owned();
+                return Err(OpenError::Busy { folder: folder.path().to_owned(), holder });
             }
         }
         Self::create_owned(folder, owner, private)
-            .map_err(|source| OpenError::Folder { path: folder.to_owned(), source })
     }
 
-    fn create_owned(folder: &Path, mut owner: File, private: bool) -> io::Result<Self> {
-        owner.set_len(0)?;
-        write!(owner, "process {} on {}", std::process::id(), super::record::host_name())?;
-        remove(&folder.join(CURRENT));
-        for entry in std::fs::read_dir(folder)?.flatten() {
-            if entry.file_name().as_encoded_bytes().starts_with(JOB.as_bytes()) {
-                // Of a job that ended without closing. If it cannot be removed it is still not used.
-                let _ = std::fs::remove_dir_all(entry.path());
-            }
-        }
-        let name = format!("{JOB}{}", unique());
-        let job = folder.join(&name);
-        DirBuilder::new().mode(0o700).create(&job)?;
-        File::create_new(job.join(PRESENT))?;
-        let alive = OpenOptions::new().create_new(true).write(true).mode(0o600).open(job.join(ALIVE))?;
-        flock(&alive, FlockOperation::NonBlockingLockExclusive)?;
+    fn create_owned(folder: Folder, mut owner: File, private: bool) -> Result<Self, OpenError> {
+        let path = folder.path().to_owned();
+        let failed = |error| open_error(&path, error);
+        let holder = format!("process {} on {}", std::process::id(), super::record::host_name());
+        owner.set_len(0).and_then(|()| owner.write_all(holder.as_bytes())).map_err(failed)?;
+        folder.remove(CURRENT);
+        // Of jobs that ended without closing. What cannot be removed is still not used.
+        folder.names().iter().filter(|name| is_job(name)).for_each(|name| folder.remove_folder(name));
+        let job_name = format!("{JOB}{}", unique());
+        let job = folder.inner(Path::new(&job_name), Others::Nothing)?;
+        let alive = job.create(PRESENT).and_then(|_| job.create(ALIVE)).map_err(failed)?;
+        flock(&alive, FlockOperation::NonBlockingLockExclusive).map_err(|errno| failed(errno.into()))?;
         let owner = Owner { alive, owner, remove_folder: private };
-        let store = Self { folder: folder.to_owned(), job, owner: Some(owner), _present: None };
-        let draft = store.draft(name.as_bytes())?;
-        std::fs::rename(draft, folder.join(CURRENT))?;
+        let store = Self { folder, job, job_name, owner: Some(owner), _present: None };
+        let draft = store.draft(store.job_name.as_bytes()).map_err(failed)?;
+        store.job.move_to(&draft, &store.folder, CURRENT).map_err(failed)?;
         Ok(store)
     }
 
-    fn find(folder: &Path, deadline: Nanos) -> Result<Self, OpenError> {
+    fn find(folder: Folder, deadline: Nanos) -> Result<Self, OpenError> {
         let mut attempts = Attempts::until(deadline);
         loop {
-            if let Some(job) = living_job(folder)
-                && let Ok(present) = File::open(job.join(PRESENT))
+            if let Some((job_name, job)) = living_job(&folder)?
+                && let Ok(present) = job.open_to_read(PRESENT)
                 && flock(&present, FlockOperation::NonBlockingLockShared).is_ok()
             {
-                return Ok(Self { folder: folder.to_owned(), job, owner: None, _present: Some(present) });
+                return Ok(Self { folder, job, job_name, owner: None, _present: Some(present) });
             }
             if !attempts.again() {
-                return Err(OpenError::NoRankZero { folder: folder.to_owned(), waited: attempts.waited() });
+                let folder = folder.path().to_owned();
+                return Err(OpenError::NoRankZero { folder, waited: attempts.waited() });
             }
         }
     }
 
     /// A file of the job's folder with these bytes, under a name that nobody looks at.
-    fn draft(&self, value: &[u8]) -> io::Result<PathBuf> {
-        let path = self.job.join(format!("draft.{}", unique()));
-        let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path)?;
-        file.write_all(value)?;
-        Ok(path)
+    fn draft(&self, value: &[u8]) -> io::Result<String> {
+        let name = format!("draft.{}", unique());
+        self.job.create(&name)?.write_all(value)?;
+        Ok(name)
     }
 
     /// Gives `key` this value if it has none.
     fn put(&self, key: &str, value: &[u8]) -> Result<Claim, StoreError> {
-        let path = self.path(key);
-        let failed = |source| self.failed(&path, source);
+        let name = file_name(key);
+        let failed = |source| self.failed(&name, source);
         let draft = self.draft(value).map_err(failed)?;
-        let linked = std::fs::hard_link(&draft, &path);
-        remove(&draft);
+        let linked = self.job.link(&draft, &name);
+        self.job.remove(&draft);
         match linked {
             Ok(()) => Ok(Claim::Taken),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Ok(Claim::Present(std::fs::read(&path).map_err(failed)?))
+                Ok(Claim::Present(self.job.read(&name).map_err(failed)?))
             }
             Err(error) => Err(failed(error)),
         }
     }
 
-    fn path(&self, key: &str) -> PathBuf {
-        self.job.join(format!("key.{}", key.replace('/', ".")))
+    fn job_exists(&self) -> bool {
+        self.folder.has(&self.job_name)
     }
 
-    fn failed(&self, path: &Path, source: io::Error) -> StoreError {
+    fn failed(&self, name: &str, source: io::Error) -> StoreError {
         // The table is gone when rank 0 is.
-        if source.kind() == io::ErrorKind::NotFound && !self.job.exists() {
-            return StoreError::Lost { address: self.folder.display().to_string(), source };
+        if source.kind() == io::ErrorKind::NotFound && !self.job_exists() {
+            return self.lost(source);
         }
-        StoreError::Folder { path: path.to_owned(), source }
+        StoreError::Folder { path: self.job.path().join(name), source }
+    }
+
+    fn lost(&self, source: io::Error) -> StoreError {
+        StoreError::Lost { address: self.folder.path().display().to_string(), source }
     }
 }
 
@@ -192,26 +197,25 @@ impl Store for FileStore {
         let mut attempts = Attempts::until(deadline);
         let mut values = Vec::with_capacity(keys.len());
         loop {
-            if let Ok(reason) = std::fs::read(self.job.join(FAILED)) {
+            if let Ok(reason) = self.job.read(FAILED) {
                 return Err(StoreError::Failed { reason: cut(&String::from_utf8_lossy(&reason)).to_owned() });
             }
             while let Some(key) = keys.get(values.len()) {
-                let path = self.path(key);
-                match std::fs::read(&path) {
+                let name = file_name(key);
+                match self.job.read(&name) {
                     Ok(value) => values.push(value),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound && self.job.exists() => break,
-                    Err(error) => return Err(self.failed(&path, error)),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound && self.job_exists() => break,
+                    Err(error) => return Err(self.failed(&name, error)),
                 }
             }
             if values.len() == keys.len() {
                 return Ok(values);
             }
-            if self.owner.is_none() && !is_locked(&self.job.join(ALIVE)) {
-                let source = io::ErrorKind::ConnectionAborted.into();
-                return Err(StoreError::Lost { address: self.folder.display().to_string(), source });
+            if self.owner.is_none() && !is_locked(&self.job, ALIVE) {
+                return Err(self.lost(io::ErrorKind::ConnectionAborted.into()));
             }
             if !attempts.again() {
-                let missing = keys[values.len()..].iter().filter(|key| !self.path(key).exists());
+                let missing = keys[values.len()..].iter().filter(|key| !self.job.has(&file_name(key)));
                 let keys = missing.cloned().collect();
                 return Err(StoreError::Missing { keys, waited: attempts.waited(), refused: None });
             }
@@ -221,14 +225,14 @@ impl Store for FileStore {
     fn fail(&mut self, reason: &str, _deadline: Nanos) {
         // The first one counts; if rank 0 is gone, the others find out themselves.
         if let Ok(draft) = self.draft(cut(reason).as_bytes()) {
-            let _ = std::fs::hard_link(&draft, self.job.join(FAILED));
-            remove(&draft);
+            let _ = self.job.link(&draft, FAILED);
+            self.job.remove(&draft);
         }
     }
 
     fn seal(&mut self, _deadline: Nanos) {
         if self.owner.is_some() {
-            remove(&self.folder.join(CURRENT));
+            self.folder.remove(CURRENT);
         }
     }
 }
@@ -236,18 +240,18 @@ impl Store for FileStore {
 impl Drop for FileStore {
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else { return };
-        remove(&self.folder.join(CURRENT));
-        if self.job.join(FAILED).exists()
-            && let Ok(present) = File::open(self.job.join(PRESENT))
+        self.folder.remove(CURRENT);
+        if self.job.has(FAILED)
+            && let Ok(present) = self.job.open_to_read(PRESENT)
         {
             let mut attempts = Attempts::until(now() + FAREWELL_TIMEOUT);
             while flock(&present, FlockOperation::NonBlockingLockExclusive).is_err() && attempts.again() {}
         }
-        let _ = std::fs::remove_dir_all(&self.job);
+        self.folder.remove_folder(&self.job_name);
         if owner.remove_folder {
-            remove(&self.folder.join(OWNER));
+            self.folder.remove(OWNER);
             // Not empty when a rank of the next job has written there; it stays then.
-            let _ = std::fs::remove_dir(&self.folder);
+            self.folder.remove_itself();
         }
         // By hand, since a child that was forked meanwhile keeps the files open.
         let _ = flock(&owner.alive, FlockOperation::Unlock);
@@ -256,62 +260,61 @@ impl Drop for FileStore {
 }
 
 /// The folder of the job that `current` names, if its rank 0 is alive.
-fn living_job(folder: &Path) -> Option<PathBuf> {
-    let name = std::fs::read_to_string(folder.join(CURRENT)).ok()?;
-    let is_name =
-        name.starts_with(JOB) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    let job = folder.join(&name);
-    (is_name && is_locked(&job.join(ALIVE))).then_some(job)
+fn living_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
+    let name = match folder.read(CURRENT) {
+        Ok(name) => String::from_utf8_lossy(&name).into_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(open_error(&folder.path().join(CURRENT), error)),
+    };
+    if !is_job(&name) {
+        return Ok(None);
+    }
+    match folder.find(&name) {
+        Ok(job) => Ok(is_locked(&job, ALIVE).then_some((name, job))),
+        // Its rank 0 has just removed it.
+        Err(OpenError::Folder { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether somebody holds the lock of a file.
-fn is_locked(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
+fn is_locked(folder: &Folder, name: &str) -> bool {
+    let Ok(file) = folder.open_to_read(name) else { return false };
     // Nobody else waits for this lock, so trying disturbs nobody; closing the file gives it back.
     flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
-fn make(folder: &Path) -> Result<(), OpenError> {
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(OpenError::Folder { path: folder.to_owned(), source: error })
-        }
-        _ => Ok(()),
-    }
+/// Whether a folder of this name was made by a rank 0; others' folders may begin likewise.
+fn is_job(name: &str) -> bool {
+    name.strip_prefix(JOB).is_some_and(|digits| {
+        digits.len() == 2 * UNIQUE_BYTES && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
 }
 
-/// Makes a folder in a place where others can write too, such as `/tmp`: they must not have made it before us.
-fn make_private(folder: &Path) -> Result<(), OpenError> {
-    make(folder)?;
-    let failed = |source| OpenError::Folder { path: folder.to_owned(), source };
-    let metadata = std::fs::symlink_metadata(folder).map_err(failed)?;
-    let owned = metadata.uid() == rustix::process::geteuid().as_raw();
-    if metadata.is_dir() && owned && metadata.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    Err(OpenError::Unsafe { folder: folder.to_owned() })
-}
-
-/// Removes a file that may be gone already.
-fn remove(path: &Path) {
-    let _ = std::fs::remove_file(path);
+/// The file of a key.
+fn file_name(key: &str) -> String {
+    format!("key.{}", key.replace('/', "."))
 }
 
 /// A name that no other process chooses.
 fn unique() -> String {
-    challenge()[..12].iter().map(|byte| format!("{byte:02x}")).collect()
+    challenge()[..UNIQUE_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::DirBuilder;
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
+    use std::path::PathBuf;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::other_user::{NOBODY, as_nobody, can_act_as_nobody};
 
     /// A folder that goes away with the test.
-    struct Folder(PathBuf);
+    struct TestFolder(PathBuf);
 
-    impl Folder {
+    impl TestFolder {
         fn new() -> Self {
             static NEXT: AtomicU32 = AtomicU32::new(0);
             // Only uniqueness is needed.
@@ -323,7 +326,7 @@ mod tests {
         }
     }
 
-    impl Drop for Folder {
+    impl Drop for TestFolder {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
@@ -339,7 +342,7 @@ mod tests {
 
     #[test]
     fn what_one_rank_sets_the_others_read_and_claims_are_exclusive() {
-        let folder = Folder::new();
+        let folder = TestFolder::new();
         let mut zero = FileStore::open(&folder.0, 0, false, late()).expect("rank 0 opens");
         let mut one = FileStore::open(&folder.0, 1, false, late()).expect("rank 1 opens");
         one.set("address/1", b"there", late()).expect("set");
@@ -351,22 +354,25 @@ mod tests {
 
     #[test]
     fn files_of_a_job_that_died_are_not_used_and_are_removed_by_the_next_one() {
-        let folder = Folder::new();
-        let stale = folder.0.join("job-0123");
-        std::fs::create_dir(&stale).expect("made");
+        let folder = TestFolder::new();
+        let stale = folder.0.join("job-0123456789abcdef01234567");
+        DirBuilder::new().mode(0o700).create(&stale).expect("made");
         std::fs::write(stale.join(ALIVE), b"").expect("written");
         std::fs::write(stale.join("key.rank.1"), b"old").expect("written");
-        std::fs::write(folder.0.join(CURRENT), b"job-0123").expect("written");
+        std::fs::write(folder.0.join(CURRENT), b"job-0123456789abcdef01234567").expect("written");
+        let other = folder.0.join("job-results");
+        std::fs::create_dir(&other).expect("made");
         let error = FileStore::open(&folder.0, 1, false, soon()).expect_err("its rank 0 is dead");
         assert!(matches!(error, OpenError::NoRankZero { .. }), "{error}");
         let mut zero = FileStore::open(&folder.0, 0, false, late()).expect("rank 0 opens");
         assert!(!stale.exists());
+        assert!(other.exists(), "a folder that no rank 0 has made is nobody's to remove");
         assert_eq!(zero.claim("rank/1", b"new", late()).expect("claim"), Claim::Taken);
     }
 
     #[test]
     fn a_second_rank_0_is_refused_while_the_first_lives_and_a_later_job_waits_for_its_own() {
-        let folder = Folder::new();
+        let folder = TestFolder::new();
         let mut zero = FileStore::open(&folder.0, 0, false, late()).expect("rank 0 opens");
         let error = FileStore::open(&folder.0, 0, false, soon()).expect_err("there is one");
         assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
@@ -380,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_wait_names_what_is_missing_ends_on_failure_and_ends_with_rank_0() {
-        let folder = Folder::new();
+        let folder = TestFolder::new();
         let zero = FileStore::open(&folder.0, 0, false, late()).expect("rank 0 opens");
         let mut one = FileStore::open(&folder.0, 1, false, late()).expect("rank 1 opens");
         let mut two = FileStore::open(&folder.0, 2, false, late()).expect("rank 2 opens");
@@ -410,15 +416,70 @@ mod tests {
 
     #[test]
     fn a_private_folder_is_removed_with_the_job_and_refused_when_others_can_reach_it() {
-        let outer = Folder::new();
+        let outer = TestFolder::new();
         let folder = outer.0.join("job");
         let store = FileStore::open(&folder, 0, true, late()).expect("rank 0 opens");
         drop(store);
         assert!(!folder.exists());
         std::fs::create_dir(&folder).expect("made");
-        std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o770))
-            .expect("changed");
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o770)).expect("changed");
         let error = FileStore::open(&folder, 0, true, late()).expect_err("open to others");
-        assert!(matches!(error, OpenError::Unsafe { .. }), "{error}");
+        assert!(matches!(error, OpenError::Unsafe { mode: 0o770, .. }), "{error}");
+        let error = FileStore::open(&folder, 0, false, late()).expect_err("others can write it");
+        assert!(error.to_string().ends_with(&format!("run 'chmod 700 {}'", folder.display())), "{error}");
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).expect("changed");
+        let store = FileStore::open(&folder, 0, false, late()).expect("others only see that it is there");
+        let mode = |path: &Path| std::fs::metadata(path).expect("is there").permissions().mode() & 0o777;
+        assert_eq!(mode(&folder.join(&store.job_name)), 0o700);
+        assert_eq!(mode(&folder.join(&store.job_name).join(ALIVE)), 0o600);
+    }
+
+    #[test]
+    fn a_link_in_the_folder_or_in_its_place_is_refused_and_costs_no_file() {
+        let outer = TestFolder::new();
+        let (precious, folder) = (outer.0.join("precious"), outer.0.join("job"));
+        std::fs::write(&precious, b"something that I need").expect("written");
+        std::fs::create_dir(&folder).expect("made");
+        for (rank, name) in [(0, OWNER), (1, CURRENT)] {
+            symlink(&precious, folder.join(name)).expect("made");
+            let error = FileStore::open(&folder, rank, false, late()).expect_err("leads elsewhere");
+            let path = folder.join(name);
+            assert!(matches!(&error, OpenError::Link { path: refused } if *refused == path), "{error}");
+            std::fs::remove_file(&path).expect("is there");
+        }
+        let link = outer.0.join("link");
+        symlink(&folder, &link).expect("made");
+        for private in [false, true] {
+            let error = FileStore::open(&link, 0, private, late()).expect_err("leads elsewhere");
+            assert!(matches!(&error, OpenError::Link { path } if *path == link), "{error}");
+        }
+        assert_eq!(std::fs::read(&precious).expect("is there"), b"something that I need");
+    }
+
+    #[test]
+    fn a_folder_or_a_file_of_another_user_is_refused_by_both() {
+        if !can_act_as_nobody() {
+            return;
+        }
+        let outer = TestFolder::new();
+        std::fs::set_permissions(&outer.0, PermissionsExt::from_mode(0o755)).expect("changed");
+        let folder = outer.0.join("job");
+        let zero = FileStore::open(&folder, 0, false, late()).expect("rank 0 opens");
+        let text =
+            as_nobody(|| FileStore::open(&folder, 1, false, late()).map(drop).map_err(|e| e.to_string()));
+        let path = folder.display();
+        let expected = format!(
+            "rendezvous of another user: {path} belongs to user 0, this process is of user 65534; \
+             start all ranks as one user, or name a folder of your own"
+        );
+        assert_eq!(text, Err(expected));
+        drop(zero);
+        chown(folder.join(OWNER), Some(NOBODY), None).expect("root may");
+        let error = FileStore::open(&folder, 0, false, late()).expect_err("its owner can change it");
+        let path = folder.join(OWNER);
+        assert!(matches!(&error, OpenError::Owner { path: refused, owner: NOBODY, .. } if *refused == path));
+        chown(&folder, Some(NOBODY), None).expect("root may");
+        let error = FileStore::open(&folder, 0, false, late()).expect_err("its owner can change it");
+        assert!(matches!(error, OpenError::Owner { owner: NOBODY, user: 0, .. }), "{error}");
     }
 }

@@ -258,11 +258,29 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// The folder belongs to somebody else.
-    #[error("rendezvous folder unsafe: {} belongs to another user or is open to them; remove it or set PLEACH_RENDEZVOUS", .folder.display())]
+    /// The folder, or a file in it, belongs to somebody else.
+    #[error("rendezvous of another user: {} belongs to user {owner}, this process is of user {user}; start all ranks as one user, or name a folder of your own", .path.display())]
+    Owner {
+        /// Which file or folder.
+        path: PathBuf,
+        /// The user it belongs to.
+        owner: u32,
+        /// The user of this process.
+        user: u32,
+    },
+    /// Other users may change the folder.
+    #[error("rendezvous folder unsafe: {} is open to other users (mode {mode:o}); run 'chmod 700 {}'", .folder.display(), .folder.display())]
     Unsafe {
         /// Which folder.
         folder: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A link, which may lead anywhere.
+    #[error("rendezvous folder unsafe: {} is a link; name the folder itself, or remove the link", .path.display())]
+    Link {
+        /// Which file or folder.
+        path: PathBuf,
     },
     /// Rank 0 has not opened the folder.
     #[error("rank 0 is missing: it did not open {} within {} ms; start rank 0, or check the folder", .folder.display(), .waited.as_millis())]
