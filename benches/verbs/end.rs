@@ -14,7 +14,7 @@ use pleach::transport::sleep;
 use pleach::transport::verbs::{Counts, VerbsDevice, Wish};
 use pleach::transport::{
     Address, Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Region,
-    RegionKey, RemoteSlice, Responder, Source, SubmitError, Submitted, Transfer, TransferId,
+    RegionKey, RemoteSlice, Responder, Secret, Source, SubmitError, Submitted, Transfer, TransferId,
 };
 
 /// Rank, device, what to measure, bytes, how often.
@@ -134,7 +134,7 @@ impl End {
         let config = DeviceConfig {
             rank,
             world_size: 2,
-            secret: None,
+            secret: Some(Secret::new(b"known to both ends")),
             cells: CELLS,
             connect_timeout: PATIENCE,
             interface: None,

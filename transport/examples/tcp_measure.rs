@@ -11,7 +11,7 @@ use std::time::Duration;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Notice, Rank, Region, RemoteSlice, Responder,
-    Source, Transfer, TransferId, clock,
+    Secret, Source, Transfer, TransferId, clock,
 };
 
 const ROUNDS: usize = 7;
@@ -47,7 +47,7 @@ impl End {
         let mut device = TcpDevice::new(DeviceConfig {
             rank,
             world_size: 2,
-            secret: None,
+            secret: Some(Secret::new(b"known to both ends")),
             cells: 4,
             connect_timeout: PATIENCE,
             interface: None,

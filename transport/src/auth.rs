@@ -1,8 +1,9 @@
 //! Proof of a shared secret at connect: each side sends a random challenge and answers the other's with an HMAC-SHA256
 //! over its role, both challenges and what it claims to be, so that nothing can be replayed or reflected.
 //!
-//! This keeps strangers out; it neither encrypts nor authenticates what is sent afterwards. It is required as soon as
-//! an address is not loopback.
+//! This keeps strangers out; it neither encrypts nor authenticates what is sent afterwards (`docs/security.md`). Every
+//! connection of TCP asks for it. Where nobody gives a secret, ranks of one user on one host make one themselves, which
+//! rank 0 tells only to whom the kernel says to be of its user; as soon as an address is not loopback somebody must give one.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -26,7 +27,10 @@ pub const SECRET_BYTES_MAX: usize = 4096;
 
 /// What all ranks of a job know and strangers do not.
 #[derive(Clone)]
-pub struct Secret(Arc<[u8]>);
+pub struct Secret {
+    bytes: Arc<[u8]>,
+    is_of_this_host: bool,
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,7 +101,28 @@ impl Secret {
     /// These bytes.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
-        Self(bytes.into())
+        Self { bytes: bytes.into(), is_of_this_host: false }
+    }
+
+    /// A fresh one that nobody can foresee, for processes of this host: devices that other hosts reach do not take it.
+    #[must_use]
+    pub fn fresh() -> Self {
+        Self::of_this_host(&challenge())
+    }
+
+    /// One that a process of this host has made fresh.
+    pub(crate) fn of_this_host(bytes: &[u8]) -> Self {
+        Self { is_of_this_host: true, ..Self::new(bytes) }
+    }
+
+    /// Whether it was made for processes of this host alone.
+    pub(crate) fn is_of_this_host(&self) -> bool {
+        self.is_of_this_host
+    }
+
+    /// What it consists of, to be told to those who may know it.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// The contents of a regular file of this user that nobody else may read; white space at the end does not count.
@@ -165,7 +190,7 @@ fn mac(
     listener_challenge: &[u8; TAG_BYTES],
     claim: &[u8],
 ) -> Hmac<Sha256> {
-    let key = secret.map_or(&[][..], |secret| &secret.0);
+    let key = secret.map_or(&[][..], Secret::as_bytes);
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
     mac.update(b"pleach 1 ");
     mac.update(match side {

@@ -377,7 +377,8 @@ pub struct DeviceConfig {
     pub rank: Rank,
     /// How many ranks there are.
     pub world_size: u32,
-    /// What peers must prove to know; see [`crate::auth`].
+    /// What peers must prove to know; see [`crate::auth`]. Fabrics over TCP take one always, `shm` also none: the kernel
+    /// keeps other users away there.
     pub secret: Option<Secret>,
     /// Cells to keep for each peer, at most 65,536.
     pub cells: usize,

@@ -77,6 +77,16 @@ pub enum JoinError {
         /// How that was found out.
         reason: &'static str,
     },
+    /// Ranks of several users, and nobody gave a secret that joins them.
+    #[error(
+        "several users: {first} and {second} are of different users; start all ranks as one user, or give all the same PLEACH_SECRET_FILE"
+    )]
+    OtherUser {
+        /// A rank and its host.
+        first: String,
+        /// Another rank and its host.
+        second: String,
+    },
     /// The fabric could not be set up.
     #[error("fabric {fabric} not usable: rank {rank}: {reason}; choose another fabric or repair this one")]
     Fabric {

@@ -470,14 +470,14 @@ mod tests {
         let path = folder.display();
         let expected = format!(
             "rendezvous of another user: {path} belongs to user 0, this process is of user 65534; \
-             start all ranks as one user, or name a folder of your own"
+             start all ranks as one user, or give all the same PLEACH_SECRET_FILE and meet at tcp://HOST:PORT"
         );
         assert_eq!(text, Err(expected));
         drop(zero);
         chown(folder.join(OWNER), Some(NOBODY), None).expect("root may");
         let error = FileStore::open(&folder, 0, false, late()).expect_err("its owner can change it");
-        let path = folder.join(OWNER);
-        assert!(matches!(&error, OpenError::Owner { path: refused, owner: NOBODY, .. } if *refused == path));
+        let path = folder.join(OWNER).display().to_string();
+        assert!(matches!(&error, OpenError::Owner { place, owner: NOBODY, .. } if *place == path));
         chown(&folder, Some(NOBODY), None).expect("root may");
         let error = FileStore::open(&folder, 0, false, late()).expect_err("its owner can change it");
         assert!(matches!(error, OpenError::Owner { owner: NOBODY, user: 0, .. }), "{error}");

@@ -2,7 +2,8 @@
 //!
 //! Everything is said through the store, in rounds: each rank writes its line, then reads everybody's. **Invariants:**
 //! all ranks take the same fabric and agree on who is on which host, because each decides from the same lines; and no rank returns before every rank is
-//! connected to all others, so what a caller sends at once reaches a peer that is ready for it.
+//! connected to all others, so what a caller sends at once reaches a peer that is ready for it. Devices always have a secret:
+//! the user's, or one that rank 0 makes and tells over the store, which lets in only who may join.
 
 mod meeting;
 
@@ -14,6 +15,7 @@ use super::error::JoinError;
 use super::fabrics::{Fabric, FabricChoice, Fabrics};
 use super::{Store, World};
 use crate::Rank;
+use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Device, DeviceConfig, Event, Responder};
 use crate::hybrid::Route;
@@ -156,7 +158,7 @@ fn alone(
         match fabrics.make(
             fabric,
             &[Route::Shm],
-            config(world, options, options.timeout, Arc::clone(&responder)),
+            config(world, options, Secret::fresh(), options.timeout, Arc::clone(&responder)),
         ) {
             Ok(device) => {
                 let (events, store) = (Vec::new(), None);
@@ -183,13 +185,14 @@ fn alone(
 fn config(
     world: &World,
     options: &JoinOptions,
+    secret: Secret,
     connect_timeout: Duration,
     responder: Arc<dyn Responder>,
 ) -> DeviceConfig {
     DeviceConfig {
         rank: world.rank,
         world_size: world.world_size,
-        secret: world.secret.clone(),
+        secret: Some(secret),
         cells: options.cells,
         connect_timeout,
         interface: world.interface.clone(),

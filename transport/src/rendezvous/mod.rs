@@ -258,11 +258,13 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// The folder, or a file in it, belongs to somebody else.
-    #[error("rendezvous of another user: {} belongs to user {owner}, this process is of user {user}; start all ranks as one user, or name a folder of your own", .path.display())]
+    /// The store, the folder, or a file in it, belongs to somebody else.
+    #[error(
+        "rendezvous of another user: {place} belongs to user {owner}, this process is of user {user}; start all ranks as one user, or give all the same PLEACH_SECRET_FILE and meet at tcp://HOST:PORT"
+    )]
     Owner {
-        /// Which file or folder.
-        path: PathBuf,
+        /// Which address, file or folder.
+        place: String,
         /// The user it belongs to.
         owner: u32,
         /// The user of this process.

@@ -201,6 +201,8 @@ pub(super) struct Hosts {
     pub(super) of: Vec<u32>,
     /// A pair that is not on one host, and how it stands.
     pub(super) apart: Option<(Rank, Rank, Distance)>,
+    /// A pair on one host whose users differ.
+    pub(super) other_users: Option<(Rank, Rank)>,
 }
 
 impl Hosts {
@@ -220,16 +222,19 @@ impl Hosts {
             of.push(host as u32);
         }
         let pairs = (0..found.len()).flat_map(|high| (0..high).map(move |low| (low, high)));
+        let mut of_other_users =
+            pairs.clone().filter(|&(low, high)| found[high].get(low) == Some(&Distance::OtherUser));
+        let other_users = of_other_users.next().map(|(low, high)| (low as Rank, high as Rank));
         let apart = pairs
             .filter(|&(low, high)| of[low] != of[high])
             .map(|(low, high)| (low as Rank, high as Rank, found[high][low]))
             .find(|(.., distance)| *distance != Distance::Neighbours);
-        Self { of, apart }
+        Self { of, apart, other_users }
     }
 
     /// A host for each rank, as if nobody were near.
     pub(super) fn apart(world_size: u32) -> Self {
-        Self { of: (0..world_size).collect(), apart: None }
+        Self { of: (0..world_size).collect(), apart: None, other_users: None }
     }
 
     /// How many hosts there are.
@@ -256,6 +261,7 @@ impl Hosts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::other_user::{as_nobody, can_act_as_nobody};
 
     #[test]
     fn a_door_of_this_process_is_a_neighbours_and_one_that_is_not_there_is_not() {
@@ -268,6 +274,18 @@ mod tests {
         drop(door);
         assert_eq!(knock(&address, deadline), Distance::NotFound);
         assert_eq!(knock("tcp:1.2.3.4:5", deadline), Distance::NotFound);
+    }
+
+    #[test]
+    fn the_door_of_another_user_is_told_from_one_that_is_not_there() {
+        if !can_act_as_nobody() {
+            return;
+        }
+        let deadline = now() + Duration::from_secs(60);
+        let door = Door::open().expect("the system gives a socket");
+        assert_eq!(as_nobody(|| knock(door.address(), deadline)), Distance::OtherUser);
+        let door = as_nobody(|| Door::open().expect("the system gives a socket"));
+        assert_eq!(knock(door.address(), deadline), Distance::OtherUser);
     }
 
     #[test]
@@ -319,6 +337,14 @@ mod tests {
         let chain = found([&[], &[Neighbours], &[NotFound, Neighbours], &[NotFound, NotFound, Neighbours]]);
         assert_eq!(chain.of, [0, 0, 1, 1]);
         assert_eq!(chain.apart, Some((0, 2, NotFound)));
+    }
+
+    #[test]
+    fn a_pair_of_different_users_is_seen_also_where_others_are_apart() {
+        use Distance::{Neighbours, NotFound, OtherUser};
+        let found = [&[][..], &[NotFound], &[Neighbours, OtherUser]].map(<[Distance]>::to_vec);
+        assert_eq!(Hosts::new(&found).other_users, Some((1, 2)));
+        assert_eq!(Hosts::new(&found[..2]).other_users, None);
     }
 
     #[test]

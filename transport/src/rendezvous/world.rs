@@ -120,7 +120,7 @@ pub struct World {
     pub local_rank: Option<u32>,
     /// Where to meet; needed unless the rank is alone.
     pub rendezvous: Option<Rendezvous>,
-    /// What all ranks of the job know.
+    /// What all ranks of the job know; `None` where all are of one user on one host.
     pub secret: Option<Secret>,
     /// Says which host this is, instead of asking the kernel: ranks with different names do not share memory.
     pub host: Option<String>,

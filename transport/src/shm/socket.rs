@@ -32,10 +32,16 @@ pub(crate) fn bind_anywhere() -> io::Result<(OwnedFd, Address)> {
     let filled = rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
     debug_assert_eq!(filled, NAME_BYTES);
     let hexadecimal: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-    let listener = socket()?;
-    bind(&listener, &socket_address(&hexadecimal)?)?;
-    listen(&listener, BACKLOG)?;
+    let listener = bind_named(&hexadecimal)?;
     Ok((listener, Address(format!("{SCHEME}{hexadecimal}"))))
+}
+
+/// A listener at this name.
+pub(crate) fn bind_named(name: &str) -> io::Result<OwnedFd> {
+    let listener = socket()?;
+    bind(&listener, &socket_address(name)?)?;
+    listen(&listener, BACKLOG)?;
+    Ok(listener)
 }
 
 /// The name in an address of this fabric.
@@ -61,8 +67,18 @@ pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
 
+/// The user of this process.
+pub(crate) fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// Whether the process at the other end is of the same user as this one.
 pub(crate) fn is_same_user(stream: &OwnedFd) -> bool {
+    peer_user(stream) == Some(own_user())
+}
+
+/// The user of the process at the other end, as the kernel knows it since the two connected.
+pub(crate) fn peer_user(stream: &OwnedFd) -> Option<u32> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // rustix's call has no place for the process id 0 that the kernel gives across process namespaces.
@@ -76,7 +92,7 @@ pub(crate) fn is_same_user(stream: &OwnedFd) -> bool {
             &raw mut length,
         )
     };
-    failed == 0 && credentials.uid == rustix::process::geteuid().as_raw()
+    (failed == 0).then_some(credentials.uid)
 }
 
 /// Sends one packet whole, or fails.

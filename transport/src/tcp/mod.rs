@@ -82,6 +82,7 @@ pub struct TcpDevice {
     address: Address,
     cells_each: usize,
     connect_timeout: Duration,
+    /// Whether the secret may be used beyond this host.
     has_secret: bool,
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
@@ -122,15 +123,20 @@ struct Open {
 }
 
 impl TcpDevice {
-    /// Listens, on loopback or where the configuration says, and starts the watcher.
+    /// Listens, on loopback or where the configuration says, and starts the watcher. It takes a secret, also on loopback,
+    /// where every user of the host can connect: [`Secret::fresh`](crate::Secret::fresh) will do there.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
         let ip = socket::listening_ip(config.interface.as_deref())?;
-        if !ip.is_loopback() && config.secret.is_none() {
+        let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
+        if !ip.is_loopback() && !has_secret {
             return Err(OpenError::SecretRequired { address: ip });
+        }
+        if config.secret.is_none() {
+            return Err(OpenError::NoSecret);
         }
         let (listener, bound) =
             socket::listen_on(ip).map_err(|source| OpenError::Listen { address: ip, source })?;
@@ -173,7 +179,7 @@ impl TcpDevice {
             address: socket::to_text(bound),
             cells_each,
             connect_timeout: config.connect_timeout,
-            has_secret: config.secret.is_some(),
+            has_secret,
             shared,
             watcher: Some(watcher),
             epoll: Arc::new(epoll),

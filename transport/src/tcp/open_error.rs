@@ -14,6 +14,9 @@ pub enum OpenError {
         /// Where.
         address: std::net::IpAddr,
     },
+    /// No secret was given.
+    #[error("the tcp device takes a shared secret: every user of this host can connect to it")]
+    NoSecret,
     /// There is no such interface on this host.
     #[error(
         "there is no network interface '{interface}' here; name one of 'ip link' or an IP address of this host"

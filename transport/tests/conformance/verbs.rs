@@ -8,7 +8,7 @@ use std::time::Duration;
 use pleach_transport::verbs::{Connect, Operation, VerbsDevice, Wish, WorkStatus};
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Rank, Responder,
-    Source, SubmitError, Submitted, Transfer, TransferId, clock,
+    Secret, Source, SubmitError, Submitted, Transfer, TransferId, clock,
 };
 
 use crate::world::{Backend, PATIENCE};
@@ -97,7 +97,7 @@ impl Two {
             let config = DeviceConfig {
                 rank,
                 world_size: 2,
-                secret: None,
+                secret: Some(Secret::new(b"known to both ends")),
                 cells: 4,
                 connect_timeout,
                 interface: None,

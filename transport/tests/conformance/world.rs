@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use pleach_transport::{
     Cells, Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, Notice, PostError, Rank, Region,
-    RemoteSlice, Responder, Slice, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
-    clock,
+    RemoteSlice, Responder, Secret, Slice, Source, SubmitError, Submitted, Transfer, TransferError,
+    TransferId, clock,
 };
 
 /// How long a test waits for anything, in real time. Generous: machines are loaded.
@@ -468,7 +468,7 @@ fn station<B: Backend>(
     let mut config = DeviceConfig {
         rank,
         world_size,
-        secret: None,
+        secret: Some(Secret::new(b"known to both ends")),
         cells: CELLS,
         connect_timeout: PATIENCE,
         interface: None,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use pleach_transport::cuda::CudaMemory;
 use pleach_transport::{
-    Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Region, Responder, Submitted, Transfer,
-    TransferError, TransferId, clock,
+    Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Region, Responder, Secret, Submitted,
+    Transfer, TransferError, TransferId, clock,
 };
 
 use crate::PATIENCE;
@@ -24,7 +24,7 @@ pub(crate) fn config(rank: Rank) -> DeviceConfig {
     DeviceConfig {
         rank,
         world_size: 2,
-        secret: None,
+        secret: Some(Secret::new(b"known to both ends")),
         cells: 4,
         connect_timeout: PATIENCE,
         interface: None,

@@ -16,6 +16,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::rendezvous::OpenError;
+use crate::shm::socket::own_user;
 
 /// Mode of folders that are made.
 const FOLDER_MODE: Mode = Mode::RWXU;
@@ -178,7 +179,7 @@ impl Folder {
 }
 
 fn check_owner(stat: &Stat) -> io::Result<()> {
-    if stat.st_uid == rustix::process::geteuid().as_raw() {
+    if stat.st_uid == own_user() {
         return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::PermissionDenied, OtherOwner { owner: stat.st_uid }))
@@ -186,14 +187,13 @@ fn check_owner(stat: &Stat) -> io::Result<()> {
 
 /// What to tell people of an error at this path.
 pub(super) fn open_error(path: &Path, source: io::Error) -> OpenError {
-    let path = path.to_owned();
     if source.raw_os_error() == Some(Errno::LOOP.raw_os_error()) {
-        return OpenError::Link { path };
+        return OpenError::Link { path: path.to_owned() };
     }
     match source.get_ref().and_then(|inner| inner.downcast_ref()) {
         Some(&OtherOwner { owner }) => {
-            OpenError::Owner { path, owner, user: rustix::process::geteuid().as_raw() }
+            OpenError::Owner { place: path.display().to_string(), owner, user: own_user() }
         }
-        None => OpenError::Folder { path, source },
+        None => OpenError::Folder { path: path.to_owned(), source },
     }
 }

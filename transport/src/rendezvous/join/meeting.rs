@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{JoinOptions, config};
+use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Address, ConnectError, Device, Event, LossCause, Responder};
 use crate::hybrid::Route;
@@ -63,18 +64,44 @@ impl Meeting<'_> {
         let tries = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
         let door = if tries { Door::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
         let records = self.introduce(door.as_ref().ok().map(Door::address))?;
+        let secret = self.agree_on_secret()?;
         let own = &records[self.world.rank as usize];
         let ranks_here = records.iter().filter(|record| own.same_machine(record)).count() as u32;
         self.store.seal(self.deadline);
         let hosts = if tries { self.find_neighbours(&records)? } else { Hosts::apart(self.world.world_size) };
         drop(door);
-        let (fabric, mut connected) = self.agree(&records, &hosts)?;
+        self.check_users(&records, &hosts)?;
+        let (fabric, mut connected) = self.agree(&records, &hosts, &secret)?;
         for (peer, reply) in connected.gate.open(&self.responder) {
             // Who cannot be told is lost or has left, which the device says.
             let _ = connected.device.post(peer, &reply);
         }
         self.part(&mut connected);
         Ok(Met { fabric, ranks_here, hosts, connected })
+    }
+
+    /// The secret of the devices: the user's, or one for this host that rank 0 makes and tells over the store.
+    fn agree_on_secret(&mut self) -> Result<Secret, JoinError> {
+        if let Some(secret) = &self.world.secret {
+            return Ok(secret.clone());
+        }
+        if self.world.rank == 0 {
+            let made = Secret::fresh();
+            self.store.set("secret/0", made.as_bytes(), self.deadline).map_err(JoinError::Store)?;
+        }
+        let told = self.wait("secret", 0..1, None)?;
+        Ok(Secret::of_this_host(&told[0]))
+    }
+
+    /// Refuses ranks of several users where nobody gave a secret that joins them: no other fabric would do either.
+    fn check_users(&self, records: &[Record], hosts: &Hosts) -> Result<(), JoinError> {
+        match hosts.other_users {
+            Some((low, high)) if self.world.secret.is_none() => Err(JoinError::OtherUser {
+                first: format!("rank {low} on {}", records[low as usize].host_shown()),
+                second: format!("rank {high} on {}", records[high as usize].host_shown()),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Finds out which ranks are on which host: this rank about those below it, and from what all others say.
@@ -104,6 +131,8 @@ impl Meeting<'_> {
         let (rank, deadline) = (self.world.rank, self.deadline);
         let mut knobs = self.options.knobs.clone();
         knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
+        let given = if self.world.secret.is_some() { "set" } else { "not set" };
+        knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
         let own = Record::own(self.world.world_size, self.world.host.as_deref(), door, &knobs);
         // As the others will see it.
         let encoded = own.encode();
@@ -130,7 +159,12 @@ impl Meeting<'_> {
     }
 
     /// Chooses the fabrics that ranks reach each other by, and connects.
-    fn agree(&mut self, records: &[Record], hosts: &Hosts) -> Result<(Fabric, Connected), JoinError> {
+    fn agree(
+        &mut self,
+        records: &[Record],
+        hosts: &Hosts,
+        secret: &Secret,
+    ) -> Result<(Fabric, Connected), JoinError> {
         let best = hosts.fabric();
         let routes = hosts.routes(self.world.rank);
         let limit = self.time_to_connect();
@@ -139,9 +173,9 @@ impl Meeting<'_> {
                 return Err(not_one_host(records, hosts));
             }
             FabricChoice::Only(fabric) => {
-                (fabric, "it was asked for".to_owned(), self.connect(fabric, &routes, limit)??)
+                (fabric, "it was asked for".to_owned(), self.connect(fabric, &routes, secret, limit)??)
             }
-            FabricChoice::Auto => self.connect_best(best, &routes, &shown_apart(records, hosts))?,
+            FabricChoice::Auto => self.connect_best(best, &routes, secret, &shown_apart(records, hosts))?,
         };
         let (ranks, count) = (self.world.world_size, hosts.count());
         let line = match fabric {
@@ -164,6 +198,7 @@ impl Meeting<'_> {
         &mut self,
         best: Fabric,
         routes: &[Route],
+        secret: &Secret,
         apart: &str,
     ) -> Result<(Fabric, String, Connected), JoinError> {
         let candidates: &[Fabric] = match best {
@@ -175,7 +210,7 @@ impl Meeting<'_> {
         let mut why = apart.to_owned();
         for &fabric in tried {
             let left = self.deadline.since(now());
-            match self.connect(fabric, routes, (left / 2).min(SHARING_TIMEOUT))? {
+            match self.connect(fabric, routes, secret, (left / 2).min(SHARING_TIMEOUT))? {
                 Ok(connected) => return Ok((fabric, why, connected)),
                 // Another fabric does: what would mend this one is for those who ask for it.
                 Err(JoinError::Fabric { fabric, rank, reason }) => {
@@ -186,7 +221,7 @@ impl Meeting<'_> {
             }
         }
         let limit = self.time_to_connect();
-        Ok((*last, why, self.connect(*last, routes, limit)??))
+        Ok((*last, why, self.connect(*last, routes, secret, limit)??))
     }
 
     /// How long the last fabric may take: what is left, but for the time to tell each other what came of it.
@@ -201,10 +236,11 @@ impl Meeting<'_> {
         &mut self,
         fabric: Fabric,
         routes: &[Route],
+        secret: &Secret,
         limit: Duration,
     ) -> Result<Result<Connected, JoinError>, JoinError> {
         let gate = Arc::new(Gate::default());
-        let config = config(self.world, self.options, limit, Arc::<Gate>::clone(&gate));
+        let config = config(self.world, self.options, secret.clone(), limit, Arc::<Gate>::clone(&gate));
         // `+` and the address, or `-` and the reason why there is none.
         let (mut device, line) = match self.fabrics.make(fabric, routes, config) {
             Ok(device) => {

@@ -13,8 +13,9 @@ use crate::device::{
     SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::Memory;
+use crate::other_user::{as_nobody, can_act_as_nobody};
 use crate::region::{Region, RemoteSlice};
-use crate::rendezvous::{Explicit, FabricError, Launcher, Rendezvous};
+use crate::rendezvous::{Explicit, FabricError, Launcher, Rendezvous, TcpStore};
 
 type Wants = Arc<Mutex<BTreeSet<(String, Rank, Rank)>>>;
 
@@ -422,4 +423,49 @@ fn without_a_place_several_ranks_cannot_meet() {
     assert!(error.to_string().contains("PLEACH_RENDEZVOUS"), "{error}");
     assert!(fabrics.made.is_empty());
     assert!(Explicit::default().rendezvous.is_none());
+}
+
+struct Quiet;
+
+impl Responder for Quiet {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
+}
+
+/// How rank 0 of root and rank 1 of another user join at a store that lets in both.
+fn join_as_two_users(secret: Option<&Secret>) -> [Result<Fabric, String>; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("is bound").to_string();
+    drop(listener);
+    let (gate, timeout) = (Secret::new(b"what the store lets in by"), Duration::from_secs(60));
+    let join = |rank| {
+        let store = TcpStore::open(&address, rank, 2, Some(&gate), now() + timeout).expect("opens");
+        let secret = secret.cloned();
+        let world = World { rank, world_size: 2, secret, launcher: Launcher::Arguments, ..World::alone() };
+        let options = JoinOptions { fabric: FabricChoice::Auto, knobs: Vec::new(), cells: 1, timeout };
+        let joined = join_at(Box::new(store), &world, &options, Arc::new(Quiet));
+        joined.map(|joined| joined.fabric).map_err(|error| error.to_string())
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| as_nobody(|| join(1)));
+        [join(0), other.join().expect("it does not panic")]
+    })
+}
+
+#[test]
+fn two_users_are_both_refused_without_a_secret_instead_of_taking_sockets() {
+    if !can_act_as_nobody() {
+        return;
+    }
+    for refused in join_as_two_users(None) {
+        let text = refused.expect_err("they are two users");
+        assert!(
+            text.starts_with("several users: rank 0 on ") && text.contains("PLEACH_SECRET_FILE"),
+            "{text}"
+        );
+    }
+    let secret = Secret::new(b"known to both users");
+    assert_eq!(join_as_two_users(Some(&secret)), [Ok(Fabric::Tcp), Ok(Fabric::Tcp)]);
 }

@@ -1,8 +1,9 @@
 //! A store in rank 0's process that the other ranks reach by TCP.
 //!
 //! Rank 0 is a client of its own store like everybody else. Ends prove to each other that they know the secret
-//! ([`crate::auth`]), which is required as soon as the address is not loopback. Strangers are turned away without harm,
-//! and a stranger *at* the address is told apart from a store by the first bytes it says.
+//! ([`crate::auth`]). Where nobody gives one, which is possible on loopback alone, rank 0 makes one and hands it to processes
+//! of its own user ([`same_user`]). Strangers are turned away without harm, and a stranger *at* the address is told apart from
+//! a store by the first bytes it says.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -13,14 +14,17 @@ use super::{Claim, OpenError, Store, StoreError, check, cut};
 use crate::auth::{Secret, Side, challenge};
 use crate::clock::now;
 use crate::error::files_allowed;
+use crate::shm::socket;
 use crate::{Nanos, Rank};
 
 mod codec;
+mod same_user;
 mod server;
 
 use codec::{
     ANSWER_BYTES_MAX, Answer, HELLO_BYTES, Hello, MAGIC, Proof, Request, VERDICT_BYTES, VERSION, Verdict,
 };
+use same_user::AskError;
 use server::{HANDSHAKE_TIMEOUT, Server};
 
 /// Longest a single attempt to reach the address may take.
@@ -247,8 +251,16 @@ impl Dialer<'_> {
             let address = self.address.to_owned();
             return Err(Refusal::Final(OpenError::Version { address, own: VERSION, theirs: theirs.version }));
         }
+        let made;
+        let secret = match self.secret {
+            Some(secret) => secret,
+            None => {
+                made = self.ask_for_secret(stream.peer_addr()?, until)?;
+                &made
+            }
+        };
         let claim = Proof::claim(self.rank, self.world_size);
-        let answer = Secret::answer(self.secret, Side::Dialer, &own.challenge, &theirs.challenge, &claim);
+        let answer = Secret::answer(Some(secret), Side::Dialer, &own.challenge, &theirs.challenge, &claim);
         stream.write_all(&Proof { rank: self.rank, world_size: self.world_size, answer }.encode())?;
         let mut bytes = [0; VERDICT_BYTES];
         read_until(&mut stream, &mut bytes, until, |_| Ok(()))?;
@@ -256,7 +268,7 @@ impl Dialer<'_> {
         match Verdict::decode(&bytes).map_err(|_| self.foreign(&bytes))? {
             Verdict::Welcome(answer) => {
                 let known = Secret::verify(
-                    self.secret,
+                    Some(secret),
                     Side::Listener,
                     &own.challenge,
                     &theirs.challenge,
@@ -267,6 +279,20 @@ impl Dialer<'_> {
             }
             Verdict::WrongSecret => Err(wrong_secret()),
             Verdict::Complete => Err(Refusal::Complete),
+        }
+    }
+
+    /// The secret that the store hands out to processes of its user.
+    fn ask_for_secret(&self, store: SocketAddr, until: Nanos) -> Result<Secret, Refusal> {
+        match same_user::ask(store, until) {
+            Ok(secret) => Ok(secret),
+            // The store has its user's secret. It will say that this rank does not know it.
+            Err(AskError::NotHandedOut) => Ok(Secret::fresh()),
+            Err(AskError::OtherUser(owner)) => {
+                let (place, user) = (self.address.to_owned(), socket::own_user());
+                Err(Refusal::Final(OpenError::Owner { place, owner, user }))
+            }
+            Err(AskError::System(error)) => Err(error.into()),
         }
     }
 

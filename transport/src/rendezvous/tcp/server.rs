@@ -19,11 +19,13 @@ use super::codec::{
     Answer, HELLO_BYTES, Hello, Malformed, PROOF_BYTES, Proof, REQUEST_BYTES_MAX, Request, VERSION, Verdict,
     frame,
 };
+use super::same_user;
 use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, Unproved};
 use crate::auth::{Secret, Side, TAG_BYTES, challenge};
 use crate::clock::{Nanos, now};
 use crate::error::files_allowed;
 use crate::rendezvous::{OpenError, check};
+use crate::shm::socket;
 
 /// How long a connection may take to say who it is.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,12 +59,17 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves what comes to `listener`.
+    /// Serves what comes to `listener`. Without a secret it makes one and hands it to processes of this user and host.
     pub(super) fn start(listener: TcpListener, world_size: u32, secret: Option<Secret>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
+        let own_user = match &secret {
+            Some(_) => None,
+            None => Some(same_user::listen(listener.local_addr()?)?),
+        };
         let stop = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
-        let service = Service::new(listener, world_size as usize, secret);
+        let secret = secret.unwrap_or_else(Secret::fresh);
+        let service = Service { own_user, ..Service::new(listener, world_size as usize, secret) };
         let (stopped, rung) = (Arc::clone(&stop), Arc::clone(&bell));
         let thread = std::thread::Builder::new()
             .name("pleach-store".to_owned())
@@ -172,7 +179,9 @@ struct Connection {
 
 struct Service {
     listener: TcpListener,
-    secret: Option<Secret>,
+    secret: Secret,
+    /// Where the secret is handed out, if nobody gave one.
+    own_user: Option<OwnedFd>,
     /// By number, in the order in which they came.
     connections: BTreeMap<u64, Connection>,
     connections_max: usize,
@@ -185,10 +194,11 @@ struct Service {
 }
 
 impl Service {
-    fn new(listener: TcpListener, world_size: usize, secret: Option<Secret>) -> Self {
+    fn new(listener: TcpListener, world_size: usize, secret: Secret) -> Self {
         Self {
             listener,
             secret,
+            own_user: None,
             connections: BTreeMap::new(),
             connections_max: world_size + CONNECTIONS_SPARE,
             next_number: 0,
@@ -244,6 +254,9 @@ impl Service {
             files.push(PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN));
             if self.paused_until.is_none() {
                 files.push(PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN));
+                files.extend(
+                    self.own_user.iter().map(|file| PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)),
+                );
             }
         }
         let can_go_on = |connection: &Connection| connection.has_more && connection.takes_requests();
@@ -286,7 +299,7 @@ impl Service {
 
     fn serve_one(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        connection.turn(&mut self.table, self.secret.as_ref());
+        connection.turn(&mut self.table, &self.secret);
         match connection.stage {
             Stage::Greeting { .. } => {}
             Stage::Proving { .. } => self.unproved.greeted(connection.from.ip(), number),
@@ -301,6 +314,7 @@ impl Service {
             return;
         }
         self.paused_until = None;
+        self.hand_out();
         for _ in 0..ACCEPTS_AT_ONCE {
             let (stream, from) = match self.listener.accept() {
                 Ok(accepted) => accepted,
@@ -318,6 +332,21 @@ impl Service {
                 self.connections.insert(number, Connection::new(stream, from));
                 // At once: what it has said already keeps it from being taken for one that says nothing.
                 self.serve_one(number);
+            }
+        }
+    }
+
+    /// Tells the secret to those of this user who ask, up to a number.
+    fn hand_out(&mut self) {
+        let Some(listener) = &self.own_user else { return };
+        for _ in 0..ACCEPTS_AT_ONCE {
+            match same_user::hand_out(listener, &self.secret) {
+                Ok(None) => {}
+                Ok(Some(user)) => {
+                    let own = socket::own_user();
+                    self.table.refused = Some(format!("a process of user {user}, this job is of user {own}"));
+                }
+                Err(errno) => return self.not_accepted(&errno.into()),
             }
         }
     }
@@ -386,7 +415,7 @@ impl Connection {
     }
 
     /// Sends, receives and answers what it can; to be called when the socket is ready.
-    fn turn(&mut self, table: &mut Table, secret: Option<&Secret>) {
+    fn turn(&mut self, table: &mut Table, secret: &Secret) {
         if self.is_waiting() {
             // Its answers are sent, and its requests not read: only its end woke this thread.
             self.gone = true;
@@ -430,7 +459,7 @@ impl Connection {
     }
 
     /// Handles the next whole message, if it is there.
-    fn take_input(&mut self, table: &mut Table, secret: Option<&Secret>) -> Result<bool, Malformed> {
+    fn take_input(&mut self, table: &mut Table, secret: &Secret) -> Result<bool, Malformed> {
         match &mut self.stage {
             Stage::Greeting { until } => {
                 if !Hello::may_begin(&self.input) {
@@ -457,14 +486,20 @@ impl Connection {
                 let (proof, until) = (Proof::decode(proof)?, *until);
                 let claim = Proof::claim(proof.rank, proof.world_size);
                 let verdict =
-                    if !Secret::verify(secret, Side::Dialer, dialer, listener, &claim, &proof.answer) {
+                    if !Secret::verify(Some(secret), Side::Dialer, dialer, listener, &claim, &proof.answer) {
                         let from = self.from.ip();
                         table.refused = Some(format!("rank {} from {from} has a wrong secret", proof.rank));
                         Verdict::WrongSecret
                     } else if table.sealed {
                         Verdict::Complete
                     } else {
-                        Verdict::Welcome(Secret::answer(secret, Side::Listener, dialer, listener, &claim))
+                        Verdict::Welcome(Secret::answer(
+                            Some(secret),
+                            Side::Listener,
+                            dialer,
+                            listener,
+                            &claim,
+                        ))
                     };
                 self.input = rest.to_vec();
                 self.output.extend(verdict.encode());
@@ -584,7 +619,7 @@ mod tests {
         }
         let (mut heard, mut buffer) = (0, vec![0; 1 << 20]);
         for turn in 0_u32.. {
-            connection.turn(&mut table, None);
+            connection.turn(&mut table, &Secret::fresh());
             assert!(!connection.gone && connection.output.len() <= answer.len(), "turn {turn}");
             assert!(connection.input.len() <= REQUEST_BYTES_MAX + READ_BYTES, "turn {turn}");
             // For the first turns it does not listen.
@@ -607,13 +642,13 @@ mod tests {
         let requests = [set("a"), wait(&["b"]), set("c")].map(|request| request.encode());
         client.write_all(&requests.concat()).expect("there is room");
         while !connection.is_waiting() {
-            connection.turn(&mut table, None);
+            connection.turn(&mut table, &Secret::fresh());
         }
         assert!(!table.values.contains_key("c"), "nothing is looked at while an answer is due");
         table.answer(2, &set("b"), false);
         connection.finish_waiting(&mut table, now(), true);
         assert!(connection.has_more, "no new bytes will come for it");
-        connection.turn(&mut table, None);
+        connection.turn(&mut table, &Secret::fresh());
         assert!(table.values.contains_key("c"));
     }
 
@@ -622,7 +657,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("is bound");
-        let mut service = Service::new(listener, 2, None);
+        let mut service = Service::new(listener, 2, Secret::fresh());
         let most = service.connections_max;
         let strangers: Vec<_> =
             (0..most + 3).map(|_| TcpStream::connect(address).expect("it listens")).collect();

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::*;
+use crate::other_user::{NOBODY, as_nobody, can_act_as_nobody};
 
 /// A port nobody has.
 fn free_address() -> String {
@@ -159,6 +160,58 @@ fn an_address_that_is_not_loopback_needs_a_secret() {
         let error = error(open("192.0.2.1:4000", rank, None, soon()));
         assert!(matches!(error, OpenError::SecretRequired { .. }), "{error}");
     }
+}
+
+/// Connects and proves a secret by hand, as a program that is not this one would; whether the store lets it in.
+fn is_let_in(address: &str, key: Option<&Secret>) -> bool {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    let own = Hello { version: VERSION, challenge: challenge() };
+    stream.write_all(&own.encode()).expect("said");
+    let mut bytes = [0; HELLO_BYTES];
+    stream.read_exact(&mut bytes).expect("it answers");
+    let theirs = Hello::decode(&bytes).expect("it is a store");
+    let claim = Proof::claim(1, 3);
+    let answer = Secret::answer(key, Side::Dialer, &own.challenge, &theirs.challenge, &claim);
+    stream.write_all(&Proof { rank: 1, world_size: 3, answer }.encode()).expect("said");
+    let mut bytes = [0; VERDICT_BYTES];
+    stream.read_exact(&mut bytes).expect("it answers");
+    matches!(Verdict::decode(&bytes), Ok(Verdict::Welcome(_)))
+}
+
+#[test]
+fn without_a_secret_who_only_knows_the_address_does_not_get_in() {
+    let address = free_address();
+    let _zero = open(&address, 0, None, late()).expect("opens");
+    assert!(!is_let_in(&address, None) && !is_let_in(&address, Some(&Secret::fresh())));
+    drop(open(&address, 1, None, late()).expect("a process of this user does"));
+}
+
+#[test]
+fn without_a_secret_another_user_is_refused_on_both_sides() {
+    if !can_act_as_nobody() {
+        return;
+    }
+    let address = free_address();
+    let mut zero = open(&address, 0, None, late()).expect("opens");
+    let refused = as_nobody(|| open(&address, 1, None, late()).map(drop).map_err(|error| error.to_string()));
+    let expected = format!(
+        "rendezvous of another user: {address} belongs to user 0, this process is of user 65534; \
+         start all ranks as one user, or give all the same PLEACH_SECRET_FILE and meet at tcp://HOST:PORT"
+    );
+    assert_eq!(refused, Err(expected));
+    let Err(StoreError::Missing { refused, .. }) = zero.wait(&["rank/1".to_owned()], soon()) else {
+        panic!("rank 1 is missing")
+    };
+    assert_eq!(refused.as_deref(), Some("a process of user 65534, this job is of user 0"));
+    // Whoever the store is of, its user is named to those of another one.
+    drop(zero);
+    let stranger = as_nobody(|| open(&address, 0, None, late()).expect("opens as another user"));
+    let error = error(open(&address, 1, None, late()));
+    assert!(matches!(error, OpenError::Owner { owner: NOBODY, user: 0, .. }), "{error}");
+    drop(stranger);
+    let known = secret("known to both users");
+    let _zero = open(&address, 0, Some(&known), late()).expect("opens");
+    as_nobody(|| open(&address, 1, Some(&known), late()).map(drop)).expect("a secret joins users");
 }
 
 #[test]

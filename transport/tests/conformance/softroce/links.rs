@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pleach_transport::verbs::port::Kind;
 use pleach_transport::verbs::{Connect, OpenError, PortError, Refusal, VerbsDevice, Wish, WorkStatus};
-use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Rank, Transfer};
+use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Rank, Secret, Transfer};
 
 use super::changed::{Changed, expect_machine};
 use crate::verbs::{Two, Verbs, rdma_device};
@@ -18,7 +18,7 @@ fn config() -> DeviceConfig {
     DeviceConfig {
         rank: 0,
         world_size: 2,
-        secret: None,
+        secret: Some(Secret::new(b"known to both ends")),
         cells: CELLS,
         connect_timeout: PATIENCE,
         interface: None,
