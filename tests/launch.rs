@@ -1,6 +1,5 @@
 //! `pleach run` with real processes: what ranks print, how jobs end, and that nothing is left behind.
 
-#[allow(dead_code)] // Not every test writes files.
 mod launcher;
 
 use std::fs;
@@ -9,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
-use launcher::{finish, pleach, wait_until};
+use launcher::{Folder, finish, pleach, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// `pleach run` of a shell script.
@@ -280,6 +279,72 @@ fn a_secret_is_written_once_and_for_its_owner_alone() {
     assert_eq!(secret.len(), 65);
     assert_eq!(second.status.code(), Some(2));
     assert!(text(&second.stderr).starts_with("error: secret file exists: "), "{second:?}");
+}
+
+/// What a rank shows of the secret that its job has: path, mode of file and folder, and the secret.
+const SHOW_SECRET: &str = r#"file=$PLEACH_SECRET_FILE; echo "$file $(stat -c %a "$file") $(stat -c %a "${file%/*}") $(cat "$file")""#;
+
+/// `pleach run` in a folder where its secrets go.
+fn with_secrets_in(folder: &Folder, mut command: Command) -> Command {
+    command.env("XDG_RUNTIME_DIR", &folder.0);
+    command
+}
+
+fn is_empty(folder: &Folder) -> bool {
+    fs::read_dir(&folder.0).expect("is there").next().is_none()
+}
+
+#[test]
+fn a_job_has_a_secret_of_its_own_which_is_gone_with_it() {
+    let folder = Folder::new("job-secrets");
+    let mut secrets = Vec::new();
+    for _ in 0..2 {
+        let output = finish(with_secrets_in(&folder, shell(2, &[], SHOW_SECRET)));
+        assert!(output.status.success() && is_empty(&folder), "{output:?}");
+        let shown: Vec<_> =
+            text(&output.stdout).lines().map(|line| line.split_once("] ").expect("is prefixed").1).collect();
+        let [one, other] = shown[..] else { panic!("{shown:?}") };
+        assert_eq!(one, other, "all ranks have the same");
+        let [path, file_mode, folder_mode, secret] = one.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{one}")
+        };
+        assert!(path.starts_with(&folder.0.display().to_string()), "{path}");
+        assert_eq!((file_mode, folder_mode, secret.len()), ("600", "700", 64));
+        secrets.push(secret.to_owned());
+    }
+    assert_ne!(secrets[0], secrets[1]);
+}
+
+#[test]
+fn a_job_ended_by_a_signal_leaves_no_secret() {
+    for signal in [Signal::TERM, Signal::KILL] {
+        let folder = Folder::new("ended-secrets");
+        let script = "trap '' TERM; cat $PLEACH_SECRET_FILE; exec sleep 1000";
+        let mut child = with_secrets_in(&folder, shell(1, &[], script));
+        let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
+        let secret = lines(&mut BufReader::new(child.stdout.take().expect("is piped")), 1)[0][4..].to_owned();
+        assert_eq!(secret.len(), 64);
+        let launcher = format!("/proc/{}", child.id());
+        for seen_by_others in ["cmdline", "environ"] {
+            let said = fs::read(format!("{launcher}/{seen_by_others}")).expect("it runs");
+            assert!(!String::from_utf8_lossy(&said).contains(&secret), "{seen_by_others}");
+        }
+        send(&child, signal);
+        child.wait().expect("ends");
+        wait_until("the secret is gone", || is_empty(&folder));
+    }
+}
+
+#[test]
+fn a_secret_is_kept_that_was_given_and_none_is_made_that_other_launchers_would_not_know() {
+    let folder = Folder::new("given-secrets");
+    let show = "echo ${PLEACH_SECRET_FILE-none}";
+    let mut given = with_secrets_in(&folder, shell(1, &[], show));
+    given.env("PLEACH_SECRET_FILE", "/given");
+    assert_eq!(text(&finish(given).stdout), "[0] /given\n");
+    let some = ["--world-size", "2", "--rendezvous", "tcp://127.0.0.1:4000"];
+    let output = finish(with_secrets_in(&folder, shell(1, &some, show)));
+    assert_eq!(text(&output.stdout), "[0] none\n");
 }
 
 #[test]

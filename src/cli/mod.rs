@@ -76,7 +76,7 @@ enum Command {
     RankShim(launch::guard::RankArguments),
     /// Kill the ranks of a launcher that was killed
     #[command(hide = true)]
-    Guard,
+    Guard(launch::guard::GuardArguments),
 }
 
 /// Parses, runs, reports.
@@ -111,7 +111,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::RankShim(arguments) => launch::guard::rank(&arguments),
-        Command::Guard => launch::guard::watch(),
+        Command::Guard(arguments) => launch::guard::watch(&arguments),
     }
 }
 

@@ -7,10 +7,12 @@
 use std::ffi::OsString;
 use std::io::{BufRead, Write};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
 
+use super::job_secret;
 use crate::cli::CommandError;
 
 /// This very program, also when its file was replaced meanwhile.
@@ -55,8 +57,16 @@ pub(super) fn rank_command(command: &[OsString]) -> Command {
     own
 }
 
+/// Arguments of the hidden `pleach guard`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GuardArguments {
+    /// Folder of the job's secret, to be removed with it
+    #[arg(long)]
+    secret: Option<PathBuf>,
+}
+
 /// Kills the groups named on standard input that are still named when it ends.
-pub(crate) fn watch() -> Result<(), CommandError> {
+pub(crate) fn watch(arguments: &GuardArguments) -> Result<(), CommandError> {
     let mut groups = std::collections::BTreeSet::new();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
@@ -74,6 +84,9 @@ pub(crate) fn watch() -> Result<(), CommandError> {
         // It may be gone already.
         let _ = kill_process_group(group, Signal::KILL);
     }
+    if let Some(folder) = &arguments.secret {
+        job_secret::remove(folder);
+    }
     Ok(())
 }
 
@@ -81,9 +94,14 @@ pub(crate) fn watch() -> Result<(), CommandError> {
 pub(super) struct Guard(Child);
 
 impl Guard {
-    pub(super) fn start() -> std::io::Result<Self> {
+    /// `secret`: the folder of the job's secret, which is removed also when the launcher was killed.
+    pub(super) fn start(secret: Option<&Path>) -> std::io::Result<Self> {
         let mut own = Command::new(OWN_PROGRAM);
-        own.arg0("pleach").arg("guard").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        own.arg0("pleach").arg("guard");
+        if let Some(folder) = secret {
+            own.arg("--secret").arg(folder);
+        }
+        own.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         // In a group of its own, so that the terminal's signals do not end it before the launcher.
         own.process_group(0).spawn().map(Self)
     }

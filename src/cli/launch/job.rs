@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -104,8 +105,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// With nothing running yet; from now on signals are passed on.
-    pub(super) fn new(echoes: bool) -> Result<Self, Ended> {
+    /// With nothing running yet; from now on signals are passed on. `secret`: the folder of the job's secret, if it has one.
+    pub(super) fn new(echoes: bool, secret: Option<&Path>) -> Result<Self, Ended> {
         let mut signals = Vec::new();
         for signal in FORWARDED {
             let system = |error| Ended::System("signals not handled", error);
@@ -114,7 +115,7 @@ impl Job {
             signal_hook::low_level::pipe::register(signal, hook).map_err(system)?;
             signals.push((signal, ours));
         }
-        let guard = Guard::start().map_err(|error| Ended::System("guard not started", error))?;
+        let guard = Guard::start(secret).map_err(|error| Ended::System("guard not started", error))?;
         Ok(Self { ranks: Vec::new(), guard, signals, ended: None, any_failed: false, kill_at: None, echoes })
     }
 

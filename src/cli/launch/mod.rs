@@ -17,9 +17,11 @@ use super::log::LOG_VARIABLE;
 mod cause;
 pub(crate) mod guard;
 mod job;
+mod job_secret;
 mod output;
 
 use job::{Ended, Job};
+use job_secret::{JobSecret, SECRET_VARIABLE};
 pub(crate) use output::Output;
 
 /// Set to 1 for ranks whose plain output goes to a terminal, so that they may draw there.
@@ -54,8 +56,13 @@ impl Launch {
                 (Rendezvous::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port }, Some(socket))
             }
         };
+        let secret = self.needs_secret().then(JobSecret::new);
+        let echoes = std::env::var_os(LOG_VARIABLE).is_some();
         let mut job =
-            Job::new(std::env::var_os(LOG_VARIABLE).is_some()).map_err(|ended| self.error(ended))?;
+            Job::new(echoes, secret.as_ref().map(JobSecret::folder)).map_err(|ended| self.error(ended))?;
+        if let Some(secret) = &secret {
+            secret.write()?;
+        }
         for local_rank in 0..self.ranks {
             let rank = self.first_rank + local_rank;
             let mut command = guard::rank_command(&self.command);
@@ -64,6 +71,9 @@ impl Launch {
                 .env("PLEACH_WORLD_SIZE", self.world_size.to_string())
                 .env("PLEACH_LOCAL_RANK", local_rank.to_string())
                 .env("PLEACH_RENDEZVOUS", rendezvous.to_string());
+            if let Some(secret) = &secret {
+                command.env(SECRET_VARIABLE, secret.file());
+            }
             if self.output == Output::Plain && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
                 command.env(TERMINAL_VARIABLE, "1");
             }
@@ -72,6 +82,12 @@ impl Launch {
         let result = job.run().map_err(|ended| self.error(ended));
         drop(reserved);
         result
+    }
+
+    /// Whether to make a secret for the job: nobody gave one, and all ranks are started here. Ranks of other launchers would not
+    /// know it.
+    fn needs_secret(&self) -> bool {
+        self.world_size == self.ranks && std::env::var_os(SECRET_VARIABLE).is_none_or(|file| file.is_empty())
     }
 
     fn error(&self, ended: Ended) -> CommandError {
