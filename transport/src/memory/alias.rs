@@ -1,20 +1,32 @@
 //! A second view of shared memory at other addresses, which can be cut off.
 
+use std::fmt;
 use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 
 use super::{MEMORY_ALIGN_BYTES, Memory, Share, Space};
 
 /// The bytes of another [`Memory`] of this process, at an address of its own: what one simulated rank sees of another
 /// rank's memory. After [`Alias::cut`] it keeps the bytes it last showed and reaches nobody.
-#[derive(Debug)]
 pub struct Alias {
     base: NonNull<u8>,
     len: usize,
     mapped_bytes: usize,
+    /// Whose bytes it shows.
+    memory: Arc<dyn Memory>,
+}
+
+impl fmt::Debug for Alias {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Alias({:?}, {} bytes)", self.base, self.len)
+    }
 }
 
 impl Alias {
@@ -23,10 +35,8 @@ impl Alias {
     /// # Errors
     ///
     /// `InvalidInput` when the memory is no page-aligned part of a file; else what the kernel says.
-    pub fn of(memory: &dyn Memory) -> io::Result<Arc<Self>> {
-        let Share::File { file, offset } = memory.share() else {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        };
+    pub fn of(memory: Arc<dyn Memory>) -> io::Result<Arc<Self>> {
+        let (file, offset) = file_of(&*memory)?;
         if !offset.is_multiple_of(MEMORY_ALIGN_BYTES as u64) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
@@ -38,27 +48,74 @@ impl Alias {
         let base =
             unsafe { mmap(std::ptr::null_mut(), mapped_bytes, protection, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
-        Ok(Arc::new(Self { base, len, mapped_bytes }))
+        Ok(Arc::new(Self { base, len, mapped_bytes, memory }))
     }
 
     /// Replaces the view by a private copy at the same addresses. Nobody may write the memory meanwhile (a write in
-    /// between would be missing from the copy); the simulator has one thread.
+    /// between would be missing from the copy); the simulator has one thread. Pages that nobody has written take no memory in
+    /// the copy either.
     ///
     /// # Errors
     ///
     /// What the kernel says; nothing has changed then.
     pub fn cut(&self) -> io::Result<()> {
-        let mut bytes = vec![0u8; self.len];
-        // SAFETY: `len` bytes at `base` are mapped until drop; the vector is ours alone.
-        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), bytes.as_mut_ptr(), self.len) };
+        let (file, offset) = file_of(&*self.memory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: replaces exactly the pages that this value mapped and owns; they stay readable and writable.
-        unsafe { mmap_anonymous(self.base.as_ptr().cast(), self.mapped_bytes, protection, flags)? };
-        // SAFETY: as for the copy out.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr(), self.len) };
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let copy = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), self.mapped_bytes, protection, MapFlags::PRIVATE)?
+        };
+        let moved = self.copy_written(file, offset, copy.cast()).and_then(|()| {
+            let (base, bytes) = (self.base.as_ptr().cast(), self.mapped_bytes);
+            // SAFETY: replaces exactly the pages that this value mapped and owns, in one step; they stay readable and writable.
+            unsafe { mremap_fixed(copy, bytes, bytes, MremapFlags::MAYMOVE, base) }.map_err(io::Error::from)
+        });
+        if moved.is_err() {
+            // SAFETY: mapped above, moved nowhere, and known to nobody else.
+            let _ = unsafe { munmap(copy, self.mapped_bytes) };
+        }
+        moved.map(drop)
+    }
+
+    /// Copies the pages of the file that have been written. To read the others through a mapping would make the kernel
+    /// allocate them.
+    fn copy_written(&self, file: BorrowedFd<'_>, offset: u64, copy: *mut u8) -> io::Result<()> {
+        let mut from = 0;
+        while let Some(piece) = next_written(file, offset, from..self.len)? {
+            // SAFETY: the piece lies in the `len` bytes that are mapped both at `base` and at `copy`, which overlap nowhere.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.base.as_ptr().add(piece.start),
+                    copy.add(piece.start),
+                    piece.len(),
+                );
+            }
+            from = piece.end;
+        }
         Ok(())
     }
+}
+
+fn file_of(memory: &dyn Memory) -> io::Result<(BorrowedFd<'_>, u64)> {
+    match memory.share() {
+        Share::File { file, offset } => Ok((file, offset)),
+        _ => Err(io::Error::from(io::ErrorKind::InvalidInput)),
+    }
+}
+
+/// The first piece of the range that holds data, counted from the memory's first byte, which lies at `offset` in the file.
+fn next_written(file: BorrowedFd<'_>, offset: u64, range: Range<usize>) -> io::Result<Option<Range<usize>>> {
+    let start = match seek(file, SeekFrom::Data(offset + range.start as u64)) {
+        Ok(start) => (start - offset) as usize,
+        // Only a hole is left.
+        Err(Errno::NXIO) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    if start >= range.end {
+        return Ok(None);
+    }
+    let end = (seek(file, SeekFrom::Hole(offset + start as u64))? - offset) as usize;
+    Ok(Some(start..end.min(range.end)))
 }
 
 impl Drop for Alias {
@@ -100,10 +157,41 @@ mod tests {
         fn released(&self, _key: RegionKey) {}
     }
 
+    /// Kilobytes of the process that are in memory.
+    fn resident_kb() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it is there");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
+    #[test]
+    fn cutting_an_alias_takes_no_memory_for_pages_that_nobody_wrote() {
+        const LEN: usize = 256 << 20;
+        let memory = SharedMemory::new(LEN).expect("memory");
+        let alias = Alias::of(memory.clone()).expect("a second view");
+        let ours = Region::new(memory, RegionKey(1), Arc::new(Nobody)).whole();
+        let theirs = Region::new(alias.clone(), RegionKey(2), Arc::new(Nobody)).whole();
+        let (middle, end) = (LEN / 2 + 77..LEN / 2 + 78, LEN - 1..LEN);
+        let part = |slice: &crate::Slice, range: &Range<usize>| slice.slice(range.clone()).expect("inside");
+        part(&ours, &middle).store(&[7]);
+        part(&ours, &end).store(&[8]);
+        let before_kb = resident_kb();
+        alias.cut().expect("a private copy");
+        assert!(
+            resident_kb() < before_kb + (LEN as u64 >> 10) / 4,
+            "{before_kb} kB grew to {}",
+            resident_kb()
+        );
+        part(&ours, &middle).store(&[9]);
+        assert_eq!(part(&theirs, &middle).to_vec(), [7]);
+        assert_eq!(part(&theirs, &end).to_vec(), [8]);
+        assert_eq!(part(&theirs, &(0..100)).to_vec(), [0; 100]);
+    }
+
     #[test]
     fn an_alias_shows_the_same_bytes_until_it_is_cut_and_then_keeps_them() {
         let memory = SharedMemory::new(5_000).expect("memory");
-        let alias = Alias::of(&*memory).expect("a second view");
+        let alias = Alias::of(memory.clone()).expect("a second view");
         let ours = Region::new(memory, RegionKey(1), Arc::new(Nobody)).whole();
         let theirs = Region::new(alias.clone(), RegionKey(2), Arc::new(Nobody)).whole();
         theirs.store(&[7; 5_000]);

@@ -178,7 +178,7 @@ impl Device for SimDevice {
             let alias = match known {
                 Some(alias) => alias,
                 None => {
-                    let Ok(alias) = Alias::of(&**region.memory()) else { return Err(unknown) };
+                    let Ok(alias) = Alias::of(region.memory().clone()) else { return Err(unknown) };
                     if state.side(rank, peer).cut {
                         // The owner is out of reach, only this rank does not know yet: what it maps now reaches nobody.
                         alias.cut().expect("the host has memory for a copy of a mapping");
