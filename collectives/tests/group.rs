@@ -254,7 +254,7 @@ fn a_rank_that_waited_in_an_earlier_call_is_not_taken_to_wait_still(fabric: Fabr
         }
         let error = group.within(Duration::from_millis(300)).recv(&mut data, 1).unwrap_err();
         assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::TimedOut, 1), "{error}");
-        assert!(error.to_string().contains("it has not made this call yet)"), "{error}");
+        assert!(error.to_string().contains("for rank 1: it has not made this call yet (a wait"), "{error}");
         for _ in 0..2 {
             done.send(()).unwrap();
         }

@@ -40,7 +40,7 @@ fn stop(fabric: Fabric, call: &str, during: &str) {
     for rank in 0..2 {
         let failure = ranks.failure(rank);
         failure.expect("TimedOut", 2, during);
-        let names_step = ["waited ", " ms for rank 2 at ", " step "];
+        let names_step = ["waited ", " ms for rank 2: ", " step "];
         assert!(names_step.iter().all(|part| failure.text.contains(part)), "{}", failure.text);
         report(&format!("{during}: stopped rank named after"), fabric, failure.at.since(stopped_at));
         assert!(failure.after < deadline + allowed(fabric, TARDINESS), "{:?} of {deadline:?}", failure.after);

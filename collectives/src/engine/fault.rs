@@ -7,6 +7,7 @@ use crate::Rank;
 
 use super::message::{Reader, Writer};
 use super::signature::{DESCRIPTOR_WORDS, Descriptor};
+use crate::collective::Collective;
 
 /// Longest text in a fault, in bytes; longer ones are cut.
 const TEXT_BYTES_MAX: usize = 240;
@@ -122,7 +123,7 @@ impl fmt::Display for Fault {
         match self.kind {
             FaultKind::TimedOut => write!(
                 formatter,
-                "rank {found_by} waited {waited_ms:.0} ms for rank {subject} at {detail}; look whether rank {subject} is \
+                "rank {found_by} waited {waited_ms:.0} ms for rank {subject}: {detail}; look whether rank {subject} is \
                  stopped, stuck or slow, or allow more time (Options::timeout, Group::within)"
             ),
             FaultKind::Lost => {
@@ -137,24 +138,32 @@ impl fmt::Display for Fault {
             ),
             FaultKind::Mismatch => {
                 let of = |descriptor: &Option<Descriptor>| {
-                    descriptor.map_or_else(|| "nothing".to_owned(), |descriptor| descriptor.to_string())
+                    descriptor
+                        .map_or_else(|| "something else".to_owned(), |descriptor| descriptor.to_string())
                 };
                 write!(
                     formatter,
-                    "rank {found_by} called {} but rank {subject} called {} (call {run} of the group); make both call the \
-                     same",
+                    "rank {found_by} called {} but rank {subject} called {} (call {run} of the group)",
                     of(&self.during),
                     of(&self.theirs)
                 )?;
-                if detail.is_empty() {
-                    return Ok(());
+                let is_message = |descriptor: &Option<Descriptor>| {
+                    descriptor.is_some_and(|it| matches!(it.collective, Collective::SendRecv { .. }))
+                };
+                // With a detail they wait for each other in a circle.
+                match detail.is_empty() {
+                    true => write!(formatter, "; make both call the same"),
+                    false if is_message(&self.during) && is_message(&self.theirs) => write!(
+                        formatter,
+                        ", and {detail}; start one message without waiting for it (start_send, start_recv), or put both \
+                         into one batch"
+                    ),
+                    false => write!(
+                        formatter,
+                        "; make both call the same, for {detail}; where another thread is about to make the missing call, \
+                         set Options::concurrent_calls"
+                    ),
                 }
-                // They wait for each other in a circle.
-                write!(
-                    formatter,
-                    ", for {detail}; where another thread is about to make the missing call, set \
-                     Options::concurrent_calls"
-                )
             }
             FaultKind::Aborted => write!(formatter, "rank {subject} aborted the group"),
             FaultKind::Protocol => write!(
@@ -184,7 +193,36 @@ impl fmt::Display for Fault {
 mod tests {
     use super::super::signature::Amount;
     use super::*;
-    use crate::collective::{Collective, DataType, ReduceOp};
+    use crate::collective::{DataType, ReduceOp};
+
+    #[test]
+    fn ranks_that_send_to_each_other_are_told_to_start_one_message_and_others_to_call_the_same() {
+        let call = |collective| Descriptor {
+            collective,
+            amount: Amount::Each(5),
+            data_type: DataType::F32,
+            op: ReduceOp::Sum,
+            tag: 0,
+        };
+        let of = |theirs, detail: &str| Fault {
+            kind: FaultKind::Mismatch,
+            found_by: 0,
+            subject: 1,
+            run: 0,
+            during: Some(call(Collective::SendRecv { from: 0, to: 1 })),
+            theirs: Some(call(theirs)),
+            detail: detail.to_owned(),
+            waited: Duration::ZERO,
+        };
+        let circle = "rank 0 waits for rank 1, which waits for rank 0";
+        let text = of(Collective::SendRecv { from: 1, to: 0 }, circle).to_string();
+        assert!(text.contains("start_send") && text.contains("batch"), "{text}");
+        assert!(text.contains(circle) && !text.contains("call the same"), "{text}");
+        let text = of(Collective::Barrier, circle).to_string();
+        assert!(text.contains("make both call the same") && text.contains("concurrent_calls"), "{text}");
+        let text = of(Collective::SendRecv { from: 0, to: 1 }, "").to_string();
+        assert!(text.ends_with("make both call the same"), "{text}");
+    }
 
     #[test]
     fn a_fault_survives_the_wire_and_truncation_is_refused() {

@@ -131,7 +131,7 @@ impl Engine {
         self.board.block_on(self.blame(slot, &peers, now).map(|(peer, _)| peer));
         for (peer, step) in peers {
             if self.left[peer as usize] {
-                return Some(self.fault(FaultKind::Left, peer, step, Some(slot), now));
+                return Some(self.fault_of_left(slot, peer, step, now));
             }
             let record = self.board.record_for(peer, stream, number).ok()?;
             // A full queue means that questions are on their way already.
@@ -139,6 +139,17 @@ impl Engine {
             self.asked.entry(peer).or_insert(now);
         }
         None
+    }
+
+    /// A run waits for a peer that has left: the peer made fewer calls, or another one, as its notice says. The peer does not
+    /// answer any more which one that was.
+    fn fault_of_left(&self, slot: u8, peer: Rank, step: String, now: Nanos) -> Fault {
+        let heard = Heard { credits: &self.credits, cells: &self.cells, consumed: &self.consumed };
+        let run = self.slots[usize::from(slot)].run.as_ref();
+        if !run.is_some_and(|run| run.differs_by_notice(&heard, peer)) {
+            return self.fault(FaultKind::Left, peer, step, Some(slot), now);
+        }
+        self.fault(FaultKind::Mismatch, peer, String::new(), Some(slot), now)
     }
 
     /// Which of the peers that a run waits for is the cause, by what they say: one that says nothing, else one that has
@@ -160,26 +171,29 @@ impl Engine {
         if let Some((peer, step)) =
             peers.iter().filter(|(peer, _)| since(**peer).is_some()).min_by_key(|(peer, _)| since(**peer))
         {
-            return Some((*peer, format!("{step} (it does not say any more what it is doing)")));
+            return Some((*peer, format!("it does not say any more what it is doing ({step})")));
         }
         if let Some((peer, step)) = peers.iter().find(|(peer, _)| said(**peer).is_none()) {
-            return Some((*peer, format!("{step} (it does not say what it is doing)")));
+            return Some((*peer, format!("it does not say what it is doing ({step})")));
         }
         let is_absent = |peer: &Rank| said(*peer).is_some_and(|answer| answer.verdict == Verdict::NotYet);
         if let Some((peer, step)) = peers.iter().find(|(peer, _)| is_absent(peer)) {
-            let absent = format!("{step} (it has not made this call yet");
             return Some(match said(*peer).and_then(|answer| answer.blocked_on) {
                 // One that is a call behind is not the cause of what it waits for.
                 Some(other) if other != self.rank && !peers.contains_key(&other) => {
-                    (other, format!("{absent}: rank {peer} waits in another one for rank {other})"))
+                    let behind = format!("rank {peer} has not made this call yet");
+                    (other, format!("{behind}, as it waits in another one for rank {other} ({step})"))
                 }
-                Some(other) => (*peer, format!("{absent}: in another one it waits for rank {other})")),
-                None => (*peer, format!("{absent})")),
+                Some(other) => {
+                    let absent = "it has not made this call yet";
+                    (*peer, format!("{absent}, as it waits in another one for rank {other} ({step})"))
+                }
+                None => (*peer, format!("it has not made this call yet ({step})")),
             });
         }
         let behind = peers.keys().find_map(|peer| Some((*peer, said(*peer)?.blocked_on?)));
         if let Some((peer, culprit)) = behind.filter(|(_, culprit)| *culprit != self.rank) {
-            return Some((culprit, format!("{} of rank {peer}, which waits for it", peers[&peer])));
+            return Some((culprit, format!("rank {peer} waits for it ({} of rank {peer})", peers[&peer])));
         }
         peers.iter().next().map(|(peer, step)| (*peer, step.clone()))
     }

@@ -49,12 +49,38 @@ impl Run {
         }
     }
 
-    /// Whether the notice that a wait is for is there: one of this call, which the run takes when it is looked at.
-    fn is_there(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, cell: u32) -> bool {
+    /// What lies in the cell of a wait and was not consumed: the notice that the wait is for, or one of another call.
+    fn header_in(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, cell: u32) -> Option<Header> {
         let cell = self.cell(self.parameters.bank.wait_base, cell, site);
         let cells = &heard.cells[from as usize];
-        cells.count(cell) != heard.consumed[from as usize][usize::from(cell)]
-            && self.is_of_this_call(site.plan, from, &Header::decode(&cells.payload(cell)))
+        let has_come = cells.count(cell) != heard.consumed[from as usize][usize::from(cell)];
+        has_come.then(|| Header::decode(&cells.payload(cell)))
+    }
+
+    /// Whether the notice that a wait is for is there: one of this call, which the run takes when it is looked at.
+    fn is_there(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, cell: u32) -> bool {
+        let header = self.header_in(heard, site, from, cell);
+        header.is_some_and(|header| self.is_of_this_call(site.plan, from, &header))
+    }
+
+    /// Whether a notice of the peer says that its call of this run's number is another one than this run's.
+    pub(super) fn differs_by_notice(&self, heard: &Heard<'_>, peer: Rank) -> bool {
+        let plan = &**self.plan();
+        let mut differs = false;
+        self.under_way(&mut |lane_number, slot, chunk, step| {
+            let lane = &plan.program.lanes[lane_number as usize];
+            if step < lane.steps
+                && let OpProgram::Wait { from, cell, .. } =
+                    plan.program.steps[(lane.first_step + step) as usize].op
+                && from == peer
+            {
+                let site = Site { plan, lane, at: At { lane: lane_number, slot, step }, chunk };
+                differs |= self.header_in(heard, site, from, cell).is_some_and(|header| {
+                    header.run == self.parameters.number && !self.is_of_this_call(plan, from, &header)
+                });
+            }
+        });
+        differs
     }
 
     /// The peers whose doing this run waits for, each with the step in words. Not those that have done it and to whom this run
