@@ -1,4 +1,4 @@
-//! Why choices cannot be used: their file, a line of it, or that they are for other worlds.
+//! Why choices cannot be used: their file, or a line of it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,19 +39,6 @@ pub enum ChoicesError {
         path: PathBuf,
         /// Which line, and what is wrong with it.
         misplaced: Misplaced,
-    },
-    /// They say nothing of this world.
-    #[error(
-        "no choices for this group: {fabric} {hosts} (hosts x ranks) is not among {}; run 'pleach tune' there, or pin no choices",
-        if known.is_empty() { "any".to_owned() } else { known.join(", ") }
-    )]
-    NoTable {
-        /// What the group moves bytes over.
-        fabric: Fabric,
-        /// Its ranks.
-        hosts: HostMap,
-        /// What there are tables for.
-        known: Vec<String>,
     },
 }
 

@@ -228,9 +228,9 @@ pub enum Pinned {
     /// The cost model chooses.
     #[default]
     Nothing,
-    /// From a file, which must have a table for the group's world.
+    /// From a file. Where it has no table for the group's world the cost model chooses, and rank 0 warns.
     File(PathBuf),
-    /// From these, which must have a table for the group's world.
+    /// From these, in the same way.
     These(Arc<Choices>),
 }
 
@@ -268,14 +268,24 @@ impl Pinned {
         }
     }
 
-    /// Refuses choices that say nothing of this world; of one rank there is nothing to say.
-    pub(crate) fn expect_table(&self, fabric: Fabric, hosts: &HostMap) -> Result<(), ChoicesError> {
-        let Self::These(choices) = self else { return Ok(()) };
+    /// Warns where choices say nothing of this world, so that the cost model chooses; of one rank there is nothing to say.
+    /// `named`: the same before they were read.
+    pub(crate) fn warn_without_table(&self, named: &Self, fabric: Fabric, hosts: &HostMap) {
+        let Self::These(choices) = self else { return };
         if hosts.ranks() == 1 || choices.table(fabric, hosts).is_some() {
-            return Ok(());
+            return;
         }
-        let known = choices.tables.iter().map(|table| format!("{} {}", table.fabric, table.hosts)).collect();
-        Err(ChoicesError::NoTable { fabric, hosts: hosts.clone(), known })
+        let known: Vec<_> =
+            choices.tables.iter().map(|table| format!("{} {}", table.fabric, table.hosts)).collect();
+        let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
+        let file = match named {
+            Self::File(path) => path.display().to_string(),
+            _ => "the choices given".to_owned(),
+        };
+        tracing::warn!(
+            "no choices for {fabric} {hosts} (hosts x ranks): {file} has {known}; the built-in choices are used, \
+             'pleach tune' measures better ones"
+        );
     }
 }
 

@@ -40,12 +40,15 @@ impl Group {
     ///
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join(options: &Options) -> Result<Self, JoinGroupError> {
-        let options = &Options { choices: options.choices.read()?, ..options.clone() };
+        let named = &options.choices;
+        let options = &Options { choices: named.read()?, ..options.clone() };
         expect_memory(options.space)?;
         let board = Arc::new(Board::new(options.world.rank));
         let joined = join(&options.world, &settings(options), board.clone())?;
         let hosts = platform(joined.fabric, &joined.hosts, joined.ranks_here).hosts;
-        options.choices.expect_table(joined.fabric, &hosts)?;
+        if joined.rank == 0 {
+            options.choices.warn_without_table(named, joined.fabric, &hosts);
+        }
         Ok(Self::joined(joined, board, options)?)
     }
 

@@ -30,8 +30,8 @@ pub struct Options {
     /// Use this algorithm wherever it fits (the same on all ranks); otherwise the best is chosen for each size.
     pub algorithm: Option<Algorithm>,
     /// Measured choices of algorithms, which calls keep to where no algorithm is named; the same on all ranks. From
-    /// `PLEACH_CHOICES` unless changed. They must have a table for the world that is joined; groups that are split from it
-    /// take theirs where there is one. Groups over a device of the caller's ([`Group::new`](super::Group::new)) have none.
+    /// `PLEACH_CHOICES` unless changed. Without a table for the world that is joined the built-in choices serve, and rank 0
+    /// warns; groups that are split from it take theirs where there is one. Groups over a device of the caller's ([`Group::new`](super::Group::new)) have none.
     pub choices: Pinned,
     /// The links between the ranks, if they are known; the same on all ranks. Then collectives are packed for them and
     /// schedules chosen by them alone (see also `Group::set_topology`).

@@ -234,6 +234,10 @@ impl Planner {
             return Ok(program.clone());
         }
         let largest = 1u64.checked_shl(class).map_or(u64::MAX, |end| end - 1);
+        let largest = match way {
+            Some(way) => self.within_limit(way, collective, bytes as u64, largest)?,
+            None => largest,
+        };
         let (choice, cut) = self.choice(collective, class, largest, way)?;
         let wanted = (choice.algorithm.clone(), choice.access);
         let choice = if is_private && way.is_none() { private(choice) } else { choice };
@@ -251,6 +255,26 @@ impl Planner {
             self.chosen.insert((collective, class, is_private), program.clone());
         }
         Ok(program)
+    }
+
+    /// The largest part for which a named way is looked at, in the place of the largest of the size class: what the way
+    /// carries at most, as a call of just so many bytes may name it.
+    fn within_limit(
+        &self,
+        way: &Way,
+        collective: Collective,
+        bytes: u64,
+        largest: u64,
+    ) -> Result<u64, CollectiveError> {
+        let ranks = self.platform.ranks();
+        match way.algorithm.part_bytes_max(collective, ranks) {
+            Some(most) if bytes > most => {
+                let algorithm = way.algorithm.clone();
+                Err(SelectError::TooLong { algorithm, bytes, most, ranks }.into())
+            }
+            Some(most) => Ok(largest.min(most)),
+            None => Ok(largest),
+        }
     }
 
     /// The choice for `largest` bytes a part, with the window that was asked for: this way, or the preferred algorithm where

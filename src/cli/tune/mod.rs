@@ -15,7 +15,7 @@ use pleach::{Collective, Group, Options};
 
 use super::CommandError;
 use super::bench::{Size, fabric_choice};
-use super::launch::{WorldArguments, rank_count, rank_or_launch};
+use super::launch::{WorldArguments, is_one_of_several, rank_count, rank_or_launch};
 use super::schedule::collective;
 
 mod measure;
@@ -81,31 +81,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if arguments.predicted {
         return predict(arguments, &sizes);
     }
-    // Before anything is measured: whether the file can take a table.
-    let known = arguments.output.as_deref().map_or_else(|| Ok(Choices::default()), known)?;
+    let output = arguments.output.as_deref();
+    if !is_one_of_several(&arguments.world)? {
+        // Before any rank is started: whether the file can take a table.
+        output.map(Kept::open).transpose()?;
+    }
     let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS)? else {
         return Ok(());
     };
+    let kept = output.filter(|_| world.rank == 0).map(Kept::open).transpose()?;
     let mut options = Options::new(world);
     options.fabric = arguments.fabric;
     // What is measured must not depend on what was measured before.
     options.choices = Pinned::Nothing;
     let group = Group::join(&options).map_err(CommandError::failed)?;
-    let table = measured(&group, arguments, &sizes)?;
-    let is_first = group.rank() == 0;
-    group.close().map_err(CommandError::failed)?;
-    match &arguments.output {
-        Some(path) if is_first => {
-            let mut choices = known;
-            choices.insert(table);
-            write(path, &choices.to_string())
-        }
-        _ => Ok(()),
-    }
+    measure_all(&group, arguments, &sizes, kept)?;
+    group.close().map_err(CommandError::failed)
 }
 
-/// Measures, and shows it on rank 0.
-fn measured(group: &Group, arguments: &Arguments, sizes: &[u64]) -> Result<Table, CommandError> {
+/// Measures one collective after the other; shows it on rank 0, and writes what was measured so far each time.
+fn measure_all(
+    group: &Group,
+    arguments: &Arguments,
+    sizes: &[u64],
+    mut kept: Option<Kept>,
+) -> Result<(), CommandError> {
     let fabric = group.fabric().unwrap_or(Fabric::Tcp);
     let plain = Table::new(fabric, group.hosts().clone());
     let platform = plain.platform();
@@ -113,6 +113,8 @@ fn measured(group: &Group, arguments: &Arguments, sizes: &[u64]) -> Result<Table
     shown.line(&format!("measuring {fabric} {}, us a call; the best way, then the next", group.hosts()))?;
     let mut measuring = Measuring::new(group, Duration::from_millis(arguments.time.into()));
     let (mut all, mut rows) = (Vec::new(), Vec::new());
+    let mut off = 1.0;
+    let mut table = plain.clone();
     for collective in wanted(arguments, &platform)? {
         let mut of_it = Vec::new();
         for &bytes in sizes_of(collective, sizes) {
@@ -124,12 +126,15 @@ fn measured(group: &Group, arguments: &Arguments, sizes: &[u64]) -> Result<Table
         }
         rows.extend(tune::rows(&of_it));
         all.extend(of_it);
+        let (near, far, factor) = tune::models(&all, &platform);
+        off = factor;
+        table = plain.clone().with_models(&near, &far);
+        push_all(&mut table, rows.clone())?;
+        if let Some(kept) = &mut kept {
+            kept.write(table.clone())?;
+        }
     }
-    let (near, far, off) = tune::models(&all, &platform);
-    let mut table = plain.with_models(&near, &far);
-    push_all(&mut table, rows)?;
-    shown.line(&format!("the models are off by a factor of {off:.2} (median)\n\n{table}"))?;
-    Ok(table)
+    shown.line(&format!("the models are off by a factor of {off:.2} (median)\n\n{table}"))
 }
 
 /// The table of the cost model, as it is where nothing is pinned.
@@ -194,26 +199,50 @@ fn sizes(arguments: &Arguments) -> Result<Vec<u64>, CommandError> {
     Ok(sizes)
 }
 
-/// What a file that is to be written has already.
-fn known(path: &Path) -> Result<Choices, CommandError> {
-    match Choices::read(path) {
-        Err(ChoicesError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
-            Ok(Choices::default())
-        }
-        Ok(choices) => Ok(choices),
-        Err(error) => Err(CommandError::usage(format!("not overwritten: {error}"))),
-    }
+/// The file that is written, and the tables that it holds.
+struct Kept {
+    path: PathBuf,
+    choices: Choices,
 }
 
-/// Writes a file beside the old one and puts it in its place, so that no reader sees half of it.
-fn write(path: &Path, text: &str) -> Result<(), CommandError> {
-    let beside = path.with_extension(format!("{}.new", std::process::id()));
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|error| {
-        // It may be there or not.
-        let _ = std::fs::remove_file(&beside);
-        CommandError::failed(format!("choices not written: {} ({error}); name another file", path.display()))
-    })
+impl Kept {
+    /// Reads what the file holds already, and tries whether it can be written.
+    fn open(path: &Path) -> Result<Self, CommandError> {
+        let choices = match Choices::read(path) {
+            Err(ChoicesError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                Choices::default()
+            }
+            Ok(choices) => choices,
+            Err(error) => return Err(CommandError::usage(format!("not overwritten: {error}"))),
+        };
+        let kept = Self { path: path.to_owned(), choices };
+        let beside = kept.beside();
+        let written = std::fs::write(&beside, "").and_then(|()| std::fs::remove_file(&beside));
+        written.map_err(|error| CommandError::usage(kept.unwritten(&error)))?;
+        Ok(kept)
+    }
+
+    /// Puts a table in the place of the one for the same world. No reader sees half of the file: a new one takes its place.
+    fn write(&mut self, table: Table) -> Result<(), CommandError> {
+        self.choices.insert(table);
+        let beside = self.beside();
+        let written = std::fs::write(&beside, self.choices.to_string())
+            .and_then(|()| std::fs::rename(&beside, &self.path));
+        written.map_err(|error| {
+            // It may be there or not.
+            let _ = std::fs::remove_file(&beside);
+            CommandError::failed(self.unwritten(&error))
+        })
+    }
+
+    /// A file of this process in the same folder.
+    fn beside(&self) -> PathBuf {
+        self.path.with_extension(format!("{}.new", std::process::id()))
+    }
+
+    fn unwritten(&self, error: &std::io::Error) -> String {
+        format!("choices not written: {} ({error}); name another file", self.path.display())
+    }
 }
 
 /// What rank 0 shows.
