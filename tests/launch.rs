@@ -145,6 +145,30 @@ fn a_failed_rank_is_named_with_its_status_or_its_own_words_and_echoes_are_left_o
     }
 }
 
+/// Rank 1 sleeps past the deadline of the others. The first of these that ends must not cut off what the other two say, one
+/// with a pause in the line and both without an end of it.
+#[test]
+fn survivors_say_to_the_end_what_they_saw_ten_of_ten_times() {
+    let script = r#"
+        if [ $PLEACH_RANK = 1 ]; then sleep 1000; fi
+        if [ $PLEACH_RANK -gt 1 ]; then printf "Error: rank " >&2; sleep 0.2; fi
+        printf "1 made no call" >&2
+        exit 1"#;
+    let jobs: Vec<_> = (0..10)
+        .map(|_| shell(4, &[], script).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts"))
+        .collect();
+    for job in jobs {
+        let output = job.wait_with_output().expect("ends");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let mut said: Vec<_> = text(&output.stderr).lines().filter(|line| line.starts_with('[')).collect();
+        said.sort_unstable();
+        let expected =
+            ["[0] 1 made no call", "[2] Error: rank 1 made no call", "[3] Error: rank 1 made no call"];
+        assert_eq!(said, expected);
+        assert!(text(&output.stderr).contains("error: rank failed: rank 0 (process "), "{output:?}");
+    }
+}
+
 #[test]
 fn an_error_line_of_a_rank_that_goes_on_is_shown_in_its_place() {
     let output =
@@ -247,7 +271,7 @@ fn mistakes_in_what_was_typed_are_one_line_and_status_2() {
         (&["run", "-n", "2", "--world-size", "4", "true"], "--rendezvous"),
         (&["run", "-n", "2", "--first-rank", "1", "true"], "ranks outside the world"),
         (&["run", "-n", "2", "--rendezvous", "localhost:1", "true"], "tcp://HOST:PORT or file:///DIR"),
-        (&["no-such-subcommand"], "no-such-subcommand"),
+        (&["no-such-subcommand"], "no such command: 'no-such-subcommand'"),
     ];
     for (arguments, part) in cases {
         let mut command = pleach();

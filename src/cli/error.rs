@@ -6,6 +6,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use pleach::JoinGroupError;
 use pleach::transport::rendezvous::{Explicit, Launcher, World};
 use rustix::event::poll;
@@ -51,10 +52,17 @@ impl CommandError {
 
     /// Folds clap's paragraphs into one line and says where to read on. `arguments` are those of the process.
     pub(crate) fn from_clap(error: &clap::Error, arguments: impl IntoIterator<Item = OsString>) -> Self {
-        if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Self::typed("no command: pleach; see 'pleach --help'");
         }
         let known = super::CommandLine::command();
+        if error.kind() == ErrorKind::InvalidSubcommand
+            && let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
+        {
+            let near = nearest_subcommand(&known, name);
+            let near = near.map_or_else(String::new, |near| format!(", did you mean '{near}'?"));
+            return Self::Typed(format!("no such command: '{name}'{near}; see 'pleach --help'"));
+        }
         let subcommand = arguments.into_iter().nth(1).and_then(|name| name.into_string().ok());
         let subcommand = subcommand.filter(|name| known.find_subcommand(name).is_some());
         let help = subcommand.map_or_else(|| "pleach".to_owned(), |name| format!("pleach {name}"));
@@ -90,6 +98,35 @@ impl CommandError {
     }
 }
 
+/// The subcommand that was probably meant: one that help shows, of whose letters few differ.
+fn nearest_subcommand<'a>(known: &'a clap::Command, name: &str) -> Option<&'a str> {
+    /// One of so many letters may differ.
+    const LETTERS_A_MISTAKE: usize = 3;
+    let visible =
+        known.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    let near = visible.filter_map(|command| {
+        let longest = command.len().max(name.len());
+        let distance = edit_distance(command, name);
+        (distance <= longest.div_ceil(LETTERS_A_MISTAKE)).then_some((distance, command))
+    });
+    near.min().map(|(_, command)| command)
+}
+
+/// How many letters have to be put in, left out or replaced to make one word of the other.
+fn edit_distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (number, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], number + 1);
+        for (place, &another) in other.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != another);
+            diagonal = row[place + 1];
+            row[place + 1] = replaced.min(row[place] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}
+
 /// Whether this is a further rank of a launcher that passes on what every rank says. `pleach run` chooses by itself.
 fn is_said_by_rank_0() -> bool {
     let world = World::find(&Explicit::default()).ok().flatten();
@@ -122,5 +159,18 @@ mod tests {
         assert_eq!(parse_error(&["pleach"]).status(), 2);
         let CommandError::Typed(text) = parse_error(&["pleach", "secrat"]) else { panic!("a usage error") };
         assert!(text.contains("'secrat'") && text.contains("'secret'"), "{text}");
+    }
+
+    #[test]
+    fn only_commands_that_help_shows_are_suggested_and_only_near_ones() {
+        let text = |name: &str| match parse_error(&["pleach", name]) {
+            CommandError::Typed(text) => text,
+            other => panic!("a usage error, not {other:?}"),
+        };
+        assert_eq!(text("rn"), "no such command: 'rn', did you mean 'run'?; see 'pleach --help'");
+        assert_eq!(text("benhc"), "no such command: 'benhc', did you mean 'bench'?; see 'pleach --help'");
+        for unlike in ["nosuch", "gard", "rank-shi"] {
+            assert_eq!(text(unlike), format!("no such command: '{unlike}'; see 'pleach --help'"));
+        }
     }
 }

@@ -19,6 +19,10 @@ use super::cause::{Failure, signal_name};
 use super::guard::Guard;
 use super::output::{Lines, Output};
 
+/// How long the other ranks may still run after one has failed, before they get SIGTERM: they find out by themselves, and
+/// say what they saw.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// How long ranks may take to end after SIGTERM (or the person's own signal) before they are killed.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
@@ -99,6 +103,9 @@ pub(super) struct Job {
     signals: Vec<(i32, UnixStream)>,
     ended: Option<Ended>,
     any_failed: bool,
+    /// When the ranks that still run get SIGTERM.
+    end_at: Option<Nanos>,
+    /// When they are killed.
     kill_at: Option<Nanos>,
     /// Whether what others say about a failure is shown too.
     echoes: bool,
@@ -116,7 +123,16 @@ impl Job {
             signals.push((signal, ours));
         }
         let guard = Guard::start(secret).map_err(|error| Ended::System("guard not started", error))?;
-        Ok(Self { ranks: Vec::new(), guard, signals, ended: None, any_failed: false, kill_at: None, echoes })
+        Ok(Self {
+            ranks: Vec::new(),
+            guard,
+            signals,
+            ended: None,
+            any_failed: false,
+            end_at: None,
+            kill_at: None,
+            echoes,
+        })
     }
 
     /// Starts a rank.
@@ -164,6 +180,9 @@ impl Job {
             self.take_signals();
             self.pass_on(false);
             self.reap();
+            if self.end_at.is_some_and(|at| at <= now()) {
+                self.end_ranks();
+            }
             if self.kill_at.is_some_and(|at| at <= now()) {
                 self.signal_all(Signal::KILL);
                 self.kill_at = None;
@@ -187,7 +206,7 @@ impl Job {
 
     fn next_deadline(&self) -> Option<Nanos> {
         let held = self.ranks.iter().flat_map(|rank| &rank.streams).filter_map(|stream| stream.held_until);
-        held.chain(self.kill_at).min()
+        held.chain(self.end_at).chain(self.kill_at).min()
     }
 
     fn sleep(&self, deadline: Option<Nanos>) {
@@ -231,7 +250,7 @@ impl Job {
                 self.signal_all(signal);
             }
             let name = signal_name(signal);
-            self.kill_at = Some(now() + GRACE);
+            (self.end_at, self.kill_at) = (None, Some(now() + GRACE));
             self.ended.get_or_insert(Ended::Signal(name));
         }
     }
@@ -302,13 +321,22 @@ impl Job {
         }
     }
 
-    /// Ends the job, unless it is ending already.
+    /// Ends the job, unless it is ending already. Where a rank has failed, the others have time for their last words.
     fn end(&mut self, ended: Ended) {
-        if self.ended.is_none() {
-            self.ended = Some(ended);
-            self.signal_all(Signal::TERM);
-            self.kill_at = Some(now() + GRACE);
+        if self.ended.is_some() {
+            return;
         }
+        match ended {
+            Ended::Failed(_) => self.end_at = Some(now() + LAST_WORDS),
+            _ => self.end_ranks(),
+        }
+        self.ended = Some(ended);
+    }
+
+    /// Asks the ranks that still run to end, for a limited time.
+    fn end_ranks(&mut self) {
+        self.signal_all(Signal::TERM);
+        (self.end_at, self.kill_at) = (None, Some(now() + GRACE));
     }
 
     fn signal_all(&self, signal: Signal) {
