@@ -40,7 +40,7 @@ fn free_ports(count: u16) -> u16 {
 /// Training that others look at.
 fn training(port: u16) -> Command {
     let mut command = pleach();
-    command.args(["train", "--epochs", EPOCHS, "--fabric", "shm", "--metrics", &port.to_string()]);
+    command.args(["train", "--epochs", EPOCHS, "--fabric", "shm"]).env("PLEACH_METRICS", port.to_string());
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command
 }
@@ -71,7 +71,10 @@ fn wait_for_job(port: u16, ranks: u64) -> Value {
 #[test]
 fn top_shows_every_rank_of_a_live_job() {
     let port = free_ports(3);
-    let _job = Job(vec![training(port).args(["--ranks", "3"]).spawn().expect("it starts")]);
+    // The argument counts before the variable.
+    let mut command = training(1);
+    command.args(["--ranks", "3", "--metrics", &port.to_string()]);
+    let _job = Job(vec![command.spawn().expect("it starts")]);
     let view = wait_for_job(port, 3);
     assert_eq!(view["world_size"], 3, "{view}");
     let calls = &view["calls"].as_array().expect("is a list")[0];
@@ -97,7 +100,10 @@ fn top_without_a_job_says_how_to_start_one() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).expect("is text");
     assert!(error.starts_with(&format!("error: no job: 127.0.0.1:{port} (")), "{error}");
-    assert!(error.contains(&format!("--metrics {port}")) && output.stdout.is_empty(), "{error}");
+    assert!(
+        error.contains(&format!("--metrics {port}")) && error.contains(&format!("PLEACH_METRICS={port}"))
+    );
+    assert!(output.stdout.is_empty(), "{error}");
 }
 
 #[test]

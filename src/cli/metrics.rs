@@ -3,6 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
+use pleach::collectives::observe::{METRICS_FORM, metrics_address};
+
 /// What `pleach top` looks at where nothing is said.
 pub(crate) const DEFAULT_PORT: u16 = 9400;
 
@@ -20,9 +22,7 @@ impl FromStr for MetricsAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-        let address = text.parse().map(loopback).or_else(|_| text.parse());
-        address.map(Self).map_err(|_| "it has the form PORT or IP:PORT, as 9400 or [::1]:9400".to_owned())
+        metrics_address(text).map(Self).ok_or_else(|| format!("it has the form {METRICS_FORM}"))
     }
 }
 

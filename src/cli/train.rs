@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     };
     let mut options = Options::new(world);
     options.fabric = arguments.fabric;
-    options.observe.metrics = arguments.metrics.map(|address| address.0);
+    options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
     let group = Group::join(&options).map_err(CommandError::joining)?;
     let (rank, ranks) = (group.rank() as usize, group.world_size() as usize);
 

@@ -36,8 +36,8 @@ pub(crate) use recorder::Recorder;
 pub use report::{PeerReport, Report, ShapeReport};
 pub use scale::Distribution;
 pub(crate) use server::Server;
-pub use settings::Observe;
 pub(crate) use settings::Part;
+pub use settings::{METRICS_FORM, METRICS_VARIABLE, Observe, metrics_address};
 pub use shape::Shape;
 pub(crate) use trace::Trace;
 

@@ -1,6 +1,6 @@
 //! What is written down of a group besides its counters, and where.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::Rank;
@@ -9,6 +9,18 @@ use crate::Rank;
 const FLIGHT_RECORDER_VARIABLE: &str = "PLEACH_FLIGHT_RECORDER";
 /// Names the file of [`Observe::trace`].
 const TRACE_VARIABLE: &str = "PLEACH_TRACE";
+/// Names the address of [`Observe::metrics`].
+pub const METRICS_VARIABLE: &str = "PLEACH_METRICS";
+
+/// How an address of metrics is written.
+pub const METRICS_FORM: &str = "PORT or IP:PORT, as 9400 or [::1]:9400";
+
+/// An address of metrics, as [`Observe::metrics`] has it: `PORT` on loopback, or `IP:PORT`.
+#[must_use]
+pub fn metrics_address(text: &str) -> Option<SocketAddr> {
+    let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+    text.parse().map(loopback).or_else(|_| text.parse()).ok()
+}
 
 /// What is written down of a group besides the counters behind `Group::report`. Everything is off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,7 +36,7 @@ pub struct Observe {
     pub trace: Option<PathBuf>,
     /// Answers `GET /metrics` in Prometheus' text form; `pleach top` reads it. Rank `r` of a host listens on this port plus
     /// `r`, or on any free one for port 0; groups that are split from it on a free one or not at all. Whoever reaches the address may read it: use a loopback address, or a network
-    /// that you trust.
+    /// that you trust. From `PLEACH_METRICS`, as `PORT` (on loopback) or `IP:PORT`.
     pub metrics: Option<SocketAddr>,
     /// Which group this is, if it was split from another.
     pub(crate) part: Option<Part>,
@@ -40,14 +52,24 @@ pub(crate) struct Part {
 }
 
 impl Observe {
-    /// What the environment says, each variable empty or absent for nothing.
+    /// What the environment says, each variable empty or absent for nothing. What is no address is left out with a warning.
     #[must_use]
     pub fn from_env() -> Self {
         let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
             flight_recorder: path(FLIGHT_RECORDER_VARIABLE),
             trace: path(TRACE_VARIABLE),
-            ..Self::default()
+            metrics: metrics_from_env(),
+            part: None,
         }
     }
+}
+
+fn metrics_from_env() -> Option<SocketAddr> {
+    let text = std::env::var(METRICS_VARIABLE).ok().filter(|text| !text.is_empty())?;
+    let address = metrics_address(&text);
+    if address.is_none() {
+        tracing::warn!("no metrics: {METRICS_VARIABLE}='{text}'; write {METRICS_FORM}");
+    }
+    address
 }

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use pleach::Rank;
+use pleach::collectives::observe::METRICS_VARIABLE;
 use pleach::transport::{Nanos, clock};
 
 use crate::cli::metrics::MetricsAddress;
@@ -77,14 +78,15 @@ impl Snapshot {
                     }
                     Ok(None) => {
                         failure.get_or_insert_with(|| {
-                            format!("no job: {address} (it serves other things); see --metrics")
+                            format!("no job: {address} (it serves other things); see {METRICS_VARIABLE}")
                         });
                     }
                     Err(error) => {
                         failure.get_or_insert_with(|| {
                             format!(
-                                "no job: {address} ({error}); start one with '--metrics {}'",
-                                first.port()
+                                "no job: {address} ({error}); start it with {METRICS_VARIABLE}={port}, or a subcommand with \
+                                 '--metrics {port}'",
+                                port = first.port()
                             )
                         });
                         // Ranks of other hosts listen there.
