@@ -6,7 +6,7 @@ mod launcher;
 use std::process::Output;
 
 use launcher::{finish, pleach};
-use pleach::Collective;
+use pleach::{Collective, DataType};
 
 const FIELDS: [&str; 12] = [
     "collective",
@@ -63,6 +63,17 @@ fn rows(arguments: &[&str]) -> Vec<Vec<String>> {
             values
         })
         .collect()
+}
+
+#[test]
+fn names_and_letters_of_nccl_tests_are_understood() {
+    let sizes = ["-b", "8", "-e", "32", "-f", "2"];
+    let rows = rows(&[&["all_reduce", "--dtype", "half", "--fabric", "shm"][..], &sizes].concat());
+    let brief: Vec<_> = rows.iter().map(|row| (row[0].as_str(), row[3].as_str(), row[6].as_str())).collect();
+    assert_eq!(brief, ["8", "16", "32"].map(|bytes| ("all-reduce", "f16", bytes)));
+    for (alias, name) in [("fp32", "f32"), ("double", "f64"), ("bfloat16", "bf16"), ("uint8", "u8")] {
+        assert_eq!(alias.parse::<DataType>().expect("it is known").name(), name);
+    }
 }
 
 fn every_collective_is_measured_and_right(fabric: &str, ranks: &str) {

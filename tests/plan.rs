@@ -189,7 +189,7 @@ fn the_text_of_a_plan_says_what_it_reaches_and_why_in_eighty_columns() {
 
 #[test]
 fn an_allocation_is_renumbered_and_the_root_is_the_new_number() {
-    let plan = json(&["broadcast", "--topology", "dgx-1v", "--only", "3,0,4", "--root", "1"]);
+    let plan = json(&["broadcast", "--topology", "dgx-1v", "--only", "gpu3,0,gpu4", "--root", "1"]);
     assert_eq!(plan["ranks"], serde_json::json!(["gpu3", "gpu0", "gpu4"]));
     assert_eq!(plan["root"], 1);
     assert!(plan["trees"].as_array().expect("trees").iter().all(|tree| tree["root"] == 1));
@@ -308,6 +308,10 @@ fn what_cannot_be_planned_is_a_usage_error_that_says_what_can() {
     is_refused(&plan(&["all-gather", "--topology", "ring:4", "--trees-per-root", "0"]), &["1 to 64"]);
     is_refused(&plan(&["all-reduce", "--topology", "dgx-1v", "--only", "0,7,9"]), &["no rank 9"]);
     is_refused(&plan(&["all-reduce", "--topology", "dgx-1v", "--only", "0,0"]), &["rank 0 is listed twice"]);
+    is_refused(
+        &plan(&["all-reduce", "--topology", "dgx-1v", "--only", "gpu0,gpu9"]),
+        &["no such rank: 'gpu9'", "numbers from 0 to 7", "names as gpu0 and gpu7"],
+    );
     is_refused(
         &plan(&["all-reduce", "--topology", "dgx-1v", "--only", "0,5"]),
         &["{gpu0}, {gpu5} do not reach each other"],

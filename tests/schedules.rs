@@ -1,8 +1,9 @@
 //! `pleach schedule` and `pleach verify`, as a person calls them.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn pleach(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pleach")).args(arguments).output().expect("pleach starts")
@@ -42,6 +43,18 @@ fn is_one_line_with_status(output: &Output, status: i32, parts: &[&str]) {
     for part in parts {
         assert!(stderr.contains(part), "{part:?} is not in {stderr}");
     }
+}
+
+#[test]
+fn verify_reads_standard_input_and_names_of_collectives_may_be_those_of_other_libraries() {
+    let schedule = pleach(&["schedule", "ReduceScatter", "--algorithm", "ring", "--ranks", "3"]);
+    let mut verify = Command::new(env!("CARGO_BIN_EXE_pleach"));
+    verify.args(["verify", "-", "--collective", "reduce_scatter"]);
+    let mut verify = verify.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("pleach starts");
+    verify.stdin.take().expect("is piped").write_all(&schedule.stdout).expect("it reads all");
+    let (code, stdout, _) = told(&verify.wait_with_output().expect("it ends"));
+    assert_eq!(code, Some(0));
+    assert!(stdout.starts_with("proved: - is a reduce-scatter of 3 ranks"), "{stdout}");
 }
 
 #[test]

@@ -412,10 +412,39 @@ fn by_name<T: Copy>(
     })
 }
 
+/// How other libraries name element types.
+const DATA_TYPE_ALIASES: [(&str, DataType); 21] = [
+    ("float32", DataType::F32),
+    ("float", DataType::F32),
+    ("fp32", DataType::F32),
+    ("float64", DataType::F64),
+    ("double", DataType::F64),
+    ("fp64", DataType::F64),
+    ("float16", DataType::F16),
+    ("half", DataType::F16),
+    ("fp16", DataType::F16),
+    ("bfloat16", DataType::Bf16),
+    ("fp8_e4m3", DataType::F8E4M3),
+    ("float8_e4m3fn", DataType::F8E4M3),
+    ("fp8_e5m2", DataType::F8E5M2),
+    ("float8_e5m2", DataType::F8E5M2),
+    ("int32", DataType::I32),
+    ("int", DataType::I32),
+    ("int64", DataType::I64),
+    ("int8", DataType::I8),
+    ("uint32", DataType::U32),
+    ("uint64", DataType::U64),
+    ("uint8", DataType::U8),
+];
+
+/// Its own name, or one that NCCL or PyTorch has for it, as `fp16` or `bfloat16`.
 impl FromStr for DataType {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
+        if let Some((_, data_type)) = DATA_TYPE_ALIASES.iter().find(|(alias, _)| *alias == name) {
+            return Ok(*data_type);
+        }
         by_name("element type", &Self::ALL, Self::name, name)
     }
 }

@@ -48,9 +48,9 @@ pub(crate) struct Arguments {
     /// topo -m' prints
     #[arg(long, value_name = "PRESET|FILE")]
     topology: String,
-    /// Only these ranks, renumbered from 0 in this order: 0,3,4,7
+    /// Only these ranks, renumbered from 0 in this order, by number or name: 0,3,4,7 or gpu0,gpu3
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    only: Vec<Rank>,
+    only: Vec<String>,
     /// The root of a broadcast, reduce, gather or scatter, 0 where not given
     #[arg(long, value_name = "RANK")]
     root: Option<Rank>,
@@ -124,8 +124,23 @@ fn read(arguments: &Arguments) -> Result<Topology, CommandError> {
     if arguments.only.is_empty() {
         return Ok(topology);
     }
-    let only = topology.only(&arguments.only);
+    let only: Result<Vec<Rank>, _> =
+        arguments.only.iter().map(|name| rank_named(name, &topology, &arguments.topology)).collect();
+    let only = topology.only(&only?);
     only.map_err(|error| CommandError::usage(format!("no such allocation: {}, {error}", arguments.topology)))
+}
+
+/// The rank of this number or name.
+fn rank_named(name: &str, topology: &Topology, source: &str) -> Result<Rank, CommandError> {
+    let has_name = |rank: &Rank| topology.name(topology.node(*rank)) == name;
+    name.parse().ok().or_else(|| (0..topology.ranks()).find(has_name)).ok_or_else(|| {
+        let last = topology.ranks() - 1;
+        let names = [0, last].map(|rank| topology.name(topology.node(rank)));
+        CommandError::usage(format!(
+            "no such rank: '{name}' of {source}; give numbers from 0 to {last}, or names as {} and {}",
+            names[0], names[1]
+        ))
+    })
 }
 
 fn rooted(arguments: &Arguments, topology: &Topology) -> Result<Collective, CommandError> {
@@ -169,8 +184,7 @@ fn made(arguments: &Arguments, topology: Topology, collective: Collective) -> Re
     })?;
     let mut source = arguments.topology.clone();
     if !arguments.only.is_empty() {
-        let ranks: Vec<String> = arguments.only.iter().map(Rank::to_string).collect();
-        source = format!("{source} ranks {}", ranks.join(","));
+        source = format!("{source} ranks {}", arguments.only.join(","));
     }
     let bytes = arguments.bytes.map(|Size(bytes)| bytes);
     let pcie_setup_ns = arguments.pcie_setup_us.map(|us| us * 1_000);

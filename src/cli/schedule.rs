@@ -33,9 +33,13 @@ pub(crate) struct Arguments {
     mapped: bool,
 }
 
-/// The collective of a name, for clap.
+/// The collective of a name, for clap; also as other libraries write it, as `all_reduce` or `AllReduce`.
 pub(crate) fn collective(name: &str) -> Result<Collective, String> {
-    Collective::from_name(name).ok_or_else(|| format!("there are {}", Collective::NAMES.join(" ")))
+    let letters = |name: &str| name.replace(['-', '_'], "").to_ascii_lowercase();
+    let known = Collective::NAMES.iter().find(|known| letters(known) == letters(name));
+    known
+        .and_then(|known| Collective::from_name(known))
+        .ok_or_else(|| format!("there are {}", Collective::NAMES.join(" ")))
 }
 
 /// Runs `pleach schedule`.

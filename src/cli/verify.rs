@@ -16,15 +16,19 @@ use super::schedule::collective;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  pleach schedule all-reduce --algorithm ring --ranks 4 > ring.schedule\n  \
-    pleach verify ring.schedule --collective all-reduce\n  pleach verify allreduce.xml"
+    pleach verify ring.schedule --collective all-reduce\n  pleach verify allreduce.xml\n  \
+    pleach schedule all-reduce --algorithm ring --ranks 4 | pleach verify -"
 )]
 pub(crate) struct Arguments {
-    /// The schedule, in the form that 'pleach schedule' prints, or an MSCCL algorithm in XML
+    /// The schedule, in the form that 'pleach schedule' prints, or an MSCCL algorithm in XML; - for standard input
     file: PathBuf,
     /// What it has to be for, where that matters: all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(long, value_name = "COLLECTIVE", value_parser = collective)]
     collective: Option<Collective>,
 }
+
+/// In place of the name of a file.
+const STANDARD_INPUT: &str = "-";
 
 /// Runs `pleach verify`. What the file says wrongly is a usage error; that it does not hold is none.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
@@ -72,7 +76,12 @@ fn read(arguments: &Arguments) -> Result<String, CommandError> {
     let mut bytes = Vec::new();
     // One byte more than may be, so that the parser sees that it is too long.
     let limit = MAX_TEXT_BYTES as u64 + 1;
-    File::open(&arguments.file).and_then(|file| file.take(limit).read_to_end(&mut bytes)).map_err(unread)?;
+    let read = if arguments.file.as_os_str() == STANDARD_INPUT {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes)
+    } else {
+        File::open(&arguments.file).and_then(|file| file.take(limit).read_to_end(&mut bytes))
+    };
+    read.map_err(unread)?;
     String::from_utf8(bytes).map_err(|error| {
         let good = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
         let line = good.matches('\n').count() + 1;

@@ -79,18 +79,19 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
     /// Smallest size
-    #[arg(long, value_name = "BYTES", default_value = "8")]
+    #[arg(short = 'b', long, value_name = "BYTES", default_value = "8")]
     min: Size,
     /// Largest size
-    #[arg(long, value_name = "BYTES", default_value = "64M")]
+    #[arg(short = 'e', long, value_name = "BYTES", default_value = "64M")]
     max: Size,
     /// From one size to the next
-    #[arg(long, value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(short, long, value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     factor: u64,
     /// Exactly these sizes, with commas between
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"])]
     sizes: Vec<Size>,
-    /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i8, u32, u64 or u8
+    /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i8, u32, u64 or u8; also as other libraries name
+    /// them (float, fp16, bfloat16, int32)
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: DataType,
     /// How inputs are combined: sum, prod, min, max, avg; integers also by and, or, xor
@@ -356,7 +357,7 @@ fn measure_over(
     options.topology = topology.cloned();
     options.fabric = choice;
     options.reproducible = task.reproducible;
-    options.observe.metrics = arguments.metrics.map(|address| address.0);
+    options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
     let group = Group::join(&options).map_err(CommandError::joining)?;
     if arguments.pin {
         live::pin(group.rank()).map_err(|error| {
