@@ -5,7 +5,8 @@
 
 pub use pleach_collectives as collectives;
 pub use pleach_collectives::{
-    Algorithm, Buffer, Collective, CollectiveError, Data, DataMut, DataType, Element, F8E4M3, F8E5M2,
-    GpuBuffer, Group, JoinGroupError, OnStream, Options, Pending, PendingError, Rank, ReduceOp, Reproducible,
+    Algorithm, Batch, Buffer, Collective, CollectiveError, Data, DataMut, DataType, Element, F8E4M3, F8E5M2,
+    GpuBuffer, Group, JoinGroupError, Observe, OnStream, Options, OwnedData, Pending, PendingError,
+    Persistent, Progress, Rank, ReduceOp, Reproducible, SplitError, bf16, f16,
 };
 pub use pleach_transport as transport;

@@ -33,8 +33,8 @@ pub use half::{bf16, f16};
 pub use generate::{Access, Algorithm, generate};
 pub use group::{
     Batch, Buffer, CollectiveError, Data, DataMut, Element, GpuBatch, GpuBuffer, GpuPersistent, Group,
-    GroupName, JoinGroupError, OnStream, Options, Pending, PendingError, Persistent, ProbeError, Progress,
-    SetTopologyError, SplitError, Started,
+    GroupName, JoinGroupError, OnStream, Options, OwnedData, Pending, PendingError, Persistent, ProbeError,
+    Progress, SetTopologyError, SplitError, Started,
 };
 pub use hosts::HostMap;
 pub use observe::{Observe, Report};
