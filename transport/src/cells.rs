@@ -141,7 +141,26 @@ unsafe impl Send for Cells {}
 unsafe impl Sync for Cells {}
 
 impl Cells {
+    /// `len` cells on this process's heap. Most cells of most pairs are never used: pages of them that nobody touches take no
+    /// memory.
+    #[cfg(not(loom))]
+    #[must_use]
+    pub fn on_heap(len: usize) -> Self {
+        const LINE_BYTES: usize = size_of::<CellLine>();
+        const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
+        // Zeros of any alignment come from the kernel as they are; one line more leaves room to begin at one.
+        let mut words = vec![0u64; (len + 1) * LINE_WORDS];
+        let first = words.as_mut_ptr();
+        let skipped = first.align_offset(LINE_BYTES);
+        assert!(skipped < LINE_WORDS, "a line begins within the first {LINE_WORDS} words");
+        let first =
+            NonNull::new(first.wrapping_add(skipped)).expect("inside of the vector").cast::<CellLine>();
+        // The vector is only kept: its words are reached through the lines alone.
+        Self { lines: first, len, _keep: Arc::new(words) }
+    }
+
     /// `len` cells on this process's heap.
+    #[cfg(loom)]
     #[must_use]
     pub fn on_heap(len: usize) -> Self {
         let lines: Arc<Vec<CellLine>> = Arc::new((0..len).map(|_| CellLine::new()).collect());
