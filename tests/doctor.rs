@@ -133,7 +133,7 @@ fn pair(address: &str, interfaces: Option<[&str; 2]>, secret: Option<&PathBuf>) 
 #[test]
 fn a_pair_tells_both_that_they_reach_each_other() {
     for (report, _) in pair("127.0.0.1:0", None, None) {
-        for subject in ["pleach", "ports from here", "ports from there", "shared memory", "clocks"] {
+        for subject in ["pleach", "ports from here", "ports from there", "join", "shared memory", "clocks"] {
             assert_eq!(finding(&report, subject)["level"], "ok", "{report:#}");
         }
         has(finding(&report, "shared memory"), "text", "share memory (shm)");

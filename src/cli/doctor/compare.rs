@@ -93,6 +93,8 @@ pub(super) struct Reached {
     pub(super) is_reached: Result<(), String>,
     /// Whether memory can be shared.
     pub(super) distance: Option<Distance>,
+    /// Over which fabric the two joined as ranks, or why they did not.
+    pub(super) joined: Result<String, String>,
     /// How far the other's time of day is ahead and how surely that is known, in nanoseconds.
     pub(super) clock_ahead: Option<(i64, u64)>,
 }
@@ -100,7 +102,8 @@ pub(super) struct Reached {
 impl Default for Reached {
     fn default() -> Self {
         let untried = || Err("not tried".to_owned());
-        Self { reaches: untried(), is_reached: untried(), distance: None, clock_ahead: None }
+        let joined = Err("not tried".to_owned());
+        Self { reaches: untried(), is_reached: untried(), distance: None, joined, clock_ahead: None }
     }
 }
 
@@ -159,6 +162,14 @@ pub(super) fn check(own: &Statement, theirs: &Statement, reached: &Reached) -> V
                 ),
             ),
         }
+    }
+    match &reached.joined {
+        Ok(fabric) => section.ok("join", format!("one rank on each joined over {fabric}")),
+        Err(reason) => section.problem(
+            "join",
+            format!("one rank on each did not join: {reason}"),
+            "ip addr   # on both; then set PLEACH_INTERFACE where it is wrong",
+        ),
     }
     shared(own, theirs, reached, &mut section);
     clocks(reached, &mut section);

@@ -2,7 +2,8 @@
 //!
 //! One listens (`--listen`), one dials (`--peer`). Each proves that it knows the secret, if there is one, tells a
 //! [`Statement`] in lines of `name value`, dials the port that the other tells, knocks at the other's door for shared memory,
-//! and says what came of both. Then each compares alike. **Invariant:** whoever is at the other end, words are limited in length
+//! and says what came of both. Then the two join as ranks of a job do: the one that listens is rank 0. At last each compares
+//! alike. **Invariant:** whoever is at the other end, words are limited in length
 //! and time, and what is not understood is left out.
 
 use std::collections::BTreeMap;
@@ -14,8 +15,10 @@ use std::time::Duration;
 
 use pleach::transport::auth::{Secret, Side, TAG_BYTES, challenge};
 use pleach::transport::device::Bell;
-use pleach::transport::rendezvous::{Distance, Door, knock};
-use pleach::transport::{Nanos, clock};
+use pleach::transport::rendezvous::{
+    Distance, Door, FabricChoice, JoinOptions, Launcher, Rendezvous, World, join, knock,
+};
+use pleach::transport::{LossCause, Nanos, Rank, Responder, clock};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
@@ -36,8 +39,11 @@ const STATEMENT_BYTES_MAX: u64 = 64 << 10;
 /// How long a port that was told may take to answer: a firewall that drops packets says nothing.
 const REACH_LIMIT: Duration = Duration::from_secs(3);
 
+/// How long the two may take to join as ranks.
+const JOIN_LIMIT: Duration = Duration::from_secs(15);
+
 /// What both ends must be of: the first words on a connection.
-const GREETING: &[u8; 16] = b"pleach doctor 1\n";
+const GREETING: &[u8; 16] = b"pleach doctor 2\n";
 
 /// `IP:PORT`, `:PORT` or `IP`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,7 +270,10 @@ fn meet(
     // Ranks listen at ports of the kernel's choice: what reaches this one reaches those.
     let listener = TcpListener::bind((local, 0))?;
     let door = Door::open()?;
+    // Kept until rank 0 listens there, or another program might take the port.
+    let place = TcpListener::bind((local, 0))?;
     let mut own = statement(local);
+    own.set("rendezvous", &place.local_addr()?.to_string());
     own.set("port", &listener.local_addr()?.to_string());
     own.set("door", door.address());
     words.tell_text(&own.to_text())?;
@@ -289,10 +298,51 @@ fn meet(
             Reached { is_reached: heard.reaches, distance: heard.distance, ..reached }
         }
     };
+    drop(place);
+    let joined = match side {
+        Side::Listener => join_as(0, own.value("rendezvous"), secret),
+        Side::Dialer => join_as(1, theirs.value("rendezvous"), secret),
+    };
+    words.until = clock::now() + PATIENCE;
     // Both have dialled by now: neither closes its port before.
     words.tell(b"\n")?;
     words.hear::<1>()?;
-    Ok(Met { own, theirs, reached: Reached { clock_ahead: Some(clock_ahead), ..reached }, address })
+    Ok(Met { own, theirs, reached: Reached { clock_ahead: Some(clock_ahead), joined, ..reached }, address })
+}
+
+/// Joins a job of the two, which meets at this address of rank 0, with what ranks here would be told by variables. Over which
+/// fabric, or why not.
+fn join_as(rank: Rank, place: Option<&str>, secret: Option<&Secret>) -> Result<String, String> {
+    let place = place.ok_or_else(|| "it told no place to meet".to_owned())?;
+    let rendezvous = format!("tcp://{place}").parse::<Rendezvous>().map_err(|error| error.to_string())?;
+    let told = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let world = World {
+        rank,
+        world_size: 2,
+        local_rank: None,
+        rendezvous: Some(rendezvous),
+        secret: secret.cloned(),
+        host: told("PLEACH_HOST"),
+        interface: told("PLEACH_INTERFACE"),
+        launcher: Launcher::Arguments,
+        ..World::alone()
+    };
+    let options =
+        JoinOptions { fabric: FabricChoice::Auto, knobs: Vec::new(), cells: 1, timeout: JOIN_LIMIT };
+    let mut joined = join(&world, &options, Arc::new(Deaf)).map_err(|error| error.to_string())?;
+    joined.device.leave();
+    Ok(joined.fabric.to_string())
+}
+
+/// Ranks that only join say nothing to each other.
+struct Deaf;
+
+impl Responder for Deaf {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
 }
 
 /// Each proves to the other that it knows the secret.
@@ -399,6 +449,7 @@ mod tests {
             let Met { reached, theirs, .. } = met.expect("they meet");
             assert_eq!((reached.reaches, reached.is_reached), (Ok(()), Ok(())));
             assert_eq!(reached.distance, Some(Distance::Neighbours), "one process is its own neighbour");
+            assert_eq!(reached.joined, Ok("shm".to_owned()));
             let (ahead, half) = reached.clock_ahead.expect("clocks were compared");
             assert!(ahead.unsigned_abs() <= half + 1_000_000_000, "one clock: {ahead} ns apart");
             assert!(theirs.value("port").is_some());

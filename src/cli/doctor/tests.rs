@@ -581,6 +581,7 @@ fn two_machines_are_compared_with_both_numbers() {
         reaches: Ok(()),
         is_reached: Ok(()),
         distance: Some(Distance::NotFound),
+        joined: Ok("tcp".to_owned()),
         clock_ahead: Some((20_000_000, 1_000_000)),
     };
     assert_eq!(between(&[], &fine), []);
@@ -598,6 +599,10 @@ fn two_machines_are_compared_with_both_numbers() {
     assert_eq!(between(&[], &late)[0].1, "clocks");
     let walled = Reached { is_reached: Err("10.0.0.1:4: no answer".to_owned()), ..fine.clone() };
     assert_eq!(between(&[], &walled)[0].1, "ports from there");
+    let apart = Reached { joined: Err("no address: rank 1 on b".to_owned()), ..fine.clone() };
+    let found = between(&[], &apart);
+    assert_eq!((found[0].0, found[0].1.as_str()), (Level::Problem, "join"));
+    assert!(found[0].2.contains("no address: rank 1 on b"), "{found:#?}");
     // One machine whose containers do not share memory.
     let apart = between(&[("boot", "1")], &fine);
     assert!(apart[0].2.contains("different network namespaces"), "{apart:#?}");
