@@ -4,6 +4,7 @@
 //! `cargo build --release --examples --bins && sudo target/release/examples/irregular_links`. It runs the `pleach` that was built
 //! in the same folder of `target`; another one can be named: `irregular_links PATH`.
 
+#[allow(dead_code)] // Ranks do not meet in other ways here.
 #[path = "../tests/links/mod.rs"]
 mod links;
 

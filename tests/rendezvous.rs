@@ -5,7 +5,7 @@
 #[allow(dead_code)] // Not every test writes files.
 mod launcher;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -316,6 +316,30 @@ fn a_wrong_secret_is_told_to_the_one_that_has_it_and_named_to_rank_0() {
         command
     }));
     assert!(outputs.iter().all(|output| joined(output) == 1), "{outputs:?}");
+}
+
+#[test]
+fn the_command_says_at_once_whom_it_turned_away_and_goes_on_waiting() {
+    let folder = Folder::new("turned-away");
+    let secrets = [folder.secret("right"), folder.secret("wrong")];
+    let address = free_address();
+    let bench = |number: usize, secret: &Path| {
+        let mut command = pleach();
+        command.args(["bench", "all-reduce", "--max", "8", "--iterations", "1"]);
+        command.args(["--rank", &number.to_string(), "--world-size", "2", "--rendezvous", &address]);
+        command.env("PLEACH_SECRET_FILE", secret).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("starts")
+    };
+    let mut zero = bench(0, &secrets[0]);
+    let turned_away = bench(1, &secrets[1]).wait_with_output().expect("ends");
+    assert!(error(&turned_away).contains("wrong secret"), "{turned_away:?}");
+    let mut said = String::new();
+    let mut lines = BufReader::new(zero.stderr.take().expect("is piped"));
+    lines.read_line(&mut said).expect("it says something");
+    assert!(said.contains("turned away: rank 1 from 127.0.0.1 has a wrong secret"), "{said}");
+    // Anybody can send a wrong proof: the right one still comes in.
+    let outputs = [bench(1, &secrets[0]), zero].map(|child| child.wait_with_output().expect("ends"));
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:?}");
 }
 
 #[test]

@@ -94,3 +94,196 @@ fn a_rank_killed_on_the_other_host_is_named_on_both() {
     }
     assert!(took < FOUND_WITHIN, "{took:?}");
 }
+
+/// How the ranks of a host are told who they are and where they meet.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    Run,
+    Torchrun,
+    Slurm,
+    Folder,
+}
+
+/// Two ranks on each host (under Slurm one), told in this way, that reduce eight bytes.
+fn start_told(hosts: &Hosts, count: usize, told: Told, secret: Option<&Path>) -> Vec<Child> {
+    let bench = ["bench", "all-reduce", "--sizes", "8", "--warmup", "1", "--iterations", "2", "--json"];
+    let (zero, mut children) = (hosts.address(0), Vec::new());
+    let mut start = |host: usize, arguments: &[&str], variables: &[(&str, String)]| {
+        let mut command = hosts.pleach(host);
+        command.args(arguments).args(bench).env("PLEACH_JOIN_TIMEOUT", LIMIT.as_secs().to_string());
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        if let Some(secret) = secret {
+            command.env("PLEACH_SECRET_FILE", secret);
+        }
+        children.push(command.spawn().expect("ip starts"));
+    };
+    for host in 0..count {
+        let ranks = (2 * count).to_string();
+        match told {
+            Told::Run | Told::Folder => {
+                let place = match told {
+                    Told::Run => format!("tcp://{zero}:4000"),
+                    _ => format!("file://{}/rendezvous", hosts.folder().display()),
+                };
+                let first = (2 * host).to_string();
+                let run = ["run", "-n", "2", "--world-size", &ranks, "--first-rank", &first];
+                let pleach = env!("CARGO_BIN_EXE_pleach");
+                start(host, &[&run[..], &["--rendezvous", &place, "--", pleach]].concat(), &[]);
+            }
+            Told::Torchrun => {
+                for local in 0..2 {
+                    let variables = [
+                        ("RANK", (2 * host + local).to_string()),
+                        ("LOCAL_RANK", local.to_string()),
+                        ("WORLD_SIZE", ranks.clone()),
+                        ("MASTER_ADDR", zero.to_string()),
+                        ("MASTER_PORT", "4010".to_owned()),
+                    ];
+                    start(host, &[], &variables);
+                }
+            }
+            Told::Slurm => {
+                let variables = [
+                    ("SLURM_PROCID", host.to_string()),
+                    ("SLURM_LOCALID", "0".to_owned()),
+                    ("SLURM_NTASKS", count.to_string()),
+                    ("SLURM_STEP_NODELIST", format!("node[0-{}]", count - 1)),
+                    ("SLURM_STEP_NUM_NODES", count.to_string()),
+                    ("SLURM_JOB_ID", "77".to_owned()),
+                ];
+                start(host, &[], &variables);
+            }
+        }
+    }
+    children
+}
+
+/// How long ranks wait for each other here.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What must not wait for that limit ends within this time, also on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// What ranks said that all failed at once.
+fn refused(children: Vec<Child>) -> Vec<String> {
+    let started = now();
+    let outputs = ended(children);
+    let took = now().since(started);
+    assert!(took < AT_ONCE, "{took:?}: {outputs:?}");
+    assert!(outputs.iter().all(|output| !output.status.success()), "{outputs:?}");
+    outputs.iter().map(|output| text(&output.stderr)).collect()
+}
+
+#[test]
+fn ranks_of_two_and_three_hosts_join_with_nothing_set_but_the_secret() {
+    for count in [2, 3] {
+        // Host 0 forwards between the others.
+        let wires: Vec<Wire> =
+            (1..count).map(|host| Wire { ends: [0, host], megabits_per_s: None }).collect();
+        let hosts = Hosts::new(Path::new(env!("CARGO_BIN_EXE_pleach")), count, &wires);
+        let hosts = match hosts {
+            Ok(hosts) => hosts,
+            Err(reason) => return println!("ignored: no network namespaces here: {reason}"),
+        };
+        for host in 0..count {
+            // As Debian writes it: the own name is an address that only this host has.
+            let zero = if host == 0 { "127.0.1.1".to_owned() } else { hosts.address(0).to_string() };
+            hosts.names(host, &format!("127.0.0.1 localhost\n{zero} node0\n")).expect("root may write there");
+        }
+        for told in [Told::Run, Told::Torchrun, Told::Slurm, Told::Folder] {
+            let outputs = ended(start_told(&hosts, count, told, Some(&hosts.secret())));
+            assert!(outputs.iter().all(|output| output.status.success()), "{told:?}, {count}: {outputs:?}");
+            let table = text(&outputs[0].stdout);
+            // Under Slurm each rank has a host of its own.
+            let fabric = if matches!(told, Told::Slurm) { "\"tcp\"" } else { "\"shm+tcp\"" };
+            assert!(table.contains(fabric) && table.contains("\"errors\":0"), "{told:?}, {count}: {table}");
+        }
+    }
+}
+
+#[test]
+fn ranks_of_two_hosts_without_a_secret_are_told_the_variable_at_once() {
+    let Some(hosts) = hosts() else { return };
+    for host in [0, 1] {
+        hosts.names(host, &format!("{} node0\n", hosts.address(0))).expect("root may write there");
+    }
+    for told in [Told::Run, Told::Torchrun, Told::Slurm, Told::Folder] {
+        for error in refused(start_told(&hosts, 2, told, None)) {
+            assert!(error.contains("PLEACH_SECRET_FILE"), "{told:?}: {error}");
+        }
+    }
+}
+
+/// One rank on each of two hosts that meet at this place, with these values of `PLEACH_INTERFACE`.
+fn start_at(hosts: &Hosts, place: &str, interfaces: [Option<&str>; 2]) -> Vec<Child> {
+    let bench = ["bench", "all-reduce", "--sizes", "8", "--warmup", "1", "--iterations", "2", "--json"];
+    let start = |(rank, interface): (usize, Option<&str>)| {
+        let mut command = hosts.pleach(rank);
+        command.args(bench).args(["--rank", &rank.to_string(), "--world-size", "2", "--rendezvous", place]);
+        command.env("PLEACH_SECRET_FILE", hosts.secret());
+        command.env("PLEACH_JOIN_TIMEOUT", LIMIT.as_secs().to_string());
+        if let Some(interface) = interface {
+            command.env("PLEACH_INTERFACE", interface);
+        }
+        command.spawn().expect("ip starts")
+    };
+    interfaces.into_iter().enumerate().map(start).collect()
+}
+
+#[test]
+fn hosts_of_several_addresses_take_the_one_that_reaches_the_rendezvous_and_are_asked_in_a_folder() {
+    let Some(hosts) = hosts() else { return };
+    for (host, address) in [(0, "fd00:77::1/64"), (1, "fd00:77::2/64")] {
+        if let Err(reason) = hosts.ip(host, &["addr", "add", address, "dev", "wire0", "nodad"]) {
+            return println!("ignored: no IPv6 here: {reason}");
+        }
+    }
+    let folder = format!("file://{}/several", hosts.folder().display());
+    let wide = format!("tcp://{}:4020", hosts.address(0));
+    let addresses = [0, 1].map(|host| hosts.address(host).to_string());
+    let named = [Some("wire0"), Some("fd00:77::2")];
+    for (place, interfaces) in [
+        (wide.as_str(), [None, None]),
+        ("tcp://[fd00:77::1]:4021", [None, None]),
+        // Its address for IPv4 is the first one of `lo`, but the rendezvous is not reached from 127.0.0.1.
+        (&wide, [Some("lo"), None]),
+        (&folder, named),
+    ] {
+        let outputs = ended(start_at(&hosts, place, interfaces));
+        assert!(outputs.iter().all(|output| output.status.success()), "{place}: {outputs:?}");
+    }
+    for error in refused(start_at(&hosts, &folder, [Some("wire0"), None])) {
+        assert!(error.contains("rank 1 on ") && error.contains("set PLEACH_INTERFACE there"), "{error}");
+        assert!(error.contains(&addresses[1]) && error.contains("fd00:77::2"), "{error}");
+    }
+    for error in refused(start_at(&hosts, &wide, [None, Some("127.0.0.1")])) {
+        assert!(error.contains("rank 1 on ") && error.contains("PLEACH_INTERFACE=127.0.0.1"), "{error}");
+    }
+}
+
+#[test]
+fn the_doctor_joins_two_hosts_and_finds_what_keeps_ranks_apart() {
+    let Some(hosts) = hosts() else { return };
+    for (interface, level) in [(None, "ok"), (Some("127.0.0.1"), "problem")] {
+        let mut listener = hosts.pleach(0);
+        listener.args(["doctor", "--listen", "9401", "--wait", "60", "--json"]);
+        if let Some(interface) = interface {
+            listener.env("PLEACH_INTERFACE", interface);
+        }
+        let mut dialer = hosts.pleach(1);
+        dialer.args(["doctor", "--peer", &hosts.address(0).to_string(), "--json"]);
+        let mut listener = listener.env("PLEACH_SECRET_FILE", hosts.secret()).spawn().expect("ip starts");
+        // It says where it listens, as soon as it does.
+        let mut said = std::io::BufReader::new(listener.stderr.take().expect("is piped"));
+        std::io::BufRead::read_line(&mut said, &mut String::new()).expect("it says something");
+        let dialer = dialer.env("PLEACH_SECRET_FILE", hosts.secret()).spawn().expect("ip starts");
+        for output in ended(vec![listener, dialer]) {
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            let findings = report["findings"].as_array().expect("a list");
+            let join = findings.iter().find(|finding| finding["subject"] == "join").expect("they joined");
+            assert_eq!(join["level"], level, "{join}");
+            let words = if interface.is_none() { "joined over tcp" } else { "PLEACH_INTERFACE=127.0.0.1" };
+            assert!(join["text"].as_str().is_some_and(|text| text.contains(words)), "{join}");
+        }
+    }
+}

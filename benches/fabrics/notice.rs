@@ -59,6 +59,7 @@ impl End {
             cells: 1,
             connect_timeout: PATIENCE,
             interface: None,
+            address: None,
             responder: Arc::new(Silent),
         });
         let device = device.map_err(|error| format!("no device: {error}"))?;

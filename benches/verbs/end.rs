@@ -138,6 +138,7 @@ impl End {
             cells: CELLS,
             connect_timeout: PATIENCE,
             interface: None,
+            address: None,
             responder: Arc::new(Silent),
         };
         let wish = Wish { device: Some(device.to_owned()), ..Wish::default() };

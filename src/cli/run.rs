@@ -12,8 +12,13 @@ use super::launch::{Launch, Output, is_executable};
 #[command(
     allow_negative_numbers = true,
     after_help = "Examples:\n  \
-    pleach run -n 4 -- ./my-training-program --epochs 3\n  \
-    pleach run -n 4 --world-size 8 --first-rank 4 --rendezvous tcp://node-0:4000 -- ./my-training-program"
+    pleach run -n 4 -- ./my-training-program --epochs 3\n\n\
+    Two hosts of four ranks each; the secret is written once and copied to both:\n  \
+    pleach secret job.secret\n  \
+    PLEACH_SECRET_FILE=job.secret pleach run -n 4 --world-size 8 --first-rank 0 --rendezvous tcp://node-0:4000 -- ./my-training-program   # on node-0\n  \
+    PLEACH_SECRET_FILE=job.secret pleach run -n 4 --world-size 8 --first-rank 4 --rendezvous tcp://node-0:4000 -- ./my-training-program   # on the other\n\n\
+    Ranks of several hosts listen on the address by which they reach the rendezvous; PLEACH_INTERFACE chooses another one.\n\
+    'pleach doctor --listen' on one host and 'pleach doctor --peer HOST' on another find out whether they join."
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here

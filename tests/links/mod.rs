@@ -21,6 +21,8 @@ static NETWORKS: AtomicU32 = AtomicU32::new(0);
 const PORT: u16 = 29_500;
 /// How long all ranks of a command may take together.
 const PATIENCE: Duration = Duration::from_secs(150);
+/// Files that `ip netns exec` lays over those of `/etc`, in a folder a namespace.
+const NAMESPACE_FILES: &str = "/etc/netns";
 /// What a bucket holds, in bytes: some frames, and at the highest bandwidth enough for a tick of the kernel's clock.
 const BURST_BYTES: u32 = 32 << 10;
 /// How long a frame may wait in a bucket before it is dropped. Longer than the data under way take, so that nothing is.
@@ -147,8 +149,46 @@ impl Hosts {
         run("ip", &[&["-n", &self.names[from]], &way[..], how].concat())
     }
 
-    fn secret(&self) -> PathBuf {
+    /// A file that every host can read.
+    pub(crate) fn secret(&self) -> PathBuf {
         self.folder.join("secret")
+    }
+
+    /// Of a host, on which all others reach it.
+    pub(crate) fn address(&self, host: usize) -> Ipv4Addr {
+        self.addresses[host]
+    }
+
+    /// A folder that every host can write.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Says which addresses a host knows by which names, as `/etc/hosts` does.
+    pub(crate) fn names(&self, host: usize, lines: &str) -> Result<(), String> {
+        let folder = Path::new(NAMESPACE_FILES).join(&self.names[host]);
+        let written =
+            std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join("hosts"), lines));
+        written.map_err(|error| format!("{}: {error}", folder.display()))
+    }
+
+    /// Runs `ip` on a host.
+    pub(crate) fn ip(&self, host: usize, arguments: &[&str]) -> Result<(), String> {
+        run("ip", &[&["-n", &self.names[host]], arguments].concat())
+    }
+
+    /// `pleach` on a host, without what this process's own variables say about ranks.
+    pub(crate) fn pleach(&self, host: usize) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[host]]).arg(&self.pleach);
+        let prefixes = ["PLEACH_", "OMPI_", "PMI_", "SLURM_"];
+        for (name, _) in std::env::vars_os() {
+            if prefixes.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+                command.env_remove(name);
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
     }
 
     /// A file that says how the hosts are joined, one rank on each, where all wires have a bandwidth.
@@ -180,22 +220,14 @@ impl Hosts {
 
     /// Starts a subcommand of `pleach` as a rank on a host.
     pub(crate) fn start(&self, host: usize, rank: usize, world_size: usize, arguments: &[&str]) -> Child {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[host]]).arg(&self.pleach).args(arguments);
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PLEACH_"))
-        {
-            command.env_remove(name);
-        }
+        let mut command = self.pleach(host);
         command
+            .args(arguments)
             .env("PLEACH_RANK", rank.to_string())
             .env("PLEACH_WORLD_SIZE", world_size.to_string())
             .env("PLEACH_RENDEZVOUS", format!("tcp://{}:{PORT}", self.addresses[0]))
-            .env("PLEACH_INTERFACE", self.addresses[host].to_string())
             .env("PLEACH_SECRET_FILE", self.secret())
             .env("PLEACH_LOG", "info")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
             .spawn()
             .expect("ip starts")
     }
@@ -206,6 +238,7 @@ impl Drop for Hosts {
         for name in &self.names {
             // Of those that were not made there is nothing to remove. The wires go with their ends.
             let _ = run("ip", &["netns", "delete", name]);
+            let _ = std::fs::remove_dir_all(Path::new(NAMESPACE_FILES).join(name));
         }
         let _ = std::fs::remove_dir_all(&self.folder);
     }

@@ -49,6 +49,7 @@ fn device(rank: Rank) -> ShmDevice {
         cells: 2,
         connect_timeout: PATIENCE,
         interface: None,
+        address: None,
         responder: Arc::new(Silent),
     })
     .expect("the system gives memory and sockets")

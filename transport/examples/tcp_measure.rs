@@ -51,6 +51,7 @@ impl End {
             cells: 4,
             connect_timeout: PATIENCE,
             interface: None,
+            address: None,
             responder: Arc::new(Deaf),
         })
         .expect("listening on loopback");

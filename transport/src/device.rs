@@ -27,6 +27,7 @@
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
 
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -384,8 +385,10 @@ pub struct DeviceConfig {
     pub cells: usize,
     /// How long after `connect` a peer may take to be there.
     pub connect_timeout: Duration,
-    /// Address or name of the network interface to listen on, where the fabric has some; loopback when absent.
+    /// Address or name of the network interface to listen on, where the fabric has some; [`Self::address`] when absent.
     pub interface: Option<String>,
+    /// Address to listen on where no interface is named, and preferred among those of the one that is; loopback when absent.
+    pub address: Option<IpAddr>,
     /// Answers control messages.
     pub responder: Arc<dyn Responder>,
 }

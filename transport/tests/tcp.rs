@@ -40,6 +40,7 @@ fn config(rank: Rank, world_size: u32) -> DeviceConfig {
         cells: 4,
         connect_timeout: PATIENCE,
         interface: None,
+        address: None,
         responder: Arc::new(Deaf),
     }
 }

@@ -167,7 +167,7 @@ fn do_all(own: bool, options: &Options, joined: &mut Joined) -> Result<bool, Gro
     let key = |rank: Rank| format!("nic-reaches-gpu-{rank}");
     store.set(&key(joined.rank), if own { b"yes" } else { b"no" }, deadline)?;
     let keys: Vec<String> = (0..joined.world_size).map(key).collect();
-    let all = store.wait(&keys, deadline)?;
+    let all = store.wait(&keys, deadline, deadline)?;
     let without = all.iter().position(|answer| answer != b"yes");
     if let Some(rank) = without.filter(|_| own) {
         tracing::info!("memory of GPUs is staged through the host's, as NICs of rank {rank} do not reach it");

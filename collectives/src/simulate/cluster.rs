@@ -134,6 +134,7 @@ impl Cluster {
                     cells: cells(ranks),
                     connect_timeout: CONNECT_TIMEOUT,
                     interface: None,
+                    address: None,
                     responder: board.clone(),
                 })
             })

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::fabrics::Fabric;
+use super::listening::NoAddress;
 use super::record::Difference;
 use super::{OpenError, StoreError};
 use crate::Rank;
@@ -86,6 +87,32 @@ pub enum JoinError {
         first: String,
         /// Another rank and its host.
         second: String,
+    },
+    /// Ranks are on several hosts, which only those who know a secret may join.
+    #[error(
+        "secret required: rank {rank} on {host} and rank {other} on {other_host} are on two hosts; write a secret with 'pleach secret FILE', give it to all hosts, and set PLEACH_SECRET_FILE=FILE"
+    )]
+    SecretRequired {
+        /// A rank.
+        rank: Rank,
+        /// Its host.
+        host: String,
+        /// A rank of another host, or network namespace.
+        other: Rank,
+        /// Its host.
+        other_host: String,
+    },
+    /// Ranks are on several hosts, and this one has no address that the others reach.
+    #[error(
+        "no address: rank {rank} on {host} {reason}, and other ranks are on other hosts; set PLEACH_INTERFACE there to a network interface or address that they reach ('ip addr' lists them)"
+    )]
+    NoAddress {
+        /// Which rank.
+        rank: Rank,
+        /// Its host.
+        host: String,
+        /// Why.
+        reason: NoAddress,
     },
     /// The fabric could not be set up.
     #[error("fabric {fabric} not usable: rank {rank}: {reason}; choose another fabric or repair this one")]

@@ -58,6 +58,8 @@ pub struct FileStore {
     job: Folder,
     job_name: String,
     owner: Option<Owner>,
+    /// Of the last call.
+    deadline: Nanos,
     /// Holds the lock of a rank that is not 0.
     _present: Option<File>,
 }
@@ -101,10 +103,15 @@ impl FileStore {
                 return Err(OpenError::Busy { folder: folder.path().to_owned(), holder });
             }
         }
-        Self::create_owned(folder, owner, private)
+        Self::create_owned(folder, owner, private, deadline)
     }
 
-    fn create_owned(folder: Folder, mut owner: File, private: bool) -> Result<Self, OpenError> {
+    fn create_owned(
+        folder: Folder,
+        mut owner: File,
+        private: bool,
+        deadline: Nanos,
+    ) -> Result<Self, OpenError> {
         let path = folder.path().to_owned();
         let failed = |error| open_error(&path, error);
         let holder = format!("process {} on {}", std::process::id(), super::record::host_name());
@@ -117,7 +124,7 @@ impl FileStore {
         let alive = job.create(PRESENT).and_then(|_| job.create(ALIVE)).map_err(failed)?;
         flock(&alive, FlockOperation::NonBlockingLockExclusive).map_err(|errno| failed(errno.into()))?;
         let owner = Owner { alive, owner, remove_folder: private };
-        let store = Self { folder, job, job_name, owner: Some(owner), _present: None };
+        let store = Self { folder, job, job_name, owner: Some(owner), deadline, _present: None };
         let draft = store.draft(store.job_name.as_bytes()).map_err(failed)?;
         store.job.move_to(&draft, &store.folder, CURRENT).map_err(failed)?;
         Ok(store)
@@ -130,7 +137,7 @@ impl FileStore {
                 && let Ok(present) = job.open_to_read(PRESENT)
                 && flock(&present, FlockOperation::NonBlockingLockShared).is_ok()
             {
-                return Ok(Self { folder, job, job_name, owner: None, _present: Some(present) });
+                return Ok(Self { folder, job, job_name, owner: None, deadline, _present: Some(present) });
             }
             if !attempts.again() {
                 let folder = folder.path().to_owned();
@@ -193,8 +200,9 @@ impl Store for FileStore {
         self.put(key, value)
     }
 
-    fn wait(&mut self, keys: &[String], deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
-        let mut attempts = Attempts::until(deadline);
+    fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.deadline = deadline;
+        let mut attempts = Attempts::until(until);
         let mut values = Vec::with_capacity(keys.len());
         loop {
             if let Ok(reason) = self.job.read(FAILED) {
@@ -222,7 +230,8 @@ impl Store for FileStore {
         }
     }
 
-    fn fail(&mut self, reason: &str, _deadline: Nanos) {
+    fn fail(&mut self, reason: &str, deadline: Nanos) {
+        self.deadline = deadline;
         // The first one counts; if rank 0 is gone, the others find out themselves.
         if let Ok(draft) = self.draft(cut(reason).as_bytes()) {
             let _ = self.job.link(&draft, FAILED);
@@ -244,7 +253,7 @@ impl Drop for FileStore {
         if self.job.has(FAILED)
             && let Ok(present) = self.job.open_to_read(PRESENT)
         {
-            let mut attempts = Attempts::until(now() + FAREWELL_TIMEOUT);
+            let mut attempts = Attempts::until(self.deadline.min(now() + FAREWELL_TIMEOUT));
             while flock(&present, FlockOperation::NonBlockingLockExclusive).is_err() && attempts.again() {}
         }
         self.folder.remove_folder(&self.job_name);
@@ -346,7 +355,7 @@ mod tests {
         let mut zero = FileStore::open(&folder.0, 0, false, late()).expect("rank 0 opens");
         let mut one = FileStore::open(&folder.0, 1, false, late()).expect("rank 1 opens");
         one.set("address/1", b"there", late()).expect("set");
-        assert_eq!(zero.wait(&["address/1".to_owned()], late()).expect("there"), [b"there"]);
+        assert_eq!(zero.wait(&["address/1".to_owned()], late(), late()).expect("there"), [b"there"]);
         assert_eq!(zero.claim("rank/7", b"a", late()).expect("claim"), Claim::Taken);
         assert_eq!(one.claim("rank/7", b"b", late()).expect("claim"), Claim::Present(b"a".to_vec()));
         assert!(one.set("NO KEY", b"", late()).is_err());
@@ -392,17 +401,17 @@ mod tests {
         let mut two = FileStore::open(&folder.0, 2, false, late()).expect("rank 2 opens");
         one.set("rank/1", b"", late()).expect("set");
         let keys = ["rank/0", "rank/1", "rank/2"].map(str::to_owned);
-        let error = one.wait(&keys, soon()).expect_err("not all are there");
+        let error = one.wait(&keys, soon(), late()).expect_err("not all are there");
         assert!(
             matches!(&error, StoreError::Missing { keys, .. } if *keys == ["rank/0", "rank/2"]),
             "{error}"
         );
         two.fail("first", late());
         two.fail("second", late());
-        let error = one.wait(&keys, late()).expect_err("ended");
+        let error = one.wait(&keys, late(), late()).expect_err("ended");
         assert!(matches!(&error, StoreError::Failed { reason } if reason == "first"), "{error}");
         let zero = std::thread::spawn(move || drop(zero));
-        let error = one.wait(&keys, late()).expect_err("is told even though rank 0 is closing");
+        let error = one.wait(&keys, late(), late()).expect_err("is told even though rank 0 is closing");
         assert!(matches!(error, StoreError::Failed { .. }), "{error}");
         drop(two);
         drop(one);
@@ -410,7 +419,7 @@ mod tests {
         let zero = FileStore::open(&folder.0, 0, false, late()).expect("rank 0 opens");
         let mut one = FileStore::open(&folder.0, 1, false, late()).expect("rank 1 opens");
         drop(zero);
-        let error = one.wait(&keys, late()).expect_err("rank 0 is gone");
+        let error = one.wait(&keys, late(), late()).expect_err("rank 0 is gone");
         assert!(matches!(error, StoreError::Lost { .. }), "{error}");
     }
 

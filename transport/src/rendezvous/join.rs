@@ -6,8 +6,10 @@
 //! the user's, or one that rank 0 makes and tells over the store, which lets in only who may join.
 
 mod meeting;
+mod reach_error;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,9 +25,6 @@ use meeting::{Connected, Meeting, Met};
 
 /// How long ranks wait for each other, unless told otherwise.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long a rank that gives up tries to tell the others why.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How to join.
 #[derive(Clone, Debug)]
@@ -94,13 +93,12 @@ pub fn join_over(
     fabrics: &mut dyn Fabrics,
 ) -> Result<Joined, JoinError> {
     let began = now();
-    let deadline = began + options.timeout;
     if world.world_size == 1 {
         return alone(world, options, responder, fabrics);
     }
-    let store = world.open_store(deadline)?;
+    let store = world.open_store(began + options.timeout)?;
     let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
-    meet(Meeting { world, options, began, deadline, store, responder, fabrics })
+    meet(Meeting::new(world, options, began, store, responder, fabrics))
 }
 
 /// As [`join`], but meeting at this store, which nobody but the ranks of `world` uses.
@@ -114,9 +112,7 @@ pub fn join_at(
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
 ) -> Result<Joined, JoinError> {
-    let (began, fabrics) = (now(), &mut super::Machine);
-    let deadline = began + options.timeout;
-    meet(Meeting { world, options, began, deadline, store, responder, fabrics })
+    meet(Meeting::new(world, options, now(), store, responder, &mut super::Machine))
 }
 
 fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
@@ -125,7 +121,7 @@ fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
     if let Err(error) = &result
         && meeting.concerns_all(error)
     {
-        meeting.store.fail(&error.to_string(), now() + FAREWELL);
+        meeting.store.fail(&error.to_string(), meeting.limit);
     }
     let Met { fabric, ranks_here, hosts, connected: Connected { device, events, .. } } = result?;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
@@ -158,7 +154,7 @@ fn alone(
         match fabrics.make(
             fabric,
             &[Route::Shm],
-            config(world, options, Secret::fresh(), options.timeout, Arc::clone(&responder)),
+            config(world, options, (Secret::fresh(), None), options.timeout, Arc::clone(&responder)),
         ) {
             Ok(device) => {
                 let (events, store) = (Vec::new(), None);
@@ -185,7 +181,7 @@ fn alone(
 fn config(
     world: &World,
     options: &JoinOptions,
-    secret: Secret,
+    (secret, address): (Secret, Option<IpAddr>),
     connect_timeout: Duration,
     responder: Arc<dyn Responder>,
 ) -> DeviceConfig {
@@ -196,6 +192,7 @@ fn config(
         cells: options.cells,
         connect_timeout,
         interface: world.interface.clone(),
+        address,
         responder,
     }
 }

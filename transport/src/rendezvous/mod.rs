@@ -7,6 +7,7 @@
 //! **Invariant:** every wait ends at a deadline, with an error that names the ranks that did not come.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ mod fabrics;
 mod file;
 mod gate;
 mod join;
+mod listening;
 mod neighbours;
 mod part;
 mod pause;
@@ -30,6 +32,7 @@ pub use error::JoinError;
 pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, Machine, UnknownFabric};
 pub use file::FileStore;
 pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_at, join_over};
+pub use listening::NoAddress;
 pub use neighbours::{Distance, Door, knock};
 pub use part::PartOfStore;
 pub use record::Difference;
@@ -56,7 +59,8 @@ pub enum Claim {
 
 /// A small table that all ranks of one job share. Values are written once and never change.
 ///
-/// Keys consist of lower-case letters, digits, `-` and `/`.
+/// Keys consist of lower-case letters, digits, `-` and `/`. No call lasts longer than its deadline, and dropping the store
+/// no longer than the deadline of the last call.
 pub trait Store: Send {
     /// Sets `key`, which nobody else sets.
     ///
@@ -72,18 +76,33 @@ pub trait Store: Send {
     /// See [`StoreError`].
     fn claim(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<Claim, StoreError>;
 
-    /// The values of all `keys`, once they are there.
+    /// The values of all `keys`, once they are there. Waits for them until `until`, and for the store's answer until
+    /// `deadline`.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Missing`] at the deadline, [`StoreError::Failed`] as soon as any rank called [`Store::fail`].
-    fn wait(&mut self, keys: &[String], deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError>;
+    /// [`StoreError::Missing`] at `until`, [`StoreError::Failed`] as soon as any rank called [`Store::fail`].
+    fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError>;
 
     /// Ends the waiting of all ranks with this reason (the first one given counts). Tries, but does not insist.
     fn fail(&mut self, reason: &str, deadline: Nanos);
 
     /// Says that all ranks are here: who comes later belongs to another job. Only rank 0's call has an effect.
     fn seal(&mut self, deadline: Nanos);
+
+    /// The ends of the connection by which this rank reaches the store; `None` for a store that needs none.
+    fn path(&self) -> Option<StorePath> {
+        None
+    }
+}
+
+/// The ends of the connection by which a rank reaches the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StorePath {
+    /// The address of the rank.
+    pub local: IpAddr,
+    /// The address of the store.
+    pub remote: IpAddr,
 }
 
 /// Why a store could not be used.
@@ -190,7 +209,7 @@ pub enum OpenError {
     },
     /// Nobody answers.
     #[error(
-        "rank 0 is missing: nobody answered at {address} within {} ms ({source}); start rank 0, or check the address", .waited.as_millis()
+        "rank 0 is missing: nobody answered at {address} within {} ms ({source}); start rank 0, or check the address{}", .waited.as_millis(), loopback_note(address)
     )]
     Unreachable {
         /// Where.
@@ -292,6 +311,14 @@ pub enum OpenError {
         /// How long was waited.
         waited: Duration,
     },
+}
+
+/// Reminds who was told an address that means this host alone.
+fn loopback_note(address: &str) -> &'static str {
+    match address.parse() {
+        Ok(address) if SocketAddr::ip(&address).is_loopback() => ", which only ranks of its own host reach",
+        _ => "",
+    }
 }
 
 /// Whether `key` may be used.

@@ -15,11 +15,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::time::Timespec;
 
 use super::fabrics::Fabric;
 use crate::auth::{TAG_BYTES, challenge};
 use crate::clock::now;
-use crate::device::{Address, Bell};
+use crate::device::Address;
 use crate::hybrid::Route;
 use crate::memory::{SharedMemory, shows};
 use crate::shm::socket::{self, ReceiveError};
@@ -132,15 +133,14 @@ fn answer_all(listener: &OwnedFd, stop: &OwnedFd) {
             && socket::is_same_user(&stream)
         {
             // Who says nothing more is found out by itself, and by nobody else.
-            let _ = answer(stream);
+            let _ = answer(stream, stop);
         }
     }
 }
 
-/// Takes a descriptor, and gives one back if it maps.
-fn answer(stream: OwnedFd) -> Result<(), Distance> {
-    let stream = Arc::new(stream);
-    take(&stream, now() + ANSWER_LIMIT)?;
+/// Takes a descriptor, and gives one back if it maps. Ends when it is to stop, whatever who knocked still has to say.
+fn answer(stream: OwnedFd, stop: &OwnedFd) -> Result<(), Distance> {
+    take(&stream, now() + ANSWER_LIMIT, Some(stop))?;
     give(&stream)
 }
 
@@ -150,12 +150,12 @@ pub fn knock(door: &str, deadline: Nanos) -> Distance {
     let until = deadline.min(now() + ANSWER_LIMIT);
     let outcome = || -> Result<(), Distance> {
         let name = socket::parse_text(door).ok_or(Distance::NotFound)?;
-        let stream = Arc::new(socket::dial(name).map_err(|_| Distance::NotFound)?);
+        let stream = socket::dial(name).map_err(|_| Distance::NotFound)?;
         if !socket::is_same_user(&stream) {
             return Err(Distance::OtherUser);
         }
         give(&stream)?;
-        take(&stream, until)
+        take(&stream, until, None)
     };
     outcome().err().unwrap_or(Distance::Neighbours)
 }
@@ -170,8 +170,8 @@ fn give(stream: &OwnedFd) -> Result<(), Distance> {
     socket::send(stream, &token, &[memory.file()]).map_err(|_| Distance::NoDescriptor)
 }
 
-/// Takes a descriptor and looks whether it maps.
-fn take(stream: &Arc<OwnedFd>, until: Nanos) -> Result<(), Distance> {
+/// Takes a descriptor and looks whether it maps. Waits until then, or until `stop` can be read.
+fn take(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), Distance> {
     // One more than there should be, so that a longer word is seen.
     let mut token = [0; TAG_BYTES + 1];
     loop {
@@ -184,10 +184,19 @@ fn take(stream: &Arc<OwnedFd>, until: Nanos) -> Result<(), Distance> {
             }
             Err(ReceiveError::System(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) => {
                 let left = until.since(now());
-                if left.is_zero() {
+                let limit =
+                    Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+                let mut files: Vec<_> = [Some(stream), stop]
+                    .into_iter()
+                    .flatten()
+                    .map(|file| PollFd::new(file, PollFlags::IN))
+                    .collect();
+                // Interrupted or not: look again.
+                let _ = poll(&mut files, Some(&limit));
+                let is_over = files.get(1).is_some_and(|stop| !stop.revents().is_empty());
+                if left.is_zero() || is_over {
                     return Err(Distance::NoDescriptor);
                 }
-                Bell::File(Arc::clone(stream)).wait(left);
             }
             Err(_) => return Err(Distance::NoDescriptor),
         }
@@ -261,6 +270,7 @@ impl Hosts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Bell;
     use crate::other_user::{as_nobody, can_act_as_nobody};
 
     #[test]
@@ -305,6 +315,20 @@ mod tests {
     }
 
     #[test]
+    fn a_door_closes_at_once_also_while_one_who_knocked_is_silent() {
+        let door = Door::open().expect("the system gives a socket");
+        let name = socket::parse_text(door.address()).expect("an address");
+        let silent = socket::dial(name).expect("it is answered");
+        // Most likely the thread waits for its word by then; where it does not, the door closes all the sooner.
+        let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
+        let closing = now();
+        drop(door);
+        let took = now().since(closing);
+        assert!(took < ANSWER_LIMIT / 2, "{took:?}");
+        drop(silent);
+    }
+
+    #[test]
     fn a_descriptor_that_shows_something_else_does_not_count_as_mapped() {
         let (one, other) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
@@ -313,12 +337,11 @@ mod tests {
             None,
         )
         .expect("the system gives sockets");
-        let other = Arc::new(other);
         let memory = SharedMemory::new(TAG_BYTES).expect("memory");
         socket::send(&one, &[7; TAG_BYTES], &[memory.file()]).expect("there is room");
-        assert_eq!(take(&other, now() + ANSWER_LIMIT), Err(Distance::NotMapped));
+        assert_eq!(take(&other, now() + ANSWER_LIMIT, None), Err(Distance::NotMapped));
         give(&one).expect("there is room");
-        assert_eq!(take(&other, now() + ANSWER_LIMIT), Ok(()));
+        assert_eq!(take(&other, now() + ANSWER_LIMIT, None), Ok(()));
     }
 
     #[test]

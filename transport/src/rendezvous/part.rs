@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Claim, Store, StoreError, cut};
+use super::{Claim, Store, StoreError, StorePath, cut};
 use crate::Nanos;
 use crate::clock::now;
 
@@ -37,8 +37,8 @@ impl PartOfStore {
     }
 
     /// Why the part's meeting has ended, if it has.
-    fn failure(&self) -> Option<String> {
-        let reason = self.whole().wait(&[self.key(FAILED)], now()).ok()?;
+    fn failure(&self, deadline: Nanos) -> Option<String> {
+        let reason = self.whole().wait(&[self.key(FAILED)], now(), deadline).ok()?;
         Some(String::from_utf8_lossy(reason.first()?).into_owned())
     }
 }
@@ -52,16 +52,16 @@ impl Store for PartOfStore {
         self.whole().claim(&self.key(key), value, deadline)
     }
 
-    fn wait(&mut self, keys: &[String], deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
+    fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
         let started = now();
         let whole_keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
         loop {
-            let found = self.whole().wait(&whole_keys, deadline.min(now() + LOOK));
+            let found = self.whole().wait(&whole_keys, until.min(now() + LOOK), deadline);
             let Err(StoreError::Missing { keys, refused, .. }) = found else { return found };
-            if let Some(reason) = self.failure() {
+            if let Some(reason) = self.failure(deadline) {
                 return Err(StoreError::Failed { reason });
             }
-            if now() >= deadline {
+            if now() >= until {
                 let begins = self.key("");
                 let keys = keys.iter().map(|key| key.strip_prefix(&begins).unwrap_or(key).to_owned());
                 return Err(StoreError::Missing {
@@ -81,6 +81,10 @@ impl Store for PartOfStore {
     fn seal(&mut self, _deadline: Nanos) {
         // Only those who are in the whole store's world can come here.
     }
+
+    fn path(&self) -> Option<StorePath> {
+        self.whole().path()
+    }
 }
 
 #[cfg(test)]
@@ -88,6 +92,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
 
     /// A store of this process.
     #[derive(Default)]
@@ -110,7 +116,12 @@ mod tests {
             Ok(Claim::Taken)
         }
 
-        fn wait(&mut self, keys: &[String], _deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
+        fn wait(
+            &mut self,
+            keys: &[String],
+            _until: Nanos,
+            _deadline: Nanos,
+        ) -> Result<Vec<Vec<u8>>, StoreError> {
             let missing: Vec<_> = keys.iter().filter(|key| !self.0.contains_key(*key)).cloned().collect();
             if missing.is_empty() {
                 return Ok(keys.iter().map(|key| self.0[key].clone()).collect());
@@ -136,13 +147,13 @@ mod tests {
         one.set("rank/0", b"one", now()).expect("set");
         other.set("rank/0", b"other", now()).expect("the same key in another part");
         assert_eq!(one.claim("rank/0", b"two", now()).expect("asked"), Claim::Present(b"one".to_vec()));
-        let error = one.wait(&keys, now()).expect_err("one key is missing");
+        let error = one.wait(&keys, now(), now() + MINUTE).expect_err("one key is missing");
         assert!(matches!(&error, StoreError::Missing { keys, .. } if *keys == ["rank/1"]), "{error}");
         one.fail("first", now());
         one.fail("second", now());
         one.seal(now());
-        let error = one.wait(&keys, now() + Duration::from_secs(60)).expect_err("the part has ended");
+        let error = one.wait(&keys, now() + MINUTE, now() + MINUTE).expect_err("the part has ended");
         assert!(matches!(&error, StoreError::Failed { reason } if reason == "first"), "{error}");
-        assert_eq!(other.wait(&keys[..1], now()).expect("goes on"), [b"other"]);
+        assert_eq!(other.wait(&keys[..1], now(), now() + MINUTE).expect("goes on"), [b"other"]);
     }
 }

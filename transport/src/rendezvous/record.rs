@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use super::StorePath;
 use crate::Rank;
 
 /// Version of what ranks say to each other at the meeting and on the fabrics.
-pub(super) const PROTOCOL_VERSION: u32 = 2;
+pub(super) const PROTOCOL_VERSION: u32 = 3;
 
 /// Most settings that are compared.
 const KNOBS_MAX: usize = 64;
@@ -20,6 +21,10 @@ pub(super) struct Record {
     /// Differs between machines, equal for all processes of one, whatever their containers. Only for messages, and to
     /// count who shares processors.
     pub(super) machine: String,
+    /// Number of the network namespace: processes of one machine with equal ones have one loopback.
+    pub(super) network: String,
+    /// The ends of its connection to the store, if it needs one.
+    pub(super) path: Option<StorePath>,
     /// `PLEACH_HOST`.
     pub(super) host: Option<String>,
     /// Where neighbours knock, if it tries to find any.
@@ -50,6 +55,7 @@ impl Record {
         world_size: u32,
         host: Option<&str>,
         door: Option<&str>,
+        path: Option<StorePath>,
         knobs: &[(String, String)],
     ) -> Self {
         let mut knobs = knobs.to_vec();
@@ -59,6 +65,8 @@ impl Record {
             process: std::process::id(),
             host_name: host_name(),
             machine: machine(),
+            network: network(),
+            path,
             host: host.map(str::to_owned),
             door: door.map(str::to_owned),
             knobs,
@@ -74,6 +82,10 @@ impl Record {
         line("process", &self.process.to_string());
         line("host-name", &self.host_name);
         line("machine", &self.machine);
+        line("network", &self.network);
+        if let Some(StorePath { local, remote }) = self.path {
+            line("path", &format!("{local} {remote}"));
+        }
         if let Some(host) = &self.host {
             line("host", host);
         }
@@ -108,6 +120,8 @@ impl Record {
         let process = field("process").ok_or(Unreadable).and_then(number)?;
         let host_name = field("host-name").ok_or(Unreadable)?;
         let machine = field("machine").ok_or(Unreadable)?;
+        let network = field("network").ok_or(Unreadable)?;
+        let path = field("path").map(|text| path(&text).ok_or(Unreadable)).transpose()?;
         let host = field("host");
         let door = field("door");
         let mut knobs = Vec::new();
@@ -121,7 +135,7 @@ impl Record {
         if lines.next().is_some() {
             return Err(Unreadable);
         }
-        Ok(Ok(Self { world_size, process, host_name, machine, host, door, knobs }))
+        Ok(Ok(Self { world_size, process, host_name, machine, network, path, host, door, knobs }))
     }
 
     /// What differs that must not.
@@ -176,6 +190,17 @@ fn machine() -> String {
     identity.map_or_else(|_| host_name(), |text| text.trim().to_owned())
 }
 
+/// The number of this process's network namespace.
+fn network() -> String {
+    let link = std::fs::read_link("/proc/self/ns/net");
+    link.map_or_else(|_| "unknown".to_owned(), |link| link.to_string_lossy().into_owned())
+}
+
+fn path(text: &str) -> Option<StorePath> {
+    let (local, remote) = text.split_once(' ')?;
+    Some(StorePath { local: local.parse().ok()?, remote: remote.parse().ok()? })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,6 +211,8 @@ mod tests {
             process: 77,
             host_name: "vm".to_owned(),
             machine: "m".to_owned(),
+            network: "net:[7]".to_owned(),
+            path: None,
             host: None,
             door: None,
             knobs: vec![
@@ -199,11 +226,13 @@ mod tests {
     fn a_record_reads_back_with_and_without_a_host_name_of_its_own() {
         let texts = || [None, Some("rack 1".to_owned())];
         for (host, door) in texts().into_iter().flat_map(|host| texts().map(|door| (host.clone(), door))) {
-            let record = Record { host, door, ..record() };
+            let ends = ["10.1.0.2", "fd00::1"].map(|text| text.parse().expect("an address"));
+            let path = door.as_ref().map(|_| StorePath { local: ends[0], remote: ends[1] });
+            let record = Record { host, door, path, ..record() };
             assert_eq!(Record::decode(&record.encode()), Ok(Ok(record)));
         }
         assert_eq!(Record::decode(b"pleach 9\nwhatever"), Ok(Err(9)));
-        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 2\nworld-size x\n", &[0xff]] {
+        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 3\nworld-size x\n", &[0xff]] {
             assert_eq!(Record::decode(bytes), Err(Unreadable));
         }
         let whole = record().encode();

@@ -33,7 +33,7 @@
 //!
 //! let world = World::new(Options::new(Network::full_mesh(3, 1_000_000_000, Duration::from_micros(2)), 42));
 //! let mut devices: Vec<_> = (0..3).map(|rank| world.device(DeviceConfig {
-//!     rank, world_size: 3, secret: None, cells: 8, connect_timeout: Duration::from_secs(1), interface: None,
+//!     rank, world_size: 3, secret: None, cells: 8, connect_timeout: Duration::from_secs(1), interface: None, address: None,
 //!     responder: Arc::new(Silent),
 //! })).collect();
 //! let addresses: Vec<_> = devices.iter().map(|device| device.address()).collect();

@@ -45,6 +45,7 @@ pub(crate) use self::regions::KeyMap;
 use self::regions::{Regions, Releases};
 use self::shared::{Mail, Order, Shared};
 pub use self::socket::interface_addresses;
+pub(crate) use self::socket::listening_ip;
 use self::watcher::Watcher;
 use crate::Rank;
 use crate::cells::Cells;
@@ -130,7 +131,7 @@ impl TcpDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
-        let ip = socket::listening_ip(config.interface.as_deref())?;
+        let ip = socket::listening_ip(config.interface.as_deref(), config.address)?;
         let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
         if !ip.is_loopback() && !has_secret {
             return Err(OpenError::SecretRequired { address: ip });

@@ -106,12 +106,12 @@ pub(super) fn tune_control(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Which address to listen on.
-pub(super) fn listening_ip(interface: Option<&str>) -> Result<IpAddr, OpenError> {
-    let Some(text) = interface else { return Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)) };
+/// Which address to listen on: of the interface that is named, the one that is preferred if it has it.
+pub(crate) fn listening_ip(interface: Option<&str>, preferred: Option<IpAddr>) -> Result<IpAddr, OpenError> {
+    let Some(text) = interface else { return Ok(preferred.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))) };
     let ip = match text.trim_start_matches('[').trim_end_matches(']').parse() {
         Ok(ip) => ip,
-        Err(_) => interface_ip(text)?,
+        Err(_) => interface_ip(text, preferred)?,
     };
     if ip.is_unspecified() {
         return Err(OpenError::Unspecified { interface: text.to_owned() });
@@ -119,8 +119,9 @@ pub(super) fn listening_ip(interface: Option<&str>) -> Result<IpAddr, OpenError>
     Ok(ip)
 }
 
-/// The first address of a network interface, IPv4 preferred, asked of the kernel (rtnetlink).
-fn interface_ip(name: &str) -> Result<IpAddr, OpenError> {
+/// The preferred address of a network interface, else the first one of the same kind, else the first; where none is preferred,
+/// IPv4 goes first. Asked of the kernel (rtnetlink).
+fn interface_ip(name: &str, preferred: Option<IpAddr>) -> Result<IpAddr, OpenError> {
     let unknown = || OpenError::NoSuchInterface { interface: name.to_owned() };
     let system = |source: io::Error| OpenError::Interface { interface: name.to_owned(), source };
     let index = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).map_err(|_| unknown())?;
@@ -128,7 +129,8 @@ fn interface_ip(name: &str) -> Result<IpAddr, OpenError> {
     let addresses = interface_addresses().map_err(system)?;
     let mut found: Vec<IpAddr> =
         addresses.into_iter().filter(|(owner, _)| *owner == index).map(|(_, ip)| ip).collect();
-    found.sort_by_key(|ip| ip.is_ipv6());
+    let prefers_ipv6 = preferred.is_some_and(|ip| ip.is_ipv6());
+    found.sort_by_key(|ip| (Some(*ip) != preferred, ip.is_ipv6() != prefers_ipv6));
     found.first().copied().ok_or_else(|| OpenError::NoAddress { interface: name.to_owned() })
 }
 

@@ -101,6 +101,7 @@ impl Two {
                 cells: 4,
                 connect_timeout,
                 interface: None,
+                address: None,
                 responder: Arc::new(Mute),
             };
             VerbsDevice::new(config, &wish(rank)).expect("an RDMA device that is up")

@@ -472,6 +472,7 @@ fn station<B: Backend>(
         cells: CELLS,
         connect_timeout: PATIENCE,
         interface: None,
+        address: None,
         responder: Arc::clone(&inbox) as Arc<dyn Responder>,
     };
     change(&mut config);

@@ -28,6 +28,7 @@ pub(crate) fn config(rank: Rank) -> DeviceConfig {
         cells: 4,
         connect_timeout: PATIENCE,
         interface: None,
+        address: None,
         responder: Arc::new(Silent),
     }
 }

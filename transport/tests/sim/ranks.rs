@@ -77,6 +77,7 @@ impl Ranks {
                     cells: 16,
                     connect_timeout: CONNECT_TIMEOUT,
                     interface: None,
+                    address: None,
                     responder: listeners[rank as usize].clone(),
                 }))
             })

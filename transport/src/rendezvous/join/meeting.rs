@@ -1,16 +1,19 @@
 //! One rank at a meeting: it says its line in each round, reads everybody's, and connects.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::reach_error::ReachError;
 use super::{JoinOptions, config};
 use crate::auth::Secret;
 use crate::clock::now;
-use crate::device::{Address, ConnectError, Device, Event, LossCause, Responder};
+use crate::device::{Address, Device, Event, Responder};
 use crate::hybrid::Route;
-use crate::rendezvous::error::{JoinError, ranks_shown};
+use crate::rendezvous::error::JoinError;
 use crate::rendezvous::fabrics::{Fabric, FabricChoice, Fabrics};
 use crate::rendezvous::gate::Gate;
+use crate::rendezvous::listening::listening_address;
 use crate::rendezvous::neighbours::{Distance, Door, Hosts, knock};
 use crate::rendezvous::record::{Difference, PROTOCOL_VERSION, Record};
 use crate::rendezvous::{Claim, Store, StoreError, World, cut};
@@ -28,6 +31,12 @@ const TELLING_SHARE: u32 = 5;
 /// and in this long at most.
 const TELLING_TIME_MAX: Duration = Duration::from_secs(2);
 
+/// Of its whole time a rank keeps such a part, in which it tells the others why it gives up and the store still answers,
+const FAREWELL_SHARE: u32 = 4;
+
+/// and this long at most.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// Events taken from a device at a time.
 const EVENTS: usize = 64;
 
@@ -38,6 +47,15 @@ pub(super) struct Met {
     pub(super) ranks_here: u32,
     pub(super) hosts: Hosts,
     pub(super) connected: Connected,
+}
+
+/// How a rank's devices are made.
+struct Terms {
+    /// What joins this rank to each other.
+    routes: Vec<Route>,
+    secret: Secret,
+    /// Where it listens; loopback where absent.
+    address: Option<IpAddr>,
 }
 
 /// A device that is connected to all peers.
@@ -52,13 +70,29 @@ pub(super) struct Meeting<'a> {
     pub(super) world: &'a World,
     pub(super) options: &'a JoinOptions,
     pub(super) began: Nanos,
+    /// When to give up.
     pub(super) deadline: Nanos,
+    /// When the others must have been told why. The meeting is over by then, whatever happens.
+    pub(super) limit: Nanos,
     pub(super) store: Box<dyn Store>,
     pub(super) responder: Arc<dyn Responder>,
     pub(super) fabrics: &'a mut dyn Fabrics,
 }
 
-impl Meeting<'_> {
+impl<'a> Meeting<'a> {
+    pub(super) fn new(
+        world: &'a World,
+        options: &'a JoinOptions,
+        began: Nanos,
+        store: Box<dyn Store>,
+        responder: Arc<dyn Responder>,
+        fabrics: &'a mut dyn Fabrics,
+    ) -> Self {
+        let limit = began + options.timeout;
+        let deadline = began + (options.timeout - (options.timeout / FAREWELL_SHARE).min(FAREWELL_TIME_MAX));
+        Self { world, options, began, deadline, limit, store, responder, fabrics }
+    }
+
     pub(super) fn meet(&mut self) -> Result<Met, JoinError> {
         // Who asks for sockets or RDMA has no neighbours, whoever is near.
         let tries = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
@@ -133,7 +167,8 @@ impl Meeting<'_> {
         knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
         let given = if self.world.secret.is_some() { "set" } else { "not set" };
         knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
-        let own = Record::own(self.world.world_size, self.world.host.as_deref(), door, &knobs);
+        let (host, path) = (self.world.host.as_deref(), self.store.path());
+        let own = Record::own(self.world.world_size, host, door, path, &knobs);
         // As the others will see it.
         let encoded = own.encode();
         let own = decode(rank, &encoded, rank)?;
@@ -166,16 +201,25 @@ impl Meeting<'_> {
         secret: &Secret,
     ) -> Result<(Fabric, Connected), JoinError> {
         let best = hosts.fabric();
-        let routes = hosts.routes(self.world.rank);
-        let limit = self.time_to_connect();
-        let (fabric, why, connected) = match self.options.fabric {
+        let is_asked_for = match self.options.fabric {
             FabricChoice::Only(Fabric::Shm) if best != Fabric::Shm => {
                 return Err(not_one_host(records, hosts));
             }
-            FabricChoice::Only(fabric) => {
-                (fabric, "it was asked for".to_owned(), self.connect(fabric, &routes, secret, limit)??)
+            FabricChoice::Only(fabric) => Some(fabric),
+            FabricChoice::Auto => None,
+        };
+        // Ranks that share memory are on one host.
+        let address = match is_asked_for.unwrap_or(best) {
+            Fabric::Shm => None,
+            _ => listening_address(self.world, records)?,
+        };
+        let terms = Terms { routes: hosts.routes(self.world.rank), secret: secret.clone(), address };
+        let (fabric, why, connected) = match is_asked_for {
+            Some(fabric) => {
+                let limit = self.time_to_connect();
+                (fabric, "it was asked for".to_owned(), self.connect(fabric, &terms, limit)??)
             }
-            FabricChoice::Auto => self.connect_best(best, &routes, secret, &shown_apart(records, hosts))?,
+            None => self.connect_best(best, &terms, &shown_apart(records, hosts))?,
         };
         let (ranks, count) = (self.world.world_size, hosts.count());
         let line = match fabric {
@@ -197,8 +241,7 @@ impl Meeting<'_> {
     fn connect_best(
         &mut self,
         best: Fabric,
-        routes: &[Route],
-        secret: &Secret,
+        terms: &Terms,
         apart: &str,
     ) -> Result<(Fabric, String, Connected), JoinError> {
         let candidates: &[Fabric] = match best {
@@ -210,7 +253,7 @@ impl Meeting<'_> {
         let mut why = apart.to_owned();
         for &fabric in tried {
             let left = self.deadline.since(now());
-            match self.connect(fabric, routes, secret, (left / 2).min(SHARING_TIMEOUT))? {
+            match self.connect(fabric, terms, (left / 2).min(SHARING_TIMEOUT))? {
                 Ok(connected) => return Ok((fabric, why, connected)),
                 // Another fabric does: what would mend this one is for those who ask for it.
                 Err(JoinError::Fabric { fabric, rank, reason }) => {
@@ -221,7 +264,7 @@ impl Meeting<'_> {
             }
         }
         let limit = self.time_to_connect();
-        Ok((*last, why, self.connect(*last, routes, secret, limit)??))
+        Ok((*last, why, self.connect(*last, terms, limit)??))
     }
 
     /// How long the last fabric may take: what is left, but for the time to tell each other what came of it.
@@ -235,14 +278,19 @@ impl Meeting<'_> {
     fn connect(
         &mut self,
         fabric: Fabric,
-        routes: &[Route],
-        secret: &Secret,
+        terms: &Terms,
         limit: Duration,
     ) -> Result<Result<Connected, JoinError>, JoinError> {
         let gate = Arc::new(Gate::default());
-        let config = config(self.world, self.options, secret.clone(), limit, Arc::<Gate>::clone(&gate));
+        let config = config(
+            self.world,
+            self.options,
+            (terms.secret.clone(), terms.address),
+            limit,
+            Arc::<Gate>::clone(&gate),
+        );
         // `+` and the address, or `-` and the reason why there is none.
-        let (mut device, line) = match self.fabrics.make(fabric, routes, config) {
+        let (mut device, line) = match self.fabrics.make(fabric, &terms.routes, config) {
             Ok(device) => {
                 let line = format!("+{}", device.address());
                 (Some(device), line)
@@ -286,10 +334,11 @@ impl Meeting<'_> {
         later: &mut Vec<Event>,
     ) -> Result<(), ReachError> {
         let started = now();
+        let told = |peer: Rank| &lines[peer as usize][1..];
         let mut missing: Vec<Rank> =
             (0..self.world.world_size).filter(|&peer| peer != self.world.rank).collect();
         for &peer in &missing {
-            device.connect(peer, &Address(lines[peer as usize][1..].to_owned()))?;
+            device.connect(peer, &Address(told(peer).to_owned()))?;
         }
         let mut events = Vec::with_capacity(EVENTS);
         loop {
@@ -298,7 +347,9 @@ impl Meeting<'_> {
             for event in events.drain(..) {
                 match event {
                     Event::Connected { peer } => missing.retain(|&other| other != peer),
-                    Event::PeerLost { peer, cause } => return Err(ReachError::Lost { peer, cause }),
+                    Event::PeerLost { peer, cause } => {
+                        return Err(ReachError::lost(peer, told(peer), cause));
+                    }
                     other => later.push(other),
                 }
             }
@@ -307,7 +358,7 @@ impl Meeting<'_> {
             }
             let left = until.since(now());
             if left.is_zero() {
-                return Err(ReachError::Late { ranks: missing, waited: now().since(started) });
+                return Err(ReachError::late(missing, self.world.rank, now().since(started), told));
             }
             if quiet && let Some(bell) = device.arm() {
                 let left = device.next_wakeup().map_or(left, |wakeup| left.min(wakeup.since(now())));
@@ -354,7 +405,7 @@ impl Meeting<'_> {
         let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
         loop {
             let until = if polled.is_some() { self.deadline.min(now() + LOOK) } else { self.deadline };
-            let error = match self.store.wait(&keys, until) {
+            let error = match self.store.wait(&keys, until, self.limit) {
                 Ok(values) => return Ok(values),
                 Err(error) => error,
             };
@@ -393,36 +444,6 @@ impl Meeting<'_> {
                     || difference.first.1.parse().is_ok_and(|world_size: u32| self.world.rank < world_size)
             }
             _ => true,
-        }
-    }
-}
-
-/// Why a rank did not reach its peers.
-#[derive(Debug, thiserror::Error)]
-enum ReachError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("rank {peer} was not reached: {cause}")]
-    Lost { peer: Rank, cause: LossCause },
-    #[error("{} not connected within {} ms", ranks_shown(.ranks), .waited.as_millis())]
-    Late { ranks: Vec<Rank>, waited: Duration },
-}
-
-impl ReachError {
-    /// Whether it says only that a peer is not there; why that is, the peer may know.
-    fn is_absence(&self) -> bool {
-        match self {
-            Self::Connect(_) => false,
-            Self::Late { .. } => true,
-            Self::Lost { cause, .. } => matches!(
-                cause,
-                LossCause::ProcessEnded
-                    | LossCause::ConnectionClosed
-                    | LossCause::ConnectionBroke(_)
-                    | LossCause::HostSilent(_)
-                    | LossCause::NotReached(_)
-                    | LossCause::Refused(_)
-            ),
         }
     }
 }

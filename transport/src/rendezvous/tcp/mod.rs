@@ -6,11 +6,12 @@
 //! a store by the first bytes it says.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use super::pause::Attempts;
-use super::{Claim, OpenError, Store, StoreError, check, cut};
+use super::{Claim, OpenError, Store, StoreError, StorePath, check, cut};
 use crate::auth::{Secret, Side, challenge};
 use crate::clock::now;
 use crate::error::files_allowed;
@@ -30,9 +31,6 @@ use server::{HANDSHAKE_TIMEOUT, Server};
 /// Longest a single attempt to reach the address may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How much later than promised the store's answer may come before it counts as lost.
-const ANSWER_SLACK: Duration = Duration::from_secs(5);
-
 /// How many bytes of a stranger's answer are shown.
 const ANSWER_SHOWN_BYTES: usize = 24;
 
@@ -41,8 +39,10 @@ pub struct TcpStore {
     address: String,
     stream: TcpStream,
     input: Vec<u8>,
+    /// Why ranks of other hosts cannot come, where this is known.
+    unreachable: Option<String>,
     /// Dropped after the stream: the last answers to others still go out.
-    _server: Option<Server>,
+    server: Option<Server>,
 }
 
 impl TcpStore {
@@ -58,18 +58,34 @@ impl TcpStore {
         secret: Option<&Secret>,
         deadline: Nanos,
     ) -> Result<Self, OpenError> {
-        let resolved = resolve(address, secret)?;
-        let server = if rank == 0 { Some(listen(address, &resolved, world_size, secret)?) } else { None };
+        let resolved = resolve(address, secret, deadline)?;
+        let (mut server, mut unreachable) = (None, None);
+        if rank == 0 {
+            let places = places_to_listen(address, &resolved, secret.is_some());
+            server = Some(listen(address, &places, world_size, secret, deadline)?);
+            if is_named(address) && places.iter().all(|place| place.ip().is_loopback()) {
+                let own = places[0].ip();
+                unreachable = Some(format!(
+                    "ranks of other hosts, since {address} is {own} on rank 0's host and there is no secret; set PLEACH_SECRET_FILE"
+                ));
+            }
+        }
         let dialer = Dialer { address, resolved: &resolved, rank, world_size, secret };
         let stream = dialer.dial(deadline)?;
-        Ok(Self { address: address.to_owned(), stream, input: Vec::new(), _server: server })
+        Ok(Self { address: address.to_owned(), stream, input: Vec::new(), unreachable, server })
     }
 
     fn ask(&mut self, request: &Request, deadline: Nanos) -> Result<Answer, StoreError> {
         let lost = |source| StoreError::Lost { address: self.address.clone(), source };
         let protocol = || StoreError::Protocol { address: self.address.clone() };
-        let until = deadline.max(now()) + ANSWER_SLACK;
-        self.stream.set_write_timeout(Some(until.since(now()).max(ANSWER_SLACK))).map_err(lost)?;
+        if let Some(server) = &mut self.server {
+            server.ends_by(deadline);
+        }
+        let left = || match deadline.since(now()) {
+            Duration::ZERO => Err(lost(io::ErrorKind::TimedOut.into())),
+            left => Ok(left),
+        };
+        self.stream.set_write_timeout(Some(left()?)).map_err(lost)?;
         self.stream.write_all(&request.encode()).map_err(lost)?;
         loop {
             if let Some((inside, taken)) =
@@ -79,11 +95,7 @@ impl TcpStore {
                 self.input.drain(..taken);
                 return Ok(answer);
             }
-            let left = until.since(now());
-            if left.is_zero() {
-                return Err(lost(io::ErrorKind::TimedOut.into()));
-            }
-            self.stream.set_read_timeout(Some(left)).map_err(lost)?;
+            self.stream.set_read_timeout(Some(left()?)).map_err(lost)?;
             let mut buffer = [0; 16 * 1024];
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Err(lost(io::ErrorKind::ConnectionAborted.into())),
@@ -119,16 +131,17 @@ impl Store for TcpStore {
         }
     }
 
-    fn wait(&mut self, keys: &[String], deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
+    fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
         let started = now();
         let mut values = Vec::with_capacity(keys.len());
         for keys in keys.chunks(codec::KEYS_MAX) {
-            let limit_ms = u64::try_from(deadline.since(now()).as_millis()).unwrap_or(u64::MAX);
+            let limit_ms = u64::try_from(until.since(now()).as_millis()).unwrap_or(u64::MAX);
             match self.ask(&Request::Wait { keys: keys.to_vec(), limit_ms }, deadline)? {
                 Answer::Values(some) if some.len() == keys.len() => values.extend(some),
                 Answer::Failed(reason) => return Err(StoreError::Failed { reason }),
                 Answer::Missing { places, refused } => {
                     let keys = places.iter().filter_map(|&place| keys.get(place as usize).cloned()).collect();
+                    let refused = refused.or_else(|| self.unreachable.clone());
                     return Err(StoreError::Missing { keys, waited: now().since(started), refused });
                 }
                 _ => return Err(self.unexpected()),
@@ -145,12 +158,17 @@ impl Store for TcpStore {
     fn seal(&mut self, deadline: Nanos) {
         let _ = self.ask(&Request::Seal, deadline);
     }
+
+    fn path(&self) -> Option<StorePath> {
+        let [local, remote] = [self.stream.local_addr(), self.stream.peer_addr()];
+        Some(StorePath { local: local.ok()?.ip().to_canonical(), remote: remote.ok()?.ip().to_canonical() })
+    }
 }
 
 /// The socket addresses, and whether they may be used with this secret.
-fn resolve(address: &str, secret: Option<&Secret>) -> Result<Vec<SocketAddr>, OpenError> {
+fn resolve(address: &str, secret: Option<&Secret>, deadline: Nanos) -> Result<Vec<SocketAddr>, OpenError> {
     let failed = |source| OpenError::Resolve { address: address.to_owned(), source };
-    let resolved: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
+    let resolved = look_up(address, deadline).map_err(failed)?;
     if resolved.is_empty() {
         return Err(failed(io::ErrorKind::NotFound.into()));
     }
@@ -160,14 +178,56 @@ fn resolve(address: &str, secret: Option<&Secret>) -> Result<Vec<SocketAddr>, Op
     Ok(resolved)
 }
 
+/// Asks for the addresses of a name, until the deadline: a name server that is silent takes its own time.
+fn look_up(address: &str, deadline: Nanos) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = address.parse() {
+        return Ok(vec![address]);
+    }
+    let (sender, receiver) = mpsc::channel();
+    let address = address.to_owned();
+    // Not joined: the system's resolver cannot be told to stop.
+    std::thread::Builder::new().name("pleach-resolver".to_owned()).spawn(move || {
+        // Nobody listens any more where it took too long.
+        let _ = sender.send(address.to_socket_addrs().map(Iterator::collect));
+    })?;
+    receiver.recv_timeout(deadline.since(now())).map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+/// Whether the host is told by a name that is not the one for "this host alone".
+fn is_named(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).to_ascii_lowercase();
+    let is_localhost = host
+        .split('.')
+        .next()
+        .is_some_and(|first| ["localhost", "ip6-localhost", "ip6-loopback"].contains(&first))
+        || host.ends_with(".localhost");
+    !is_localhost && address.parse::<SocketAddr>().is_err()
+}
+
+/// Where rank 0 listens, in the order of trying. A name may have several addresses, or be 127.0.1.1 on the host whose name it
+/// is (Debian's habit), while other hosts know another address: then rank 0 listens on all, if there is a secret.
+fn places_to_listen(address: &str, resolved: &[SocketAddr], has_secret: bool) -> Vec<SocketAddr> {
+    let mut outside: Vec<_> = resolved.iter().filter(|place| !place.ip().is_loopback()).copied().collect();
+    outside.dedup();
+    match (&outside[..], has_secret && is_named(address)) {
+        ([one], true) => vec![*one],
+        (_, true) => {
+            let port = resolved[0].port();
+            vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
+        }
+        _ => resolved.to_vec(),
+    }
+}
+
 fn listen(
     address: &str,
-    resolved: &[SocketAddr],
+    places: &[SocketAddr],
     world_size: u32,
     secret: Option<&Secret>,
+    deadline: Nanos,
 ) -> Result<Server, OpenError> {
-    TcpListener::bind(resolved)
-        .and_then(|listener| Server::start(listener, world_size, secret.cloned()))
+    TcpListener::bind(places)
+        .and_then(|listener| Server::start(listener, world_size, secret.cloned(), deadline))
         .map_err(|source| match (source.kind(), files_allowed(&source)) {
             (_, Some(most)) => OpenError::Files { most },
             (io::ErrorKind::AddrInUse, _) => OpenError::PortInUse { address: address.to_owned() },

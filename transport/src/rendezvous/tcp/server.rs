@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -42,6 +41,9 @@ const CONNECTIONS_SPARE: usize = 64;
 /// Values beyond what a meeting of this world needs.
 const VALUES_SPARE: usize = 256;
 
+/// Warnings about those who are turned away, so that a flood of them does not fill a log.
+const WARNINGS_MAX: u32 = 16;
+
 /// Values a rank may store.
 const VALUES_PER_RANK: usize = 1024;
 
@@ -53,20 +55,28 @@ const REQUESTS_AT_ONCE: usize = 16;
 
 /// A running store. Dropping it sends the last answers, closes the port and ends the thread.
 pub(super) struct Server {
-    stop: Arc<AtomicBool>,
+    /// When the last answers must have gone out.
+    deadline: Nanos,
+    /// Set to end the thread: until when it may still answer.
+    stop: Arc<OnceLock<Nanos>>,
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
     /// Serves what comes to `listener`. Without a secret it makes one and hands it to processes of this user and host.
-    pub(super) fn start(listener: TcpListener, world_size: u32, secret: Option<Secret>) -> io::Result<Self> {
+    pub(super) fn start(
+        listener: TcpListener,
+        world_size: u32,
+        secret: Option<Secret>,
+        deadline: Nanos,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let own_user = match &secret {
             Some(_) => None,
             None => Some(same_user::listen(listener.local_addr()?)?),
         };
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Arc::new(OnceLock::new());
         let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
         let secret = secret.unwrap_or_else(Secret::fresh);
         let service = Service { own_user, ..Service::new(listener, world_size as usize, secret) };
@@ -74,14 +84,19 @@ impl Server {
         let thread = std::thread::Builder::new()
             .name("pleach-store".to_owned())
             .spawn(move || service.serve(&stopped, &rung))?;
-        Ok(Self { stop, bell, thread: Some(thread) })
+        Ok(Self { deadline, stop, bell, thread: Some(thread) })
+    }
+
+    /// Dropping it takes no longer than until then.
+    pub(super) fn ends_by(&mut self, deadline: Nanos) {
+        self.deadline = deadline;
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Pairs with the load in `serve`; the eventfd wakes it.
-        self.stop.store(true, Ordering::Release);
+        // The eventfd wakes the thread.
+        let _ = self.stop.set(self.deadline);
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             // It ends within `FAREWELL_TIMEOUT` and `FLUSH_TIMEOUT`; a panic there has been printed by its thread.
@@ -97,18 +112,38 @@ struct Table {
     failed: Option<String>,
     sealed: bool,
     refused: Option<String>,
+    /// How many more times it is said at once.
+    warnings_left: u32,
     /// How often what waits are for has changed.
     changes: u64,
 }
 
 impl Table {
     fn new(values_max: usize) -> Self {
-        Self { values: BTreeMap::new(), values_max, failed: None, sealed: false, refused: None, changes: 0 }
+        Self {
+            values: BTreeMap::new(),
+            values_max,
+            failed: None,
+            sealed: false,
+            refused: None,
+            warnings_left: WARNINGS_MAX,
+            changes: 0,
+        }
     }
 
     fn fail(&mut self, reason: &str) {
         self.failed.get_or_insert_with(|| reason.to_owned());
         self.changes += 1;
+    }
+
+    /// Keeps why somebody was turned away, and says so at once. The meeting goes on: anybody can send a wrong proof, which must
+    /// not end a job.
+    fn refuse(&mut self, reason: String) {
+        if self.refused.as_ref() != Some(&reason) && self.warnings_left > 0 {
+            self.warnings_left -= 1;
+            tracing::warn!("turned away: {reason}; the others wait for it");
+        }
+        self.refused = Some(reason);
     }
 
     /// The answer, or `None` for a wait that must go on.
@@ -209,14 +244,16 @@ impl Service {
         }
     }
 
-    fn serve(mut self, stop: &AtomicBool, bell: &OwnedFd) {
-        // Pairs with the store in `Server::drop`.
-        while !stop.load(Ordering::Acquire) {
+    fn serve(mut self, stop: &OnceLock<Nanos>, bell: &OwnedFd) {
+        let deadline = loop {
+            if let Some(deadline) = stop.get() {
+                break *deadline;
+            }
             let ready = self.sleep(Some(bell), self.next_deadline());
             self.advance(&ready);
-        }
+        };
         // After a failure the others are told why: each goes away as soon as it knows.
-        let until = now() + FAREWELL_TIMEOUT;
+        let until = deadline.min(now() + FAREWELL_TIMEOUT);
         while self.table.failed.is_some()
             && now() < until
             && self.connections.values().any(Connection::is_open)
@@ -224,7 +261,7 @@ impl Service {
             let ready = self.sleep(Some(&self.listener), Some(until));
             self.advance(&ready);
         }
-        let until = now() + FLUSH_TIMEOUT;
+        let until = deadline.min(now() + FLUSH_TIMEOUT);
         while now() < until && self.connections.values().any(|connection| !connection.output.is_empty()) {
             self.sleep(None, Some(until));
             self.connections.values_mut().for_each(Connection::send);
@@ -344,7 +381,7 @@ impl Service {
                 Ok(None) => {}
                 Ok(Some(user)) => {
                     let own = socket::own_user();
-                    self.table.refused = Some(format!("a process of user {user}, this job is of user {own}"));
+                    self.table.refuse(format!("a process of user {user}, this job is of user {own}"));
                 }
                 Err(errno) => return self.not_accepted(&errno.into()),
             }
@@ -474,8 +511,8 @@ impl Connection {
                 self.stage = if dialer.version == VERSION {
                     Stage::Proving { until, dialer: dialer.challenge, listener }
                 } else {
-                    table.refused =
-                        Some(format!("{} speaks rendezvous version {}", self.from, dialer.version));
+                    let from = self.from.ip();
+                    table.refuse(format!("{from} speaks rendezvous version {}", dialer.version));
                     Stage::Ending { until }
                 };
             }
@@ -488,7 +525,7 @@ impl Connection {
                 let verdict =
                     if !Secret::verify(Some(secret), Side::Dialer, dialer, listener, &claim, &proof.answer) {
                         let from = self.from.ip();
-                        table.refused = Some(format!("rank {} from {from} has a wrong secret", proof.rank));
+                        table.refuse(format!("rank {} from {from} has a wrong secret", proof.rank));
                         Verdict::WrongSecret
                     } else if table.sealed {
                         Verdict::Complete

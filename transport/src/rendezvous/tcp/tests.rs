@@ -3,6 +3,7 @@ use std::thread;
 
 use super::*;
 use crate::other_user::{NOBODY, as_nobody, can_act_as_nobody};
+use crate::rendezvous::{Fabric, FabricChoice, JoinOptions, World, join_at};
 
 /// A port nobody has.
 fn free_address() -> String {
@@ -40,11 +41,11 @@ fn ranks_that_start_before_rank_0_wait_for_it_and_all_read_what_each_wrote() {
             scope.spawn(move || {
                 let mut store = open(address, rank, None, late()).expect("opens");
                 store.set(&keys[rank as usize], &[rank as u8; 300], late()).expect("set");
-                let values = store.wait(keys, late()).expect("all come");
+                let values = store.wait(keys, late(), late()).expect("all come");
                 assert_eq!(values, [[0; 300], [1; 300], [2; 300]]);
                 store.set(&format!("end/{rank}"), b"", late()).expect("set");
                 if rank == 0 {
-                    store.wait(&["end/1".to_owned(), "end/2".to_owned()], late()).expect("all end");
+                    store.wait(&["end/1".to_owned(), "end/2".to_owned()], late(), late()).expect("all end");
                 }
             });
         }
@@ -69,7 +70,7 @@ fn a_wait_ends_at_its_deadline_and_names_what_is_missing_and_who_was_refused() {
     assert!(matches!(error(open(&address, 1, None, late())), OpenError::WrongSecret { .. }));
     zero.set("rank/0", b"", late()).expect("set");
     let keys = ["rank/0", "rank/1"].map(str::to_owned);
-    let Err(StoreError::Missing { keys, refused, .. }) = zero.wait(&keys, soon()) else {
+    let Err(StoreError::Missing { keys, refused, .. }) = zero.wait(&keys, soon(), late()) else {
         panic!("rank 1 is missing")
     };
     assert_eq!(keys, ["rank/1"]);
@@ -82,7 +83,7 @@ fn one_that_fails_ends_the_waiting_of_all() {
     let mut zero = open(&address, 0, None, late()).expect("opens");
     let mut one = open(&address, 1, None, late()).expect("opens");
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| zero.wait(&["rank/2".to_owned()], late()));
+        let waiting = scope.spawn(|| zero.wait(&["rank/2".to_owned()], late(), late()));
         one.fail("rank 1 has no luck", late());
         let error = waiting.join().expect("ends").expect_err("fails");
         assert!(matches!(&error, StoreError::Failed { reason } if reason == "rank 1 has no luck"), "{error}");
@@ -95,7 +96,7 @@ fn ranks_notice_that_rank_0_is_gone() {
     let zero = open(&address, 0, None, late()).expect("opens");
     let mut one = open(&address, 1, None, late()).expect("opens");
     drop(zero);
-    assert!(matches!(one.wait(&["a".to_owned()], late()), Err(StoreError::Lost { .. })));
+    assert!(matches!(one.wait(&["a".to_owned()], late(), late()), Err(StoreError::Lost { .. })));
     let unreachable = error(open(&address, 1, None, soon()));
     assert!(matches!(unreachable, OpenError::Unreachable { .. }), "{unreachable}");
 }
@@ -199,7 +200,7 @@ fn without_a_secret_another_user_is_refused_on_both_sides() {
          start all ranks as one user, or give all the same PLEACH_SECRET_FILE and meet at tcp://HOST:PORT"
     );
     assert_eq!(refused, Err(expected));
-    let Err(StoreError::Missing { refused, .. }) = zero.wait(&["rank/1".to_owned()], soon()) else {
+    let Err(StoreError::Missing { refused, .. }) = zero.wait(&["rank/1".to_owned()], soon(), late()) else {
         panic!("rank 1 is missing")
     };
     assert_eq!(refused.as_deref(), Some("a process of user 65534, this job is of user 0"));
@@ -235,7 +236,7 @@ fn strangers_do_no_harm() {
     }
     let mut one = open(&address, 1, None, late()).expect("there is room for a rank");
     one.set("rank/1", b"here", late()).expect("set");
-    assert_eq!(zero.wait(&["rank/1".to_owned()], late()).expect("there"), [b"here"]);
+    assert_eq!(zero.wait(&["rank/1".to_owned()], late(), late()).expect("there"), [b"here"]);
 }
 
 #[test]
@@ -246,7 +247,7 @@ fn more_keys_than_fit_one_request_are_asked_for_in_several() {
     for key in &keys {
         store.set(key, key.as_bytes(), late()).expect("set");
     }
-    let values = store.wait(&keys, late()).expect("there");
+    let values = store.wait(&keys, late(), late()).expect("there");
     assert!(values.iter().zip(&keys).all(|(value, key)| value == key.as_bytes()) && values.len() == 600);
 }
 
@@ -316,4 +317,95 @@ fn ranks_are_served_and_get_in_while_strangers_flood_the_store() {
 #[ignore = "10,000 connections and a slow one take a minute: by hand"]
 fn ranks_are_served_and_get_in_while_ten_thousand_flood_the_store() {
     serve_under_flood(10_000, 400);
+}
+
+/// A store that lets one rank in and never says a word after that, as a rank 0 that is stopped.
+fn mute() -> (String, thread::JoinHandle<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("is bound").to_string();
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("somebody comes");
+        let mut hello = [0; HELLO_BYTES];
+        stream.read_exact(&mut hello).expect("a hello");
+        let (theirs, own) = (Hello::decode(&hello).expect("ours"), challenge());
+        stream.write_all(&Hello { version: VERSION, challenge: own }.encode()).expect("there is room");
+        let mut proof = [0; codec::PROOF_BYTES];
+        stream.read_exact(&mut proof).expect("a proof");
+        let proof = Proof::decode(&proof).expect("ours");
+        let claim = Proof::claim(proof.rank, proof.world_size);
+        let answer = Secret::answer(
+            Some(&secret("right right right")),
+            Side::Listener,
+            &theirs.challenge,
+            &own,
+            &claim,
+        );
+        stream.write_all(&Verdict::Welcome(answer).encode()).expect("there is room");
+        stream
+    });
+    (address, server)
+}
+
+/// Joins at this store as a rank of three, and gives the error and how long it took, the end of the store included.
+fn joining(store: TcpStore, rank: Rank, timeout: Duration) -> (String, Duration) {
+    struct Quiet;
+    impl crate::Responder for Quiet {
+        fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+            None
+        }
+        fn lost(&self, _peer: Rank, _cause: &crate::LossCause) {}
+    }
+    let world = World { rank, world_size: 3, ..World::alone() };
+    let options =
+        JoinOptions { fabric: FabricChoice::Only(Fabric::Tcp), knobs: Vec::new(), cells: 1, timeout };
+    let began = now();
+    let joined = join_at(Box::new(store), &world, &options, std::sync::Arc::new(Quiet));
+    (joined.expect_err("nobody else comes").to_string(), now().since(began))
+}
+
+/// How much later than its limit a join may end on a machine that is busy with other things.
+const BUSY: Duration = Duration::from_millis(700);
+
+#[test]
+fn a_join_ends_at_its_limit_also_when_rank_0_has_stopped() {
+    let (address, server) = mute();
+    let one = open(&address, 1, Some(&secret("right right right")), late()).expect("is let in");
+    let limit = Duration::from_secs(1);
+    let (error, took) = joining(one, 1, limit);
+    assert!(error.starts_with("rendezvous lost") && error.contains(&address), "{error}");
+    assert!(took < limit + BUSY, "{took:?}");
+    drop(server.join());
+}
+
+#[test]
+fn rank_0_ends_at_its_limit_also_while_a_rank_that_has_stopped_holds_its_connection() {
+    let address = free_address();
+    let zero = open(&address, 0, None, late()).expect("opens");
+    let _stopped = open(&address, 1, None, late()).expect("opens");
+    let limit = Duration::from_secs(1);
+    let (error, took) = joining(zero, 0, limit);
+    assert!(error.starts_with("missing ranks: ranks 1, 2 of 3"), "{error}");
+    assert!(took < limit + BUSY, "{took:?}");
+}
+
+#[test]
+fn rank_0_listens_on_every_address_where_its_name_has_several_or_only_loopback_and_there_is_a_secret() {
+    let at = |texts: &[&str]| -> Vec<SocketAddr> {
+        texts.iter().map(|text| text.parse().expect("an address")).collect()
+    };
+    let everywhere = at(&["[::]:40", "0.0.0.0:40"]);
+    let places = |name: &str, known: &[&str], has_secret| places_to_listen(name, &at(known), has_secret);
+    assert_eq!(places("node0:40", &["127.0.1.1:40"], true), everywhere);
+    assert_eq!(places("node0:40", &["127.0.1.1:40"], false), at(&["127.0.1.1:40"]));
+    assert_eq!(places("node0:40", &["127.0.1.1:40", "10.0.0.1:40"], true), at(&["10.0.0.1:40"]));
+    assert_eq!(places("node0:40", &["10.0.0.1:40", "10.1.0.1:40"], true), everywhere);
+    for (own, known) in [
+        ("localhost:40", "127.0.0.1:40"),
+        ("ip6-localhost:40", "[::1]:40"),
+        ("127.0.0.1:40", "127.0.0.1:40"),
+        ("10.0.0.1:40", "10.0.0.1:40"),
+        ("[fd00::1]:40", "[fd00::1]:40"),
+    ] {
+        assert_eq!(places(own, &[known], true), at(&[known]), "{own} is an address");
+    }
 }

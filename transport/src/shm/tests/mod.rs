@@ -55,6 +55,7 @@ impl Station {
             cells: 8,
             connect_timeout: PATIENCE,
             interface: None,
+            address: None,
             responder: inbox.clone(),
         };
         change(&mut config);

@@ -22,6 +22,7 @@ fn config() -> DeviceConfig {
         cells: CELLS,
         connect_timeout: PATIENCE,
         interface: None,
+        address: None,
         responder: Arc::new(Inbox::default()),
     }
 }
