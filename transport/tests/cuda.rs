@@ -369,6 +369,11 @@ mod otherwise {
     fn memory_that_cannot_be_shared_is_private() {
         run("shares_nothing", &[("FAKE_CUDA_SHARES", "0")]);
     }
+
+    #[test]
+    fn memory_of_a_copy_that_cannot_be_marked_is_kept() {
+        run("marks_no_copy", &[("FAKE_CUDA_UNMARKED_BYTES", "777")]);
+    }
 }
 
 /// The tests of NICs, likewise: see [`direct`].
@@ -470,6 +475,12 @@ mod child {
         assert!(
             matches!(&refused, Err(CudaError::Unable { ordinal: 0, what }) if what.contains("nvidia-peermem"))
         );
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn marks_no_copy() {
+        shared_by_ranks::memory_of_a_copy_that_cannot_be_marked_is_kept(&gpu(), 777);
     }
 
     #[test]

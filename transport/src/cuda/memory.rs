@@ -16,7 +16,7 @@ use cudarc::driver::sys;
 use super::dma_buf::DmaBuf;
 use super::driver::CudaError;
 use super::gpu::Gpu;
-use super::stream::Stream;
+use super::stream::{Mark, Stream};
 use crate::memory::{self, Memory, Share, Space};
 
 /// Zeroed memory of a GPU.
@@ -152,10 +152,11 @@ pub(super) unsafe fn copy(
     bytes: usize,
     limit: Duration,
 ) -> Result<(), CudaError> {
-    let stream = Stream::new(gpu)?;
+    let (stream, mut mark) = (Stream::new(gpu)?, Mark::new(gpu)?);
     // SAFETY: by this function's contract.
     unsafe { stream.copy(from, into, bytes)? };
-    let mark = stream.mark()?;
+    // Fails only where the GPU has failed, and then it is through with all.
+    stream.mark_with(&mut mark)?;
     match mark.wait(limit) {
         // The copy is alone in its stream, so it ends; only then may its memory go back.
         Err(late @ CudaError::Late { .. }) => mark.wait(Duration::MAX).and(Err(late)),

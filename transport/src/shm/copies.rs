@@ -28,11 +28,18 @@ pub(crate) struct GpuCopy {
     /// What it ends with, whatever the GPU does: the peer is gone.
     pub(crate) failure: Option<TransferError>,
     mark: Mark,
+    _ends: Ends,
+    /// Of copies before it in the stream that have no mark of their own.
+    _before: Vec<Ends>,
+}
+
+/// Both ends of a copy, held while the GPU may touch them.
+struct Ends {
     _here: Here,
     _there: Arc<PeerRegion>,
 }
 
-/// This rank's end, held while the GPU may touch it.
+/// This rank's end.
 enum Here {
     Slice { _slice: Slice },
     Inline { _bytes: Box<Inline> },
@@ -45,6 +52,9 @@ pub(crate) struct GpuCopies {
     gpu: Option<Arc<Gpu>>,
     stream: Option<Stream>,
     under_way: VecDeque<GpuCopy>,
+    /// Of copies that are in the stream and could not be marked: held until one behind them has
+    /// ended.
+    unmarked: Vec<Ends>,
 }
 
 impl GpuCopies {
@@ -105,16 +115,21 @@ impl GpuCopies {
         let mut mark = Mark::new(&gpu)?;
         // SAFETY: submit checked that both ends have so many bytes, and `locate` that the peer's region holds its end; both
         // are held by the copy until the mark is reached, and a transfer's owner leaves its slice alone until its end.
-        let put_in = unsafe { stream.copy(from, into, bytes) };
-        put_in.and_then(|()| stream.mark_with(&mut mark))?;
+        unsafe { stream.copy(from, into, bytes)? };
+        let ends = Ends { _here: here, _there: region };
+        if let Err(error) = stream.mark_with(&mut mark) {
+            self.unmarked.push(ends);
+            return Err(error);
+        }
+        let before = std::mem::take(&mut self.unmarked);
         self.under_way.push_back(GpuCopy {
             peer,
             id,
             notice,
             failure: None,
             mark,
-            _here: here,
-            _there: region,
+            _ends: ends,
+            _before: before,
         });
         Ok(true)
     }
@@ -142,7 +157,10 @@ impl Drop for GpuCopies {
         if let Some(last) = self.under_way.back()
             && let Err(error) = last.mark.wait(DROP_LIMIT)
         {
-            tracing::error!(%error, "a GPU was copying when its memory was let go of");
+            tracing::error!(%error, "a GPU is still copying; the memory of its copies is kept for ever");
+            std::mem::forget(std::mem::take(&mut self.under_way));
         }
+        // No mark says when the GPU is through with these.
+        std::mem::forget(std::mem::take(&mut self.unmarked));
     }
 }

@@ -122,6 +122,25 @@ pub(crate) fn a_severed_peer_changes_no_byte_on_the_gpu(gpu: &Arc<Gpu>) {
     assert!(matches!(again, Err(RegisterError::Detached { .. })), "nobody could see it: {again:?}");
 }
 
+/// The driver cannot mark the end of a copy of so many bytes.
+pub(crate) fn memory_of_a_copy_that_cannot_be_marked_is_kept(gpu: &Arc<Gpu>, unmarked_bytes: usize) {
+    const LEN: usize = 100_000;
+    let mut pair = neighbours();
+    let into = memory(gpu, &[0; LEN]);
+    let target = pair.region(1, &into);
+    let mut put = |byte: u8, bytes: usize| {
+        // The transfer has the last handle of its memory.
+        let source = pair.region(0, &memory(gpu, &[byte; LEN])).slice(0..bytes).expect("inside");
+        let dst = target.remote().slice(0..bytes as u64).expect("inside");
+        pair.carry_out(Transfer::Put { src: Source::Slice(source), dst, notice: None }, byte.into())
+    };
+    let failed = put(5, unmarked_bytes);
+    assert!(matches!(failed, Err(TransferError::Gpu { peer: 1, .. })), "{failed:?}");
+    assert_eq!(put(6, 10), Ok(0), "the GPU works on");
+    let expected = [vec![6; 10], vec![5; unmarked_bytes - 10], vec![0; LEN - unmarked_bytes]].concat();
+    assert_eq!(bytes_of(&into), expected, "it has made both copies");
+}
+
 pub(crate) fn a_region_on_a_gpu_that_is_gone_is_refused(gpu: &Arc<Gpu>) {
     let mut pair = neighbours();
     let theirs = memory(gpu, &[4; 64]);

@@ -9,7 +9,8 @@
 //
 // What it is comes from the environment: FAKE_CUDA_GPUS (1), FAKE_CUDA_BYTES (1 GiB a process and GPU), FAKE_CUDA_LAG (2),
 // FAKE_CUDA_VERSION (12000), FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_DMA_BUF (1), FAKE_CUDA_ORDERING (0),
-// FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1), FAKE_CUDA_PEERMEM (0).
+// FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1), FAKE_CUDA_PEERMEM (0), FAKE_CUDA_UNMARKED_BYTES (0):
+// no event can be recorded right behind a copy of so many bytes.
 //
 // With FAKE_CUDA_PEERMEM 1 the addresses of "GPU" memory are accessible, so that the kernel gives it to any device, as
 // with nvidia-peermem. With 2 it gives devices a copy, and what they write there is in the memory only after a flush.
@@ -574,8 +575,11 @@ Code cuEventCreate(struct Event **event, unsigned flags) {
     return leave(OK);
 }
 
+static struct Stream *unmarked; // its last work is a copy behind which no event can be recorded
+
 Code cuEventRecord(struct Event *event, struct Stream *stream) {
     ENTER;
+    if (stream && stream == unmarked) return unmarked = NULL, leave(OUT_OF_MEMORY);
     struct Work *work = put(stream, RECORD);
     work->event = event;
     work->version = ++event->recorded;
@@ -597,6 +601,7 @@ Code cuEventDestroy_v2(struct Event *event) {
 
 Code cuMemcpyAsync(uint64_t into, uint64_t from, size_t bytes, struct Stream *stream) {
     ENTER;
+    if (bytes == (size_t)setting("FAKE_CUDA_UNMARKED_BYTES", 0)) unmarked = stream;
     struct Work *work = put(stream, COPY);
     work->into = into;
     work->from = from;
