@@ -277,8 +277,13 @@ impl Mapped {
     }
 
     /// For backends: memory of a GPU, at an address for kernels and copies of the GPU alone, kept by `keep`.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Mapped::new`], for kernels and copies of the GPU.
     #[must_use]
-    pub fn on_gpu(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
+    #[allow(unsafe_code)]
+    pub unsafe fn on_gpu(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
         Self { base, len, is_on_host: false, _keep: keep }
     }
 
@@ -394,7 +399,21 @@ pub struct DeviceConfig {
 }
 
 /// One rank's end of a fabric. See the module for the contract.
-pub trait Device: Send {
+///
+/// # Safety
+///
+/// Who implements it keeps the contract, on which memory stands that callers lend. In particular: a
+/// region is one of the memory that was registered; a mapping has the length that was asked for; a
+/// slice is touched by its transfer alone, and not after the end of that; nothing is done with a
+/// region that its owner did not ask for; and silence holds.
+///
+/// ```compile_fail,E0200
+/// # use pleach_transport::*;
+/// struct Own;
+/// impl Device for Own {}
+/// ```
+#[allow(unsafe_code)]
+pub unsafe trait Device: Send {
     /// What it can do.
     fn caps(&self) -> &Caps;
 

@@ -413,6 +413,16 @@ pub enum MapError {
         #[source]
         source: CudaError,
     },
+    /// It is on a GPU, and what this rank computes is on its host.
+    #[error(
+        "rank {peer}'s region {key:?} is on a GPU, and this rank's group works on host memory; let all ranks make the group on one kind of memory"
+    )]
+    OnGpu {
+        /// Whose.
+        peer: Rank,
+        /// Which.
+        key: RegionKey,
+    },
     /// This device maps nothing ([`crate::Reach::maps`]).
     #[error("{fabric} does not map")]
     Unsupported {

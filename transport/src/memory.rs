@@ -5,6 +5,8 @@
 //!
 //! Bytes of a registered memory may be read and written by transfers at any time the owner allowed it (by handing out
 //! keys), so this crate touches them through raw pointers only, never through references that live across a transfer.
+//! Threads of this process that copy to and from a slice use atomic accesses (`shared_bytes`), so
+//! they may do it at the same time. Transfers are to them what a NIC's are: bytes that change.
 #![allow(unsafe_code)]
 
 pub(crate) mod socket;
@@ -26,6 +28,7 @@ use crate::region::{LentSlice, RegionKey, Slice};
 
 mod alias;
 mod placement;
+mod shared_bytes;
 
 pub use alias::Alias;
 pub(crate) use placement::prefer_own_node;
@@ -334,7 +337,8 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl Slice {
-    /// Copies `bytes` over the slice's first bytes, as a transfer would.
+    /// Copies `bytes` over the slice's first bytes, as a transfer would: what is loaded or stored
+    /// there at the same time by another thread is a mixture, in words or bytes.
     ///
     /// # Panics
     ///
@@ -342,12 +346,11 @@ impl Slice {
     pub fn store(&self, bytes: &[u8]) {
         self.assert_on_host();
         assert!(bytes.len() <= self.len(), "{} bytes into a slice of {}", bytes.len(), self.len());
-        // SAFETY: the slice lies inside its region, whose memory is alive and writable; source and target cannot
-        // overlap as `bytes` is a reference and registered memory is never borrowed while transfers may touch it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr(), bytes.len()) }
+        // SAFETY: the slice lies inside its region, whose memory is alive and writable.
+        unsafe { shared_bytes::store(self.as_ptr(), bytes) }
     }
 
-    /// Copies the slice's first bytes out, as a transfer would.
+    /// Copies the slice's first bytes out, as a transfer would; see [`Slice::store`].
     ///
     /// # Panics
     ///
@@ -355,8 +358,8 @@ impl Slice {
     pub fn load(&self, bytes: &mut [u8]) {
         self.assert_on_host();
         assert!(bytes.len() <= self.len(), "{} bytes out of a slice of {}", bytes.len(), self.len());
-        // SAFETY: as in `store`, with the roles exchanged.
-        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), bytes.as_mut_ptr(), bytes.len()) }
+        // SAFETY: as in `store`, and readable.
+        unsafe { shared_bytes::load(self.as_ptr(), bytes) }
     }
 
     fn assert_on_host(&self) {
@@ -427,9 +430,9 @@ impl Mapped {
     /// When they reach beyond its end: the caller's length check is missing.
     pub fn store(&self, offset: usize, bytes: &[u8]) {
         self.assert_inside(offset, bytes.len());
-        // SAFETY: the range lies inside the mapping, which stays writable while `self` lives (see `Mapped::new`); a
-        // mapping is never borrowed, so it cannot overlap `bytes`.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(offset), bytes.len()) }
+        // SAFETY: the range lies inside the mapping, which stays writable while `self` lives (see
+        // `Mapped::new`).
+        unsafe { shared_bytes::store(self.as_ptr().add(offset), bytes) }
     }
 
     /// Copies bytes of the mapping from byte `offset` on.
@@ -439,8 +442,8 @@ impl Mapped {
     /// When they reach beyond its end.
     pub fn load(&self, offset: usize, bytes: &mut [u8]) {
         self.assert_inside(offset, bytes.len());
-        // SAFETY: as in `store`, with the roles exchanged.
-        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len()) }
+        // SAFETY: as in `store`, and readable.
+        unsafe { shared_bytes::load(self.as_ptr().add(offset), bytes) }
     }
 
     fn assert_inside(&self, offset: usize, len: usize) {

@@ -304,10 +304,12 @@ impl RemoteSlice {
     /// When the range ends beyond the slice or is reversed.
     #[inline]
     pub fn slice(&self, range: Range<u64>) -> Result<Self, OutOfBounds> {
-        if range.start > range.end || range.end > self.len {
+        let is_inside = range.start <= range.end && range.end <= self.len;
+        // A slice that a peer names may begin anywhere, and reach beyond all addresses.
+        let Some(offset) = self.offset.checked_add(range.start).filter(|_| is_inside) else {
             return Err(OutOfBounds { start: range.start, end: range.end, len: self.len });
-        }
-        Ok(Self { key: self.key, offset: self.offset + range.start, len: range.end - range.start })
+        };
+        Ok(Self { key: self.key, offset, len: range.end - range.start })
     }
 }
 

@@ -89,7 +89,9 @@ struct Interrupted {
     interruption: Arc<Interruption>,
 }
 
-impl Device for Interrupted {
+// SAFETY: the device that it wraps keeps the contract.
+#[allow(unsafe_code)]
+unsafe impl Device for Interrupted {
     fn caps(&self) -> &Caps {
         self.inner.caps()
     }

@@ -12,7 +12,7 @@ use super::gpu::Gpu;
 use super::memory::copy;
 
 /// Memory of a GPU that its owner, a framework say, frees. It is checked to be such memory, and before each use to be the
-/// same allocation still.
+/// same allocation still: a mistake that the driver can see is an error.
 ///
 /// Other processes do not map it: a mapping by a legacy handle (`cuIpcOpenMemHandle`) could not be taken back when a peer
 /// is severed, as the allocation behind these addresses cannot be replaced. It is copied to memory that can.
@@ -39,7 +39,10 @@ impl ForeignMemory {
     ///
     /// # Safety
     ///
-    /// All `len` bytes belong to the allocation, and nobody else touches them while an operation on them is under way.
+    /// All `len` bytes belong to the allocation, and until the value and its clones are dropped
+    /// they are the caller's: neither freed nor given to somebody else, as an allocator with a
+    /// cache does without a word to the driver. Nobody else touches them while an operation on them
+    /// is under way.
     pub unsafe fn new(gpu: &Arc<Gpu>, address: *mut u8, len: usize) -> Result<Self, CudaError> {
         let (ordinal, number) = (gpu.ordinal(), address as u64);
         let not_ours = || CudaError::NotDeviceMemory { ordinal, address: number };

@@ -86,7 +86,9 @@ impl Ring for Silent {
     fn ring(&self) {}
 }
 
-impl Device for PaperDevice {
+// SAFETY: it registers, maps and carries nothing.
+#[allow(unsafe_code)]
+unsafe impl Device for PaperDevice {
     fn caps(&self) -> &Caps {
         &self.caps
     }

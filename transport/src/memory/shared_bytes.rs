@@ -1,0 +1,111 @@
+//! Copies to and from bytes that other threads may copy to and from at the same time.
+//!
+//! Every access is atomic and relaxed: of whole words where they are aligned, else of bytes. So two
+//! copies at once are no data race, whatever order they come in. What orders them is the business
+//! of who wants more than a mixture: a notice.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+const WORD_BYTES: usize = size_of::<u64>();
+
+/// The bytes before the first aligned word of `len` bytes at `at`, or all where there is none.
+fn bytes_before_word(at: *const u8, len: usize) -> usize {
+    at.align_offset(WORD_BYTES).min(len)
+}
+
+/// Stores `bytes` from `into` on.
+///
+/// # Safety
+///
+/// So many bytes at `into` are writable, and touched by atomic accesses or by transfers alone, as
+/// long as this takes.
+pub(super) unsafe fn store(into: *mut u8, bytes: &[u8]) {
+    let (head, rest) = bytes.split_at(bytes_before_word(into, bytes.len()));
+    let (words, tail) = rest.as_chunks::<WORD_BYTES>();
+    let tail_at = head.len() + words.len() * WORD_BYTES;
+    for (index, byte) in head.iter().enumerate() {
+        // SAFETY: inside of the bytes (this function's contract).
+        unsafe { AtomicU8::from_ptr(into.add(index)) }.store(*byte, Ordering::Relaxed);
+    }
+    for (index, word) in words.iter().enumerate() {
+        // SAFETY: as above, at a multiple of a word, which the head ends at.
+        let slot = unsafe { AtomicU64::from_ptr(into.add(head.len() + index * WORD_BYTES).cast()) };
+        slot.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+    }
+    for (index, byte) in tail.iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { AtomicU8::from_ptr(into.add(tail_at + index)) }.store(*byte, Ordering::Relaxed);
+    }
+}
+
+/// Loads `bytes` from `from` on.
+///
+/// # Safety
+///
+/// So many bytes at `from` are readable and writable, and touched by atomic accesses or by
+/// transfers alone, as long as this takes.
+pub(super) unsafe fn load(from: *mut u8, bytes: &mut [u8]) {
+    let (head, rest) = bytes.split_at_mut(bytes_before_word(from, bytes.len()));
+    let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
+    let tail_at = head.len() + words.len() * WORD_BYTES;
+    for (index, byte) in head.iter_mut().enumerate() {
+        // SAFETY: inside of the bytes (this function's contract).
+        *byte = unsafe { AtomicU8::from_ptr(from.add(index)) }.load(Ordering::Relaxed);
+    }
+    for (index, word) in words.iter_mut().enumerate() {
+        // SAFETY: as above, at a multiple of a word, which the head ends at.
+        let slot = unsafe { AtomicU64::from_ptr(from.add(head.len() + index * WORD_BYTES).cast()) };
+        *word = slot.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    for (index, byte) in tail.iter_mut().enumerate() {
+        // SAFETY: as above.
+        *byte = unsafe { AtomicU8::from_ptr(from.add(tail_at + index)) }.load(Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use crate::memory::HostMemory;
+    use crate::region::{Region, RegionKey, Registry, Slice};
+
+    struct Nobody;
+    impl Registry for Nobody {
+        fn released(&self, _key: RegionKey) {}
+    }
+
+    fn slice(len: usize) -> Slice {
+        Region::new(HostMemory::new(len), RegionKey(1), Arc::new(Nobody)).whole()
+    }
+
+    #[test]
+    fn any_part_of_a_slice_is_stored_and_loaded_and_nothing_beside_it() {
+        let whole = slice(40);
+        for start in 0..10 {
+            for len in 0..=40 - start {
+                let bytes: Vec<u8> = (0..len as u8).map(|byte| byte + 1).collect();
+                whole.store(&[0xee; 40]);
+                whole.slice(start..start + len).expect("inside").store(&bytes);
+                let all = [vec![0xee; start], bytes.clone(), vec![0xee; 40 - start - len]].concat();
+                assert_eq!(whole.to_vec(), all);
+                assert_eq!(whole.slice(start..start + len).expect("inside").to_vec(), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_that_store_and_load_at_once_race_no_byte() {
+        let whole = slice(37);
+        thread::scope(|scope| {
+            for byte in [1u8, 2] {
+                let slice = whole.slice(3..37).expect("inside");
+                scope.spawn(move || (0..20).for_each(|_| slice.store(&[byte; 34])));
+            }
+            for _ in 0..20 {
+                assert!(whole.to_vec().iter().all(|byte| *byte <= 2));
+            }
+        });
+    }
+}
