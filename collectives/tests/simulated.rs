@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_collectives::engine::{Address, Bytes, Counts, Descriptor, Plan, RunId};
+use pleach_collectives::engine::{Bytes, Counts, Descriptor, Plan, RunId};
 use pleach_collectives::simulate::Cluster;
 use pleach_collectives::{Access, Algorithm, Collective, DataType, HostMap, Rank, ReduceOp};
 use pleach_transport::sim::{FaultKinds, Faults, Network, Options};
@@ -11,34 +11,17 @@ use pleach_transport::{Device, SharedMemory};
 
 const TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Memory of one rank for one call.
-struct Memory {
-    bytes: Bytes,
-    /// Where it is not registered.
-    private: Vec<u8>,
+/// Memory of one rank for one call, which peers may reach or only the rank itself.
+fn memory(device: &mut dyn Device, len: usize, is_reached: bool, fill: &[u8]) -> Bytes {
+    let slice = device.register(SharedMemory::new(len).unwrap()).unwrap().whole().slice(0..len).unwrap();
+    slice.store(fill);
+    if is_reached { Bytes::Registered(slice) } else { Bytes::Staged(slice) }
 }
 
-impl Memory {
-    fn new(device: &mut dyn Device, len: usize, is_registered: bool, fill: &[u8]) -> Self {
-        let mut private = vec![0u8; len];
-        let bytes = if is_registered {
-            let region = device.register(SharedMemory::new(len).unwrap()).unwrap();
-            region.whole().store(fill);
-            Bytes::Registered(region.whole().slice(0..len).unwrap())
-        } else {
-            private[..fill.len()].copy_from_slice(fill);
-            Bytes::Private { base: Address::of(&mut private), len }
-        };
-        Self { bytes, private }
-    }
-
-    fn read(&self) -> Vec<i32> {
-        let bytes = match &self.bytes {
-            Bytes::Registered(slice) => slice.to_vec(),
-            _ => self.private.clone(),
-        };
-        bytes.chunks_exact(4).map(|bytes| i32::from_ne_bytes(bytes.try_into().unwrap())).collect()
-    }
+fn read(bytes: &Bytes) -> Vec<i32> {
+    let (Bytes::Registered(slice) | Bytes::Staged(slice)) = bytes else { return Vec::new() };
+    let bytes = slice.to_vec();
+    bytes.chunks_exact(4).map(|bytes| i32::from_ne_bytes(bytes.try_into().unwrap())).collect()
 }
 
 fn input_value(rank: Rank, index: usize) -> i32 {
@@ -92,8 +75,8 @@ struct Case {
 
 /// One rank's share of a call.
 struct Share {
-    input: Option<Memory>,
-    output: Option<Memory>,
+    input: Option<Bytes>,
+    output: Option<Bytes>,
     run: RunId,
 }
 
@@ -113,12 +96,12 @@ fn start(cluster: &mut Cluster, case: &Case, rank: Rank) -> Share {
     let has_output = !collective.output_parts(rank, ranks).is_empty();
     let is_exchange = collective == Collective::AllToAll && ranks > 1;
     let in_place = case.in_place && has_input && has_output && inputs == outputs && !is_exchange;
-    let input = has_input.then(|| Memory::new(member.engine.device(), inputs * 4, registered, &fill));
+    let input = has_input.then(|| memory(member.engine.device(), inputs * 4, registered, &fill));
     let output =
-        (has_output && !in_place).then(|| Memory::new(member.engine.device(), outputs * 4, registered, &[]));
+        (has_output && !in_place).then(|| memory(member.engine.device(), outputs * 4, registered, &[]));
     let access = if case.maps { Access::Mapped } else { Access::Put };
     let program = member.planner.make(collective, case.algorithm.clone(), access).unwrap();
-    let bytes = |memory: &Option<Memory>| memory.as_ref().map_or(Bytes::None, |memory| memory.bytes.clone());
+    let bytes = |memory: &Option<Bytes>| memory.clone().unwrap_or(Bytes::None);
     let (input_bytes, output_bytes) = (bytes(&input), if in_place { bytes(&input) } else { bytes(&output) });
     let counts = Counts::Each(count);
     let descriptor = Descriptor {
@@ -129,7 +112,7 @@ fn start(cluster: &mut Cluster, case: &Case, rank: Rank) -> Share {
         tag: 0,
     };
     let plan = Arc::new(Plan::new(program, descriptor, counts).unwrap());
-    let run = member.engine.start(&plan, input_bytes, output_bytes, TIMEOUT).unwrap();
+    let run = member.start(&plan, input_bytes, output_bytes, TIMEOUT).unwrap();
     Share { input, output, run }
 }
 
@@ -159,7 +142,7 @@ fn check(case: &Case) {
                 panic!("{case:?} round {round}: {fault}");
             }
             let Some(expected) = expected(case.collective, rank as Rank, ranks, case.count) else { continue };
-            let values = shares[rank].output.as_ref().or(shares[rank].input.as_ref()).unwrap().read();
+            let values = read(shares[rank].output.as_ref().or(shares[rank].input.as_ref()).unwrap());
             let wrong = values.iter().zip(&expected).position(|(value, expected)| value != expected);
             assert!(
                 values.len() == expected.len() && wrong.is_none(),

@@ -87,7 +87,14 @@ pub struct Job {
 unsafe impl Send for Job {}
 
 /// Something that carries out jobs.
-pub trait Compute: Send {
+///
+/// # Safety
+///
+/// It touches a job's memory only between the job's first [`Compute::advance`] and the one that
+/// completes it, or until it is idle after the job was dropped. [`Compute::space`] is always the
+/// same, and [`Compute::staging`] gives memory of that space or of the host, as long as what it was
+/// given.
+pub unsafe trait Compute: Send {
     /// Goes on with the job; true when it is complete. Does at most about [`SLICE_BYTES`] at a time.
     ///
     /// # Safety
@@ -187,7 +194,8 @@ impl Default for HostCompute {
     }
 }
 
-impl Compute for HostCompute {
+// SAFETY: it computes at once, on host memory.
+unsafe impl Compute for HostCompute {
     unsafe fn advance(&mut self, job: &mut Job, _now: Nanos) -> bool {
         let left = job.elements - job.elements_done;
         let elements = slice_elements(job, left);

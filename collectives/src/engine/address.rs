@@ -14,7 +14,8 @@ use crate::compute::{Compute, Job};
 pub(super) const DATA_WORDS: usize = INLINE_DATA_BYTES / 8;
 pub(super) type DataWords = [u64; DATA_WORDS];
 
-/// Where some bytes are.
+/// Where some bytes are. Made in this crate alone: a run reads and writes there until its outcome
+/// was taken, and an address keeps no memory alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub(crate) *mut u8);
 
@@ -23,11 +24,10 @@ unsafe impl Send for Address {}
 
 impl Address {
     /// No bytes at all.
-    pub const NULL: Self = Self(std::ptr::null_mut());
+    pub(crate) const NULL: Self = Self(std::ptr::null_mut());
 
     /// Where a slice begins.
-    #[must_use]
-    pub fn of(bytes: &mut [u8]) -> Self {
+    pub(crate) fn of(bytes: &mut [u8]) -> Self {
         Self(bytes.as_mut_ptr())
     }
 

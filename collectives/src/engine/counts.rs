@@ -62,6 +62,11 @@ pub(super) struct Between {
 /// A length in elements that no part has: schedules for paired counts are chosen as if parts were so long, in bytes.
 const PAIRED_PLAN_BYTES: usize = 1 << 20;
 
+/// Longest input or output of a call, in bytes: all that a process can address. Places of chunks
+/// are computed in numbers that hold this many times over, so that no count makes one of them
+/// overflow.
+const CALL_BYTES_MAX: usize = 1 << 47;
+
 /// Why counts do not fit the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -84,6 +89,9 @@ pub enum CountsError {
         /// What it is.
         actual: usize,
     },
+    /// The parts are longer than any memory.
+    #[error("the counts are those of more than {} bytes at one rank", CALL_BYTES_MAX)]
+    TooLong,
     /// The parts of an output do not lie one after the other in the list.
     #[error("an all-to-all takes no list of all its counts; say what this rank gives and gets")]
     NotListed,
@@ -151,6 +159,21 @@ impl Counts {
                 number(ranks, &paired.taken)
             }
         }
+    }
+
+    /// Refuses counts of more bytes than there can be.
+    pub(super) fn check_sum(&self, program: &Program, element_bytes: usize) -> Result<(), CountsError> {
+        let (rank, ranks, collective) = (program.rank, program.ranks, program.collective);
+        let longest = match self {
+            Self::Each(count) => {
+                let inputs = collective.input_parts(rank, ranks).len();
+                inputs.max(collective.output_parts(rank, ranks).len()).max(1).saturating_mul(*count)
+            }
+            Self::Listed(list) => sum(list.iter().copied()),
+            Self::Paired(paired) => sum(paired.given.iter().copied()).max(sum(paired.taken.iter().copied())),
+        };
+        let bytes = longest.saturating_mul(element_bytes);
+        if bytes <= CALL_BYTES_MAX { Ok(()) } else { Err(CountsError::TooLong) }
     }
 
     /// Whether input and output are as long as they say.
@@ -233,7 +256,11 @@ impl Between {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Descriptor, Plan, PlanError};
     use super::*;
+    use crate::collective::{DataType, ReduceOp};
+    use crate::generate::{Access, Algorithm};
+    use crate::verify::verify;
 
     #[test]
     fn two_ranks_mark_alike_exactly_if_their_counts_agree() {
@@ -262,6 +289,27 @@ mod tests {
             let words = sent.to_words(collective);
             assert_eq!(Between::from_words(collective, 2, 5, words), sent, "{collective}");
         }
+    }
+
+    #[test]
+    fn counts_of_more_bytes_than_there_are_addresses_are_refused() {
+        let group = crate::generate(Collective::Gather { root: 0 }, &Algorithm::Direct, 3, Access::Put);
+        let proof = verify(group.expect("there is one")).expect("it is right");
+        let program = Arc::new(Program::new(&proof, 1, "direct"));
+        let counts =
+            |long| [Counts::Each(long), Counts::listed(&[long, 1, 2]), Counts::listed(&[1, 2, long])];
+        let (data_type, op) = (DataType::F64, ReduceOp::Sum);
+        let plan = |counts: Counts| {
+            let (collective, amount) = (Collective::Gather { root: 0 }, counts.amount());
+            Plan::new(program.clone(), Descriptor { collective, amount, data_type, op, tag: 0 }, counts)
+        };
+        for long in [CALL_BYTES_MAX / 8 + 1, usize::MAX / 8, usize::MAX / 8 + 1, usize::MAX / 2, usize::MAX] {
+            for counts in counts(long) {
+                let refused = plan(counts.clone()).expect_err("it is too long");
+                assert!(matches!(refused, PlanError::Counts(CountsError::TooLong)), "{counts:?}: {refused}");
+            }
+        }
+        assert!(counts(CALL_BYTES_MAX / 64).into_iter().all(|counts| plan(counts).is_ok()));
     }
 
     #[test]

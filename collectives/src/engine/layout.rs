@@ -1,6 +1,6 @@
 //! Where blocks and chunks are, for given numbers of elements.
 
-use super::counts::Counts;
+use super::counts::{Counts, CountsError};
 use super::program::{PlaceAt, Program};
 use crate::parts::Parts;
 use crate::schedule::Part;
@@ -57,7 +57,8 @@ impl BlockAt {
 }
 
 impl Layout {
-    /// With chunks of `chunk_bytes` (a multiple of the element size and of the alignment), or of at most that where all
+    /// Of counts that were checked ([`Counts::check_sum`]), with chunks of `chunk_bytes` (a
+    /// multiple of the element size and of the alignment), or of at most that where all
     /// blocks are to have as many; none longer than the units of scratch that its block has. Links give each tree its share chunk by
     /// chunk, so as many means exactly as many: lengths that were each rounded up would end short blocks early.
     pub(super) fn new(
@@ -65,7 +66,7 @@ impl Layout {
         counts: &Counts,
         element_bytes: usize,
         (chunk_bytes, unit_bytes): (usize, usize),
-    ) -> Self {
+    ) -> Result<Self, CountsError> {
         let lengths = match counts {
             Counts::Each(count) => Lengths::Each { part_bytes: count * element_bytes },
             Counts::Listed(list) => Lengths::Listed { starts: starts(list, element_bytes) },
@@ -97,10 +98,10 @@ impl Layout {
                 most.is_multiple_of(ALIGN_BYTES) || chunks == 1,
                 "{chunks} chunks of up to {most} bytes"
             );
-            let chunks = chunks as u32;
+            let chunks = u32::try_from(chunks).map_err(|_| CountsError::TooLong)?;
             layout.blocks.push(BlockAt { part: cut.part, start, bytes, chunks, pitch });
         }
-        layout
+        Ok(layout)
     }
 
     /// Length of a part that this rank has to do with, in bytes.

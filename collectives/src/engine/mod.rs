@@ -7,6 +7,21 @@
 //! * Who is blocked looks whether those it waits for wait for it (`circle`).
 //! * The first [`Fault`] ends the group: it is told to all, every peer is severed, and **only when no peer can touch
 //!   local memory any more are the calls' outcomes given out**.
+//!
+//! Runs read and write memory by its address, so other crates neither make addresses nor start runs
+//! on memory that a run does not hold; groups do, who hold it or borrow it, and simulated ranks
+//! ([`Member::start`](crate::simulate::Member::start)).
+//!
+//! ```compile_fail,E0624
+//! pleach_collectives::engine::Address::of(&mut [0; 8]);
+//! ```
+//! ```compile_fail,E0624
+//! # use pleach_collectives::{engine::{Bytes, Engine, Plan}};
+//! # use std::{sync::Arc, time::Duration};
+//! fn start(engine: &mut Engine, plan: &Arc<Plan>) {
+//!     let _ = engine.start(plan, Bytes::None, Bytes::None, Duration::ZERO);
+//! }
+//! ```
 
 mod address;
 mod admission;
@@ -23,6 +38,8 @@ mod gate;
 mod ground;
 mod header;
 mod hold;
+#[cfg(test)]
+mod hostile;
 mod layout;
 mod message;
 mod news;
@@ -247,7 +264,7 @@ impl Engine {
     /// # Errors
     ///
     /// See [`EngineError`].
-    pub fn new(
+    pub(crate) fn new(
         device: Box<dyn Device>,
         compute: Box<dyn Compute>,
         board: Arc<Board>,
@@ -267,7 +284,7 @@ impl Engine {
     /// # Errors
     ///
     /// See [`EngineError`].
-    pub fn connecting(
+    pub(crate) fn connecting(
         mut device: Box<dyn Device>,
         compute: Box<dyn Compute>,
         board: Arc<Board>,
@@ -278,6 +295,9 @@ impl Engine {
         let memory =
             SharedMemory::new(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
         let scratch = device.register(compute.staging(memory)?)?.whole();
+        let space = scratch.region().memory().space();
+        assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
+        assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
         let cells: Vec<Cells> = (0..ranks)
             .map(|peer| if peer == rank { Cells::on_heap(0) } else { device.cells(peer) })
             .collect();

@@ -11,7 +11,7 @@ use super::{Engine, Phase};
 
 impl Engine {
     /// Events of the device that somebody else polled.
-    pub fn accept(&mut self, mut events: Vec<Event>, now: Nanos) {
+    pub(crate) fn accept(&mut self, mut events: Vec<Event>, now: Nanos) {
         self.handle(&mut events, now);
     }
 

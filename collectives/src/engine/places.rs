@@ -85,11 +85,14 @@ impl Run {
             _ => Landing::default(),
         };
         if landing.key != RegionKey::NONE {
-            let offset = landing.offset + offset(site, place) as u64;
+            // A sum that a peer's number makes too large lies in no region, and the owner refuses
+            // it.
+            let offset = landing.offset.saturating_add(offset(site, place) as u64);
             return RemoteSlice { key: landing.key, offset, len };
         }
         let scratch = &ground.peer_scratch[place.rank as usize];
-        let offset = scratch.offset + self.parameters.bank.peer_scratch_base + slot_offset(site, place.slot);
+        let place = self.parameters.bank.peer_scratch_base + slot_offset(site, place.slot);
+        let offset = scratch.offset.saturating_add(place);
         RemoteSlice { key: scratch.key, offset, len }
     }
 
@@ -136,7 +139,14 @@ impl Run {
         };
         if mapped.is_none() {
             match ground.device.map(place.rank, &whole) {
-                Ok(new) => *mapped = Some(new),
+                Ok(new) => {
+                    assert!(new.len() as u64 >= whole.len, "{new:?} was made of {whole:?}");
+                    if !new.is_on_host() && ground.compute.space() == Space::Host {
+                        let error = MapError::OnGpu { peer: place.rank, key: whole.key };
+                        return Err(Trouble::Map { peer: place.rank, error });
+                    }
+                    *mapped = Some(new);
+                }
                 // Gone: its own event says how.
                 Err(MapError::Unknown { .. } | MapError::Disconnected { .. }) => return Ok(None),
                 Err(error) => return Err(Trouble::Map { peer: place.rank, error }),

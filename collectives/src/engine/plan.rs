@@ -89,10 +89,11 @@ impl Plan {
         counts.check_program(&program)?;
         descriptor.amount = counts.amount();
         let element_bytes = descriptor.data_type.bytes();
+        counts.check_sum(&program, element_bytes)?;
         let longest_bytes = counts.longest().map(|count| count * element_bytes);
         let (chunk_bytes, class) = bank::chunking(&program, longest_bytes)?;
         let unit_bytes = bank::unit_bytes(&program, chunk_bytes);
-        let layout = Layout::new(&program, &counts, element_bytes, (chunk_bytes, unit_bytes));
+        let layout = Layout::new(&program, &counts, element_bytes, (chunk_bytes, unit_bytes))?;
         let place = (program.rank, program.ranks);
         let shape = Shape::new(program.collective, &program.algorithm, place, &counts, element_bytes);
         let mut states = 0;
@@ -102,8 +103,8 @@ impl Plan {
             states += lane.steps * program.window;
         }
         let chunks = lanes.iter().map(|lane| lane.chunks).max().unwrap_or(1);
-        let whole_bytes =
-            longest_bytes.unwrap_or(0) as u64 * u64::from(program.collective.parts(program.ranks));
+        let whole_bytes = (longest_bytes.unwrap_or(0) as u64)
+            .saturating_mul(program.collective.parts(program.ranks).into());
         let lead = program.pace.map_or(u32::MAX, |pace| pace.lead_of(whole_bytes, chunks));
         let under_way_max = program.pace.map_or(Vec::new(), |pace| {
             in_round_trip(&program, &layout, &pace, pace.round_ns(whole_bytes, chunks))
@@ -143,6 +144,24 @@ impl Plan {
     pub(super) fn check_lengths(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
         let element_bytes = self.descriptor.data_type.bytes();
         self.counts.check_lengths(&self.program, element_bytes, [input.len(), output.len()])
+    }
+
+    /// As [`Plan::check_lengths`], where the caller does not know.
+    pub(crate) fn expect_all_bytes(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
+        self.check_lengths(input, output)?;
+        let Counts::Each(count) = self.counts else { return Ok(()) };
+        let Program { collective, rank, ranks, .. } = *self.program;
+        let expect = |what, parts: usize, actual| {
+            let expected = parts * count * self.descriptor.data_type.bytes();
+            if actual == expected { Ok(()) } else { Err(CountsError::Length { what, expected, actual }) }
+        };
+        expect("input", collective.input_parts(rank, ranks).len(), input.len())?;
+        expect("output", collective.output_parts(rank, ranks).len(), output.len())
+    }
+
+    /// Whose plan it is, and among how many ranks.
+    pub(crate) fn place(&self) -> (Rank, u32) {
+        (self.program.rank, self.program.ranks)
     }
 
     /// What is told of a call of this plan to those who ask.

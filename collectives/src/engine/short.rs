@@ -304,7 +304,9 @@ impl Engine {
             for peer in peers {
                 let scratch = self.peer_scratch_known[peer as usize];
                 // Where it is not mapped, puts go the ordinary way.
-                self.peer_scratch_mapped[peer as usize] = self.device.map(peer, &scratch).ok();
+                let mapped = self.device.map(peer, &scratch).ok();
+                self.peer_scratch_mapped[peer as usize] =
+                    mapped.filter(|mapped| mapped.is_on_host() && mapped.len() as u64 >= scratch.len);
             }
         }
     }
@@ -314,7 +316,7 @@ impl Engine {
     /// # Errors
     ///
     /// See [`StartError`].
-    pub fn carry_out(
+    pub(crate) fn carry_out(
         &mut self,
         plan: &Arc<Plan>,
         input: &Bytes,

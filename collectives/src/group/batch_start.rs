@@ -16,6 +16,7 @@ use super::error::CollectiveError;
 use super::fused::{self, RUNS_AT_ONCE};
 use super::operation::Operation;
 use super::pending::{Completion, Pending, PendingError, Started};
+use super::unwinding::without_unwinding;
 use crate::collective::ReduceOp;
 use crate::engine::RunId;
 
@@ -43,7 +44,7 @@ impl Group {
         let started = self
             .refuse_to_start(D::Element::DATA_TYPE, op)
             .and_then(|()| self.expect_open())
-            .and_then(|()| self.start_all(&mut tensors, op, &mut under));
+            .and_then(|()| without_unwinding(|| self.start_all(&mut tensors, op, &mut under)));
         let driver = self.shared.driver.clone();
         let runs = under.runs.split_off(under.ended);
         if let Err(error) = started {
@@ -52,10 +53,11 @@ impl Group {
             let data = outcome.unwrap_or_else(|failed| failed.data);
             return Err(PendingError { error, data });
         }
+        let pending = Pending::of_all(driver, runs, tensors, Some(self.unpacking(under)));
         if let Some(progress) = &self.shared.progress {
             progress.wake();
         }
-        Ok(Pending::of_all(driver, runs, tensors, Some(self.unpacking(under))))
+        Ok(pending)
     }
 
     fn start_all<D: OwnedData>(

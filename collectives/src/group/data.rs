@@ -31,9 +31,25 @@ pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + privat
 }
 
 mod private {
+    use pleach_transport::Slice;
+
     pub trait Sealed {}
-    pub trait SealedData {}
+
+    /// A slice is a second way to the elements, beside references to them, so no other crate may
+    /// get one. A generic function can call methods of a supertrait that it cannot name;
+    /// [`Internal`] is what it cannot make.
+    pub trait SealedData {
+        /// The registered memory behind the elements, if the group of this number registered it.
+        fn registered(&self, _group: u64, _: Internal) -> Option<&Slice> {
+            None
+        }
+    }
+
+    /// Made in the module of data alone.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Internal(pub(super) ());
 }
+use private::{Internal, SealedData as _};
 
 macro_rules! element {
     ($($type:ty => $name:ident),*) => {
@@ -58,14 +74,26 @@ element!(
 );
 
 /// Elements that a collective may read: a slice, array or `Vec` of any memory, or a [`Buffer`], which peers reach without a
-/// copy. Sealed: there are no others.
+/// copy. Sealed: there are no others. Nor is there another way to a buffer's elements than
+/// references to them:
+///
+/// ```compile_fail,E0599
+/// # use pleach_collectives::Buffer;
+/// fn slice(buffer: &Buffer<u32>) -> bool {
+///     buffer.registered(1).is_some()
+/// }
+/// ```
+/// ```compile_fail,E0061
+/// # use pleach_collectives::Data;
+/// fn slice<D: Data>(data: &D) -> bool {
+///     data.registered(1).is_some()
+/// }
+/// ```
 pub trait Data: private::SealedData {
     /// Type of element.
     type Element: Element;
     /// The elements.
     fn elements(&self) -> &[Self::Element];
-    /// The registered memory behind them, if the group of this number registered it.
-    fn registered(&self, group: u64) -> Option<&Slice>;
 }
 
 /// Elements that a collective may write.
@@ -80,15 +108,16 @@ pub trait OwnedData: DataMut + Summary + Send + 'static {}
 impl<T: Element> private::SealedData for [T] {}
 impl<T: Element, const N: usize> private::SealedData for [T; N] {}
 impl<T: Element> private::SealedData for Vec<T> {}
-impl<T: Element> private::SealedData for Buffer<T> {}
+impl<T: Element> private::SealedData for Buffer<T> {
+    fn registered(&self, group: u64, _: Internal) -> Option<&Slice> {
+        (self.group == group).then_some(&self.slice)
+    }
+}
 
 impl<T: Element> Data for [T] {
     type Element = T;
     fn elements(&self) -> &[T] {
         self
-    }
-    fn registered(&self, _group: u64) -> Option<&Slice> {
-        None
     }
 }
 
@@ -103,9 +132,6 @@ impl<T: Element, const N: usize> Data for [T; N] {
     fn elements(&self) -> &[T] {
         self
     }
-    fn registered(&self, _group: u64) -> Option<&Slice> {
-        None
-    }
 }
 
 impl<T: Element, const N: usize> DataMut for [T; N] {
@@ -118,9 +144,6 @@ impl<T: Element> Data for Vec<T> {
     type Element = T;
     fn elements(&self) -> &[T] {
         self
-    }
-    fn registered(&self, _group: u64) -> Option<&Slice> {
-        None
     }
 }
 
@@ -178,9 +201,6 @@ impl<T: Element> Data for Buffer<T> {
     fn elements(&self) -> &[T] {
         self
     }
-    fn registered(&self, group: u64) -> Option<&Slice> {
-        (self.group == group).then_some(&self.slice)
-    }
 }
 
 impl<T: Element> DataMut for Buffer<T> {
@@ -194,7 +214,7 @@ impl<T: Element> OwnedData for Buffer<T> {}
 /// The bytes of `data` as an engine takes them. A source is only read, whatever the pointer says.
 pub(super) fn source<D: Data + ?Sized>(data: &D, group: u64) -> Bytes {
     let elements = data.elements();
-    match data.registered(group) {
+    match data.registered(group, Internal(())) {
         Some(slice) => lent(slice, size_of_val(elements)),
         None => private(elements.as_ptr().cast_mut().cast(), size_of_val(elements)),
     }
@@ -203,7 +223,7 @@ pub(super) fn source<D: Data + ?Sized>(data: &D, group: u64) -> Bytes {
 /// The bytes of a buffer's first elements as an engine takes them, to be written.
 pub(super) fn first_of<T: Element>(data: &mut Buffer<T>, group: u64, count: usize) -> Bytes {
     let bytes = size_of_val(&data[..count]);
-    match data.registered(group) {
+    match data.registered(group, Internal(())) {
         Some(slice) => lent(slice, bytes),
         None => private(data.as_mut_ptr().cast(), bytes),
     }
@@ -212,7 +232,7 @@ pub(super) fn first_of<T: Element>(data: &mut Buffer<T>, group: u64, count: usiz
 /// The bytes of `data` as an engine takes them, to be written.
 pub(super) fn destination<D: DataMut + ?Sized>(data: &mut D, group: u64) -> Bytes {
     let bytes = size_of_val(data.elements());
-    if let Some(slice) = data.registered(group) {
+    if let Some(slice) = data.registered(group, Internal(())) {
         return lent(slice, bytes);
     }
     private(data.elements_mut().as_mut_ptr().cast(), bytes)
@@ -230,6 +250,7 @@ pub(super) fn part(bytes: &Bytes, range: Range<usize>) -> Bytes {
     match bytes {
         Bytes::None => Bytes::None,
         Bytes::Registered(slice) => Bytes::Registered(slice.slice(range).expect("inside of the slice")),
+        Bytes::Staged(slice) => Bytes::Staged(slice.slice(range).expect("inside of the slice")),
         Bytes::Lent(slice) => Bytes::Lent(slice.part(range).expect("inside of the slice")),
         Bytes::Private { base, len } => {
             assert!(range.start <= range.end && range.end <= *len, "inside of the slice");

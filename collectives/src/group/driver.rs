@@ -17,6 +17,7 @@ use pleach_transport::{Nanos, Ring, clock, fork, sleep};
 use super::error::CollectiveError;
 use super::observed::Observed;
 use super::planner::Planner;
+use super::unwinding::NoUnwinding;
 use crate::engine::{Board, Engine, Fault, RunId};
 
 /// Polls between two looks at the clock.
@@ -138,6 +139,7 @@ impl Driver {
         until: Nanos,
         mut look: impl FnMut(&mut Engine) -> Option<T>,
     ) -> Option<T> {
+        let _whole = NoUnwinding::new();
         let mut now = clock::now();
         let mut idle_since = now;
         let polls = if self.is_crowded { 1 } else { POLLS_PER_CLOCK };
@@ -202,6 +204,7 @@ impl Driver {
 
     /// Drives the engine until nothing is under way, stepping back for every call; for a thread that makes none.
     pub(super) fn carry_on(&self, is_over: &AtomicBool) {
+        let _whole = NoUnwinding::new();
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let mut now = clock::now();
         let mut idle_since = now;

@@ -11,6 +11,7 @@ use super::error::CollectiveError;
 use super::fused::RUNS_AT_ONCE;
 use super::lent::Lent;
 use super::operation::Operation;
+use super::unwinding::{end_process, without_unwinding};
 use crate::engine::RunId;
 
 /// See the module.
@@ -85,6 +86,10 @@ impl<'a> Flight<'a> {
 
     /// Waits for all that was started; the first error.
     pub(super) fn finish(&mut self) -> Result<(), CollectiveError> {
+        without_unwinding(|| self.finish_all())
+    }
+
+    fn finish_all(&mut self) -> Result<(), CollectiveError> {
         let mut result = Ok(());
         for Flying { run, lent, fused } in self.flying.drain(..) {
             let driver = &self.group.shared.driver;
@@ -113,14 +118,24 @@ impl Drop for Flight<'_> {
 }
 
 impl Group {
-    /// Waits until the device has let go of what was lent to it for one call: its own housekeeping, done when it is polled.
+    /// Waits until the device has let go of what was lent to it for one call: its own housekeeping,
+    /// done when it is polled. A peer that does not read what it asked for can keep it from that;
+    /// then the group ends, which takes the memory out of every peer's reach.
     pub(super) fn take_back(&self, lent: &Lent) {
         if lent.is_empty() {
             return;
         }
         let driver = &self.shared.driver;
-        let until = clock::now() + self.shared.close_timeout;
-        let returned = driver.drive(driver.lock(), until, |_| lent.is_returned().then_some(()));
-        assert!(returned.is_some(), "the device holds memory that was lent for one call");
+        let is_returned = || {
+            let until = clock::now() + self.shared.close_timeout;
+            driver.drive(driver.lock(), until, |_| lent.is_returned().then_some(())).is_some()
+        };
+        if is_returned() {
+            return;
+        }
+        self.abort();
+        if !is_returned() {
+            end_process("a device holds memory that was lent for one call, and would write to it later");
+        }
     }
 }

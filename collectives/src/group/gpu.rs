@@ -2,7 +2,10 @@
 //!
 //! A group that works on a GPU's memory ([`Options::space`](super::Options::space), [`Group::in_memory`]) takes
 //! [`GpuBuffer`]s through [`Group::on`]. **Invariant:** memory of pleach's own cannot be freed while a buffer or a region
-//! names it; memory of others is looked at before each call, and a call on what was freed touches nothing.
+//! names it. Memory of others must stay while a buffer names it, which who makes the buffer's
+//! [`ForeignMemory`] promises. Before each call the driver is asked whether the allocation is the
+//! same still: this finds memory that went back to the driver, and not memory that went back to a
+//! cache of a framework, which hands it to somebody else.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -52,8 +55,9 @@ impl<T: Element> GpuBuffer<T> {
         Ok(Self { memory: Box::new(Held::Own(memory, None)), len, _element: PhantomData })
     }
 
-    /// As many elements as fit memory that somebody else allocated, and frees after the buffer is dropped. That it is there
-    /// still is looked at before each call.
+    /// As many elements as fit memory that somebody else allocated, and frees after the buffer is
+    /// dropped. Whether its allocation is there still is looked at before each call; that an
+    /// allocator with a cache has given it to somebody else is not seen.
     ///
     /// # Errors
     ///

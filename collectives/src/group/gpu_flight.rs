@@ -22,6 +22,7 @@ use super::gpu_operation::GpuOperation;
 use super::on_stream::Before;
 use super::operation::Operation;
 use super::pending::Completion;
+use super::unwinding::without_unwinding;
 use crate::compute::ComputeError;
 use crate::engine::{Address, Bytes, Gate, RunId};
 
@@ -228,6 +229,10 @@ impl GpuFlight {
 
     /// Waits for all that was started; the first error.
     pub(super) fn finish(&mut self) -> Result<(), CollectiveError> {
+        without_unwinding(|| self.finish_all())
+    }
+
+    fn finish_all(&mut self) -> Result<(), CollectiveError> {
         let mut result = Ok(());
         for Flying { run, results } in self.flying.drain(..) {
             let driver = &self.group.shared.driver;

@@ -10,6 +10,7 @@ use super::Group;
 use super::data::{part, place_in};
 use super::error::CollectiveError;
 use super::operation::Operation;
+use super::unwinding::end_process;
 use crate::engine::{Address, Bytes, Engine};
 
 /// From this length on, in bytes, registering for the time of a call is worth it; shorter slices are staged.
@@ -76,7 +77,8 @@ impl Group {
     }
 }
 
-/// What was lent to the engine for one call.
+/// What was lent to the engine for one call. **Invariant:** it is dropped when the device holds
+/// nothing of it any more, or the process ends: the memory is the caller's.
 #[derive(Default)]
 pub(super) struct Lent {
     memory: Vec<Weak<LentMemory>>,
@@ -103,5 +105,50 @@ impl Lent {
     /// Whether anything was lent.
     pub(super) fn is_empty(&self) -> bool {
         self.memory.is_empty()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if !self.is_returned() {
+            end_process("a panic came up while a device held memory that was lent for one call");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use pleach_transport::rendezvous::World;
+
+    use super::*;
+    use crate::group::Options;
+
+    /// A group of one rank, and memory that somebody holds on to as a device may.
+    fn lent() -> (Group, Lent, Arc<LentMemory>) {
+        let options = Options { close_timeout: Duration::from_millis(50), ..Options::new(World::alone()) };
+        let group = Group::join(&options).expect("nobody else is needed");
+        let memory = Arc::new(LentMemory { base: NonNull::dangling(), len: 0 });
+        let lent = Lent { memory: vec![Arc::downgrade(&memory)] };
+        (group, lent, memory)
+    }
+
+    #[test]
+    fn memory_that_a_device_keeps_comes_back_when_its_group_has_ended() {
+        let (group, lent, memory) = lent();
+        let device = std::thread::spawn({
+            let group = group.clone();
+            move || {
+                while group.barrier().is_ok() {
+                    std::thread::yield_now();
+                }
+                drop(memory);
+            }
+        });
+        group.take_back(&lent);
+        assert!(lent.is_returned());
+        device.join().expect("it ends well");
+        assert!(group.barrier().is_err(), "the group has ended");
     }
 }

@@ -41,6 +41,7 @@ mod split;
 mod starts;
 mod summary;
 mod uneven;
+mod unwinding;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

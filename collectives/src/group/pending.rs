@@ -9,13 +9,15 @@ use super::driver::Driver;
 use super::error::CollectiveError;
 use super::expect_own_process;
 use super::summary::{Summarized, Summary};
+use super::unwinding::without_unwinding;
 use crate::engine::{Fault, RunId};
 
 /// A collective under way. It owns what it works on and gives it back when it is done, also with an error.
 ///
 /// It makes progress while any thread of the group is in a call, or while it is tested or waited for, and with
 /// [`Progress::Thread`](super::Progress) also otherwise. Dropping it waits
-/// for its end (its deadline bounds that); forgetting it leaks the memory and nothing else.
+/// for its end (its deadline bounds that); forgetting it leaks the memory and nothing else, however
+/// often.
 #[must_use = "a collective that is not waited for ends when this is dropped"]
 pub struct Pending<D> {
     driver: Arc<Driver>,
@@ -167,7 +169,7 @@ impl<D> Pending<D> {
     fn finish(&mut self) {
         self.refuse_in_child();
         while let Some(run) = self.run {
-            let outcome = self.driver.finish(self.driver.lock(), run);
+            let outcome = without_unwinding(|| self.driver.finish(self.driver.lock(), run));
             self.ended(outcome);
         }
     }

@@ -8,6 +8,7 @@ use super::error::CollectiveError;
 use super::operation::Operation;
 use super::pending::Started;
 use super::planner::Planner;
+use super::unwinding::without_unwinding;
 use crate::engine::{Descriptor, Plan, RunId};
 
 impl Group {
@@ -25,9 +26,11 @@ impl Group {
             None => self.plan(&mut core.planner, &operation)?,
         };
         let Operation { input, output, gate, .. } = operation;
-        let run = core.engine.start_behind(gate, plan, input, output, self.timeout)?;
-        core.engine.prioritize(run, self.priority);
-        Ok(run)
+        without_unwinding(|| {
+            let run = core.engine.start_behind(gate, plan, input, output, self.timeout)?;
+            core.engine.prioritize(run, self.priority);
+            Ok(run)
+        })
     }
 
     pub(super) fn plan<'a>(
@@ -56,14 +59,16 @@ impl Group {
             None => self.plan(&mut core.planner, operation)?,
         };
         let Operation { input, output, .. } = operation;
-        let run = core.engine.carry_out(plan, input, output, self.timeout)?;
-        if let Some(run) = run {
-            core.engine.prioritize(run, self.priority);
-        } else {
-            // Over shared memory all has gone out then.
-            core.engine.flush();
-        }
-        Ok(run)
+        without_unwinding(|| {
+            let run = core.engine.carry_out(plan, input, output, self.timeout)?;
+            if let Some(run) = run {
+                core.engine.prioritize(run, self.priority);
+            } else {
+                // Over shared memory all has gone out then.
+                core.engine.flush();
+            }
+            Ok(run)
+        })
     }
 
     pub(super) fn blocking(&self, operation: Operation) -> Result<(), CollectiveError> {
@@ -87,7 +92,7 @@ impl Group {
                 drop(core);
                 Ok(())
             }
-            Ok(Some(run)) => driver.finish(core, run).map_err(CollectiveError::Failed),
+            Ok(Some(run)) => without_unwinding(|| driver.finish(core, run)).map_err(CollectiveError::Failed),
             Err(error) => {
                 driver.silence(core, &error, self.timeout);
                 Err(error)

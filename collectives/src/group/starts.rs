@@ -7,6 +7,7 @@ use super::data::{Data, DataMut, Element, OwnedData};
 use super::error::CollectiveError;
 use super::operation::{Operation, barrier_operation};
 use super::pending::{Pending, PendingError, Started};
+use super::unwinding::without_unwinding;
 use crate::Rank;
 use crate::collective::ReduceOp;
 use crate::engine::{Plan, RunId};
@@ -119,10 +120,11 @@ impl Group {
         });
         match run {
             Ok(run) => {
+                let pending = Pending::new(self.shared.driver.clone(), run, data);
                 if let Some(progress) = &self.shared.progress {
                     progress.wake();
                 }
-                Ok(Pending::new(self.shared.driver.clone(), run, data))
+                Ok(pending)
             }
             Err(error) => Err(PendingError { error, data }),
         }
@@ -138,7 +140,7 @@ impl Group {
         let mut core = driver.lock();
         core.begin_time();
         let run = self.begin(&mut core, operation, plan);
-        core.end_time();
+        without_unwinding(|| core.end_time());
         run.inspect_err(|error| driver.silence(core, error, self.timeout))
     }
 }

@@ -10,7 +10,7 @@ use pleach_transport::{Device, DeviceConfig, Nanos};
 use crate::Rank;
 use crate::compute::simulated::{Sabotage, SimulatedCompute};
 use crate::cost::Platform;
-use crate::engine::{Board, Engine, Witness, cells};
+use crate::engine::{Board, Bytes, Engine, Plan, RunId, StartError, Witness, cells};
 use crate::generate::Access;
 use crate::group::{Known, Planner};
 use crate::hosts::HostMap;
@@ -30,6 +30,35 @@ pub struct Member {
     pub board: Arc<Board>,
     /// Its programs.
     pub planner: Planner,
+}
+
+impl Member {
+    /// Starts a call of the group on slices that the run holds: [`Bytes::Registered`] ones, which
+    /// peers may reach, or [`Bytes::Staged`] ones. Input and output are the same bytes, or one is a
+    /// part of the other, or they lie apart.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    ///
+    /// # Panics
+    ///
+    /// When the plan is another rank's, or the bytes overlap in another way or are not the host's:
+    /// the caller's check is missing.
+    pub fn start(
+        &mut self,
+        plan: &Arc<Plan>,
+        input: Bytes,
+        output: Bytes,
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
+        let (rank, ranks) = plan.place();
+        assert_eq!((rank, ranks), (self.engine.rank(), self.engine.ranks()), "the plan of another rank");
+        assert!(input.is_on_host() && output.is_on_host(), "simulated ranks have no GPUs");
+        plan.expect_all_bytes(&input, &output)?;
+        assert!(input.is_apart_from_or_part_of(&output), "input and output overlap");
+        self.engine.start(plan, input, output, timeout)
+    }
 }
 
 /// Simulated ranks that run real engines.

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_collectives::engine::{Address, Bytes, Counts, Descriptor, Plan, RunId};
+use pleach_collectives::engine::{Bytes, Counts, Descriptor, Plan, RunId};
 use pleach_collectives::simulate::Cluster;
 use pleach_collectives::{Access, Algorithm, Collective, DataType, Rank, ReduceOp};
 use pleach_transport::sim::{Network, Options};
+use pleach_transport::{HostMemory, Slice};
 
 const TIMEOUT: Duration = Duration::from_secs(3600);
 const LATENESS: Duration = Duration::from_millis(40);
 const COUNT: usize = 1000;
 
-fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &mut [u8]) -> RunId {
+fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &Slice) -> RunId {
     let member = cluster.members[rank as usize].as_mut().unwrap();
     let program = member.planner.make(Collective::AllReduce, algorithm.clone(), Access::Put).unwrap();
     let counts = Counts::Each(COUNT);
@@ -24,8 +25,8 @@ fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &mut [u
         tag: 0,
     };
     let plan = Arc::new(Plan::new(program, descriptor, counts).unwrap());
-    let bytes = Bytes::Private { base: Address::of(data), len: COUNT * 4 };
-    let run = member.engine.start(&plan, bytes.clone(), bytes, TIMEOUT).unwrap();
+    let bytes = Bytes::Staged(data.clone());
+    let run = member.start(&plan, bytes.clone(), bytes, TIMEOUT).unwrap();
     cluster.wake(rank);
     run
 }
@@ -34,18 +35,21 @@ fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &mut [u
 fn lateness(algorithm: &Algorithm, late: Rank, ranks: u32) -> Vec<Vec<(Rank, Duration, u64)>> {
     let network = Network::full_mesh(ranks, 10_000_000_000, Duration::from_micros(1));
     let mut cluster = Cluster::new(Options::new(network, 7));
-    let mut memory = vec![vec![0u8; COUNT * 4]; ranks as usize];
     cluster.run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready())).unwrap();
+    let members = cluster.members.iter_mut().flatten();
+    let memory: Vec<Slice> = members
+        .map(|member| member.engine.device().register(HostMemory::new(COUNT * 4)).unwrap().whole())
+        .collect();
     let mut runs: Vec<Option<RunId>> = vec![None; ranks as usize];
     for rank in (0..ranks).filter(|rank| *rank != late) {
-        runs[rank as usize] = Some(start(&mut cluster, rank, algorithm, &mut memory[rank as usize]));
+        runs[rank as usize] = Some(start(&mut cluster, rank, algorithm, &memory[rank as usize]));
     }
     let call_at = cluster.world.now() + LATENESS;
     while cluster.world.now() < call_at {
         cluster.settle().unwrap();
         assert!(cluster.advance(Some(call_at)));
     }
-    runs[late as usize] = Some(start(&mut cluster, late, algorithm, &mut memory[late as usize]));
+    runs[late as usize] = Some(start(&mut cluster, late, algorithm, &memory[late as usize]));
     let mut ended = vec![false; ranks as usize];
     cluster
         .run(|cluster| {

@@ -215,9 +215,10 @@ impl Share {
         let has_output = !task.collective.output_parts(rank, task.ranks).is_empty();
         let input = bytes(&slot.data, has_input);
         let output = bytes(slot.output.as_ref().unwrap_or(&slot.data), has_output);
-        let Member { engine, planner, .. } = member(cluster, rank)?;
-        let plan = planner.plan(&descriptor, &counts, task.way.as_ref()).map_err(CommandError::failed)?;
-        self.run = Some(engine.start(plan, input, output, TIMEOUT).map_err(CommandError::failed)?);
+        let member = member(cluster, rank)?;
+        let plan = member.planner.plan(&descriptor, &counts, task.way.as_ref());
+        let plan = plan.map_err(CommandError::failed)?.clone();
+        self.run = Some(member.start(&plan, input, output, TIMEOUT).map_err(CommandError::failed)?);
         Ok(())
     }
 

@@ -106,7 +106,9 @@ impl CudaCompute {
     }
 }
 
-impl Compute for CudaCompute {
+// SAFETY: staging is memory that the GPU reaches and as long; what is dropped unfinished is waited
+// for before it is idle.
+unsafe impl Compute for CudaCompute {
     unsafe fn advance(&mut self, job: &mut Job, _now: Nanos) -> bool {
         if job.elements == 0 {
             return true;
