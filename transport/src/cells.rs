@@ -251,3 +251,35 @@ impl Cells {
         line.count.store(count, Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn wait(cells: &Cells, cell: u16, count: u64) {
+        while cells.count(cell) < count {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn who_sees_a_notice_sees_its_payload() {
+        let cells = Cells::on_heap(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 1..=20u64 {
+                    let payload = Inline::of_words([number; PAYLOAD_WORDS], CELL_PAYLOAD_BYTES);
+                    cells.notify(&Notice { cell: 0, payload });
+                    wait(&cells, 1, number);
+                }
+            });
+            for number in 1..=20u64 {
+                wait(&cells, 0, number);
+                assert_eq!(cells.payload_words(0), [number; PAYLOAD_WORDS]);
+                cells.notify(&Notice { cell: 1, payload: Inline::EMPTY });
+            }
+        });
+    }
+}

@@ -101,3 +101,28 @@ pub(super) fn advance(compute: &mut dyn Compute, job: &mut Job, now: Nanos) -> b
     // not at all. After a peer is lost or severed its mappings keep their bytes (`Mapped`).
     unsafe { compute.advance(job, now) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_bytes_are_copied_as_there_are_wherever_they_begin() {
+        for start in 0..9 {
+            for bytes in 0..=INLINE_DATA_BYTES {
+                let mut from: Vec<u8> = (1..=64).collect();
+                let mut into = [0xee; 64];
+                let (source, target) = (Address::of(&mut from).add(start), Address::of(&mut into).add(start));
+                target.store_words(&source.load_words(bytes), bytes);
+                let expected: Vec<u8> = (0..64)
+                    .map(|index| if (start..start + bytes).contains(&index) { index as u8 + 1 } else { 0xee })
+                    .collect();
+                assert_eq!(into[..], expected, "{bytes} bytes from {start} on");
+                let (mut again, mut loaded) = ([0xee; 64], vec![0; bytes]);
+                source.copy_to(Address::of(&mut again).add(start), bytes);
+                Address::of(&mut again).add(start).load(&mut loaded);
+                assert_eq!((again[..].to_vec(), &loaded[..]), (expected, &from[start..start + bytes]));
+            }
+        }
+    }
+}

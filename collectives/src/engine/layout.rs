@@ -94,10 +94,7 @@ impl Layout {
                     (chunks, (bytes << PITCH_BITS) / chunks)
                 }
             };
-            debug_assert!(
-                most.is_multiple_of(ALIGN_BYTES) || chunks == 1,
-                "{chunks} chunks of up to {most} bytes"
-            );
+            assert!(most.is_multiple_of(ALIGN_BYTES) || chunks == 1, "{chunks} chunks of up to {most} bytes");
             let chunks = u32::try_from(chunks).map_err(|_| CountsError::TooLong)?;
             layout.blocks.push(BlockAt { part: cut.part, start, bytes, chunks, pitch });
         }

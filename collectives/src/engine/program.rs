@@ -269,14 +269,14 @@ impl Program {
 
     /// The same program with chunks of up to so many bytes.
     #[must_use]
-    pub fn in_chunks_up_to(mut self, bytes: usize) -> Self {
+    pub(crate) fn in_chunks_up_to(mut self, bytes: usize) -> Self {
         self.chunk_bytes_max = Some(bytes);
         self
     }
 
     /// The same program with chunks of so many bytes at most, where a call is so long that it is cut at all.
     #[must_use]
-    pub fn with_chunks_of(self, bytes: usize) -> Self {
+    pub(crate) fn with_chunks_of(self, bytes: usize) -> Self {
         Self { chunk_bytes: Some(bytes), ..self }
     }
 

@@ -278,3 +278,62 @@ pub(super) fn place_in(inner: &Bytes, outer: &Bytes) -> Option<Range<usize>> {
 pub(super) fn private(base: *mut u8, len: usize) -> Bytes {
     Bytes::Private { base: Address(base), len }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pleach_transport::{HostMemory, Region, RegionKey, Registry};
+
+    use super::*;
+
+    const GROUP: u64 = 7;
+
+    struct Nobody;
+    impl Registry for Nobody {
+        fn released(&self, _key: RegionKey) {}
+    }
+
+    fn buffer(len: usize) -> Buffer<u32> {
+        let region = Region::new(HostMemory::new(len * 4), RegionKey(1), Arc::new(Nobody));
+        Buffer::new(region.whole(), len, GROUP)
+    }
+
+    /// What a run does with bytes that it was given.
+    fn copy(from: &Bytes, into: &Bytes) {
+        assert_eq!(from.len(), into.len());
+        // SAFETY: the tests keep both, and touch neither meanwhile.
+        unsafe { std::ptr::copy_nonoverlapping(from.base().0, into.base().0, from.len()) }
+    }
+
+    #[test]
+    fn what_a_run_writes_is_what_the_owner_reads_also_after_it_was_moved() {
+        for group in [GROUP, GROUP + 1] {
+            let (input, mut buffered, mut owned) = (vec![1u32, 2, 3, 4], buffer(4), vec![9u32; 4]);
+            let (from, into) = (source(&input, group), destination(&mut buffered, group));
+            let further = destination(&mut owned, group);
+            // As into a `Pending`.
+            let data = Box::new((input, buffered, owned));
+            copy(&from, &into);
+            copy(&into, &further);
+            assert_eq!((&data.1[..], &data.2[..]), (&[1, 2, 3, 4][..], &[1, 2, 3, 4][..]));
+            assert_eq!(matches!(into, Bytes::Lent(_)), group == GROUP, "it is registered with one group");
+        }
+    }
+
+    #[test]
+    fn a_part_of_what_was_given_is_where_it_was() {
+        let (mut array, mut buffered) = ([5u8; 10], buffer(10));
+        for whole in [destination(&mut array, GROUP), first_of(&mut buffered, GROUP, 2)] {
+            let inner = part(&whole, 2..4);
+            assert_eq!(inner.base().0 as usize - whole.base().0 as usize, 2);
+            let found = place_in(&inner, &whole);
+            assert_eq!(found, matches!(whole, Bytes::Private { .. }).then_some(2..4));
+            assert!(place_in(&whole, &inner).is_none());
+        }
+        let mut other = [8u8; 2];
+        let whole = destination(&mut array, GROUP);
+        copy(&destination(&mut other, GROUP), &part(&whole, 2..4));
+        assert_eq!(array, [5, 5, 8, 8, 5, 5, 5, 5, 5, 5]);
+    }
+}

@@ -96,6 +96,19 @@ mod tests {
     }
 
     #[test]
+    fn a_lent_slice_names_the_same_bytes_and_can_be_held() {
+        let whole = slice(64);
+        // SAFETY: `whole` holds the region until the slice is held.
+        let lent = unsafe { whole.slice(8..40).expect("inside").lend() };
+        let held = lent.part(4..12).expect("inside").hold();
+        held.store(&[7; 8]);
+        assert_eq!(whole.to_vec()[11..21], [[0].as_slice(), &[7; 8], &[0]].concat());
+        assert!(lent.part(4..33).is_none() && lent.first(99).len() == 32);
+        drop(whole);
+        assert_eq!(held.to_vec(), [7; 8]);
+    }
+
+    #[test]
     fn threads_that_store_and_load_at_once_race_no_byte() {
         let whole = slice(37);
         thread::scope(|scope| {
