@@ -388,7 +388,7 @@ impl fmt::Display for ReduceOp {
 }
 
 /// A name that is none of the known ones.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("'{name}' is no {what}; there are {known}")]
 pub struct UnknownName {
     /// What kind of name.

@@ -48,7 +48,7 @@ pub struct Candidate {
 }
 
 /// Why no algorithm can be taken.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectError {
     /// The name is not that of an algorithm for this collective.

@@ -55,7 +55,7 @@ pub struct Packed {
 }
 
 /// Why there is no packing to be carried out.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WiringError {
     /// Nothing could be packed.

@@ -50,8 +50,9 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
 
 /// Who may depend on whom among the crates of the workspace.
 const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
-    ("pleach-transport", &[]),
-    ("pleach-collectives", &["pleach-transport"]),
+    ("pleach-derive", &[]),
+    ("pleach-transport", &["pleach-derive"]),
+    ("pleach-collectives", &["pleach-derive", "pleach-transport"]),
     ("pleach-graph-analyzer", &["pleach-transport"]),
     ("pleach-training", &["pleach-collectives", "pleach-graph-analyzer", "pleach-transport"]),
     ("pleach-exchange", &["pleach-collectives", "pleach-graph-analyzer", "pleach-transport"]),
@@ -223,6 +224,36 @@ fn names_say_what_things_are() {
         }
     }
     assert!(empty.is_empty(), "these names do not say what they name:\n{}", empty.join("\n"));
+}
+
+/// A `main` that returns an error prints it by `Debug`: that has to be its message.
+#[test]
+fn public_errors_print_their_message_also_by_debug() {
+    let (mut plain, mut seen) = (Vec::new(), 0);
+    for file in written().iter().filter(|file| file.is_rust() && file.name.contains("src/")) {
+        let mut derives = String::new();
+        let mut is_error_type = false;
+        for (number, line) in file.text.lines().enumerate().map(|(number, line)| (number + 1, line.trim())) {
+            if line.starts_with("#[derive(") {
+                (derives, is_error_type) = (line.to_owned(), line.contains("thiserror::Error"));
+            } else if line.starts_with("pub enum ") || line.starts_with("pub struct ") {
+                if std::mem::take(&mut is_error_type) {
+                    seen += 1;
+                    if words(&derives).any(|word| word == "Debug") {
+                        plain.push(format!("{}:{number}: {line}", file.name));
+                    }
+                }
+            } else if ["enum ", "struct ", "pub("].iter().any(|start| line.starts_with(start)) {
+                is_error_type = false;
+            }
+        }
+    }
+    assert!(seen > 50, "only {seen} errors were found");
+    assert!(
+        plain.is_empty(),
+        "derive pleach_derive::ErrorDebug in the place of Debug for\n{}",
+        plain.join("\n")
+    );
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub enum Side {
 }
 
 /// Why a secret file was not accepted.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 pub enum SecretError {
     /// It cannot be read.
     #[error("secret file {path}: cannot be read ({source}); write one with 'pleach secret {path}'")]

@@ -14,7 +14,7 @@ use crate::verbs::port::Kind as AddressKind;
 use crate::verbs::{CallFailure, KINDS_REMEDY, Limit, LimitKind, NOT_JOINED_REMEDY, Refusal, WorkFailure};
 
 /// How a loss was found out.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossCause {
     /// Its process ended without goodbye.
@@ -135,7 +135,7 @@ pub(crate) fn files_allowed(error: &std::io::Error) -> Option<u64> {
 }
 
 /// What a peer sent that it may not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolViolation {
     /// A frame that does not decode.
@@ -168,7 +168,7 @@ pub enum ProtocolViolation {
 }
 
 /// Why a transfer failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
     /// The peer is gone.
@@ -213,7 +213,7 @@ pub enum TransferError {
 }
 
 /// Why a transfer was not accepted. Nothing has happened then.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
     /// Too many transfers are under way; poll, then try again.
@@ -284,7 +284,7 @@ pub enum SubmitError {
 const _: () = assert!(!std::mem::needs_drop::<SubmitError>() && size_of::<SubmitError>() <= 40);
 
 /// Why memory was not registered.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
     /// The fabric needs memory that peers can map.
@@ -374,7 +374,7 @@ pub enum RegisterError {
 }
 
 /// Why a peer's memory was not mapped.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
     /// The peer has announced no such region (yet: the announcement may be on its way, poll and try again).
@@ -438,7 +438,7 @@ pub enum MapError {
 }
 
 /// Why connecting did not start.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The text is no address of this fabric.
@@ -473,7 +473,7 @@ pub enum ConnectError {
 }
 
 /// Why a message was not sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
     /// The peer is gone, has left, was severed or is not connected yet.

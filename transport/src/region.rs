@@ -314,7 +314,7 @@ impl RemoteSlice {
 }
 
 /// A range that does not lie inside what it is taken of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {start}..{end} do not lie inside {len} bytes")]
 pub struct OutOfBounds {
     /// First byte asked for.

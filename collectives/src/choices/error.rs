@@ -11,7 +11,7 @@ use crate::hosts::HostMap;
 use crate::select::SelectError;
 
 /// Why choices cannot be used.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChoicesError {
     /// The file cannot be read.
@@ -43,7 +43,7 @@ pub enum ChoicesError {
 }
 
 /// A mistake and where it is.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {error}")]
 pub struct Misplaced {
     /// Which line, from 1.
@@ -53,7 +53,7 @@ pub struct Misplaced {
 }
 
 /// What can be wrong with a line.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineError {
     /// The file does not begin as it must.

@@ -140,7 +140,7 @@ pub unsafe trait Compute: Send {
 }
 
 /// Why nothing can be computed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ComputeError {
     /// The GPU, or its driver.

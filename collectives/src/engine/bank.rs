@@ -77,7 +77,7 @@ pub(super) enum Class {
 }
 
 /// A schedule that does not fit the cells or the scratch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the schedule needs {cells} cells a peer and {slots} scratch slots a rank; there is room for {cells_max} and {slots_max}"
 )]

@@ -68,7 +68,7 @@ const PAIRED_PLAN_BYTES: usize = 1 << 20;
 const CALL_BYTES_MAX: usize = 1 << 47;
 
 /// Why counts do not fit the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CountsError {
     /// The list has another number of counts.

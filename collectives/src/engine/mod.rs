@@ -118,7 +118,7 @@ pub struct RunId {
 }
 
 /// Why a call was not accepted.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The group has failed before.
@@ -133,7 +133,7 @@ pub enum StartError {
 }
 
 /// Why an engine could not be made.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
     /// No scratch memory.

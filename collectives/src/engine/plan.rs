@@ -51,7 +51,7 @@ pub(super) struct LanePlan {
 }
 
 /// Why there is no such plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The schedule does not fit.

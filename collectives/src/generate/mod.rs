@@ -270,7 +270,7 @@ impl FromStr for Algorithm {
 }
 
 /// Why no schedule can be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
     /// A group has at least one rank.

@@ -16,7 +16,7 @@ use crate::select::SelectError;
 use crate::verify::Violation;
 
 /// Why a group could not be made.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
     /// The engine could not be made.
@@ -98,7 +98,7 @@ impl fmt::Display for GroupName {
 }
 
 /// Why a collective did not happen. In any case no byte of the caller's memory changes afterwards.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
     /// The group has failed, now or before; this is the first cause, and every later call returns it again.

@@ -19,7 +19,7 @@ use crate::topology::Topology;
 use crate::wiring::{Wiring, topology_digest};
 
 /// Why a group was not joined.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinGroupError {
     /// The ranks did not meet.

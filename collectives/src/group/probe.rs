@@ -33,7 +33,7 @@ const DIGITS: i32 = 2;
 const BYTES_PER_S_MIN: f64 = 1.0;
 
 /// Why links were not measured.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
     /// A message did not come.

@@ -10,7 +10,7 @@ use crate::wiring::topology_digest;
 const TOPOLOGY_MARK: u32 = 0x544f_504f;
 
 /// Why the links of a group were not changed.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetTopologyError {
     /// The ranks could not tell each other what they were told.

@@ -24,7 +24,7 @@ const SPLIT_MARK: u32 = 0x5350_4c54;
 const WORDS: usize = 4;
 
 /// Why a group was not split.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SplitError {
     /// The ranks could not tell each other their colours.

@@ -45,7 +45,7 @@ impl Default for BlinkOptions {
 }
 
 /// Why Blink has no trees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlinkError {
     /// Its trees would have to join two ranks.

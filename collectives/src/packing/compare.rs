@@ -24,7 +24,7 @@ use crate::generate::double_tree_edges;
 use crate::topology::Topology;
 
 /// Why a strategy has no packing of a topology.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotHere {
     /// Not a strategy for this collective.

@@ -72,7 +72,7 @@ impl fmt::Display for Strategy {
 }
 
 /// A name that no strategy has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "there is no strategy '{name}'; there are optimal, blink, ring, double-tree and reduce-scatter+all-gather"
 )]
@@ -108,7 +108,7 @@ impl PackOptions {
 }
 
 /// Why nothing was packed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
     /// A collective that trees do not help.

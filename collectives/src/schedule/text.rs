@@ -49,7 +49,7 @@ const FORM: &str = "pleach-schedule";
 const VERSION: u32 = 1;
 
 /// Where a text is no schedule, and why.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {problem}")]
 pub struct ParseError {
     /// The line, from 1.
@@ -61,7 +61,7 @@ pub struct ParseError {
 }
 
 /// What is wrong with a text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
     /// Something else stands there.

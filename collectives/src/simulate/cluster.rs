@@ -76,7 +76,7 @@ pub struct Cluster {
 }
 
 /// Nothing will ever happen any more, or ranks keep each other busy without virtual time passing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("nothing moves any more at {now}")]
 pub struct Stuck {
     /// When.

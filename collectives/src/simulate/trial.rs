@@ -65,7 +65,7 @@ pub enum Checker {
 }
 
 /// What did not hold, where and when.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq)]
 pub struct Failure {
     /// Which check.
     pub checker: Checker,

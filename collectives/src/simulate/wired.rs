@@ -35,7 +35,7 @@ pub struct Timed {
 }
 
 /// Why nothing was measured.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TimeError {
     /// There is no schedule for it.

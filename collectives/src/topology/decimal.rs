@@ -16,7 +16,7 @@ const EXPONENT_MAX: i64 = 64;
 const CHARACTERS_MAX: usize = 64;
 
 /// Why a number was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NumberFault {
     /// Text, infinity, or not a number.

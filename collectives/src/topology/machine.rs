@@ -34,7 +34,7 @@ const MAKERS: [(&str, &str, &[&str]); 4] = [
 ];
 
 /// Why this machine has no topology.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MachineError {
     /// A directory or file of the kernel that cannot be read.

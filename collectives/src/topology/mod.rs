@@ -100,7 +100,7 @@ pub struct Topology {
 }
 
 /// Why a topology was not made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
     /// Nothing to carry out a collective.

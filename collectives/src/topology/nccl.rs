@@ -29,7 +29,7 @@ pub const ELEMENTS_MAX: u32 = 1 << 19;
 const ATTRIBUTES_MAX: usize = 1 << 10;
 
 /// Why a text is no NCCL topology.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclFault {
     /// No XML.

@@ -159,7 +159,7 @@ pub const PRESETS: &[PresetForm] = &[
 ];
 
 /// Why a preset was not made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PresetError {
     /// No family has this name.

@@ -30,7 +30,7 @@ const GPUS_MAX: usize = 1 << 10;
 const WITHOUT_NVLINK: [&str; 8] = ["PIX", "PXB", "PHB", "NODE", "SYS", "SOC", "PSB", "DIS"];
 
 /// Why a text is no matrix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SmiFault {
     /// No line that names the columns.

@@ -50,7 +50,7 @@ impl Default for SourceOptions {
 }
 
 /// Why no topology was read.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologySourceError {
     /// A preset that is not there or cannot be as asked for.

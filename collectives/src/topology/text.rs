@@ -6,7 +6,7 @@ use crate::topology::nccl::NcclFault;
 use crate::topology::smi::SmiFault;
 
 /// A fault of a text, with its place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {}", one_line(.fault))]
 pub struct TextError {
     /// Which line, from 1.
@@ -27,7 +27,7 @@ fn one_line(fault: &TextFault) -> String {
 }
 
 /// What can be wrong with a text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextFault {
     /// Nothing of it looks like one of the forms that are read.

@@ -71,7 +71,7 @@ impl fmt::Display for Placement {
 }
 
 /// Why a schedule was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// There is nobody.

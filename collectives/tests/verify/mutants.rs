@@ -178,8 +178,8 @@ fn damaged_schedules_are_refused_or_harmless() {
                 }
                 Err(violation) => {
                     refused += 1;
-                    let kind =
-                        format!("{violation:?}").split([' ', '{']).next().unwrap_or_default().to_owned();
+                    let kind = format!("{violation:#?}");
+                    let kind = kind.split([' ', '(', '\n']).next().unwrap_or_default().to_owned();
                     let with_reason = match violation {
                         // The interpreter has no words for a form that is forbidden.
                         Violation::NoSlice { .. }

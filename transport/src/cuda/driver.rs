@@ -75,7 +75,7 @@ impl std::fmt::Display for CudaErrorCode {
 }
 
 /// What can go wrong with a GPU.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
     /// There is no driver.

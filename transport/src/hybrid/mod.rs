@@ -50,7 +50,7 @@ pub enum Route {
 }
 
 /// Why the device was not made.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// Not one route for each rank.

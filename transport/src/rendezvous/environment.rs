@@ -64,7 +64,7 @@ impl Surroundings {
 }
 
 /// Why it is not clear who this process is.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
     /// A variable that is no number.

@@ -9,7 +9,7 @@ use super::{OpenError, StoreError};
 use crate::Rank;
 
 /// Why a rank did not join.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
     /// The store could not be opened.

@@ -48,7 +48,7 @@ pub enum FabricChoice {
 }
 
 /// A text that names no fabric.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown fabric: '{text}'; choose shm, tcp, shm+tcp, verbs, shm+verbs or auto")]
 pub struct UnknownFabric {
     /// The text.
@@ -81,7 +81,7 @@ impl fmt::Display for FabricChoice {
 }
 
 /// Why a device was not made.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[error("{source}")]
 pub struct FabricError {
     /// As the fabric says it.

@@ -106,7 +106,7 @@ pub struct StorePath {
 }
 
 /// Why a store could not be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// Not all keys came in time.
@@ -160,7 +160,7 @@ pub enum StoreError {
 }
 
 /// Why a store could not be opened.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// Not loopback, and no secret.

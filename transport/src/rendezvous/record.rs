@@ -34,7 +34,7 @@ pub(super) struct Record {
 }
 
 /// Two ranks that disagree on what must be equal.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("ranks disagree: {what} is {} at rank {} and {} at rank {}; start all ranks alike", .first.1, .first.0, .second.1, .second.0)]
 pub struct Difference {
     /// On what.

@@ -34,7 +34,7 @@ pub enum Rendezvous {
 }
 
 /// Why a text is no place to meet.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("bad rendezvous address: '{text}'; write tcp://HOST:PORT or file:///DIR")]
 pub struct RendezvousError {
     /// The text.

@@ -48,7 +48,7 @@ pub(super) const REACH: Reach =
     Reach { fabric: FABRIC, maps: true, passive: true, sever_detaches: true, queue_depth: QUEUE_DEPTH };
 
 /// Why the device was not made.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// A rank outside its world.

@@ -70,7 +70,7 @@ impl FaultKind {
 }
 
 /// A name that is no fault.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("'{name}' is no fault; there are {}, all, none", FaultKind::ALL.map(FaultKind::name).join(", "))]
 pub struct UnknownFault {
     /// What was given.

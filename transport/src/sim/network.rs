@@ -52,7 +52,7 @@ pub enum Sharing {
 }
 
 /// Why a network was not built.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
     /// No path of links leads from one rank to another.

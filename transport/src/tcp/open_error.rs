@@ -3,7 +3,7 @@
 use std::io;
 
 /// Why a device was not made.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// Listening where strangers are needs a secret.

@@ -13,7 +13,7 @@ use crate::device::TransferId;
 use crate::region::{RegionKey, RemoteSlice, Slice};
 
 /// Why memory was not leased.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
     /// Not connected, or no longer.

@@ -12,7 +12,7 @@ use super::sys;
 const NAME: &CStr = c"libibverbs.so.1";
 
 /// Why there is no library.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// It is not installed, or not where libraries are looked for.

@@ -57,7 +57,7 @@ impl Kind {
 }
 
 /// A limit of a NIC is met.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("RDMA device {device} has no more than {most} {kind}, and {wanted} are asked for; {}", .kind.remedy())]
 pub struct Limit {
     /// Which device.

@@ -26,7 +26,7 @@ const CREDITS_MIN: u32 = 8;
 const READS: u8 = 16;
 
 /// Why a device was not made.
-#[derive(Debug, thiserror::Error)]
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// No libibverbs.

@@ -198,7 +198,7 @@ pub struct Chosen {
 }
 
 /// Why no port can be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
     /// No RDMA device.
@@ -271,7 +271,7 @@ pub enum PortError {
 }
 
 /// A port that cannot be used, and why.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unusable {
     /// Its link is down.

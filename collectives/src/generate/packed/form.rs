@@ -5,7 +5,7 @@ use crate::collective::Collective;
 use crate::packing::Tree;
 
 /// Why a packing is none of ranks like these.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackedError {
     /// No tree at all, or one whose weight is not positive.

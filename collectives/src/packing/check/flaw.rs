@@ -6,7 +6,7 @@ use crate::packing::Rate;
 use crate::topology::NodeId;
 
 /// Why a packing is not what it says. Trees, edges and paths are named by their index.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Flaw {
     /// This collective has no packing.
@@ -161,7 +161,7 @@ pub enum Flaw {
 }
 
 /// What can be wrong with a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PathFlaw {
     /// The edge has none.
@@ -210,7 +210,7 @@ pub enum PathFlaw {
 }
 
 /// What can be wrong with a certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateFlaw {
     /// A cut where it has to be a partition, or the like.

@@ -4,7 +4,7 @@ use crate::Rank;
 use crate::collective::Collective;
 
 /// Where an XML is no algorithm that a schedule can be made of, and why.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct ImportError {
     /// The line, from 1.
@@ -14,7 +14,7 @@ pub struct ImportError {
 }
 
 /// What is wrong with an XML.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
     /// Something else stands there.
@@ -161,7 +161,7 @@ pub enum Problem {
 }
 
 /// Why a schedule has no form as an algorithm.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
     /// The runtimes know no size of chunks for it.

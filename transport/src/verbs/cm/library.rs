@@ -10,7 +10,7 @@ use crate::verbs::sys::ibv_qp_attr;
 const NAME: &CStr = c"librdmacm.so.1";
 
 /// Why there is no library.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// It is not installed, or not where libraries are looked for.
