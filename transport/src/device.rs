@@ -234,8 +234,14 @@ pub struct Reach {
     pub queue_depth: usize,
 }
 
+/// Says whether the owner of mapped memory still shares it.
+pub trait Sharing: Send + Sync {
+    /// See [`Mapped::is_shared`].
+    fn is_shared(&self) -> bool;
+}
+
 /// A peer's memory at an address of this process. Valid while held; after the peer is lost or severed it keeps its
-/// last bytes and reaches nobody.
+/// last bytes and reaches nobody. When the owner severs somebody it may be zeros: see [`Mapped::is_shared`].
 #[derive(Clone)]
 pub struct Mapped {
     base: NonNull<u8>,
@@ -243,6 +249,8 @@ pub struct Mapped {
     /// Whether the host may dereference the address.
     is_on_host: bool,
     _keep: Arc<dyn Send + Sync>,
+    /// Absent where the owner cannot take the bytes away.
+    sharing: Option<Arc<dyn Sharing>>,
 }
 
 impl fmt::Debug for Mapped {
@@ -266,14 +274,14 @@ impl Mapped {
     /// `len` bytes at `base` stay readable and writable while `keep` lives.
     #[allow(unsafe_code)]
     pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { base, len, is_on_host: true, _keep: keep }
+        Self { base, len, is_on_host: true, _keep: keep, sharing: None }
     }
 
     /// For backends whose peers live in this process: these bytes, kept by the slice.
     #[must_use]
     pub fn of_slice(slice: Slice) -> Self {
         let base = NonNull::new(slice.as_ptr()).expect("a region's address is not null");
-        Self { base, len: slice.len(), is_on_host: true, _keep: Arc::new(slice) }
+        Self { base, len: slice.len(), is_on_host: true, _keep: Arc::new(slice), sharing: None }
     }
 
     /// For backends: memory of a GPU, at an address for kernels and copies of the GPU alone, kept by `keep`.
@@ -284,7 +292,22 @@ impl Mapped {
     #[must_use]
     #[allow(unsafe_code)]
     pub unsafe fn on_gpu(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { base, len, is_on_host: false, _keep: keep }
+        Self { base, len, is_on_host: false, _keep: keep, sharing: None }
+    }
+
+    /// For backends whose owners take memory back: who says whether that has happened.
+    #[must_use]
+    pub fn shared_while(mut self, sharing: Arc<dyn Sharing>) -> Self {
+        self.sharing = Some(sharing);
+        self
+    }
+
+    /// Whether the owner still shares the memory. Ask after reading: where the answer is true, all bytes that this thread
+    /// read before were the owner's. Where it is false some may be zeros, since the owner has severed a peer, or has
+    /// dropped the region; then use none of them.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.sharing.as_ref().is_none_or(|sharing| sharing.is_shared())
     }
 
     /// Whether the host's processors may touch the bytes, or only a GPU.

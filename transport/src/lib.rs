@@ -20,6 +20,7 @@ mod error;
 pub mod fork;
 #[cfg(not(loom))]
 pub mod hybrid;
+pub mod last_resort;
 pub mod memory;
 #[cfg(test)]
 mod other_user;

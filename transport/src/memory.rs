@@ -17,6 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -113,6 +114,11 @@ pub unsafe trait Memory: Send + Sync {
     /// The same as memory of a GPU, if it is some that can be taken back from those it is shared with.
     fn as_cuda(&self) -> Option<&CudaMemory> {
         None
+    }
+    /// Whether only devices map the file of [`Share::File`]. A device that has replaced pages by private copies may then
+    /// empty these parts of the file, so that the bytes are not kept twice.
+    fn may_empty_file(&self) -> bool {
+        false
     }
     /// The same bytes as a dma-buf, where they are one: then a NIC is given that, and their address only says where in its
     /// page they begin.
@@ -239,6 +245,9 @@ pub struct SharedMemory {
     len: usize,
     mapped_bytes: usize,
     file: OwnedFd,
+    /// The file came from another process, or was given to somebody by [`SharedMemory::file`]. Relaxed: set before
+    /// anybody else can map the file, and never cleared.
+    has_other_users: AtomicBool,
 }
 
 impl SharedMemory {
@@ -250,7 +259,7 @@ impl SharedMemory {
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
         let mapped_bytes = whole_pages(len)?;
         let file = sealed_file("pleach", mapped_bytes, SealFlags::empty())?;
-        let memory = Self::map(file, len, mapped_bytes)?;
+        let memory = Self::map(file, len, mapped_bytes, false)?;
         prefer_own_node(memory.base, mapped_bytes);
         Ok(Arc::new(memory))
     }
@@ -270,10 +279,10 @@ impl SharedMemory {
         {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
-        Ok(Arc::new(Self::map(file, len, mapped_bytes)?))
+        Ok(Arc::new(Self::map(file, len, mapped_bytes, true)?))
     }
 
-    fn map(file: OwnedFd, len: usize, mapped_bytes: usize) -> io::Result<Self> {
+    fn map(file: OwnedFd, len: usize, mapped_bytes: usize, has_other_users: bool) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe {
             mmap(
@@ -287,12 +296,13 @@ impl SharedMemory {
         };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         prefer_huge_pages(base, mapped_bytes);
-        Ok(Self { base, len, mapped_bytes, file })
+        Ok(Self { base, len, mapped_bytes, file, has_other_users: AtomicBool::new(has_other_users) })
     }
 
     /// The anonymous file, to be passed to another process.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
+        self.has_other_users.store(true, Ordering::Relaxed);
         self.file.as_fd()
     }
 }
@@ -328,6 +338,9 @@ unsafe impl Memory for SharedMemory {
     }
     fn share(&self) -> Share<'_> {
         Share::File { file: self.file.as_fd(), offset: 0 }
+    }
+    fn may_empty_file(&self) -> bool {
+        !self.has_other_users.load(Ordering::Relaxed)
     }
 }
 

@@ -65,6 +65,7 @@ on_both! {
     a_detached_memory_keeps_its_bytes_and_its_address_and_reaches_nobody
     a_detached_import_keeps_its_bytes_and_its_address_and_reaches_nobody
     a_file_or_a_length_that_is_not_the_allocations_is_refused
+    descriptors_of_memory_are_closed_in_programs_that_are_started
     memory_of_others_is_told_from_host_memory_and_from_freed_memory
     pinned_host_memory_is_reached_by_copies_and_stays_what_it_was
     the_current_context_of_a_thread_stays_what_it_was
@@ -300,6 +301,19 @@ fn the_current_context_of_a_thread_stays_what_it_was(gpu: &Arc<Gpu>) {
     let before = current();
     memory.store(0, b"more", PATIENCE).expect("stored");
     assert_eq!(current(), before);
+}
+
+fn descriptors_of_memory_are_closed_in_programs_that_are_started(gpu: &Arc<Gpu>) {
+    let memory = memory(gpu, &[1; 100]);
+    let is_closed = |file: std::os::fd::BorrowedFd<'_>| {
+        let flags = rustix::io::fcntl_getfd(file).expect("it is open");
+        flags.contains(rustix::io::FdFlags::CLOEXEC)
+    };
+    assert!(is_closed(shared(&memory).0), "by which other processes map it");
+    match memory.as_dma_buf() {
+        Ok(named) => assert!(is_closed(named.file()), "by which NICs reach it"),
+        Err(error) => println!("not looked at: {error}"),
+    }
 }
 
 fn a_gpu_that_is_not_there_is_told_with_how_many_there_are(_: &Arc<Gpu>) {

@@ -107,6 +107,14 @@ const FLOOD_TIME: Duration = Duration::from_millis(20);
 const LOOKS: u32 = 128;
 /// How long who was refused an access waits to be told why, or to see that the peer is gone, before it blames it.
 const DOUBT_TIME: Duration = Duration::from_millis(150);
+/// How long a failed group waits for a GPU to end its kernels. They run for milliseconds; one that runs longer hangs, and the
+/// process is aborted, since its memory may not be given back while kernels write there.
+const COMPUTE_END_LIMIT: Duration = Duration::from_secs(10);
+/// How long a device may take to sever all peers, which is this rank's own work: several TiB of memory are copied in that
+/// time. Longer only a defect takes, and the process is aborted.
+const SEVER_LIMIT: Duration = Duration::from_secs(1800);
+/// How often a failed group looks whether its GPU is through.
+const COMPUTE_END_INTERVAL: Duration = Duration::from_millis(1);
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
 
@@ -431,7 +439,9 @@ impl Engine {
             Some(computed.min(timed).min(gated))
         });
         let failing = match &self.phase {
-            Phase::Failing { sever_at, is_severing: false, .. } => Some(*sever_at),
+            Phase::Failing { sever_at, is_severing: false, .. } => {
+                Some((*sever_at).max(self.observer.seen_at + COMPUTE_END_INTERVAL))
+            }
             Phase::Doubting { since, deadline, .. } => {
                 Some(deadline.unwrap_or(Nanos::MAX).min(*since + DOUBT_TIME))
             }

@@ -9,6 +9,7 @@ use super::header::Landing;
 use super::plan::Plan;
 use super::program::{NO_SLOT, PlaceAt, PutProgram};
 use super::run::{Parameters, Run, Site, Trouble};
+use crate::Rank;
 use crate::schedule::Part;
 
 impl Run {
@@ -155,12 +156,30 @@ impl Run {
                 self.touched.push(place.rank);
             }
         }
+        if !mapped.as_ref().is_some_and(Mapped::is_shared) {
+            // Its owner has severed somebody: its own word, or its end, says why.
+            return Ok(None);
+        }
         let base = Address(mapped.as_ref().map_or(std::ptr::null_mut(), Mapped::as_ptr));
         Ok(Some(if is_landing {
             base.add(offset(site, place))
         } else {
             base.add((self.parameters.bank.peer_scratch_base + slot_offset(site, place.slot)) as usize)
         }))
+    }
+
+    /// Whether all bytes that were read at these places were still those of the ranks that keep them; see
+    /// [`Mapped::is_shared`].
+    pub(super) fn are_shared(&self, rank: Rank, places: &[PlaceAt]) -> bool {
+        places.iter().filter(|place| place.rank != rank).all(|place| {
+            let peer = &self.peers[place.rank as usize];
+            let mapped = match place.part {
+                Part::SharedInput if peer.input.key != RegionKey::NONE => &peer.input_mapped,
+                Part::SharedOutput if peer.output.key != RegionKey::NONE => &peer.output_mapped,
+                _ => &peer.scratch_mapped,
+            };
+            mapped.as_ref().is_some_and(Mapped::is_shared)
+        })
     }
 
     /// All of a peer's slice (or scratch) that holds the place.

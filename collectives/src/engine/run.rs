@@ -460,7 +460,9 @@ impl Run {
         let mut index = 0;
         while index < self.jobs.len() {
             let done_before = self.jobs[index].job.elements_done;
-            if advance(ground.compute, &mut self.jobs[index].job, ground.now) {
+            if advance(ground.compute, &mut self.jobs[index].job, ground.now)
+                && self.has_read_whole(plan, index)
+            {
                 let ActiveJob { at, job, stages } = self.jobs.swap_remove(index);
                 self.spare_jobs.push(job);
                 if stages {
@@ -476,6 +478,19 @@ impl Run {
             }
         }
         moved
+    }
+
+    /// Whether a job that is done has read nothing that its owner had taken away; as in [`Run::reduce`].
+    fn has_read_whole(&self, plan: &Plan, index: usize) -> bool {
+        let ActiveJob { at, stages, .. } = self.jobs[index];
+        let program = &*plan.program;
+        let step = program.lanes[at.lane as usize].first_step + at.step;
+        match &program.steps[step as usize].op {
+            OpProgram::Reduce { from, .. } if !stages => {
+                self.are_shared(program.rank, &program.places[from.0 as usize..from.1 as usize])
+            }
+            _ => true,
+        }
     }
 
     /// Whether something of this run is being computed here and now.

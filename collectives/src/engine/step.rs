@@ -214,7 +214,9 @@ impl Run {
         self.turn_bytes += bytes;
         if advance(ground.compute, &mut job, ground.now) {
             self.spare_jobs.push(job);
-            return Ok(Issue::Complete);
+            // What a peer has taken away was not read whole: then this waits for the word of why.
+            let is_whole = self.are_shared(site.plan.program.rank, from);
+            return Ok(if is_whole { Issue::Complete } else { Issue::Blocked });
         }
         self.compute(site.at, job);
         Ok(Issue::UnderWay)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::{MapError, Nanos, SubmitError, TransferError, TransferId};
+use pleach_transport::{MapError, Nanos, SubmitError, TransferError, TransferId, last_resort};
 
 use super::at::run_of;
 use super::circle::LOOK_INTERVAL_MAX;
@@ -14,7 +14,8 @@ use super::run::{Run, Trouble};
 use super::signature::Stream;
 use super::waiting::Heard;
 use super::{
-    DOUBT_TIME, Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SILENT_AFTER, State, Times,
+    COMPUTE_END_LIMIT, DOUBT_TIME, Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SEVER_LIMIT,
+    SILENT_AFTER, State, Times,
 };
 use crate::Rank;
 
@@ -320,7 +321,24 @@ impl Engine {
         let was_severing = *is_severing;
         // What is still computed works on memory that is let go of here.
         let is_time = !*is_severing && (now >= *sever_at || self.device.is_flushed());
-        if is_time && self.compute.is_idle() {
+        let is_idle = is_time && self.compute.is_idle();
+        let waited = now.since(*sever_at);
+        if is_time && !is_idle && waited >= COMPUTE_END_LIMIT {
+            last_resort::abort(format_args!(
+                "rank {}: the group has failed ({fault}), but the GPU has not ended its kernels, which may write to the \
+                 call's buffers, for {COMPUTE_END_LIMIT:?}",
+                self.rank
+            ));
+        }
+        if *is_severing && waited >= COMPUTE_END_LIMIT + SEVER_LIMIT {
+            last_resort::abort(format_args!(
+                "rank {}: the group has failed ({fault}), but the {} device has not kept all peers from writing to this \
+                 rank's memory within {SEVER_LIMIT:?}",
+                self.rank,
+                self.device.caps().fabric
+            ));
+        }
+        if is_idle {
             *is_severing = true;
             // Deregistered first: on shm severing would make every page of it private, which takes long. For the same
             // reason peers' memory is let go of, which it would copy: no run goes on.

@@ -132,7 +132,7 @@ impl Staging {
         let mark = self.copies.mark()?;
         match mark.wait(COPY_LIMIT) {
             // Nothing keeps them waiting, so they end; only then may the memory go back.
-            Err(late @ CudaError::Late { .. }) => mark.wait(Duration::MAX).and(Err(late)),
+            Err(late @ CudaError::Late { .. }) => mark.wait_or_abort().and(Err(late)),
             outcome => outcome,
         }
     }

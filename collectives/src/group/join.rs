@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::cuda::{CudaMemory, Gpu};
+use pleach_transport::cuda::{CudaMemory, Gpu, GpuId};
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
 use pleach_transport::{Device, Rank, Space, clock};
 
@@ -111,18 +111,31 @@ enum Reach {
 }
 
 impl Reach {
-    /// How peers reach this rank's. Neighbours map what is on a GPU where GPUs can share theirs; over RDMA it is tried
-    /// whether NICs take it. Who stages and who does not make a group, as each says where its memory is, but what is
+    /// How peers reach this rank's. Neighbours map what is on a GPU where GPUs can share theirs and every rank's GPU reaches
+    /// those of its neighbours; over RDMA it is tried whether NICs take it. Who stages and who does not make a group, as each says where its memory is, but what is
     /// mapped is a matter of schedules: all do, or none does.
     fn find(options: &Options, joined: &mut Joined) -> Result<Self, GroupError> {
         let space = options.space;
         let Space::Cuda { ordinal } = space else { return Ok(Self::Host) };
         Ok(match joined.fabric {
-            Fabric::Shm if can_share(space) => Self::Mapped,
+            Fabric::Shm if can_share(space) => {
+                let reaches = reaches_neighbours(ordinal, options, joined)?;
+                if do_all("gpu-reaches-gpus", reaches, options, joined)? {
+                    Self::Mapped
+                } else {
+                    Self::Staged
+                }
+            }
             Fabric::Verbs if is_registered(ordinal, &mut *joined.device)? => Self::Put,
             Fabric::HybridVerbs if can_share(space) => {
                 let is_registered = is_registered(ordinal, &mut *joined.device)?;
-                if do_all(is_registered, options, joined)? { Self::Mapped } else { Self::Staged }
+                let reaches = reaches_neighbours(ordinal, options, joined)?;
+                let is_in_reach = is_registered && reaches;
+                if do_all("nic-reaches-gpu", is_in_reach, options, joined)? {
+                    Self::Mapped
+                } else {
+                    Self::Staged
+                }
             }
             _ => Self::Staged,
         })
@@ -160,19 +173,54 @@ fn is_registered(ordinal: u32, device: &mut dyn Device) -> Result<bool, ComputeE
     }
 }
 
+/// Whether kernels of this rank's GPU reach the GPUs of all ranks of this host. They do not where a process does not see
+/// the other's GPU (`CUDA_VISIBLE_DEVICES`), or where the two have no way to each other (no P2P).
+fn reaches_neighbours(ordinal: u32, options: &Options, joined: &mut Joined) -> Result<bool, GroupError> {
+    let gpu = Gpu::open(ordinal).map_err(ComputeError::from)?;
+    let ids = tell_all("gpu", &gpu.id().0, options, joined)?;
+    let own_host = joined.hosts[joined.rank as usize];
+    for (rank, id) in ids.iter().enumerate().filter(|(rank, _)| joined.hosts[*rank] == own_host) {
+        let id = id.as_slice().try_into().map(GpuId).ok();
+        let reaches = id.map_or(Ok(false), |id| Gpu::find(id).and_then(|other| gpu.reaches(other)));
+        if !matches!(reaches, Ok(true)) {
+            let why = match reaches {
+                Err(error) => error.to_string(),
+                Ok(_) => "there is no peer access between the two GPUs".to_owned(),
+            };
+            tracing::info!(
+                "memory of GPU {ordinal} is staged through the host's, as that of rank {rank} is out of reach: {why}"
+            );
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Whether it is so on all ranks, which tell each other where they met.
-fn do_all(own: bool, options: &Options, joined: &mut Joined) -> Result<bool, GroupError> {
-    let Some(store) = &mut joined.store else { return Ok(own) };
-    let deadline = clock::now() + options.join_timeout;
-    let key = |rank: Rank| format!("nic-reaches-gpu-{rank}");
-    store.set(&key(joined.rank), if own { b"yes" } else { b"no" }, deadline)?;
-    let keys: Vec<String> = (0..joined.world_size).map(key).collect();
-    let all = store.wait(&keys, deadline, deadline)?;
+fn do_all(topic: &str, own: bool, options: &Options, joined: &mut Joined) -> Result<bool, GroupError> {
+    let all = tell_all(topic, if own { b"yes" } else { b"no" }, options, joined)?;
     let without = all.iter().position(|answer| answer != b"yes");
     if let Some(rank) = without.filter(|_| own) {
-        tracing::info!("memory of GPUs is staged through the host's, as NICs of rank {rank} do not reach it");
+        tracing::info!(
+            "memory of GPUs is staged through the host's, as rank {rank} does not reach all of it"
+        );
     }
     Ok(without.is_none())
+}
+
+/// What each rank says of this topic, by rank.
+fn tell_all(
+    topic: &str,
+    own: &[u8],
+    options: &Options,
+    joined: &mut Joined,
+) -> Result<Vec<Vec<u8>>, GroupError> {
+    let Some(store) = &mut joined.store else { return Ok(vec![own.to_vec()]) };
+    let deadline = clock::now() + options.join_timeout;
+    let key = |rank: Rank| format!("{topic}-{rank}");
+    store.set(&key(joined.rank), own, deadline)?;
+    let keys: Vec<String> = (0..joined.world_size).map(key).collect();
+    Ok(store.wait(&keys, deadline, deadline)?)
 }
 
 /// Whether the GPU's memory can be handed to other processes. All ranks compare their answers when they meet.

@@ -83,9 +83,9 @@ const DEEP_WINDOW: u32 = 16;
 const DEEP_BYTES: u64 = 1 << 20;
 /// Most ranks; each has slots for all of them in the same scratch.
 const DEEP_RANKS_MAX: u32 = 4;
-/// Largest chunk of what kernels combine where peers map it, in bytes: long beside the microseconds that launching one and
-/// seeing its end take.
-const GPU_CHUNK_BYTES: usize = 4 << 20;
+/// Largest chunk of what kernels combine where peers map it, in bytes: long beside the ten microseconds that launching one and
+/// seeing its end take. A GPU of 400 GB/s reads it in 160 us.
+const GPU_CHUNK_BYTES: usize = 64 << 20;
 /// Plans that are compared one by one.
 const RECENT_PLANS: usize = 8;
 /// Plans kept; a program whose calls have more shapes makes them anew now and then.

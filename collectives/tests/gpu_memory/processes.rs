@@ -3,13 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use pleach_collectives::{
     Algorithm, CollectiveError, Element, F8E4M3, F8E5M2, GpuBuffer, Group, Options, ReduceOp, bf16, f16,
 };
-use pleach_transport::Memory;
 use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
+use pleach_transport::{Memory, clock};
 
 use crate::group::{GPU, filled};
 use crate::ranks::Folder;
@@ -108,6 +109,35 @@ mod fake {
     #[test]
     fn a_process_that_dies_is_named_and_leaves_the_memory_of_the_others_to_them() {
         Job::start("a_peer_that_dies_is_named", "shm", 3, by_the_fake_driver).expect_well(&[1]);
+    }
+
+    #[test]
+    fn a_buffer_that_the_gpu_has_no_room_to_copy_is_lost_and_the_call_fails_in_time() {
+        Job::start("a_peer_dies_where_memory_is_short", "shm", 2, by_the_fake_driver).expect_well(&[1]);
+    }
+
+    #[test]
+    fn gpus_that_do_not_reach_each_other_are_staged() {
+        // Rank 0 sees both GPUs, but the two have no peer access; rank 1 does not see the GPU of rank 0.
+        let apart = |rank: u32, command: &mut Command| {
+            by_the_fake_driver(rank, command);
+            let (first, gpus) = if rank == 0 { ("0", "2") } else { ("1", "1") };
+            command.env("FAKE_CUDA_FIRST", first).env("FAKE_CUDA_GPUS", gpus).env("FAKE_CUDA_P2P", "0");
+        };
+        Job::start("what_is_out_of_reach_is_staged", "shm", 2, apart).expect_well(&[]);
+    }
+
+    #[test]
+    fn a_gpu_that_hangs_ends_the_process_with_the_reason() {
+        let mut job = Job::start("a_gpu_hangs_in_a_call", "shm", 2, by_the_fake_driver);
+        let hung = job.ranks.remove(0).wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&hung.stderr).into_owned();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&hung.status),
+            Some(libc::SIGABRT),
+            "{text}"
+        );
+        assert!(text.contains("the GPU has not ended its kernels"), "{text}");
     }
 }
 
@@ -365,6 +395,57 @@ mod child {
         let mut own = filled(&group, &[group.rank() + 1; 1000]);
         group.on(&stream).all_reduce(&mut own, ReduceOp::Sum).expect("the group goes on");
         assert_eq!(own.to_vec().expect("loaded"), [3; 1000]);
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn a_peer_dies_where_memory_is_short() {
+        let (_host, group) = groups();
+        let mut data = filled(&group, &vec![1_u32; 100_000]);
+        // More than half of the GPU, so that there is no room for a copy.
+        let bytes = if group.rank() == 0 { 600 << 20 } else { 1 };
+        let large = group.gpu_buffer::<u8>(bytes).expect("room");
+        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
+        if group.rank() == 1 {
+            std::process::abort();
+        }
+        let begun = clock::now();
+        let within = group.within(Duration::from_secs(5));
+        let error = within.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect_err("a peer is gone");
+        let took = clock::now().since(begun);
+        assert!(took < Duration::from_secs(40), "{took:?}: {error}");
+        assert!(matches!(error, CollectiveError::Failed(_)), "{error}");
+        let lost = large.to_vec().expect_err("there was no room to keep it").to_string();
+        assert!(lost.contains("were lost when a peer failed"), "{lost}");
+        assert_eq!(data.to_vec().expect("kept").len(), 100_000);
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn what_is_out_of_reach_is_staged() {
+        let (_host, group) = groups();
+        assert!(!group.reaches_gpu(), "kernels do not reach the peer's GPU");
+        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let mut data = filled(&group, &[1_u32 + group.rank(); 5000]);
+        group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
+        assert_eq!(data.to_vec().expect("loaded"), [3; 5000]);
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn a_gpu_hangs_in_a_call() {
+        let (_host, group) = groups();
+        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let mut data = filled(&group, &[1_u32; 5000]);
+        group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
+        if group.rank() == 0 {
+            // SAFETY: the fake driver reads it in calls of this thread, and nothing else reads the environment now.
+            unsafe { std::env::set_var("FAKE_CUDA_LAG", "1000000000000") };
+        }
+        let within = group.within(Duration::from_millis(300));
+        let outcome = within.on(&stream).all_reduce(&mut data, ReduceOp::Sum);
+        panic!("the process is there yet: {:?}", outcome.map_err(|error| error.to_string()));
     }
 
     #[test]

@@ -45,6 +45,7 @@ impl DmaBuf {
         gpu.check("cuMemGetHandleForAddressRange", code)?;
         // SAFETY: a new descriptor, which is ours.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
+        super::memory::close_on_exec(&file);
         Ok(Self { file, offset: 0, len: memory.len() })
     }
 

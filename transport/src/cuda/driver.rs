@@ -161,6 +161,16 @@ pub enum CudaError {
         /// Which address.
         address: u64,
     },
+    /// Memory that could not be kept when it was taken back from peers.
+    #[error(
+        "the {bytes} bytes of this buffer on GPU {ordinal} were lost when a peer failed: to keep them from that peer they had to be copied, and the GPU had too little free memory; load them from elsewhere, and register less than half of the GPU's memory"
+    )]
+    Lost {
+        /// Which GPU.
+        ordinal: u32,
+        /// Length of the buffer in bytes.
+        bytes: usize,
+    },
     /// A stream has not come to a mark in time.
     #[error(
         "the stream on GPU {ordinal} has not done its earlier work within {} ms; look for a kernel that does not end, or allow more time", .waited.as_millis()

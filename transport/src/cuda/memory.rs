@@ -2,7 +2,8 @@
 //!
 //! **Invariant:** addresses are reserved once and freed at drop; the allocation behind them may be replaced by a private
 //! copy ([`CudaMemory::detach`]), after which no other process reaches them: a peer's own mapping keeps the old one. That
-//! is what a page of a memfd goes through when a peer is severed (contract line 9), with the same result.
+//! is what a page of a memfd goes through when a peer is severed (contract line 9), with the same result. Where the copy
+//! cannot be had, nothing is behind the addresses any more: the bytes are lost, and [`CudaMemory::load`] says so.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,18 +20,23 @@ use super::gpu::Gpu;
 use super::stream::{Mark, Stream};
 use crate::memory::{self, Memory, Share, Space};
 
+/// How long the copy of one allocation may take when it is detached: 80 GB take 0.1 s.
+const DETACH_LIMIT: Duration = Duration::from_secs(5);
+
 /// Zeroed memory of a GPU.
 pub struct CudaMemory {
     gpu: Arc<Gpu>,
     range: Range,
     len: usize,
     /// What is behind the addresses. Replaced under the lock.
-    allocation: Mutex<Allocation>,
+    allocation: Mutex<Option<Allocation>>,
     file: Option<OwnedFd>,
     /// Made when a NIC is first to reach the memory. It names the first allocation.
     dma_buf: OnceLock<Result<DmaBuf, CudaError>>,
     /// Relaxed: set once, under the lock; who shares the memory asks its own directory too.
     is_detached: AtomicBool,
+    /// Nothing is behind the addresses. Relaxed: as above.
+    is_lost: AtomicBool,
 }
 
 impl fmt::Debug for CudaMemory {
@@ -58,10 +64,11 @@ impl CudaMemory {
             gpu: gpu.clone(),
             range,
             len,
-            allocation: Mutex::new(allocation),
+            allocation: Mutex::new(Some(allocation)),
             file,
             dma_buf: OnceLock::new(),
             is_detached: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
         }))
     }
 
@@ -91,6 +98,7 @@ impl CudaMemory {
     /// When they reach beyond its end: the caller's length check is missing.
     pub fn store(&self, offset: usize, bytes: &[u8], limit: Duration) -> Result<(), CudaError> {
         let at = self.at(offset, bytes.len());
+        self.check_is_there()?;
         // SAFETY: `at` found the bytes inside; both are borrowed until this returns.
         unsafe { copy(&self.gpu, bytes.as_ptr(), at, bytes.len(), limit) }
     }
@@ -106,6 +114,7 @@ impl CudaMemory {
     /// When they reach beyond its end.
     pub fn load(&self, offset: usize, bytes: &mut [u8], limit: Duration) -> Result<(), CudaError> {
         let at = self.at(offset, bytes.len());
+        self.check_is_there()?;
         // SAFETY: as in `store`.
         unsafe { copy(&self.gpu, at, bytes.as_mut_ptr(), bytes.len(), limit) }
     }
@@ -116,19 +125,31 @@ impl CudaMemory {
         self.range.base.as_ptr().wrapping_add(offset)
     }
 
+    fn check_is_there(&self) -> Result<(), CudaError> {
+        if self.is_lost.load(Ordering::Relaxed) {
+            return Err(CudaError::Lost { ordinal: self.gpu.ordinal(), bytes: self.len });
+        }
+        Ok(())
+    }
+
     /// Replaces the allocation by a private copy, at the same addresses: afterwards no other process reaches them,
     /// whatever it mapped before. What the GPU is writing there meanwhile may be lost, so nothing of this process may
     /// be under way on the memory.
     ///
+    /// Where no copy can be had (the GPU has too little free memory, or has failed) the bytes are lost: nothing is behind
+    /// the addresses afterwards, and using the memory is [`CudaError::Lost`].
+    ///
     /// # Errors
     ///
-    /// No memory for the copy, or what the driver says: then the memory is as it was.
+    /// [`CudaError::Late`]: the GPU has not copied within a limit, and the memory is as it was. Other processes may still
+    /// reach it.
     pub fn detach(&self) -> Result<(), CudaError> {
         let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_detached.load(Ordering::Relaxed) {
             return Ok(());
         }
-        *allocation = self.range.replace_by_copy(&self.gpu)?;
+        *allocation = self.range.detach(&self.gpu)?;
+        self.is_lost.store(allocation.is_none(), Ordering::Relaxed);
         self.is_detached.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -159,7 +180,7 @@ pub(super) unsafe fn copy(
     stream.mark_with(&mut mark)?;
     match mark.wait(limit) {
         // The copy is alone in its stream, so it ends; only then may its memory go back.
-        Err(late @ CudaError::Late { .. }) => mark.wait(Duration::MAX).and(Err(late)),
+        Err(late @ CudaError::Late { .. }) => mark.wait_or_abort().and(Err(late)),
         outcome => outcome,
     }
 }
@@ -258,11 +279,37 @@ impl Range {
         let stream = Stream::new(gpu)?;
         // SAFETY: both ranges are mapped and so long; nothing of this process touches either now.
         unsafe { stream.copy(self.base.as_ptr(), aside.base.as_ptr(), self.bytes)? };
-        stream.settle()?;
+        if let Err(error) = stream.mark().and_then(|mark| mark.wait(DETACH_LIMIT)) {
+            // The copy may still be under way, so what it writes to stays.
+            std::mem::forget((aside, copy));
+            return Err(error);
+        }
         drop(aside);
         self.unmap()?;
         self.map(&copy)?;
         Ok(copy)
+    }
+
+    /// As [`Range::replace_by_copy`], or takes away what is behind the addresses where no copy can be had: then there is
+    /// no allocation.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Late`]: the GPU has not copied within [`DETACH_LIMIT`].
+    pub(super) fn detach(&self, gpu: &Arc<Gpu>) -> Result<Option<Allocation>, CudaError> {
+        match self.replace_by_copy(gpu) {
+            Ok(copy) => Ok(Some(copy)),
+            Err(late @ CudaError::Late { .. }) => Err(late),
+            Err(error) => {
+                let (bytes, ordinal) = (self.bytes, gpu.ordinal());
+                tracing::error!(%error, bytes, ordinal, "the bytes of a GPU buffer that peers shared are lost");
+                if let Err(error) = self.unmap() {
+                    // Such a GPU does nothing more for this process, which therefore sees nothing of what others write.
+                    tracing::error!(%error, ordinal, "they could not be unmapped");
+                }
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -304,7 +351,9 @@ impl Allocation {
         let code = unsafe { sys::cuMemExportToShareableHandle((&raw mut file).cast(), self.handle, kind, 0) };
         self.gpu.check("cuMemExportToShareableHandle", code)?;
         // SAFETY: a new descriptor, which is ours.
-        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        close_on_exec(&file);
+        Ok(file)
     }
 
     /// What another process exported.
@@ -320,6 +369,13 @@ impl Allocation {
         gpu.check("cuMemImportFromShareableHandle", code)?;
         Ok(Self { gpu: gpu.clone(), handle })
     }
+}
+
+/// Keeps a descriptor of the driver's from programs that this process starts: it stands for memory of the GPU, which they
+/// would keep allocated.
+pub(super) fn close_on_exec(file: &OwnedFd) {
+    // It cannot fail for an open descriptor.
+    let _ = rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC);
 }
 
 impl Drop for Allocation {

@@ -13,7 +13,7 @@ pub struct Imported {
     gpu: Arc<Gpu>,
     range: Range,
     /// What is behind the addresses.
-    allocation: Mutex<Allocation>,
+    allocation: Mutex<Option<Allocation>>,
 }
 
 impl std::fmt::Debug for Imported {
@@ -37,7 +37,7 @@ impl Imported {
         let allocation = Allocation::import(reader, file)?;
         let range = Range::reserve(reader, bytes)?;
         range.map(&allocation)?;
-        Ok(Self { gpu: reader.clone(), range, allocation: Mutex::new(allocation) })
+        Ok(Self { gpu: reader.clone(), range, allocation: Mutex::new(Some(allocation)) })
     }
 
     /// Address of the first byte, for kernels and copies of the GPU.
@@ -46,14 +46,14 @@ impl Imported {
         self.range.base
     }
 
-    /// Keeps the bytes and the addresses, and reaches the other process no more.
+    /// Keeps the addresses, and the bytes where the GPU has room for a copy, and reaches the other process no more.
     ///
     /// # Errors
     ///
-    /// No memory for the copy, or what the driver says: then it is as it was.
+    /// [`CudaError::Late`]: the GPU has not copied within a limit, and the memory is as it was.
     pub fn detach(&self) -> Result<(), CudaError> {
         let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
-        *allocation = self.range.replace_by_copy(&self.gpu)?;
+        *allocation = self.range.detach(&self.gpu)?;
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 
 use super::driver::CudaError;
 use super::gpu::Gpu;
-use crate::clock;
+use crate::{clock, last_resort};
 
 /// How long [`Stream::settle`] waits for what pleach itself put into a stream: copies and kernels over bounded bytes.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
@@ -218,6 +218,23 @@ impl Mark {
             std::thread::yield_now();
         }
         Ok(())
+    }
+}
+
+impl Mark {
+    /// Waits for what pleach itself has put into a stream, and what holds memory that is not pleach's to keep.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mark::is_reached`]. A GPU that does not come to the mark within a limit hangs: then the process is aborted,
+    /// since the memory may not be given back while the GPU writes there.
+    pub fn wait_or_abort(&self) -> Result<(), CudaError> {
+        match self.wait(SETTLE_LIMIT) {
+            Err(error @ CudaError::Late { .. }) => {
+                last_resort::abort(format_args!("copies that use memory of this process do not end: {error}"))
+            }
+            outcome => outcome,
+        }
     }
 }
 

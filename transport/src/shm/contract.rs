@@ -9,8 +9,9 @@ use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
 use rustix::param::page_size;
 
 use super::bell;
+use super::detached::was_detached;
 use super::device::{FABRIC, Place, QUEUE_DEPTH, REACH, ShmDevice, State};
-use super::directory::{file_of, was_detached};
+use super::directory::file_of;
 use super::link::REGIONS_MAX;
 use super::mapping::check;
 use super::shared::Command;
@@ -123,7 +124,8 @@ unsafe impl Device for ShmDevice {
             return Ok(unsafe { Mapped::on_gpu(address, len, region) });
         }
         // SAFETY: `locate` found all of the slice inside the region, which stays mapped while it is held.
-        Ok(unsafe { Mapped::new(address, len, region) })
+        let mapped = unsafe { Mapped::new(address, len, region.clone()) };
+        Ok(mapped.shared_while(region))
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
@@ -257,7 +259,7 @@ unsafe impl Device for ShmDevice {
         }
         self.ring_due_sometime();
         if !self.severing.is_empty() {
-            self.advance_silence();
+            self.advance_silence(now);
         }
         if self.is_leaving {
             self.say_bye();

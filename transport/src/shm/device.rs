@@ -14,9 +14,10 @@ use std::time::Duration;
 use super::bell;
 use super::board::{End, Known};
 use super::copies::GpuCopies;
+use super::detached;
 use super::link::{BellPage, CELLS_MAX, Link, PeerRegion, slot_of};
 use super::shared::{Shared, wake_sleepers};
-use super::silence::Silence;
+use super::silence::{REFUSAL_LIMIT, Silence};
 use super::socket;
 use super::transfer::{Copy, Large, PIECE_BYTES, POLL_BYTES, Request, Waiting, change, store};
 use super::watcher::Watcher;
@@ -24,9 +25,10 @@ use crate::Rank;
 use crate::cells::Notice;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Caps, DeviceConfig, Event, LossCause, Reach, Source, SubmitError, Submitted, TransferError,
-    TransferId,
+    Address, Caps, DeviceConfig, Event, LossCause, Reach, Sharing, Source, SubmitError, Submitted,
+    TransferError, TransferId,
 };
+use crate::last_resort;
 use crate::region::{RegionKey, Registry, RemoteSlice};
 
 pub(super) const FABRIC: &str = "shm";
@@ -159,6 +161,7 @@ impl ShmDevice {
             return Err(OpenError::Cells { cells });
         }
         let shared = Arc::new(Shared::new(&config).map_err(OpenError::System)?);
+        detached::hear(&shared);
         let (listener, address) = socket::bind_anywhere().map_err(OpenError::System)?;
         let watcher = Watcher::new(shared.clone(), &config, listener).map_err(OpenError::System)?;
         let watcher = thread::Builder::new()
@@ -298,7 +301,8 @@ impl ShmDevice {
             self.refuse(rank, request.remote().key, id);
             return Submitted::UnderWay;
         }
-        let len = request.len();
+        let (len, key) = (request.len(), request.remote().key);
+        let is_get = matches!(request, Request::Get { .. });
         let mut value = 0;
         let (copy, notice) = match request {
             Request::Atomic { op, .. } => {
@@ -325,6 +329,10 @@ impl ShmDevice {
             }
             // SAFETY: `place` found all of the slice mapped, and submit that both are of one length.
             unsafe { copy.run(0, len) };
+            if is_get && !region.is_shared() {
+                self.refuse(rank, key, id);
+                return Submitted::UnderWay;
+            }
         }
         if let Some(notice) = notice {
             self.show(rank, &notice);
@@ -395,6 +403,11 @@ impl ShmDevice {
                 self.large.push_back(large);
                 continue;
             }
+            if matches!(large.copy, Copy::Get { .. }) && !large.region.is_shared() {
+                self.peers[rank as usize].pending -= 1;
+                self.refuse(rank, key, large.id);
+                continue;
+            }
             if let Copy::Put { notice: Some(notice), .. } = large.copy {
                 self.show(rank, &notice);
             }
@@ -438,6 +451,9 @@ impl ShmDevice {
                 }
                 while let Some((slot, known)) = news.next_slot() {
                     if let State::Connected(connected) = &mut self.peers[rank as usize].state {
+                        if let Known::Mapped(region) = &known {
+                            region.listed_in(&connected.link.keys);
+                        }
                         garbage.push(connected.set(slot, known));
                     } else {
                         garbage.push(known);
@@ -512,11 +528,17 @@ impl ShmDevice {
         drop((before, forgotten));
     }
 
-    pub(super) fn advance_silence(&mut self) {
+    pub(super) fn advance_silence(&mut self, now: Nanos) {
         if !self.copies.is_empty() {
             return;
         }
-        self.silence.advance();
+        if let Err(error) = self.silence.advance(now) {
+            last_resort::abort(format_args!(
+                "rank {}: memory could not be taken back from a severed peer within {REFUSAL_LIMIT:?}: {error}; {}",
+                self.shared.rank,
+                crate::memory::UNMAPPED_REMEDY
+            ));
+        }
         if self.silence.holds() {
             for rank in std::mem::take(&mut self.severing) {
                 self.events.push_back((rank, Event::Severed { peer: rank }));

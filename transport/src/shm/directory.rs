@@ -6,14 +6,14 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 
+use super::detached::share_pages;
 use super::frame::Frame;
 use super::link::{KeyTable, REGIONS_MAX};
-use super::mapping::pages_around;
 use super::socket::send;
 use crate::Rank;
 use crate::device::PostError;
@@ -141,6 +141,18 @@ impl Directory {
             }
         }
         memories
+    }
+
+    /// Takes the memory away from all peers, if it is registered here: another device of this process severs one of its own.
+    pub(crate) fn detach(&mut self, memory: &Arc<dyn Memory>, keys: &KeyTable) {
+        for slot in 0..self.entries.len() as u16 {
+            let Some(entry) = &mut self.entries[usize::from(slot)] else { continue };
+            if !entry.detached && share_pages(&entry.memory, memory) {
+                entry.detached = true;
+                keys.store(slot, RegionKey::NONE);
+                self.announce(slot);
+            }
+        }
     }
 
     /// The device ends: closes all streams. Regions that somebody still holds stay until they are dropped; peers can
@@ -324,30 +336,6 @@ impl Control {
         }
         Ok(())
     }
-}
-
-/// Memory of this process whose pages were made private: peers see nothing of it any more, so no device of this
-/// process may register it again.
-static DETACHED: Mutex<Vec<Weak<dyn Memory>>> = Mutex::new(Vec::new());
-
-/// Remembers that the memory is detached.
-pub(crate) fn remember_detached(memory: &Arc<dyn Memory>) {
-    let mut detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
-    detached.retain(|other| other.strong_count() > 0);
-    detached.push(Arc::downgrade(memory));
-}
-
-/// Whether the memory shares pages with any that was detached.
-pub(crate) fn was_detached(memory: &Arc<dyn Memory>) -> bool {
-    let detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let range = |memory: &Arc<dyn Memory>| {
-        pages_around(memory.base().as_ptr() as u64, memory.len() as u64).unwrap_or_default()
-    };
-    let (start, bytes) = range(memory);
-    detached.iter().filter_map(Weak::upgrade).any(|other| {
-        let (other_start, other_bytes) = range(&other);
-        start < other_start + other_bytes && other_start < start + bytes
-    })
 }
 
 /// The file behind memory that peers can map, and where in it the memory begins.

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{io, slice};
 
@@ -11,7 +11,7 @@ use rustix::fs::SealFlags;
 use super::mapping::{Access, Mapping, check};
 use crate::cells::{CellLine, Cells};
 use crate::cuda::{CudaError, Gpu, GpuId, Imported};
-use crate::device::{LossCause, ProtocolViolation};
+use crate::device::{LossCause, ProtocolViolation, Sharing};
 use crate::memory::{prefer_own_node, sealed_file};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice};
@@ -150,7 +150,7 @@ impl OwnCells {
 pub(crate) struct Link {
     pub(crate) cells: Cells,
     pub(crate) bell: BellPage,
-    pub(crate) keys: KeyTable,
+    pub(crate) keys: Arc<KeyTable>,
 }
 
 impl Link {
@@ -177,7 +177,7 @@ impl Link {
         // SAFETY: checked to hold `len` lines, whose every content is a valid one; kept by `lines`.
         let cells = unsafe { Cells::from_raw(lines.base().cast(), len, lines.clone()) };
         let bell = BellPage(map(&bell_file, BELL_BYTES, Access::ReadWrite)?);
-        let keys = KeyTable(map(&keys_file, KEY_TABLE_BYTES, Access::Read)?);
+        let keys = Arc::new(KeyTable(map(&keys_file, KEY_TABLE_BYTES, Access::Read)?));
         Ok((Self { cells, bell, keys }, process))
     }
 }
@@ -222,6 +222,8 @@ pub(crate) struct PeerRegion {
     /// Absent for a region without bytes, and for one on a GPU.
     mapping: Option<Mapping>,
     gpu: Option<GpuRegion>,
+    /// The owner's, once the device has the region.
+    keys: OnceLock<Arc<KeyTable>>,
     /// Relaxed: only the device asks, and it has one owner.
     was_given_out: AtomicBool,
 }
@@ -236,7 +238,8 @@ impl PeerRegion {
     pub(crate) fn new(key: RegionKey, file: &OwnedFd, offset: u64, len: u64) -> io::Result<Self> {
         if len == 0 {
             let (base, was_given_out) = (NonNull::dangling(), AtomicBool::new(false));
-            return Ok(Self { key, len, base, mapping: None, gpu: None, was_given_out });
+            let keys = OnceLock::new();
+            return Ok(Self { key, len, base, mapping: None, gpu: None, keys, was_given_out });
         }
         let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
         let (first, bytes) = super::mapping::pages_around(offset, len).ok_or_else(too_long)?;
@@ -245,14 +248,19 @@ impl PeerRegion {
         // SAFETY: `offset` lies in the first of the mapped pages.
         let base = unsafe { mapping.base().add((offset - first) as usize) };
         let was_given_out = AtomicBool::new(false);
-        Ok(Self { key, len, base, mapping: Some(mapping), gpu: None, was_given_out })
+        Ok(Self { key, len, base, mapping: Some(mapping), gpu: None, keys: OnceLock::new(), was_given_out })
     }
 
     /// One whose bytes are the first ones of a GPU's allocation.
     pub(crate) fn on_gpu(key: RegionKey, file: GpuFile, len: u64) -> Self {
         let gpu = Some(GpuRegion { file, imported: OnceLock::new() });
         let (base, was_given_out) = (NonNull::dangling(), AtomicBool::new(false));
-        Self { key, len, base, mapping: None, gpu, was_given_out }
+        Self { key, len, base, mapping: None, gpu, keys: OnceLock::new(), was_given_out }
+    }
+
+    /// The owner's table, by which the region's end is seen.
+    pub(crate) fn listed_in(&self, keys: &Arc<KeyTable>) {
+        let _ = self.keys.set(keys.clone());
     }
 
     /// Whether it is on a GPU: then [`PeerRegion::locate`] finds it where [`PeerRegion::import`] has put it.
@@ -301,6 +309,14 @@ impl PeerRegion {
             return imported.detach().map_err(io::Error::other);
         }
         self.mapping.as_ref().map_or(Ok(()), Mapping::detach_by_copy)
+    }
+}
+
+impl Sharing for PeerRegion {
+    fn is_shared(&self) -> bool {
+        // Partner: the fence in `mapping::empty`. What was read before is the owner's if the key is alive after it.
+        fence(Ordering::Acquire);
+        self.keys.get().is_some_and(|keys| keys.holds(self.key))
     }
 }
 

@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{FallocateFlags, fallocate, fcntl_get_seals, fstat, fstatfs};
+use rustix::io::Errno;
 use rustix::mm::{
     Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
 };
@@ -16,7 +17,7 @@ use rustix::param::page_size;
 
 use crate::device::ProtocolViolation;
 use crate::memory::{SEALS_FIXED_SIZE, prefer_huge_pages};
-use crate::primitive::{AtomicU64, Ordering};
+use crate::primitive::{AtomicU64, Ordering, fence};
 
 /// `TMPFS_MAGIC`: memfds of ordinary pages. Huge pages are refused as they can run out under a mapping.
 const FILE_SYSTEM_TMPFS: i64 = 0x0102_1994;
@@ -145,7 +146,8 @@ pub(crate) unsafe fn make_private(
             base.as_ptr().cast(),
             bytes,
             ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::FIXED,
+            // Not accounted for: what becomes private is given back by the file, see `silence`.
+            MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
             file.as_fd(),
             offset,
         )?;
@@ -159,15 +161,31 @@ pub(crate) unsafe fn make_private(
 /// # Safety
 ///
 /// The range is whole pages, writable, of a mapping that [`make_private`] made.
-pub(crate) unsafe fn touch(base: NonNull<u8>, bytes: usize) {
+///
+/// # Errors
+///
+/// The system has no memory for the copies; some pages may have theirs.
+pub(crate) unsafe fn touch(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
     // SAFETY: populating writes nothing; it does what a write to each page would.
-    if unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) }.is_ok() {
-        return;
+    match unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) } {
+        Ok(()) => return Ok(()),
+        // The answer of kernels before 5.14, which do not know the advice.
+        Err(Errno::INVAL) => {}
+        Err(errno) => return Err(errno.into()),
     }
-    // Kernels before 5.14: an addition of zero is a write to the memory manager and to nobody else.
+    // On such kernels: an addition of zero is a write to the memory manager and to nobody else.
     for offset in (0..bytes).step_by(page_size()) {
         // SAFETY: inside the range, aligned to a page; other threads' accesses to these bytes are not torn or lost as
         // the addition is atomic.
         unsafe { AtomicU64::from_ptr(base.as_ptr().add(offset).cast()) }.fetch_add(0, Ordering::Relaxed);
     }
+    Ok(())
+}
+
+/// Takes the pages of a part of the file away from everybody who maps the file shared; they read zeros there from now on.
+/// Private copies stay. What the owner stored before, as into its table of keys, is seen by who reads such a zero.
+pub(crate) fn empty(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<()> {
+    // Partner: the fence in `PeerRegion::is_shared`. Between the two the kernel takes the page out of the reader's tables.
+    fence(Ordering::SeqCst);
+    Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes as u64)?)
 }

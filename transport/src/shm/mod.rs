@@ -29,6 +29,9 @@ mod contract;
 mod copies;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
+mod detached;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
 mod device;
 #[cfg(not(loom))]
 mod directory;

@@ -3,22 +3,46 @@
 //! Nobody is asked, so it does not matter whether the peer runs, is stopped, or is continued later. Memory that any
 //! peer may have mapped is detached from all of them, as pages cannot be taken from one of several. A page becomes
 //! private by being written to; that is done in pieces, from `poll`.
+//!
+//! **Memory stays bounded.** Once a piece is private its part of the file is emptied (a hole is punched), so that the bytes are
+//! not kept twice: at most one piece is. Only files that nobody but devices maps are emptied ([`Memory::may_empty_file`]).
+//! Peers that still map the file see zeros there. That is allowed, whichever peer it is:
+//!
+//! * The severed peer may not write; what it still writes lands in new pages of the file, which nobody reads, and which are
+//!   charged to it.
+//! * Another peer may be reading in place, as a step of a run that its owner has given up. It must not take zeros for data.
+//!   So the owner takes its keys out of its table *before* the first hole, and a reader asks *after* reading whether the
+//!   key is still there ([`Sharing`](crate::device::Sharing), as one reads under a sequence lock). A reader that saw a zero
+//!   of a hole sees the key gone: the kernel took the page out of its tables in between, which orders the two. Then the step
+//!   does not complete, and the group's fault, which the owner has told, ends the run. Gets are refused likewise.
+//! * Writers need not ask: what they write to an owner that has severed somebody was lost before, too.
+//! * Peers of other devices of this process, which registered the same memory: its keys are taken out of their tables too
+//!   ([`detached`]), as its pages are replaced for the whole process.
+//!
+//! **Time stays bounded.** What the system refuses (no memory for a piece, no mapping) is tried again until
+//! [`REFUSAL_LIMIT`]. Then silence cannot be had, and the process is aborted: its memory may not be given back while a
+//! peer can write there. On a GPU there is another way: memory that cannot be copied is unmapped, its bytes are lost, and
+//! using it is an error ([`CudaMemory::detach`](crate::cuda::CudaMemory::detach)).
 
 use std::collections::VecDeque;
-use std::ptr::NonNull;
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::directory::{file_of, remember_detached};
+use super::detached::{self, Part};
 use super::link::PeerRegion;
-use super::mapping::{Mapping, make_private, pages_around, touch};
+use super::mapping::Mapping;
+use crate::clock::Nanos;
 use crate::memory::Memory;
 
-/// Bytes made private in one poll; about 2 ms.
-const PIECE_BYTES: usize = 4 << 20;
+/// How long the system may refuse the same piece before the process is given up.
+pub(crate) const REFUSAL_LIMIT: Duration = Duration::from_secs(10);
 
 enum Job {
-    /// Memory of this rank: how many bytes are private already, once its mapping is.
-    Own { memory: Arc<dyn Memory>, private_bytes: Option<usize> },
+    /// Pages of this rank's memory.
+    Own(Part),
+    /// Memory of this rank on a GPU.
+    OwnOnGpu(Arc<dyn Memory>),
     /// Cells of this rank that the severed peer writes to.
     Cells(Arc<Mapping>),
     /// Memory of the severed peer that somebody here still holds mapped.
@@ -29,12 +53,18 @@ enum Job {
 #[derive(Default)]
 pub(crate) struct Silence {
     jobs: VecDeque<Job>,
+    /// Since when the system refuses the first of them.
+    refused_since: Option<Nanos>,
 }
 
 impl Silence {
     pub(crate) fn detach_own(&mut self, memory: Arc<dyn Memory>) {
-        remember_detached(&memory);
-        self.jobs.push_back(Job::Own { memory, private_bytes: None });
+        let parts = detached::detach(&memory);
+        if memory.as_cuda().is_some() {
+            self.jobs.push_back(Job::OwnOnGpu(memory));
+        } else {
+            self.jobs.extend(parts.into_iter().map(Job::Own));
+        }
     }
 
     pub(crate) fn detach_cells(&mut self, mapping: Arc<Mapping>) {
@@ -52,49 +82,121 @@ impl Silence {
 
     /// Does a piece of what is left. What the system refuses (for want of memory) is tried again at the next poll:
     /// silence is never claimed that does not hold.
-    pub(crate) fn advance(&mut self) {
-        let Some(job) = self.jobs.front_mut() else { return };
+    ///
+    /// # Errors
+    ///
+    /// The system has refused for [`REFUSAL_LIMIT`].
+    pub(crate) fn advance(&mut self, now: Nanos) -> io::Result<()> {
+        let Some(job) = self.jobs.front_mut() else { return Ok(()) };
         let step = match job {
-            Job::Own { memory, private_bytes } => match memory.as_cuda() {
-                Some(memory) => memory.detach().map(|()| true).map_err(std::io::Error::other),
-                None => advance_own(&**memory, private_bytes),
+            Job::Own(part) => part.advance(),
+            Job::OwnOnGpu(memory) => match memory.as_cuda() {
+                Some(memory) => memory.detach().map(|()| true).map_err(io::Error::other),
+                None => Ok(true),
             },
             Job::Cells(mapping) => mapping.detach_by_copy().map(|()| true),
             Job::Theirs(region) => region.detach().map(|()| true),
         };
         match step {
-            Ok(true) => {
-                self.jobs.pop_front();
+            Ok(is_done) => {
+                self.refused_since = None;
+                if is_done {
+                    self.jobs.pop_front();
+                }
             }
-            Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "memory could not be detached from a severed peer yet"),
+            Err(error) => match self.refused_since {
+                Some(since) if now.since(since) >= REFUSAL_LIMIT => return Err(error),
+                Some(_) => {}
+                None => {
+                    tracing::warn!(%error, "memory could not be detached from a severed peer yet");
+                    self.refused_since = Some(now);
+                }
+            },
         }
+        Ok(())
     }
 }
 
-/// Whether all of the memory is private now.
-fn advance_own(memory: &dyn Memory, private_bytes: &mut Option<usize>) -> std::io::Result<bool> {
-    let Some((file, offset)) = file_of(memory) else { return Ok(true) };
-    // Registered memory lies at the same place in its pages as in the file's, see `ShmDevice::register`.
-    let (start, len) = (memory.base().as_ptr() as u64, memory.len() as u64);
-    // No pages, nothing to take back; and the system refuses to map none of them.
-    let Some((first, bytes)) = pages_around(start, len).filter(|(_, bytes)| *bytes > 0) else {
-        return Ok(true);
-    };
-    let (before, bytes) = ((start - first) as usize, bytes as usize);
-    // SAFETY: the first byte of the page that the memory begins in.
-    let base: NonNull<u8> = unsafe { memory.base().sub(before) };
-    let done = match private_bytes {
-        Some(done) => done,
-        None => {
-            // SAFETY: whole pages around the memory, which by its contract map this file here and may be replaced.
-            unsafe { make_private(base, bytes, file, offset - before as u64)? };
-            private_bytes.insert(0)
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::ptr::NonNull;
+
+    use super::detached::PIECE_BYTES;
+    use super::*;
+    use crate::memory::{Share, SharedMemory, Space};
+
+    /// Memory whose file cannot be mapped.
+    struct Unmappable {
+        memory: Arc<SharedMemory>,
+        file: File,
+    }
+
+    // SAFETY: the bytes are those of `memory`, which is kept; nothing can replace their pages, as the file has none.
+    unsafe impl Memory for Unmappable {
+        fn base(&self) -> NonNull<u8> {
+            self.memory.base()
         }
-    };
-    let piece = PIECE_BYTES.min(bytes - *done);
-    // SAFETY: pages inside those that `make_private` replaced.
-    unsafe { touch(base.add(*done), piece) };
-    *done += piece;
-    Ok(*done == bytes)
+        fn len(&self) -> usize {
+            self.memory.len()
+        }
+        fn space(&self) -> Space {
+            Space::Host
+        }
+        fn share(&self) -> Share<'_> {
+            Share::File { file: self.file.as_fd(), offset: 0 }
+        }
+    }
+
+    #[test]
+    fn what_the_system_refuses_is_tried_again_until_a_limit() {
+        let mut silence = Silence::default();
+        let memory = SharedMemory::new(8192).unwrap();
+        silence.detach_own(Arc::new(Unmappable { memory, file: File::open("/").unwrap() }));
+        let begin = Nanos(1_000);
+        assert!(silence.advance(begin).is_ok());
+        assert!(silence.advance(begin + REFUSAL_LIMIT / 2).is_ok());
+        assert!(!silence.holds(), "silence is not claimed");
+        let error = silence.advance(begin + REFUSAL_LIMIT).expect_err("it was refused for the whole limit");
+        assert!(!error.to_string().is_empty());
+    }
+
+    /// Blocks of 512 bytes that a file in memory keeps.
+    fn blocks(memory: &SharedMemory) -> u64 {
+        let Share::File { file, .. } = Memory::share(memory) else { unreachable!("it is in a file") };
+        rustix::fs::fstat(file).unwrap().st_blocks as u64
+    }
+
+    #[test]
+    fn memory_that_only_devices_map_is_kept_once() {
+        for is_given_away in [false, true] {
+            let memory = SharedMemory::new(PIECE_BYTES * 5 / 2 + 100).unwrap();
+            // SAFETY: all of it is mapped, and nobody else touches it.
+            unsafe { memory.base().as_ptr().write_bytes(7, memory.len()) };
+            if is_given_away {
+                let _ = memory.file();
+            }
+            let before = blocks(&memory);
+            let mut silence = Silence::default();
+            silence.detach_own(memory.clone());
+            // Another device, or another region of the same memory.
+            let mut other = Silence::default();
+            other.detach_own(memory.clone());
+            for number in 0..3_u64 {
+                assert!(!silence.holds());
+                silence.advance(Nanos(number)).unwrap();
+                let emptied = before - blocks(&memory);
+                let expected = (PIECE_BYTES as u64 / 512 * (number + 1)).min(before);
+                assert_eq!(emptied, if is_given_away { 0 } else { expected });
+            }
+            assert!(silence.holds());
+            while !other.holds() {
+                other.advance(Nanos(9)).unwrap();
+            }
+            // SAFETY: as above.
+            let bytes = unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), memory.len()) };
+            assert!(bytes.iter().all(|byte| *byte == 7), "its owner keeps the bytes");
+        }
+    }
 }

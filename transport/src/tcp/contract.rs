@@ -1,13 +1,14 @@
 //! The device contract over [`TcpDevice`].
 
 use std::io;
-use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::lane::OutLane;
 use super::pair::Goodbye;
 use super::shared::{Order, Shared, Standing};
-use super::{FABRIC, LINGER_LIMIT, Peer, QUEUE_DEPTH, TcpDevice, socket};
+use super::{FABRIC, LINGER_LIMIT, Peer, QUEUE_DEPTH, TcpDevice, WATCHER_END_LIMIT, socket};
 use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::{self, Nanos};
@@ -216,8 +217,18 @@ impl Drop for TcpDevice {
         self.peers.clear();
         self.shared.order(Order::Stop { linger_until: clock::now() + linger });
         if let Some(watcher) = self.watcher.take() {
-            // A panic there was reported by the thread itself.
-            let _ = watcher.join();
+            // Not when the watcher itself drops the device, through its responder: it ends when it returns from there.
+            let is_watcher = watcher.thread().id() == std::thread::current().id();
+            let limit = if is_watcher { Duration::ZERO } else { linger + WATCHER_END_LIMIT };
+            let end = self.watcher_end.get_mut().unwrap_or_else(PoisonError::into_inner);
+            match end.recv_timeout(limit) {
+                Err(RecvTimeoutError::Timeout) if is_watcher => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!(rank = self.rank, "the responder blocks; its thread is left behind");
+                }
+                // A panic there was reported by the thread itself.
+                _ => drop(watcher.join()),
+            }
         }
         for link in &self.shared.links {
             link.close();

@@ -31,7 +31,8 @@ mod watcher;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -70,6 +71,9 @@ const OUTBOX_MAX: usize = 4 * QUEUE_DEPTH;
 /// How long dropping a device that has left waits for its peers to read the goodbye.
 const LINGER_LIMIT: Duration = Duration::from_secs(1);
 
+/// How much longer the watcher may take to end; longer only when a responder blocks.
+const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
+
 const FABRIC: &str = "tcp";
 
 /// Epoll data of the bell itself; others are peers.
@@ -87,6 +91,8 @@ pub struct TcpDevice {
     has_secret: bool,
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
+    /// Hears when the watcher has ended, however it did: then nobody holds the other end any more.
+    watcher_end: Mutex<Receiver<()>>,
     epoll: Arc<OwnedFd>,
     cells: Vec<OnceLock<Cells>>,
     regions: Regions,
@@ -162,9 +168,13 @@ impl TcpDevice {
             .map_err(|error| system("epoll descriptor")(error.into()))?;
         let watcher =
             Watcher::new(Arc::clone(&shared), identity, listener).map_err(system("epoll descriptor"))?;
+        let (watches, watcher_end) = channel();
         let watcher = std::thread::Builder::new()
             .name(format!("pleach-tcp-{}", config.rank))
-            .spawn(move || watcher.run())
+            .spawn(move || {
+                let _watches = watches;
+                watcher.run();
+            })
             .map_err(system("watcher thread"))?;
         let releases = Arc::new(Releases::new(Arc::downgrade(&shared)));
         Ok(Self {
@@ -183,6 +193,7 @@ impl TcpDevice {
             has_secret,
             shared,
             watcher: Some(watcher),
+            watcher_end: Mutex::new(watcher_end),
             epoll: Arc::new(epoll),
             cells: (0..config.world_size).map(|_| OnceLock::new()).collect(),
             regions: Regions::default(),

@@ -15,7 +15,7 @@ use super::chain::{Chain, NO_BYTES};
 use super::limits::NotMade;
 use super::nic::Nic;
 use super::objects::{MemoryRegion, QueuePair};
-use super::port::Kind;
+use super::port::{Chosen, Kind, Service};
 use super::request::{Local, Request, Target, request};
 use super::status::Operation;
 use super::wire::{Hello, LaneHello};
@@ -54,6 +54,10 @@ pub(super) const RETRIES: u8 = 6;
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 6;
 const HOP_LIMIT: u8 = 64;
+/// Bytes of an address that name its InfiniBand subnet.
+const PREFIX_BYTES: usize = 8;
+/// Where in the address of a port behind a router its fabric LID is, two bytes: the packets' address on this subnet.
+const FABRIC_LID_AT: usize = 4;
 
 /// How much of everything a pair has.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +70,8 @@ pub(super) struct Sizes {
     pub(super) credits: u32,
     /// Reads and atomics at once.
     pub(super) reads: u8,
+    /// How switches treat its packets.
+    pub(super) service: Service,
 }
 
 impl Sizes {
@@ -225,14 +231,7 @@ impl Lane {
         attributes.path_mtu = base.port.active_mtu;
         attributes.dest_qp_num = lane.queue_pair;
         attributes.rq_psn = lane.packet;
-        attributes.ah_attr.port_num = base.chosen.port;
-        attributes.ah_attr.dlid = lane.lid;
-        if base.chosen.gid.kind != Kind::InfiniBand {
-            attributes.ah_attr.is_global = 1;
-            attributes.ah_attr.grh.dgid = sys::ibv_gid { raw: lane.gid };
-            attributes.ah_attr.grh.sgid_index = base.chosen.gid.index as u8;
-            attributes.ah_attr.grh.hop_limit = HOP_LIMIT;
-        }
+        attributes.ah_attr = way(&base.chosen, lane);
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
@@ -259,6 +258,7 @@ impl Lane {
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
         let (mut to_receive, mask) = attributes(sys::IBV_QPS_RTR)?;
+        serve(&mut to_receive.ah_attr, self.sizes.service);
         to_receive.max_dest_rd_atomic = self.sizes.reads;
         to_receive.min_rnr_timer = NOT_READY_TIMER;
         let own = sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;
@@ -482,5 +482,82 @@ impl Lane {
             Waits::Whole(id) => Some(id),
             Waits::Nobody | Waits::Part => None,
         })
+    }
+}
+
+/// The way from a port to the peer's end of a queue pair.
+fn way(own: &Chosen, lane: &LaneHello) -> sys::ibv_ah_attr {
+    // SAFETY: plain numbers, of which zero is one.
+    let mut way: sys::ibv_ah_attr = unsafe { std::mem::zeroed() };
+    way.port_num = own.port;
+    way.dlid = lane.lid;
+    let is_infiniband = own.gid.kind == Kind::InfiniBand;
+    if is_infiniband && own.gid.address.octets()[..PREFIX_BYTES] == lane.gid[..PREFIX_BYTES] {
+        return way;
+    }
+    // RoCE, or another subnet: routers go by the global header.
+    way.is_global = 1;
+    way.grh.dgid = sys::ibv_gid { raw: lane.gid };
+    way.grh.sgid_index = own.gid.index as u8;
+    way.grh.hop_limit = HOP_LIMIT;
+    let router = u16::from_be_bytes([lane.gid[FABRIC_LID_AT], lane.gid[FABRIC_LID_AT + 1]]);
+    if is_infiniband && router != 0 {
+        way.dlid = router;
+    }
+    way
+}
+
+/// Has switches treat the packets of a way so, where it is said how.
+fn serve(way: &mut sys::ibv_ah_attr, service: Service) {
+    if let Some(level) = service.service_level {
+        way.sl = level;
+    }
+    if let Some(class) = service.traffic_class {
+        way.grh.traffic_class = class;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use super::super::port::Gid;
+    use super::*;
+
+    fn chosen(address: &str, kind: Kind) -> Chosen {
+        let address: Ipv6Addr = address.parse().expect("an address");
+        let gid = Gid { index: 3, address, kind, interface: None };
+        Chosen { device: "mlx5_0".to_owned(), port: 1, gid, reason: String::new() }
+    }
+
+    fn peer(address: &str, kind: Kind) -> LaneHello {
+        let gid = address.parse::<Ipv6Addr>().expect("an address").octets();
+        LaneHello { queue_pair: 7, packet: 0, gid, kind, lid: 21, mtu: 5, nic: 0, inbox_key: 0 }
+    }
+
+    #[test]
+    fn packets_have_a_global_header_over_roce_and_between_subnets() {
+        let own = chosen("fe80::1", Kind::InfiniBand);
+        let near = way(&own, &peer("fe80::2", Kind::InfiniBand));
+        assert_eq!((near.is_global, near.dlid, near.port_num), (0, 21, 1));
+        let far = way(&own, &peer("fec0:0:0:5::2", Kind::InfiniBand));
+        assert_eq!((far.is_global, far.dlid, far.grh.sgid_index, far.grh.hop_limit), (1, 21, 3, HOP_LIMIT));
+        // SAFETY: both forms of the address are plain bytes.
+        assert_eq!(unsafe { far.grh.dgid.raw }, peer("fec0:0:0:5::2", Kind::InfiniBand).gid);
+        let routed = way(&own, &peer("fec0:0:4a:5::2", Kind::InfiniBand));
+        assert_eq!((routed.is_global, routed.dlid), (1, 0x4a), "the router's address is in the prefix");
+        let roce = chosen("::ffff:10.0.0.1", Kind::RoceV2Ipv4);
+        let roce = way(&roce, &peer("::ffff:10.0.0.2", Kind::RoceV2Ipv4));
+        assert_eq!((roce.is_global, roce.dlid), (1, 21));
+    }
+
+    #[test]
+    fn switches_are_told_the_wished_service_and_else_what_was_there() {
+        let mut way =
+            way(&chosen("::ffff:10.0.0.1", Kind::RoceV2Ipv4), &peer("::ffff:10.0.0.2", Kind::RoceV2Ipv4));
+        assert_eq!((way.sl, way.grh.traffic_class), (0, 0));
+        serve(&mut way, Service { traffic_class: Some(106), service_level: Some(3) });
+        serve(&mut way, Service::default());
+        assert_eq!((way.sl, way.grh.traffic_class), (3, 106));
     }
 }

@@ -92,7 +92,7 @@ use self::nic::{Nic, Opened};
 use self::open::sizes;
 pub use self::open::{OpenError, QUEUE_DEPTH};
 use self::pair::{KnownRegions, Pair};
-pub use self::port::{Connect, PortError, STRIPE_BYTES, Unusable, Wish};
+pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, Wish};
 pub use self::refusal::Refusal;
 pub(crate) use self::refusal::{KINDS_REMEDY, NOT_JOINED_REMEDY};
 use self::registered::Registered;
@@ -192,7 +192,7 @@ impl VerbsDevice {
         let opened = chosen.into_iter().map(|chosen| Opened::new(library, chosen));
         let opened = opened.collect::<Result<Vec<_>, _>>()?;
         let (world_size, cells, connect_timeout) = (config.world_size, config.cells, config.connect_timeout);
-        let sizes = sizes(&opened, world_size, queue_pairs)?;
+        let sizes = Sizes { service: wish.service()?, ..sizes(&opened, world_size, queue_pairs)? };
         let others = world_size.saturating_sub(1).max(1);
         let nics = opened.into_iter().map(|opened| Nic::new(opened, others, sizes));
         let nics = nics.collect::<Result<Vec<_>, _>>()?;

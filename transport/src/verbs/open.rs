@@ -8,7 +8,7 @@ use super::lane::Sizes;
 use super::library::LoadError;
 use super::limits::{Kind, Limit, Limits, NotMade};
 use super::nic::{Opened, SPARE_RECEIVES};
-use super::port::PortError;
+use super::port::{PortError, Service};
 use super::sys;
 use super::wire::LANES_MAX;
 use crate::device::LossCause;
@@ -113,7 +113,8 @@ pub(super) fn refused(error: &NotMade) -> LossCause {
 
 /// How much of everything each pair of so many ranks gets of each NIC.
 pub(super) fn sizes(opened: &[Opened], world_size: u32, queue_pairs: u32) -> Result<Sizes, OpenError> {
-    let mut least = Sizes { queue_pairs, depth: QUEUE_DEPTH, credits: CREDITS, reads: READS };
+    let service = Service::default();
+    let mut least = Sizes { queue_pairs, depth: QUEUE_DEPTH, credits: CREDITS, reads: READS, service };
     for nic in opened {
         let sizes = sizes_of(&nic.chosen.device, world_size, queue_pairs, &nic.limits)?;
         least.depth = least.depth.min(sizes.depth);
@@ -149,7 +150,7 @@ fn sizes_of(
     told.allow(Kind::QueuePairs, u64::from(queue_pairs) * u64::from(others))?;
     // Of each peer the inbox, and the slots of each queue pair.
     told.allow(Kind::Regions, u64::from(queue_pairs + 1) * u64::from(others))?;
-    Ok(Sizes { queue_pairs, depth, credits, reads })
+    Ok(Sizes { queue_pairs, depth, credits, reads, service: Service::default() })
 }
 
 /// How many bytes this process may lock.

@@ -121,7 +121,23 @@ pub struct Wish {
     pub stripe_bytes: Option<usize>,
     /// How queue pairs find each other. All ranks must wish the same.
     pub connect: Connect,
+    /// How switches treat this rank's packets.
+    pub service: Service,
 }
+
+/// How switches treat the packets of a rank. What is not said is 0, or what the connection manager chooses where that joins
+/// ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Service {
+    /// The traffic class of packets with a global header, 0 to 255: six bits of DSCP and two of ECN. A lossless RoCE network
+    /// tells its queue by it; 106 (DSCP 26) is usual.
+    pub traffic_class: Option<u8>,
+    /// The service level, 0 to 15: InfiniBand's virtual lane, or the priority of RoCE packets with a VLAN tag.
+    pub service_level: Option<u8>,
+}
+
+/// Service levels are less than this.
+const SERVICE_LEVELS: u8 = 16;
 
 /// How the queue pairs of two ranks find each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,8 +154,8 @@ pub enum Connect {
 pub const STRIPE_BYTES: usize = 256 << 10;
 
 impl Wish {
-    /// What `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS`, `PLEACH_VERBS_STRIPE_BYTES` and
-    /// `PLEACH_VERBS_CONNECT` (`rendezvous` or `cm`) say.
+    /// What `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS`, `PLEACH_VERBS_STRIPE_BYTES`,
+    /// `PLEACH_VERBS_CONNECT` (`rendezvous` or `cm`), `PLEACH_VERBS_TRAFFIC_CLASS` and `PLEACH_VERBS_SERVICE_LEVEL` say.
     ///
     /// # Errors
     ///
@@ -152,7 +168,19 @@ impl Wish {
             queue_pairs: number("PLEACH_VERBS_QUEUE_PAIRS")?,
             stripe_bytes: number("PLEACH_VERBS_STRIPE_BYTES")?,
             connect: text("PLEACH_VERBS_CONNECT").map_or(Ok(Connect::default()), |text| text.parse())?,
+            service: Service {
+                traffic_class: number("PLEACH_VERBS_TRAFFIC_CLASS")?,
+                service_level: number("PLEACH_VERBS_SERVICE_LEVEL")?,
+            },
         })
+    }
+
+    /// The service, where there is such a one.
+    pub(super) fn service(&self) -> Result<Service, PortError> {
+        match self.service.service_level {
+            Some(wanted) if wanted >= SERVICE_LEVELS => Err(PortError::ServiceLevel { wanted }),
+            _ => Ok(self.service),
+        }
     }
 
     /// Queue pairs on each of so many NICs.
@@ -236,6 +264,12 @@ pub enum PortError {
         /// How many there may be.
         most: u32,
     },
+    /// No such service level.
+    #[error("there is no service level {wanted} (PLEACH_VERBS_SERVICE_LEVEL); take 0 to 15")]
+    ServiceLevel {
+        /// What was asked for.
+        wanted: u8,
+    },
     /// The number is not in the table.
     #[error("GID index {index} does not exist on {port}; there are {known}")]
     NoSuchGid {
@@ -247,7 +281,7 @@ pub enum PortError {
         known: String,
     },
     /// No number.
-    #[error("{name} is no number: '{text}'")]
+    #[error("{name} is no number, or too large: '{text}'")]
     NoNumber {
         /// Which variable of the environment.
         name: &'static str,

@@ -164,6 +164,7 @@ macro_rules! suite {
                 mappings_and_puts_see_the_same_memory
                 what_is_not_there_is_not_mapped
                 a_severed_peer_writes_through_its_mapping_in_vain
+                a_reader_is_told_when_the_owner_has_taken_the_bytes_away
                 a_mapping_outlives_its_owner
             }
             messages {

@@ -180,6 +180,31 @@ pub(crate) fn a_severed_peer_writes_through_its_mapping_in_vain<B: Backend>() {
     check_unreachable(&mut world, &mapped, &region);
 }
 
+pub(crate) fn a_reader_is_told_when_the_owner_has_taken_the_bytes_away<B: Backend>() {
+    let mut world = World::<B>::connected(3);
+    if !maps(&mut world) {
+        return;
+    }
+    let theirs = world.region_of(1, &noise(40, LEN));
+    let mapped = map(&mut world, 0, 1, &theirs.remote());
+    assert_bytes(&loaded(&mapped), &noise(40, LEN), "before anybody was severed");
+    assert!(mapped.is_shared(), "{}: the owner shares it", B::NAME);
+    // Not the reader, but the memory is taken back from all.
+    world.device(1).sever(2);
+    let check = |_: &mut World<B>| {
+        let seen = loaded(&mapped);
+        if mapped.is_shared() {
+            assert_bytes(&seen, &noise(40, LEN), "the owner is said to share it still");
+        }
+    };
+    world.until("the silence", |world| {
+        check(world);
+        world.saw(1, &Event::Severed { peer: 2 }) > 0
+    });
+    world.watch(check);
+    assert_bytes(&theirs.whole().to_vec(), &noise(40, LEN), "the owner keeps them");
+}
+
 pub(crate) fn a_mapping_outlives_its_owner<B: Backend>() {
     let mut world = World::<B>::connected(2);
     if !maps(&mut world) {

@@ -1,11 +1,13 @@
 //! The suite over `tcp`, on loopback.
 
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pleach_transport::tcp::TcpDevice;
-use pleach_transport::{Device, DeviceConfig, HostMemory, Memory, Nanos, clock};
+use pleach_transport::{Device, DeviceConfig, HostMemory, LossCause, Memory, Nanos, Rank, Responder, clock};
 
-use crate::world::Backend;
+use crate::world::{Backend, World};
 
 pub(crate) struct Tcp;
 
@@ -28,4 +30,41 @@ impl Backend for Tcp {
     fn tick(&mut self) -> Nanos {
         clock::now()
     }
+}
+
+/// Blocks at its first message until it is released.
+struct Blocks {
+    entered: Sender<()>,
+    release: Mutex<Receiver<()>>,
+}
+
+impl Responder for Blocks {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        let _ = self.entered.send(());
+        let _ = self.release.lock().expect("no test panics while it holds this").recv();
+        None
+    }
+
+    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
+}
+
+#[test]
+fn a_responder_that_blocks_does_not_keep_its_device_from_being_dropped() {
+    let (entered, has_entered) = channel();
+    let (release, released) = channel();
+    let blocks = Arc::new(Blocks { entered, release: Mutex::new(released) });
+    let mut world = World::<Tcp>::with(2, |config| {
+        if config.rank == 0 {
+            config.responder = blocks.clone();
+        }
+    });
+    world.connect_all();
+    world.post(1, 0, b"hello");
+    world.until("the message", |_| has_entered.try_recv().is_ok());
+    let device = world.take(0);
+    let begun = clock::now();
+    drop(device);
+    let took = clock::now().since(begun);
+    assert!(took < Duration::from_secs(20), "dropping took {took:?}");
+    drop(release);
 }

@@ -10,7 +10,8 @@
 // What it is comes from the environment: FAKE_CUDA_GPUS (1), FAKE_CUDA_BYTES (1 GiB a process and GPU), FAKE_CUDA_LAG (2),
 // FAKE_CUDA_VERSION (12000), FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_DMA_BUF (1), FAKE_CUDA_ORDERING (0),
 // FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1), FAKE_CUDA_PEERMEM (0), FAKE_CUDA_UNMARKED_BYTES (0):
-// no event can be recorded right behind a copy of so many bytes.
+// no event can be recorded right behind a copy of so many bytes, FAKE_CUDA_P2P (1), FAKE_CUDA_FIRST (0: the number of
+// the first GPU that this process sees among those of the machine). fakeCudaLaunches() says how many kernels were launched.
 //
 // With FAKE_CUDA_PEERMEM 1 the addresses of "GPU" memory are accessible, so that the kernel gives it to any device, as
 // with nvidia-peermem. With 2 it gives devices a copy, and what they write there is in the memory only after a flush.
@@ -69,7 +70,7 @@ static size_t used[GPUS_MAX];
 static int contexts[GPUS_MAX];
 static uint64_t numbers;
 static Code broken;
-static long queries;
+static long queries, launches;
 static int is_initialized;
 static __thread void *current;
 
@@ -269,9 +270,9 @@ Code cuDeviceGetAttribute(int *value, int attribute, int device) {
     return OK;
 }
 
-Code cuDeviceGetUuid_v2(char *id, int device) { snprintf(id, 16, "fake gpu %d", device); return OK; }
+Code cuDeviceGetUuid_v2(char *id, int device) { snprintf(id, 16, "fake gpu %d", device + (int)setting("FAKE_CUDA_FIRST", 0)); return OK; }
 Code cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)setting("FAKE_CUDA_BYTES", 1 << 30); return OK; }
-Code cuDeviceCanAccessPeer(int *can, int device, int peer) { (void)device; (void)peer; *can = 1; return OK; }
+Code cuDeviceCanAccessPeer(int *can, int device, int peer) { (void)device; (void)peer; *can = (int)setting("FAKE_CUDA_P2P", 1); return OK; }
 Code cuDevicePrimaryCtxRetain(void **context, int device) { *context = &contexts[device]; ++contexts[device]; return OK; }
 Code cuDevicePrimaryCtxRelease_v2(int device) { --contexts[device]; return OK; }
 Code cuCtxGetCurrent(void **context) { *context = current; return OK; }
@@ -324,7 +325,8 @@ Code cuMemRelease(struct Allocation *handle) { LOCK; let_go(handle); return leav
 Code cuMemExportToShareableHandle(int *file, struct Allocation *handle, int kind, unsigned long long flags) {
     (void)flags;
     if (kind != 1) return INVALID_VALUE;
-    *file = fcntl(handle->file, F_DUPFD_CLOEXEC, 0);
+    // As the real one: whoever wants it closed in programs that are started says so.
+    *file = fcntl(handle->file, F_DUPFD, 0);
     return *file < 0 ? OUT_OF_MEMORY : OK;
 }
 
@@ -650,11 +652,14 @@ Code cuModuleGetFunction(struct Function **function, struct Module *module, cons
     return leave(OK);
 }
 
+long fakeCudaLaunches(void) { return __atomic_load_n(&launches, __ATOMIC_RELAXED); }
+
 Code cuLaunchKernel(struct Function *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
     unsigned threads_z, unsigned shared, struct Stream *stream, void **parameters, void **extra) {
     ENTER;
     if (!x || y != 1 || z != 1 || threads != 256 || threads_y != 1 || threads_z != 1 || shared || extra)
         return leave(INVALID_VALUE);
+    __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
     struct Work *work = put(stream, LAUNCH);
     work->kernel = function->kernel;
     work->element_bytes = function->element_bytes;

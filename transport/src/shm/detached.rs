@@ -1,0 +1,132 @@
+//! Memory of this process whose pages are private, or are being made so, whichever of its devices wants that.
+//!
+//! **Invariant:** the pages of a memory are replaced once. To replace them again would lose their bytes, as the file behind
+//! them may be empty by then. So devices that want the same pages share one [`Detachment`].
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::directory::file_of;
+use super::mapping::{empty, make_private, pages_around, touch};
+use super::shared::Shared;
+use crate::memory::Memory;
+
+/// Bytes made private at once; about 2 ms.
+pub(super) const PIECE_BYTES: usize = 4 << 20;
+
+/// Pages that become private.
+struct Detachment {
+    /// Address of the first page, and all their bytes.
+    pages: (u64, u64),
+    /// Of those bytes, how many are private.
+    private_bytes: Mutex<u64>,
+}
+
+/// A memory with pages that have to be private before it is out of all peers' reach.
+pub(crate) struct Part {
+    memory: Arc<dyn Memory>,
+    detachment: Arc<Detachment>,
+}
+
+static DETACHED: Mutex<Vec<(Weak<dyn Memory>, Arc<Detachment>)>> = Mutex::new(Vec::new());
+
+/// The devices of this process.
+static DEVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// Lets this device know which memory other devices detach.
+pub(super) fn hear(device: &Arc<Shared>) {
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    devices.retain(|other| other.strong_count() > 0);
+    devices.push(Arc::downgrade(device));
+}
+
+/// Takes the memory's keys from the peers of all devices of this process, and says which pages are to be made private.
+pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<Part> {
+    let parts = parts_of(memory);
+    let devices: Vec<_> = {
+        let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.iter().filter_map(Weak::upgrade).collect()
+    };
+    for device in devices.iter().filter(|device| !device.is_forked()) {
+        device.directory().detach(memory, &device.own.keys);
+    }
+    parts
+}
+
+fn parts_of(memory: &Arc<dyn Memory>) -> Vec<Part> {
+    let mut detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    detached.retain(|(other, _)| other.strong_count() > 0);
+    let (first, bytes) = pages_of(memory);
+    let mut parts: Vec<Part> = detached
+        .iter()
+        .filter(|(_, other)| overlap(other.pages, (first, bytes)))
+        .filter_map(|(memory, other)| Some(Part { memory: memory.upgrade()?, detachment: other.clone() }))
+        .collect();
+    parts.sort_by_key(|part| part.detachment.pages.0);
+    let mut own = Vec::new();
+    let mut from = first;
+    for (other, other_bytes) in parts.iter().map(|part| part.detachment.pages) {
+        own.push((from, other.saturating_sub(from)));
+        from = from.max(other + other_bytes);
+    }
+    own.push((from, (first + bytes).saturating_sub(from)));
+    for pages in own.into_iter().filter(|(_, bytes)| *bytes > 0) {
+        let detachment = Arc::new(Detachment { pages, private_bytes: Mutex::new(0) });
+        detached.push((Arc::downgrade(memory), detachment.clone()));
+        parts.push(Part { memory: memory.clone(), detachment });
+    }
+    parts
+}
+
+impl Part {
+    /// Makes a piece of its pages private; whether all are.
+    pub(super) fn advance(&self) -> io::Result<bool> {
+        let mut private_bytes = self.detachment.private_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, bytes) = self.detachment.pages;
+        let Some((file, offset)) = file_of(&*self.memory) else { return Ok(true) };
+        let piece = (bytes - *private_bytes).min(PIECE_BYTES as u64);
+        if piece == 0 {
+            return Ok(true);
+        }
+        let at = first + *private_bytes;
+        let start = self.memory.base().as_ptr() as u64;
+        // Registered memory lies at the same place in its pages as in the file's, see `ShmDevice::register`.
+        let piece_offset = (offset + at).wrapping_sub(start);
+        // SAFETY: within the pages around the memory, of which the first begins before it and all are mapped.
+        let piece_base: NonNull<u8> = unsafe { self.memory.base().offset(at.wrapping_sub(start) as isize) };
+        // SAFETY: whole pages that by the memory's contract map this file here and may be replaced; nobody has replaced them,
+        // as the lock is held and they lie beyond those that are private.
+        unsafe {
+            make_private(piece_base, piece as usize, file, piece_offset)?;
+            touch(piece_base, piece as usize)?;
+        }
+        *private_bytes += piece;
+        if self.memory.may_empty_file() {
+            // Where it cannot be emptied the bytes are kept twice, and silence holds all the same.
+            let _ = empty(file, piece_offset, piece as usize);
+        }
+        Ok(*private_bytes == bytes)
+    }
+}
+
+/// Whether the memory shares pages with any that was detached.
+pub(crate) fn was_detached(memory: &Arc<dyn Memory>) -> bool {
+    let detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let pages = pages_of(memory);
+    detached.iter().any(|(other, detachment)| other.strong_count() > 0 && overlap(detachment.pages, pages))
+}
+
+/// Whether two memories lie on the same pages in part.
+pub(super) fn share_pages(one: &Arc<dyn Memory>, other: &Arc<dyn Memory>) -> bool {
+    overlap(pages_of(one), pages_of(other))
+}
+
+fn overlap((start, bytes): (u64, u64), (other, other_bytes): (u64, u64)) -> bool {
+    start < other + other_bytes && other < start + bytes
+}
+
+/// The pages around a memory: address of the first, and their bytes.
+fn pages_of(memory: &Arc<dyn Memory>) -> (u64, u64) {
+    pages_around(memory.base().as_ptr() as u64, memory.len() as u64).unwrap_or_default()
+}
