@@ -248,6 +248,8 @@ impl Planner {
         tracing::debug!("{collective} up to {largest} bytes a part: {choice}");
         let is_deep =
             choice.access == Access::Mapped && choice.ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
+        // A GPU wants few long chunks: many under way share the scratch, and each is a launch.
+        let is_deep = is_deep && !self.untouched_by_host;
         let deep = (is_deep && choice.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
         let cut = Cut { window: cut.window.or(deep), ..cut };
         let program = self.make_with(collective, choice.algorithm, choice.access, cut)?;

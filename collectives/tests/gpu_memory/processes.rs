@@ -128,6 +128,11 @@ mod fake {
     }
 
     #[test]
+    fn a_long_reduction_takes_few_launches() {
+        Job::start("launches_are_few", "shm", 2, by_the_fake_driver).expect_well(&[]);
+    }
+
+    #[test]
     fn a_gpu_that_hangs_ends_the_process_with_the_reason() {
         let mut job = Job::start("a_gpu_hangs_in_a_call", "shm", 2, by_the_fake_driver);
         let hung = job.ranks.remove(0).wait_with_output().expect("it ends");
@@ -434,6 +439,22 @@ mod child {
 
     #[test]
     #[ignore = "started by another test, in a process of its own"]
+    fn launches_are_few() {
+        const BYTES: usize = 64 << 20;
+        /// A launch costs about as long as a GPU takes for 4 MiB, and should be little beside the work.
+        const LAUNCH_BYTES_MIN: usize = 16 << 20;
+        let (_host, group) = groups();
+        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let mut data = group.gpu_buffer::<u32>(BYTES / 4).expect("room");
+        let before = crate::fake_cuda::launches();
+        group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
+        let launches = crate::fake_cuda::launches() - before;
+        println!("{launches} launches for {BYTES} bytes");
+        assert!(launches > 0 && launches as usize <= BYTES / LAUNCH_BYTES_MIN, "{launches} launches");
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
     fn a_gpu_hangs_in_a_call() {
         let (_host, group) = groups();
         let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
@@ -441,7 +462,7 @@ mod child {
         group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
         if group.rank() == 0 {
             // SAFETY: the fake driver reads it in calls of this thread, and nothing else reads the environment now.
-            unsafe { std::env::set_var("FAKE_CUDA_LAG", "1000000000000") };
+            unsafe { std::env::set_var("FAKE_CUDA_HANGS", "1") };
         }
         let within = group.within(Duration::from_millis(300));
         let outcome = within.on(&stream).all_reduce(&mut data, ReduceOp::Sum);

@@ -265,7 +265,7 @@ pub enum PortError {
         most: u32,
     },
     /// No such service level.
-    #[error("there is no service level {wanted} (PLEACH_VERBS_SERVICE_LEVEL); take 0 to 15")]
+    #[error("PLEACH_VERBS_SERVICE_LEVEL is {wanted}; take 0 to 15")]
     ServiceLevel {
         /// What was asked for.
         wanted: u8,

@@ -10,7 +10,9 @@
 // What it is comes from the environment: FAKE_CUDA_GPUS (1), FAKE_CUDA_BYTES (1 GiB a process and GPU), FAKE_CUDA_LAG (2),
 // FAKE_CUDA_VERSION (12000), FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_DMA_BUF (1), FAKE_CUDA_ORDERING (0),
 // FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1), FAKE_CUDA_PEERMEM (0), FAKE_CUDA_UNMARKED_BYTES (0):
-// no event can be recorded right behind a copy of so many bytes, FAKE_CUDA_P2P (1), FAKE_CUDA_FIRST (0: the number of
+// no event can be recorded right behind a copy of so many bytes, FAKE_CUDA_P2P (1), FAKE_CUDA_HANGS (0: kernels end),
+// FAKE_CUDA_FIRST (0: the number of the first GPU that this process sees among those of the machine). fakeCudaLaunches() says
+// how many kernels were launched.
 // the first GPU that this process sees among those of the machine). fakeCudaLaunches() says how many kernels were launched.
 //
 // With FAKE_CUDA_PEERMEM 1 the addresses of "GPU" memory are accessible, so that the kernel gives it to any device, as
@@ -185,6 +187,7 @@ static int advance(struct Stream *stream) {
             break;
         }
         case LAUNCH:
+            if (setting("FAKE_CUDA_HANGS", 0)) return 0;
             launch(work);
         }
     if (work->kind == RECORD && work->event->reached < work->version) work->event->reached = work->version;

@@ -32,6 +32,21 @@ pub(crate) fn load() {
     });
 }
 
+/// How many kernels this process has launched with the fake driver, which it has found as its driver.
+pub(crate) fn launches() -> i64 {
+    let name = CString::new(NAME).expect("a name without zeros");
+    // SAFETY: texts that end with zero; the library is open already and stays so.
+    let function = unsafe {
+        let handle = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        assert!(!handle.is_null(), "the fake driver is not this process's driver");
+        libc::dlsym(handle, c"fakeCudaLaunches".as_ptr())
+    };
+    assert!(!function.is_null(), "the driver is not the fake one");
+    // SAFETY: the fake driver's function of that name takes nothing and returns a `long`.
+    let function: extern "C" fn() -> libc::c_long = unsafe { std::mem::transmute(function) };
+    function()
+}
+
 fn build() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let source = "transport/tests/fake_cuda/driver.c";
