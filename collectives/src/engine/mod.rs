@@ -264,6 +264,8 @@ pub struct Engine {
     witness: Option<Box<dyn Witness>>,
     observer: Observer,
     phase: Phase,
+    /// When a poll first found the group failing.
+    failing_since: Option<Nanos>,
 }
 
 impl Engine {
@@ -349,6 +351,7 @@ impl Engine {
             witness: None,
             observer: Observer::new(Arc::new(Observations::new(rank, ranks, Nanos::ZERO, None))),
             phase: Phase::Active,
+            failing_since: None,
         };
         engine.note_scratch();
         Ok(engine)

@@ -322,7 +322,8 @@ impl Engine {
         // What is still computed works on memory that is let go of here.
         let is_time = !*is_severing && (now >= *sever_at || self.device.is_flushed());
         let is_idle = is_time && self.compute.is_idle();
-        let waited = now.since(*sever_at);
+        // Not since `sever_at`: a fault may be found by a call that did not look at the clock.
+        let waited = now.since(*self.failing_since.get_or_insert(now));
         if is_time && !is_idle && waited >= COMPUTE_END_LIMIT {
             last_resort::abort(format_args!(
                 "rank {}: the group has failed ({fault}), but the GPU has not ended its kernels, which may write to the \

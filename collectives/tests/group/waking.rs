@@ -17,8 +17,8 @@ use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
     Address, Bell, Caps, Cells, ConnectError, Device, DeviceConfig, Event, MapError, Mapped, Memory, Nanos,
-    Notice, PostError, Reach, Region, RegisterError, RemoteSlice, Ring, SubmitError, Submitted, Transfer,
-    TransferId, clock,
+    Notice, PostError, Reach, Region, RegisterError, RemoteSlice, Ring, Secret, SubmitError, Submitted,
+    Transfer, TransferId, clock,
 };
 
 use super::PATIENCE;
@@ -161,7 +161,7 @@ fn config(rank: Rank, board: &Arc<Board>) -> DeviceConfig {
     DeviceConfig {
         rank,
         world_size: 2,
-        secret: None,
+        secret: Some(Secret::new(b"known to both ends")),
         cells: cells(2),
         connect_timeout: PATIENCE,
         interface: None,

@@ -29,7 +29,10 @@ pub(crate) struct Part {
     detachment: Arc<Detachment>,
 }
 
-static DETACHED: Mutex<Vec<(Weak<dyn Memory>, Arc<Detachment>)>> = Mutex::new(Vec::new());
+/// A memory, and pages of it that are or become private.
+type Detached = (Weak<dyn Memory>, Arc<Detachment>);
+
+static DETACHED: Mutex<Vec<Detached>> = Mutex::new(Vec::new());
 
 /// The devices of this process.
 static DEVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
