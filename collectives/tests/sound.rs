@@ -32,6 +32,7 @@ fn config(rank: Rank, board: &Arc<Board>) -> DeviceConfig {
         cells: cells(2),
         connect_timeout: PATIENCE,
         interface: None,
+        address: None,
         responder: board.clone(),
     }
 }

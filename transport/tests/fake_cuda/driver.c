@@ -13,7 +13,6 @@
 // no event can be recorded right behind a copy of so many bytes, FAKE_CUDA_P2P (1), FAKE_CUDA_HANGS (0: kernels end),
 // FAKE_CUDA_FIRST (0: the number of the first GPU that this process sees among those of the machine). fakeCudaLaunches() says
 // how many kernels were launched.
-// the first GPU that this process sees among those of the machine). fakeCudaLaunches() says how many kernels were launched.
 //
 // With FAKE_CUDA_PEERMEM 1 the addresses of "GPU" memory are accessible, so that the kernel gives it to any device, as
 // with nvidia-peermem. With 2 it gives devices a copy, and what they write there is in the memory only after a flush.
