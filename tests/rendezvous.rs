@@ -7,6 +7,7 @@ mod launcher;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -135,7 +136,8 @@ struct Folder(PathBuf);
 impl Folder {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("pleach-rendezvous-{name}-{}", std::process::id()));
-        std::fs::create_dir(&path).expect("a fresh folder");
+        // Ranks meet only where nobody else may write, whatever the umask.
+        std::fs::DirBuilder::new().mode(0o700).create(&path).expect("a fresh folder");
         Self(path)
     }
 

@@ -50,7 +50,7 @@ impl Job {
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("pleach-verbs-{}-{number}", std::process::id()));
         fs::create_dir(&folder).expect("the folder is new");
-        // Ranks may be of another user.
+        // Ranks may be of another user, whose own the folder in it must be where they meet.
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("it is ours");
         let devices = devices();
         let rank = |rank: u32| {
@@ -62,7 +62,7 @@ impl Job {
             command
                 .env("PLEACH_RANK", rank.to_string())
                 .env("PLEACH_WORLD_SIZE", world_size.to_string())
-                .env("PLEACH_RENDEZVOUS", format!("file://{}", folder.display()))
+                .env("PLEACH_RENDEZVOUS", format!("file://{}/meeting", folder.display()))
                 .env("PLEACH_HOST", format!("host-{rank}"))
                 .env("PLEACH_VERBS_DEVICE", &devices[rank as usize % devices.len()])
                 .stdin(Stdio::null())

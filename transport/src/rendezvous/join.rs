@@ -151,10 +151,11 @@ fn alone(
     };
     let mut last = None;
     for &fabric in candidates {
+        let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
         match fabrics.make(
             fabric,
             &[Route::Shm],
-            config(world, options, (Secret::fresh(), None), options.timeout, Arc::clone(&responder)),
+            config(world, options, (secret, None), options.timeout, Arc::clone(&responder)),
         ) {
             Ok(device) => {
                 let (events, store) = (Vec::new(), None);

@@ -28,6 +28,9 @@ use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Ring};
 /// How long a connection may take to prove itself.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
+/// Warnings about those who are turned away, so that a flood of them does not fill a log.
+const WARNINGS_MAX: u32 = 16;
+
 /// Unproved connections at once at least; with many ranks more.
 const HANDSHAKES_MIN: usize = 256;
 
@@ -51,6 +54,7 @@ pub(super) struct Watcher {
     free: Vec<usize>,
     /// The slots of those that somebody dialed and that are not proved.
     unproved: Unproved,
+    warnings_left: u32,
     generation: u32,
     peers: Vec<Plan>,
     lingering_until: Option<Nanos>,
@@ -162,6 +166,7 @@ impl Watcher {
             connections: Vec::new(),
             free: Vec::new(),
             unproved: Unproved::default(),
+            warnings_left: WARNINGS_MAX,
             generation: 0,
             peers,
             lingering_until: None,

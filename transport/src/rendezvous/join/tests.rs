@@ -427,6 +427,35 @@ fn without_a_place_several_ranks_cannot_meet() {
     assert!(Explicit::default().rendezvous.is_none());
 }
 
+/// Makes no device, and notes whether the secret may be used beyond this host.
+struct Noting(Vec<bool>);
+
+impl Fabrics for Noting {
+    fn make(
+        &mut self,
+        _fabric: Fabric,
+        _routes: &[Route],
+        config: DeviceConfig,
+    ) -> Result<Box<dyn Device>, FabricError> {
+        let secret = config.secret.expect("devices always have one");
+        self.0.push(!secret.is_of_this_host());
+        Err(FabricError { source: "only looking".into() })
+    }
+}
+
+#[test]
+fn a_rank_that_is_alone_has_its_users_secret_or_one_of_its_own() {
+    let timeout = Duration::from_secs(60);
+    let fabric = FabricChoice::Only(Fabric::Tcp);
+    let options = JoinOptions { fabric, knobs: Vec::new(), cells: 1, timeout };
+    let mut noting = Noting(Vec::new());
+    for secret in [None, Some(Secret::new(b"given by the user"))] {
+        let world = World { secret, ..World::alone() };
+        let _ = join_over(&world, &options, Arc::new(Quiet), &mut noting).expect_err("only looking");
+    }
+    assert_eq!(noting.0, [false, true]);
+}
+
 struct Quiet;
 
 impl Responder for Quiet {

@@ -223,7 +223,10 @@ impl Watcher {
                 self.shared.lose(peer, LossCause::Protocol(violation));
             }
             (Progress::Failed(violation, claimed), None) => {
-                tracing::warn!(?claimed, %violation, "a connection was turned away");
+                if self.warnings_left > 0 {
+                    self.warnings_left -= 1;
+                    tracing::warn!(?claimed, %violation, "a connection was turned away");
+                }
                 let plan = claimed.and_then(|rank| self.peers.get_mut(rank as usize));
                 if let Some(plan) = plan {
                     plan.violation = Some(violation);
