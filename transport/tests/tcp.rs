@@ -623,7 +623,12 @@ fn where_to_listen_is_checked_and_said() {
     let secret = Some(Secret::new(SECRET));
     assert!(matches!(with("0.0.0.0", secret.clone()), Err(OpenError::Unspecified { .. })));
     assert!(matches!(with("192.0.2.1", secret), Err(OpenError::Listen { .. })));
-    let device = with("lo", None).expect("loopback has an address");
+    let fresh = Some(Secret::fresh());
+    let error = with("192.0.2.1", fresh.clone()).err().expect("other hosts do not know it");
+    assert!(matches!(error, OpenError::SecretRequired { .. }), "{error}");
+    let error = with("lo", None).err().expect("other users could connect");
+    assert!(matches!(error, OpenError::NoSecret), "{error}");
+    let device = with("lo", fresh).expect("loopback has an address");
     assert!(device.address().0.starts_with("tcp:127.0.0.1:"), "{}", device.address());
 }
 
