@@ -150,6 +150,16 @@ fn a_reduction_that_is_called_complete_too_early_is_caught_by_the_oracle() {
     assert!(checkers.contains(&Checker::Result), "{checkers:?}");
 }
 
+/// Without the words of the others each survivor has the fault that it has found itself.
+#[test]
+fn survivors_that_do_not_hear_each_other_are_caught_by_the_agreement_checker() {
+    let checkers = caught_by(|scenario| {
+        scenario.canary = Some(Canary::UrgentLost);
+        scenario.faults.timed.push((Nanos(1), Fault::RankDeath { rank: 0 }));
+    });
+    assert!(checkers.contains(&Checker::Agreement), "{checkers:?}");
+}
+
 #[test]
 fn a_rank_that_enters_late_is_waited_for() {
     let limits = Limits { ranks: Some(4), faults: FaultKinds::default() };

@@ -35,6 +35,7 @@ fn kill(ranks: &mut Ranks, fabric: Fabric, during: &str, then: &[(u32, &str)]) {
         report(&format!("a rank killed in {during} is found after"), fabric, took);
         assert!(took < allowed(fabric, FOUND_WITHIN), "{took:?}");
     }
+    assert_eq!(failures[0].text, failures[1].text, "survivors say the same");
     for (rank, first) in failures.iter().enumerate() {
         for call in ["barrier", "all-reduce memory=private", "recv peer=2"] {
             ranks.tell(rank as u32, &format!("call {call}"));

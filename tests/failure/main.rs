@@ -4,6 +4,7 @@
 //! This binary starts itself as ranks ([`rank_process`]), which obey what a test tells them line by line ([`script`]);
 //! [`ranks`] is the test's side.
 
+mod agreed;
 mod children;
 mod circular;
 mod killed;

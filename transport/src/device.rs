@@ -501,6 +501,17 @@ pub unsafe trait Device: Send {
     /// See [`PostError`].
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError>;
 
+    /// As [`Device::post`], for a message that may not be lost to a full queue: it has a place of its own at each peer, which
+    /// it takes over from an urgent message that has not gone out yet. It may arrive after messages that were posted later.
+    /// As given here it is for devices that always have room.
+    ///
+    /// # Errors
+    ///
+    /// See [`PostError`]; never `QueueFull`.
+    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.post(peer, message)
+    }
+
     /// Makes progress and appends what happened, never more than fits `events` without growing it. Never blocks.
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>);
 

@@ -13,6 +13,7 @@ use pleach_transport::{LossCause, RemoteSlice, Responder};
 
 use crate::Rank;
 
+use super::agreement::Agreement;
 use super::bank::EAGER_BANKS;
 use super::counts::Paired;
 use super::fault::{Fault, FaultKind};
@@ -33,7 +34,6 @@ pub(super) type Messages = Records<MESSAGE_RECORDS>;
 /// What peers said and the engine has not read yet.
 #[derive(Default)]
 pub(super) struct News {
-    pub(super) fault: Option<Fault>,
     pub(super) scratch: Vec<(Rank, RemoteSlice)>,
     pub(super) answers: Vec<Answer>,
     /// Where peers stand that were asked for it.
@@ -61,6 +61,8 @@ pub struct Board {
     /// Something is in `inbox`. Release stores pair with the engine's acquire swap.
     news: AtomicBool,
     inbox: Mutex<News>,
+    /// Why the group has failed, once it has.
+    agreement: Mutex<Agreement>,
     /// Of the group's collectives.
     collectives: Records<RECORDS>,
     /// By sender and receiver, one of which this rank is.
@@ -86,6 +88,7 @@ impl Board {
             rank,
             news: AtomicBool::new(false),
             inbox: Mutex::new(News::default()),
+            agreement: Mutex::new(Agreement::new(rank)),
             collectives: Records::new(),
             messages: Mutex::new(BTreeMap::new()),
             paired: Mutex::new(VecDeque::new()),
@@ -94,23 +97,55 @@ impl Board {
         }
     }
 
-    /// Ends the group's work on all ranks as soon as the engine looks. The caller rings the device's bell.
+    /// Ends the group's work here, and on all ranks as soon as the engine looks or a peer asks. The caller rings the
+    /// device's bell.
     pub fn abort(&self) {
-        self.fail(Fault {
-            kind: FaultKind::Aborted,
-            found_by: self.rank,
-            subject: self.rank,
-            run: 0,
-            during: None,
-            theirs: None,
-            detail: String::new(),
-            waited: Duration::ZERO,
-        });
+        self.propose(self.fault(FaultKind::Aborted, self.rank, String::new()));
     }
 
-    fn fail(&self, fault: Fault) {
-        unpoisoned(&self.inbox).fault.get_or_insert(fault);
+    /// A fault as this rank finds it while its engine may be busy elsewhere.
+    fn fault(&self, kind: FaultKind, subject: Rank, detail: String) -> Fault {
+        let (run, during) = self.position();
+        let (found_by, waited) = (self.rank, Duration::ZERO);
+        Fault { kind, found_by, subject, run, during, theirs: None, detail, waited, told_during: None }
+    }
+
+    /// The number and the call of the oldest run under way; without one the number of the next collective.
+    fn position(&self) -> (u64, Option<Descriptor>) {
+        let called = |record: Result<Record, Verdict>| record.ok().and_then(|record| record.describe());
+        // In this order: a run that is complete by now has begun.
+        let completed = self.collectives.completed();
+        if completed < self.collectives.begun() {
+            return (completed, called(self.collectives.record(completed)));
+        }
+        let messages = unpoisoned(&self.messages);
+        let unfinished = messages.values().find_map(|messages| {
+            let run = messages.completed();
+            (run < messages.begun()).then(|| (run, called(messages.record(run))))
+        });
+        unfinished.unwrap_or((completed, None))
+    }
+
+    /// This rank has found a fault; it counts if nothing has failed before.
+    pub(super) fn propose(&self, fault: Fault) {
+        self.agreement().propose(fault);
         self.news.store(true, Ordering::Release);
+    }
+
+    /// What this rank knows of how the group ends.
+    pub(super) fn agreement(&self) -> MutexGuard<'_, Agreement> {
+        unpoisoned(&self.agreement)
+    }
+
+    /// Whether anything has failed, here or at a peer that has said so.
+    pub(super) fn has_failed(&self) -> bool {
+        self.agreement().claim().is_some()
+    }
+
+    /// The answer of a rank whose group has failed.
+    fn claimed(&self) -> Option<Vec<u8>> {
+        let claim = self.agreement().claim()?.clone();
+        Some(Message::Claim { claim, asks: false }.encode())
     }
 
     /// Whether there is news: the fast path's look.
@@ -162,6 +197,11 @@ impl Board {
         // In this order: the difference is never below zero.
         let completed = self.collectives.completed();
         self.collectives.begun().saturating_sub(completed)
+    }
+
+    /// Collectives that this rank has completed, each with its result.
+    pub(crate) fn completed_collectives(&self) -> u64 {
+        self.collectives.completed()
     }
 
     /// The collectives begun last, oldest first.
@@ -245,7 +285,10 @@ impl Board {
 impl Responder for Board {
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
         match Message::decode(message)? {
-            Message::Query { stream, record } => return Some(self.answer(from, stream, &record).encode()),
+            Message::Query { stream, record } => {
+                // Who asks may not have heard: this rank may be in no call, and tell nobody by itself.
+                return self.claimed().or_else(|| Some(self.answer(from, stream, &record).encode()));
+            }
             Message::Probe { wave, stream, run } => {
                 return Some(Message::Standing(self.standing(wave, stream, run)).encode());
             }
@@ -255,7 +298,11 @@ impl Responder for Board {
                     inbox.standings.push((from, standing));
                 }
             }
-            Message::Fault(fault) => self.fail(fault),
+            Message::Claim { claim, asks } => {
+                self.agreement().hear(from, claim);
+                self.news.store(true, Ordering::Release);
+                return self.claimed().filter(|_| asks);
+            }
             Message::Scratch(slice) => unpoisoned(&self.inbox).scratch.push((from, slice)),
             Message::Answer { stream, verdict, record, completed, blocked_on } => {
                 let mut inbox = unpoisoned(&self.inbox);
@@ -269,16 +316,8 @@ impl Responder for Board {
     }
 
     fn lost(&self, peer: Rank, cause: &LossCause) {
-        self.fail(Fault {
-            kind: FaultKind::Lost,
-            found_by: self.rank,
-            subject: peer,
-            run: 0,
-            during: None,
-            theirs: None,
-            detail: cause.to_string(),
-            waited: Duration::ZERO,
-        });
+        self.agreement().lose(peer);
+        self.propose(self.fault(FaultKind::Lost, peer, cause.to_string()));
     }
 }
 

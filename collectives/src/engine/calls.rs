@@ -79,8 +79,8 @@ impl Engine {
         output: Bytes,
         timeout: Duration,
     ) -> Result<RunId, StartError> {
-        if matches!(self.phase, Phase::Failing { .. } | Phase::Failed(_)) {
-            return Err(StartError::Failed(self.failure_during(plan)));
+        if let Some(fault) = self.failure_during(plan) {
+            return Err(StartError::Failed(fault));
         }
         plan.check_lengths(&input, &output)?;
         let slot = self.free_slot().ok_or(StartError::TooManyRuns)?;
@@ -128,17 +128,16 @@ impl Engine {
         RunId { slot, issue: self.issues }
     }
 
-    /// Why the group has failed, as the first call that is told of it sees it.
-    pub(super) fn failure_during(&mut self, plan: &Plan) -> Arc<Fault> {
-        let (Phase::Failing { fault, .. } | Phase::Failed(fault)) = &mut self.phase else {
-            unreachable!("asked of a group that has failed")
+    /// Why the group has failed, as the first call that is told of it sees it; once the ranks have agreed on that. Until
+    /// then calls are accepted and do not begin.
+    fn failure_during(&mut self, plan: &Plan) -> Option<Arc<Fault>> {
+        let (Phase::Failing { verdict: Some(fault), .. } | Phase::Failed(fault)) = &mut self.phase else {
+            return None;
         };
-        if fault.during.is_none() {
-            // It was found between two calls: the first that is told of it says which it was.
-            let fault = Arc::make_mut(fault);
-            (fault.during, fault.run) = (Some(plan.descriptor), self.next_run);
+        if fault.during.is_none() && fault.told_during.is_none() {
+            Arc::make_mut(fault).told_during = Some(plan.descriptor);
         }
-        fault.clone()
+        Some(fault.clone())
     }
 
     /// A slot for another run. One whose run has ended well may be taken before its outcome was:

@@ -9,7 +9,7 @@
 //! a rank that has answered is blocked until then; and each link was seen to be missing after the one before. Who makes
 //! calls from several threads says so, and then none of its ranks' calls counts as blocked.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use pleach_transport::Nanos;
@@ -66,6 +66,8 @@ pub(super) struct Circles {
     waves: VecDeque<Wave>,
     next_wave: u64,
     suspects: Vec<Suspect>,
+    /// By rank: how many probes it has not answered.
+    unanswered: BTreeMap<Rank, usize>,
     /// Ranks that others of the same call wait for, which this rank's own share needs too.
     named: BTreeSet<Rank>,
     /// Ranks that have not entered the call and are blocked in another.
@@ -205,13 +207,21 @@ impl Engine {
     }
 
     fn probe(&mut self, peer: Rank, wave: u64, (stream, run): RunOf) {
-        // Gone or full: then there is no answer, and the next look asks again.
-        let _ = self.device.post(peer, &Message::Probe { wave, stream, run }.encode());
+        let unanswered = self.circles.unanswered.entry(peer).or_default();
+        // A peer that is stopped is not sent more than it can be asked for at once. Gone or full: then there is no answer.
+        if *unanswered < WAVES_MAX
+            && self.device.post(peer, &Message::Probe { wave, stream, run }.encode()).is_ok()
+        {
+            *unanswered += 1;
+        }
     }
 
     /// A rank has said where it stands; the fault, if that closes a circle which has lasted.
     pub(super) fn read_standing(&mut self, peer: Rank, standing: &Standing, now: Nanos) -> Option<Fault> {
         let Standing { wave: number, stream, run, has_entered, blocked } = *standing;
+        if let Some(unanswered) = self.circles.unanswered.get_mut(&peer) {
+            *unanswered = unanswered.saturating_sub(1);
+        }
         let slot = self.circles.told.filter(|slot| self.blocked_slot() == Some(*slot))?;
         let own = self.slots[usize::from(slot)].run.as_ref()?;
         let own_run = (own.stream(), own.parameters.number);

@@ -1,5 +1,6 @@
-//! What ended a group: found by one rank, told to all, the same value everywhere.
+//! What ended a group: the same value on every survivor. How ranks agree on it: [`super::agreement`].
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
@@ -12,45 +13,50 @@ use crate::collective::Collective;
 /// Longest text in a fault, in bytes; longer ones are cut.
 const TEXT_BYTES_MAX: usize = 240;
 
-/// What kind of thing happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What kind of thing happened. In this order, what is more likely a cause comes before what is more likely its
+/// consequence: of two faults in one call the earlier kind is the group's verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum FaultKind {
-    /// A deadline passed while waiting for [`Fault::subject`].
-    TimedOut = 1,
-    /// [`Fault::subject`] is gone without goodbye.
-    Lost = 2,
-    /// [`Fault::subject`] closed its group while others still needed it.
-    Left = 3,
-    /// [`Fault::subject`] was asked for something else.
-    Mismatch = 4,
     /// [`Fault::subject`] called abort.
-    Aborted = 5,
-    /// [`Fault::subject`] refused an access or broke the protocol.
-    Protocol = 6,
-    /// [`Fault::found_by`] has no room for a mapping of [`Fault::subject`]'s memory.
-    OutOfReach = 7,
+    Aborted = 1,
+    /// [`Fault::subject`] was asked for something else.
+    Mismatch = 2,
     /// What computes at [`Fault::subject`], a GPU, has failed.
-    Compute = 8,
+    Compute = 3,
+    /// [`Fault::found_by`] has no room for a mapping of [`Fault::subject`]'s memory.
+    OutOfReach = 4,
+    /// [`Fault::subject`] is gone without goodbye.
+    Lost = 5,
+    /// [`Fault::subject`] closed its group while others still needed it.
+    Left = 6,
+    /// [`Fault::subject`] refused an access or broke the protocol.
+    Protocol = 7,
+    /// A deadline passed while waiting for [`Fault::subject`].
+    TimedOut = 8,
 }
 
 impl FaultKind {
     const ALL: [Self; 8] = [
-        Self::TimedOut,
+        Self::Aborted,
+        Self::Mismatch,
+        Self::Compute,
+        Self::OutOfReach,
         Self::Lost,
         Self::Left,
-        Self::Mismatch,
-        Self::Aborted,
         Self::Protocol,
-        Self::OutOfReach,
-        Self::Compute,
+        Self::TimedOut,
     ];
 }
 
-/// The first thing that went wrong in a group. All of its ranks end up with the same one, or, when several things
-/// happen at once, with one of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a group has failed: the same on all ranks that survive and reach each other, also when several things happen at
+/// once. Then the lowest run goes first, then the lowest kind, then the lowest subject; faults that were found in no call
+/// go last.
+///
+/// Two faults are equal when the kind, the subject, the run and the calls are. Who found it, how long that rank had waited
+/// and where are details: the survivors agree on these too, so their texts are alike.
+#[derive(Clone, Debug)]
 pub struct Fault {
     /// What happened.
     pub kind: FaultKind,
@@ -68,9 +74,45 @@ pub struct Fault {
     pub detail: String,
     /// How long the finder had waited.
     pub waited: Duration,
+    /// Which call of this rank was told, where the fault was found in no call. Not agreed upon.
+    pub told_during: Option<Descriptor>,
 }
 
+impl PartialEq for Fault {
+    fn eq(&self, other: &Self) -> bool {
+        self.verdict() == other.verdict()
+    }
+}
+
+impl Eq for Fault {}
+
 impl Fault {
+    /// What two ranks call the same fault, in the order in which one goes before another.
+    fn verdict(&self) -> impl Ord + use<> {
+        let words = |descriptor: &Option<Descriptor>| descriptor.map(Descriptor::to_words);
+        let calls = (words(&self.during), words(&self.theirs));
+        (self.during.is_none(), self.run, self.kind, self.subject, calls)
+    }
+
+    /// The order in which one fault is the group's verdict rather than another; equal only byte for byte.
+    pub(crate) fn compare(&self, other: &Self) -> Ordering {
+        let verdicts = self.verdict().cmp(&other.verdict());
+        let details = |fault: &Self| (fault.found_by, fault.waited);
+        verdicts.then_with(|| details(self).cmp(&details(other))).then_with(|| self.detail.cmp(&other.detail))
+    }
+
+    /// As peers will hear it: with a text that is not too long.
+    pub(super) fn as_told(&self) -> Self {
+        Self::read(&mut Reader::new(&self.to_bytes())).expect("a fault is read as it was written")
+    }
+
+    /// All that ranks agree on.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut writer = Writer::new(0);
+        self.write(&mut writer);
+        writer.finish().split_off(1)
+    }
+
     pub(super) fn write(&self, writer: &mut Writer) {
         writer.u64(self.kind as u64);
         writer.u64(u64::from(self.found_by) | u64::from(self.subject) << 32);
@@ -112,6 +154,7 @@ impl Fault {
             theirs,
             detail,
             waited,
+            told_during: None,
         })
     }
 }
@@ -184,7 +227,11 @@ impl fmt::Display for Fault {
             Some(during) if self.kind != FaultKind::Mismatch => {
                 write!(formatter, " (during {during}, call {run} of the group)")
             }
-            _ => Ok(()),
+            Some(_) => Ok(()),
+            None => match self.told_during {
+                Some(during) => write!(formatter, " (told during {during})"),
+                None => Ok(()),
+            },
         }
     }
 }
@@ -213,6 +260,7 @@ mod tests {
             theirs: Some(call(theirs)),
             detail: detail.to_owned(),
             waited: Duration::ZERO,
+            told_during: None,
         };
         let circle = "rank 0 waits for rank 1, which waits for rank 0";
         let text = of(Collective::SendRecv { from: 1, to: 0 }, circle).to_string();
@@ -242,16 +290,13 @@ mod tests {
             theirs: Some(Descriptor { amount: Amount::Each(6), ..during }),
             detail: "lane 0".to_owned(),
             waited: Duration::from_micros(5),
+            told_during: None,
         };
-        let mut writer = Writer::new(0);
-        fault.write(&mut writer);
-        let bytes = writer.finish();
-        assert_eq!(Fault::read(&mut Reader::new(&bytes[1..])), Some(fault.clone()));
-        for end in 1..bytes.len() - 1 {
-            assert!(
-                Fault::read(&mut Reader::new(&bytes[1..end])).is_none() || end > bytes.len() - 7,
-                "cut at {end}"
-            );
+        let bytes = fault.to_bytes();
+        let read = Fault::read(&mut Reader::new(&bytes)).expect("it is whole");
+        assert_eq!(read.compare(&fault), Ordering::Equal);
+        for end in 0..bytes.len() {
+            assert!(Fault::read(&mut Reader::new(&bytes[..end])).is_none(), "cut at {end}");
         }
         assert!(fault.to_string().contains("of 5 bf16 (avg)"), "{fault}");
     }

@@ -3,7 +3,7 @@
 
 use pleach_transport::{RegionKey, RemoteSlice};
 
-use super::fault::Fault;
+use super::agreement::Claim;
 use super::signature::{DESCRIPTOR_WORDS, Stream};
 use crate::Rank;
 
@@ -91,8 +91,8 @@ pub(super) enum Message {
     Probe { wave: u64, stream: Stream, run: u64 },
     /// Whether I have entered it, and where I wait.
     Standing(Standing),
-    /// The group has failed.
-    Fault(Fault),
+    /// The group has failed, and this is what I know of it. `asks`: what do you?
+    Claim { claim: Claim, asks: bool },
 }
 
 /// Where a rank stands that was asked whether it has entered a run.
@@ -120,7 +120,7 @@ pub(super) const NO_RANK: u64 = u64::MAX;
 const SCRATCH: u8 = 1;
 const QUERY: u8 = 2;
 const ANSWER: u8 = 3;
-const FAULT: u8 = 4;
+const CLAIM: u8 = 4;
 const PROBE: u8 = 5;
 const STANDING: u8 = 6;
 
@@ -200,9 +200,10 @@ impl Message {
                 writer = Writer::new(STANDING);
                 standing.write(&mut writer);
             }
-            Self::Fault(fault) => {
-                writer = Writer::new(FAULT);
-                fault.write(&mut writer);
+            Self::Claim { claim, asks } => {
+                writer = Writer::new(CLAIM);
+                writer.u64(u64::from(*asks));
+                claim.write(&mut writer);
             }
         }
         writer.finish()
@@ -234,7 +235,10 @@ impl Message {
                 let blocked_on = Rank::try_from(reader.u64()?).ok();
                 Self::Answer { stream, verdict, record, completed, blocked_on }
             }
-            FAULT => Self::Fault(Fault::read(&mut reader)?),
+            CLAIM => {
+                let asks = reader.u64()? != 0;
+                Self::Claim { claim: Claim::read(&mut reader)?, asks }
+            }
             PROBE => Self::Probe {
                 wave: reader.u64()?,
                 stream: Stream::from_word(reader.u64()?),

@@ -5,8 +5,8 @@
 //! * Who waits longer than [`QUERY_AFTER`] asks those it waits for what they are doing (`board`); so a rank that
 //!   was asked for something else is found although neither of them does anything wrong by itself.
 //! * Who is blocked looks whether those it waits for wait for it (`circle`).
-//! * The first [`Fault`] ends the group: it is told to all, every peer is severed, and **only when no peer can touch
-//!   local memory any more are the calls' outcomes given out**.
+//! * The first [`Fault`] ends the group: it is told to all, the ranks agree on one verdict (`agreement`), every peer is
+//!   severed, and **only when no peer can touch local memory any more are the calls' outcomes given out**.
 //!
 //! Runs read and write memory by its address, so other crates neither make addresses nor start runs
 //! on memory that a run does not hold; groups do, who hold it or borrow it, and simulated ranks
@@ -25,6 +25,7 @@
 
 mod address;
 mod admission;
+mod agreement;
 mod at;
 mod bank;
 mod board;
@@ -67,6 +68,7 @@ use pleach_transport::{
 };
 
 pub use address::Address;
+use agreement::Talk;
 pub use bank::{TooLarge, cells};
 use board::Answer;
 pub use board::Board;
@@ -94,6 +96,7 @@ use message::Message;
 use observed::Observer;
 use priority::Priorities;
 use run::Run;
+use signature::Stream;
 
 /// How long a run may make no progress before peers are asked what they are doing.
 pub const QUERY_AFTER: Duration = Duration::from_millis(1);
@@ -101,8 +104,8 @@ pub const QUERY_AFTER: Duration = Duration::from_millis(1);
 const QUERY_INTERVAL_MAX: Duration = Duration::from_millis(32);
 /// A peer that has not answered for so long says nothing, whatever it said before.
 const SILENT_AFTER: Duration = Duration::from_millis(100);
-/// How long a failing group tries to tell its peers before it severs them.
-const FLOOD_TIME: Duration = Duration::from_millis(20);
+/// How long a rank tries to tell its peers the verdict before it severs them.
+const FLOOD_TIME: Duration = Duration::from_millis(100);
 /// How often one cell is looked at in a glance: some hundred nanoseconds.
 const LOOKS: u32 = 128;
 /// How long who was refused an access waits to be told why, or to see that the peer is gone, before it blames it.
@@ -190,6 +193,13 @@ struct SlotOfRun {
     query_interval: Duration,
 }
 
+/// A question to a peer that it has not answered.
+#[derive(Clone, Copy)]
+struct Asked {
+    since: Nanos,
+    about: (Stream, u64),
+}
+
 #[derive(Clone, Copy)]
 struct Times {
     begun_at: Nanos,
@@ -205,7 +215,9 @@ enum Phase {
         deadline: Option<Nanos>,
     },
     Failing {
-        fault: Arc<Fault>,
+        talk: Talk,
+        /// Once the ranks have agreed on it.
+        verdict: Option<Arc<Fault>>,
         sever_at: Nanos,
         is_severing: bool,
         waiting_for: Vec<bool>,
@@ -231,8 +243,8 @@ pub struct Engine {
     connected: Vec<bool>,
     /// What each peer said last of what it does.
     answers: BTreeMap<Rank, Answer>,
-    /// Since when a question to a peer is unanswered.
-    asked: BTreeMap<Rank, Nanos>,
+    /// The question to each peer that is unanswered.
+    asked: BTreeMap<Rank, Asked>,
     left: Vec<bool>,
     circles: Circles,
     slots: Vec<SlotOfRun>,
@@ -411,6 +423,12 @@ impl Engine {
         }
     }
 
+    /// Whether the group has failed and every peer that can be reached has been told why.
+    #[must_use]
+    pub fn has_told_failure(&self) -> bool {
+        self.is_severing() || self.failure().is_some()
+    }
+
     /// Whether this rank's memory is being taken out of its peers' reach: work of its own, which waits for nobody.
     #[must_use]
     pub fn is_severing(&self) -> bool {
@@ -442,6 +460,7 @@ impl Engine {
             Some(computed.min(timed).min(gated))
         });
         let failing = match &self.phase {
+            Phase::Failing { talk, verdict: None, .. } => Some(talk.wakeup()),
             Phase::Failing { sever_at, is_severing: false, .. } => {
                 Some((*sever_at).max(self.observer.seen_at + COMPUTE_END_INTERVAL))
             }
@@ -470,7 +489,7 @@ impl Engine {
         match self.phase {
             Phase::Active => moved | self.advance_runs(now) | self.check_compute(now) | self.check_time(now),
             Phase::Doubting { .. } => moved | self.end_doubt(now),
-            Phase::Failing { .. } => moved | self.sever(now),
+            Phase::Failing { .. } => moved | self.agree(now) | self.sever(now),
             Phase::Failed(_) => moved,
         }
     }

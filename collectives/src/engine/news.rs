@@ -30,6 +30,9 @@ impl Engine {
                     let _ = self.greet(peer);
                     self.connected[peer as usize] = true;
                     self.note_scratch();
+                    if let Phase::Failing { talk, .. } = &mut self.phase {
+                        talk.tell_again();
+                    }
                 }
                 Event::Done { id, result: Ok(_) } => {
                     if matches!(self.phase, Phase::Active)
@@ -41,10 +44,14 @@ impl Engine {
                 // The loss behind it is told by its own event; a severed peer's transfers were given up here.
                 Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
                 Event::PeerLost { peer, cause } => {
+                    self.board.agreement().lose(peer);
                     let fault = self.fault(FaultKind::Lost, peer, cause.to_string(), None, now);
                     self.fail(fault, now);
                 }
-                Event::Left { peer } => self.left[peer as usize] = true,
+                Event::Left { peer } => {
+                    self.board.agreement().lose(peer);
+                    self.left[peer as usize] = true;
+                }
                 Event::Severed { peer } => {
                     if let Phase::Failing { waiting_for, .. } = &mut self.phase {
                         waiting_for[peer as usize] = false;
@@ -90,27 +97,16 @@ impl Engine {
             if let Some(witness) = &mut self.witness {
                 witness.heard_completed(peer, stream.to_word(), completed);
             }
+            self.asked.remove(&peer);
             match verdict {
                 Verdict::Different => self.compare(peer, stream, &record, now),
                 Verdict::EarlierDiffers => self.ask_earlier(peer, stream, record.run),
                 Verdict::Same | Verdict::NotYet | Verdict::Forgotten => {}
             }
-            self.asked.remove(&peer);
             self.answers.insert(peer, answer);
         }
-        if let Some(mut fault) = news.fault {
-            if fault.during.is_none() && fault.found_by != self.rank {
-                // Who found it was in no call; this rank's own says what it ended.
-                let run = self.order.first().and_then(|slot| self.slots[usize::from(*slot)].run.as_ref());
-                if let Some(run) = run {
-                    (fault.during, fault.run) = (Some(run.plan().descriptor), run.parameters.number);
-                }
-            } else if fault.during.is_none() {
-                let slot = self.order.first().copied();
-                let own = self.fault(fault.kind, fault.subject, std::mem::take(&mut fault.detail), slot, now);
-                fault = own;
-            }
-            self.settle(fault, now);
+        if self.board.has_failed() {
+            self.begin_failing(now);
         }
     }
 

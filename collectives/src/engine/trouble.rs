@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pleach_transport::{MapError, Nanos, SubmitError, TransferError, TransferId, last_resort};
 
+use super::agreement::{Look, Talk};
 use super::at::run_of;
 use super::circle::LOOK_INTERVAL_MAX;
 use super::fault::{Fault, FaultKind};
@@ -14,8 +15,8 @@ use super::run::{Run, Trouble};
 use super::signature::Stream;
 use super::waiting::Heard;
 use super::{
-    COMPUTE_END_LIMIT, DOUBT_TIME, Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX, SEVER_LIMIT,
-    SILENT_AFTER, State, Times,
+    Asked, COMPUTE_END_LIMIT, DOUBT_TIME, Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX,
+    SEVER_LIMIT, SILENT_AFTER, State, Times,
 };
 use crate::Rank;
 
@@ -55,7 +56,7 @@ impl Engine {
         if let Some(earlier) = run.checked_sub(1)
             && let Ok(record) = self.board.record_for(peer, stream, earlier)
         {
-            let _ = self.device.post(peer, &Message::Query { stream, record }.encode());
+            self.query(peer, stream, record, self.observer.seen_at);
         }
     }
 
@@ -96,14 +97,16 @@ impl Engine {
                 return true;
             }
             entry.query_interval = (entry.query_interval * 2).min(QUERY_INTERVAL_MAX);
-            let interval = entry.query_interval;
+            entry.query_at = now + entry.query_interval;
             if let Some(fault) = self.ask(slot, now) {
                 self.fail(fault, now);
                 return true;
             }
             self.look_for_circle(slot, now);
-            let longest = if self.suspects_circle(slot) { LOOK_INTERVAL_MAX } else { interval };
-            self.slots[usize::from(slot)].query_at = now + interval.min(longest);
+            if self.suspects_circle(slot) {
+                let query_at = &mut self.slots[usize::from(slot)].query_at;
+                *query_at = (*query_at).min(now + LOOK_INTERVAL_MAX);
+            }
         }
         false
     }
@@ -135,9 +138,10 @@ impl Engine {
                 return Some(self.fault_of_left(slot, peer, step, now));
             }
             let record = self.board.record_for(peer, stream, number).ok()?;
-            // A full queue means that questions are on their way already.
-            let _ = self.device.post(peer, &Message::Query { stream, record }.encode());
-            self.asked.entry(peer).or_insert(now);
+            if !self.query(peer, stream, record, now) {
+                // Another run's question is under way: this one has its turn when that is answered.
+                self.slots[usize::from(slot)].query_at = now + QUERY_AFTER;
+            }
         }
         None
     }
@@ -151,6 +155,19 @@ impl Engine {
             return self.fault(FaultKind::Left, peer, step, Some(slot), now);
         }
         self.fault(FaultKind::Mismatch, peer, String::new(), Some(slot), now)
+    }
+
+    /// Asks a peer what it is doing, if no question to it is unanswered; false where another run's is. So a peer that is
+    /// stopped is sent one question, however long it is waited for.
+    fn query(&mut self, peer: Rank, stream: Stream, record: Record, now: Nanos) -> bool {
+        let about = (stream, record.run);
+        if let Some(asked) = self.asked.get(&peer) {
+            return asked.about == about;
+        }
+        if self.device.post(peer, &Message::Query { stream, record }.encode()).is_ok() {
+            self.asked.insert(peer, Asked { since: now, about });
+        }
+        true
     }
 
     /// Which of the peers that a run waits for is the cause, by what they say: one that says nothing, else one that has
@@ -167,8 +184,7 @@ impl Engine {
             let answer = self.answers.get(&peer);
             answer.filter(|answer| answer.stream == stream && answer.record.run == number)
         };
-        let since =
-            |peer: Rank| self.asked.get(&peer).copied().filter(|asked| now.since(*asked) >= SILENT_AFTER);
+        let since = |peer: Rank| self.silent_since(peer, now);
         if let Some((peer, step)) =
             peers.iter().filter(|(peer, _)| since(**peer).is_some()).min_by_key(|(peer, _)| since(**peer))
         {
@@ -197,6 +213,12 @@ impl Engine {
             return Some((culprit, format!("rank {peer} waits for it ({} of rank {peer})", peers[&peer])));
         }
         peers.iter().next().map(|(peer, step)| (*peer, step.clone()))
+    }
+
+    /// Since when a peer has not answered, if that is long.
+    fn silent_since(&self, peer: Rank, now: Nanos) -> Option<Nanos> {
+        let asked = self.asked.get(&peer).map(|asked| asked.since);
+        asked.filter(|since| now.since(*since) >= SILENT_AFTER)
     }
 
     pub(super) fn timed_out(&self, slot: u8, now: Nanos) -> Fault {
@@ -255,6 +277,7 @@ impl Engine {
             theirs: None,
             detail,
             waited: begun_at.map_or(Duration::ZERO, |begun_at| now.since(begun_at)),
+            told_during: None,
         }
     }
 
@@ -296,26 +319,64 @@ impl Engine {
         true
     }
 
-    /// As [`Engine::fail`], for what was read from the news: newer ones are echoes of it.
-    pub(super) fn settle(&mut self, fault: Fault, now: Nanos) {
+    /// As [`Engine::fail`], at once.
+    fn settle(&mut self, fault: Fault, now: Nanos) {
+        if matches!(self.phase, Phase::Active | Phase::Doubting { .. }) {
+            self.board.propose(fault);
+            self.begin_failing(now);
+        }
+    }
+
+    /// The group has failed: no run goes on, and this rank agrees with its peers on why.
+    pub(super) fn begin_failing(&mut self, now: Nanos) {
         if !matches!(self.phase, Phase::Active | Phase::Doubting { .. }) {
             return;
         }
-        tracing::info!(rank = self.rank, "group failed: {fault}");
-        self.note_failure(fault.to_string(), now);
-        let message = Message::Fault(fault.clone()).encode();
-        for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
-            // Who is gone need not know.
-            let _ = self.device.post(peer, &message);
-        }
+        let silent = (0..self.ranks).filter(|peer| self.silent_since(*peer, now).is_some());
+        let mut agreement = self.board.agreement();
+        silent.for_each(|peer| agreement.lose(peer));
+        drop(agreement);
         let waiting_for = (0..self.ranks).map(|peer| peer != self.rank).collect();
-        let fault = Arc::new(fault);
-        self.phase = Phase::Failing { fault, sever_at: now + FLOOD_TIME, is_severing: false, waiting_for };
+        self.phase = Phase::Failing {
+            talk: Talk::new(now),
+            verdict: None,
+            sever_at: Nanos::MAX,
+            is_severing: false,
+            waiting_for,
+        };
+        self.agree(now);
     }
 
-    /// Cuts everybody off; the group has failed when nobody can touch this rank's memory any more.
+    /// Goes on to agree with the peers on why the group has failed; true when anything was told or decided.
+    pub(super) fn agree(&mut self, now: Nanos) -> bool {
+        let Phase::Failing { talk, verdict: None, .. } = &mut self.phase else { return false };
+        let Look { tell, verdict: agreed } = talk.look(&mut self.board.agreement(), self.ranks, now);
+        if let Some(claim) = &tell {
+            let message = Message::Claim { claim: claim.clone(), asks: !claim.is_final }.encode();
+            for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
+                // Who is gone need not know.
+                let _ = self.device.post_urgent(peer, &message);
+            }
+        }
+        let Some(mut agreed) = agreed else { return tell.is_some() };
+        if agreed.during.is_none() {
+            // It was found in no call: this rank's own says what it ended.
+            let run = self.order.first().and_then(|slot| self.slots[usize::from(*slot)].run.as_ref());
+            agreed.told_during = run.map(|run| run.plan().descriptor);
+        }
+        tracing::info!(rank = self.rank, "group failed: {agreed}");
+        self.note_failure(agreed.to_string(), now);
+        if let Phase::Failing { verdict, sever_at, .. } = &mut self.phase {
+            (*verdict, *sever_at) = (Some(Arc::new(agreed)), now + FLOOD_TIME);
+        }
+        true
+    }
+
+    /// Cuts everybody off once the ranks have agreed; the group has failed when nobody can touch this rank's memory any
+    /// more.
     pub(super) fn sever(&mut self, now: Nanos) -> bool {
-        let Phase::Failing { fault, sever_at, is_severing, waiting_for } = &mut self.phase else {
+        let Phase::Failing { verdict: Some(fault), sever_at, is_severing, waiting_for, .. } = &mut self.phase
+        else {
             return false;
         };
         let was_severing = *is_severing;

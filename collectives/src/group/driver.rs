@@ -49,6 +49,9 @@ const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 /// read, and what is left then goes out with the next call.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// Longest time that an abort takes; so long only where peers do not answer.
+const ABORT_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// What the lock guards.
 pub(super) struct Core {
     pub(super) engine: Engine,
@@ -127,9 +130,17 @@ impl Driver {
         core
     }
 
+    /// Ends the group, and goes on until the peers have been told: nobody else may drive the engine for a long time.
     pub(super) fn abort(&self) {
         self.board.abort();
         self.ringer.ring();
+        let until = clock::now() + ABORT_TIME_MAX;
+        self.drive(self.lock(), until, |engine| engine.has_told_failure().then_some(()));
+    }
+
+    /// See [`super::Group::completed`].
+    pub(super) fn completed(&self) -> u64 {
+        self.board.completed_collectives()
     }
 
     /// Drives the engine until `look` finds what it looks for, or `until` has passed.

@@ -5,8 +5,13 @@
 //! part is done, at most until their deadline ([`Group::within`]); `start_` calls return a [`Pending`] that owns its
 //! memory.
 //!
-//! The first failure ends the group: every call returns its cause from then on, on every rank. When a call has returned,
-//! with whatever result, no peer changes a byte of the caller's memory any more.
+//! The first failure ends the group: every call returns its cause from then on, on every rank. All ranks that survive and
+//! reach each other return the same cause: before a call returns an error the ranks agree on it ([`crate::engine::Fault`]).
+//! When a call has returned, with whatever result, no peer changes a byte of the caller's memory any more.
+//!
+//! What is **not** promised: that a call ends alike on all ranks. The ranks agree on why the group has failed, not on
+//! which call was the last one that worked: where a rank fails, one survivor may have the result of the call already and
+//! go on to the next, while another one gets the error. [`Group::completed`] says how far a rank came.
 
 mod batch;
 mod batch_start;
@@ -341,9 +346,21 @@ impl Group {
         Ok(Buffer::new(region.whole(), len, self.shared.number))
     }
 
-    /// Ends the group's work on all ranks: calls under way, here and there, return at once with an error. From any thread.
+    /// Ends the group's work on all ranks: calls under way, here and there, return at once with an error. From any thread,
+    /// also while this rank is in no call; returns when the peers have been told. Does nothing when the group is closed.
     pub fn abort(&self) {
-        self.shared.driver.abort();
+        if self.expect_open().is_ok() {
+            self.shared.driver.abort();
+        }
+    }
+
+    /// How many collectives this rank has completed, each with its result; sends and receives do not count.
+    ///
+    /// When a group fails, one rank may have got the result of a call that ends with the error on another rank. Survivors
+    /// find out which result all of them have by comparing this number, in the group that they join next.
+    #[must_use]
+    pub fn completed(&self) -> u64 {
+        self.shared.driver.completed()
     }
 
     /// Meets all ranks once more and leaves the group; finds out what calls of theirs had nothing to do with this rank but

@@ -9,8 +9,8 @@ use crate::Rank;
 use crate::collective::Collective;
 use crate::engine::{Fault, FaultKind};
 
-/// Whether something that this scenario injects explains the fault; `failed` says, by rank, whose group has failed so far.
-pub(super) fn explains(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> bool {
+/// Whether something that this scenario injects explains the fault.
+pub(super) fn explains(scenario: &Scenario, fault: &Fault) -> bool {
     let Fault { found_by, subject, .. } = *fault;
     match fault.kind {
         FaultKind::Aborted => scenario.abort.is_some_and(|abort| abort.rank == subject),
@@ -18,15 +18,11 @@ pub(super) fn explains(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> b
             .mismatch
             .as_ref()
             .is_some_and(|mismatch| mismatch.rank == subject || mismatch.rank == found_by),
-        FaultKind::Lost => {
-            let is_injected = injected(scenario).any(|trouble| match trouble {
-                Trouble::Dead(rank) => rank == subject,
-                // Its own end of the pair, or somebody whom one of the two has cut off because of it, and could not tell.
-                Trouble::Apart(one, other) => [one, other].contains(&subject),
-                Trouble::Slow(_) => false,
-            });
-            is_injected || is_echo(scenario, fault, failed)
-        }
+        FaultKind::Lost => injected(scenario).any(|trouble| match trouble {
+            Trouble::Dead(rank) => rank == subject,
+            Trouble::Apart(one, other) => [one, other].contains(&subject),
+            Trouble::Slow(_) => false,
+        }),
         FaultKind::TimedOut => {
             let last = scenario.calls.len() - 1;
             let is_injected = injected(scenario).any(|trouble| match trouble {
@@ -37,19 +33,6 @@ pub(super) fn explains(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> b
         }
         FaultKind::Left | FaultKind::Protocol | FaultKind::OutOfReach | FaultKind::Compute => false,
     }
-}
-
-/// A rank whose group has failed cuts its peers off. One that could not be told why in time (its watcher was stopped,
-/// words are delayed, or the way between the two is down) finds only that.
-fn is_echo(scenario: &Scenario, fault: &Fault, failed: &[bool]) -> bool {
-    if scenario.faults.delay_per_million > 0 && injected(scenario).next().is_some() {
-        return true;
-    }
-    let is_deaf = scenario.faults.timed.iter().any(|(_, injected)| match injected {
-        Injected::Freeze { rank, watcher, .. } => *watcher && *rank == fault.found_by,
-        _ => false,
-    });
-    is_deaf && failed.iter().any(|failed| *failed)
 }
 
 /// What ails whom.
@@ -72,6 +55,35 @@ fn injected(scenario: &Scenario) -> impl Iterator<Item = Trouble> + '_ {
         _ => Vec::new(),
     });
     late.chain(timed)
+}
+
+/// Those of the survivors that must have the same verdict: each set has one that reaches all others of it, and none that
+/// reaches any outside. Where there is no such rank they need not agree.
+pub(super) fn must_agree(scenario: &Scenario, survivors: &[Rank]) -> Vec<Vec<Rank>> {
+    let apart: Vec<[Rank; 2]> = injected(scenario)
+        .filter_map(|trouble| match trouble {
+            Trouble::Apart(one, other) => Some([one, other]),
+            Trouble::Dead(_) | Trouble::Slow(_) => None,
+        })
+        .collect();
+    let reaches = |one: Rank, other: Rank| !apart.contains(&[one, other]) && !apart.contains(&[other, one]);
+    let mut left = survivors.to_vec();
+    let mut sets = Vec::new();
+    while let Some(first) = left.pop() {
+        let mut set = vec![first];
+        let mut at = 0;
+        while at < set.len() {
+            let one = set[at];
+            let (near, far): (Vec<Rank>, Vec<Rank>) = left.iter().partition(|other| reaches(one, **other));
+            set.extend(near);
+            left = far;
+            at += 1;
+        }
+        if set.iter().any(|one| set.iter().all(|other| reaches(*one, *other))) {
+            sets.push(set);
+        }
+    }
+    sets
 }
 
 /// Whether `rank`'s call must fail because another one calls something else. Who in its own call only gives may be through

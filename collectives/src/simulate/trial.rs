@@ -24,9 +24,9 @@ use crate::engine::{Bytes, Descriptor, Fault, Plan, Program, RunId, StartError};
 use crate::generate::{Access, Algorithm, generate};
 use crate::verify::{Proof, verify};
 
-/// How much later than its deadline a call of a surviving rank may end: peers are told (20 ms) and silenced. Delays of
-/// severance and the rank's own freezes come on top.
-pub const GRACE: Duration = Duration::from_millis(25);
+/// How much later than its deadline a call of a surviving rank may end: the ranks agree on why (300 ms where peers do not
+/// answer), the last ones are told (100 ms) and silenced. Delays of severance and the rank's own freezes come on top.
+pub const GRACE: Duration = Duration::from_millis(405);
 /// How long a mismatch may stay unnoticed after the last rank has entered its call.
 pub const MISMATCH_NOTICED_WITHIN: Duration = Duration::from_millis(100);
 /// How long the world goes on after everything has ended, to see whether anybody still writes.
@@ -58,6 +58,8 @@ pub enum Checker {
     Liveness,
     /// An error that nothing injected explains, or one that is missing.
     Cause,
+    /// Survivors that reach each other have different errors.
+    Agreement,
     /// Something was not released at the end.
     Release,
     /// A call was refused.
@@ -559,8 +561,7 @@ impl<'a> Trial<'a> {
         }
         self.ranks[rank as usize].enters_at = None;
         self.ranks[rank as usize].fault = Some((fault.clone(), now));
-        let failed: Vec<bool> = self.ranks.iter().map(|trial| trial.fault.is_some()).collect();
-        if cause::explains(self.scenario, fault, &failed) {
+        if cause::explains(self.scenario, fault) {
             return Ok(());
         }
         let what = format!("rank {rank} ended with an error that nothing injected explains: {fault}");
@@ -570,6 +571,7 @@ impl<'a> Trial<'a> {
     /// What must hold when everything has ended.
     fn end(&mut self) -> Result<(), Failure> {
         self.check_mismatch()?;
+        self.check_agreement()?;
         let until = self.cluster.world.now() + AFTERMATH;
         while self.cluster.world.now() < until && self.cluster.advance(Some(until)) {
             self.cluster.settle().map_err(|stuck| self.failure(Checker::Liveness, stuck.to_string()))?;
@@ -604,6 +606,23 @@ impl<'a> Trial<'a> {
             if regions > 1 {
                 let what = format!("rank {rank} holds {regions} regions, not its scratch alone");
                 return Err(self.failure(Checker::Release, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Survivors have the same verdict, byte for byte.
+    fn check_agreement(&self) -> Result<(), Failure> {
+        let is_there = |rank: &Rank| !self.is_dead(*rank) && !self.ranks[*rank as usize].has_left;
+        let survivors: Vec<Rank> = (0..self.scenario.ranks).filter(is_there).collect();
+        for set in cause::must_agree(self.scenario, &survivors) {
+            let faults =
+                set.iter().filter_map(|rank| Some((rank, &self.ranks[*rank as usize].fault.as_ref()?.0)));
+            let mut faults = faults.map(|(rank, fault)| (rank, fault, fault.to_bytes()));
+            let Some((one, first, bytes)) = faults.next() else { continue };
+            if let Some((other, second, _)) = faults.find(|(.., others)| *others != bytes) {
+                let what = format!("rank {one} ended with '{first}', and rank {other} with '{second}'");
+                return Err(self.failure(Checker::Agreement, what));
             }
         }
         Ok(())

@@ -290,6 +290,10 @@ unsafe impl Device for HybridDevice {
         self.to_mut(peer).post(peer, message)
     }
 
+    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.to_mut(peer).post_urgent(peer, message)
+    }
+
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         self.bridge.disarm(self.across.bell_file());
         match self.next {

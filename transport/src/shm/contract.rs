@@ -32,6 +32,16 @@ use crate::region::{OutOfBounds, Region, RegionKey, RemoteSlice, Slice};
 const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
 
 impl ShmDevice {
+    fn check_post(&self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
+        }
+        match self.peer(peer).map(|peer| &peer.state) {
+            Some(State::Connected(_)) => Ok(()),
+            _ => Err(PostError::NotConnected { peer }),
+        }
+    }
+
     /// Registers memory under the key that is given for its slot, whose low bits must be the slot's number.
     pub(crate) fn register_as(
         &mut self,
@@ -233,13 +243,13 @@ unsafe impl Device for ShmDevice {
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(PostError::TooLong { bytes: message.len() });
-        }
-        match self.peer(peer).map(|peer| &peer.state) {
-            Some(State::Connected(_)) => self.shared.directory().post(peer, message),
-            _ => Err(PostError::NotConnected { peer }),
-        }
+        self.check_post(peer, message)?;
+        self.shared.directory().post(peer, message)
+    }
+
+    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.check_post(peer, message)?;
+        self.shared.directory().post_urgent(peer, message)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {

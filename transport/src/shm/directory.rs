@@ -51,6 +51,8 @@ pub(crate) struct Control {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Post,
+    /// At most one waits.
+    Urgent,
     Answer,
     Bye,
 }
@@ -220,6 +222,22 @@ impl Directory {
         Ok(())
     }
 
+    /// Sends a message for which there is always room: it takes the place of one that was sent so before and still waits.
+    pub(crate) fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        let control = self
+            .controls
+            .get_mut(peer as usize)
+            .and_then(Option::as_mut)
+            .ok_or(PostError::NotConnected { peer })?;
+        let packet = Frame::Message(message).encode();
+        match control.packets.iter_mut().find(|(kind, _)| *kind == Kind::Urgent) {
+            Some((_, waiting)) => *waiting = packet,
+            None => control.packets.push_back((Kind::Urgent, packet)),
+        }
+        self.flush(peer);
+        Ok(())
+    }
+
     /// Sends the answer to a message, now or when there is room.
     pub(crate) fn answer(&mut self, peer: Rank, message: &[u8]) {
         let Some(control) = &mut self.controls[peer as usize] else { return };
@@ -330,7 +348,7 @@ impl Control {
             match kind {
                 Kind::Post => self.posts -= 1,
                 Kind::Answer => self.answers -= 1,
-                Kind::Bye => {}
+                Kind::Urgent | Kind::Bye => {}
             }
             self.packets.pop_front();
         }

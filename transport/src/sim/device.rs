@@ -246,12 +246,11 @@ unsafe impl Device for SimDevice {
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.world.with(|state| {
-            if peer as usize >= state.ranks.len() {
-                return Err(PostError::NotConnected { peer });
-            }
-            state.post(self.rank, peer, message.to_vec())
-        })
+        self.world.with(|state| state.post(self.rank, peer, message.to_vec(), false))
+    }
+
+    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.world.with(|state| state.post(self.rank, peer, message.to_vec(), true))
     }
 
     /// `now` is the world's own; what is passed has no influence.

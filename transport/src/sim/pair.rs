@@ -116,7 +116,16 @@ impl State {
         }
     }
 
-    pub(super) fn post(&mut self, rank: Rank, peer: Rank, message: Vec<u8>) -> Result<(), PostError> {
+    pub(super) fn post(
+        &mut self,
+        rank: Rank,
+        peer: Rank,
+        message: Vec<u8>,
+        is_urgent: bool,
+    ) -> Result<(), PostError> {
+        if peer as usize >= self.ranks.len() {
+            return Err(PostError::NotConnected { peer });
+        }
         let quiet = self.ranks[rank as usize].left || self.ranks[rank as usize].dead;
         let side = self.side(rank, peer);
         if side.bond != Bond::Connected || quiet {
@@ -125,8 +134,11 @@ impl State {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
         }
-        if side.messages.len() >= POSTS_MAX {
+        if side.messages.len() >= POSTS_MAX && !is_urgent {
             return Err(PostError::QueueFull { peer });
+        }
+        if is_urgent && self.canary == Some(Canary::UrgentLost) {
+            return Ok(());
         }
         self.event("post", &[u64::from(rank), u64::from(peer), message.len() as u64]);
         self.send_control(rank, peer, Control::Message(message));

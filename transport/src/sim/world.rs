@@ -29,6 +29,8 @@ pub enum Canary {
     /// A put's notice is a transfer of its own that is submitted after the put's `Done`, as by someone who thinks that
     /// `Done` means landed: it overtakes the put's bytes.
     NoticeAfterDone,
+    /// Urgent messages are accepted and never sent.
+    UrgentLost,
 }
 
 /// What a world is made from.
@@ -262,7 +264,7 @@ impl World {
                     Callback::Message { responder, from, to, message } => {
                         if let Some(answer) = responder.message(from, &message) {
                             // Whoever asked may be gone by now; then nobody waits for the answer.
-                            let _ = self.lock().post(to, from, answer);
+                            let _ = self.lock().post(to, from, answer, false);
                         }
                     }
                 }

@@ -13,8 +13,8 @@ use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::{self, Nanos};
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
-    RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Bell, Caps, ConnectError, Device, Event, MapError, Mapped, PostError, Reach, RegisterError,
+    Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 use crate::memory::{Memory, Space, random_key};
 use crate::region::{Region, RemoteSlice};
@@ -114,10 +114,11 @@ unsafe impl Device for TcpDevice {
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(PostError::TooLong { bytes: message.len() });
-        }
-        self.post_framed(peer, message)
+        self.post_user(peer, message, false)
+    }
+
+    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.post_user(peer, message, true)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {

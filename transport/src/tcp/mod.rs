@@ -52,7 +52,8 @@ use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Caps, Device, DeviceConfig, Event, LossCause, PostError, SubmitError, Transfer, TransferError,
+    Address, Caps, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX, PostError, SubmitError,
+    Transfer, TransferError,
 };
 use crate::region::{Region, Registry};
 
@@ -241,7 +242,19 @@ impl TcpDevice {
     }
 
     /// As [`Device::post`], of a message that who stands on this device has put a byte of its own before.
-    pub(crate) fn post_framed(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+    fn post_user(&mut self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
+        }
+        self.post_framed(peer, message, is_urgent)
+    }
+
+    pub(crate) fn post_framed(
+        &mut self,
+        peer: Rank,
+        message: &[u8],
+        is_urgent: bool,
+    ) -> Result<(), PostError> {
         match self.peers.get(peer as usize) {
             Some(Peer::Open(open)) if !open.departed => {}
             _ => return Err(PostError::NotConnected { peer }),
@@ -250,7 +263,7 @@ impl TcpDevice {
         if self.releases.any() {
             self.release_regions();
         }
-        if self.shared.link(peer).post(peer, message)? {
+        if self.shared.link(peer).post(peer, message, is_urgent)? {
             self.shared.order(Order::Flush { peer });
         }
         Ok(())

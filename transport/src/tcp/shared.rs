@@ -179,6 +179,8 @@ struct LinkState {
     standing: Standing,
     stream: Option<Arc<OwnedFd>>,
     out: VecDeque<u8>,
+    /// A frame that goes out once `out` is empty; the next one of its kind takes its place.
+    urgent: Option<Vec<u8>>,
     said_goodbye: bool,
 }
 
@@ -235,8 +237,9 @@ impl Link {
         }
     }
 
-    /// Sends a message, or queues what the socket does not take. Returns whether something waits.
-    pub(super) fn post(&self, peer: Rank, message: &[u8]) -> Result<bool, PostError> {
+    /// Sends a message, or queues what the socket does not take. Returns whether something waits. For an urgent one there is
+    /// always room: of those that wait the last one is kept.
+    pub(super) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<bool, PostError> {
         if message.len() > CONTROL_MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
         }
@@ -244,10 +247,15 @@ impl Link {
         if state.standing != Standing::Open || state.stream.is_none() || state.said_goodbye {
             return Err(PostError::NotConnected { peer });
         }
-        if state.out.len() > POSTED_BYTES_MAX {
+        if is_urgent {
+            let mut frame = Vec::new();
+            ControlFrame::Message(message).encode(&mut frame);
+            state.urgent = Some(frame);
+        } else if state.out.len() > POSTED_BYTES_MAX {
             return Err(PostError::QueueFull { peer });
+        } else {
+            ControlFrame::Message(message).encode(&mut state.out);
         }
-        ControlFrame::Message(message).encode(&mut state.out);
         Ok(flush(&mut state))
     }
 
@@ -271,24 +279,34 @@ impl Link {
     }
 
     pub(super) fn has_output(&self) -> bool {
-        !lock(&self.0).out.is_empty()
+        let state = lock(&self.0);
+        !state.out.is_empty() || state.urgent.is_some()
     }
 }
 
 fn close(state: &mut LinkState) {
-    state.out.clear();
+    drop_output(state);
     if let Some(stream) = state.stream.take() {
         // The watcher wakes and forgets the stream; a forked child does not keep it open.
         let _ = rustix::net::shutdown(&stream, Shutdown::Both);
     }
 }
 
+fn drop_output(state: &mut LinkState) {
+    state.out.clear();
+    state.urgent = None;
+}
+
 fn flush(state: &mut LinkState) -> bool {
     let Some(stream) = &state.stream else {
-        state.out.clear();
+        drop_output(state);
         return false;
     };
-    while !state.out.is_empty() {
+    loop {
+        if state.out.is_empty() {
+            let Some(frame) = state.urgent.take() else { return false };
+            state.out.extend(frame);
+        }
         let (first, _) = state.out.as_slices();
         match rustix::net::send(stream, first, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(count) => drop(state.out.drain(..count)),
@@ -296,10 +314,9 @@ fn flush(state: &mut LinkState) -> bool {
             Err(rustix::io::Errno::AGAIN) => return true,
             Err(_) => {
                 // The watcher reads the same stream and finds out why.
-                state.out.clear();
+                drop_output(state);
                 return false;
             }
         }
     }
-    false
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::joining::Joining;
 use super::wire::NICS_MAX;
-use super::{CONTROL_POLLS, FABRIC, OUTBOX_MAX, Peer, VerbsDevice, desk};
+use super::{CONTROL_POLLS, FABRIC, OUTBOX_MAX, Peer, VerbsDevice};
 use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::{self, Nanos};
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
-    RegisterError, Ring, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Bell, Caps, ConnectError, Device, Event, MapError, Mapped, PostError, Reach, RegisterError,
+    Ring, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 use crate::memory::Memory;
 use crate::region::{Region, RemoteSlice};
@@ -98,16 +98,11 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(PostError::TooLong { bytes: message.len() });
-        }
-        match self.peers.get(peer as usize) {
-            Some(Peer::Open(_)) => {}
-            _ => return Err(PostError::NotConnected { peer }),
-        }
-        // Who has this message finds released regions gone.
-        self.forget_released();
-        self.control.post_framed(peer, &desk::of_user(message))
+        self.post_user(peer, message, false)
+    }
+
+    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.post_user(peer, message, true)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {

@@ -100,7 +100,7 @@ impl VerbsDevice {
         joining.pair = Some(pair);
         let said = self.open_entrance(peer).map_or(hello, |entrance| desk::of_entrance(&entrance));
         // Refused only when the peer is gone, which comes as an event.
-        let _ = self.control.post_framed(peer, &said);
+        let _ = self.control.post_framed(peer, &said, false);
         if self.announces() {
             let keys: Vec<_> = self.regions.keys().copied().collect();
             keys.into_iter().for_each(|key| self.announce_to(peer, key));
@@ -118,7 +118,7 @@ impl VerbsDevice {
     fn announce_to(&mut self, peer: Rank, region: RegionKey) {
         let known = self.regions.get(&region).map(Registered::known);
         let announcement = Announcement { region, known };
-        let _ = self.control.post_framed(peer, &desk::of_announcement(&announcement));
+        let _ = self.control.post_framed(peer, &desk::of_announcement(&announcement), false);
     }
 
     /// Tells all peers that hear of it.
@@ -163,7 +163,7 @@ impl VerbsDevice {
 
     /// This rank's queue pairs to a peer receive and send.
     pub(super) fn say_ready(&mut self, peer: Rank) {
-        let _ = self.control.post_framed(peer, &desk::of_ready());
+        let _ = self.control.post_framed(peer, &desk::of_ready(), false);
     }
 
     /// Whether the peer wants to be joined in the other way than this rank.
@@ -228,7 +228,7 @@ impl VerbsDevice {
     pub(super) fn refuse(&mut self, peer: Rank, cause: LossCause) {
         let is_told = Refusal::of(&cause).is_some_and(|refusal| {
             self.desk.refuse(peer, cause.clone());
-            self.control.post_framed(peer, &desk::of_refusal(refusal)).is_ok()
+            self.control.post_framed(peer, &desk::of_refusal(refusal), false).is_ok()
         });
         match &mut self.peers[peer as usize] {
             Peer::Joining(joining) if is_told => {

@@ -10,7 +10,7 @@ use super::{CONTROL_INTERVAL, Peer, VerbsDevice, desk, sys};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::cuda::CudaError;
-use crate::device::{Device, Event, LossCause, TransferError};
+use crate::device::{Device, Event, LossCause, MESSAGE_BYTES_MAX, PostError, TransferError};
 
 /// Batches of completions that one poll takes at most.
 const BATCHES_MAX: usize = 16;
@@ -264,11 +264,24 @@ impl VerbsDevice {
                 let cause = self.desk.cause(peer, seen);
                 if !joining.is_refused {
                     // So that it knows who gave up, if it is there.
-                    let _ = self.control.post_framed(peer, &desk::of_refusal(Refusal::NoWay));
+                    let _ = self.control.post_framed(peer, &desk::of_refusal(Refusal::NoWay), false);
                 }
                 self.lose(peer, cause);
             }
         }
+    }
+
+    pub(super) fn post_user(&mut self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
+        }
+        match self.peers.get(peer as usize) {
+            Some(Peer::Open(_)) => {}
+            _ => return Err(PostError::NotConnected { peer }),
+        }
+        // Who has this message finds released regions gone.
+        self.forget_released();
+        self.control.post_framed(peer, &desk::of_user(message), is_urgent)
     }
 
     /// Deregisters what has no handle any more.

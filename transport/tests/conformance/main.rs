@@ -177,6 +177,7 @@ macro_rules! suite {
                 a_message_to_a_peer_that_is_not_connected_is_not_sent
                 messages_pass_while_long_transfers_are_under_way
                 too_many_messages_are_refused_until_there_is_room
+                an_urgent_message_has_room_where_the_queue_is_full
             }
             connect {
                 every_pair_is_connected_once

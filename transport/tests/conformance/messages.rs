@@ -146,3 +146,26 @@ pub(crate) fn too_many_messages_are_refused_until_there_is_room<B: Backend>() {
     world.post(0, 1, b"#");
     world.until("one more", |_| inbox.state().messages.len() == sent + 1);
 }
+
+pub(crate) fn an_urgent_message_has_room_where_the_queue_is_full<B: Backend>() {
+    const MOST: usize = 4000;
+    const URGENT: usize = 100;
+    let mut world = World::<B>::connected(2);
+    let message = text(6, MESSAGE_BYTES_MAX);
+    let mut sent = 0;
+    while sent < MOST && world.device(0).post(1, &message).is_ok() {
+        sent += 1;
+    }
+    for number in 0..URGENT {
+        let urgent = [b'#', number as u8];
+        assert_eq!(world.device(0).post_urgent(1, &urgent), Ok(()), "{}: urgent {number}", B::NAME);
+    }
+    let last = (0, vec![b'#', URGENT as u8 - 1]);
+    let inbox = world.inbox(1);
+    let is_short = |message: &(u32, Vec<u8>)| message.1.len() == 2;
+    world.until("all that was posted and the last urgent message", |_| {
+        let state = inbox.state();
+        let urgent = state.messages.iter().filter(|message| is_short(message));
+        state.messages.len() - urgent.clone().count() == sent && urgent.clone().next_back() == Some(&last)
+    });
+}

@@ -140,6 +140,9 @@ unsafe impl Device for ThroughMappings {
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
         self.device.post(peer, message)
     }
+    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.device.post_urgent(peer, message)
+    }
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         let before = events.len();
         self.device.poll(now, events);

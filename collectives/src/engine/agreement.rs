@@ -1,0 +1,570 @@
+//! How the ranks of a group that fails come to one verdict.
+//!
+//! Ranks find different faults at once: two ranks die, or one death is found by each survivor. A *claim* of a rank is the
+//! lowest fault that it knows ([`Fault::compare`]) and the set of ranks that are *gone*: lost, left, or silent for
+//! [`ANSWER_TIME`]. Claims only grow: two of them join to the lower fault and to the union of the sets.
+//!
+//! 1. A rank that finds a fault makes it its claim, unless it has one already. No run goes on from then on.
+//! 2. A rank tells its claim to every peer, and again whenever the claim changes. A peer joins it to its own claim and
+//!    answers with the result. The board answers ([`super::board`]), so a rank that is in no call answers too.
+//! 3. A rank does not listen to those that it calls gone. A rank that hears that it is gone itself is *expelled*: it
+//!    waits for the verdict of those that expelled it.
+//! 4. A rank **decides** its claim when every peer that is not gone has said exactly this claim. It tells that the claim
+//!    is final. Whoever hears a final claim decides the same.
+//! 5. Only then is the rank fenced from its peers, and only then are outcomes given out ([`super::trouble`]).
+//!
+//! **Invariant:** when a rank has decided fault F without the gone ranks E, no other rank outside of E ever decides another
+//! fault. Each of them has said (F, E), so since then it has listened to nobody in E, and it finds no new fault as it has a
+//! claim. The first of them that went below F would have heard the lower fault from another of them, which would have gone
+//! below F before it. Ranks in E are told the final claim while there is a way to them.
+//!
+//! What this needs: one rank that runs, reaches all other survivors, and answers in time. Then all survivors have the same
+//! verdict, byte for byte, also those between which a link is down, and also a rank that was stopped and is continued later.
+//! What no protocol can promise: where no rank reaches all others (a partition), each part has a verdict of its own; and
+//! where every rank is silent for longer than [`ANSWER_TIME`], each may call the others gone.
+//!
+//! Time is counted in the steps in which this rank is polled, each at most [`STEP_MAX`]: a rank that was stopped has not
+//! waited meanwhile, and reads what its peers have said before it calls them gone.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use pleach_transport::Nanos;
+
+use super::fault::Fault;
+use super::message::{Reader, Writer};
+use crate::Rank;
+use crate::generate::RANKS_MAX;
+
+/// How long a told peer may say nothing until it counts as gone.
+pub(super) const ANSWER_TIME: Duration = Duration::from_millis(100);
+/// How long ranks try to agree at most; then each takes the lowest fault that it knows.
+pub(super) const AGREE_TIME_MAX: Duration = Duration::from_millis(300);
+/// As how much waiting the time between two polls counts at most.
+pub(super) const STEP_MAX: Duration = Duration::from_millis(10);
+
+/// Words of a set of ranks.
+const GONE_WORDS_MAX: usize = RANKS_MAX.div_ceil(u64::BITS) as usize;
+
+/// What a rank says of the end of the group; see the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) fault: Fault,
+    pub(super) gone: BTreeSet<Rank>,
+    pub(super) is_final: bool,
+}
+
+impl Claim {
+    /// Whether both say the same: byte for byte, as the verdict's details are agreed upon too.
+    fn is_as(&self, other: &Self) -> bool {
+        self.fault.compare(&other.fault) == Ordering::Equal && self.gone == other.gone
+    }
+
+    /// Adds what another one knows; true when that was anything new.
+    fn join(&mut self, other: &Self) -> bool {
+        let is_lower = other.fault.compare(&self.fault) == Ordering::Less;
+        if is_lower {
+            self.fault = other.fault.clone();
+        }
+        let before = self.gone.len();
+        self.gone.extend(&other.gone);
+        is_lower || self.gone.len() > before
+    }
+
+    pub(super) fn write(&self, writer: &mut Writer) {
+        let ranks = self.gone.iter().filter(|rank| **rank < RANKS_MAX);
+        let mut words = Vec::new();
+        for rank in ranks {
+            let word = (rank / u64::BITS) as usize;
+            words.resize(words.len().max(word + 1), 0);
+            words[word] |= 1 << (rank % u64::BITS);
+        }
+        writer.u64(u64::from(self.is_final) | (words.len() as u64) << 1);
+        words.into_iter().for_each(|word| writer.u64(word));
+        self.fault.write(writer);
+    }
+
+    pub(super) fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let first = reader.u64()?;
+        let words = usize::try_from(first >> 1).ok().filter(|words| *words <= GONE_WORDS_MAX)?;
+        let mut gone = BTreeSet::new();
+        for at in 0..words as u32 {
+            let word = reader.u64()?;
+            gone.extend((0..u64::BITS).filter(|bit| word >> bit & 1 == 1).map(|bit| at * u64::BITS + bit));
+        }
+        Some(Self { fault: Fault::read(reader)?, gone, is_final: first & 1 == 1 })
+    }
+}
+
+/// What one peer has said so far.
+struct Said {
+    claim: Claim,
+    /// How many times it said anything.
+    times: u64,
+}
+
+/// What a rank knows of how its group ends; see the module.
+#[derive(Default)]
+pub(super) struct Agreement {
+    rank: Rank,
+    claim: Option<Claim>,
+    /// Grows whenever the claim changes.
+    version: u64,
+    /// Peers that this rank has found to be gone itself.
+    lost: BTreeSet<Rank>,
+    said: BTreeMap<Rank, Said>,
+    /// The lowest fault of those who say that this rank is gone.
+    expelled: Option<Fault>,
+    /// The verdict of ranks that this one calls gone.
+    overheard: Option<Fault>,
+}
+
+fn keep_lower(kept: &mut Option<Fault>, fault: Fault) {
+    if kept.as_ref().is_none_or(|kept| fault.compare(kept) == Ordering::Less) {
+        *kept = Some(fault);
+    }
+}
+
+impl Agreement {
+    pub(super) fn new(rank: Rank) -> Self {
+        Self { rank, ..Self::default() }
+    }
+
+    /// What this rank says, once anything has failed.
+    pub(super) fn claim(&self) -> Option<&Claim> {
+        self.claim.as_ref()
+    }
+
+    /// The fault on which the group has agreed.
+    fn verdict(&self) -> Option<&Fault> {
+        self.claim.as_ref().filter(|claim| claim.is_final).map(|claim| &claim.fault)
+    }
+
+    fn set(&mut self, fault: Fault, gone: BTreeSet<Rank>, is_final: bool) {
+        self.claim = Some(Claim { fault, gone, is_final });
+        self.version += 1;
+    }
+
+    fn decide_as(&mut self, fault: Fault) {
+        let gone = self.claim.take().map_or_else(|| self.lost.clone(), |claim| claim.gone);
+        self.set(fault, gone, true);
+    }
+
+    /// This rank has found a fault. Only the first one counts.
+    pub(super) fn propose(&mut self, fault: Fault) {
+        if self.claim.is_none() {
+            self.set(fault.as_told(), self.lost.clone(), false);
+        }
+    }
+
+    /// A peer is lost, has left, or is silent.
+    pub(super) fn lose(&mut self, peer: Rank) {
+        self.lost.insert(peer);
+        if let Some(claim) = &mut self.claim
+            && !claim.is_final
+            && claim.gone.insert(peer)
+        {
+            self.version += 1;
+        }
+    }
+
+    /// A peer has told its claim, or answered.
+    pub(super) fn hear(&mut self, from: Rank, theirs: Claim) {
+        if self.verdict().is_some() {
+            return;
+        }
+        let is_gone = self.claim.as_ref().map_or(&self.lost, |claim| &claim.gone).contains(&from);
+        if is_gone {
+            if theirs.is_final {
+                keep_lower(&mut self.overheard, theirs.fault);
+            }
+        } else if theirs.is_final {
+            self.decide_as(theirs.fault);
+        } else if theirs.gone.contains(&self.rank) {
+            if self.claim.is_none() {
+                self.set(theirs.fault.clone(), self.lost.clone(), false);
+            }
+            keep_lower(&mut self.expelled, theirs.fault);
+        } else {
+            self.join(from, theirs);
+        }
+    }
+
+    fn join(&mut self, from: Rank, theirs: Claim) {
+        match &mut self.claim {
+            Some(claim) => self.version += u64::from(claim.join(&theirs)),
+            None => {
+                let gone = self.lost.union(&theirs.gone).copied().collect();
+                self.set(theirs.fault.clone(), gone, false);
+            }
+        }
+        match self.said.get_mut(&from) {
+            Some(said) => {
+                said.claim.join(&theirs);
+                said.times += 1;
+            }
+            None => drop(self.said.insert(from, Said { claim: theirs, times: 1 })),
+        }
+    }
+
+    fn peers(&self, ranks: u32) -> impl Iterator<Item = Rank> + use<> {
+        let own = self.rank;
+        (0..ranks).filter(move |peer| *peer != own)
+    }
+
+    /// Peers without whose word this rank does not decide.
+    fn awaited(&self, ranks: u32) -> Vec<Rank> {
+        let Some(claim) = self.claim.as_ref().filter(|claim| !claim.is_final) else { return Vec::new() };
+        let gone = if self.expelled.is_some() { &self.lost } else { &claim.gone };
+        let agrees = |peer: &Rank| self.said.get(peer).is_some_and(|said| said.claim.is_as(claim));
+        let is_awaited = |peer: &Rank| !gone.contains(peer) && (self.expelled.is_some() || !agrees(peer));
+        self.peers(ranks).filter(is_awaited).collect()
+    }
+
+    /// Decides, if nobody is awaited any more.
+    fn decide(&mut self, ranks: u32) {
+        let Some(claim) = self.claim.as_ref().filter(|claim| !claim.is_final) else { return };
+        if !self.awaited(ranks).is_empty() {
+            return;
+        }
+        let is_alone = self.peers(ranks).all(|peer| claim.gone.contains(&peer));
+        // Nobody is left to differ from: then the verdict of those who ended without this rank is as good, and known.
+        let overheard = self.overheard.clone().filter(|_| is_alone);
+        let fault = self.expelled.clone().or(overheard).unwrap_or_else(|| claim.fault.clone());
+        self.decide_as(fault);
+    }
+
+    /// Takes the lowest fault that is known.
+    fn give_up(&mut self) {
+        if let Some(claim) = self.claim.as_ref().filter(|claim| !claim.is_final) {
+            let fault = self.expelled.clone().unwrap_or_else(|| claim.fault.clone());
+            tracing::warn!(rank = self.rank, "the ranks did not agree in time on why the group has failed");
+            self.decide_as(fault);
+        }
+    }
+}
+
+/// This rank's side of the talk: what it has told, and how long it has waited for whom.
+pub(super) struct Talk {
+    looked_at: Nanos,
+    waited: Duration,
+    /// By awaited peer: how many times it had spoken, and how long ago that was.
+    silent: BTreeMap<Rank, (u64, Duration)>,
+    told_version: u64,
+}
+
+/// What is to be done after a look.
+pub(super) struct Look {
+    /// To be told to all peers.
+    pub(super) tell: Option<Claim>,
+    pub(super) verdict: Option<Fault>,
+}
+
+impl Talk {
+    pub(super) fn new(now: Nanos) -> Self {
+        Self { looked_at: now, waited: Duration::ZERO, silent: BTreeMap::new(), told_version: 0 }
+    }
+
+    /// When to look again if nothing comes.
+    pub(super) fn wakeup(&self) -> Nanos {
+        self.looked_at + STEP_MAX
+    }
+
+    /// A peer has come that was not told yet.
+    pub(super) fn tell_again(&mut self) {
+        self.told_version = 0;
+    }
+
+    /// Counts the time, calls silent peers gone, and decides where that can be done.
+    pub(super) fn look(&mut self, agreement: &mut Agreement, ranks: u32, now: Nanos) -> Look {
+        let step = now.since(self.looked_at).min(STEP_MAX);
+        self.looked_at = now;
+        self.waited += step;
+        let awaited = agreement.awaited(ranks);
+        self.silent.retain(|peer, _| awaited.contains(peer));
+        for peer in awaited {
+            let times = agreement.said.get(&peer).map_or(0, |said| said.times);
+            let silent = self.silent.entry(peer).or_insert((times, Duration::ZERO));
+            *silent = if silent.0 == times { (times, silent.1 + step) } else { (times, Duration::ZERO) };
+            if silent.1 >= ANSWER_TIME {
+                agreement.lose(peer);
+            }
+        }
+        agreement.decide(ranks);
+        if self.waited >= AGREE_TIME_MAX {
+            agreement.give_up();
+        }
+        let is_told = std::mem::replace(&mut self.told_version, agreement.version) == agreement.version;
+        Look { tell: agreement.claim.clone().filter(|_| !is_told), verdict: agreement.verdict().cloned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use pleach_transport::sim::Random;
+
+    use super::super::fault::FaultKind;
+    use super::*;
+
+    fn fault(kind: FaultKind, found_by: Rank, subject: Rank, run: u64) -> Fault {
+        Fault {
+            kind,
+            found_by,
+            subject,
+            run,
+            during: None,
+            theirs: None,
+            detail: format!("as rank {found_by} saw it"),
+            waited: Duration::ZERO,
+            told_during: None,
+        }
+    }
+
+    fn claim(fault: Fault, gone: &[Rank], is_final: bool) -> Claim {
+        Claim { fault, gone: gone.iter().copied().collect(), is_final }
+    }
+
+    #[test]
+    fn the_lowest_fault_goes_first_whoever_found_it() {
+        let lost = fault(FaultKind::Lost, 3, 2, 7);
+        for lower in [
+            fault(FaultKind::TimedOut, 3, 4, 6),
+            fault(FaultKind::Aborted, 3, 4, 7),
+            fault(FaultKind::Lost, 4, 1, 7),
+            fault(FaultKind::Lost, 1, 2, 7),
+        ] {
+            assert_eq!(lower.compare(&lost), Ordering::Less, "{lower}");
+        }
+        assert_eq!(lost, fault(FaultKind::Lost, 1, 2, 7), "who found it is a detail");
+    }
+
+    #[test]
+    fn claims_survive_the_wire_and_cut_ones_are_refused() {
+        let sent = claim(fault(FaultKind::Lost, 3, 2, 7), &[0, 63, 64, RANKS_MAX - 1], true);
+        let mut writer = Writer::new(0);
+        sent.write(&mut writer);
+        let bytes = writer.finish().split_off(1);
+        let read = Claim::read(&mut Reader::new(&bytes)).expect("it is whole");
+        assert!(read.is_as(&sent) && read.is_final);
+        for end in 0..bytes.len() {
+            assert_eq!(Claim::read(&mut Reader::new(&bytes[..end])), None);
+        }
+        let too_many = ((GONE_WORDS_MAX as u64 + 1) << 1).to_le_bytes();
+        assert_eq!(Claim::read(&mut Reader::new(&[&too_many[..], &[0; 4000]].concat())), None);
+    }
+
+    #[test]
+    fn a_rank_that_was_called_gone_waits_for_the_verdict_of_the_others() {
+        let mut agreement = Agreement::new(2);
+        agreement.propose(fault(FaultKind::Lost, 2, 0, 1));
+        let theirs = fault(FaultKind::TimedOut, 1, 2, 5);
+        agreement.hear(0, claim(theirs.clone(), &[2], false));
+        agreement.decide(3);
+        assert_eq!(agreement.verdict(), None);
+        agreement.hear(1, claim(theirs.clone(), &[2], true));
+        assert_eq!(agreement.verdict(), Some(&theirs));
+    }
+
+    #[test]
+    fn time_in_which_a_rank_was_stopped_is_no_silence_of_its_peers() {
+        let mut agreement = Agreement::new(0);
+        agreement.propose(fault(FaultKind::TimedOut, 0, 1, 1));
+        let mut talk = Talk::new(Nanos(0));
+        let hour = Nanos(3_600_000_000_000);
+        assert!(talk.look(&mut agreement, 2, hour).verdict.is_none());
+        let steps = ANSWER_TIME.as_nanos().div_ceil(STEP_MAX.as_nanos()) as u32;
+        let mut looks = (2..=steps).map(|step| talk.look(&mut agreement, 2, hour + STEP_MAX * step).verdict);
+        assert!(looks.by_ref().take(steps as usize - 2).all(|verdict| verdict.is_none()), "too early");
+        assert!(looks.next().is_some_and(|verdict| verdict.is_some()), "the peer never answers");
+    }
+
+    /// A claim, and whether it asks. `None`: the end of the stream.
+    type Word = Option<(Claim, bool)>;
+
+    /// Ranks and the words between them, in any order that keeps the order between two.
+    struct Model {
+        ranks: u32,
+        agreements: Vec<Agreement>,
+        told: Vec<u64>,
+        /// By sender and receiver.
+        wires: BTreeMap<(Rank, Rank), VecDeque<Word>>,
+        dead: BTreeSet<Rank>,
+        apart: BTreeSet<(Rank, Rank)>,
+        /// A rank that does not run for some time.
+        stopped: Option<Rank>,
+        decided: Vec<Option<Fault>>,
+    }
+
+    impl Model {
+        fn new(ranks: u32) -> Self {
+            Self {
+                ranks,
+                agreements: (0..ranks).map(Agreement::new).collect(),
+                told: vec![0; ranks as usize],
+                wires: BTreeMap::new(),
+                dead: BTreeSet::new(),
+                apart: BTreeSet::new(),
+                stopped: None,
+                decided: vec![None; ranks as usize],
+            }
+        }
+
+        fn post(&mut self, from: Rank, to: Rank, word: Word) {
+            if !self.apart.contains(&(from, to)) {
+                self.wires.entry((from, to)).or_default().push_back(word);
+            }
+        }
+
+        /// What a rank does whenever it is polled.
+        fn poll(&mut self, rank: Rank) {
+            let own = &mut self.agreements[rank as usize];
+            own.decide(self.ranks);
+            if std::mem::replace(&mut self.told[rank as usize], own.version) == own.version {
+                return;
+            }
+            let Some(claim) = own.claim.clone() else { return };
+            if claim.is_final && self.decided[rank as usize].is_none() {
+                self.decided[rank as usize] = Some(claim.fault.clone());
+            }
+            for peer in (0..self.ranks).filter(|peer| *peer != rank) {
+                self.post(rank, peer, Some((claim.clone(), !claim.is_final)));
+                if claim.is_final {
+                    // It is fenced now.
+                    self.post(rank, peer, None);
+                }
+            }
+        }
+
+        fn deliver(&mut self, from: Rank, to: Rank) {
+            let Some(word) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) else { return };
+            if self.dead.contains(&to) {
+                return;
+            }
+            let own = &mut self.agreements[to as usize];
+            match word {
+                Some((claim, asks)) => {
+                    own.hear(from, claim);
+                    let answer = own.claim.clone().filter(|_| asks);
+                    if let Some(answer) = answer {
+                        self.post(to, from, Some((answer, false)));
+                    }
+                }
+                None => {
+                    own.lose(from);
+                    own.propose(fault(FaultKind::Lost, to, from, u64::from(to) % 3));
+                }
+            }
+        }
+
+        fn cut(&mut self, one: Rank, other: Rank) {
+            for pair in [(one, other), (other, one)] {
+                self.wires.entry(pair).or_default().push_back(None);
+                self.apart.insert(pair);
+            }
+        }
+
+        fn kill(&mut self, rank: Rank) {
+            self.dead.insert(rank);
+            for peer in (0..self.ranks).filter(|peer| *peer != rank) {
+                let wire = self.wires.entry((rank, peer)).or_default();
+                // What it said last may be lost with it.
+                wire.pop_back();
+                wire.push_back(None);
+                self.apart.extend([(rank, peer), (peer, rank)]);
+            }
+        }
+
+        /// One step of a random schedule; false when nothing is left to happen.
+        fn step(&mut self, random: &mut Random) -> bool {
+            let is_stopped = |rank: &Rank| self.stopped == Some(*rank);
+            let ready: Vec<(Rank, Rank)> = self
+                .wires
+                .iter()
+                .filter(|((_, to), words)| !words.is_empty() && !is_stopped(to))
+                .map(|(pair, _)| *pair)
+                .collect();
+            if ready.is_empty() {
+                // The others have waited long enough for one that is stopped; then it is continued.
+                let Some(stopped) = self.stopped.take() else { return false };
+                for rank in (0..self.ranks).filter(|rank| *rank != stopped && !self.dead.contains(rank)) {
+                    let own = &mut self.agreements[rank as usize];
+                    if own.awaited(self.ranks).contains(&stopped) {
+                        own.lose(stopped);
+                    }
+                }
+                return true;
+            }
+            let (from, to) = ready[random.index(ready.len())];
+            self.deliver(from, to);
+            true
+        }
+
+        fn poll_some(&mut self, random: &mut Random, all: bool) {
+            for rank in 0..self.ranks {
+                let runs = !self.dead.contains(&rank) && self.stopped != Some(rank);
+                if runs && (all || random.coin()) {
+                    self.poll(rank);
+                }
+            }
+        }
+    }
+
+    /// Several faults at once, deaths, one link that is cut and one rank that is stopped and continued, in many orders.
+    #[test]
+    fn survivors_that_one_of_them_reaches_agree_in_every_order() {
+        for seed in 0..3_000 {
+            let random = &mut Random::new(seed);
+            let ranks = random.between(2, 6) as u32;
+            let mut model = Model::new(ranks);
+            // A rank that neither dies, nor is cut off, nor is stopped.
+            let hub = random.below(u64::from(ranks)) as Rank;
+            let other = |random: &mut Random| (hub + 1 + random.below(u64::from(ranks) - 1) as Rank) % ranks;
+            for _ in 0..random.between(1, 3) {
+                let (rank, subject) = (random.below(u64::from(ranks)) as Rank, other(random));
+                let kind = if random.coin() { FaultKind::TimedOut } else { FaultKind::Aborted };
+                model.agreements[rank as usize].propose(fault(kind, rank, subject, random.below(3)));
+            }
+            if random.coin() {
+                model.stopped = Some(other(random));
+            }
+            let (mut deaths, mut cuts) =
+                (random.below(u64::from(ranks)), u64::from(ranks > 2 && random.coin()));
+            loop {
+                model.poll_some(random, false);
+                if deaths > 0 && random.chance(100_000) {
+                    deaths -= 1;
+                    let victim = other(random);
+                    if !model.dead.contains(&victim) {
+                        model.kill(victim);
+                    }
+                }
+                if cuts > 0 && random.chance(200_000) {
+                    cuts -= 1;
+                    let (one, two) = (other(random), other(random));
+                    if one != two && !model.dead.contains(&one) && !model.dead.contains(&two) {
+                        model.cut(one, two);
+                    }
+                }
+                if !model.step(random) {
+                    model.poll_some(random, true);
+                    if model.wires.values().all(VecDeque::is_empty) {
+                        break;
+                    }
+                }
+            }
+            let verdict = model.decided[hub as usize].clone();
+            assert!(verdict.is_some(), "seed {seed}: nothing moves and rank {hub} has not decided");
+            for rank in (0..ranks).filter(|rank| !model.dead.contains(rank)) {
+                let own = &model.decided[rank as usize];
+                let is_same = own
+                    .as_ref()
+                    .zip(verdict.as_ref())
+                    .is_some_and(|(own, verdict)| own.compare(verdict) == Ordering::Equal);
+                assert!(is_same, "seed {seed}: rank {rank} ends with {own:?}, rank {hub} with {verdict:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! All survivors are told the same, word by word: after several deaths at once, after a stop, and where a link is cut.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use pleach::transport::clock::now;
+use pleach::transport::rendezvous::Fabric;
+use rustix::net::{AddressFamily, Shutdown, getpeername, getsockname, shutdown, sockopt};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
+
+use crate::mismatched::in_time;
+use crate::on_every_fabric;
+use crate::ranks::{Outcome, Ranks};
+
+const LOOP: &str = "loop all-reduce count=1000";
+
+/// The kind and the text that all of these ranks end with.
+pub(crate) fn agreed(ranks: &mut Ranks, survivors: &[u32]) -> (String, String) {
+    let failures: Vec<_> = survivors.iter().map(|rank| ranks.failure(*rank)).collect();
+    let first = &failures[0];
+    for (rank, failure) in survivors.iter().zip(&failures) {
+        assert_eq!(failure.text, first.text, "ranks {} and {rank} say different things", survivors[0]);
+    }
+    (first.kind.clone(), first.text.clone())
+}
+
+fn survivors_of_one_two_or_three_deaths_say_the_same(fabric: Fabric) {
+    for deaths in 1..=3 {
+        let mut ranks = Ranks::join(fabric, 5);
+        ranks.tell_all(LOOP);
+        ranks.expect_all("begun");
+        let first_dead = 5 - deaths;
+        (first_dead..5).for_each(|rank| ranks.signal(rank, Signal::KILL));
+        let survivors: Vec<u32> = (0..first_dead).collect();
+        let (kind, text) = agreed(&mut ranks, &survivors);
+        assert_eq!(kind, "Lost", "{text}");
+        ranks.end(survivors);
+    }
+}
+
+fn a_rank_that_was_stopped_and_continued_is_told_what_the_others_say(fabric: Fabric) {
+    let mut ranks = Ranks::join(fabric, 3);
+    for (rank, within) in [(0, 1500), (1, 1500), (2, 600_000)] {
+        ranks.tell(rank, &format!("{LOOP} within={within}"));
+    }
+    ranks.expect_all("begun");
+    ranks.stop(2);
+    let (kind, text) = agreed(&mut ranks, &[0, 1]);
+    assert!(kind == "TimedOut" && text.contains("for rank 2"), "{text}");
+    ranks.signal(2, Signal::CONT);
+    assert_eq!(ranks.failure(2).text, text, "the rank that was stopped");
+    ranks.end(0..3);
+}
+
+/// Copies of a process's sockets.
+fn sockets(process: u32) -> Vec<OwnedFd> {
+    let pid = Pid::from_raw(process as i32).expect("is a process");
+    let handle = pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
+    let files = std::fs::read_dir(format!("/proc/{process}/fd")).expect("it lives");
+    files
+        .filter_map(|file| {
+            let file = file.ok()?;
+            let is_socket = std::fs::read_link(file.path()).ok()?.to_str()?.starts_with("socket:");
+            let number = file.file_name().to_str()?.parse().ok()?;
+            is_socket.then(|| pidfd_getfd(&handle, number, PidfdGetfdFlags::empty()).ok())?
+        })
+        .collect()
+}
+
+/// Ends every connection between two processes; how many there were.
+fn cut(one: u32, other: u32) -> usize {
+    let theirs: Vec<_> = sockets(other).iter().filter_map(|socket| getsockname(socket).ok()).collect();
+    let joins = |socket: &OwnedFd| match sockopt::socket_domain(socket) {
+        Ok(AddressFamily::UNIX) => {
+            sockopt::socket_peercred(socket).is_ok_and(|peer| peer.pid.as_raw_nonzero().get() as u32 == other)
+        }
+        _ => getpeername(socket).ok().flatten().is_some_and(|peer| theirs.contains(&peer)),
+    };
+    let joining: Vec<_> = sockets(one).into_iter().filter(joins).collect();
+    joining.iter().filter(|socket| shutdown(socket, Shutdown::Both).is_ok()).count()
+}
+
+fn ranks_between_which_a_link_is_cut_and_a_third_one_say_the_same(fabric: Fabric) {
+    let mut ranks = Ranks::join(fabric, 3);
+    ranks.tell_all(LOOP);
+    ranks.expect_all("begun");
+    assert!(cut(ranks.id(0), ranks.id(1)) > 0, "there are connections between ranks 0 and 1");
+    let (kind, text) = agreed(&mut ranks, &[0, 1, 2]);
+    assert_eq!(kind, "Lost", "{text}");
+    assert!(text.starts_with("rank 0 is lost") || text.starts_with("rank 1 is lost"), "{text}");
+    ranks.end(0..3);
+}
+
+fn an_abort_outside_of_a_call_ends_the_calls_of_all_ranks(fabric: Fabric) {
+    in_time("an abort outside of a call", fabric, || {
+        let mut ranks = Ranks::join(fabric, 3);
+        ranks.tell_all("call barrier");
+        (0..3).for_each(|rank| assert!(matches!(ranks.outcome(rank), Outcome::Done { .. })));
+        ranks.tell(1, "call barrier within=20000");
+        ranks.tell(2, "call barrier within=20000");
+        let until = now() + Duration::from_millis(50);
+        while now() < until {
+            crate::ranks::pause();
+        }
+        let told_at = now();
+        ranks.tell(0, "abort");
+        let failures = [1, 2].map(|rank| ranks.failure(rank));
+        for failure in &failures {
+            assert_eq!((failure.kind.as_str(), failure.subject), ("Aborted", Some(0)), "{}", failure.text);
+        }
+        ranks.tell(0, "call barrier");
+        assert_eq!(ranks.failure(0).kind, "Aborted");
+        ranks.end(0..3);
+        failures.iter().map(|failure| failure.at.since(told_at)).max().expect("there are two")
+    });
+}
+
+on_every_fabric!(
+    survivors_of_one_two_or_three_deaths_say_the_same,
+    a_rank_that_was_stopped_and_continued_is_told_what_the_others_say,
+    ranks_between_which_a_link_is_cut_and_a_third_one_say_the_same,
+    an_abort_outside_of_a_call_ends_the_calls_of_all_ranks,
+);
