@@ -44,6 +44,7 @@ impl Group {
         let started = self
             .refuse_to_start(D::Element::DATA_TYPE, op)
             .and_then(|()| self.expect_open())
+            .and_then(|()| self.shared.begin_progress())
             .and_then(|()| without_unwinding(|| self.start_all(&mut tensors, op, &mut under)));
         let driver = self.shared.driver.clone();
         let runs = under.runs.split_off(under.ended);
@@ -54,9 +55,7 @@ impl Group {
             return Err(PendingError { error, data });
         }
         let pending = Pending::of_all(driver, runs, tensors, Some(self.unpacking(under)));
-        if let Some(progress) = &self.shared.progress {
-            progress.wake();
-        }
+        self.shared.wake_progress();
         Ok(pending)
     }
 

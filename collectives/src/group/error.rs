@@ -39,11 +39,6 @@ pub enum GroupError {
     /// A peer was lost meanwhile.
     #[error("{0}")]
     Failed(Arc<Fault>),
-    /// The thread of [`Progress::Thread`](super::Progress::Thread) could not be started.
-    #[error(
-        "no thread can be started for the group ({0}); raise the limit ('ulimit -u') or do without Progress::Thread"
-    )]
-    Thread(std::io::Error),
     /// The topology is one of other ranks.
     #[error(
         "the topology has {nodes} ranks, the group {ranks}; give that of the group's ranks, or leave it out"
@@ -210,6 +205,12 @@ pub enum CollectiveError {
     /// Too many non-blocking operations.
     #[error("too many operations are under way; wait for some of them")]
     TooMany,
+    /// The thread of [`Progress::Thread`](super::Progress::Thread) could not be started.
+    #[error(
+        "no thread can be started for the group ({0}); raise the limit ('ulimit -u') or set Options::progress to \
+         Progress::WhenCalled"
+    )]
+    Thread(Arc<std::io::Error>),
     /// A GPU, or its memory.
     #[error(transparent)]
     Gpu(#[from] CudaError),

@@ -56,9 +56,7 @@ impl<'a> OnStream<'a> {
             // What was started before has ended with its flight.
             Err(error) => return Err(PendingError { error, data: tensors }),
         };
-        if let Some(progress) = &self.group.shared.progress {
-            progress.wake();
-        }
+        self.group.shared.wake_progress();
         let (runs, completion) = flight.leave();
         Ok(Pending::of_all(self.group.shared.driver.clone(), runs, tensors, Some(completion)))
     }
@@ -68,6 +66,7 @@ impl<'a> OnStream<'a> {
         tensors: &[GpuBuffer<T>],
         op: ReduceOp,
     ) -> Result<GpuFlight, CollectiveError> {
+        self.group.shared.begin_progress()?;
         let mut batch = self.batch();
         tensors.iter().try_for_each(|tensor| batch.add_all_reduce(tensor, op))?;
         batch.start(usize::MAX)

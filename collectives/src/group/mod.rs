@@ -214,9 +214,7 @@ impl Group {
         let (driver, number) = (Arc::new(driver), GROUPS.fetch_add(1, Ordering::Relaxed));
         let progress = match options.progress {
             Progress::WhenCalled => None,
-            Progress::Thread => {
-                Some(ProgressThread::start(driver.clone(), number).map_err(GroupError::Thread)?)
-            }
+            Progress::Thread => Some(ProgressThread::new(driver.clone(), number)),
         };
         let shared = Shared {
             progress,
@@ -438,6 +436,21 @@ impl Drop for Shared {
         } else if !std::thread::panicking() {
             // A panic is no goodbye: without one the peers are told that this rank is lost.
             self.leave();
+        }
+    }
+}
+
+impl Shared {
+    /// Before something is started: the thread that carries it on runs, where the group has one.
+    fn begin_progress(&self) -> Result<(), CollectiveError> {
+        let Some(progress) = &self.progress else { return Ok(()) };
+        progress.begin().map_err(|error| CollectiveError::Thread(Arc::new(error)))
+    }
+
+    /// After something was started.
+    fn wake_progress(&self) {
+        if let Some(progress) = &self.progress {
+            progress.wake();
         }
     }
 }

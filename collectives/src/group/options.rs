@@ -19,13 +19,13 @@ use crate::topology::Topology;
 pub struct Options {
     /// Who this process is and where the ranks meet.
     pub world: World,
-    /// How bytes move; the same on all ranks.
+    /// How bytes move; the same on all ranks. [`FabricChoice::Auto`] unless changed.
     pub fabric: FabricChoice,
     /// Longest time to wait for the other ranks to come: what the world says (`PLEACH_JOIN_TIMEOUT`), or a minute.
     pub join_timeout: Duration,
-    /// Longest time a call waits for its peers; see also `Group::within`.
+    /// Longest time a call waits for its peers: 60 s unless changed. See also `Group::within`.
     pub timeout: Duration,
-    /// Longest time that closing waits for the peers to close too.
+    /// Longest time that closing waits for the peers to close too: 5 s unless changed.
     pub close_timeout: Duration,
     /// Use this algorithm wherever it fits (the same on all ranks); otherwise the best is chosen for each size.
     pub algorithm: Option<Algorithm>,
@@ -36,7 +36,7 @@ pub struct Options {
     /// The links between the ranks, if they are known; the same on all ranks. Then collectives are packed for them and
     /// schedules chosen by them alone (see also `Group::set_topology`).
     pub topology: Option<Arc<Topology>>,
-    /// How long a waiting call polls before it sleeps.
+    /// How long a waiting call polls before it sleeps: 200 µs unless changed.
     pub spin: Duration,
     /// Set it when several threads of a rank make calls in this group at the same time, so that one call may depend on
     /// another thread's call that has not been made yet. Otherwise ranks that wait for each other's calls in a circle, as
@@ -47,9 +47,10 @@ pub struct Options {
     /// ranks take the host's, or all take GPUs'). See [`Group::in_memory`](super::Group::in_memory), which makes the one
     /// from the other. Groups over a device of the caller's work on what its [`Compute`](crate::compute::Compute) works on.
     pub space: Space,
-    /// Which results are the same bits again; the same on all ranks.
+    /// Which results are the same bits again; the same on all ranks. [`Reproducible::No`] unless changed.
     pub reproducible: Reproducible,
-    /// Who carries on what was started by a `start_` call; each rank as it likes.
+    /// Who carries on what was started by a `start_` call; each rank as it likes. Usually a thread of the group, so that
+    /// transfers go on while the caller computes.
     pub progress: Progress,
     /// What is written down of the group, and where; from the environment unless changed (see [`Observe::from_env`]).
     pub observe: Observe,
@@ -72,7 +73,7 @@ impl Options {
             concurrent_calls: false,
             space: Space::Host,
             reproducible: Reproducible::No,
-            progress: Progress::WhenCalled,
+            progress: Progress::default(),
             observe: Observe::from_env(),
         }
     }

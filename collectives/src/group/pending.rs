@@ -14,10 +14,10 @@ use crate::engine::{Fault, RunId};
 
 /// A collective under way. It owns what it works on and gives it back when it is done, also with an error.
 ///
-/// It makes progress while any thread of the group is in a call, or while it is tested or waited for, and with
-/// [`Progress::Thread`](super::Progress) also otherwise. Dropping it waits
-/// for its end (its deadline bounds that); forgetting it leaks the memory and nothing else, however
-/// often.
+/// It makes progress while the caller computes, by a thread of the group. With
+/// [`Progress::WhenCalled`](super::Progress) it does so only while any thread of the group is in a call, and while it is
+/// tested or waited for. Dropping it waits for its end (its deadline bounds that); forgetting it leaks the memory and
+/// nothing else, however often.
 #[must_use = "a collective that is not waited for ends when this is dropped"]
 pub struct Pending<D> {
     driver: Arc<Driver>,

@@ -1,16 +1,15 @@
 //! A thread of the group that carries on what was started while the caller computes.
 //!
-//! It wants the engine only while something is under way, and steps back at once for a thread that makes a call, which
-//! drives everything itself. With nothing under way it is parked and costs nothing; while peers are waited for it sleeps on
-//! the device's bell. **Invariants:** a run that was started is driven until it ends, whatever else happens, unless the
-//! thread is stopped; and it is stopped, and gone, before its group is.
+//! The first `start_` call of a group starts the thread: a group whose calls all block has none. The thread takes the
+//! engine only while something is under way, and steps back at once for a thread that makes a call, which drives
+//! everything itself. With nothing under way the thread is parked and costs nothing; while peers are waited for it sleeps
+//! on the device's bell. **Invariants:** a run that was started is driven until it ends, whatever else happens, unless
+//! the thread is stopped; and the thread is stopped, and gone, before its group is.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-use pleach_transport::Ring;
 
 use super::driver::Driver;
 
@@ -21,19 +20,24 @@ const PARKED_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
-    /// Whoever is in a call of the group, or tests or waits for something.
-    #[default]
+    /// Callers alone: whoever is in a call of the group, or tests or waits for something. Transfers stand still while the
+    /// caller computes.
     WhenCalled,
-    /// Besides, a thread of the group's own, so that the caller may compute meanwhile. It takes a part of a processor while
-    /// something is under way; calls that block are not made slower while nothing is.
+    /// Callers, and a thread of the group's own, so that transfers go on while the caller computes. The first `start_`
+    /// call starts the thread. It takes a part of a processor while something is under way; calls that block are not made
+    /// slower while nothing is.
+    #[default]
     Thread,
 }
 
-/// A running thread; dropping it ends it.
+/// The thread of a group, from the first call that needs it; dropping it ends it.
 pub(super) struct ProgressThread {
     signal: Arc<Signal>,
-    ringer: Arc<dyn Ring>,
-    thread: Option<JoinHandle<()>>,
+    driver: Arc<Driver>,
+    name: String,
+    thread: OnceLock<JoinHandle<()>>,
+    /// Held by the call that starts the thread.
+    starting: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -45,19 +49,37 @@ struct Signal {
 }
 
 impl ProgressThread {
-    pub(super) fn start(driver: Arc<Driver>, number: u64) -> std::io::Result<Self> {
-        let signal = Arc::<Signal>::default();
-        let (theirs, ringer) = (signal.clone(), driver.ringer());
-        // As long as the system shows names.
-        let name = format!("pleach-run-{}", number % 1000);
-        let thread = thread::Builder::new().name(name).spawn(move || theirs.carry_on(&driver))?;
-        Ok(Self { signal, ringer, thread: Some(thread) })
+    /// Of the group with this number; nothing runs yet.
+    pub(super) fn new(driver: Arc<Driver>, number: u64) -> Self {
+        Self {
+            signal: Arc::default(),
+            driver,
+            // As long as the system shows names.
+            name: format!("pleach-run-{}", number % 1000),
+            thread: OnceLock::new(),
+            starting: Mutex::new(()),
+        }
+    }
+
+    /// Starts the thread where no call has done so yet. Before anything is put under way: an error leaves nothing behind.
+    pub(super) fn begin(&self) -> std::io::Result<()> {
+        if self.thread.get().is_some() {
+            return Ok(());
+        }
+        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.thread.get().is_none() {
+            let (signal, driver) = (self.signal.clone(), self.driver.clone());
+            let thread =
+                thread::Builder::new().name(self.name.clone()).spawn(move || signal.carry_on(&driver))?;
+            self.thread.get_or_init(|| thread);
+        }
+        Ok(())
     }
 
     /// Says that something was started.
     pub(super) fn wake(&self) {
         if !self.signal.has_work.swap(true, Ordering::Release)
-            && let Some(thread) = &self.thread
+            && let Some(thread) = self.thread.get()
         {
             thread.thread().unpark();
         }
@@ -87,7 +109,7 @@ impl Drop for ProgressThread {
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // It may be asleep on the device's bell.
-            self.ringer.ring();
+            self.driver.ringer().ring();
             // A panic there has been reported by the thread itself.
             let _ = thread.join();
         }

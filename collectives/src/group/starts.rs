@@ -116,14 +116,13 @@ impl Group {
     ) -> Started<D> {
         let run = operation.and_then(|operation| {
             self.expect_own_process()?;
+            self.shared.begin_progress()?;
             self.launch(operation, plan)
         });
         match run {
             Ok(run) => {
                 let pending = Pending::new(self.shared.driver.clone(), run, data);
-                if let Some(progress) = &self.shared.progress {
-                    progress.wake();
-                }
+                self.shared.wake_progress();
                 Ok(pending)
             }
             Err(error) => Err(PendingError { error, data }),

@@ -3,8 +3,12 @@
 //! A [`Packing`] of a [`Topology`](crate::topology::Topology) for a collective is a set of weighted trees of ranks, each edge of which goes over paths
 //! of real links. Sent along all trees at once, each carrying a share of the data in proportion to its weight, no link
 //! carries more than it can, and the whole goes at the sum of the weights: the [rate](Packing::rate). Beside it stands the
-//! [bound](Packing::bound) that nothing can exceed and the [`Certificate`] that shows it: the nodes that can only be left, or
-//! the parts that are only joined, by so much bandwidth. Rates are exact rationals in bytes a second.
+//! [bound](Packing::bound) that no forwarding schedule can exceed and the [`Certificate`] that shows it: the nodes that can
+//! only be left, or the parts that are only joined, by so much bandwidth. Rates are exact rationals in bytes a second.
+//!
+//! The bound holds for schedules in which ranks copy and combine, and switches forward each byte once. A switch that
+//! reduces or multicasts (NVLink SHARP in `dgx-h100`, SHARP in InfiniBand) sends fewer bytes over the same links, so such
+//! a fabric can exceed the bound; no topology here describes such switches.
 //!
 //! # What a rate counts
 //!
@@ -153,7 +157,7 @@ pub enum Certificate {
 }
 
 impl Packing {
-    /// Whether nothing better exists.
+    /// Whether no better packing exists: no schedule is faster in which switches only forward.
     #[must_use]
     pub fn is_optimal(&self) -> bool {
         self.rate == self.bound

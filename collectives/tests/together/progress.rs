@@ -14,8 +14,9 @@ use crate::ranks::with_group;
 /// Longest time a test's calls may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Groups have a thread unless they are told otherwise.
 fn with_thread(options: &mut Options) {
-    options.progress = Progress::Thread;
+    assert_eq!(options.progress, Progress::Thread);
 }
 
 /// Waits until so many threads of this process carry on for the group of this number: a thread gets its name, and its
@@ -133,13 +134,15 @@ fn the_thread_ends_with_its_group_whatever_is_under_way(fabric: Fabric) {
     let wait = Mutex::new(wait);
     with_group(fabric, 2, with_thread, |group| {
         let number = group.name().number;
-        expect_threads(number, 1);
+        group.barrier().unwrap();
+        assert_eq!(threads(number), 0, "a group that has started nothing has no thread");
         if group.rank() == 1 {
             // Its peer's run never ends by itself.
             wait.lock().unwrap().recv_timeout(PATIENCE).unwrap();
             return;
         }
         let pending = group.within(PATIENCE * 10).start_all_reduce(vec![1u8; 10], ReduceOp::Sum).unwrap();
+        expect_threads(number, 1);
         drop(group);
         expect_threads(number, 0);
         done.send(()).unwrap();
