@@ -10,3 +10,6 @@ pub use pleach_collectives::{
     Persistent, Progress, Rank, ReduceOp, Reproducible, SplitError, bf16, f16,
 };
 pub use pleach_transport as transport;
+pub use variables::{VARIABLES, Variable};
+
+mod variables;

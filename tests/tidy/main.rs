@@ -4,11 +4,11 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use manifest::manifests;
 use source::{blanked, defined, functions, name_words, words};
 
+mod documents;
 mod manifest;
 mod source;
 
@@ -269,42 +269,6 @@ fn nothing_is_left_over() {
     assert!(found.is_empty(), "finish it, or open an issue and name it:\n{}", found.join("\n"));
 }
 
-#[test]
-fn the_commands_in_the_documents_exist() {
-    let Some(pleach) = option_env!("CARGO_BIN_EXE_pleach") else {
-        say("skipped the_commands_in_the_documents_exist: this build has no command (feature cli)");
-        return;
-    };
-    let mut seen = 0;
-    for document in ["README.md", "CONTRIBUTING.md"] {
-        for line in commands(&read(document)) {
-            let Some(arguments) =
-                ["cargo run --release -- ", "pleach "].iter().find_map(|start| line.strip_prefix(start))
-            else {
-                continue;
-            };
-            seen += 1;
-            let subcommand = arguments.split_whitespace().next().unwrap_or_default();
-            let output = Command::new(pleach).args([subcommand, "--help"]).output().expect("pleach starts");
-            assert!(output.status.success(), "{document} names '{line}', which pleach does not know");
-        }
-    }
-    assert!(seen > 0, "README.md names at least one command of pleach");
-}
-
-#[test]
-fn the_files_that_the_documents_name_exist() {
-    for document in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
-        let text = read(document);
-        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-        for (target, _) in targets {
-            if !target.starts_with("http") && !target.starts_with('#') {
-                assert!(root().join(target).exists(), "{document} points to {target}, which is not there");
-            }
-        }
-    }
-}
-
 /// Prints what is long and keeps what is too long.
 fn report(too_long: &mut Vec<String>, lines: usize, (long, most): (usize, usize), what: &str) {
     if lines > most {
@@ -363,18 +327,4 @@ fn section<'a>(document: &'a str, heading: &str) -> &'a str {
     let at = document.find(&format!("{heading}\n")).unwrap_or_else(|| panic!("no section '{heading}'"));
     let rest = &document[at + heading.len()..];
     rest.find("\n## ").map_or(rest, |end| &rest[..end])
-}
-
-/// The lines of a document's shell blocks that are commands.
-fn commands(document: &str) -> Vec<String> {
-    let mut commands = Vec::new();
-    let mut in_shell = false;
-    for line in document.lines() {
-        if let Some(language) = line.strip_prefix("```") {
-            in_shell = !in_shell && matches!(language, "sh" | "console");
-        } else if in_shell {
-            commands.push(line.trim_start_matches("$ ").trim().to_owned());
-        }
-    }
-    commands
 }

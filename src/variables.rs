@@ -1,0 +1,131 @@
+//! The environment variables that pleach reads.
+
+use std::fmt;
+
+/// An environment variable that pleach reads. An empty variable counts as one that is not set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What holds where it is not set.
+    pub default: &'static str,
+    /// Its form and its effect.
+    pub meaning: &'static str,
+}
+
+/// One row of the table in `docs/environment.md`.
+impl fmt::Display for Variable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "| `{}` | {} | {} |", self.name, self.default, self.meaning)
+    }
+}
+
+const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
+    Variable { name, default, meaning }
+}
+
+/// All of them. `docs/environment.md` is this table.
+pub const VARIABLES: &[Variable] = &[
+    variable(
+        "PLEACH_RANK",
+        "what the launcher says",
+        "the number of this rank, from 0; with `PLEACH_WORLD_SIZE` before the variables of torchrun, Open MPI, MPICH and srun",
+    ),
+    variable("PLEACH_WORLD_SIZE", "what the launcher says", "how many ranks the job has"),
+    variable(
+        "PLEACH_LOCAL_RANK",
+        "what the launcher says",
+        "the number of this rank among those of its host, from 0",
+    ),
+    variable(
+        "PLEACH_RENDEZVOUS",
+        "what the launcher says",
+        "where ranks meet: `tcp://HOST:PORT`, an address of rank 0's host, or `file:///DIR`, a folder that all hosts see",
+    ),
+    variable(
+        "PLEACH_SECRET_FILE",
+        "no secret",
+        "a file that holds the job's secret, the same on every host; nobody else may read it (`chmod 600`). Ranks on several hosts need one",
+    ),
+    variable(
+        "PLEACH_JOIN_TIMEOUT",
+        "60",
+        "how many seconds ranks wait for each other when they join, 1 to 86400",
+    ),
+    variable(
+        "PLEACH_INTERFACE",
+        "the interface towards the rendezvous",
+        "the network interface (`eth2`) or the address (`10.0.0.5`) that other hosts reach this rank by",
+    ),
+    variable(
+        "PLEACH_HOST",
+        "the identity of the running system",
+        "the name of this host; ranks of equal names share memory",
+    ),
+    variable(
+        "PLEACH_VERBS_DEVICE",
+        "the first active port",
+        "the RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`), or up to four with commas between",
+    ),
+    variable(
+        "PLEACH_VERBS_GID_INDEX",
+        "the best RoCE v2 address",
+        "the number of the GID in the table of the port",
+    ),
+    variable(
+        "PLEACH_VERBS_QUEUE_PAIRS",
+        "1",
+        "queue pairs to each peer on each device; of two ranks the smaller number counts",
+    ),
+    variable(
+        "PLEACH_VERBS_STRIPE_BYTES",
+        "262144",
+        "a transfer of so many bytes or more goes over all queue pairs to its peer",
+    ),
+    variable(
+        "PLEACH_VERBS_CONNECT",
+        "rendezvous",
+        "how queue pairs are connected: `rendezvous`, or `cm` for librdmacm; the same on all ranks",
+    ),
+    variable(
+        "PLEACH_CHOICES",
+        "built-in choices",
+        "a file of measured algorithms, which `pleach tune -o FILE` writes",
+    ),
+    variable(
+        "PLEACH_FLIGHT_RECORDER",
+        "none",
+        "a folder: when a group fails, each rank writes its last operations there",
+    ),
+    variable("PLEACH_TRACE", "none", "a file that gets every call, for Perfetto and `chrome://tracing`"),
+    variable(
+        "PLEACH_LOG",
+        "warnings",
+        "what the command and its ranks log on standard error: `info`, `debug`, or `pleach_transport=debug,info`",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::rendezvous::DEFAULT_JOIN_TIMEOUT;
+    use crate::transport::verbs::STRIPE_BYTES;
+
+    fn default_of(name: &str) -> &'static str {
+        VARIABLES.iter().find(|variable| variable.name == name).expect("the table has it").default
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_code() {
+        assert_eq!(default_of("PLEACH_JOIN_TIMEOUT"), DEFAULT_JOIN_TIMEOUT.as_secs().to_string());
+        assert_eq!(default_of("PLEACH_VERBS_STRIPE_BYTES"), STRIPE_BYTES.to_string());
+    }
+
+    #[test]
+    fn each_has_one_row() {
+        for (index, variable) in VARIABLES.iter().enumerate() {
+            assert!(VARIABLES[..index].iter().all(|before| before.name != variable.name), "{variable}");
+        }
+    }
+}
