@@ -160,7 +160,7 @@ fn the_text_of_a_plan_says_what_it_reaches_and_why_in_eighty_columns() {
     ] {
         let (text, _) = told(&[&["plan"], arguments].concat());
         for heading in [
-            "optimal: nothing can be faster",
+            "optimal: no forwarding schedule can be faster",
             "Why  ",
             "Trees  ",
             "Links  ",

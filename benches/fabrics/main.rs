@@ -1,7 +1,7 @@
 //! `cargo bench --bench fabrics`: pleach beside its peers, in one run.
 //!
 //! A [`Row`] is one thing that is measured by several [`Runner`](rows::Runner)s: pleach (the built command, `pleach bench --json`), Open
-//! MPI, MPICH, Gloo, and the bound, which two processes reach by hand (`benches/peers/`). All measure by the same protocol,
+//! MPI, MPICH, Gloo, and a loop that two processes run by hand (`benches/peers/`). All measure by the same protocol,
 //! `benches/peers/measure.h` and `src/cli/bench/live.rs`, and check their results. [`Results`] keeps the median of each round.
 //!
 //! **Invariant:** runners take turns, round by round, so that whatever else the machine does meets all of them; only

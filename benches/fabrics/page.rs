@@ -73,7 +73,7 @@ fn measured(rows: &[Row], results: &Results, machine: &Machine, rounds: u32) -> 
         }
         for runner in &row.runners {
             if let Some(failure) = results.failure(row, *runner) {
-                let _ = writeln!(text, "\n{} was not measured: {failure}", runner.name());
+                let _ = writeln!(text, "\n{}: {failure}", runner.name());
             }
         }
     }

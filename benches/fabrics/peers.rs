@@ -13,7 +13,7 @@ const INSTALL: &str = "run benches/install-peers";
 /// For programs of ours and of peers alike.
 const FLAGS: [&str; 4] = ["-O3", "-march=native", "-Wall", "-Wextra"];
 
-/// Peers and the bound, each ready or with the reason why not.
+/// Peers and the loop by hand, each ready or with the reason why not.
 pub(crate) struct Peers {
     found: Vec<(Runner, Result<Found, String>)>,
     limits: PathBuf,
@@ -55,8 +55,8 @@ impl Peers {
         let limits = compile("cc", "limits.c", &folder.join("limits"), &[])?;
         let mut found: Vec<_> = MPIS.iter().map(|mpi| (mpi.runner, mpi.find(folder))).collect();
         found.push((Runner::Gloo, gloo(folder)));
-        let bound = compile("cc", "bound.c", &folder.join("bound"), &[])?;
-        found.push((Runner::Bound, Ok(Found { program: bound, launcher: None, version: String::new() })));
+        let by_hand = compile("cc", "by_hand.c", &folder.join("by_hand"), &[])?;
+        found.push((Runner::ByHand, Ok(Found { program: by_hand, launcher: None, version: String::new() })));
         Ok(Self { found, limits, folder: folder.to_owned() })
     }
 
@@ -79,7 +79,7 @@ impl Peers {
 
     /// The command by which a peer measures a row, or why there is none.
     pub(crate) fn command(&self, row: &Row, runner: Runner, time_ms: u32) -> Result<Command, String> {
-        let program = if runner == Runner::SliceBound { Runner::Bound } else { runner };
+        let program = if runner == Runner::SliceByHand { Runner::ByHand } else { runner };
         let (_, found) =
             self.found.iter().find(|(one, _)| *one == program).expect("runners are found or not");
         let found = found.as_ref().map_err(Clone::clone)?;
@@ -120,7 +120,7 @@ impl Peers {
             fs::create_dir_all(&meeting).map_err(|error| format!("{}: {error}", meeting.display()))?;
             words.extend([meeting.into(), row.ranks.to_string().into()]);
         }
-        if runner == Runner::SliceBound {
+        if runner == Runner::SliceByHand {
             words.push("slice".into());
         }
         words.extend([row.collective.into(), time_ms.to_string().into()]);

@@ -77,7 +77,7 @@ impl<'a> Panel<'a> {
         for (runner, points) in lines(self.row, self.results) {
             let (color, width) =
                 (color(runner), if matches!(runner, Runner::Pleach { .. }) { 3.0 } else { 1.5 });
-            let dashes = if matches!(runner, Runner::Bound | Runner::SliceBound) {
+            let dashes = if matches!(runner, Runner::ByHand | Runner::SliceByHand) {
                 " stroke-dasharray=\"5 4\""
             } else {
                 ""
@@ -149,6 +149,6 @@ fn color(runner: Runner) -> &'static str {
         Runner::OpenMpi => "#c0392b",
         Runner::Mpich => "#d98200",
         Runner::Gloo => "#7d3cad",
-        Runner::Bound | Runner::SliceBound => "#555555",
+        Runner::ByHand | Runner::SliceByHand => "#555555",
     }
 }

@@ -15,7 +15,7 @@ use crate::run::Outcome;
 pub(crate) struct Results {
     /// By row, runner and bytes.
     rounds: BTreeMap<(&'static str, Runner, u64), Vec<Round>>,
-    failures: BTreeMap<(&'static str, Runner), String>,
+    failures: BTreeMap<(&'static str, Runner), Vec<String>>,
 }
 
 /// What one round found, in us.
@@ -46,7 +46,7 @@ impl Results {
                 .push(Round { median_us: one.median_us, late_us: one.late_us });
         }
         if let Some(failure) = outcome.failure {
-            self.failures.insert((row.name, runner), failure);
+            self.failures.entry((row.name, runner)).or_default().push(failure);
         }
     }
 
@@ -56,9 +56,18 @@ impl Results {
         Some(median(rounds.iter().map(|round| round.median_us).collect()))
     }
 
-    /// Why a runner did not do all of a row.
-    pub(crate) fn failure(&self, row: &Row, runner: Runner) -> Option<&str> {
-        self.failures.get(&(row.name, runner)).map(String::as_str)
+    /// Why a runner did not do all of a row: nothing of it, or not all of its rounds.
+    pub(crate) fn failure(&self, row: &Row, runner: Runner) -> Option<String> {
+        let failures = self.failures.get(&(row.name, runner))?;
+        let last = failures.last()?;
+        let is_measured = row.sizes.iter().any(|bytes| self.median_us(row, runner, *bytes).is_some());
+        Some(match (is_measured, failures.len()) {
+            (false, _) => format!("not measured: {last}"),
+            (true, 1) => format!("one round ended early and counts for the sizes that it reached: {last}"),
+            (true, rounds) => {
+                format!("{rounds} rounds ended early and count for the sizes that they reached: {last}")
+            }
+        })
     }
 
     /// How many times as many elements a second one runner does as another.

@@ -16,9 +16,9 @@ pub(crate) enum Runner {
     Mpich,
     Gloo,
     /// What two processes reach by hand.
-    Bound,
+    ByHand,
     /// The same of memory that the other one cannot reach.
-    SliceBound,
+    SliceByHand,
 }
 
 /// pleach with memory that peers reach, in f32.
@@ -45,7 +45,7 @@ impl Runner {
             Self::OpenMpi => "Open MPI",
             Self::Mpich => "MPICH",
             Self::Gloo => "Gloo",
-            Self::Bound | Self::SliceBound => "bound",
+            Self::ByHand | Self::SliceByHand => "loop by hand",
         }
     }
 
@@ -120,7 +120,7 @@ fn all_reduce(name: &'static str, title: &str, fabric: Fabric, ranks: u32, runne
 
 /// All rows.
 pub(crate) fn rows(quick: bool) -> Vec<Row> {
-    use Runner::{Bound, Gloo, Mpich, OpenMpi, SliceBound};
+    use Runner::{ByHand, Gloo, Mpich, OpenMpi, SliceByHand};
     let sizes: &[u64] = if quick { &QUICK } else { &ALL };
     let of = |from: u64, to: u64| -> Vec<u64> {
         sizes.iter().copied().filter(|bytes| (from..=to).contains(bytes)).collect()
@@ -132,14 +132,14 @@ pub(crate) fn rows(quick: bool) -> Vec<Row> {
                 goal(REGISTERED, OpenMpi, 8, KIB, 2.0),
                 goal(REGISTERED, OpenMpi, 64 * KIB, 4 * MIB, 5.0),
                 goal(REGISTERED, OpenMpi, 16 * MIB, END, 4.0),
-                goal(REGISTERED, Bound, 64 * KIB, END, 0.7),
+                goal(REGISTERED, ByHand, 64 * KIB, END, 0.7),
             ],
             ..all_reduce(
                 "shm2",
                 "shared memory, 2 ranks, registered",
                 Fabric::Shm,
                 2,
-                &[REGISTERED, OpenMpi, Mpich, Bound],
+                &[REGISTERED, OpenMpi, Mpich, ByHand],
             )
         },
         Row {
@@ -150,7 +150,7 @@ pub(crate) fn rows(quick: bool) -> Vec<Row> {
                 "shared memory, 2 ranks, any slice",
                 Fabric::Shm,
                 2,
-                &[SLICE, OpenMpi, Mpich, SliceBound],
+                &[SLICE, OpenMpi, Mpich, SliceByHand],
             )
         },
         Row {
@@ -161,7 +161,7 @@ pub(crate) fn rows(quick: bool) -> Vec<Row> {
                 "shared memory, 2 ranks, registered, on memory that each rank has just written",
                 Fabric::Shm,
                 2,
-                &[REGISTERED, OpenMpi, Mpich, Bound],
+                &[REGISTERED, OpenMpi, Mpich, ByHand],
             )
         },
         Row {
@@ -201,7 +201,7 @@ pub(crate) fn rows(quick: bool) -> Vec<Row> {
         title: "a put with a notice, 8 bytes, one way, against half a ping-pong".to_owned(),
         sizes: vec![8],
         goals: vec![goal(Runner::Notice, OpenMpi, 0, END, 2.0)],
-        ..all_reduce("notice", "", Fabric::Shm, 2, &[Runner::Notice, OpenMpi, Mpich, Bound])
+        ..all_reduce("notice", "", Fabric::Shm, 2, &[Runner::Notice, OpenMpi, Mpich, ByHand])
     });
     rows.push(Row {
         title: "all-reduce, sum in place, shared memory, 2 ranks, by element type, in elements a second"

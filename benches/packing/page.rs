@@ -16,7 +16,8 @@ the bound from the links alone. These are rates of the links, not measured on GP
 
 const ALLOCATIONS: &str = "All connected allocations of 3 to 8 GPUs, those that are alike once (`×` says how many there are). *ours* is the optimum, met exactly\n\
 everywhere. *Blink* is its published method: multiplicative weights (ε = 0.1), few trees by an integer program, 5 % given up for\n\
-that. *ring* is the most NVLink rings that fit; where there is none a ring over PCIe at half a link, marked `p`.\n\
+that. *ring* is the most NVLink rings that fit; where there is none, a ring over PCIe, marked `p`: its rate is\n\
+assumed to be half a link, was never measured, and enters no mean.\n\
 *phases* is an optimal reduce-scatter followed by an optimal all-gather.\n\n";
 
 /// Writes the page.

@@ -56,15 +56,20 @@ pub(crate) fn rate(comparison: &Comparison, strategy: &str) -> Option<Rate> {
 }
 
 impl Server {
-    /// The geometric mean over allocations of what ours does by what another strategy does, and the largest; of those where
-    /// it does anything.
+    /// The geometric mean over allocations of the optimal rate by the rate of another strategy, and the largest ratio.
+    /// Allocations count where the other strategy has links to use: the rate of a ring over PCIe is an assumption, and an
+    /// assumption enters no mean.
     pub(crate) fn gain(&self, collective: usize, strategy: &str) -> Option<(f64, f64)> {
         let gains: Vec<f64> = self
             .rows
             .iter()
             .filter_map(|(_, comparisons)| {
                 let comparison = &comparisons[collective];
-                Some(as_f64(rate(comparison, "optimal")? / rate(comparison, strategy)?))
+                let row = comparison.row(strategy)?;
+                if matches!(row.outcome, Outcome::OverPcie(_)) {
+                    return None;
+                }
+                Some(as_f64(rate(comparison, "optimal")? / row.outcome.rate()?))
             })
             .collect();
         let sum: f64 = gains.iter().map(|gain| gain.ln()).sum();

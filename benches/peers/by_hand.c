@@ -1,4 +1,4 @@
-/* The bound: what two processes reach by hand, without any library. See measure.h for the arguments.
+/* A loop by hand: what two processes reach without any library. See measure.h for the arguments.
  *
  * All-reduce of float, two ways, of which the quicker counts:
  *   eager   up to EAGER_BYTES each rank writes its input into a slot, beside a sequence word and a signature, and adds what
@@ -47,7 +47,7 @@ struct shared {
 };
 
 /* A rank's own view. */
-struct bound {
+struct by_hand {
     struct shared *shared;
     char *segment[2]; /* of both ranks, at the same offsets */
     size_t used;
@@ -56,17 +56,17 @@ struct bound {
 };
 
 static void meet(struct peer *peer) {
-    struct bound *bound = peer->context;
-    uint64_t met = ++bound->met;
+    struct by_hand *by_hand = peer->context;
+    uint64_t met = ++by_hand->met;
     /* Release: pairs with the acquire of the other rank, which then sees all that was written before. */
-    atomic_store_explicit(&bound->shared->meeting[peer->rank].count, met, memory_order_release);
-    while (atomic_load_explicit(&bound->shared->meeting[1 - peer->rank].count, memory_order_acquire) < met) {
+    atomic_store_explicit(&by_hand->shared->meeting[peer->rank].count, met, memory_order_release);
+    while (atomic_load_explicit(&by_hand->shared->meeting[1 - peer->rank].count, memory_order_acquire) < met) {
     }
 }
 
 static double greatest(struct peer *peer, double own) {
-    struct bound *bound = peer->context;
-    double *number = bound->shared->number[++bound->numbers & 1];
+    struct by_hand *by_hand = peer->context;
+    double *number = by_hand->shared->number[++by_hand->numbers & 1];
     number[peer->rank] = own;
     meet(peer);
     return number[0] > number[1] ? number[0] : number[1];
@@ -82,28 +82,28 @@ static void add(float *restrict into, const float *restrict other, long count) {
 }
 
 static void eager(struct peer *peer, float *data, long count) {
-    struct bound *bound = peer->context;
-    uint64_t run = ++bound->run;
-    bound->signature = signed_call(bound->signature, count);
-    struct slot *mine = &bound->shared->slots[peer->rank][run % SLOTS];
-    struct slot *others = &bound->shared->slots[1 - peer->rank][run % SLOTS];
+    struct by_hand *by_hand = peer->context;
+    uint64_t run = ++by_hand->run;
+    by_hand->signature = signed_call(by_hand->signature, count);
+    struct slot *mine = &by_hand->shared->slots[peer->rank][run % SLOTS];
+    struct slot *others = &by_hand->shared->slots[1 - peer->rank][run % SLOTS];
     memcpy(mine->payload, data, (size_t)count * sizeof(float));
-    mine->signature = bound->signature;
+    mine->signature = by_hand->signature;
     /* Release: pairs with the acquire of the other rank, which then reads payload and signature. */
     atomic_store_explicit(&mine->run, run, memory_order_release);
     uint64_t seen;
     while ((seen = atomic_load_explicit(&others->run, memory_order_acquire)) < run) {
     }
-    if (seen != run || others->signature != bound->signature) fail("the other rank makes another call");
+    if (seen != run || others->signature != by_hand->signature) fail("the other rank makes another call");
     /* Two summands: the sum is the same in either order. */
     add(data, (const float *)others->payload, count);
 }
 
 static void mapped(struct peer *peer, float *data, long count) {
-    struct bound *bound = peer->context;
-    size_t offset = (size_t)((char *)data - bound->segment[peer->rank]);
-    float *restrict first = (float *)(bound->segment[0] + offset);
-    float *restrict second = (float *)(bound->segment[1] + offset);
+    struct by_hand *by_hand = peer->context;
+    size_t offset = (size_t)((char *)data - by_hand->segment[peer->rank]);
+    float *restrict first = (float *)(by_hand->segment[0] + offset);
+    float *restrict second = (float *)(by_hand->segment[1] + offset);
     long half = (count / 2 + 15) / 16 * 16;
     long begin = peer->rank ? half : 0, end = peer->rank ? count : half;
     if (end > count) end = count;
@@ -131,9 +131,9 @@ static long part(long count, int rank, long block, long *begin) {
 }
 
 static void slices(struct peer *peer, float *data, long count) {
-    struct bound *bound = peer->context;
-    struct staged *mine = &bound->shared->staged[peer->rank], *others = &bound->shared->staged[1 - peer->rank];
-    uint64_t base = bound->blocks;
+    struct by_hand *by_hand = peer->context;
+    struct staged *mine = &by_hand->shared->staged[peer->rank], *others = &by_hand->shared->staged[1 - peer->rank];
+    uint64_t base = by_hand->blocks;
     long half = (count / 2 + 15) / 16 * 16, length = BLOCK_BYTES / (long)sizeof(float);
     long blocks = (half + length - 1) / length;
     for (long block = 0; block < blocks + BLOCKS - 1; block++) {
@@ -160,25 +160,25 @@ static void slices(struct peer *peer, float *data, long count) {
         elements = part(count, 1 - peer->rank, back, &begin);
         memcpy(data + begin, mine->blocks[(base + back) % BLOCKS], (size_t)elements * sizeof(float));
     }
-    bound->blocks = base + blocks;
+    by_hand->blocks = base + blocks;
 }
 
 static void ping_pong(struct peer *peer, float *data, long count) {
-    struct bound *bound = peer->context;
-    uint64_t ball = ++bound->balls;
+    struct by_hand *by_hand = peer->context;
+    uint64_t ball = ++by_hand->balls;
     size_t bytes = (size_t)count * sizeof(float);
-    struct slot *mine = &bound->shared->slots[peer->rank][0], *others = &bound->shared->slots[1 - peer->rank][0];
-    bound->signature = signed_call(bound->signature, count);
+    struct slot *mine = &by_hand->shared->slots[peer->rank][0], *others = &by_hand->shared->slots[1 - peer->rank][0];
+    by_hand->signature = signed_call(by_hand->signature, count);
     for (int turn = 0; turn < 2; turn++) {
         if (turn == peer->rank) {
             memcpy(mine->payload, data, bytes);
-            mine->signature = bound->signature;
+            mine->signature = by_hand->signature;
             /* Release: pairs with the acquire below, on the other rank. */
             atomic_store_explicit(&mine->run, ball, memory_order_release);
         } else {
             while (atomic_load_explicit(&others->run, memory_order_acquire) != ball) {
             }
-            if (others->signature != bound->signature) fail("the other rank makes another call");
+            if (others->signature != by_hand->signature) fail("the other rank makes another call");
             memcpy(data, others->payload, bytes);
         }
     }
@@ -186,14 +186,14 @@ static void ping_pong(struct peer *peer, float *data, long count) {
 
 static void run(struct peer *peer, enum collective collective, float *data, float *output, long count) {
     (void)output;
-    struct bound *bound = peer->context;
+    struct by_hand *by_hand = peer->context;
     if (collective == BARRIER) {
         meet(peer);
     } else if (collective == PING_PONG) {
         ping_pong(peer, data, count);
-    } else if (bound->slice) {
+    } else if (by_hand->slice) {
         slices(peer, data, count);
-    } else if (bound->eager) {
+    } else if (by_hand->eager) {
         eager(peer, data, count);
     } else {
         mapped(peer, data, count);
@@ -201,25 +201,25 @@ static void run(struct peer *peer, enum collective collective, float *data, floa
 }
 
 static int next_way(struct peer *peer, enum collective collective, long bytes, int way) {
-    struct bound *bound = peer->context;
-    bound->eager = way == 1;
-    return way == 0 || (way == 1 && !bound->slice && collective == ALL_REDUCE && bytes <= EAGER_BYTES);
+    struct by_hand *by_hand = peer->context;
+    by_hand->eager = way == 1;
+    return way == 0 || (way == 1 && !by_hand->slice && collective == ALL_REDUCE && bytes <= EAGER_BYTES);
 }
 
 /* The same offsets on both ranks, as both allocate in the same order. */
 static void *allocate(struct peer *peer, size_t bytes) {
-    struct bound *bound = peer->context;
-    char *memory = bound->segment[peer->rank] + bound->used;
-    bound->used += bytes;
-    if (bound->used > SEGMENT_BYTES) fail("no memory: give smaller sizes");
+    struct by_hand *by_hand = peer->context;
+    char *memory = by_hand->segment[peer->rank] + by_hand->used;
+    by_hand->used += bytes;
+    if (by_hand->used > SEGMENT_BYTES) fail("no memory: give smaller sizes");
     return memory;
 }
 
 static void release(struct peer *peer, void *memory, size_t bytes) {
-    struct bound *bound = peer->context;
+    struct by_hand *by_hand = peer->context;
     meet(peer); /* The other rank may still be reading. */
     madvise(memory, bytes, MADV_REMOVE);
-    bound->used -= bytes;
+    by_hand->used -= bytes;
 }
 
 static void *shared_memory(size_t bytes) {
@@ -232,16 +232,16 @@ int main(int count, char **arguments) {
     int slice = count > 1 && strcmp(arguments[1], "slice") == 0;
     struct task task = read_task(count - slice, arguments + slice);
     if (task.collective != ALL_REDUCE && task.collective != BARRIER && task.collective != PING_PONG)
-        fail("no bound for this collective: there is one for all-reduce, barrier and ping-pong");
+        fail("no loop by hand for this collective: there is one for all-reduce, barrier and ping-pong");
     for (int size = 0; size < task.sizes; size++) {
         if (task.collective == PING_PONG && task.bytes[size] > LINE_BYTES) fail("ping-pong of a line: at most 48 bytes");
     }
-    struct bound bound = {.shared = shared_memory(sizeof(struct shared)), .slice = slice};
-    for (int rank = 0; rank < 2; rank++) bound.segment[rank] = shared_memory(SEGMENT_BYTES);
+    struct by_hand by_hand = {.shared = shared_memory(sizeof(struct shared)), .slice = slice};
+    for (int rank = 0; rank < 2; rank++) by_hand.segment[rank] = shared_memory(SEGMENT_BYTES);
     pid_t child = fork();
     if (child < 0) fail("no process: fork fails");
     struct peer peer = {
-        .rank = child == 0, .ranks = 2, .context = &bound, .barrier = meet, .greatest = greatest,
+        .rank = child == 0, .ranks = 2, .context = &by_hand, .barrier = meet, .greatest = greatest,
         .run = run, .allocate = slice ? NULL : allocate, .release = slice ? NULL : release, .next_way = next_way,
     };
     int status = measure_all(&peer, &task);

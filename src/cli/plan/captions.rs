@@ -15,7 +15,8 @@ pub(super) fn sentence(plan: &Plan) -> String {
     let reason = words::reason(&plan.topology, &plan.packing);
     let sum = if reason.sum.is_empty() { String::new() } else { format!(": {}", reason.sum) };
     let verdict = words::verdict(&plan.packing);
-    let verdict = if plan.packing.is_optimal() { "Nothing can be faster" } else { verdict.as_str() };
+    let verdict =
+        if plan.packing.is_optimal() { "No forwarding schedule can be faster" } else { verdict.as_str() };
     format!("{verdict}: {}{sum}.", reason.sentence)
 }
 

@@ -259,7 +259,7 @@ fn largest(parts: &[Vec<NodeId>]) -> usize {
 /// The gap to the bound in words.
 pub(super) fn verdict(packing: &Packing) -> String {
     if packing.is_optimal() {
-        return "optimal: nothing can be faster".to_owned();
+        return "optimal: no forwarding schedule can be faster".to_owned();
     }
     let share: Rate = packing.rate / packing.bound;
     format!(
