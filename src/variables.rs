@@ -100,6 +100,11 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("PLEACH_TRACE", "none", "a file that gets every call, for Perfetto and `chrome://tracing`"),
     variable(
+        "PLEACH_METRICS",
+        "none",
+        "where to serve metrics: `PORT` of loopback or `IP:PORT`; rank `r` of a host adds `r` to the port. `pleach top` reads them",
+    ),
+    variable(
         "PLEACH_LOG",
         "warnings",
         "what the command and its ranks log on standard error: `info`, `debug`, or `pleach_transport=debug,info`",
