@@ -133,7 +133,8 @@ fn every_type_and_reduction_is_exact() {
 fn the_same_memory_again_any_slice_and_given_sizes_are_measured_and_right() {
     for collective in Collective::NAMES {
         for memory in ["registered", "slice"] {
-            let arguments = ["--fabric", "shm", "--ranks", "2", "--reuse", "--pin", "--memory", memory];
+            let arguments =
+                ["--fabric", "shm", "--ranks", "2", "--reuse", "--bind", "core", "--memory", memory];
             let sizes = if collective == "barrier" { vec![] } else { vec!["--sizes", "4K,40"] };
             let rows = rows(&[&[collective][..], &arguments, &sizes].concat());
             let bytes: Vec<&str> = rows.iter().map(|row| row[6].as_str()).collect();

@@ -4,11 +4,14 @@ mod launcher;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
 use launcher::{Folder, finish, pleach, wait_until};
+use pleach_transport::processors::Processors;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// `pleach run` of a shell script.
@@ -376,4 +379,55 @@ fn a_job_starts_and_ends_quickly() {
     let before = pleach_transport::clock::now();
     assert!(finish(shell(4, &[], ":")).status.success());
     assert!(pleach_transport::clock::now().since(before) < Duration::from_secs(30));
+}
+
+/// Where each rank of `pleach run` may run, as the kernel says, and what was logged.
+fn places(ranks: usize, options: &[&str]) -> (Vec<Processors>, String) {
+    let mut command = shell(ranks as u32, options, "grep Cpus_allowed_list: /proc/self/status");
+    let output = finish({
+        command.env("PLEACH_LOG", "info");
+        command
+    });
+    assert!(output.status.success(), "{output:?}");
+    let lists = text(&output.stdout).lines().filter_map(|line| line.split_once("Cpus_allowed_list:"));
+    let places: Vec<_> = lists.map(|(_, list)| Processors::of_list(list)).collect();
+    assert_eq!(places.len(), ranks);
+    (places, text(&output.stderr).to_owned())
+}
+
+#[test]
+fn ranks_are_kept_on_processors_of_their_own_where_there_are_enough_that_no_other_job_has() {
+    let all = Processors::allowed().expect("a machine of few processors");
+    let nowhere = |ranks: usize| vec![all.clone(); ranks];
+    let (found, log) = places(all.len() + 1, &[]);
+    assert_eq!(found, nowhere(all.len() + 1));
+    let why = format!("not kept on processors of their own: {} ranks", all.len() + 1);
+    assert!(log.contains(&why), "{log}");
+    if all.len() < 2 {
+        println!("skipped: two ranks cannot be kept on one processor each");
+        return;
+    }
+    assert_eq!(places(2, &["--bind", "none"]).0, nowhere(2));
+    for options in [&[][..], &["--bind", "share"], &["--bind", "core"]] {
+        // Jobs of other tests have cores too, for a while.
+        wait_until("two ranks are kept apart", || {
+            let (found, log) = places(2, options);
+            if log.contains("other jobs have") {
+                return false;
+            }
+            assert!(found.iter().all(|own| !own.is_empty() && own.all_among(&all)), "{found:?}");
+            assert!(!found[0].iter().any(|processor| found[1].contains(processor)), "{found:?}");
+            assert!(log.contains("rank 1 is kept on processors "), "{log}");
+            true
+        });
+    }
+    // As another job does that has them all.
+    let names =
+        (0..).map(|core| format!("pleach-core-{core}")).take(1 + all.iter().max().unwrap_or(0) as usize);
+    let addresses = names.map(|name| SocketAddr::from_abstract_name(name).expect("a name"));
+    let held: Vec<_> = addresses.map(|address| UnixDatagram::bind_addr(&address)).collect();
+    let (found, log) = places(2, &[]);
+    drop(held);
+    assert_eq!(found, nowhere(2));
+    assert!(log.contains("other jobs have"), "{log}");
 }

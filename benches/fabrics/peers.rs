@@ -125,7 +125,10 @@ impl Peers {
         }
         words.extend([row.collective.into(), time_ms.to_string().into()]);
         words.push(if row.fresh { "fresh" } else { "same" }.into());
-        words.push(if row.fabric == Fabric::Shm { "pinned" } else { "free" }.into());
+        // As `pleach bench` keeps its ranks.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let is_kept = row.fabric == Fabric::Shm && row.ranks as usize <= processors;
+        words.push(if is_kept { "pinned" } else { "free" }.into());
         words.extend(row.sizes.iter().map(|bytes| bytes.to_string().into()));
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).envs(variables);

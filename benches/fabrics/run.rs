@@ -58,8 +58,9 @@ fn pleach(row: &Row, arguments: &[&str], time_ms: u32) -> Command {
     let fabric = if row.fabric == Fabric::Shm { "shm" } else { "tcp" };
     command.args(["bench", row.collective, "--json", "--fabric", fabric]).args(arguments);
     command.args(["--ranks", &row.ranks.to_string(), "--time", &time_ms.to_string()]);
-    if row.fabric == Fabric::Shm {
-        command.arg("--pin");
+    if row.fabric != Fabric::Shm {
+        // As its peers.
+        command.args(["--bind", "none"]);
     }
     if !row.fresh {
         command.arg("--reuse");

@@ -49,7 +49,7 @@ fn connected(mut device: ShmDevice, peer: Rank, address: &Address, board: Arc<Bo
         events: Vec::new(),
         board,
         platform: Platform::one_host(2, Access::Put, CostModel::LOOPBACK),
-        ranks_here: 2,
+        is_crowded: false,
         store: None,
     };
     Group::new(connection, Box::new(HostCompute::new()), &Options::new(World::alone())).unwrap()

@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
 
 /// Runs `pleach probe`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS)? else {
+    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS, None)? else {
         return Ok(());
     };
     let mut options = Options::new(world);

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use pleach::transport::rendezvous::{Rendezvous, WORLD_SIZE_MAX};
 
 use super::CommandError;
-use super::launch::{Launch, Output, is_executable};
+use super::launch::{Bind, Launch, Output, is_executable};
 
 /// Arguments of `pleach run`.
 #[derive(Debug, clap::Args)]
@@ -33,6 +33,9 @@ pub(crate) struct Arguments {
     /// Where the ranks of all hosts meet: tcp://HOST:PORT or file:///DIR [default: a free port of this host]
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
+    /// Which processors each rank is kept on [default: share, where there are as many as ranks here]
+    #[arg(long, value_name = "HOW", value_enum)]
+    bind: Option<Bind>,
     /// The command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -40,7 +43,7 @@ pub(crate) struct Arguments {
 
 /// Runs `pleach run`.
 pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
-    let Arguments { ranks, first_rank, rendezvous, command, .. } = arguments;
+    let Arguments { ranks, first_rank, rendezvous, bind, command, .. } = arguments;
     let world_size = arguments.world_size.unwrap_or(ranks);
     if world_size > WORLD_SIZE_MAX || first_rank.checked_add(ranks).is_none_or(|end| end > world_size) {
         return Err(CommandError::usage(format!(
@@ -53,7 +56,10 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
             "command not found: {program}; check its name and permissions, after -- give the command itself"
         )));
     }
-    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output: Output::Prefixed };
+    let output = Output::Prefixed;
+    // The command may have as many threads as it likes.
+    let usual_bind = Bind::Share;
+    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind };
     // Whatever the command's own status says, for this one it is a job that failed.
     launch.run().map_err(|error| match error {
         CommandError::Usage(text) | CommandError::Typed(text) | CommandError::Failed(text) => {

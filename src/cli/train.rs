@@ -14,7 +14,7 @@ use pleach::transport::clock;
 use pleach::transport::rendezvous::FabricChoice;
 use pleach::{CollectiveError, Group, Options, ReduceOp};
 
-use super::launch::{WorldArguments, rank_or_launch};
+use super::launch::{Bind, WorldArguments, rank_or_launch};
 use super::metrics::MetricsAddress;
 use super::{CommandError, progress};
 
@@ -59,6 +59,9 @@ pub(crate) struct Arguments {
     /// How often every image is seen
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
+    /// Which processors each rank that is started here is kept on [default: core, where there are as many as ranks]
+    #[arg(long, value_name = "HOW", value_enum)]
+    bind: Option<Bind>,
     /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is on loopback]
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
@@ -75,7 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         Some(folder) => DataSet::from_folder(folder).map_err(CommandError::usage)?,
         None => DataSet::built_in().map_err(CommandError::failed)?,
     };
-    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS)? else {
+    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS, arguments.bind)?
+    else {
         return Ok(());
     };
     let mut options = Options::new(world);

@@ -25,6 +25,8 @@ pub mod memory;
 #[cfg(test)]
 mod other_user;
 mod primitive;
+#[cfg(not(loom))]
+pub mod processors;
 pub mod region;
 // Makes devices, which have no place among loom's threads.
 #[cfg(not(loom))]

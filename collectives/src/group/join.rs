@@ -79,7 +79,7 @@ impl Group {
             events: joined.events,
             board,
             platform,
-            ranks_here: joined.ranks_here,
+            is_crowded: joined.is_crowded,
             store: joined.store,
         };
         let compute = reach.compute(options.space)?;

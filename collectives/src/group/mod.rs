@@ -136,8 +136,8 @@ pub struct Connection {
     pub board: Arc<Board>,
     /// The ranks on their hosts: the same on all ranks, as they choose their schedules by it.
     pub platform: Platform,
-    /// How many of them share this host's processors.
-    pub ranks_here: u32,
+    /// Whether more of them are on this host than it has processors for them: then who waits gives way at once.
+    pub is_crowded: bool,
     /// Where the ranks met.
     pub store: Option<Box<dyn Store>>,
 }
@@ -172,7 +172,7 @@ impl Group {
         compute: Box<dyn Compute>,
         options: &Options,
     ) -> Result<Self, GroupError> {
-        let Connection { device, events, board, platform, ranks_here, store } = connection;
+        let Connection { device, events, board, platform, is_crowded, store } = connection;
         let (rank, world_size) = (device.rank(), platform.ranks());
         let hosts = platform.hosts.clone();
         let neighbours = (0..world_size).filter(|&peer| peer != rank && hosts.are_neighbours(rank, peer));
@@ -189,7 +189,6 @@ impl Group {
         let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
         engine.allow_concurrent_calls(options.concurrent_calls);
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let planner = Planner::new(rank, platform, options.algorithm.clone()).pinned_by(table);
         let planner = match options.reproducible {
             Reproducible::No => planner,
@@ -198,7 +197,7 @@ impl Group {
         let shares_gpu = gpu.is_some() && engine.scratch_space() != Space::Host;
         let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let core = Core { engine, planner };
-        let driver = Driver::new(core, board, options.spin, ranks_here as usize > processors, observed);
+        let driver = Driver::new(core, board, options.spin, is_crowded, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
             engine.failure().cloned().map(Err).or_else(|| engine.is_ready().then_some(Ok(())))
         });

@@ -187,7 +187,7 @@ fn group(device: Box<dyn Device>, board: Arc<Board>) -> Group {
         events: Vec::new(),
         board,
         platform: Platform::one_host(2, Access::Put, CostModel::LOOPBACK),
-        ranks_here: 2,
+        is_crowded: false,
         store: None,
     };
     let mut options = Options::new(World::alone());

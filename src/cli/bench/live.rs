@@ -9,10 +9,8 @@ use pleach::collectives::{GpuBuffer, OnStream, bf16, f16};
 use pleach::transport::clock;
 use pleach::transport::cuda::Stream;
 use pleach::{
-    Collective, CollectiveError, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp,
-    Reproducible,
+    Collective, CollectiveError, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, ReduceOp, Reproducible,
 };
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::memory::Space;
 use super::pattern::{Pattern, times_max};
@@ -46,15 +44,6 @@ const SAMPLES_MAX: u64 = 1000;
 /// How many times the given time a size may take with filling and checking, and after how many samples that is looked at.
 const PATIENCE: u32 = 20;
 const PATIENCE_SAMPLES: u64 = 16;
-
-/// Keeps this thread on one of the processors it may use; the next rank is on the next one.
-pub(super) fn pin(rank: Rank) -> rustix::io::Result<()> {
-    let allowed = sched_getaffinity(None)?;
-    let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
-    let mut only = CpuSet::new();
-    only.set(processors[rank as usize % processors.len()]);
-    sched_setaffinity(None, &only)
-}
 
 /// Whether one clock ticks for all ranks: whether they run under one boot of one kernel.
 pub(super) fn share_a_clock(group: &Group) -> Result<bool, CollectiveError> {

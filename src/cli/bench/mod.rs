@@ -18,7 +18,7 @@ use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
 use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp, Reproducible};
 
 use super::CommandError;
-use super::launch::{WorldArguments, is_one_of_several, rank_count, rank_or_launch};
+use super::launch::{Bind, WorldArguments, is_one_of_several, rank_count, rank_or_launch};
 use super::metrics::MetricsAddress;
 use super::schedule::collective;
 
@@ -121,9 +121,9 @@ pub(crate) struct Arguments {
     /// Run the iterations of a sample on the same memory, as other benchmarks do, not each on its own
     #[arg(long)]
     reuse: bool,
-    /// Keep each rank on one processor
-    #[arg(long)]
-    pin: bool,
+    /// Which processors each rank that is started here is kept on [default: core, where there are as many as ranks]
+    #[arg(long, value_name = "HOW", value_enum)]
+    bind: Option<Bind>,
     /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is on loopback]
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
@@ -275,7 +275,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
     // Before anything is started: else every rank would say the same.
     task.memory.expect_there().map_err(CommandError::failed)?;
-    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS)? else {
+    let Some(world) =
+        rank_or_launch(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS, arguments.bind)?
+    else {
         return Ok(());
     };
     let topology = wiring.map(|wiring| Arc::new(wiring.topology().clone()));
@@ -359,14 +361,6 @@ fn measure_over(
     options.reproducible = task.reproducible;
     options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
     let group = Group::join(&options).map_err(CommandError::joining)?;
-    if arguments.pin {
-        live::pin(group.rank()).map_err(|error| {
-            CommandError::failed(format!(
-                "no processor: rank {} cannot be kept on one ({error}); leave --pin away",
-                group.rank()
-            ))
-        })?;
-    }
     let fabric = group.fabric().unwrap_or(Fabric::Tcp);
     let name = fabric.to_string();
     let mut report = (group.rank() == 0).then(|| Report::new(task, &name, arguments.json));
@@ -396,7 +390,7 @@ fn expect_simulated(arguments: &Arguments) -> Result<(), CommandError> {
             "one process too many: sim runs all ranks in one process; start it once, without a launcher",
         ));
     }
-    if arguments.pin
+    if arguments.bind.is_some()
         || arguments.reuse
         || arguments.metrics.is_some()
         || arguments.time.is_some()
@@ -404,7 +398,7 @@ fn expect_simulated(arguments: &Arguments) -> Result<(), CommandError> {
         || arguments.memory != MemoryKind::Registered
     {
         return Err(CommandError::usage(
-            "not simulated: --pin, --reuse, --reproducible, --time, --memory and --metrics are about real ranks; leave them away with --fabric sim",
+            "not simulated: --bind, --reuse, --reproducible, --time, --memory and --metrics are about real ranks; leave them away with --fabric sim",
         ));
     }
     Ok(())

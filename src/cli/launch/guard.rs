@@ -1,6 +1,7 @@
 //! What keeps ranks from outliving their launcher, even one that is killed with SIGKILL.
 //!
-//! Each rank is started through [`rank`], which asks the kernel to kill it with its parent and then becomes the command.
+//! Each rank is started through [`rank`], which asks the kernel to kill it with its parent and to keep it on its
+//! processors, and then becomes the command.
 //! That does not reach the command's own children, so a second process, [`watch`], knows each rank's process group
 //! and kills them all when the launcher's end of its pipe closes.
 
@@ -10,6 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use pleach::transport::processors::Processors;
 use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
 
 use super::job_secret;
@@ -24,6 +26,9 @@ pub(crate) struct RankArguments {
     /// Process number of the launcher
     #[arg(long)]
     parent: i32,
+    /// Processors to keep it on, as a list of the kernel's
+    #[arg(long)]
+    processors: Option<String>,
     /// The command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
@@ -37,6 +42,11 @@ pub(crate) fn rank(arguments: &RankArguments) -> Result<(), CommandError> {
     if getppid().map(Pid::as_raw_pid) != Some(arguments.parent) {
         return Err(CommandError::failed("rank not started: its launcher is gone; start it again"));
     }
+    if let Some(list) = &arguments.processors
+        && let Err(error) = Processors::of_list(list).keep_this_thread()
+    {
+        tracing::warn!("this rank is not kept on processors {list}: {error}");
+    }
     let (program, rest) = arguments.command.split_first().expect("clap requires one");
     let error = Command::new(program).args(rest).exec();
     let program = program.display();
@@ -45,15 +55,14 @@ pub(crate) fn rank(arguments: &RankArguments) -> Result<(), CommandError> {
     )))
 }
 
-/// How a rank's command is started.
-pub(super) fn rank_command(command: &[OsString]) -> Command {
+/// How a rank's command is started, and on which processors it is kept, if on any.
+pub(super) fn rank_command(command: &[OsString], processors: Option<&Processors>) -> Command {
     let mut own = Command::new(OWN_PROGRAM);
-    own.arg0("pleach")
-        .arg("rank-shim")
-        .arg("--parent")
-        .arg(std::process::id().to_string())
-        .arg("--")
-        .args(command);
+    own.arg0("pleach").arg("rank-shim").arg("--parent").arg(std::process::id().to_string());
+    if let Some(processors) = processors {
+        own.arg("--processors").arg(processors.to_string());
+    }
+    own.arg("--").args(command);
     own
 }
 

@@ -14,12 +14,15 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 use super::CommandError;
 use super::log::LOG_VARIABLE;
 
+mod bind;
 mod cause;
 pub(crate) mod guard;
 mod job;
 mod job_secret;
 mod output;
 
+pub(crate) use bind::Bind;
+use bind::Placement;
 use job::{Ended, Job};
 use job_secret::{JobSecret, SECRET_VARIABLE};
 pub(crate) use output::Output;
@@ -42,6 +45,10 @@ pub(crate) struct Launch {
     pub(crate) command: Vec<OsString>,
     /// How their lines are passed on.
     pub(crate) output: Output,
+    /// What was asked for of the processors that they are kept on.
+    pub(crate) bind: Option<Bind>,
+    /// What is done where nothing was.
+    pub(crate) usual_bind: Bind,
 }
 
 impl Launch {
@@ -63,9 +70,14 @@ impl Launch {
         if let Some(secret) = &secret {
             secret.write()?;
         }
+        let placement = Placement::of(self.ranks, self.bind, self.usual_bind);
         for local_rank in 0..self.ranks {
             let rank = self.first_rank + local_rank;
-            let mut command = guard::rank_command(&self.command);
+            let processors = placement.of_rank(local_rank);
+            if let Some(processors) = processors {
+                tracing::info!("rank {rank} is kept on processors {processors}");
+            }
+            let mut command = guard::rank_command(&self.command, processors);
             command
                 .env("PLEACH_RANK", rank.to_string())
                 .env("PLEACH_WORLD_SIZE", self.world_size.to_string())
@@ -80,7 +92,7 @@ impl Launch {
             job.start(rank, command, self.output);
         }
         let result = job.run().map_err(|ended| self.error(ended));
-        drop(reserved);
+        drop((reserved, placement));
         result
     }
 
@@ -158,11 +170,12 @@ pub(crate) fn rank_count(
 }
 
 /// This process's place in the world it was started in; or, outside any, `None` after this same command has run as
-/// `ranks` (or else `default_ranks`) ranks. One rank needs no launching.
+/// `ranks` (or else `default_ranks`) ranks, kept on processors as `bind` asks. One rank needs no launching.
 pub(crate) fn rank_or_launch(
     arguments: &WorldArguments,
     ranks: Option<u32>,
     default_ranks: u32,
+    bind: Option<Bind>,
 ) -> Result<Option<World>, CommandError> {
     if let Some(world) = find_world(arguments, ranks)? {
         return Ok(Some(world));
@@ -174,8 +187,10 @@ pub(crate) fn rank_or_launch(
     let mut command = vec![OsString::from(guard::OWN_PROGRAM)];
     command.extend(std::env::args_os().skip(1));
     let rendezvous = arguments.rendezvous.clone();
-    let launch =
-        Launch { ranks, first_rank: 0, world_size: ranks, rendezvous, command, output: Output::Plain };
+    let (first_rank, world_size, output) = (0, ranks, Output::Plain);
+    // Its ranks work in one thread.
+    let usual_bind = Bind::Core;
+    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind };
     launch.run().map(|()| None)
 }
 

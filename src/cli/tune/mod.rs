@@ -15,7 +15,7 @@ use pleach::{Collective, Group, Options};
 
 use super::CommandError;
 use super::bench::{Size, fabric_choice};
-use super::launch::{WorldArguments, is_one_of_several, rank_count, rank_or_launch};
+use super::launch::{Bind, WorldArguments, is_one_of_several, rank_count, rank_or_launch};
 use super::schedule::collective;
 
 mod measure;
@@ -61,6 +61,9 @@ pub(crate) struct Arguments {
     /// About how long each size of a collective is measured
     #[arg(long, value_name = "MS", default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: u32,
+    /// Which processors each rank that is started here is kept on [default: core, where there are as many as ranks]
+    #[arg(long, value_name = "HOW", value_enum)]
+    bind: Option<Bind>,
     /// Show what a file of choices says, and measure nothing
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "predicted"])]
     show: Option<PathBuf>,
@@ -86,7 +89,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         // Before any rank is started: whether the file can take a table.
         output.map(Kept::open).transpose()?;
     }
-    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS)? else {
+    let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS, arguments.bind)?
+    else {
         return Ok(());
     };
     let kept = output.filter(|_| world.rank == 0).map(Kept::open).transpose()?;

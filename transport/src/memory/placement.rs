@@ -6,7 +6,7 @@
 //! taken from, once, when it makes the memory: such a policy belongs to the file, and holds whoever touches it.
 //!
 //! The node is the one that the owner's thread runs on then: keep a rank on its processors before it joins, as launchers do
-//! (`mpirun --bind-to numa`, `srun --cpu-bind`, `numactl`). Where the node has no page left others give theirs.
+//! (`pleach run`, `mpirun --bind-to numa`, `srun --cpu-bind`, `numactl`). Where the node has no page left others give theirs.
 
 use std::ffi::c_ulong;
 use std::ptr::NonNull;

@@ -49,6 +49,8 @@ pub struct Joined {
     pub local_rank: Option<u32>,
     /// How many of the ranks, this one included, are on this host and share its processors.
     pub ranks_here: u32,
+    /// Whether these are more than the processors that they may run on: of those that have no others than this rank has.
+    pub is_crowded: bool,
     /// Which fabric was agreed on.
     pub fabric: Fabric,
     /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory, where the fabric does.
@@ -123,13 +125,14 @@ fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
     {
         meeting.store.fail(&error.to_string(), meeting.limit);
     }
-    let Met { fabric, ranks_here, hosts, connected: Connected { device, events, .. } } = result?;
+    let Met { fabric, ranks_here, is_crowded, hosts, connected: Connected { device, events, .. } } = result?;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     Ok(Joined {
         rank,
         world_size,
         local_rank,
         ranks_here,
+        is_crowded,
         fabric,
         hosts: hosts.of,
         device,
@@ -166,6 +169,7 @@ fn alone(
                     world_size,
                     local_rank,
                     ranks_here,
+                    is_crowded: false,
                     fabric,
                     hosts: vec![0],
                     device,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::StorePath;
 use crate::Rank;
+use crate::processors::Processors;
 
 /// Version of what ranks say to each other at the meeting and on the fabrics.
 pub(super) const PROTOCOL_VERSION: u32 = 3;
@@ -25,6 +26,8 @@ pub(super) struct Record {
     pub(super) network: String,
     /// The ends of its connection to the store, if it needs one.
     pub(super) path: Option<StorePath>,
+    /// Where it may run, when it comes; empty where it does not know.
+    pub(super) processors: Processors,
     /// `PLEACH_HOST`.
     pub(super) host: Option<String>,
     /// Where neighbours knock, if it tries to find any.
@@ -67,6 +70,7 @@ impl Record {
             machine: machine(),
             network: network(),
             path,
+            processors: Processors::allowed().unwrap_or_default(),
             host: host.map(str::to_owned),
             door: door.map(str::to_owned),
             knobs,
@@ -86,6 +90,7 @@ impl Record {
         if let Some(StorePath { local, remote }) = self.path {
             line("path", &format!("{local} {remote}"));
         }
+        line("processors", &self.processors.to_string());
         if let Some(host) = &self.host {
             line("host", host);
         }
@@ -122,6 +127,8 @@ impl Record {
         let machine = field("machine").ok_or(Unreadable)?;
         let network = field("network").ok_or(Unreadable)?;
         let path = field("path").map(|text| path(&text).ok_or(Unreadable)).transpose()?;
+        let processors = field("processors").ok_or(Unreadable)?;
+        let processors = Processors::of_list(&processors);
         let host = field("host");
         let door = field("door");
         let mut knobs = Vec::new();
@@ -135,7 +142,7 @@ impl Record {
         if lines.next().is_some() {
             return Err(Unreadable);
         }
-        Ok(Ok(Self { world_size, process, host_name, machine, network, path, host, door, knobs }))
+        Ok(Ok(Self { world_size, process, host_name, machine, network, path, processors, host, door, knobs }))
     }
 
     /// What differs that must not.
@@ -213,6 +220,7 @@ mod tests {
             machine: "m".to_owned(),
             network: "net:[7]".to_owned(),
             path: None,
+            processors: Processors::new([0, 1]),
             host: None,
             door: None,
             knobs: vec![

@@ -10,6 +10,7 @@ use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Address, Device, Event, Responder};
 use crate::hybrid::Route;
+use crate::processors::Processors;
 use crate::rendezvous::error::JoinError;
 use crate::rendezvous::fabrics::{Fabric, FabricChoice, Fabrics};
 use crate::rendezvous::gate::Gate;
@@ -45,6 +46,8 @@ pub(super) struct Met {
     pub(super) fabric: Fabric,
     /// How many ranks share this machine's processors.
     pub(super) ranks_here: u32,
+    /// Whether they are more than their processors.
+    pub(super) is_crowded: bool,
     pub(super) hosts: Hosts,
     pub(super) connected: Connected,
 }
@@ -100,7 +103,10 @@ impl<'a> Meeting<'a> {
         let records = self.introduce(door.as_ref().ok().map(Door::address))?;
         let secret = self.agree_on_secret()?;
         let own = &records[self.world.rank as usize];
-        let ranks_here = records.iter().filter(|record| own.same_machine(record)).count() as u32;
+        let here = records.iter().filter(|record| own.same_machine(record));
+        let ranks_here = here.clone().count() as u32;
+        let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
+        let is_crowded = is_crowded(&own.processors, parallelism, here.map(|record| &record.processors));
         self.store.seal(self.deadline);
         let hosts = if tries { self.find_neighbours(&records)? } else { Hosts::apart(self.world.world_size) };
         drop(door);
@@ -111,7 +117,7 @@ impl<'a> Meeting<'a> {
             let _ = connected.device.post(peer, &reply);
         }
         self.part(&mut connected);
-        Ok(Met { fabric, ranks_here, hosts, connected })
+        Ok(Met { fabric, ranks_here, is_crowded, hosts, connected })
     }
 
     /// The secret of the devices: the user's, or one for this host that rank 0 makes and tells over the store.
@@ -448,6 +454,19 @@ impl<'a> Meeting<'a> {
     }
 }
 
+/// Whether of the ranks `here` more run on the processors of this one, and on no others, than there are. `parallelism` is
+/// how many of its processors this rank may use at a time: fewer than it has where a control group says so.
+fn is_crowded<'a>(
+    own: &Processors,
+    parallelism: usize,
+    here: impl Iterator<Item = &'a Processors> + Clone,
+) -> bool {
+    if parallelism < own.len() || own.is_empty() {
+        return here.count() > parallelism;
+    }
+    here.filter(|processors| processors.all_among(own)).count() > own.len()
+}
+
 /// What a store calls it.
 fn topic(fabric: Fabric) -> &'static str {
     match fabric {
@@ -499,5 +518,30 @@ fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<Record, JoinError> {
             second: (own, PROTOCOL_VERSION.to_string()),
         })),
         Err(_) => Err(JoinError::Unreadable { rank }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_crowded_where_they_are_more_than_the_processors_that_they_are_kept_on() {
+        let is_crowded = |own: &str, parallelism: usize, here: &[&str]| {
+            let here: Vec<_> = here.iter().map(|list| Processors::of_list(list)).collect();
+            is_crowded(&Processors::of_list(own), parallelism, here.iter())
+        };
+        assert!(!is_crowded("0-1", 2, &["0-1", "0-1"]));
+        assert!(is_crowded("0-1", 2, &["0-1"; 3]));
+        // Each on one of its own: whoever started them has seen to it.
+        assert!(!is_crowded("0", 1, &["0", "1"]));
+        assert!(!is_crowded("4-7", 4, &["0-3", "4-7", "4-7"]));
+        assert!(is_crowded("1", 1, &["0", "1", "1"]));
+        // The others leave nothing for one that is kept nowhere.
+        assert!(is_crowded("0-1", 2, &["0", "1", "0-1"]));
+        // A quota, and ranks that do not know.
+        assert!(is_crowded("0-63", 1, &["0-63", "0-63"]));
+        assert!(is_crowded("", 2, &["", "", ""]));
+        assert!(!is_crowded("", 2, &["", ""]));
     }
 }
