@@ -529,6 +529,16 @@ pub unsafe trait Device: Send {
     /// Rings this device's bell.
     fn ringer(&self) -> Arc<dyn Ring>;
 
+    /// Tells the peers that can see it on which processor this rank waits. A hint, cheap where nothing has changed; a device whose
+    /// peers cannot see it does nothing.
+    fn show_processor(&mut self, _processor: u32) {}
+
+    /// The processor on which `peer` waited when it last said so, which may be long ago, or is a lie; `None` where it has not, or
+    /// cannot be seen from here.
+    fn shown_processor(&self, _peer: Rank) -> Option<u32> {
+        None
+    }
+
     /// When to poll at the latest even if no bell rings.
     fn next_wakeup(&self) -> Option<Nanos>;
 

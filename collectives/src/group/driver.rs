@@ -7,12 +7,18 @@
 //! A yield is the quickest way to a peer on the same processor, and the slowest where strangers want it too: the kernel
 //! then gives them a turn of milliseconds. So a yield that took that long is the last one for a while: ranks that share
 //! processors sleep instead, others poll on.
+//!
+//! Ranks that have a processor each may still come to be on one, and stay there: the kernel moves no thread that only yields.
+//! So a rank that waits shows where, to those who map its memory ([`Driver::is_beside_peer`]). Who has yielded beside a
+//! peer some times sleeps instead, as the kernel wakes a thread where nothing runs; and where that does not part them,
+//! because all processors are busy, the higher rank goes to another one by itself.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pleach_transport::{Nanos, Ring, clock, fork, sleep};
+use pleach_transport::processors::{Processors, current, move_away_from};
+use pleach_transport::{Nanos, Rank, Ring, clock, fork, sleep};
 
 use super::error::CollectiveError;
 use super::observed::Observed;
@@ -39,6 +45,13 @@ const WARY_MAX: Duration = Duration::from_millis(500);
 /// And ranks with a processor each then poll so many times longer before they sleep, without yields: who sleeps gets the
 /// processor back only when the stranger's turn ends.
 const WARY_SPINS: u32 = 20;
+/// Yields beside a peer before this rank sleeps instead: some tens of microseconds.
+const YIELDS_BESIDE: u32 = 4;
+/// And sleeps before the higher of the two goes elsewhere: a thread that is woken goes where nothing runs at once, or not at
+/// all.
+const SLEEPS_BESIDE: u32 = 2;
+/// So many times as long the lower one waits for the other to go, which may be bound to that processor.
+const LOWER_RANK_WAITS: u32 = 4;
 /// Longest sleep, in case a bell is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
@@ -75,6 +88,10 @@ pub(super) struct Driver {
     wary_until: AtomicU64,
     /// How long that time is, or was, in nanoseconds. Relaxed: as above.
     wary_for_ns: AtomicU64,
+    /// Ranks that show where they wait.
+    neighbours: Box<[Rank]>,
+    /// How often in a row this rank gave way and found one of them on its processor. Relaxed: a hint, as above.
+    times_beside: AtomicU32,
     pub(super) observed: Observed,
 }
 
@@ -97,12 +114,17 @@ impl Driver {
     pub(super) fn new(
         mut core: Core,
         board: Arc<Board>,
+        world_size: u32,
         spin: Duration,
         is_crowded: bool,
         observed: Observed,
     ) -> Self {
         let ringer = core.engine.device().ringer();
         let process = fork::Process::current();
+        let device = core.engine.device();
+        // Where no memory is mapped nobody is seen.
+        let neighbours =
+            (0..world_size).filter(|peer| *peer != device.rank() && device.reach(*peer).maps).collect();
         Self {
             core: Mutex::new(core),
             waiting: AtomicUsize::new(0),
@@ -113,6 +135,8 @@ impl Driver {
             is_crowded,
             wary_until: AtomicU64::new(0),
             wary_for_ns: AtomicU64::new(0),
+            neighbours,
+            times_beside: AtomicU32::new(0),
             observed,
         }
     }
@@ -154,6 +178,9 @@ impl Driver {
         let mut now = clock::now();
         let mut idle_since = now;
         let polls = if self.is_crowded { 1 } else { POLLS_PER_CLOCK };
+        if !self.neighbours.is_empty() {
+            core.engine.device().show_processor(current());
+        }
         loop {
             let mut moved = false;
             for _ in 0..polls {
@@ -187,7 +214,10 @@ impl Driver {
                 (true, false) => self.spin * WARY_SPINS,
                 (true, true) => Duration::ZERO,
             };
-            if idle >= spin && (may_give_way || idle >= self.spin) {
+            // Yields to a peer are short unless strangers want its processor too.
+            let yields = if is_wary { 0 } else { YIELDS_BESIDE };
+            let must_part = may_give_way && self.is_beside_peer(&mut core.engine, yields);
+            if must_part || (idle >= spin && (may_give_way || idle >= self.spin)) {
                 let moved;
                 (now, moved) = sleep(&mut core.engine, now, until);
                 if moved {
@@ -197,6 +227,36 @@ impl Driver {
                 self.give_way(now);
             }
         }
+    }
+
+    /// Shows where this rank waits now, and says whether a peer has waited there too for more than so many `yields`.
+    ///
+    /// What a peer shows is old where it has not waited since it moved, or is a lie: then this rank sleeps when it need not have, from
+    /// which the peer wakes it and shows where it is, or moves once.
+    fn is_beside_peer(&self, engine: &mut Engine, yields: u32) -> bool {
+        if self.is_crowded || self.neighbours.is_empty() {
+            return false;
+        }
+        let (here, device) = (current(), engine.device());
+        device.show_processor(here);
+        let mut beside = self.neighbours.iter().filter(|peer| device.shown_processor(**peer) == Some(here));
+        let Some(&lowest) = beside.next() else {
+            self.times_beside.store(0, Ordering::Relaxed);
+            return false;
+        };
+        let times = self.times_beside.load(Ordering::Relaxed);
+        self.times_beside.store(times.saturating_add(1), Ordering::Relaxed);
+        let patience = if lowest < device.rank() { 1 } else { LOWER_RANK_WAITS };
+        if times >= patience * (YIELDS_BESIDE + SLEEPS_BESIDE) {
+            self.times_beside.store(0, Ordering::Relaxed);
+            let shown = self.neighbours.iter().filter_map(|peer| device.shown_processor(*peer));
+            // Where there is no other they go on as before.
+            if move_away_from(&Processors::new(shown)) {
+                device.show_processor(current());
+                return false;
+            }
+        }
+        times >= yields
     }
 
     /// Lets others run, who are peers unless it takes long.

@@ -197,7 +197,7 @@ impl Group {
         let shares_gpu = gpu.is_some() && engine.scratch_space() != Space::Host;
         let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let core = Core { engine, planner };
-        let driver = Driver::new(core, board, options.spin, is_crowded, observed);
+        let driver = Driver::new(core, board, world_size, options.spin, is_crowded, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
             engine.failure().cloned().map(Err).or_else(|| engine.is_ready().then_some(Ok(())))
         });

@@ -321,6 +321,14 @@ unsafe impl Device for HybridDevice {
         self.shm.ringer()
     }
 
+    fn show_processor(&mut self, processor: u32) {
+        self.shm.show_processor(processor);
+    }
+
+    fn shown_processor(&self, peer: Rank) -> Option<u32> {
+        self.to(peer).shown_processor(peer)
+    }
+
     fn next_wakeup(&self) -> Option<Nanos> {
         self.shm.next_wakeup().into_iter().chain(self.across.device().next_wakeup()).min()
     }

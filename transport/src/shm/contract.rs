@@ -303,6 +303,17 @@ unsafe impl Device for ShmDevice {
         self.shared.clone()
     }
 
+    fn show_processor(&mut self, processor: u32) {
+        self.shared.own.bell.show_processor(processor);
+    }
+
+    fn shown_processor(&self, peer: Rank) -> Option<u32> {
+        match &self.peer(peer)?.state {
+            State::Connected(connected) => connected.link.bell.shown_processor(),
+            _ => None,
+        }
+    }
+
     fn next_wakeup(&self) -> Option<Nanos> {
         self.waiting.iter().filter_map(|waiting| waiting.deadline).min()
     }

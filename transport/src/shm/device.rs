@@ -29,6 +29,7 @@ use crate::device::{
     TransferError, TransferId,
 };
 use crate::last_resort;
+use crate::processors;
 use crate::region::{RegionKey, Registry, RemoteSlice};
 
 pub(super) const FABRIC: &str = "shm";
@@ -255,6 +256,8 @@ impl ShmDevice {
             if let State::Connected(connected) = &peer.state {
                 let word = connected.link.bell.as_ref();
                 if bell::glance(word) {
+                    // Whom it wakes may have gone to sleep because this rank seemed to be there.
+                    self.shared.own.bell.show_processor(processors::current());
                     wake_sleepers(word);
                 }
             }

@@ -27,8 +27,31 @@ const KEY_TABLE_BYTES: usize = REGIONS_MAX * size_of::<u64>();
 const BELL_BYTES: usize = 64;
 const CELL_BYTES: usize = size_of::<CellLine>();
 
-/// A bell's page.
+/// A bell's page: the word that is rung, and beside it where its owner waits.
 pub(crate) struct BellPage(Mapping);
+
+impl BellPage {
+    /// One more than the number of the processor, so that a page of zeroes says nothing. Relaxed, here and there: a hint that
+    /// orders nothing; its partner is the load in [`BellPage::shown_processor`] of a peer.
+    fn processor(&self) -> &AtomicU32 {
+        // SAFETY: the page is mapped, aligned and writable while `self` lives, is longer than two words, and is only ever
+        // accessed atomically.
+        unsafe { AtomicU32::from_ptr(self.0.base().as_ptr().cast::<u32>().add(1)) }
+    }
+
+    /// For the owner. Stores only what differs: peers read the line at each notice.
+    pub(crate) fn show_processor(&self, processor: u32) {
+        let shown = processor.wrapping_add(1);
+        if self.processor().load(Ordering::Relaxed) != shown {
+            self.processor().store(shown, Ordering::Relaxed);
+        }
+    }
+
+    /// What the owner last said.
+    pub(crate) fn shown_processor(&self) -> Option<u32> {
+        self.processor().load(Ordering::Relaxed).checked_sub(1)
+    }
+}
 
 impl AsRef<AtomicU32> for BellPage {
     fn as_ref(&self) -> &AtomicU32 {

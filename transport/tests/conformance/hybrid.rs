@@ -102,6 +102,19 @@ fn severing_a_neighbour_leaves_regions_to_peers_across_and_the_other_way_round()
 }
 
 #[test]
+fn neighbours_see_on_which_processor_a_rank_waits_and_peers_across_do_not() {
+    let mut world = both_kinds();
+    let seen = |world: &mut World<Hybrid<true>>| [1, 2].map(|from| world.device(from).shown_processor(0));
+    assert_eq!(seen(&mut world), [None; 2]);
+    for processor in [0, 7, 7, 1023] {
+        world.device(0).show_processor(processor);
+        assert_eq!(seen(&mut world), [Some(processor), None]);
+    }
+    assert_eq!(world.device(0).shown_processor(1), None, "it has said nothing");
+    assert_eq!(world.device(0).shown_processor(3), None, "there is no such rank");
+}
+
+#[test]
 fn one_bell_is_rung_by_neighbours_and_by_peers_across() {
     const ROUNDS: u64 = 50;
     let mut world = both_kinds();
