@@ -89,6 +89,12 @@ pub const VARIABLES: &[Variable] = &[
         "how queue pairs are connected: `rendezvous`, or `cm` for librdmacm; the same on all ranks",
     ),
     variable(
+        "PLEACH_VERBS_TRAFFIC_CLASS",
+        "0",
+        "traffic class of RoCE packets, 0 to 255 (DSCP times four), by which a lossless network sorts them",
+    ),
+    variable("PLEACH_VERBS_SERVICE_LEVEL", "0", "service level of queue pairs, 0 to 15"),
+    variable(
         "PLEACH_CHOICES",
         "built-in choices",
         "a file of measured algorithms, which `pleach tune -o FILE` writes",

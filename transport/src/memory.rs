@@ -351,7 +351,7 @@ unsafe impl Sync for SharedMemory {}
 
 impl Slice {
     /// Copies `bytes` over the slice's first bytes, as a transfer would: what is loaded or stored
-    /// there at the same time by another thread is a mixture, in words or bytes.
+    /// there at the same time by another thread is a mixture of both.
     ///
     /// # Panics
     ///

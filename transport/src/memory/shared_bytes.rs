@@ -1,40 +1,21 @@
 //! Copies to and from bytes that other threads may copy to and from at the same time.
 //!
-//! Every access is atomic and relaxed: of whole words where they are aligned, else of bytes. So two
-//! copies at once are no data race, whatever order they come in. What orders them is the business
-//! of who wants more than a mixture: a notice.
+//! Every access is an atomic and relaxed one of a single byte. So two copies at once are no data race, wherever their
+//! parts begin and end: atomic accesses of different sizes to the same bytes would be one. What orders copies is the
+//! business of whoever wants more than a mixture: a notice. Transfers do not come this way; they take memory at full speed.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-
-const WORD_BYTES: usize = size_of::<u64>();
-
-/// The bytes before the first aligned word of `len` bytes at `at`, or all where there is none.
-fn bytes_before_word(at: *const u8, len: usize) -> usize {
-    at.align_offset(WORD_BYTES).min(len)
-}
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Stores `bytes` from `into` on.
 ///
 /// # Safety
 ///
-/// So many bytes at `into` are writable, and touched by atomic accesses or by transfers alone, as
-/// long as this takes.
+/// So many bytes at `into` are writable, and touched by atomic accesses of single bytes or by transfers alone, as long as
+/// this takes.
 pub(super) unsafe fn store(into: *mut u8, bytes: &[u8]) {
-    let (head, rest) = bytes.split_at(bytes_before_word(into, bytes.len()));
-    let (words, tail) = rest.as_chunks::<WORD_BYTES>();
-    let tail_at = head.len() + words.len() * WORD_BYTES;
-    for (index, byte) in head.iter().enumerate() {
+    for (index, byte) in bytes.iter().enumerate() {
         // SAFETY: inside of the bytes (this function's contract).
         unsafe { AtomicU8::from_ptr(into.add(index)) }.store(*byte, Ordering::Relaxed);
-    }
-    for (index, word) in words.iter().enumerate() {
-        // SAFETY: as above, at a multiple of a word, which the head ends at.
-        let slot = unsafe { AtomicU64::from_ptr(into.add(head.len() + index * WORD_BYTES).cast()) };
-        slot.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-    }
-    for (index, byte) in tail.iter().enumerate() {
-        // SAFETY: as above.
-        unsafe { AtomicU8::from_ptr(into.add(tail_at + index)) }.store(*byte, Ordering::Relaxed);
     }
 }
 
@@ -42,24 +23,12 @@ pub(super) unsafe fn store(into: *mut u8, bytes: &[u8]) {
 ///
 /// # Safety
 ///
-/// So many bytes at `from` are readable and writable, and touched by atomic accesses or by
-/// transfers alone, as long as this takes.
+/// So many bytes at `from` are readable and writable, and touched by atomic accesses of single bytes or by transfers
+/// alone, as long as this takes.
 pub(super) unsafe fn load(from: *mut u8, bytes: &mut [u8]) {
-    let (head, rest) = bytes.split_at_mut(bytes_before_word(from, bytes.len()));
-    let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
-    let tail_at = head.len() + words.len() * WORD_BYTES;
-    for (index, byte) in head.iter_mut().enumerate() {
+    for (index, byte) in bytes.iter_mut().enumerate() {
         // SAFETY: inside of the bytes (this function's contract).
         *byte = unsafe { AtomicU8::from_ptr(from.add(index)) }.load(Ordering::Relaxed);
-    }
-    for (index, word) in words.iter_mut().enumerate() {
-        // SAFETY: as above, at a multiple of a word, which the head ends at.
-        let slot = unsafe { AtomicU64::from_ptr(from.add(head.len() + index * WORD_BYTES).cast()) };
-        *word = slot.load(Ordering::Relaxed).to_ne_bytes();
-    }
-    for (index, byte) in tail.iter_mut().enumerate() {
-        // SAFETY: as above.
-        *byte = unsafe { AtomicU8::from_ptr(from.add(tail_at + index)) }.load(Ordering::Relaxed);
     }
 }
 
