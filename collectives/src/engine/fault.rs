@@ -194,19 +194,22 @@ impl fmt::Display for Fault {
                     descriptor.is_some_and(|it| matches!(it.collective, Collective::SendRecv { .. }))
                 };
                 // With a detail they wait for each other in a circle.
-                match detail.is_empty() {
-                    true => write!(formatter, "; make both call the same"),
-                    false if is_message(&self.during) && is_message(&self.theirs) => write!(
+                if detail.is_empty() {
+                    return write!(formatter, "; make both call the same");
+                }
+                if is_message(&self.during) && is_message(&self.theirs) {
+                    write!(
                         formatter,
                         ", and {detail}; start one message without waiting for it (start_send, start_recv), or put both \
                          into one batch"
-                    ),
-                    false => write!(
-                        formatter,
-                        "; make both call the same, for {detail}; where another thread is about to make the missing call, \
-                         set Options::concurrent_calls"
-                    ),
+                    )?;
+                } else {
+                    write!(formatter, "; make both call the same, for {detail}")?;
                 }
+                write!(
+                    formatter,
+                    "; where another thread is about to make the missing call, set Options::concurrent_calls"
+                )
             }
             FaultKind::Aborted => write!(formatter, "rank {subject} aborted the group"),
             FaultKind::Protocol => write!(
@@ -266,6 +269,7 @@ mod tests {
         let text = of(Collective::SendRecv { from: 1, to: 0 }, circle).to_string();
         assert!(text.contains("start_send") && text.contains("batch"), "{text}");
         assert!(text.contains(circle) && !text.contains("call the same"), "{text}");
+        assert!(text.ends_with("set Options::concurrent_calls"), "{text}");
         let text = of(Collective::Barrier, circle).to_string();
         assert!(text.contains("make both call the same") && text.contains("concurrent_calls"), "{text}");
         let text = of(Collective::SendRecv { from: 0, to: 1 }, "").to_string();
