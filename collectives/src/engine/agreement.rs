@@ -151,6 +151,11 @@ impl Agreement {
         self.set(fault, gone, true);
     }
 
+    /// Whether a peer is called gone that this rank has not lost itself.
+    pub(super) fn has_expelled(&self) -> bool {
+        self.claim.as_ref().is_some_and(|claim| !claim.gone.is_subset(&self.lost))
+    }
+
     /// This rank has found a fault. Only the first one counts.
     pub(super) fn propose(&mut self, fault: Fault) {
         if self.claim.is_none() {

@@ -105,7 +105,10 @@ const QUERY_INTERVAL_MAX: Duration = Duration::from_millis(32);
 /// A peer that has not answered for so long says nothing, whatever it said before.
 const SILENT_AFTER: Duration = Duration::from_millis(100);
 /// How long a rank tries to tell its peers the verdict before it severs them.
-const FLOOD_TIME: Duration = Duration::from_millis(100);
+const FLOOD_TIME: Duration = Duration::from_millis(20);
+/// The same where a peer that can be reached was called gone by another rank: it has not agreed, and has to hear the
+/// verdict to know it.
+const FLOOD_TIME_EXPELLED: Duration = Duration::from_millis(100);
 /// How often one cell is looked at in a glance: some hundred nanoseconds.
 const LOOKS: u32 = 128;
 /// How long who was refused an access waits to be told why, or to see that the peer is gone, before it blames it.

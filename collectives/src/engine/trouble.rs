@@ -15,8 +15,8 @@ use super::run::{Run, Trouble};
 use super::signature::Stream;
 use super::waiting::Heard;
 use super::{
-    Asked, COMPUTE_END_LIMIT, DOUBT_TIME, Engine, FLOOD_TIME, Phase, QUERY_AFTER, QUERY_INTERVAL_MAX,
-    SEVER_LIMIT, SILENT_AFTER, State, Times,
+    Asked, COMPUTE_END_LIMIT, DOUBT_TIME, Engine, FLOOD_TIME, FLOOD_TIME_EXPELLED, Phase, QUERY_AFTER,
+    QUERY_INTERVAL_MAX, SEVER_LIMIT, SILENT_AFTER, State, Times,
 };
 use crate::Rank;
 
@@ -359,6 +359,7 @@ impl Engine {
             }
         }
         let Some(mut agreed) = agreed else { return tell.is_some() };
+        let flood_time = if self.board.agreement().has_expelled() { FLOOD_TIME_EXPELLED } else { FLOOD_TIME };
         if agreed.during.is_none() {
             // It was found in no call: this rank's own says what it ended.
             let run = self.order.first().and_then(|slot| self.slots[usize::from(*slot)].run.as_ref());
@@ -367,7 +368,7 @@ impl Engine {
         tracing::info!(rank = self.rank, "group failed: {agreed}");
         self.note_failure(agreed.to_string(), now);
         if let Phase::Failing { verdict, sever_at, .. } = &mut self.phase {
-            (*verdict, *sever_at) = (Some(Arc::new(agreed)), now + FLOOD_TIME);
+            (*verdict, *sever_at) = (Some(Arc::new(agreed)), now + flood_time);
         }
         true
     }
