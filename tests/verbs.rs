@@ -199,13 +199,14 @@ mod softroce {
     use std::io::BufRead;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::Ordering;
 
     use pleach::Collective;
 
     use super::changed::{Changed, expect_machine};
     use super::launcher::{finish, pleach};
-    use super::{Command, Duration, Job, check_collective, check_rows, now, text, wait_until};
+    use super::{Command, Duration, JOBS, Job, check_collective, check_rows, now, text, wait_until};
 
     /// From when a link goes down until all have said whom they miss; NICs try for some seconds.
     const FOUND_WITHIN: Duration = Duration::from_secs(60);
@@ -281,12 +282,32 @@ mod softroce {
         assert!(error.contains("rank 1"), "{error}");
     }
 
+    /// The command where every user may start it, as builds may lie in a folder that only root enters; gone with this.
+    struct EveryonesCommand(PathBuf);
+
+    impl EveryonesCommand {
+        fn new() -> Self {
+            let number = JOBS.fetch_add(1, Ordering::Relaxed);
+            let name = format!("pleach-everyones-{}-{number}", std::process::id());
+            let copy = Self(std::env::temp_dir().join(name));
+            std::fs::copy(pleach().get_program(), &copy.0).expect("the command is copied");
+            copy
+        }
+    }
+
+    impl Drop for EveryonesCommand {
+        fn drop(&mut self) {
+            std::fs::remove_file(&self.0).ok();
+        }
+    }
+
     /// Two ranks that may lock so little; what they say.
     fn with_locked_memory(kilobytes: u32, sizes: &str) -> Vec<std::process::Output> {
+        let everyones = EveryonesCommand::new();
         let limited = |_, command: Command| {
             let mut limited = Command::new("bash");
             let script = format!("ulimit -l {kilobytes} && exec \"$0\" \"$@\"");
-            limited.args(["-c", &script]).arg(command.get_program()).args(command.get_args());
+            limited.args(["-c", &script]).arg(&everyones.0).args(command.get_args());
             // Root may lock what it likes.
             limited.uid(USER).gid(USER).env("PLEACH_JOIN_TIMEOUT", "90");
             limited
@@ -347,9 +368,11 @@ mod softroce {
     #[ignore = "changes rights to Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
     fn a_user_without_the_right_to_a_device_is_told_which_right_to_give() {
         let closed = Closed::new();
-        let by_user = |_, mut command: Command| {
-            command.uid(USER).gid(USER).env("PLEACH_JOIN_TIMEOUT", "60");
-            command
+        let everyones = EveryonesCommand::new();
+        let by_user = |_, command: Command| {
+            let mut own = Command::new(&everyones.0);
+            own.args(command.get_args()).uid(USER).gid(USER).env("PLEACH_JOIN_TIMEOUT", "60");
+            own
         };
         let outputs = Job::start(2, &["all-reduce", "--sizes", "8"], by_user).end();
         drop(closed);
