@@ -80,13 +80,13 @@ impl FileStore {
     ///
     /// See [`OpenError`].
     pub fn open(folder: &Path, rank: Rank, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
-        let folder = match (private, folder.parent(), folder.file_name()) {
+        let reach = || match (private, folder.parent(), folder.file_name()) {
             (true, Some(parent), Some(name)) => {
-                Folder::open(parent, Others::Nothing)?.inner(Path::new(name), Others::Nothing)?
+                Folder::open(parent, Others::Nothing)?.inner(Path::new(name), Others::Nothing)
             }
-            _ => Folder::open(folder, Others::Look)?,
+            _ => Folder::open(folder, Others::Look),
         };
-        if rank == 0 { Self::create(folder, private, deadline) } else { Self::find(folder, deadline) }
+        if rank == 0 { Self::create(reach()?, private, deadline) } else { Self::find(reach, deadline) }
     }
 
     fn create(folder: Folder, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
@@ -130,8 +130,13 @@ impl FileStore {
         Ok(store)
     }
 
-    fn find(folder: Folder, deadline: Nanos) -> Result<Self, OpenError> {
+    /// `reach` opens the folder by its path.
+    fn find(
+        mut reach: impl FnMut() -> Result<Folder, OpenError>,
+        deadline: Nanos,
+    ) -> Result<Self, OpenError> {
         let mut attempts = Attempts::until(deadline);
+        let mut folder = reach()?;
         loop {
             if let Some((job_name, job)) = living_job(&folder)?
                 && let Ok(present) = job.open_to_read(PRESENT)
@@ -142,6 +147,10 @@ impl FileStore {
             if !attempts.again() {
                 let folder = folder.path().to_owned();
                 return Err(OpenError::NoRankZero { folder, waited: attempts.waited() });
+            }
+            // Rank 0 may have closed an earlier job of these ranks, and removed its folder; the next job is in a new one.
+            if let Ok(reached) = reach() {
+                folder = reached;
             }
         }
     }
@@ -421,6 +430,29 @@ mod tests {
         drop(zero);
         let error = one.wait(&keys, late(), late()).expect_err("rank 0 is gone");
         assert!(matches!(error, StoreError::Lost { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_rank_that_waits_while_the_folder_is_made_anew_finds_the_next_job() {
+        let folder = TestFolder::new();
+        let meeting = folder.0.join("meeting");
+        let open = || FileStore::open(&meeting, 0, true, late()).expect("rank 0 opens");
+        let mut zero = Some(open());
+        zero.as_mut().expect("is open").seal(late());
+        let mut looks = 0;
+        let found = FileStore::find(
+            || {
+                looks += 1;
+                if looks == 2 {
+                    drop(zero.take());
+                    zero = Some(open());
+                }
+                Folder::open(&folder.0, Others::Nothing)?.inner(Path::new("meeting"), Others::Nothing)
+            },
+            late(),
+        );
+        let mut one = found.expect("the next job is there");
+        one.set("rank/1", b"", late()).expect("rank 0 has it");
     }
 
     #[test]
