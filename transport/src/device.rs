@@ -11,7 +11,8 @@
 //! 3. Every accepted transfer ends exactly once: `submit` says that it has ended ([`Submitted::Ended`]), or, while the
 //!    device is polled, one `Done` comes, also after loss.
 //! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are refused with it. A
-//!    peer that said goodbye (`Left`) is not lost; what it had sent before arrives first.
+//!    peer that said goodbye (`Left`) is not lost; what it had sent before arrives first. The messages of a peer that have
+//!    come to this host are given to the responder before its loss is.
 //! 5. `QueueFull` is back-pressure and leaves no trace; polling always makes room again.
 //! 6. The end of a put means that its source may be reused, nothing more; of a get, that the bytes are here.
 //! 7. A transfer in flight holds its slice; a region is deregistered when its last handle is dropped.

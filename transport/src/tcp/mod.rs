@@ -238,7 +238,7 @@ impl TcpDevice {
 
     /// Gives a peer up, as if its connection had broken for this cause.
     pub(crate) fn lose(&self, peer: Rank, cause: LossCause) {
-        self.shared.lose(peer, cause);
+        self.shared.order(Order::Lose { peer, cause });
     }
 
     /// As [`Device::post`], of a message that who stands on this device has put a byte of its own before.

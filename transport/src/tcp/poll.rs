@@ -13,6 +13,7 @@ use super::pair::{Goodbye, Outcome};
 use super::shared::Order;
 use super::{Open, Peer, TcpDevice};
 use crate::Rank;
+use crate::clock::Nanos;
 use crate::device::{LossCause, TransferError};
 
 /// With at most so many open peers a poll reads their sockets at once; with more it asks which are ready first.
@@ -126,11 +127,13 @@ impl TcpDevice {
     pub(super) fn convict_suspects(&mut self) {
         for at in 0..self.open.len() {
             let peer = self.open[at];
-            if let Peer::Open(open) = &self.peers[peer as usize]
-                && let Some((until, cause)) = &open.suspect
+            if let Peer::Open(open) = &mut self.peers[peer as usize]
+                && let Some((until, cause)) = &mut open.suspect
                 && self.now >= *until
             {
-                self.shared.lose(peer, cause.clone());
+                // This rank may have been stopped all that time, and its watcher too.
+                *until = Nanos::MAX;
+                self.shared.order(Order::Lose { peer, cause: cause.clone() });
             }
         }
     }

@@ -86,6 +86,8 @@ pub(super) enum Order {
     Flush { peer: Rank },
     /// Nothing more of this peer.
     Sever { peer: Rank },
+    /// The peer is lost, as was seen elsewhere than on its control stream.
+    Lose { peer: Rank, cause: LossCause },
     /// End; peers that were told goodbye may read it until this time.
     Stop { linger_until: Nanos },
 }

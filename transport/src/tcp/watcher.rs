@@ -219,6 +219,7 @@ impl Watcher {
                 }
                 Order::Flush { peer } => self.watch_output(peer),
                 Order::Sever { peer } => self.forget(peer),
+                Order::Lose { peer, cause } => self.lose(peer, cause, now),
                 Order::Stop { linger_until } => {
                     let _ = epoll::delete(&self.epoll, &self.listener);
                     for link in self.shared.links.iter().filter(|link| link.lingers()) {
@@ -455,9 +456,15 @@ impl Watcher {
         }
     }
 
-    /// The peer's process is gone; what it said before still counts.
+    /// The peer's process is gone.
     fn process_ended(&mut self, slot: usize, peer: Rank, now: Nanos) {
         self.remove(slot);
+        self.lose(peer, LossCause::ProcessEnded, now);
+    }
+
+    /// The peer is lost, as something else than its control stream tells. Contract line 4: what it said before still
+    /// counts.
+    fn lose(&mut self, peer: Rank, cause: LossCause, now: Nanos) {
         let control = (0..self.connections.len()).find(|slot| {
             matches!(&self.connections[*slot],
                 Some(Connection { kind: Kind::Control { peer: of, .. }, .. }) if *of == peer)
@@ -466,9 +473,11 @@ impl Watcher {
             self.serve_control(control, peer, now);
         }
         match self.shared.link(peer).standing() {
-            Standing::Open => {
+            // Before the pair was there: a newer process may be about to come.
+            Standing::Unconnected if cause == LossCause::ProcessEnded => {}
+            Standing::Unconnected | Standing::Open => {
                 self.forget(peer);
-                self.shared.lose(peer, LossCause::ProcessEnded);
+                self.shared.lose(peer, cause);
             }
             // A forked child may keep the stream open.
             Standing::Goodbye => {

@@ -138,9 +138,13 @@ impl VerbsDevice {
         self.due.truncate(kept);
     }
 
-    /// Gives a peer up; its event comes by way of the control stream.
+    /// Gives a peer up; its event comes by way of the control stream. Contract line 4: what the peer said before may not have
+    /// been read from there yet, so a pair that is open ends with that event.
     pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
         self.control.lose(peer, cause.clone());
+        if let Peer::Open(_) = self.peers[peer as usize] {
+            return self.disown(peer);
+        }
         self.end(peer, Peer::Lost(cause.clone()), &TransferError::Lost { peer, cause });
     }
 
@@ -174,14 +178,19 @@ impl VerbsDevice {
 
     /// Destroys a pair's queue pairs and ends what is under way on them.
     pub(super) fn end_pair(&mut self, peer: Rank, pair: Pair, error: &TransferError) {
-        for nic in &mut self.nics {
-            nic.owners.retain(|_, (owner, _)| *owner != peer);
-        }
+        self.disown(peer);
         if let Some(switchboard) = &mut self.switchboard {
             switchboard.hang_up(peer);
         }
         self.past += pair.counts();
         pair.fail(error, &mut self.outbox);
+    }
+
+    /// From now on nothing that completes is for this peer.
+    fn disown(&mut self, peer: Rank) {
+        for nic in &mut self.nics {
+            nic.owners.retain(|_, (owner, _)| *owner != peer);
+        }
     }
 
     /// What is not looked after at every poll.

@@ -34,6 +34,8 @@ impl<const TOGETHER: bool, const RDMA: bool> Backend for Hybrid<TOGETHER, RDMA> 
     };
     const LIVE: bool = true;
     const LONG_BYTES: usize = 300 << 10;
+    // As over verbs alone.
+    const FAILED_AFTER: Duration = Duration::from_millis(if RDMA && !TOGETHER { 5000 } else { 600 });
 
     fn start(_world_size: u32) -> Self {
         Self

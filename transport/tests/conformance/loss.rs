@@ -43,6 +43,36 @@ pub(crate) fn a_loss_reaches_the_responder_while_nobody_polls<B: Backend>() {
     assert_eq!(reported, [(1, cause)], "{}: both ways tell the same", B::NAME);
 }
 
+pub(crate) fn what_a_rank_said_is_told_before_its_loss<B: Backend>() {
+    const MESSAGES: usize = 100;
+    if !B::LIVE {
+        return skip::<B>("has no thread of its own: messages are delivered in virtual time");
+    }
+    let mut world = World::<B>::connected(2);
+    let target = world.region(0, 8);
+    world.announce(0);
+    let source = world.region_of(1, &[1; 8]);
+    let inbox = world.inbox(1);
+    let before = inbox.state().messages.len();
+    // No thread of rank 1 runs: what it is told waits in the kernel.
+    let held = inbox.hold();
+    world.set_polled(1, false);
+    for number in 0..MESSAGES {
+        world.post(0, 1, &[number as u8; 20]);
+    }
+    world.until("the messages to be sent", |world| world.device(0).is_flushed());
+    world.kill(0);
+    // Now its polling thread does, which sees the end of rank 0 in its own way; that may be at once.
+    let _ = world.try_submit(1, 0, put(&source.whole(), target.remote(), Some(CELL)));
+    world.set_polled(1, true);
+    world.pump();
+    std::thread::sleep(B::FAILED_AFTER);
+    world.pump();
+    drop(held);
+    world.until_lost(1, 0);
+    assert_eq!(inbox.state().heard_before, [before + MESSAGES], "{}", B::NAME);
+}
+
 pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_goodbye<B: Backend>() {
     const PUTS: usize = 20;
     const LEN: usize = 50_000;

@@ -92,6 +92,7 @@ macro_rules! suite {
             loss {
                 a_rank_that_ends_without_goodbye_is_lost_once
                 a_loss_reaches_the_responder_while_nobody_polls
+                what_a_rank_said_is_told_before_its_loss
                 what_a_leaving_rank_sent_arrives_before_its_goodbye
                 long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_goodbye
                 a_rank_that_left_is_refused_as_having_left

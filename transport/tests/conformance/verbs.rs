@@ -37,6 +37,8 @@ pub(crate) fn rdma_device(number: u32) -> String {
 impl<const WIDE: bool, const CM: bool> Backend for Verbs<WIDE, CM> {
     const NAME: &'static str = if WIDE { "verbs over two NICs" } else { "verbs" };
     const LIVE: bool = true;
+    // A NIC tries seven times, each time for 0.54 s.
+    const FAILED_AFTER: Duration = Duration::from_secs(5);
 
     fn start(_world_size: u32) -> Self {
         Self

@@ -5,7 +5,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
 use std::time::Duration;
 
 use pleach_transport::{
@@ -22,6 +24,9 @@ const WATCHED: Duration = Duration::from_millis(60);
 
 /// Rounds of polling in which something must not happen; also where time is virtual.
 const WATCHED_ROUNDS: u32 = 300;
+
+/// How long an inbox is held at most.
+const HOLD_MAX: Duration = Duration::from_secs(10);
 
 /// Cells a rank keeps for each peer in the worlds of the suite.
 pub(crate) const CELLS: usize = 16;
@@ -46,6 +51,9 @@ pub(crate) trait Backend: Sized {
 
     /// Puts and gets of so many bytes do not end with their submission.
     const LONG_BYTES: usize = 512;
+
+    /// How long after a rank is gone its peers know it from their transfers, if nobody tells them: over TCP half a second.
+    const FAILED_AFTER: Duration = Duration::from_millis(600);
 
     /// Runs a test, several times where runs differ (a simulation: once a seed).
     fn repeat(test: fn()) {
@@ -102,6 +110,8 @@ pub(crate) struct InboxState {
     pub(crate) messages: Vec<(Rank, Vec<u8>)>,
     /// Losses in the order in which they were reported.
     pub(crate) losses: Vec<(Rank, LossCause)>,
+    /// How many messages had come before each of the losses.
+    pub(crate) heard_before: Vec<usize>,
     announcements: HashMap<Rank, u64>,
 }
 
@@ -109,6 +119,25 @@ impl Inbox {
     /// What has come so far.
     pub(crate) fn state(&self) -> MutexGuard<'_, InboxState> {
         self.state.lock().expect("no test panics while it holds an inbox")
+    }
+}
+
+/// Ends the hold of an [`Inbox`] when it is dropped.
+pub(crate) struct Hold(#[expect(dead_code, reason = "only dropped")] Sender<()>);
+
+impl Inbox {
+    /// Lets no message or loss in until the hold is dropped, or [`HOLD_MAX`] has passed: then whoever waits for the test
+    /// itself goes on.
+    pub(crate) fn hold(self: &Arc<Self>) -> Hold {
+        let (inbox, (release, released), (holds, is_held)) = (Arc::clone(self), channel(), channel());
+        thread::spawn(move || {
+            let _state = inbox.state();
+            holds.send(()).expect("the test waits");
+            // An error either way: nothing is ever sent.
+            let _ = released.recv_timeout(HOLD_MAX);
+        });
+        is_held.recv().expect("the thread holds it");
+        Hold(release)
     }
 }
 
@@ -125,7 +154,10 @@ impl Responder for Inbox {
     }
 
     fn lost(&self, peer: Rank, cause: &LossCause) {
-        self.state().losses.push((peer, cause.clone()));
+        let mut state = self.state();
+        let heard = state.messages.len();
+        state.heard_before.push(heard);
+        state.losses.push((peer, cause.clone()));
     }
 }
 
