@@ -156,6 +156,11 @@ impl Agreement {
         self.claim.as_ref().is_some_and(|claim| !claim.gone.is_subset(&self.lost))
     }
 
+    /// Whether this rank has lost the peer itself.
+    pub(super) fn has_lost(&self, peer: Rank) -> bool {
+        self.lost.contains(&peer)
+    }
+
     /// This rank has found a fault. Only the first one counts.
     pub(super) fn propose(&mut self, fault: Fault) {
         if self.claim.is_none() {

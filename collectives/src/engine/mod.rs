@@ -104,6 +104,9 @@ pub const QUERY_AFTER: Duration = Duration::from_millis(1);
 const QUERY_INTERVAL_MAX: Duration = Duration::from_millis(32);
 /// A peer that has not answered for so long says nothing, whatever it said before.
 const SILENT_AFTER: Duration = Duration::from_millis(100);
+/// A rank that has not looked for longer, as it was stopped or did something else, has not waited for answers meanwhile.
+const UNSEEN_MAX: Duration = Duration::from_millis(50);
+const _: () = assert!(UNSEEN_MAX.as_nanos() > QUERY_INTERVAL_MAX.as_nanos());
 /// How long a rank tries to tell its peers the verdict before it severs them.
 const FLOOD_TIME: Duration = Duration::from_millis(20);
 /// The same where a peer that can be reached was called gone by another rank: it has not agreed, and has to hear the
@@ -478,7 +481,12 @@ impl Engine {
     /// Makes progress; true when anything moved.
     pub fn poll(&mut self, now: Nanos) -> bool {
         let mut moved = false;
+        let unseen = now.since(self.observer.seen_at);
         self.observer.seen_at = now;
+        if unseen > UNSEEN_MAX {
+            // What peers answered meanwhile has not been read yet.
+            self.asked.values_mut().for_each(|asked| asked.since = asked.since + unseen);
+        }
         if self.board.has_news() {
             self.read_news(now);
             moved = true;

@@ -381,8 +381,13 @@ impl Engine {
             return false;
         };
         let was_severing = *is_severing;
+        // A peer whose connection is still on its way has been told nothing yet.
+        let is_told = || {
+            let agreement = self.board.agreement();
+            self.connected.iter().zip(0..).all(|(connected, peer)| *connected || agreement.has_lost(peer))
+        };
         // What is still computed works on memory that is let go of here.
-        let is_time = !*is_severing && (now >= *sever_at || self.device.is_flushed());
+        let is_time = !*is_severing && (now >= *sever_at || self.device.is_flushed() && is_told());
         let is_idle = is_time && self.compute.is_idle();
         // Not since `sever_at`: a fault may be found by a call that did not look at the clock.
         let waited = now.since(*self.failing_since.get_or_insert(now));
