@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pleach_transport::cuda::{CudaMemory, Gpu, GpuId};
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
-use pleach_transport::{Device, Rank, Space, clock};
+use pleach_transport::{Device, Rank, Space};
 
 use super::{Connection, Group, GroupError, Options};
 use crate::choices::ChoicesError;
@@ -119,8 +119,8 @@ impl Reach {
         let Space::Cuda { ordinal } = space else { return Ok(Self::Host) };
         Ok(match joined.fabric {
             Fabric::Shm if can_share(space) => {
-                let reaches = reaches_neighbours(ordinal, options, joined)?;
-                if do_all("gpu-reaches-gpus", reaches, options, joined)? {
+                let reaches = reaches_neighbours(ordinal, joined)?;
+                if do_all("gpu-reaches-gpus", reaches, joined)? {
                     Self::Mapped
                 } else {
                     Self::Staged
@@ -129,9 +129,9 @@ impl Reach {
             Fabric::Verbs if is_registered(ordinal, &mut *joined.device)? => Self::Put,
             Fabric::HybridVerbs if can_share(space) => {
                 let is_registered = is_registered(ordinal, &mut *joined.device)?;
-                let reaches = reaches_neighbours(ordinal, options, joined)?;
+                let reaches = reaches_neighbours(ordinal, joined)?;
                 let is_in_reach = is_registered && reaches;
-                if do_all("nic-reaches-gpu", is_in_reach, options, joined)? {
+                if do_all("nic-reaches-gpu", is_in_reach, joined)? {
                     Self::Mapped
                 } else {
                     Self::Staged
@@ -175,9 +175,9 @@ fn is_registered(ordinal: u32, device: &mut dyn Device) -> Result<bool, ComputeE
 
 /// Whether kernels of this rank's GPU reach the GPUs of all ranks of this host. They do not where a process does not see
 /// the other's GPU (`CUDA_VISIBLE_DEVICES`), or where the two have no way to each other (no P2P).
-fn reaches_neighbours(ordinal: u32, options: &Options, joined: &mut Joined) -> Result<bool, GroupError> {
+fn reaches_neighbours(ordinal: u32, joined: &mut Joined) -> Result<bool, GroupError> {
     let gpu = Gpu::open(ordinal).map_err(ComputeError::from)?;
-    let ids = tell_all("gpu", &gpu.id().0, options, joined)?;
+    let ids = tell_all("gpu", &gpu.id().0, joined)?;
     let own_host = joined.hosts[joined.rank as usize];
     for (rank, id) in ids.iter().enumerate().filter(|(rank, _)| joined.hosts[*rank] == own_host) {
         let id = id.as_slice().try_into().map(GpuId).ok();
@@ -197,8 +197,8 @@ fn reaches_neighbours(ordinal: u32, options: &Options, joined: &mut Joined) -> R
 }
 
 /// Whether it is so on all ranks, which tell each other where they met.
-fn do_all(topic: &str, own: bool, options: &Options, joined: &mut Joined) -> Result<bool, GroupError> {
-    let all = tell_all(topic, if own { b"yes" } else { b"no" }, options, joined)?;
+fn do_all(topic: &str, own: bool, joined: &mut Joined) -> Result<bool, GroupError> {
+    let all = tell_all(topic, if own { b"yes" } else { b"no" }, joined)?;
     let without = all.iter().position(|answer| answer != b"yes");
     if let Some(rank) = without.filter(|_| own) {
         tracing::info!(
@@ -209,14 +209,9 @@ fn do_all(topic: &str, own: bool, options: &Options, joined: &mut Joined) -> Res
 }
 
 /// What each rank says of this topic, by rank.
-fn tell_all(
-    topic: &str,
-    own: &[u8],
-    options: &Options,
-    joined: &mut Joined,
-) -> Result<Vec<Vec<u8>>, GroupError> {
+fn tell_all(topic: &str, own: &[u8], joined: &mut Joined) -> Result<Vec<Vec<u8>>, GroupError> {
     let Some(store) = &mut joined.store else { return Ok(vec![own.to_vec()]) };
-    let deadline = clock::now() + options.join_timeout;
+    let deadline = joined.deadline;
     let key = |rank: Rank| format!("{topic}-{rank}");
     store.set(&key(joined.rank), own, deadline)?;
     let keys: Vec<String> = (0..joined.world_size).map(key).collect();

@@ -18,7 +18,7 @@ use super::fabrics::{Fabric, FabricChoice, Fabrics};
 use super::{Store, World};
 use crate::Rank;
 use crate::auth::Secret;
-use crate::clock::now;
+use crate::clock::{Nanos, now};
 use crate::device::{Device, DeviceConfig, Event, Responder};
 use crate::hybrid::Route;
 use meeting::{Connected, Meeting, Met};
@@ -62,6 +62,8 @@ pub struct Joined {
     /// Where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until the job ends: it tells
     /// processes that come too often that all ranks are there.
     pub store: Option<Box<dyn Store>>,
+    /// When [`JoinOptions::timeout`] has passed: for what ranks go on to tell each other in the store.
+    pub deadline: Nanos,
 }
 
 impl fmt::Debug for Joined {
@@ -138,6 +140,7 @@ fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
         device,
         events,
         store: Some(meeting.store),
+        deadline: meeting.limit,
     })
 }
 
@@ -175,6 +178,7 @@ fn alone(
                     device,
                     events,
                     store,
+                    deadline: now() + options.timeout,
                 });
             }
             Err(error) => last = Some(JoinError::Fabric { fabric, rank: 0, reason: error.to_string() }),
