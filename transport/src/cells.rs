@@ -13,6 +13,9 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+#[cfg(not(loom))]
+use memmap2::MmapMut;
+
 use crate::primitive::{AtomicU64, Ordering};
 
 /// Bytes of payload beside a cell's counter.
@@ -141,22 +144,17 @@ unsafe impl Send for Cells {}
 unsafe impl Sync for Cells {}
 
 impl Cells {
-    /// `len` cells on this process's heap. Most cells of most pairs are never used: pages of them that nobody touches take no
-    /// memory.
+    /// `len` cells in this process's memory. Most cells of most pairs are never used, and pages of them
+    /// that nobody touches take no memory. Not from the heap: what the heap hands out again was touched.
     #[cfg(not(loom))]
     #[must_use]
     pub fn on_heap(len: usize) -> Self {
-        const LINE_BYTES: usize = size_of::<CellLine>();
-        const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
-        // Zeros of any alignment come from the kernel as they are; one line more leaves room to begin at one.
-        let mut words = vec![0u64; (len + 1) * LINE_WORDS];
-        let first = words.as_mut_ptr();
-        let skipped = first.align_offset(LINE_BYTES);
-        assert!(skipped < LINE_WORDS, "a line begins within the first {LINE_WORDS} words");
-        let first =
-            NonNull::new(first.wrapping_add(skipped)).expect("inside of the vector").cast::<CellLine>();
-        // The vector is only kept: its words are reached through the lines alone.
-        Self { lines: first, len, _keep: Arc::new(words) }
+        let bytes = len.max(1) * size_of::<CellLine>();
+        let mut pages = MmapMut::map_anon(bytes)
+            .unwrap_or_else(|error| panic!("no memory for {len} cells ({bytes} bytes): {error}"));
+        let lines = NonNull::new(pages.as_mut_ptr()).expect("mapped").cast::<CellLine>();
+        // The mapping is only kept: its bytes are reached through the lines alone.
+        Self { lines, len, _keep: Arc::new(pages) }
     }
 
     /// `len` cells on this process's heap.
