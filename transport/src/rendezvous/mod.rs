@@ -39,6 +39,18 @@ pub use record::Difference;
 pub use tcp::TcpStore;
 pub use world::{Launcher, Rendezvous, RendezvousError, World};
 
+/// Gives bytes to every decoder of what ranks and strangers say where ranks meet: for fuzzing.
+///
+/// # Panics
+///
+/// When what was decoded does not survive being encoded and decoded again.
+#[doc(hidden)]
+pub fn check_decoders(bytes: &[u8]) {
+    // A record's texts are kept as they came, escaped, so it is not what was encoded.
+    let _ = record::Record::decode(bytes);
+    tcp::check_decoders(bytes);
+}
+
 /// Longest key, in bytes.
 pub const KEY_BYTES_MAX: usize = 128;
 

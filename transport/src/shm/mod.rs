@@ -66,3 +66,16 @@ mod watcher;
 
 #[cfg(not(loom))]
 pub use device::{OpenError, ShmDevice};
+
+/// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
+///
+/// # Panics
+///
+/// When what was decoded does not survive being encoded and decoded again.
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub fn check_decoders(bytes: &[u8]) {
+    if let Ok(frame) = frame::decode(bytes) {
+        assert_eq!(frame.encode(), bytes);
+    }
+}

@@ -57,6 +57,27 @@ use crate::device::{
 };
 use crate::region::{Region, Registry};
 
+/// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
+///
+/// # Panics
+///
+/// When what was decoded does not survive being encoded and decoded again.
+#[doc(hidden)]
+pub fn check_decoders(bytes: &[u8]) {
+    use self::control::ControlFrame;
+    use self::handshake::{HELLO_BYTES, Hello};
+    if let Some(bytes) = bytes.first_chunk::<HELLO_BYTES>()
+        && let Ok(hello) = Hello::decode(bytes)
+    {
+        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+    }
+    if let Ok(Some((frame, used))) = ControlFrame::decode(bytes) {
+        let mut encoded = Vec::new();
+        frame.encode(&mut encoded);
+        assert_eq!(encoded, &bytes[..used]);
+    }
+}
+
 /// Data connections of a pair in each direction.
 pub const LANES: usize = 2;
 

@@ -107,6 +107,29 @@ use crate::memory::Memory;
 use crate::region::{RegionKey, Registry};
 use crate::tcp::{KeyMap, TcpDevice};
 
+/// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
+///
+/// # Panics
+///
+/// When what was decoded does not survive being encoded and decoded again.
+#[doc(hidden)]
+pub fn check_decoders(bytes: &[u8]) {
+    survives(wire::Hello::decode(bytes), |said| wire::Hello::decode(&said.encode()));
+    survives(wire::Announcement::decode(bytes), |said| wire::Announcement::decode(&said.encode()));
+    survives(Refusal::decode(bytes), |said| Refusal::decode(&said.encode()));
+    cm::check_decoders(bytes);
+    if let Some(word) = bytes.first_chunk() {
+        let word = u32::from_le_bytes(*word);
+        survives(wire::Immediate::decode(word), |said| wire::Immediate::decode(said.encode()));
+    }
+}
+
+fn survives<T: PartialEq + std::fmt::Debug>(decoded: Option<T>, again: impl Fn(&T) -> Option<T>) {
+    if let Some(decoded) = decoded {
+        assert_eq!(again(&decoded).as_ref(), Some(&decoded));
+    }
+}
+
 /// Longest transfer, in bytes, where the NIC carries more.
 const TRANSFER_BYTES_MAX: u64 = 1 << 30;
 

@@ -28,6 +28,27 @@ use codec::{
 use same_user::AskError;
 use server::{HANDSHAKE_TIMEOUT, Server};
 
+/// See [`super::check_decoders`].
+pub(super) fn check_decoders(bytes: &[u8]) {
+    if let Ok(Some((frame, _))) = codec::frame(bytes, codec::REQUEST_BYTES_MAX.max(ANSWER_BYTES_MAX)) {
+        if let Ok(request) = Request::decode(frame) {
+            assert_eq!(&request.encode()[4..], frame);
+        }
+        if let Ok(answer) = Answer::decode(frame) {
+            assert_eq!(&answer.encode()[4..], frame);
+        }
+    }
+    if let Some(Ok(hello)) = bytes.first_chunk().map(Hello::decode) {
+        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+    }
+    if let Some(Ok(proof)) = bytes.first_chunk().map(Proof::decode) {
+        assert_eq!(Proof::decode(&proof.encode()), Ok(proof));
+    }
+    if let Some(Ok(verdict)) = bytes.first_chunk().map(Verdict::decode) {
+        assert_eq!(Verdict::decode(&verdict.encode()), Ok(verdict));
+    }
+}
+
 /// Longest a single attempt to reach the address may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -52,6 +52,12 @@ use crate::clock;
 use crate::device::{Device, LossCause, ProtocolViolation};
 use crate::memory::random_key;
 
+/// See [`super::check_decoders`].
+pub(super) fn check_decoders(bytes: &[u8]) {
+    super::survives(Entrance::decode(bytes), |said| Entrance::decode(&said.encode()));
+    super::survives(Greeting::decode(bytes), |said| Greeting::decode(&said.encode()));
+}
+
 /// Calls that wait to be looked at, at most, for each peer.
 const BACKLOG: u32 = 16;
 

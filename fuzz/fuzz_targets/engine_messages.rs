@@ -1,0 +1,22 @@
+//! Whatever messages two peers send to a rank, questions, answers and claims of why the group has failed: no panic, and
+//! what the rank answers is understood by another one.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pleach_collectives::engine::Board;
+use pleach_transport::Responder;
+
+/// Before a message: which peer sends it, and how long it is.
+const HEADER_BYTES: usize = 3;
+
+fuzz_target!(|bytes: &[u8]| {
+    let (board, peer) = (Board::new(0), Board::new(1));
+    let mut rest = bytes;
+    while let Some(([from, low, high], messages)) = rest.split_first_chunk::<HEADER_BYTES>() {
+        let (message, others) = messages.split_at(messages.len().min(usize::from(u16::from_le_bytes([*low, *high]))));
+        if let Some(answer) = board.message(1 + u32::from(from & 1), message) {
+            let _ = peer.message(0, &answer);
+        }
+        rest = others;
+    }
+});

@@ -1,0 +1,108 @@
+//! What a program that knows only this crate and has no `unsafe` may do with calls and their memory: forget them, drop them
+//! half done and in any order. Its memory stays its own, and the ranks go on.
+#![forbid(unsafe_code)]
+
+use std::mem::forget;
+use std::thread;
+use std::time::Duration;
+
+use pleach::transport::rendezvous::{Fabric, FabricChoice, Rendezvous, World};
+use pleach::{Buffer, Group, Options, Rank, ReduceOp};
+
+/// Longest time that anything here takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LEN: usize = 1 << 16;
+
+/// Runs `body` as both ranks of a group over shared memory.
+fn with_pair(name: &str, body: impl Fn(Group) + Sync) {
+    let folder = std::env::temp_dir().join(format!("pleach-sound-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let join = |rank: Rank| {
+        let rendezvous = Some(Rendezvous::File { folder: folder.clone() });
+        let mut options = Options::new(World { rank, world_size: 2, rendezvous, ..World::alone() });
+        options.fabric = FabricChoice::Only(Fabric::Shm);
+        options.timeout = PATIENCE;
+        Group::join(&options).unwrap()
+    };
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let (join, body) = (&join, &body);
+            scope.spawn(move || body(join(rank)));
+        }
+    });
+    std::fs::remove_dir_all(&folder).ok();
+}
+
+fn of(group: &Group, value: u32) -> Buffer<u32> {
+    let mut buffer = group.buffer(LEN).unwrap();
+    buffer.fill(value);
+    buffer
+}
+
+#[test]
+fn memory_of_calls_that_are_dropped_or_forgotten_half_done_is_not_given_to_others() {
+    with_pair("half-done", |group| {
+        for round in 0..20 {
+            drop(group.start_all_reduce(vec![round; LEN], ReduceOp::Sum).unwrap());
+            drop(group.start_all_reduce(of(&group, round), ReduceOp::Sum).unwrap());
+            forget(group.start_all_reduce(vec![round; LEN], ReduceOp::Sum).unwrap());
+            forget(group.start_all_reduce(of(&group, round), ReduceOp::Sum).unwrap());
+            // What these would write to if they had it back.
+            let (others, registered) = (vec![7u32; LEN], of(&group, 7));
+            let mut data = vec![round; LEN];
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert!(data.iter().all(|value| *value == 2 * round));
+            assert!(others.iter().chain(registered.iter()).all(|value| *value == 7), "round {round}");
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn prepared_calls_and_batches_may_be_forgotten_at_any_point() {
+    with_pair("prepared", |group| {
+        for round in 0..10 {
+            let mut prepared = group.prepare_all_reduce(of(&group, round), ReduceOp::Sum).unwrap();
+            prepared.run().unwrap();
+            assert_eq!(prepared[LEN - 1], 2 * round);
+            let started = prepared.start().unwrap();
+            if round % 2 == 0 { forget(started) } else { drop(started) }
+            let never_run = group.prepare_all_reduce(vec![round; LEN], ReduceOp::Sum).unwrap();
+            let mut given = vec![round; LEN];
+            let mut batch = group.batch();
+            batch.all_reduce(&mut given, ReduceOp::Sum).unwrap();
+            if round % 2 == 0 { forget(batch) } else { drop(batch) }
+            assert!(given.iter().all(|value| *value == round), "no call was made");
+            forget(never_run);
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn memory_outlives_its_group_and_calls_outlive_its_last_handle() {
+    with_pair("outlives", |group| {
+        let mut kept = of(&group, 1);
+        group.all_reduce(&mut kept, ReduceOp::Sum).unwrap();
+        let under_way = group.clone().start_all_reduce(of(&group, 3), ReduceOp::Sum).unwrap();
+        let prepared = group.prepare_all_reduce(of(&group, 4), ReduceOp::Sum).unwrap();
+        group.barrier().unwrap();
+        drop(group);
+        assert!(under_way.wait().unwrap().iter().all(|value| *value == 6));
+        kept.fill(5);
+        assert_eq!(kept[LEN - 1], 5);
+        assert_eq!(prepared.into_data()[0], 4);
+    });
+}
+
+#[test]
+fn memory_of_one_group_may_be_given_to_another() {
+    with_pair("foreign", |group| {
+        let other = group.split(Some(0), group.rank()).unwrap().unwrap();
+        let mut data = of(&group, 1);
+        other.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        drop(other);
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert!(data.iter().all(|value| *value == 4));
+    });
+}
