@@ -305,8 +305,13 @@ impl Talk {
         if self.waited >= AGREE_TIME_MAX {
             agreement.give_up();
         }
+        Look { tell: self.to_tell(agreement), verdict: agreement.verdict().cloned() }
+    }
+
+    /// What some peer has not been told yet.
+    pub(super) fn to_tell(&mut self, agreement: &Agreement) -> Option<Claim> {
         let is_told = std::mem::replace(&mut self.told_version, agreement.version) == agreement.version;
-        Look { tell: agreement.claim.clone().filter(|_| !is_told), verdict: agreement.verdict().cloned() }
+        agreement.claim.clone().filter(|_| !is_told)
     }
 }
 

@@ -349,8 +349,12 @@ impl Engine {
 
     /// Goes on to agree with the peers on why the group has failed; true when anything was told or decided.
     pub(super) fn agree(&mut self, now: Nanos) -> bool {
-        let Phase::Failing { talk, verdict: None, .. } = &mut self.phase else { return false };
-        let Look { tell, verdict: agreed } = talk.look(&mut self.board.agreement(), self.ranks, now);
+        let Phase::Failing { talk, verdict, is_severing: false, .. } = &mut self.phase else { return false };
+        let Look { tell, verdict: agreed } = match verdict {
+            None => talk.look(&mut self.board.agreement(), self.ranks, now),
+            // Who was not connected yet when the others were told.
+            Some(_) => Look { tell: talk.to_tell(&self.board.agreement()), verdict: None },
+        };
         if let Some(claim) = &tell {
             let message = Message::Claim { claim: claim.clone(), asks: !claim.is_final }.encode();
             for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
