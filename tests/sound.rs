@@ -66,12 +66,20 @@ fn prepared_calls_and_batches_may_be_forgotten_at_any_point() {
             prepared.run().unwrap();
             assert_eq!(prepared[LEN - 1], 2 * round);
             let started = prepared.start().unwrap();
-            if round % 2 == 0 { forget(started) } else { drop(started) }
+            if round % 2 == 0 {
+                forget(started)
+            } else {
+                drop(started)
+            }
             let never_run = group.prepare_all_reduce(vec![round; LEN], ReduceOp::Sum).unwrap();
             let mut given = vec![round; LEN];
             let mut batch = group.batch();
             batch.all_reduce(&mut given, ReduceOp::Sum).unwrap();
-            if round % 2 == 0 { forget(batch) } else { drop(batch) }
+            if round % 2 == 0 {
+                forget(batch)
+            } else {
+                drop(batch)
+            }
             assert!(given.iter().all(|value| *value == round), "no call was made");
             forget(never_run);
         }

@@ -7,6 +7,7 @@ pub mod choices;
 pub mod collective;
 pub mod compute;
 pub mod cost;
+mod digest;
 pub mod engine;
 pub mod generate;
 pub mod group;
@@ -23,14 +24,14 @@ pub mod topology;
 pub mod verify;
 pub mod wiring;
 
-pub use choices::{Choices, ChoicesError, Pinned, Way};
+pub use choices::{Choices, ChoicesError, Pinned};
 pub use collective::{Collective, DataType, ReduceOp};
 pub use compute::{F8E4M3, F8E5M2};
 pub use cost::CostModel;
 /// The half-width elements, as [`Buffer`] and slices hold them.
 pub use half::{bf16, f16};
 
-pub use generate::{Access, Algorithm, generate};
+pub use generate::{Access, Algorithm, Way, generate};
 pub use group::{
     Batch, Buffer, CollectiveError, Data, DataMut, Element, GpuBatch, GpuBuffer, GpuPersistent, Group,
     GroupName, JoinGroupError, OnStream, Options, OwnedData, Pending, PendingError, Persistent, ProbeError,

@@ -6,10 +6,9 @@
 use std::fmt;
 
 use crate::Rank;
-use crate::choices::Way;
 use crate::collective::{Collective, UnknownName};
 use crate::cost::{Platform, Work};
-use crate::generate::{Access, Algorithm, GenerateError, check, generate};
+use crate::generate::{Access, Algorithm, GenerateError, Way, check, generate};
 use crate::schedule::Schedule;
 use crate::wiring::{Wiring, WiringError};
 

@@ -13,7 +13,7 @@ use pleach_transport::Rank;
 use pleach_transport::sim::{self, Network, NetworkBuilder, NetworkError, Sharing};
 
 use crate::collective::Collective;
-use crate::engine::Hasher64;
+use crate::digest::Hasher64;
 use crate::generate::Algorithm;
 use crate::generate::packed::{PackedError, PackedTrees};
 use crate::packing::latency::{flatter, soonest_of};

@@ -14,7 +14,6 @@ mod error;
 mod text;
 pub mod tune;
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +24,7 @@ pub use error::{ChoicesError, LineError, Misplaced};
 
 use crate::collective::Collective;
 use crate::cost::{CostModel, Platform};
-use crate::generate::{Access, Algorithm};
+use crate::generate::Way;
 use crate::hosts::HostMap;
 use crate::select::{SelectError, select_way};
 
@@ -34,36 +33,6 @@ pub const CHOICES_VARIABLE: &str = "PLEACH_CHOICES";
 
 /// Most bytes of a file of choices.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// How a collective is carried out, as far as it is said; what is not said is chosen.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Way {
-    /// By which algorithm.
-    pub algorithm: Algorithm,
-    /// How peers are reached.
-    pub access: Option<Access>,
-    /// How many chunks of a block may be under way at once.
-    pub window: Option<u32>,
-    /// How many bytes a chunk of the longest block has at most.
-    pub chunk_bytes: Option<u64>,
-}
-
-impl From<Algorithm> for Way {
-    fn from(algorithm: Algorithm) -> Self {
-        Self { algorithm, access: None, window: None, chunk_bytes: None }
-    }
-}
-
-impl fmt::Display for Way {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.algorithm.fmt(formatter)?;
-        if let Some(access) = self.access {
-            write!(formatter, " {access}")?;
-        }
-        self.window.map_or(Ok(()), |window| write!(formatter, " window {window}"))?;
-        self.chunk_bytes.map_or(Ok(()), |bytes| write!(formatter, " chunk {bytes}"))
-    }
-}
 
 /// From how many bytes on a collective goes which way.
 #[derive(Clone, Debug, PartialEq)]
@@ -304,6 +273,8 @@ fn any_root(collective: Collective) -> Collective {
 
 #[cfg(test)]
 mod tests {
+    use crate::generate::{Access, Algorithm};
+
     use super::*;
 
     fn row(collective: Collective, from_bytes: u64, algorithm: Algorithm, access: Access) -> Row {

@@ -305,11 +305,11 @@ impl Talk {
         if self.waited >= AGREE_TIME_MAX {
             agreement.give_up();
         }
-        Look { tell: self.to_tell(agreement), verdict: agreement.verdict().cloned() }
+        Look { tell: self.untold(agreement), verdict: agreement.verdict().cloned() }
     }
 
     /// What some peer has not been told yet.
-    pub(super) fn to_tell(&mut self, agreement: &Agreement) -> Option<Claim> {
+    pub(super) fn untold(&mut self, agreement: &Agreement) -> Option<Claim> {
         let is_told = std::mem::replace(&mut self.told_version, agreement.version) == agreement.version;
         agreement.claim.clone().filter(|_| !is_told)
     }

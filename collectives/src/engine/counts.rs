@@ -24,9 +24,10 @@ use std::hash::Hasher;
 use std::sync::Arc;
 
 use super::program::Program;
-use super::signature::{Amount, Hasher64};
+use super::signature::Amount;
 use crate::Rank;
 use crate::collective::Collective;
+use crate::digest::Hasher64;
 
 /// Elements of the parts of a call. See the module of the engine's counts.
 #[derive(Clone, Debug, PartialEq, Eq)]

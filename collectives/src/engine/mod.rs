@@ -83,7 +83,6 @@ pub use gate::Gate;
 pub use ground::Witness;
 pub use plan::{Plan, PlanError};
 pub use program::Program;
-pub(crate) use signature::Hasher64;
 pub use signature::{Amount, Descriptor};
 
 use crate::Rank;
@@ -485,7 +484,7 @@ impl Engine {
         self.observer.seen_at = now;
         if unseen > UNSEEN_MAX {
             // What peers answered meanwhile has not been read yet.
-            self.asked.values_mut().for_each(|asked| asked.since = asked.since + unseen);
+            self.asked.values_mut().for_each(|asked| asked.since += unseen);
         }
         if self.board.has_news() {
             self.read_news(now);

@@ -183,7 +183,7 @@ impl Program {
         let mut cuts = cuts(proof.schedule());
         size_by_share(proof.schedule(), &mut cuts);
         let mut program = Self::of(proof, rank, algorithm, cuts);
-        let mut hasher = super::signature::Hasher64::default();
+        let mut hasher = crate::digest::Hasher64::default();
         std::hash::Hash::hash(&(program.schedule_hash, pace), &mut hasher);
         program.schedule_hash = std::hash::Hasher::finish(&hasher);
         program.pace = Some(pace);
@@ -406,7 +406,7 @@ impl Builder<'_> {
 /// FNV-1a over the schedule's words: equal on all ranks for equal schedules.
 fn hash_schedule(schedule: &Schedule) -> u64 {
     use std::hash::{Hash, Hasher};
-    let mut hasher = super::signature::Hasher64::default();
+    let mut hasher = crate::digest::Hasher64::default();
     format!("{}", schedule.collective).hash(&mut hasher);
     (schedule.window, schedule.single_chunk).hash(&mut hasher);
     schedule.blocks.hash(&mut hasher);

@@ -1,33 +1,10 @@
 //! What makes two calls the same call: the signature that every notice carries, and the description behind it.
 
 use std::fmt;
-use std::hash::Hasher;
 
 use super::counts::Between;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
-
-/// FNV-1a, 64 bits: the same on every rank and release, unlike the standard library's hasher.
-#[derive(Clone, Copy)]
-pub(crate) struct Hasher64(u64);
-
-impl Default for Hasher64 {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Hasher for Hasher64 {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-}
 
 /// The history of a stream when a call with this signature follows: splitmix64's finaliser, so that every bit of both
 /// reaches every bit of it.

@@ -353,7 +353,7 @@ impl Engine {
         let Look { tell, verdict: agreed } = match verdict {
             None => talk.look(&mut self.board.agreement(), self.ranks, now),
             // Who was not connected yet when the others were told.
-            Some(_) => Look { tell: talk.to_tell(&self.board.agreement()), verdict: None },
+            Some(_) => Look { tell: talk.untold(&self.board.agreement()), verdict: None },
         };
         if let Some(claim) = &tell {
             let message = Message::Claim { claim: claim.clone(), asks: !claim.is_final }.encode();

@@ -29,8 +29,9 @@ mod program;
 mod recursive_doubling;
 mod ring;
 mod tree;
+mod way;
 
-pub(crate) use double_tree::double_tree_edges;
+pub use way::Way;
 
 use std::fmt;
 use std::str::FromStr;

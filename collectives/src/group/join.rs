@@ -120,22 +120,14 @@ impl Reach {
         Ok(match joined.fabric {
             Fabric::Shm if can_share(space) => {
                 let reaches = reaches_neighbours(ordinal, joined)?;
-                if do_all("gpu-reaches-gpus", reaches, joined)? {
-                    Self::Mapped
-                } else {
-                    Self::Staged
-                }
+                if do_all("gpu-reaches-gpus", reaches, joined)? { Self::Mapped } else { Self::Staged }
             }
             Fabric::Verbs if is_registered(ordinal, &mut *joined.device)? => Self::Put,
             Fabric::HybridVerbs if can_share(space) => {
                 let is_registered = is_registered(ordinal, &mut *joined.device)?;
                 let reaches = reaches_neighbours(ordinal, joined)?;
                 let is_in_reach = is_registered && reaches;
-                if do_all("nic-reaches-gpu", is_in_reach, joined)? {
-                    Self::Mapped
-                } else {
-                    Self::Staged
-                }
+                if do_all("nic-reaches-gpu", is_in_reach, joined)? { Self::Mapped } else { Self::Staged }
             }
             _ => Self::Staged,
         })

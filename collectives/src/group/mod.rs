@@ -74,12 +74,12 @@ pub use rewire::SetTopologyError;
 pub use split::SplitError;
 
 use crate::Rank;
-use crate::choices::{Table, Way};
+use crate::choices::Table;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::{Compute, ComputeError};
 use crate::cost::Platform;
 use crate::engine::{Board, Engine};
-use crate::generate::{Access, Algorithm};
+use crate::generate::{Access, Algorithm, Way};
 use crate::hosts::HostMap;
 use crate::reproducible::{Exact, Reproducible};
 use driver::{Core, Driver};

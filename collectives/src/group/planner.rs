@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pleach_transport::Rank;
 
 use super::error::CollectiveError;
-use crate::choices::{Table, Way, whole_bytes};
+use crate::choices::{Table, whole_bytes};
 use crate::collective::Collective;
 use crate::cost::Platform;
 use crate::engine::{Counts, Descriptor, Plan, Program};
-use crate::generate::{Access, Algorithm, generate};
+use crate::generate::{Access, Algorithm, Way, generate};
 use crate::select::{Choice, SelectError, select, select_algorithm, select_way};
 use crate::verify::{Proof, verify};
 use crate::wiring::Wiring;

@@ -16,7 +16,7 @@ use super::json::Quoted;
 use super::settings::Part;
 use super::shape::Shape;
 use crate::Rank;
-use crate::engine::Hasher64;
+use crate::digest::Hasher64;
 
 /// Calls kept; later ones are left out, and the file says how many.
 const EVENTS_MAX: usize = 1 << 20;

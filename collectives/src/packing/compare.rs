@@ -16,11 +16,11 @@ use std::fmt;
 use super::all_reduce::pack_in_two_phases;
 use super::blink::hybrid::{Classes, Split};
 use super::blink::{self, BlinkError, BlinkOptions};
+use super::double_tree_edges;
 use super::shape::{Shape, Weighted, beside, fitted, ways_from};
 use super::{Packing, Rate, Strategy, greedy, ring};
 use crate::Rank;
 use crate::collective::Collective;
-use crate::generate::double_tree_edges;
 use crate::topology::Topology;
 
 /// Why a strategy has no packing of a topology.

@@ -45,6 +45,7 @@ pub mod check;
 pub mod compare;
 pub mod digraph;
 pub mod directed;
+mod double_tree;
 pub mod flow;
 pub mod flows;
 mod greedy;
@@ -69,6 +70,8 @@ use num_rational::Ratio;
 use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::NodeId;
+
+pub(crate) use double_tree::double_tree_edges;
 
 pub use check::{Checked, Flaw, check};
 pub use latency::pack_for;

@@ -65,9 +65,8 @@ pub(crate) fn what_a_rank_said_is_told_before_its_loss<B: Backend>() {
     // Now its polling thread does, which sees the end of rank 0 in its own way; that may be at once.
     let _ = world.try_submit(1, 0, put(&source.whole(), target.remote(), Some(CELL)));
     world.set_polled(1, true);
-    world.pump();
-    std::thread::sleep(B::FAILED_AFTER);
-    world.pump();
+    let until = clock::now() + B::FAILED_AFTER;
+    world.until("transfers to rank 0 to fail", |_| clock::now() >= until);
     drop(held);
     world.until_lost(1, 0);
     assert_eq!(inbox.state().heard_before, [before + MESSAGES], "{}", B::NAME);

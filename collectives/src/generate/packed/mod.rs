@@ -26,7 +26,7 @@ mod weights;
 
 use crate::Rank;
 use crate::collective::Collective;
-use crate::engine::Hasher64;
+use crate::digest::Hasher64;
 use crate::packing::{Packing, Rate};
 use crate::schedule::{Block, BlockId, Cell, Part, Schedule};
 use crate::topology::Topology;
