@@ -89,6 +89,18 @@ fn what_just_fits_an_algorithm_for_few_bytes_is_measured() {
 }
 
 #[test]
+fn every_collective_is_measured_in_worlds_of_two_to_four_ranks() {
+    for (fabric, ranks) in
+        ["shm", "tcp"].into_iter().flat_map(|fabric| ["2", "3", "4"].map(|ranks| (fabric, ranks)))
+    {
+        // What is left out is as without arguments.
+        let output = tune(&["--fabric", fabric, "--ranks", ranks, "--time", "1", "--max", "2M"]);
+        assert!(output.status.success(), "{fabric}, {ranks} ranks: {}", text(&output.stderr));
+        assert!(text(&output.stdout).contains("all-reduce "), "{fabric}, {ranks} ranks");
+    }
+}
+
+#[test]
 fn rows_are_written_as_each_collective_ends() {
     let folder = Folder::new("tune-as-it-goes");
     let path = folder.0.join("choices");

@@ -51,15 +51,21 @@ impl<'a> Measuring<'a> {
     ) -> Result<Measured, CollectiveError> {
         let mut call = Call::new(self.group, collective, bytes)?;
         let mut contestants = Vec::new();
+        let mut refused = Vec::new();
         for way in ways {
             let group = self.group.with_way(way.clone());
-            // It is refused on all ranks alike, before anything has begun.
-            match call.repeat(&group, WARMUP) {
-                Ok(()) => contestants.push((way, group)),
-                Err(CollectiveError::TooLarge(_)) => {}
+            // Before anything has begun.
+            refused.push(match call.repeat(&group, WARMUP) {
+                Ok(()) => 0,
+                Err(CollectiveError::TooLarge(_)) => 1,
                 Err(error) => return Err(error),
-            }
+            });
+            contestants.push((way, group));
         }
+        // Ranks that have no part in a message are refused nothing.
+        self.group.all_reduce(&mut refused[..], ReduceOp::Max)?;
+        let mut refused = refused.into_iter();
+        contestants.retain(|_| refused.next() == Some(0u32));
         let first: Result<Vec<_>, _> =
             contestants.iter().map(|(_, group)| self.sample(&mut call, group, 1)).collect();
         let first = self.slowest(&first?)?;
