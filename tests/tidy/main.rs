@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use manifest::manifests;
 use source::{blanked, defined, functions, name_words, words};
 
+mod circles;
 mod documents;
 mod manifest;
 mod source;

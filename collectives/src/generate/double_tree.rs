@@ -53,12 +53,8 @@ mod tests {
     fn trees_are_as_deep_as_the_logarithm() {
         for count in 1..200u32 {
             for second in [false, true] {
-                let depth = Shape::both(Tree::new(
-                    count,
-                    double_tree_edges(count, None)[usize::from(second)].clone(),
-                ))
-                .round_trip()
-                    / 2;
+                let edges = double_tree_edges(count, None)[usize::from(second)].clone();
+                let depth = Shape::both(Tree::new(count, edges)).round_trip() / 2;
                 assert!(depth <= count.ilog2(), "{count} ranks: {depth}");
             }
         }
