@@ -20,6 +20,7 @@ mod calls;
 mod data;
 mod driver;
 mod error;
+mod exact;
 mod flight;
 mod fused;
 mod gpu;
@@ -81,8 +82,9 @@ use crate::cost::Platform;
 use crate::engine::{Board, Engine};
 use crate::generate::{Access, Algorithm, Way};
 use crate::hosts::HostMap;
-use crate::reproducible::{Exact, Reproducible};
+use crate::reproducible::Reproducible;
 use driver::{Core, Driver};
+use exact::Exact;
 use observed::Observed;
 use progress::ProgressThread;
 

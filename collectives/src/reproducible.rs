@@ -10,19 +10,12 @@
 //!   ranks `direct` is what is left, which moves no more bytes than the best but more messages, and `exchange` for short
 //!   parts; with two ranks it costs nothing.
 //! * [`Reproducible::Exact`] adds without rounding, in integers wide enough, and rounds once: the correctly rounded sum (or
-//!   average) of all contributions, whatever the number and order of ranks. See [`Exact`] for how and for the cost.
+//!   average) of all contributions, whatever the number and order of ranks. See `group/exact` for how and for the cost.
 //!
 //! Integers, minimum and maximum are exact anyway. Of a NaN only that it is one is promised, at any level.
 
-mod digits;
-mod exact;
-mod quick;
-mod rounding;
-
 use std::fmt;
 use std::str::FromStr;
-
-pub(crate) use exact::Exact;
 
 use crate::collective::UnknownName;
 

@@ -1,7 +1,7 @@
 //! Sums without rounding, made of integer collectives.
 //!
 //! The elements are taken in blocks. One all-reduce (maximum) over a few integers a block finds the binary places that the
-//! block's numbers use on any rank; then each block is expanded into rows of digits ([`super::digits`]), these are
+//! block's numbers use on any rank; then each block is expanded into rows of digits ([`digits`]), these are
 //! all-reduced as `i64` sums, which no order can change, and every rank rounds the same exact sum once.
 //!
 //! **Cost.** Numbers whose binary places span `s` bits (mantissas included) take `ceil(s / 51)` words of 8 bytes each, and
@@ -12,6 +12,10 @@
 //! element for 16 Ki and 1 Mi (27 where every number is taken apart), where plain sums took 0.35 us and 0.12 to 0.15 ns
 //! (`pleach bench --reproducible exact`, and the table in docs/performance.md).
 
+mod digits;
+mod quick;
+mod rounding;
+
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -19,14 +23,14 @@ use std::sync::Mutex;
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16};
 
-use super::digits::{Leading, Window, leading, parts};
-use super::quick::Quick;
-use super::rounding::{Float, nearest};
+use self::digits::{Leading, Window, leading, parts};
+use self::quick::Quick;
+use self::rounding::{Float, nearest};
+use super::{Buffer, CollectiveError, Element, Group};
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::{F8E4M3, F8E5M2};
 use crate::engine::{Amount, Counts};
-use crate::group::{Buffer, CollectiveError, Element, Group};
 
 /// Elements of a block.
 const BLOCK_ELEMENTS: usize = 16 << 10;
