@@ -1,8 +1,9 @@
 //! A server loses part of its bandwidth, the group is told, and plans anew.
 //!
-//! Eight servers on a switch, 25 GB/s each; the last one's link degrades. First in virtual time: how near an all-reduce of
-//! 256 MiB comes to what the links left allow, with the trees of before, with new ones, and around a ring. Then for real:
-//! ranks of a group over shared memory, told of the new links between two collectives.
+//! Eight servers on a switch, 25 GB/s each; the last one's link degrades. First in virtual time:
+//! how near an all-reduce of 256 MiB comes to what the links left allow, with the trees of before,
+//! with new ones, and around a ring. Then for real: ranks of a group over shared memory, told of
+//! the new links between two collectives.
 //!
 //! `cargo run --release --example degraded_server`
 

@@ -1,8 +1,10 @@
 //! An all-reduce over hosts whose wires differ: around a ring, and along packed trees.
 //!
-//! Builds four hosts of network namespaces and shapes the wires between them, so it takes root, `ip` and `tc`:
-//! `cargo build --release --examples --bins && sudo target/release/examples/irregular_links`. It runs the `pleach` that was built
-//! in the same folder of `target`; another one can be named: `irregular_links PATH`.
+//! Builds four hosts of network namespaces and shapes the wires between them, so it takes root,
+//! `ip` and `tc`:
+//! `cargo build --release --examples --bins && sudo target/release/examples/irregular_links`. It
+//! runs the `pleach` that was built in the same folder of `target`; another one can be named:
+//! `irregular_links PATH`.
 
 #[allow(dead_code)] // Ranks do not meet in other ways here.
 #[path = "../tests/links/mod.rs"]

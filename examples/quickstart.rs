@@ -43,7 +43,8 @@ fn subgroups(group: &Group) -> Result<(), Failure> {
 }
 
 fn messages(group: &Group) -> Result<(), Failure> {
-    // Each rank sends to the next. A blocking send may wait for its receive, so in a circle it is started.
+    // Each rank sends to the next. A blocking send may wait for its receive, so in a circle it is
+    // started.
     let (rank, ranks) = (group.rank(), group.world_size());
     let sent = group.start_send(vec![rank; 4], (rank + 1) % ranks)?;
     let mut received = [0u32; 4];

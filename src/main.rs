@@ -1,8 +1,8 @@
 //! The `pleach` command: one file a subcommand under `cli/`.
 //!
 //! Standard output carries results only. Whatever goes wrong is one line on standard error,
-//! `error: <what>: <who or where>; <what to do>`, with exit status 2 for what the person typed or wrote and 1 for what
-//! happened or did not hold ([`cli::CommandError`]).
+//! `error: <what>: <who or where>; <what to do>`, with exit status 2 for what the person typed or
+//! wrote and 1 for what happened or did not hold ([`cli::CommandError`]).
 
 mod cli;
 

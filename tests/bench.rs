@@ -268,7 +268,8 @@ fn what_was_typed_wrongly_is_said_once_by_the_ranks_of_another_launcher() {
     }
 }
 
-/// The kernel would end a process by a signal that makes a file larger than files may be, and shared memory is a file.
+/// The kernel would end a process by a signal that makes a file larger than files may be, and
+/// shared memory is a file.
 #[test]
 fn memory_above_a_limit_is_an_error_and_no_signal() {
     let command = format!(

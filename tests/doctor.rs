@@ -1,4 +1,5 @@
-//! `pleach doctor` and `pleach devices` on this machine, and, where it has RDMA devices that may be broken, on broken ones.
+//! `pleach doctor` and `pleach devices` on this machine, and, where it has RDMA devices that may be
+//! broken, on broken ones.
 
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
@@ -99,7 +100,8 @@ fn a_benchmark_over_rdma_that_is_not_there_says_what_is_missing_and_what_to_take
     );
 }
 
-/// A report of each side of a pair: who listens at this address, and who comes, each with its own interface.
+/// A report of each side of a pair: who listens at this address, and who comes, each with its own
+/// interface.
 fn pair(address: &str, interfaces: Option<[&str; 2]>, secret: Option<&PathBuf>) -> [(Value, Option<i32>); 2] {
     let side = |number: usize| {
         let mut command = pleach();

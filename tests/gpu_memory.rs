@@ -1,5 +1,5 @@
-//! `pleach bench --memory cuda`, real processes with a fake driver everywhere, and with a real one where there is a GPU:
-//! `cargo test --test gpu_memory -- --ignored gpu::`.
+//! `pleach bench --memory cuda`, real processes with a fake driver everywhere, and with a real one
+//! where there is a GPU: `cargo test --test gpu_memory -- --ignored gpu::`.
 
 #[path = "../transport/tests/fake_cuda/mod.rs"]
 mod fake_cuda;

@@ -10,8 +10,8 @@ use links::{Hosts, IRREGULAR, IRREGULAR_HOSTS, all_reduce};
 /// A message that takes a ring about a second.
 const BYTES: &str = "8M";
 
-/// How far the measured gain may be from the predicted one: wires are shaped by tokens, and four ranks may share two
-/// processors with other work.
+/// How far the measured gain may be from the predicted one: wires are shaped by tokens, and four
+/// ranks may share two processors with other work.
 const TOLERANCE: f64 = 0.3;
 
 #[test]

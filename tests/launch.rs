@@ -1,4 +1,5 @@
-//! `pleach run` with real processes: what ranks print, how jobs end, and that nothing is left behind.
+//! `pleach run` with real processes: what ranks print, how jobs end, and that nothing is left
+//! behind.
 
 mod launcher;
 
@@ -148,8 +149,8 @@ fn a_failed_rank_is_named_with_its_status_or_its_own_words_and_echoes_are_left_o
     }
 }
 
-/// Rank 1 sleeps past the deadline of the others. The first of these that ends must not cut off what the other two say, one
-/// with a pause in the line and both without an end of it.
+/// Rank 1 sleeps past the deadline of the others. The first of these that ends must not cut off
+/// what the other two say, one with a pause in the line and both without an end of it.
 #[test]
 fn survivors_say_to_the_end_what_they_saw_ten_of_ten_times() {
     let script = r#"

@@ -1,7 +1,8 @@
-//! That one binary serves all machines: what only some of them have is no condition for starting it.
+//! That one binary serves all machines: what only some of them have is no condition for starting
+//! it.
 //!
-//! Read from the binaries themselves: an ELF file lists in its dynamic section the libraries without which it does not start
-//! (`DT_NEEDED`; System V ABI, chapter 5, "Dynamic Section").
+//! Read from the binaries themselves: an ELF file lists in its dynamic section the libraries
+//! without which it does not start (`DT_NEEDED`; System V ABI, chapter 5, "Dynamic Section").
 
 use std::fs;
 use std::path::Path;

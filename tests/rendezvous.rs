@@ -422,7 +422,8 @@ fn installed(names: &[&'static str]) -> Option<&'static str> {
     found.copied()
 }
 
-/// Ranks of a real mpirun, twice in a row in each of its processes: the second job must not take the first for its own.
+/// Ranks of a real mpirun, twice in a row in each of its processes: the second job must not take
+/// the first for its own.
 fn under_mpirun(program: &str, options: &[&str]) {
     let rank =
         rank_command().iter().map(|part| format!("'{}'", part.display())).collect::<Vec<_>>().join(" ");

@@ -1,4 +1,5 @@
-//! Whole groups in virtual time: seeds that failed once, fresh ones, and canaries that checkers must catch.
+//! Whole groups in virtual time: seeds that failed once, fresh ones, and canaries that checkers
+//! must catch.
 
 use std::process::Command;
 
@@ -17,8 +18,8 @@ const FRESH_SEEDS: u64 = 150;
 const FRESH_FROM: u64 = 1_000_000;
 /// Seeds within which a canary must be caught.
 const CANARY_SEEDS: u64 = 60;
-/// Scenarios that are looked at for each canary: where a rank's caller is the first to read what came, the wrong result is
-/// seen before the race.
+/// Scenarios that are looked at for each canary: where a rank's caller is the first to read what
+/// came, the wrong result is seen before the race.
 const CAUGHT: usize = 8;
 /// Scenarios at least that a lost dependency shows in.
 const CAUGHT_MIN: usize = 3;
@@ -175,8 +176,8 @@ fn a_rank_that_enters_late_is_waited_for() {
     }
 }
 
-/// A harmless scenario in which rank 1 receives from, or sends to, rank 0 while the others are in the last barrier, and
-/// every rank makes one call after the other.
+/// A harmless scenario in which rank 1 receives from, or sends to, rank 0 while the others are in
+/// the last barrier, and every rank makes one call after the other.
 fn with_circle(seed: u64) -> Scenario {
     let limits = Limits { ranks: Some(2 + seed as u32 % 5), faults: FaultKinds::harmless() };
     let mut scenario = Scenario::draw(seed, &limits);
@@ -203,8 +204,8 @@ fn a_message_against_a_collective_is_a_mismatch_within_a_tenth_of_a_second() {
     }
 }
 
-/// Messages that come unasked, that are asked for and that are read in place, in both directions and one after the other,
-/// as many under way as ranks like.
+/// Messages that come unasked, that are asked for and that are read in place, in both directions
+/// and one after the other, as many under way as ranks like.
 #[test]
 fn messages_of_all_forms_keep_out_of_each_others_way() {
     for seed in 0..MESSAGE_SEEDS {
@@ -237,7 +238,8 @@ fn messages_of_all_forms_keep_out_of_each_others_way() {
     }
 }
 
-/// A rank whose group has failed lets go of its memory, and why it failed may come later than that, or not at all.
+/// A rank whose group has failed lets go of its memory, and why it failed may come later than that,
+/// or not at all.
 #[test]
 fn a_rank_that_aborted_and_refuses_is_not_blamed_for_the_refusal() {
     let faults: FaultKinds = "delay,reorder,queue-full,one-sided-loss".parse().expect("faults");

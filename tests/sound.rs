@@ -1,5 +1,6 @@
-//! What a program that knows only this crate and has no `unsafe` may do with calls and their memory: forget them, drop them
-//! half done and in any order. Its memory stays its own, and the ranks go on.
+//! What a program that knows only this crate and has no `unsafe` may do with calls and their
+//! memory: forget them, drop them half done and in any order. Its memory stays its own, and the
+//! ranks go on.
 #![forbid(unsafe_code)]
 
 use std::mem::forget;

@@ -1,5 +1,5 @@
-//! Two hosts, as far as one machine can be two: network namespaces with a wire between them. Real processes find out who
-//! is near, share memory there, and reach each other across.
+//! Two hosts, as far as one machine can be two: network namespaces with a wire between them. Real
+//! processes find out who is near, share memory there, and reach each other across.
 //!
 //! It takes root and `ip`; without them the tests say so and try nothing.
 
@@ -14,7 +14,8 @@ use links::{Hosts, Wire, ended};
 use pleach::transport::clock::now;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// From the death of a rank until all others have said so; it should be one second, this is for busy machines.
+/// From the death of a rank until all others have said so; it should be one second, this is for
+/// busy machines.
 const FOUND_WITHIN: Duration = Duration::from_secs(20);
 
 /// `None`, and says why, where this machine or user has no namespaces.
@@ -245,7 +246,8 @@ fn hosts_of_several_addresses_take_the_one_that_reaches_the_rendezvous_and_are_a
     for (place, interfaces) in [
         (wide.as_str(), [None, None]),
         ("tcp://[fd00:77::1]:4021", [None, None]),
-        // Its address for IPv4 is the first one of `lo`, but the rendezvous is not reached from 127.0.0.1.
+        // Its address for IPv4 is the first one of `lo`, but the rendezvous is not reached
+        // from 127.0.0.1.
         (&wide, [Some("lo"), None]),
         (&folder, named),
     ] {

@@ -1,8 +1,9 @@
-//! `pleach bench` over RDMA with real processes, each rank on the next device: every collective with every result checked, and
-//! what people are told when a link, a limit or an address is wrong.
+//! `pleach bench` over RDMA with real processes, each rank on the next device: every collective
+//! with every result checked, and what people are told when a link, a limit or an address is wrong.
 //!
-//! `verbs` runs wherever there are RDMA devices; `softroce` changes links and limits, as root, on a machine made for it: host I
-//! has the interface `hI`, the address 10.77.0.I and the device `rxeI` (Soft-RoCE), and `RDMA_VM` is 1.
+//! `verbs` runs wherever there are RDMA devices; `softroce` changes links and limits, as root, on a
+//! machine made for it: host I has the interface `hI`, the address 10.77.0.I and the device `rxeI`
+//! (Soft-RoCE), and `RDMA_VM` is 1.
 
 #[path = "../transport/tests/conformance/softroce/changed.rs"]
 #[allow(dead_code)] // Not every change is made here.
@@ -45,7 +46,8 @@ fn devices() -> Vec<String> {
 }
 
 impl Job {
-    /// So many ranks of `pleach bench`, each on a host of its own by name; `change` has the last word on how each is started.
+    /// So many ranks of `pleach bench`, each on a host of its own by name; `change` has the last
+    /// word on how each is started.
     fn start(world_size: u32, arguments: &[&str], change: impl Fn(u32, Command) -> Command) -> Self {
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("pleach-verbs-{}-{number}", std::process::id()));
@@ -111,7 +113,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Sees that all ranks ended well, and that the first one's rows, one for each size, have no wrong element.
+/// Sees that all ranks ended well, and that the first one's rows, one for each size, have no wrong
+/// element.
 fn check_rows(outputs: &[Output], sizes: usize, what: &str) {
     for (rank, output) in outputs.iter().enumerate() {
         assert!(output.status.success(), "{what}: rank {rank}: {}", text(&output.stderr));
@@ -282,7 +285,8 @@ mod softroce {
         assert!(error.contains("rank 1"), "{error}");
     }
 
-    /// The command where every user may start it, as builds may lie in a folder that only root enters; gone with this.
+    /// The command where every user may start it, as builds may lie in a folder that only root
+    /// enters; gone with this.
     struct EveryonesCommand(PathBuf);
 
     impl EveryonesCommand {
@@ -320,7 +324,8 @@ mod softroce {
     #[ignore = "changes limits over Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
     fn memory_that_may_not_be_locked_is_an_error_with_the_lines_to_add() {
         expect_machine();
-        // 64 KiB do not do for what a pair of ranks tells each other by, 16 MiB not for the scratch memory of a group.
+        // 64 KiB do not do for what a pair of ranks tells each other by, 16 MiB not for the scratch
+        // memory of a group.
         for (kilobytes, sizes) in [(64, "8"), (16 << 10, "8")] {
             let outputs = with_locked_memory(kilobytes, sizes);
             for (rank, output) in outputs.iter().enumerate() {

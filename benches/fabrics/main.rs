@@ -1,11 +1,13 @@
 //! `cargo bench --bench fabrics`: pleach beside its peers, in one run.
 //!
-//! A [`Row`] is one thing that is measured by several [`Runner`](rows::Runner)s: pleach (the built command, `pleach bench --json`), Open
-//! MPI, MPICH, Gloo, and a loop that two processes run by hand (`benches/peers/`). All measure by the same protocol,
-//! `benches/peers/measure.h` and `src/cli/bench/live.rs`, and check their results. [`Results`] keeps the median of each round.
+//! A [`Row`] is one thing that is measured by several [`Runner`](rows::Runner)s: pleach (the built
+//! command, `pleach bench --json`), Open MPI, MPICH, Gloo, and a loop that two processes run by
+//! hand (`benches/peers/`). All measure by the same protocol, `benches/peers/measure.h` and
+//! `src/cli/bench/live.rs`, and check their results. [`Results`] keeps the median of each round.
 //!
-//! **Invariant:** runners take turns, round by round, so that whatever else the machine does meets all of them; only
-//! ratios of medians over rounds are judged. This reports and never fails because something is slow.
+//! **Invariant:** runners take turns, round by round, so that whatever else the machine does meets
+//! all of them; only ratios of medians over rounds are judged. This reports and never fails because
+//! something is slow.
 //!
 //! Peers are installed by `benches/install-peers`; what is absent is skipped with a reason.
 
@@ -90,7 +92,8 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     for round in 0..rounds {
         for row in &rows {
             eprintln!("round {} of {rounds}: {}", round + 1, row.name);
-            // Another one is first each time: nobody always runs on the memory that a certain other one left.
+            // Another one is first each time: nobody always runs on the memory that a certain other
+            // one left.
             for place in 0..row.runners.len() {
                 let runner = row.runners[(place + round as usize) % row.runners.len()];
                 results.add(row, runner, run::run(&peers, row, runner, time_ms));

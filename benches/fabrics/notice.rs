@@ -1,6 +1,8 @@
-//! A put of 8 bytes with its notice, one way: two processes throw them back and forth by the transport alone.
+//! A put of 8 bytes with its notice, one way: two processes throw them back and forth by the
+//! transport alone.
 //!
-//! The second process is this program again, started with the address of the first in its environment.
+//! The second process is this program again, started with the address of the first in its
+//! environment.
 
 use std::process::{Child, Command};
 use std::sync::Arc;

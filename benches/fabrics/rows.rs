@@ -84,7 +84,8 @@ pub(crate) struct Row {
     pub(crate) goals: Vec<Goal>,
 }
 
-/// How many times as quick as another runner one must be, in elements a second, at all sizes from one to another.
+/// How many times as quick as another runner one must be, in elements a second, at all sizes from
+/// one to another.
 pub(crate) struct Goal {
     pub(crate) ours: Runner,
     pub(crate) against: Runner,

@@ -8,7 +8,8 @@ use crate::notice;
 use crate::peers::Peers;
 use crate::rows::{Fabric, Row, Runner};
 
-/// How long a runner may take: for its start, and as many times the time for a size as it may spend on filling and checking.
+/// How long a runner may take: for its start, and as many times the time for a size as it may spend
+/// on filling and checking.
 const START_LIMIT_S: u64 = 20;
 const SIZE_LIMIT_FACTOR: u64 = 40;
 const SIZE_LIMIT_MIN_MS: u64 = 4000;

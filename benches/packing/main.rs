@@ -1,12 +1,14 @@
 //! `cargo bench --bench packing`: how good packings are and how long they take to make.
 //!
-//! A [`Target`](targets::Target) is a topology, the collectives that are packed on it, and the time that all of them together may take; a
-//! [`Finding`](targets::Finding) is what came out. Beside these, [`servers`] compares every allocation of a server with what other strategies
-//! reach, and [`page`] writes that down.
+//! A [`Target`](targets::Target) is a topology, the collectives that are packed on it, and the time
+//! that all of them together may take; a [`Finding`](targets::Finding) is what came out. Beside
+//! these, [`servers`] compares every allocation of a server with what other strategies reach, and
+//! [`page`] writes that down.
 //!
-//! **Invariant:** a rate that is printed was accepted by the checker, which is not part of the time; where an optimum is demanded, that the
-//! rate equals the bound of its certificate is part of the verdict. This reports and never fails because something is slow; it fails
-//! when a packing is wrong or not as good as it has to be.
+//! **Invariant:** a rate that is printed was accepted by the checker, which is not part of the
+//! time; where an optimum is demanded, that the rate equals the bound of its certificate is part of
+//! the verdict. This reports and never fails because something is slow; it fails when a packing is
+//! wrong or not as good as it has to be.
 
 use std::process::ExitCode;
 

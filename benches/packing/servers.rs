@@ -56,9 +56,9 @@ pub(crate) fn rate(comparison: &Comparison, strategy: &str) -> Option<Rate> {
 }
 
 impl Server {
-    /// The geometric mean over allocations of the optimal rate by the rate of another strategy, and the largest ratio.
-    /// Allocations count where the other strategy has links to use: the rate of a ring over PCIe is an assumption, and an
-    /// assumption enters no mean.
+    /// The geometric mean over allocations of the optimal rate by the rate of another strategy, and
+    /// the largest ratio. Allocations count where the other strategy has links to use: the rate of
+    /// a ring over PCIe is an assumption, and an assumption enters no mean.
     pub(crate) fn gain(&self, collective: usize, strategy: &str) -> Option<(f64, f64)> {
         let gains: Vec<f64> = self
             .rows

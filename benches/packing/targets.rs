@@ -134,7 +134,8 @@ pub(crate) fn targets() -> Result<Vec<Target>, String> {
     Ok(targets)
 }
 
-/// Numbers below a limit each: a linear congruential generator (Knuth's MMIX), of which the upper bits are used.
+/// Numbers below a limit each: a linear congruential generator (Knuth's MMIX), of which the upper
+/// bits are used.
 fn numbers() -> impl FnMut(u64) -> u64 {
     let mut state = 1_u64;
     move |limit| {
@@ -153,7 +154,8 @@ fn shuffled(topology: &Topology) -> Topology {
     topology.in_order(&order)
 }
 
-/// So many pairs of ranks, each joined by a link of its own bandwidth, as a generator of numbers picks them.
+/// So many pairs of ranks, each joined by a link of its own bandwidth, as a generator of numbers
+/// picks them.
 fn irregular(ranks: u32, pairs: u32) -> Result<Topology, String> {
     let mut below = numbers();
     let mut builder = Topology::builder();

@@ -16,7 +16,8 @@ const LIMIT_S: u32 = 120;
 /// The same of one of Gloo's algorithms, some of which do not end on devices made of software.
 const GLOO_LIMIT_S: u32 = 40;
 
-/// Ports of meetings are counted up from here, as one may be kept for a while. Relaxed: only differ they must.
+/// Ports of meetings are counted up from here, as one may be kept for a while. Relaxed: only differ
+/// they must.
 static PORT: AtomicU32 = AtomicU32::new(28_500);
 
 /// One thing that is measured.
@@ -76,7 +77,8 @@ impl fmt::Display for Contender {
 #[derive(Clone, Debug)]
 pub(crate) struct Measured {
     pub(crate) value: f64,
-    /// Of pleach: requests, doorbells, completions and looks that found some, for each MiB or notice.
+    /// Of pleach: requests, doorbells, completions and looks that found some, for each MiB or
+    /// notice.
     pub(crate) asked: Option<[f64; 4]>,
 }
 

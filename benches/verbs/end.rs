@@ -1,7 +1,9 @@
-//! One end of a connection of pleach, in a process of its own: two devices of one process would share its time.
+//! One end of a connection of pleach, in a process of its own: two devices of one process would
+//! share its time.
 //!
-//! The program starts itself with a variable that holds what to do. An end says where it is and what its memory is called in
-//! one line, hears the same of the other one, does its part, and rank 0 says what it took and what it asked of its NIC.
+//! The program starts itself with a variable that holds what to do. An end says where it is and
+//! what its memory is called in one line, hears the same of the other one, does its part, and rank
+//! 0 says what it took and what it asked of its NIC.
 
 use std::io::{BufRead, Write};
 use std::process::ExitCode;

@@ -1,11 +1,14 @@
-//! `cargo bench --bench verbs`: one connection of pleach beside perftest and a ping-pong by hand, on the same two RDMA devices.
+//! `cargo bench --bench verbs`: one connection of pleach beside perftest and a ping-pong by hand,
+//! on the same two RDMA devices.
 //!
-//! Four things are measured: writes and reads one after the other, as `ib_write_bw` and `ib_read_bw` do; notices of 8 bytes
-//! there and back, beside `benches/peers/verbs.c`, and `ib_write_lat` for who wants to know what polling payload would save;
-//! and all-reduces of two ranks, beside Gloo's ibverbs transport and Open MPI over UCX where these are installed.
+//! Four things are measured: writes and reads one after the other, as `ib_write_bw` and
+//! `ib_read_bw` do; notices of 8 bytes there and back, beside `benches/peers/verbs.c`, and
+//! `ib_write_lat` for who wants to know what polling payload would save; and all-reduces of two
+//! ranks, beside Gloo's ibverbs transport and Open MPI over UCX where these are installed.
 //!
-//! **Invariant:** all take turns, round by round, and of each the best round counts: on devices made of software, times vary
-//! more between rounds than between contenders. This reports and never fails because something is slow.
+//! **Invariant:** all take turns, round by round, and of each the best round counts: on devices
+//! made of software, times vary more between rounds than between contenders. This reports and never
+//! fails because something is slow.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

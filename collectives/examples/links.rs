@@ -1,10 +1,11 @@
 //! What part of the bound collectives reach over the links of topologies, in virtual time.
 //!
-//! `cargo run --release -p pleach-collectives --example links -- 256 dgx-1v dgx-a100:2 torus:4x4`: mebibytes of the whole, then
-//! presets; without these all of them, in sizes up to 64 ranks, which takes long. Names of collectives among them leave out the
-//! others. Each row is what
-//! `pleach bench COLLECTIVE --fabric sim --topology PRESET --sizes 256M` measures, and the same on every machine but for how long
-//! packing and simulating took. Ends with status 1 when a collective took more than 5 % longer than its bytes over the bound.
+//! `cargo run --release -p pleach-collectives --example links -- 256 dgx-1v dgx-a100:2 torus:4x4`:
+//! mebibytes of the whole, then presets; without these all of them, in sizes up to 64 ranks, which
+//! takes long. Names of collectives among them leave out the others. Each row is what
+//! `pleach bench COLLECTIVE --fabric sim --topology PRESET --sizes 256M` measures, and the same on
+//! every machine but for how long packing and simulating took. Ends with status 1 when a collective
+//! took more than 5 % longer than its bytes over the bound.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -9,10 +9,11 @@ use crate::parts::Parts;
 
 /// A collective operation, with its root where it has one.
 ///
-/// Data are described by *parts*. All-reduce, reduce, broadcast and send-recv have one part: the vector. All-gather,
-/// reduce-scatter, gather and scatter have one part a rank: part `r` is what rank `r` gives (all-gather, gather) or gets
-/// (reduce-scatter, scatter). All-to-all has one for every two ranks: of `p` ranks part `s·p + d` is what rank `s` gives
-/// to rank `d`. The parts of one call need not be equally long, but each is as long on every rank.
+/// Data are described by *parts*. All-reduce, reduce, broadcast and send-recv have one part: the
+/// vector. All-gather, reduce-scatter, gather and scatter have one part a rank: part `r` is what
+/// rank `r` gives (all-gather, gather) or gets (reduce-scatter, scatter). All-to-all has one for
+/// every two ranks: of `p` ranks part `s·p + d` is what rank `s` gives to rank `d`. The parts of
+/// one call need not be equally long, but each is as long on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Collective {
@@ -94,8 +95,8 @@ impl Collective {
         }
     }
 
-    /// Whether `contributor`'s input must be in part `part` of `rank`'s output (exactly once), for every rank and
-    /// part that has an output.
+    /// Whether `contributor`'s input must be in part `part` of `rank`'s output (exactly once), for
+    /// every rank and part that has an output.
     #[must_use]
     pub fn contributes(self, contributor: Rank, part: u32, ranks: u32) -> bool {
         match self {
@@ -168,7 +169,8 @@ impl Collective {
         }
     }
 
-    /// One of each, in the order of [`Collective::NAMES`]; roots are rank 0, send-recv goes from rank 0 to rank 1.
+    /// One of each, in the order of [`Collective::NAMES`]; roots are rank 0, send-recv goes from
+    /// rank 0 to rank 1.
     pub const ALL: [Self; 10] = [
         Self::AllReduce,
         Self::Reduce { root: 0 },
@@ -215,8 +217,8 @@ impl fmt::Display for Collective {
 
 /// Type of an element.
 ///
-/// How each is summed (and multiplied, and averaged) in one step of a schedule, whatever the number of its sources, and what
-/// happens to what is too large:
+/// How each is summed (and multiplied, and averaged) in one step of a schedule, whatever the number
+/// of its sources, and what happens to what is too large:
 ///
 /// | type | combined in | rounded | too large becomes |
 /// | --- | --- | --- | --- |
@@ -226,8 +228,9 @@ impl fmt::Display for Collective {
 /// | `f8e5m2` | `f32`, left to right | once, at the end of the step, to nearest even | infinity |
 /// | integers | itself | average: towards zero | its remainder: wraps |
 ///
-/// Averages are divided before the one rounding, in the step that completes the sum. The 8-bit floats do not saturate, as
-/// in ml_dtypes and PyTorch and unlike CUDA's own conversions: an overflow stays visible.
+/// Averages are divided before the one rounding, in the step that completes the sum. The 8-bit
+/// floats do not saturate, as in ml_dtypes and PyTorch and unlike CUDA's own conversions: an
+/// overflow stays visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[repr(u8)]

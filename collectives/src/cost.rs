@@ -1,20 +1,24 @@
-//! What a schedule costs: latency, bytes over links, bytes combined (α, β, γ), and how chunks overlap.
+//! What a schedule costs: latency, bytes over links, bytes combined (α, β, γ), and how chunks
+//! overlap.
 //!
-//! [`Work`] says what the busiest rank does for one chunk of every block, and how long the longest way through that
-//! chunk is. It is known twice: [`Work::of`] counts it in a schedule, [`Work::formula`] has it in closed form for
-//! everything that goes by puts, as the algorithms' modules state it. [`CostModel::time`] makes a time of it:
+//! [`Work`] says what the busiest rank does for one chunk of every block, and how long the longest
+//! way through that chunk is. It is known twice: [`Work::of`] counts it in a schedule,
+//! [`Work::formula`] has it in closed form for everything that goes by puts, as the algorithms'
+//! modules state it. [`CostModel::time`] makes a time of it:
 //!
 //! ```text
 //! T = rounds·α + k·messages·o + (way + (k-1)·moved)·c·β + (way + (k-1)·passed)·c·γ/3
 //! ```
 //!
-//! for `k` chunks of `c` bytes a block: the first chunk goes the longest way, the others follow at the pace of the
-//! busiest rank. A pass over memory costs for each place that it reads or writes a third of what combining two sources
-//! takes, so mapped schedules, in which nothing else moves, are priced by the same measure. Memory is counted as if
-//! it were registered: copies to and from shared windows are nothing, nor are copies of a rank's own input.
+//! for `k` chunks of `c` bytes a block: the first chunk goes the longest way, the others follow at
+//! the pace of the busiest rank. A pass over memory costs for each place that it reads or writes a
+//! third of what combining two sources takes, so mapped schedules, in which nothing else moves, are
+//! priced by the same measure. Memory is counted as if it were registered: copies to and from
+//! shared windows are nothing, nor are copies of a rank's own input.
 //!
-//! Between hosts ([`Platform`]) there are other links, with an α, β and o of their own; what goes over them is counted
-//! apart ([`Across`]) and its time added. The ranks of a host share its wire, so bytes are those of the busiest host.
+//! Between hosts ([`Platform`]) there are other links, with an α, β and o of their own; what goes
+//! over them is counted apart ([`Across`]) and its time added. The ranks of a host share its wire,
+//! so bytes are those of the busiest host.
 
 mod count;
 mod counted;
@@ -49,13 +53,15 @@ pub struct Work {
     pub messages: u32,
     /// Chunks put by or to one rank, at most.
     pub moved: u32,
-    /// Chunks combined by one rank, at most: a reduction of `k` sources is `k - 1`. Priced by what it passes over.
+    /// Chunks combined by one rank, at most: a reduction of `k` sources is `k - 1`. Priced by what
+    /// it passes over.
     pub reduced: u32,
     /// Chunks read and written by one rank in passes over memory, at most.
     pub passed: u32,
     /// Chunks put one after the other on the longest way, if that is more than any rank moves.
     pub moved_on_the_way: u32,
-    /// Chunks read and written one after the other on the longest way, if that is more than any rank does.
+    /// Chunks read and written one after the other on the longest way, if that is more than any
+    /// rank does.
     pub passed_on_the_way: u32,
     /// What goes between hosts; rounds, messages and moved chunks above are those inside.
     pub across: Across,
@@ -142,24 +148,28 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// Ranks of one host, before anything has been measured there. Fitted to where one algorithm overtakes another, of two
-    /// ranks that have a processor each and of three and four that share two (whose times are tenfold, as a round is a turn of
-    /// all of them): above 2 KiB the mapped direct schedule.
+    /// Ranks of one host, before anything has been measured there. Fitted to where one algorithm
+    /// overtakes another, of two ranks that have a processor each and of three and four that share
+    /// two (whose times are tenfold, as a round is a turn of all of them): above 2 KiB the mapped
+    /// direct schedule.
     pub const SHARED_MEMORY: Self =
         Self { latency_s: 300e-9, message_s: 120e-9, bytes_per_s: 22.4e9, reduce_bytes_per_s: 5.6e9 };
-    /// Ranks of one host connected by TCP over its loopback interface, before anything has been measured: who sends carries
-    /// out what the peer receives, so messages cost more than waiting for them.
+    /// Ranks of one host connected by TCP over its loopback interface, before anything has been
+    /// measured: who sends carries out what the peer receives, so messages cost more than waiting
+    /// for them.
     pub const LOOPBACK: Self =
         Self { latency_s: 4e-6, message_s: 6e-6, bytes_per_s: 4e9, reduce_bytes_per_s: 10e9 };
-    /// Ranks connected by RDMA at 100 Gb/s. A guess, of what such links can do at best: no NIC has been measured, and devices made
-    /// of software say nothing about them. `pleach tune` fits a model to the NICs that there are.
+    /// Ranks connected by RDMA at 100 Gb/s. A guess, of what such links can do at best: no NIC has
+    /// been measured, and devices made of software say nothing about them. `pleach tune` fits a
+    /// model to the NICs that there are.
     pub const VERBS: Self =
         Self { latency_s: 2e-6, message_s: 300e-9, bytes_per_s: 12e9, reduce_bytes_per_s: 8e9 };
     /// Ranks connected by TCP, before anything has been measured.
     pub const TCP: Self =
         Self { latency_s: 20e-6, message_s: 4e-6, bytes_per_s: 1.2e9, reduce_bytes_per_s: 4e9 };
 
-    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in seconds.
+    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in
+    /// seconds.
     #[must_use]
     pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
         let chunks = Chunks::of(work, bytes, chunk_bytes);
@@ -211,7 +221,8 @@ impl Chunks {
         Self { count, bytes: block / count }
     }
 
-    /// Bytes one after the other: the first chunk goes `way`, the others follow at the pace of `each`.
+    /// Bytes one after the other: the first chunk goes `way`, the others follow at the pace of
+    /// `each`.
     fn pipelined(&self, way: u32, each: u32) -> f64 {
         (f64::from(way) + (self.count - 1.0) * f64::from(each)) * self.bytes
     }
@@ -228,14 +239,16 @@ pub struct Platform {
     pub near: CostModel,
     /// The links between hosts.
     pub far: CostModel,
-    /// The links between ranks one by one, where they are known: then they alone decide what is quickest.
+    /// The links between ranks one by one, where they are known: then they alone decide what is
+    /// quickest.
     pub wiring: Option<Arc<Wiring>>,
     /// What was counted for it.
     pub(crate) counted: Counted,
 }
 
 impl Platform {
-    /// These hosts, before anything has been measured. Where nothing maps, all links are taken to be alike.
+    /// These hosts, before anything has been measured. Where nothing maps, all links are taken to
+    /// be alike.
     #[must_use]
     pub fn new(hosts: HostMap, access: Access) -> Self {
         let (near, far) = match access {
@@ -312,7 +325,8 @@ impl Platform {
         self.hosts.ranks()
     }
 
-    /// The forms in which an algorithm can be carried out here: mapped only where all that it maps is on one host.
+    /// The forms in which an algorithm can be carried out here: mapped only where all that it maps
+    /// is on one host.
     #[must_use]
     pub fn forms(&self, algorithm: &Algorithm) -> &'static [Access] {
         let stays_inside = match algorithm {
@@ -327,7 +341,8 @@ impl Platform {
         }
     }
 
-    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in seconds.
+    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in
+    /// seconds.
     #[must_use]
     pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
         let chunks = Chunks::of(work, bytes, chunk_bytes);

@@ -1,4 +1,5 @@
-//! A hash that is the same on every rank and in every release: what ranks compare to see that they agree.
+//! A hash that is the same on every rank and in every release: what ranks compare to see that they
+//! agree.
 
 use std::hash::Hasher;
 

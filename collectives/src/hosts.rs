@@ -1,7 +1,8 @@
 //! Which rank is on which host.
 //!
-//! Ranks of one host reach each other at little cost, and where the fabric lets them through mappings. A [`HostMap`] is
-//! the same on all ranks, and what schedules over two kinds of links are made from.
+//! Ranks of one host reach each other at little cost, and where the fabric lets them through
+//! mappings. A [`HostMap`] is the same on all ranks, and what schedules over two kinds of links are
+//! made from.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,11 +14,11 @@ use crate::collective::UnknownName;
 /// Most ranks that a text may name.
 const RANKS_MAX: usize = 65_536;
 
-/// Which rank is on which host. **Invariant:** hosts are numbered from 0 in the order of their first ranks, so two maps
-/// that say the same are equal.
+/// Which rank is on which host. **Invariant:** hosts are numbered from 0 in the order of their
+/// first ranks, so two maps that say the same are equal.
 ///
-/// As text `4x2`: four hosts of two ranks each, one after the other; `3+2`: a host of three and one of two; else the host
-/// of each rank, `0,1,0,1`.
+/// As text `4x2`: four hosts of two ranks each, one after the other; `3+2`: a host of three and one
+/// of two; else the host of each rank, `0,1,0,1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostMap {
     of: Arc<[u32]>,

@@ -1,7 +1,7 @@
 //! Collectives as data, proved before they run.
 //!
-//! A pipeline of values: a generator makes a [`Schedule`], [`verify`](verify::verify) turns it into a
-//! [`Proof`](verify::Proof), and only a proof can be executed. Start with [`schedule`].
+//! A pipeline of values: a generator makes a [`Schedule`], [`verify`](verify::verify) turns it into
+//! a [`Proof`](verify::Proof), and only a proof can be executed. Start with [`schedule`].
 
 pub mod choices;
 pub mod collective;

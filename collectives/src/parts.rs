@@ -1,7 +1,7 @@
 //! Which parts of the data a slice holds.
 
-/// The parts that an input or output holds, in the order in which they lie in it: `count` of them, from `first` on, each
-/// `stride` after the one before.
+/// The parts that an input or output holds, in the order in which they lie in it: `count` of them,
+/// from `first` on, each `stride` after the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Parts {
     first: u32,

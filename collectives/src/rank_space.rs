@@ -1,7 +1,7 @@
 //! Ranks as the points of a grid.
 //!
-//! A [`RankSpace`] is an affine map: the rank at coordinates `c` is `offset + c·strides`. The coordinates of rank `r`
-//! in a space of extents 2×3 in row-major order:
+//! A [`RankSpace`] is an affine map: the rank at coordinates `c` is `offset + c·strides`. The
+//! coordinates of rank `r` in a space of extents 2×3 in row-major order:
 //!
 //! ```text
 //!            column 0  1  2
@@ -22,7 +22,8 @@ pub struct RankSpace {
 }
 
 impl RankSpace {
-    /// The ranks from `offset` on, the last coordinate varying fastest; `None` when they cannot be counted.
+    /// The ranks from `offset` on, the last coordinate varying fastest; `None` when they cannot be
+    /// counted.
     #[must_use]
     pub fn row_major(offset: Rank, extents: &[u32]) -> Option<Self> {
         let mut strides = vec![1; extents.len()];

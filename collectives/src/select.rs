@@ -1,7 +1,7 @@
 //! Which algorithm to take: the one that the cost model finds quickest, or the one that was named.
 //!
-//! [`select`] prices every algorithm that carries out the collective and keeps the prices, so that the choice can be
-//! looked at: a [`Choice`] prints as its table.
+//! [`select`] prices every algorithm that carries out the collective and keeps the prices, so that
+//! the choice can be looked at: a [`Choice`] prints as its table.
 
 use std::fmt;
 
@@ -12,7 +12,8 @@ use crate::generate::{Access, Algorithm, GenerateError, Way, check, generate};
 use crate::schedule::Schedule;
 use crate::wiring::{Wiring, WiringError};
 
-/// Chunk size that prices are made for, in bytes, unless another is given: what stays in a core's cache.
+/// Chunk size that prices are made for, in bytes, unless another is given: what stays in a core's
+/// cache.
 pub const CHUNK_BYTES: u64 = 256 << 10;
 
 /// Above this rank count schedules are not made only to be priced; what has no formula is left out.
@@ -115,11 +116,13 @@ pub const CHUNK_BYTES_MIN: u64 = 1 << 10;
 /// Most chunks of a block under way at once that can be asked for.
 pub const WINDOW_MAX: u32 = 64;
 
-/// Chooses for `bytes` bytes of the whole. The platform says what is possible: where peers are mapped, puts are too.
+/// Chooses for `bytes` bytes of the whole. The platform says what is possible: where peers are
+/// mapped, puts are too.
 ///
 /// # Errors
 ///
-/// When there is no schedule for that many ranks, or the collective names a rank that does not exist.
+/// When there is no schedule for that many ranks, or the collective names a rank that does not
+/// exist.
 pub fn select(collective: Collective, bytes: u64, platform: &Platform) -> Result<Choice, SelectError> {
     let table = price(collective, bytes, platform, &candidates_on(collective, bytes, platform))?;
     Ok(Choice {
@@ -132,8 +135,8 @@ pub fn select(collective: Collective, bytes: u64, platform: &Platform) -> Result
     })
 }
 
-/// Takes the algorithm of this name (`auto`: chooses), in the quickest form. `hierarchical` without hosts takes those of
-/// the platform.
+/// Takes the algorithm of this name (`auto`: chooses), in the quickest form. `hierarchical` without
+/// hosts takes those of the platform.
 ///
 /// # Errors
 ///
@@ -150,8 +153,8 @@ pub fn select_named(
     select_algorithm(&Algorithm::named(name, collective)?, collective, bytes, platform)
 }
 
-/// Takes this algorithm, in the quickest form. `hierarchical` without hosts takes those of the platform, `packed` without
-/// trees what is packed for its links.
+/// Takes this algorithm, in the quickest form. `hierarchical` without hosts takes those of the
+/// platform, `packed` without trees what is packed for its links.
 ///
 /// # Errors
 ///
@@ -188,7 +191,8 @@ pub fn select_algorithm(
     Ok(Choice { collective, ranks, bytes, algorithm: named, access: form, table })
 }
 
-/// Takes exactly this way, as far as it says which. The prices are those of [`select_algorithm`]; they know no windows and no chunks but those that are usual.
+/// Takes exactly this way, as far as it says which. The prices are those of [`select_algorithm`];
+/// they know no windows and no chunks but those that are usual.
 ///
 /// # Errors
 ///
@@ -215,8 +219,8 @@ pub fn select_way(
     }
 }
 
-/// The algorithms that carry out a collective on these hosts; over known links the packing of most throughput and the one that
-/// should be the quickest for so many bytes.
+/// The algorithms that carry out a collective on these hosts; over known links the packing of most
+/// throughput and the one that should be the quickest for so many bytes.
 fn candidates_on(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Algorithm> {
     let mut all = candidates(collective, platform.ranks());
     // On one host, or with nobody near, others do the same.
@@ -288,8 +292,8 @@ fn not_joined(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) -> Op
     Some(SelectError::NotJoined { algorithm: algorithm.clone(), from, from_rank, to, to_rank })
 }
 
-/// The algorithms that carry out a collective, with the grids that are most like a square; at equal prices the first
-/// one is taken.
+/// The algorithms that carry out a collective, with the grids that are most like a square; at equal
+/// prices the first one is taken.
 pub(crate) fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     let mut all = vec![
         Algorithm::RecursiveDoubling,
@@ -310,9 +314,10 @@ pub(crate) fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     all
 }
 
-/// What the price of an algorithm that is not packed for the links is taken times. Over links prices are those of chunks that do not
-/// wait for each other, as those of packed trees hardly do; of others some wait: two ranks exchange 256 MiB by recursive doubling in
-/// 1.6 times its price, and three get a broadcast by the double tree in 1.1 times.
+/// What the price of an algorithm that is not packed for the links is taken times. Over links
+/// prices are those of chunks that do not wait for each other, as those of packed trees hardly do;
+/// of others some wait: two ranks exchange 256 MiB by recursive doubling in 1.6 times its price,
+/// and three get a broadcast by the double tree in 1.1 times.
 const UNPACED: f64 = 1.05;
 
 /// Prices of the algorithms that fit, the best first. Fails when none does.

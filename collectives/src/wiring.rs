@@ -1,8 +1,9 @@
 //! The links between the ranks of a group, and what has been packed for them.
 //!
-//! A [`Wiring`] is a [`Topology`] that a group is told of. It packs for each collective when that is asked for first, and
-//! keeps what came of it. **Invariant:** what it gives depends on the topology and the options alone, so ranks that were told
-//! of the same links choose the same schedules; [`Wiring::digest`] is what they compare.
+//! A [`Wiring`] is a [`Topology`] that a group is told of. It packs for each collective when that
+//! is asked for first, and keeps what came of it. **Invariant:** what it gives depends on the
+//! topology and the options alone, so ranks that were told of the same links choose the same
+//! schedules; [`Wiring::digest`] is what they compare.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -102,7 +103,8 @@ impl Wiring {
         Self { options, digest: hasher.finish(), packed: Mutex::default(), flat: Mutex::default(), ..self }
     }
 
-    /// The same where a message costs its sender so much besides its bytes: the more, the fewer chunks.
+    /// The same where a message costs its sender so much besides its bytes: the more, the fewer
+    /// chunks.
     #[must_use]
     pub fn with_message_cost(self, cost: Duration) -> Self {
         Self { message_ns: u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX), ..self }
@@ -135,8 +137,8 @@ impl Wiring {
         &self.topology
     }
 
-    /// The links as wires of the simulator, between any two ranks the shortest path, which leads over other ranks only
-    /// where switches do not join the two.
+    /// The links as wires of the simulator, between any two ranks the shortest path, which leads
+    /// over other ranks only where switches do not join the two.
     #[must_use]
     pub fn network(&self) -> &Network {
         &self.network
@@ -159,8 +161,9 @@ impl Wiring {
         known.entry(collective).or_insert_with(make).clone()
     }
 
-    /// What carries so many bytes (of what the packing's rate counts) soonest: the optimum, or where that was not said otherwise by
-    /// the options one with fewer or less deep trees. The same for sizes of as many bits.
+    /// What carries so many bytes (of what the packing's rate counts) soonest: the optimum, or
+    /// where that was not said otherwise by the options one with fewer or less deep trees. The same
+    /// for sizes of as many bits.
     ///
     /// # Errors
     ///
@@ -200,7 +203,8 @@ impl Wiring {
         })
     }
 
-    /// The first two ranks between which a schedule puts but no link or path through switches leads.
+    /// The first two ranks between which a schedule puts but no link or path through switches
+    /// leads.
     pub(crate) fn missing_link(&self, schedule: &Schedule) -> Option<(Rank, Rank)> {
         let puts = (0..).zip(&schedule.programs).flat_map(|(from, lanes)| {
             let steps = lanes.iter().flat_map(|lane| &lane.steps);
@@ -253,9 +257,10 @@ pub(crate) fn topology_digest(topology: &Topology) -> u64 {
     hasher.finish()
 }
 
-/// A topology as wires of the simulator, whose links carry one transfer after the other. A pair that the packing joins has the packing's paths
-/// with their weights, all trees together; any other one the path through switches with the fewest links, among these the
-/// least latency, among these the most bandwidth; and only pairs that switches do not join a path over other ranks.
+/// A topology as wires of the simulator, whose links carry one transfer after the other. A pair
+/// that the packing joins has the packing's paths with their weights, all trees together; any other
+/// one the path through switches with the fewest links, among these the least latency, among these
+/// the most bandwidth; and only pairs that switches do not join a path over other ranks.
 ///
 /// # Errors
 ///

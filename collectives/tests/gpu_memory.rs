@@ -1,5 +1,5 @@
-//! Collectives on a GPU's memory, with a fake driver everywhere and with a real one where there is a GPU:
-//! `cargo test -p pleach-collectives --test gpu_memory -- --ignored gpu::`.
+//! Collectives on a GPU's memory, with a fake driver everywhere and with a real one where there is
+//! a GPU: `cargo test -p pleach-collectives --test gpu_memory -- --ignored gpu::`.
 
 #[path = "gpu_memory/batches.rs"]
 mod batches;
@@ -17,7 +17,8 @@ mod ranks;
 #[path = "gpu_memory/starts.rs"]
 mod starts;
 
-/// Each of these against the fake driver, and, where a test is asked for by `--ignored gpu::`, against the real one.
+/// Each of these against the fake driver, and, where a test is asked for by `--ignored gpu::`,
+/// against the real one.
 macro_rules! on_both {
     ($($module:ident::$name:ident)*) => {
         mod fake {

@@ -322,7 +322,8 @@ fn different_calls_are_an_error_that_names_both(fabric: Fabric) {
 
 fn a_different_root_is_found_at_the_latest_in_the_next_call(fabric: Fabric) {
     with_group(fabric, 3, |group| {
-        // All have joined: who had not would be told by its join. Whom the others overtake is told here, and again below.
+        // All have joined: who had not would be told by its join. Whom the others overtake is told
+        // here, and again below.
         let _ = group.barrier();
         let mut data = [group.rank() as f32; 2];
         let root = if group.rank() == 1 { 1 } else { 0 };

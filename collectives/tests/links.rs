@@ -1,4 +1,5 @@
-//! Packed collectives over the links of topologies, in virtual time: how near they come to what links allow.
+//! Packed collectives over the links of topologies, in virtual time: how near they come to what
+//! links allow.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,15 +56,16 @@ fn large_collectives_take_no_more_than_five_percent_beyond_the_bound() {
     }
 }
 
-/// Trees of two weights, each direction with one kind more than the other: links that served first what came first would send
-/// chunks around in crowds and be idle between them (94 % of the bound).
+/// Trees of two weights, each direction with one kind more than the other: links that served first
+/// what came first would send chunks around in crowds and be idle between them (94 % of the bound).
 #[test]
 fn links_of_a_torus_with_unequal_sides_are_kept_busy() {
     let (reached, timed) = of_bound(&wiring("torus:4x5"), Collective::AllReduce, None);
     assert!(reached > 0.98, "{reached}\n{}", timed.choice);
 }
 
-/// The window has to cover the whole way up and down: with chunks that cover a round trip to the next rank alone it is 42 %.
+/// The window has to cover the whole way up and down: with chunks that cover a round trip to the
+/// next rank alone it is 42 %.
 #[test]
 fn a_short_all_reduce_is_cut_into_no_more_chunks_than_its_window_covers() {
     let wiring = wiring("torus:3x5");
@@ -74,7 +76,8 @@ fn a_short_all_reduce_is_cut_into_no_more_chunks_than_its_window_covers() {
     assert!(reached > 0.85, "{reached}\n{}", timed.choice);
 }
 
-/// Of two trees with opposite ways one reaches a rank 62 hops later than the other: that is no reason to wait.
+/// Of two trees with opposite ways one reaches a rank 62 hops later than the other: that is no
+/// reason to wait.
 #[test]
 fn a_broadcast_around_a_long_ring_is_not_held_up_by_what_is_still_under_way() {
     let (reached, timed) = of_bound(&wiring("ring:48"), ROOTED, None);

@@ -1,4 +1,5 @@
-//! What groups make of numbers: NaN and infinities, factors, bits, and results that are the same again.
+//! What groups make of numbers: NaN and infinities, factors, bits, and results that are the same
+//! again.
 
 mod ranks;
 
@@ -193,7 +194,8 @@ fn fill<T: Float>(contribution: u32, first: usize, elements: usize) -> Vec<T> {
     (first..first + elements).map(|place| T::of(rough(contribution, place))).collect()
 }
 
-/// The same elements, by each algorithm that is taken, whole and in pieces, in each memory: all the same bits.
+/// The same elements, by each algorithm that is taken, whole and in pieces, in each memory: all the
+/// same bits.
 fn sums_again<T: Float>(group: &Group) -> Vec<u8> {
     const ELEMENTS: usize = 3001;
     const PIECES: usize = 8;

@@ -154,7 +154,8 @@ fn quick_calls_are_all_counted_and_their_time_is_estimated() {
 
 #[test]
 fn a_trace_has_a_track_a_rank_and_every_call() {
-    /// Some calls end while they are waited for, others already while they are begun, which happens now and then.
+    /// Some calls end while they are waited for, others already while they are begun, which happens
+    /// now and then.
     const COUNTS: [usize; 102] = {
         let mut counts = [50_000; 102];
         (counts[0], counts[1]) = (1, 2);

@@ -13,9 +13,11 @@ use ranks::with_group;
 const TRIES: usize = 20;
 /// Calls on one processor before the ranks may part: enough for each to have shown where it is.
 const CALLS_TOGETHER: usize = 4;
-/// Most calls of a try, about: ranks that only yield take hundreds on a busy machine, and do not part on a quiet one.
+/// Most calls of a try, about: ranks that only yield take hundreds on a busy machine, and do not
+/// part on a quiet one.
 const CALLS_MAX: usize = 1_000;
-/// Most calls of all tries together: in each the ranks yield and sleep some times and then move, now and then more than once.
+/// Most calls of all tries together: in each the ranks yield and sleep some times and then move,
+/// now and then more than once.
 const CALLS_OF_ALL_MAX: usize = 30 * TRIES;
 
 /// The processors of both ranks, as one call tells them.

@@ -1,4 +1,5 @@
-//! Every collective on simulated ranks: the real engine over the simulated device, against an oracle.
+//! Every collective on simulated ranks: the real engine over the simulated device, against an
+//! oracle.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -284,7 +285,8 @@ fn time_of_calls_at_once(algorithm: &Algorithm, ranks: u32, count: usize, calls:
     cluster.world.now().since(begun)
 }
 
-/// A rank that had to ask its peers how far they are would take a millisecond for each time its banks come round.
+/// A rank that had to ask its peers how far they are would take a millisecond for each time its
+/// banks come round.
 #[test]
 fn calls_under_way_at_once_do_not_wait_for_answers() {
     let cases = [

@@ -1,4 +1,5 @@
-//! What a small all-reduce or message over shared memory may not do: allocate, once it was done before.
+//! What a small all-reduce or message over shared memory may not do: allocate, once it was done
+//! before.
 
 #[allow(dead_code)] // Not every test says where its ranks meet.
 mod ranks;
@@ -45,8 +46,9 @@ fn allocations() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
 
-/// The fewest allocations a rank's thread makes in [`ROUNDS`] calls: of a registered slice, of another, of none, of messages. The
-/// fewest of many, because on a busy machine a rank may wait so long that it asks what its peer is doing.
+/// The fewest allocations a rank's thread makes in [`ROUNDS`] calls: of a registered slice, of
+/// another, of none, of messages. The fewest of many, because on a busy machine a rank may wait so
+/// long that it asks what its peer is doing.
 fn fewest(group: &Group, elements: usize) -> [u64; 4] {
     let mut buffer = group.buffer::<f32>(elements).unwrap();
     let mut plain = vec![1.0f32; elements];

@@ -1,8 +1,9 @@
-//! What an 8-byte all-reduce over shared memory may not do while the peer is awake: call the system, but to give way.
+//! What an 8-byte all-reduce over shared memory may not do while the peer is awake: call the
+//! system, but to give way.
 //!
-//! Each of two ranks is a thread on a processor of its own. A filter in the kernel turns every system call of it into a
-//! signal, whose handler counts it and makes the call from the one place that the filter knows; `sched_yield` is counted
-//! where the C library would make it.
+//! Each of two ranks is a thread on a processor of its own. A filter in the kernel turns every
+//! system call of it into a signal, whose handler counts it and makes the call from the one place
+//! that the filter knows; `sched_yield` is counted where the C library would make it.
 
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code, reason = "counts system calls")]
@@ -25,13 +26,15 @@ const RANKS: u32 = 2;
 const CALLS: u32 = 100_000;
 /// Calls before that.
 const WARM_UP: u32 = 1_000;
-/// From the end of the call before to that of a call: longer only when a rank was not running, and from 1 ms on a rank that
-/// waits asks what its peer does.
+/// From the end of the call before to that of a call: longer only when a rank was not running, and
+/// from 1 ms on a rank that waits asks what its peer does.
 const AWAKE: Duration = Duration::from_micros(500);
-/// Longer than a peer is not running on a loaded machine: a rank waits awake for it, to be awake when that one goes on.
+/// Longer than a peer is not running on a loaded machine: a rank waits awake for it, to be awake
+/// when that one goes on.
 const SPIN: Duration = Duration::from_secs(60);
 
-/// System calls of the ranks' threads since the filter was put in. Relaxed: each thread reads its own.
+/// System calls of the ranks' threads since the filter was put in. Relaxed: each thread reads its
+/// own.
 static GIVEN_WAY: [AtomicU64; RANKS as usize] = [const { AtomicU64::new(0) }; RANKS as usize];
 static OTHERS: [AtomicU64; RANKS as usize] = [const { AtomicU64::new(0) }; RANKS as usize];
 /// Their last ones but for giving way.
@@ -52,7 +55,8 @@ extern "C" fn sched_yield() -> libc::c_int {
     unsafe { libc::syscall(libc::SYS_sched_yield) as libc::c_int }
 }
 
-// The number of a system call and its six arguments in, its result out. The kernel sees the address behind `syscall`.
+// The number of a system call and its six arguments in, its result out. The kernel sees the address
+// behind `syscall`.
 std::arch::global_asm!(
     ".globl pleach_test_system_call",
     "pleach_test_system_call:",
@@ -78,8 +82,9 @@ unsafe extern "C" {
 
 /// Counts a system call that the filter caught, and makes it.
 extern "C" fn caught(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes the registers with this signal, as they were before the call, and takes them back: with
-    // the same number and arguments the call is what the thread wanted, and its result is where calls return it.
+    // SAFETY: the kernel passes the registers with this signal, as they were before the call, and
+    // takes them back: with the same number and arguments the call is what the thread wanted, and
+    // its result is where calls return it.
     unsafe {
         let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
         let of = |register: libc::c_int| registers[register as usize];
@@ -94,8 +99,8 @@ extern "C" fn caught(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc
     }
 }
 
-/// From here on system calls of this thread are caught, but those that give way, come back from the handler, or are made
-/// by it.
+/// From here on system calls of this thread are caught, but those that give way, come back from the
+/// handler, or are made by it.
 fn count_system_calls(rank: Rank) {
     let (load, jump, give) = (
         libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
@@ -118,7 +123,8 @@ fn count_system_calls(rank: Rank) {
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     RANK.set(rank as usize);
-    // SAFETY: the handler is of the kind that the flag names, and both structures are whole; the kernel copies them.
+    // SAFETY: the handler is of the kind that the flag names, and both structures are whole; the
+    // kernel copies them.
     let installed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = caught as *const () as usize;
@@ -227,8 +233,8 @@ fn small_all_reduces_over_shared_memory_call_no_system_while_the_peer_is_awake()
             "rank {rank}: {} of {CALLS} calls with both ranks awake, {silent} of them without any system call",
             awake.len()
         );
-        // A slow moment leaves something behind: the device's own thread still answers a question of it, and a call may
-        // meet that at a lock.
+        // A slow moment leaves something behind: the device's own thread still answers a question
+        // of it, and a call may meet that at a lock.
         let others: Vec<&Seen> =
             awake.iter().map(|call| &seen[*call]).filter(|seen| seen.others > 0).collect();
         assert!(others.len() <= slow, "rank {rank} called the system after {slow} slow moments: {others:?}");

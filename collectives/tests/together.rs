@@ -1,4 +1,5 @@
-//! Groups made of groups, operations prepared once, bundled, and carried out by a thread of the group.
+//! Groups made of groups, operations prepared once, bundled, and carried out by a thread of the
+//! group.
 
 mod ranks;
 

@@ -1,13 +1,15 @@
 //! `Debug` of errors, for people: a `main` that returns an error prints it by `Debug`.
 //!
-//! [`ErrorDebug`](macro@ErrorDebug) stands in the place of `Debug` in the derives of every public error of the workspace.
+//! [`ErrorDebug`](macro@ErrorDebug) stands in the place of `Debug` in the derives of every public
+//! error of the workspace.
 
 use proc_macro::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::{Data, DeriveInput, Fields, parse_macro_input};
 
-/// `{:?}` prints the error's message, and behind it those of its sources that the message does not hold already; `{:#?}` prints
-/// the fields, as `derive(Debug)` does. For types that implement [`std::error::Error`].
+/// `{:?}` prints the error's message, and behind it those of its sources that the message does not
+/// hold already; `{:#?}` prints the fields, as `derive(Debug)` does. For types that implement
+/// [`std::error::Error`].
 #[proc_macro_derive(ErrorDebug)]
 pub fn error_debug(input: TokenStream) -> TokenStream {
     let DeriveInput { ident, generics, data, .. } = parse_macro_input!(input as DeriveInput);

@@ -1,5 +1,5 @@
-//! Whatever messages two peers send to a rank, questions, answers and claims of why the group has failed: no panic, and
-//! what the rank answers is understood by another one.
+//! Whatever messages two peers send to a rank, questions, answers and claims of why the group has
+//! failed: no panic, and what the rank answers is understood by another one.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Whatever XML comes: no panic; what is read as a schedule has the text form's limits; and `verify` answers.
+//! Whatever XML comes: no panic; what is read as a schedule has the text form's limits; and
+//! `verify` answers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Whatever a peer or a stranger says while ranks meet, or on a control connection of any fabric: no panic, and what decodes
-//! survives being encoded.
+//! Whatever a peer or a stranger says while ranks meet, or on a control connection of any fabric:
+//! no panic, and what decodes survives being encoded.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Whatever text comes: no panic; what parses prints to a text that parses to the same; and `verify` answers.
+//! Whatever text comes: no panic; what parses prints to a text that parses to the same; and
+//! `verify` answers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Whatever text comes, TOML, XML or a matrix: no panic; what parses is written as TOML that parses to the same.
+//! Whatever text comes, TOML, XML or a matrix: no panic; what parses is written as TOML that parses
+//! to the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -12,7 +12,8 @@ use pleach::transport::rendezvous::{Explicit, Launcher, World};
 use rustix::event::poll;
 use rustix::time::Timespec;
 
-/// How long a rank that leaves the word to rank 0 stays: other launchers end all ranks with the first that fails.
+/// How long a rank that leaves the word to rank 0 stays: other launchers end all ranks with the
+/// first that fails.
 const FIRST_WORD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What a subcommand ends with when it does not succeed.
@@ -20,7 +21,8 @@ const FIRST_WORD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 pub(crate) enum CommandError {
     /// What the person typed or wrote (arguments, files, variables) does not do: exit status 2.
     Usage(String),
-    /// The same, for what is wrong on every rank alike (arguments): under a launcher rank 0 alone says it.
+    /// The same, for what is wrong on every rank alike (arguments): under a launcher rank 0 alone
+    /// says it.
     Typed(String),
     /// Something happened or did not hold: exit status 1.
     Failed(String),
@@ -50,7 +52,8 @@ impl CommandError {
         }
     }
 
-    /// Folds clap's paragraphs into one line and says where to read on. `arguments` are those of the process.
+    /// Folds clap's paragraphs into one line and says where to read on. `arguments` are those of
+    /// the process.
     pub(crate) fn from_clap(error: &clap::Error, arguments: impl IntoIterator<Item = OsString>) -> Self {
         if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Self::typed("no command: pleach; see 'pleach --help'");
@@ -91,7 +94,8 @@ impl CommandError {
             let _ = poll(&mut [], Some(&FIRST_WORD));
             return ExitCode::from(self.status());
         }
-        // One write, so that lines of several processes do not mix; nobody is left to tell if it fails.
+        // One write, so that lines of several processes do not mix; nobody is left to tell if it
+        // fails.
         let line = format!("error: {}\n", text.trim().replace('\n', " "));
         let _ = std::io::stderr().write_all(line.as_bytes());
         ExitCode::from(self.status())
@@ -127,7 +131,8 @@ fn edit_distance(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// Whether this is a further rank of a launcher that passes on what every rank says. `pleach run` chooses by itself.
+/// Whether this is a further rank of a launcher that passes on what every rank says. `pleach run`
+/// chooses by itself.
 fn is_said_by_rank_0() -> bool {
     let world = World::find(&Explicit::default()).ok().flatten();
     world.is_some_and(|world| world.rank > 0 && world.launcher != Launcher::Pleach)

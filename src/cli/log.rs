@@ -1,5 +1,5 @@
-//! `PLEACH_LOG`: what was chosen and why, on standard error. Without it there are warnings: what was asked for and is not
-//! there, as a trace that cannot be written.
+//! `PLEACH_LOG`: what was chosen and why, on standard error. Without it there are warnings: what
+//! was asked for and is not there, as a trace that cannot be written.
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -10,7 +10,8 @@ use super::CommandError;
 /// The variable that says what is logged: `info`, `debug`, or `pleach_transport=debug,info`.
 pub(crate) const LOG_VARIABLE: &str = "PLEACH_LOG";
 
-/// Starts logging as `PLEACH_LOG` says; without it warnings alone are shown, for people: without times and modules.
+/// Starts logging as `PLEACH_LOG` says; without it warnings alone are shown, for people: without
+/// times and modules.
 pub(crate) fn start() -> Result<(), CommandError> {
     let format = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr);
     let Ok(text) = std::env::var(LOG_VARIABLE) else {

@@ -1,8 +1,9 @@
 //! The command line: parsing, dispatch and the one form of errors.
 //!
-//! A subcommand is a file with `Arguments` (what clap fills) and `run(Arguments) -> Result<(), CommandError>`; it is
-//! named in [`Command`] and in `dispatch`. Results go to standard output by `writeln!`, never by `println!` (which
-//! panics when nobody reads).
+//! A subcommand is a file with `Arguments` (what clap fills) and
+//! `run(Arguments) -> Result<(), CommandError>`; it is named in [`Command`] and in `dispatch`.
+//! Results go to standard output by `writeln!`, never by `println!` (which panics when nobody
+//! reads).
 
 use std::process::ExitCode;
 

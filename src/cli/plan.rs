@@ -1,4 +1,5 @@
-//! `pleach plan`: the best that links allow for a collective, why nothing does better, and the schedule that reaches it.
+//! `pleach plan`: the best that links allow for a collective, why nothing does better, and the
+//! schedule that reaches it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,8 +45,8 @@ pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather or scatter
     #[arg(value_parser = collective)]
     collective: Collective,
-    /// A preset (dgx-1v, dgx-a100:2, torus:4x4, …), 'machine' for this one, or a file: TOML, NCCL XML, or what 'nvidia-smi
-    /// topo -m' prints
+    /// A preset (dgx-1v, dgx-a100:2, torus:4x4, …), 'machine' for this one, or a file: TOML, NCCL
+    /// XML, or what 'nvidia-smi topo -m' prints
     #[arg(long, value_name = "PRESET|FILE")]
     topology: String,
     /// Only these ranks, renumbered from 0 in this order, by number or name: 0,3,4,7 or gpu0,gpu3
@@ -60,12 +61,12 @@ pub(crate) struct Arguments {
     /// The best that so many trees of equal weight reach, for each root
     #[arg(long, value_name = "K")]
     trees_per_root: Option<u32>,
-    /// What one call carries, as 64K or 1G: where few bytes go sooner along fewer or flatter trees than those of the best
-    /// rate, take these
+    /// What one call carries, as 64K or 1G: where few bytes go sooner along fewer or flatter trees
+    /// than those of the best rate, take these
     #[arg(long, value_name = "SIZE")]
     bytes: Option<Size>,
-    /// Compare with Blink's hybrid as well: PCIe beside the links, which costs so much time at first (measured where it is
-    /// to be used)
+    /// Compare with Blink's hybrid as well: PCIe beside the links, which costs so much time at
+    /// first (measured where it is to be used)
     #[arg(long, value_name = "US", requires = "bytes", value_parser = clap::value_parser!(u64).range(..=60_000_000))]
     pcie_setup_us: Option<u64>,
     /// What one NVLink carries in each direction, where 'nvidia-smi topo -m' does not say it

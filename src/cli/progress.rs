@@ -1,4 +1,5 @@
-//! A progress bar on standard error, also for a rank whose launcher passes its lines on to a terminal.
+//! A progress bar on standard error, also for a rank whose launcher passes its lines on to a
+//! terminal.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -30,7 +31,8 @@ pub(crate) fn bar(what: &'static str, steps: u64, is_first: bool) -> ProgressBar
         .with_style(style.progress_chars("=> "))
 }
 
-/// One line of a terminal that is reached through a pipe which passes on what a carriage return ends.
+/// One line of a terminal that is reached through a pipe which passes on what a carriage return
+/// ends.
 #[derive(Debug)]
 struct OneLine;
 

@@ -30,10 +30,12 @@ pub(crate) struct Arguments {
     /// Number of the first rank here
     #[arg(long, value_name = "F", default_value_t = 0)]
     first_rank: u32,
-    /// Where the ranks of all hosts meet: tcp://HOST:PORT or file:///DIR [default: a free port of this host]
+    /// Where the ranks of all hosts meet: tcp://HOST:PORT or file:///DIR [default: a free port of
+    /// this host]
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
-    /// Which processors each rank is kept on [default: share, where there are as many as ranks here]
+    /// Which processors each rank is kept on [default: share, where there are as many as ranks
+    /// here]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
     /// The command and its arguments

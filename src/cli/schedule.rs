@@ -15,11 +15,13 @@ use super::CommandError;
     pleach schedule all-reduce --algorithm grid:2x4 --ranks 8 --mapped > grid.schedule"
 )]
 pub(crate) struct Arguments {
-    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
+    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all,
+    /// barrier or send-recv
     #[arg(value_parser = collective)]
     collective: Collective,
-    /// direct, eager, eager-tree, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB or
-    /// hierarchical:HxR (H hosts of R ranks; also 3+2, or the host of each rank: 0,1,0,1)
+    /// direct, eager, eager-tree, exchange, recursive-doubling, halving-doubling, ring,
+    /// double-tree, chain, grid:AxB, grid-staged:AxB or hierarchical:HxR (H hosts of R ranks; also
+    /// 3+2, or the host of each rank: 0,1,0,1)
     #[arg(long, value_name = "NAME")]
     algorithm: String,
     /// How many ranks take part
@@ -33,7 +35,8 @@ pub(crate) struct Arguments {
     mapped: bool,
 }
 
-/// The collective of a name, for clap; also as other libraries write it, as `all_reduce` or `AllReduce`.
+/// The collective of a name, for clap; also as other libraries write it, as `all_reduce` or
+/// `AllReduce`.
 pub(crate) fn collective(name: &str) -> Result<Collective, String> {
     let letters = |name: &str| name.replace(['-', '_'], "").to_ascii_lowercase();
     let known = Collective::NAMES.iter().find(|known| letters(known) == letters(name));

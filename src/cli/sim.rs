@@ -28,8 +28,8 @@ pub(crate) struct Arguments {
     /// How many ranks [default: drawn from the seed, mostly few, at most 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     ranks: Option<u32>,
-    /// Kinds of faults that a seed may draw, with commas between them: delay, reorder, tear, queue-full, freeze,
-    /// link-down, rank-death, one-sided-loss; or all, or none
+    /// Kinds of faults that a seed may draw, with commas between them: delay, reorder, tear,
+    /// queue-full, freeze, link-down, rank-death, one-sided-loss; or all, or none
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = faults)]
     faults: FaultKinds,
     /// Write a line for every event of the (only) seed to this file

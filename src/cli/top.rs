@@ -1,7 +1,8 @@
 //! `pleach top`: a live job on a screen: what it does, how fast, who is late, who waits for whom.
 //!
-//! It asks every rank's metrics ([`scrape`]) and puts them together ([`view`]): each rank knows how late the others are, none
-//! how late it is itself. Where standard output is no terminal it prints one snapshot.
+//! It asks every rank's metrics ([`scrape`]) and puts them together ([`view`]): each rank knows how
+//! late the others are, none how late it is itself. Where standard output is no terminal it prints
+//! one snapshot.
 
 use std::io::IsTerminal;
 
@@ -29,7 +30,8 @@ use view::View;
     who waited. Without a terminal one snapshot is printed."
 )]
 pub(crate) struct Arguments {
-    /// Where rank 0 of each host serves its metrics; the other ranks' ports follow [default: 127.0.0.1:9400]
+    /// Where rank 0 of each host serves its metrics; the other ranks' ports follow
+    /// [default: 127.0.0.1:9400]
     #[arg(value_name = "ADDR")]
     addresses: Vec<MetricsAddress>,
     /// Print one snapshot and end
@@ -50,8 +52,9 @@ struct Screen {
 }
 
 impl Screen {
-    /// What shows this text in the place of the one before, without a blank moment between. Each line goes to its own row, so
-    /// that one too many scrolls nothing away, and what is too wide is cut off at the edge.
+    /// What shows this text in the place of the one before, without a blank moment between. Each
+    /// line goes to its own row, so that one too many scrolls nothing away, and what is too wide is
+    /// cut off at the edge.
     fn show(&mut self, text: &str) -> String {
         const CLEAR: &str = "\x1b[2J";
         const CUT: &str = "\x1b[?7l";

@@ -1,8 +1,9 @@
 //! `pleach train`: ranks that learn to read handwritten digits together.
 //!
-//! Every rank computes the gradients of its share of each batch and `all_reduce` averages them, so all ranks take the same
-//! step and stay one network. At the end that is checked: the parameters must have the same bits on all ranks, and be
-//! those of one rank that learnt from the same batches, up to rounding.
+//! Every rank computes the gradients of its share of each batch and `all_reduce` averages them, so
+//! all ranks take the same step and stay one network. At the end that is checked: the parameters
+//! must have the same bits on all ranks, and be those of one rank that learnt from the same
+//! batches, up to rounding.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -36,8 +37,8 @@ const BATCH: usize = 64;
 /// All ranks begin with the same weights and shuffle alike.
 const SEED: u64 = 42;
 
-/// How far parameters may be from those of one rank, which adds the same numbers in another order, as a share of the
-/// largest.
+/// How far parameters may be from those of one rank, which adds the same numbers in another order,
+/// as a share of the largest.
 const ROUNDING: f32 = 2e-5;
 
 /// Arguments of `pleach train`.
@@ -59,10 +60,12 @@ pub(crate) struct Arguments {
     /// How often every image is seen
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Which processors each rank that is started here is kept on [default: core, where there are as many as ranks]
+    /// Which processors each rank that is started here is kept on [default: core, where there are
+    /// as many as ranks]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is on loopback]
+    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is
+    /// on loopback]
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
     /// Print results as JSON, one object a line
@@ -150,7 +153,8 @@ fn train<G: DerefMut<Target = [f32]>, E>(
     mut stepped: impl FnMut(),
 ) -> Result<Trained, E> {
     let mut network = Network::new(digits.image_pixels, SEED);
-    // The ranks meet once before the clock starts: waiting for the last to come is not communicating.
+    // The ranks meet once before the clock starts: waiting for the last to come is not
+    // communicating.
     average(gradients)?;
     let begin = clock::now();
     let mut communicating = Duration::ZERO;
@@ -159,8 +163,9 @@ fn train<G: DerefMut<Target = [f32]>, E>(
     for _ in 0..epochs {
         random.shuffle(&mut order);
         for batch in order.chunks(BATCH) {
-            // Shares differ by an image where the batch cannot be divided, so each sums over its own and divides by
-            // the average share: the average of these sums is the average over the batch.
+            // Shares differ by an image where the batch cannot be divided, so each sums over its
+            // own and divides by the average share: the average of these sums is the average over
+            // the batch.
             let scale = share.ranks as f32 / batch.len() as f32;
             let mine = batch.iter().copied().skip(share.rank).step_by(share.ranks);
             network.gradients(digits, mine, scale, gradients);
@@ -198,7 +203,8 @@ impl Summary {
         let own = [trained.steps as f64 / seconds, trained.communicating.as_secs_f64() / seconds];
         let mut all = vec![0.0; own.len() * group.world_size() as usize];
         group.all_gather(&own, &mut all)?;
-        // The largest hash and the complement of the smallest in one go; equal if they are complements.
+        // The largest hash and the complement of the smallest in one go; equal if they are
+        // complements.
         let hash = hash(trained.network.parameters());
         let mut extremes = [hash, !hash];
         group.all_reduce(&mut extremes, ReduceOp::Max)?;
@@ -298,7 +304,8 @@ mod tests {
         }
     }
 
-    /// All ranks in one thread: each computes its share, then all get the average. In one step a share may be lost.
+    /// All ranks in one thread: each computes its share, then all get the average. In one step a
+    /// share may be lost.
     fn train_in_turn(digits: &Digits, epochs: u32, ranks: usize, lost_in_step: Option<u64>) -> Network {
         let mut network = Network::new(digits.image_pixels, SEED);
         let (mut random, mut order) = (Random(SEED), (0..digits.len()).collect::<Vec<_>>());

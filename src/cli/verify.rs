@@ -20,9 +20,11 @@ use super::schedule::collective;
     pleach schedule all-reduce --algorithm ring --ranks 4 | pleach verify -"
 )]
 pub(crate) struct Arguments {
-    /// The schedule, in the form that 'pleach schedule' prints, or an MSCCL algorithm in XML; - for standard input
+    /// The schedule, in the form that 'pleach schedule' prints, or an MSCCL algorithm in XML; - for
+    /// standard input
     file: PathBuf,
-    /// What it has to be for, where that matters: all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
+    /// What it has to be for, where that matters: all-reduce, reduce, broadcast, all-gather,
+    /// reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(long, value_name = "COLLECTIVE", value_parser = collective)]
     collective: Option<Collective>,
 }
@@ -30,7 +32,8 @@ pub(crate) struct Arguments {
 /// In place of the name of a file.
 const STANDARD_INPUT: &str = "-";
 
-/// Runs `pleach verify`. What the file says wrongly is a usage error; that it does not hold is none.
+/// Runs `pleach verify`. What the file says wrongly is a usage error; that it does not hold is
+/// none.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let path = arguments.file.display();
     let text = read(arguments)?;

@@ -1,4 +1,5 @@
-//! All survivors are told the same, word by word: after several deaths at once, after a stop, and where a link is cut.
+//! All survivors are told the same, word by word: after several deaths at once, after a stop, and
+//! where a link is cut.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;

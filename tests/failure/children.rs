@@ -13,7 +13,8 @@ const PANICKED: i32 = 101;
 
 /// Forks; the child ends with the status that `in_child` returns.
 pub(crate) fn fork(in_child: impl FnOnce() -> i32) -> Pid {
-    // SAFETY: the child uses what fork leaves intact only: memory, descriptors, and libc's own locks, which it repairs.
+    // SAFETY: the child uses what fork leaves intact only: memory, descriptors, and libc's own
+    // locks, which it repairs.
     match unsafe { libc::fork() } {
         0 => {
             let status = catch_unwind(AssertUnwindSafe(in_child)).unwrap_or(PANICKED);

@@ -1,4 +1,5 @@
-//! Ranks that wait for each other's calls in a circle are told so, with both calls; ranks that are only slow are waited for.
+//! Ranks that wait for each other's calls in a circle are told so, with both calls; ranks that are
+//! only slow are waited for.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A rank that is killed is found by every survivor at once, wherever it was, also when forked children of it live on.
+//! A rank that is killed is found by every survivor at once, wherever it was, also when forked
+//! children of it live on.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use crate::children::Grandchild;
 use crate::on_every_fabric;
 use crate::ranks::{Outcome, Ranks, allowed, many, report};
 
-/// How long survivors may take to find a killed rank; 212 ms at most were measured on two processors.
+/// How long survivors may take to find a killed rank; 212 ms at most were measured on two
+/// processors.
 const FOUND_WITHIN: Duration = Duration::from_secs(1);
 
 const SMALL: &str = "all-reduce count=2";

@@ -1,5 +1,5 @@
-//! Who ends well is no failure for those that do not need it; who ends without closing is lost to those that do. Abort and
-//! fork.
+//! Who ends well is no failure for those that do not need it; who ends without closing is lost to
+//! those that do. Abort and fork.
 
 use std::time::Duration;
 
@@ -79,7 +79,8 @@ fn a_rank_that_panics_is_lost(fabric: Fabric) {
 
 fn abort_from_another_thread_ends_blocked_calls_on_all_ranks(fabric: Fabric) {
     let mut ranks = Ranks::join(fabric, 3);
-    // Ranks 1 and 2 make the same call (a loop takes the maximum), rank 0 another kind, so all are blocked.
+    // Ranks 1 and 2 make the same call (a loop takes the maximum), rank 0 another kind, so all are
+    // blocked.
     ranks.tell(0, "call recv peer=2");
     ranks.tell(1, "call all-reduce count=1000 op=max");
     ranks.tell(2, "loop all-reduce count=1000");

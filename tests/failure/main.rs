@@ -1,8 +1,9 @@
-//! What real processes do when one of them is killed, stopped, forked, leaves, or calls something else: every survivor is
-//! told who and where, in time, and nothing of its memory changes afterwards.
+//! What real processes do when one of them is killed, stopped, forked, leaves, or calls something
+//! else: every survivor is told who and where, in time, and nothing of its memory changes
+//! afterwards.
 //!
-//! This binary starts itself as ranks ([`rank_process`]), which obey what a test tells them line by line ([`script`]);
-//! [`ranks`] is the test's side.
+//! This binary starts itself as ranks ([`rank_process`]), which obey what a test tells them line by
+//! line ([`script`]); [`ranks`] is the test's side.
 
 mod agreed;
 mod children;

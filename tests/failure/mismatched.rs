@@ -12,8 +12,8 @@ use crate::ranks::{Failure, Outcome, Ranks, allowed, report};
 /// From when the last rank has entered its call until every call that fails has returned.
 const FOUND_WITHIN: Duration = Duration::from_millis(100);
 
-/// On a machine that is busy with other things a rank may not run for longer than that. So who is too late tries again,
-/// and has to be in time once in so many times.
+/// On a machine that is busy with other things a rank may not run for longer than that. So who is
+/// too late tries again, and has to be in time once in so many times.
 const TRIES: u32 = 5;
 
 /// What the ranks call at the same time, and which words every error about it holds.
@@ -53,8 +53,9 @@ pub(crate) fn in_time(what: &str, fabric: Fabric, experiment: impl Fn() -> Durat
     panic!("{what}: not once in {TRIES} times within {within:?}");
 }
 
-/// Sees what became of calls that differ; those that end well without depending on anybody close. How long it took from
-/// when the last rank had entered its call until the last call that failed returned.
+/// Sees what became of calls that differ; those that end well without depending on anybody close.
+/// How long it took from when the last rank had entered its call until the last call that failed
+/// returned.
 pub(crate) fn expect_mismatch(ranks: &mut Ranks, words: [&str; 2]) -> Duration {
     let mut failed = 0;
     let check = |rank: u32, failure: &Failure| {

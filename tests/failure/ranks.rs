@@ -1,5 +1,5 @@
-//! Processes that are ranks, as a test sees them: told what to do and heard line by line, with a deadline for every wait,
-//! and gone with the test whatever happens.
+//! Processes that are ranks, as a test sees them: told what to do and heard line by line, with a
+//! deadline for every wait, and gone with the test whatever happens.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,8 +19,8 @@ use rustix::process::{Pid, Signal, kill_process};
 /// How long anything may take on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many times longer things may take over RDMA than over other fabrics: its tests also run on devices that are software, on
-/// processors that are software too.
+/// How many times longer things may take over RDMA than over other fabrics: its tests also run on
+/// devices that are software, on processors that are software too.
 const SOFTWARE: u32 = 40;
 
 /// A limit for what takes so long at most on other fabrics.
@@ -28,8 +28,8 @@ pub(crate) fn allowed(fabric: Fabric, limit: Duration) -> Duration {
     if fabric == Fabric::Verbs { limit * SOFTWARE } else { limit }
 }
 
-/// Elements of what takes long on a fabric: so many where memory is moved by processors, and as many as 30 MB/s move in a
-/// moment over devices that may be software.
+/// Elements of what takes long on a fabric: so many where memory is moved by processors, and as
+/// many as 30 MB/s move in a moment over devices that may be software.
 pub(crate) fn many(fabric: Fabric, elements: u32) -> u32 {
     if fabric == Fabric::Verbs { elements.min(1 << 16) } else { elements }
 }

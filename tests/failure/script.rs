@@ -1,4 +1,5 @@
-//! What a rank does that a test tells what to do: one command a line, one line of answer, every result checked.
+//! What a rank does that a test tells what to do: one command a line, one line of answer, every
+//! result checked.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -51,7 +52,8 @@ pub(crate) fn obey() {
     }
 }
 
-/// Reads commands; carries out "abort" itself, while the rank is in a call. Ends the process with the test.
+/// Reads commands; carries out "abort" itself, while the rank is in a call. Ends the process with
+/// the test.
 fn listen(current: Arc<Mutex<Option<Group>>>) -> Receiver<String> {
     let (sender, commands) = channel();
     thread::spawn(move || {
@@ -238,8 +240,8 @@ impl Player {
         say("kept");
     }
 
-    /// The same all-reduce again and again until it fails, on kept memory if there is some; its maximum is a result that
-    /// stays.
+    /// The same all-reduce again and again until it fails, on kept memory if there is some; its
+    /// maximum is a result that stays.
     fn repeat(&mut self, line: &str) {
         let (asked, _, _) = self.asked(line);
         if self.kept.is_none() {
@@ -282,7 +284,8 @@ impl Player {
         say("unchanged");
     }
 
-    /// A forked child in which everything refuses, and which harms nobody when it ends as programs do.
+    /// A forked child in which everything refuses, and which harms nobody when it ends as programs
+    /// do.
     fn fork_using(&mut self) {
         self.current.lock().expect("is not poisoned").take();
         let group = self.group.take().expect("has joined");
@@ -324,8 +327,8 @@ impl Player {
         tell(begun, result.map(|data| expect(&data, |index| u64::from(sender) + 1 + ripple(index))));
     }
 
-    /// A receive that is under way while this rank is in no call, until it is told to go on; then a collective, and only
-    /// then the receive's end.
+    /// A receive that is under way while this rank is in no call, until it is told to go on; then a
+    /// collective, and only then the receive's end.
     fn overlap(&mut self, line: &str) {
         let (asked, _, _) = self.asked(line);
         let (group, sender) = (asked.group, asked.root);
@@ -338,8 +341,8 @@ impl Player {
         tell(begun, result.map(|data| expect(&data, |index| u64::from(sender) + 1 + ripple(index))));
     }
 
-    /// Joins and closes groups in a row; says how many descriptors and threads there are after the first few and at the
-    /// end.
+    /// Joins and closes groups in a row; says how many descriptors and threads there are after the
+    /// first few and at the end.
     fn rejoin(&mut self, times: u32) {
         let count = |folder: &str| std::fs::read_dir(folder).expect("is readable").count();
         let mut counts = Vec::new();

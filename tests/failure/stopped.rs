@@ -1,4 +1,5 @@
-//! A rank that is stopped is named at the deadline; when it is continued, nothing of the survivors' memory changes.
+//! A rank that is stopped is named at the deadline; when it is continued, nothing of the survivors'
+//! memory changes.
 
 use std::time::Duration;
 
@@ -24,7 +25,8 @@ fn deadline(ranks: &mut Ranks, call: &str) -> Duration {
     DEADLINE.max(took.max().unwrap_or_default() * 8)
 }
 
-/// Stops rank 2 while all are in the same call; the others time out, reuse their memory, and keep it.
+/// Stops rank 2 while all are in the same call; the others time out, reuse their memory, and keep
+/// it.
 fn stop(fabric: Fabric, call: &str, during: &str) {
     let mut ranks = Ranks::join(fabric, 3);
     let deadline = deadline(&mut ranks, call);

@@ -1,6 +1,7 @@
-//! Hosts as network namespaces, joined by wires: pairs of virtual interfaces, each shaped by a token bucket at both ends where
-//! it is to have a bandwidth. What no wire joins directly is forwarded by hosts in between, along the fewest wires, so that
-//! ranks can meet; data goes there only if an algorithm sends it.
+//! Hosts as network namespaces, joined by wires: pairs of virtual interfaces, each shaped by a
+//! token bucket at both ends where it is to have a bandwidth. What no wire joins directly is
+//! forwarded by hosts in between, along the fewest wires, so that ranks can meet; data goes there
+//! only if an algorithm sends it.
 //!
 //! It takes root and `ip`, and for bandwidths `tc` and a kernel with `sch_tbf`.
 
@@ -23,9 +24,11 @@ const PORT: u16 = 29_500;
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Files that `ip netns exec` lays over those of `/etc`, in a folder a namespace.
 const NAMESPACE_FILES: &str = "/etc/netns";
-/// What a bucket holds, in bytes: some frames, and at the highest bandwidth enough for a tick of the kernel's clock.
+/// What a bucket holds, in bytes: some frames, and at the highest bandwidth enough for a tick of
+/// the kernel's clock.
 const BURST_BYTES: u32 = 32 << 10;
-/// How long a frame may wait in a bucket before it is dropped. Longer than the data under way take, so that nothing is.
+/// How long a frame may wait in a bucket before it is dropped. Longer than the data under way take,
+/// so that nothing is.
 const QUEUE_MS: u32 = 400;
 
 /// A wire between two hosts.
@@ -36,7 +39,8 @@ pub(crate) struct Wire {
     pub(crate) megabits_per_s: Option<u32>,
 }
 
-/// Namespaces with wires between them, a topology file that says the same, and a secret. Gone when dropped.
+/// Namespaces with wires between them, a topology file that says the same, and a secret. Gone when
+/// dropped.
 pub(crate) struct Hosts {
     pleach: PathBuf,
     names: Vec<String>,
@@ -191,7 +195,8 @@ impl Hosts {
         command
     }
 
-    /// A file that says how the hosts are joined, one rank on each, where all wires have a bandwidth.
+    /// A file that says how the hosts are joined, one rank on each, where all wires have a
+    /// bandwidth.
     pub(crate) fn topology(&self) -> PathBuf {
         self.folder.join("topology.toml")
     }
@@ -272,8 +277,8 @@ pub(crate) fn number(line: &str, field: &str) -> f64 {
     object[field].as_f64().unwrap_or_else(|| panic!("{field} in {line}"))
 }
 
-/// Four hosts: around them wires of 160, 80, 160 and 80 Mbit/s, and one of 80 across. A ring goes at the pace of its slowest
-/// wires; trees use all of them.
+/// Four hosts: around them wires of 160, 80, 160 and 80 Mbit/s, and one of 80 across. A ring goes
+/// at the pace of its slowest wires; trees use all of them.
 pub(crate) const IRREGULAR: [Wire; 5] = [
     Wire { ends: [0, 1], megabits_per_s: Some(160) },
     Wire { ends: [1, 2], megabits_per_s: Some(80) },

@@ -1,5 +1,5 @@
-//! Modules of a crate depend on each other one way. The modules that are compared are the crate's outermost ones; tests do
-//! not count.
+//! Modules of a crate depend on each other one way. The modules that are compared are the crate's
+//! outermost ones; tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,8 @@
-//! As much of Rust as measuring takes: where comments and strings are, where functions begin and end, and what names
-//! consist of.
+//! As much of Rust as measuring takes: where comments and strings are, where functions begin and
+//! end, and what names consist of.
 
-/// Rust source with comments, strings and characters blanked, so that words and braces in them do not count.
+/// Rust source with comments, strings and characters blanked, so that words and braces in them do
+/// not count.
 pub(crate) fn blanked(source: &str) -> String {
     let source: Vec<char> = source.chars().collect();
     let mut blank = String::with_capacity(source.len());

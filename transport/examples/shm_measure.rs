@@ -1,5 +1,5 @@
-//! Measures shared memory between two pinned processes: the one-way latency of a notice of 8 bytes, and the bandwidth
-//! of puts beside `memcpy`.
+//! Measures shared memory between two pinned processes: the one-way latency of a notice of 8 bytes,
+//! and the bandwidth of puts beside `memcpy`.
 //!
 //! `cargo run --release -p pleach-transport --example shm_measure`
 

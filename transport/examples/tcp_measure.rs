@@ -1,6 +1,8 @@
-//! Measures `tcp` on loopback beside plain sockets, in one run: `cargo run --release -p pleach-transport --example tcp_measure`.
+//! Measures `tcp` on loopback beside plain sockets, in one run:
+//! `cargo run --release -p pleach-transport --example tcp_measure`.
 //!
-//! Each case runs plain and `tcp` in turn, several rounds; the medians are printed. Ranks are threads of this process.
+//! Each case runs plain and `tcp` in turn, several rounds; the medians are printed. Ranks are
+//! threads of this process.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

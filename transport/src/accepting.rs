@@ -1,5 +1,6 @@
-//! What keeps a listener serving those who are in while many want in: limits a turn, room for those who have not proved
-//! themselves, and a rest where the system has no descriptor or memory for one more.
+//! What keeps a listener serving those who are in while many want in: limits a turn, room for those
+//! who have not proved themselves, and a rest where the system has no descriptor or memory for one
+//! more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -16,18 +17,21 @@ pub(crate) const ACCEPTS_AT_ONCE: usize = 32;
 /// How long no connection is accepted where the system has no room for one.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that have not proved themselves, by where they came from. Who holds them asks which one to drop.
+/// Connections that have not proved themselves, by where they came from. Who holds them asks which
+/// one to drop.
 ///
-/// **Invariant:** an address that opens many pushes out its own, not those of others; and silence pushes out no connection
-/// that has said a whole hello.
+/// **Invariant:** an address that opens many pushes out its own, not those of others; and silence
+/// pushes out no connection that has said a whole hello.
 #[derive(Debug, Default)]
 pub(crate) struct Unproved {
-    /// By whether a hello came, then by source: the connections' numbers, the oldest first. No list is empty.
+    /// By whether a hello came, then by source: the connections' numbers, the oldest first. No list
+    /// is empty.
     sources: BTreeMap<(bool, Source), VecDeque<u64>>,
     count: usize,
 }
 
-/// Who can be told apart by addresses: a host, and in IPv6 a network of 64 bits, of which one host may have all addresses.
+/// Who can be told apart by addresses: a host, and in IPv6 a network of 64 bits, of which one host
+/// may have all addresses.
 type Source = u128;
 
 fn source(from: IpAddr) -> Source {
@@ -60,7 +64,8 @@ impl Unproved {
         self.count
     }
 
-    /// The one to drop first: the oldest of the address with the most, of those that said nothing where there are any.
+    /// The one to drop first: the oldest of the address with the most, of those that said nothing
+    /// where there are any.
     pub(crate) fn first_to_drop(&self) -> Option<u64> {
         let of = |greeted: bool| self.sources.iter().filter(move |((said, _), _)| *said == greeted);
         let most = |greeted| of(greeted).max_by_key(|(_, numbers)| numbers.len());
@@ -85,8 +90,8 @@ impl Unproved {
     }
 }
 
-/// Whether a listener in an epoll set rests, and until when: it would be ready for ever, and whoever waits for it would
-/// spin.
+/// Whether a listener in an epoll set rests, and until when: it would be ready for ever, and
+/// whoever waits for it would spin.
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
     until: Option<Nanos>,

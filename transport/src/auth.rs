@@ -1,9 +1,11 @@
-//! Proof of a shared secret at connect: each side sends a random challenge and answers the other's with an HMAC-SHA256
-//! over its role, both challenges and what it claims to be, so that nothing can be replayed or reflected.
+//! Proof of a shared secret at connect: each side sends a random challenge and answers the other's
+//! with an HMAC-SHA256 over its role, both challenges and what it claims to be, so that nothing can
+//! be replayed or reflected.
 //!
-//! This keeps strangers out; it neither encrypts nor authenticates what is sent afterwards (`docs/security.md`). Every
-//! connection of TCP asks for it. Where nobody gives a secret, ranks of one user on one host make one themselves, which
-//! rank 0 tells only to whom the kernel says to be of its user; as soon as an address is not loopback somebody must give one.
+//! This keeps strangers out; it neither encrypts nor authenticates what is sent afterwards
+//! (`docs/security.md`). Every connection of TCP asks for it. Where nobody gives a secret, ranks of
+//! one user on one host make one themselves, which rank 0 tells only to whom the kernel says to be
+//! of its user; as soon as an address is not loopback somebody must give one.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -104,7 +106,8 @@ impl Secret {
         Self { bytes: bytes.into(), is_of_this_host: false }
     }
 
-    /// A fresh one that nobody can foresee, for processes of this host: devices that other hosts reach do not take it.
+    /// A fresh one that nobody can foresee, for processes of this host: devices that other hosts
+    /// reach do not take it.
     #[must_use]
     pub fn fresh() -> Self {
         Self::of_this_host(&challenge())
@@ -125,14 +128,16 @@ impl Secret {
         &self.bytes
     }
 
-    /// The contents of a regular file of this user that nobody else may read; white space at the end does not count.
+    /// The contents of a regular file of this user that nobody else may read; white space at the
+    /// end does not count.
     ///
     /// # Errors
     ///
     /// See [`SecretError`].
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
         let read = |source| SecretError::Read { path: path.to_owned(), source };
-        // Opened once, so that what is checked is what is read. Without waiting: a named pipe would block here.
+        // Opened once, so that what is checked is what is read. Without waiting: a named pipe would
+        // block here.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(read)?;
         let metadata = file.metadata().map_err(read)?;
@@ -156,8 +161,9 @@ impl Secret {
         Ok(Self::new(secret))
     }
 
-    /// The answer of `side` to a handshake in which these challenges were sent and `claim` was said (rank, world,
-    /// address: whatever must not be forged). Without a secret all ends share the empty one.
+    /// The answer of `side` to a handshake in which these challenges were sent and `claim` was said
+    /// (rank, world, address: whatever must not be forged). Without a secret all ends share the
+    /// empty one.
     #[must_use]
     pub fn answer(
         secret: Option<&Self>,

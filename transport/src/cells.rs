@@ -1,12 +1,14 @@
 //! Cells: how a put says that it has landed.
 //!
-//! A target keeps for each peer a table of cells. A cell is a counter on a cache line of its own with
-//! [`CELL_PAYLOAD_BYTES`] of payload beside it, so that a small message is one line. A notice stores its payload and
-//! then adds one to the counter; only that peer's notices touch the cell, so a cell has one writer.
+//! A target keeps for each peer a table of cells. A cell is a counter on a cache line of its own
+//! with [`CELL_PAYLOAD_BYTES`] of payload beside it, so that a small message is one line. A notice
+//! stores its payload and then adds one to the counter; only that peer's notices touch the cell, so
+//! a cell has one writer.
 //!
-//! **Invariant:** who sees a counter of `n` ([`Cells::count`], acquire) sees every byte of the puts whose notices made
-//! it `n`, and the payload of the last of them until the peer's next notice to the same cell. Overwriting a payload
-//! that was not read yet is the sender's mistake, which schedules are proved not to make.
+//! **Invariant:** who sees a counter of `n` ([`Cells::count`], acquire) sees every byte of the puts
+//! whose notices made it `n`, and the payload of the last of them until the peer's next notice to
+//! the same cell. Overwriting a payload that was not read yet is the sender's mistake, which
+//! schedules are proved not to make.
 
 use std::any::Any;
 use std::fmt;
@@ -23,7 +25,8 @@ pub const CELL_PAYLOAD_BYTES: usize = 48;
 
 const PAYLOAD_WORDS: usize = CELL_PAYLOAD_BYTES / 8;
 
-/// At most [`CELL_PAYLOAD_BYTES`] bytes by value: what a notice carries, or the source of a tiny put.
+/// At most [`CELL_PAYLOAD_BYTES`] bytes by value: what a notice carries, or the source of a tiny
+/// put.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Inline {
     words: [u64; PAYLOAD_WORDS],
@@ -121,7 +124,8 @@ impl Default for CellLine {
     }
 }
 
-/// The cells that one rank keeps for one peer. Handles are cheap; reading is wait-free and safe from any thread.
+/// The cells that one rank keeps for one peer. Handles are cheap; reading is wait-free and safe
+/// from any thread.
 #[derive(Clone)]
 pub struct Cells {
     lines: NonNull<CellLine>,
@@ -144,8 +148,9 @@ unsafe impl Send for Cells {}
 unsafe impl Sync for Cells {}
 
 impl Cells {
-    /// `len` cells in this process's memory. Most cells of most pairs are never used, and pages of them
-    /// that nobody touches take no memory. Not from the heap: what the heap hands out again was touched.
+    /// `len` cells in this process's memory. Most cells of most pairs are never used, and pages of
+    /// them that nobody touches take no memory. Not from the heap: what the heap hands out again
+    /// was touched.
     #[cfg(not(loom))]
     #[must_use]
     pub fn on_heap(len: usize) -> Self {
@@ -170,8 +175,8 @@ impl Cells {
     ///
     /// # Safety
     ///
-    /// `lines` points to `len` initialised cell lines (zero bytes are), aligned to 64, valid while `keep` lives, and
-    /// touched by nothing but `Cells`.
+    /// `lines` points to `len` initialised cell lines (zero bytes are), aligned to 64, valid while
+    /// `keep` lives, and touched by nothing but `Cells`.
     #[allow(unsafe_code)]
     pub unsafe fn from_raw(lines: NonNull<CellLine>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
         Self { lines, len, _keep: keep }
@@ -200,7 +205,8 @@ impl Cells {
         }
     }
 
-    /// How many notices the cell has received. Acquire: pairs with the release in [`Cells::notify`].
+    /// How many notices the cell has received. Acquire: pairs with the release in
+    /// [`Cells::notify`].
     ///
     /// # Panics
     ///
@@ -211,8 +217,9 @@ impl Cells {
         self.line(cell).count.load(Ordering::Acquire)
     }
 
-    /// The payload of the cell's last notice; read after [`Cells::count`] showed it. Shorter payloads are followed
-    /// by whatever was there. A sender that breaks the protocol can make this a mixture, never undefined behaviour.
+    /// The payload of the cell's last notice; read after [`Cells::count`] showed it. Shorter
+    /// payloads are followed by whatever was there. A sender that breaks the protocol can make this
+    /// a mixture, never undefined behaviour.
     #[must_use]
     #[inline]
     pub fn payload(&self, cell: u16) -> [u8; CELL_PAYLOAD_BYTES] {
@@ -227,18 +234,19 @@ impl Cells {
         std::array::from_fn(|word| line.payload[word].load(Ordering::Relaxed))
     }
 
-    /// For backends: stores the payload and adds one. Only one thread at a time may notify a cell (its one writer).
+    /// For backends: stores the payload and adds one. Only one thread at a time may notify a cell
+    /// (its one writer).
     ///
-    /// Release: pairs with the acquire in [`Cells::count`], so the bytes this thread wrote before are visible to who
-    /// sees the count.
+    /// Release: pairs with the acquire in [`Cells::count`], so the bytes this thread wrote before
+    /// are visible to who sees the count.
     #[inline]
     pub fn notify(&self, notice: &Notice) {
         let count = self.line(notice.cell).count.load(Ordering::Relaxed);
         self.notify_as(notice, count.wrapping_add(1));
     }
 
-    /// As [`Cells::notify`], for who remembers what the cell counts: looking would bring its line here first, which then
-    /// has to go back.
+    /// As [`Cells::notify`], for who remembers what the cell counts: looking would bring its line
+    /// here first, which then has to go back.
     #[inline]
     pub fn notify_as(&self, notice: &Notice, count: u64) {
         let line = self.line(notice.cell);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// Nanoseconds since an arbitrary origin: the host's monotonic clock, or virtual time in `sim`.
 ///
-/// Reading the clock costs about 28 ns, so data paths pass on the value they were given and the callers refresh it
-/// only on the slow way. A `Nanos` handed to a device never goes backwards.
+/// Reading the clock costs about 28 ns, so data paths pass on the value they were given and the
+/// callers refresh it only on the slow way. A `Nanos` handed to a device never goes backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 

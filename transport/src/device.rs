@@ -1,30 +1,38 @@
 //! The device contract: what every backend does, and what everything above may rely on.
 //!
-//! A device is one rank's end of a fabric. It registers memory, connects to peers, and carries one-sided transfers.
-//! It never blocks, never reads a clock, and does nothing unless it is polled (except that a watcher may notice a
-//! loss or answer a message). **The contract**, each line one test of the conformance suite, run against every
-//! backend, and once more through mappings where it maps:
+//! A device is one rank's end of a fabric. It registers memory, connects to peers, and carries
+//! one-sided transfers. It never blocks, never reads a clock, and does nothing unless it is polled
+//! (except that a watcher may notice a loss or answer a message). **The contract**, each line one
+//! test of the conformance suite, run against every backend, and once more through mappings where
+//! it maps:
 //!
-//! 1. The bytes of a put are visible when its notice is, to whoever saw the notice. Payload bytes are never polled.
-//! 2. Two transfers are never ordered, not even by their ends. The only order is put → its notice → what is submitted
-//!    because of it. However a put is split, it gives one notice.
-//! 3. Every accepted transfer ends exactly once: `submit` says that it has ended ([`Submitted::Ended`]), or, while the
-//!    device is polled, one `Done` comes, also after loss.
-//! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are refused with it. A
-//!    peer that said goodbye (`Left`) is not lost; what it had sent before arrives first. The messages of a peer that have
-//!    come to this host are given to the responder before its loss is.
+//! 1. The bytes of a put are visible when its notice is, to whoever saw the notice. Payload bytes
+//!    are never polled.
+//! 2. Two transfers are never ordered, not even by their ends. The only order is put → its notice →
+//!    what is submitted because of it. However a put is split, it gives one notice.
+//! 3. Every accepted transfer ends exactly once: `submit` says that it has ended
+//!    ([`Submitted::Ended`]), or, while the device is polled, one `Done` comes, also after loss.
+//! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are
+//!    refused with it. A peer that said goodbye (`Left`) is not lost; what it had sent before
+//!    arrives first. The messages of a peer that have come to this host are given to the responder
+//!    before its loss is.
 //! 5. `QueueFull` is back-pressure and leaves no trace; polling always makes room again.
-//! 6. The end of a put means that its source may be reused, nothing more; of a get, that the bytes are here.
-//! 7. A transfer in flight holds its slice; a region is deregistered when its last handle is dropped.
-//! 8. Zero-length, one-byte, unaligned and maximum-length transfers work. A forged, stale or out-of-range remote
-//!    slice changes no byte that its owner can read and harms no other pair; where [`Caps::checks_keys`] it is an
-//!    error of that transfer.
-//! 9. Silence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs, is stopped, or is
-//!    continued later. It also ends this rank's transfers to it ([`TransferError::Severed`]).
-//! 10. Progress: a transfer needs both ends to be polled and nothing else; where [`Reach::passive`], the target need
-//!     not be polled. Who submitted polls until [`Device::flush`] is true.
-//! 11. After [`Device::arm`] returned a bell, no event can come and no cell can change without ringing it. Cells may have
-//!     changed until then, also by `arm` itself: who sleeps looks at them between arming and waiting ([`crate::sleep`]).
+//! 6. The end of a put means that its source may be reused, nothing more; of a get, that the bytes
+//!    are here.
+//! 7. A transfer in flight holds its slice; a region is deregistered when its last handle is
+//!    dropped.
+//! 8. Zero-length, one-byte, unaligned and maximum-length transfers work. A forged, stale or
+//!    out-of-range remote slice changes no byte that its owner can read and harms no other pair;
+//!    where [`Caps::checks_keys`] it is an error of that transfer.
+//! 9. Silence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs,
+//!    is stopped, or is continued later. It also ends this rank's transfers to it
+//!    ([`TransferError::Severed`]).
+//! 10. Progress: a transfer needs both ends to be polled and nothing else; where
+//!     [`Reach::passive`], the target need not be polled. Who submitted polls until
+//!     [`Device::flush`] is true.
+//! 11. After [`Device::arm`] returned a bell, no event can come and no cell can change without
+//!     ringing it. Cells may have changed until then, also by `arm` itself: who sleeps looks at
+//!     them between arming and waiting ([`crate::sleep`]).
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
 
 use std::fmt;
@@ -49,7 +57,8 @@ use crate::region::{Region, Registry, RemoteSlice, Slice};
 /// Longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Names a transfer to its submitter, who chooses it; comes back in [`Event::Done`]. Need not be unique.
+/// Names a transfer to its submitter, who chooses it; comes back in [`Event::Done`]. Need not be
+/// unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransferId(pub u64);
 
@@ -100,8 +109,8 @@ pub enum Transfer {
         /// Where to.
         dst: Slice,
     },
-    /// An operation on an aligned 64-bit word (native byte order) of the peer, atomic among such operations. The old
-    /// value comes with `Done`.
+    /// An operation on an aligned 64-bit word (native byte order) of the peer, atomic among such
+    /// operations. The old value comes with `Done`.
     Atomic {
         /// The word; its length is 8 and its address a multiple of 8.
         word: RemoteSlice,
@@ -111,7 +120,8 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// For backends: what can be seen to be wrong before anything is done. Regions must be of this registry.
+    /// For backends: what can be seen to be wrong before anything is done. Regions must be of this
+    /// registry.
     pub(crate) fn check(&self, registry: &Arc<dyn Registry>, bytes_max: u64) -> Result<(), SubmitError> {
         let (local, source_bytes, destination_bytes) = match self {
             Self::Notify(_) => (None, 0, 0),
@@ -210,8 +220,8 @@ pub struct Caps {
     pub fabric: &'static str,
     /// Whether a bad remote slice is an error of its transfer. Otherwise it may cost the pair.
     pub checks_keys: bool,
-    /// Whether any host memory can be registered, at the cost of a table entry: then slices that a caller lends for
-    /// one operation are registered for its duration instead of being staged.
+    /// Whether any host memory can be registered, at the cost of a table entry: then slices that a
+    /// caller lends for one operation are registered for its duration instead of being staged.
     pub registers_freely: bool,
     /// Cells a rank keeps for each peer.
     pub cells: usize,
@@ -222,14 +232,15 @@ pub struct Caps {
 /// How a device reaches one peer. Fixed when the device is made, and the same at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// The fabric that joins the two: that of [`Caps`], or the one of several that it takes for this peer.
+    /// The fabric that joins the two: that of [`Caps`], or the one of several that it takes for
+    /// this peer.
     pub fabric: &'static str,
     /// Whether [`Device::map`] works.
     pub maps: bool,
     /// Whether a transfer ends without its target being polled.
     pub passive: bool,
-    /// Whether severing this peer takes local regions away from all peers of the same fabric, and from those that RDMA
-    /// joins (they keep their bytes and addresses).
+    /// Whether severing this peer takes local regions away from all peers of the same fabric, and
+    /// from those that RDMA joins (they keep their bytes and addresses).
     pub sever_detaches: bool,
     /// Transfers under way to the peer before `QueueFull`.
     pub queue_depth: usize,
@@ -241,8 +252,9 @@ pub trait Sharing: Send + Sync {
     fn is_shared(&self) -> bool;
 }
 
-/// A peer's memory at an address of this process. Valid while held; after the peer is lost or severed it keeps its
-/// last bytes and reaches nobody. When the owner severs somebody it may be zeros: see [`Mapped::is_shared`].
+/// A peer's memory at an address of this process. Valid while held; after the peer is lost or
+/// severed it keeps its last bytes and reaches nobody. When the owner severs somebody it may be
+/// zeros: see [`Mapped::is_shared`].
 #[derive(Clone)]
 pub struct Mapped {
     base: NonNull<u8>,
@@ -260,7 +272,8 @@ impl fmt::Debug for Mapped {
     }
 }
 
-// SAFETY: an address and its owner, which is Send + Sync; access goes through raw pointers under the contract.
+// SAFETY: an address and its owner, which is Send + Sync; access goes through raw pointers under
+// the contract.
 #[allow(unsafe_code)]
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
@@ -285,7 +298,8 @@ impl Mapped {
         Self { base, len: slice.len(), is_on_host: true, _keep: Arc::new(slice), sharing: None }
     }
 
-    /// For backends: memory of a GPU, at an address for kernels and copies of the GPU alone, kept by `keep`.
+    /// For backends: memory of a GPU, at an address for kernels and copies of the GPU alone, kept
+    /// by `keep`.
     ///
     /// # Safety
     ///
@@ -303,9 +317,9 @@ impl Mapped {
         self
     }
 
-    /// Whether the owner still shares the memory. Ask after reading: where the answer is true, all bytes that this thread
-    /// read before were the owner's. Where it is false some may be zeros, since the owner has severed a peer, or has
-    /// dropped the region; then use none of them.
+    /// Whether the owner still shares the memory. Ask after reading: where the answer is true, all
+    /// bytes that this thread read before were the owner's. Where it is false some may be zeros,
+    /// since the owner has severed a peer, or has dropped the region; then use none of them.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.sharing.as_ref().is_none_or(|sharing| sharing.is_shared())
@@ -336,7 +350,8 @@ impl Mapped {
     }
 }
 
-/// What to sleep on after [`Device::arm`]. Sleeping ends at the latest when the time is up; it may end for no reason.
+/// What to sleep on after [`Device::arm`]. Sleeping ends at the latest when the time is up; it may
+/// end for no reason.
 #[derive(Clone)]
 pub enum Bell {
     /// A futex word (possibly shared with other processes): sleep while it holds `seen`.
@@ -393,10 +408,12 @@ pub trait Ring: Send + Sync {
 
 /// Answers control messages, on whichever thread reads them, also while nobody polls the device.
 pub trait Responder: Send + Sync {
-    /// A message from a peer arrived; returns the message to send back, if any. Must not block. Messages of one peer
-    /// arrive in the order in which they were posted. The device's bell is rung afterwards.
+    /// A message from a peer arrived; returns the message to send back, if any. Must not block.
+    /// Messages of one peer arrive in the order in which they were posted. The device's bell is
+    /// rung afterwards.
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>>;
-    /// A peer was lost; called once, before `PeerLost` is polled, so that a loss is known while nobody polls.
+    /// A peer was lost; called once, before `PeerLost` is polled, so that a loss is known while
+    /// nobody polls.
     fn lost(&self, peer: Rank, cause: &LossCause);
 }
 
@@ -407,16 +424,18 @@ pub struct DeviceConfig {
     pub rank: Rank,
     /// How many ranks there are.
     pub world_size: u32,
-    /// What peers must prove to know; see [`crate::auth`]. Fabrics over TCP take one always, `shm` also none: the kernel
-    /// keeps other users away there.
+    /// What peers must prove to know; see [`crate::auth`]. Fabrics over TCP take one always, `shm`
+    /// also none: the kernel keeps other users away there.
     pub secret: Option<Secret>,
     /// Cells to keep for each peer, at most 65,536.
     pub cells: usize,
     /// How long after `connect` a peer may take to be there.
     pub connect_timeout: Duration,
-    /// Address or name of the network interface to listen on, where the fabric has some; [`Self::address`] when absent.
+    /// Address or name of the network interface to listen on, where the fabric has some;
+    /// [`Self::address`] when absent.
     pub interface: Option<String>,
-    /// Address to listen on where no interface is named, and preferred among those of the one that is; loopback when absent.
+    /// Address to listen on where no interface is named, and preferred among those of the one that
+    /// is; loopback when absent.
     pub address: Option<IpAddr>,
     /// Answers control messages.
     pub responder: Arc<dyn Responder>,
@@ -450,8 +469,9 @@ pub unsafe trait Device: Send {
     /// Where it listens; peers connect to it.
     fn address(&self) -> Address;
 
-    /// Makes memory reachable for transfers. May pin and announce it; not for the data path. Memory that has a region here
-    /// gets another region, or another handle of that one where registering is dear.
+    /// Makes memory reachable for transfers. May pin and announce it; not for the data path. Memory
+    /// that has a region here gets another region, or another handle of that one where registering
+    /// is dear.
     ///
     /// # Errors
     ///
@@ -472,8 +492,8 @@ pub unsafe trait Device: Send {
     /// See [`ConnectError`].
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError>;
 
-    /// Starts to cut a peer off; `Severed` ends it, within a time bounded by this process's own work, whatever state the
-    /// peer is in: not connected yet, lost, gone or severed before.
+    /// Starts to cut a peer off; `Severed` ends it, within a time bounded by this process's own
+    /// work, whatever state the peer is in: not connected yet, lost, gone or severed before.
     fn sever(&mut self, peer: Rank);
 
     /// Starts a transfer, and ends it where that takes no waiting. Never blocks.
@@ -495,16 +515,18 @@ pub unsafe trait Device: Send {
     /// The cells that this rank keeps for `peer`'s notices.
     fn cells(&self, peer: Rank) -> Cells;
 
-    /// Sends a control message (at most [`MESSAGE_BYTES_MAX`] bytes) to the peer's [`Responder`]. Not for data.
+    /// Sends a control message (at most [`MESSAGE_BYTES_MAX`] bytes) to the peer's [`Responder`].
+    /// Not for data.
     ///
     /// # Errors
     ///
     /// See [`PostError`].
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError>;
 
-    /// As [`Device::post`], for a message that may not be lost to a full queue: it has a place of its own at each peer, which
-    /// it takes over from an urgent message that has not gone out yet. It may arrive after messages that were posted later.
-    /// As given here it is for devices that always have room.
+    /// As [`Device::post`], for a message that may not be lost to a full queue: it has a place of
+    /// its own at each peer, which it takes over from an urgent message that has not gone out yet.
+    /// It may arrive after messages that were posted later. As given here it is for devices that
+    /// always have room.
     ///
     /// # Errors
     ///
@@ -513,29 +535,32 @@ pub unsafe trait Device: Send {
         self.post(peer, message)
     }
 
-    /// Makes progress and appends what happened, never more than fits `events` without growing it. Never blocks.
+    /// Makes progress and appends what happened, never more than fits `events` without growing it.
+    /// Never blocks.
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>);
 
-    /// Appends the cells of this rank in which something has come since this was asked last, each with the peer that it is kept
-    /// for, and says whether all are named. A device that does not see notices come, as where peers write them by themselves,
-    /// names none, and so does every device when it is asked for the first time.
+    /// Appends the cells of this rank in which something has come since this was asked last, each
+    /// with the peer that it is kept for, and says whether all are named. A device that does not
+    /// see notices come, as where peers write them by themselves, names none, and so does every
+    /// device when it is asked for the first time.
     fn take_noticed(&mut self, _cells: &mut Vec<(Rank, u16)>) -> bool {
         false
     }
 
-    /// What to sleep on until something can happen; `None`: poll again, something may have happened already. To be called
-    /// by way of [`crate::sleep::unless_news`], as cells may have changed since the last poll.
+    /// What to sleep on until something can happen; `None`: poll again, something may have happened
+    /// already. To be called by way of [`crate::sleep::unless_news`], as cells may have changed
+    /// since the last poll.
     fn arm(&mut self) -> Option<Bell>;
 
     /// Rings this device's bell.
     fn ringer(&self) -> Arc<dyn Ring>;
 
-    /// Tells the peers that can see it on which processor this rank waits. A hint, cheap where nothing has changed; a device whose
-    /// peers cannot see it does nothing.
+    /// Tells the peers that can see it on which processor this rank waits. A hint, cheap where
+    /// nothing has changed; a device whose peers cannot see it does nothing.
     fn show_processor(&mut self, _processor: u32) {}
 
-    /// The processor on which `peer` waited when it last said so, which may be long ago, or is a lie; `None` where it has not, or
-    /// cannot be seen from here.
+    /// The processor on which `peer` waited when it last said so, which may be long ago, or is a
+    /// lie; `None` where it has not, or cannot be seen from here.
     fn shown_processor(&self, _peer: Rank) -> Option<u32> {
         None
     }
@@ -543,14 +568,16 @@ pub unsafe trait Device: Send {
     /// When to poll at the latest even if no bell rings.
     fn next_wakeup(&self) -> Option<Nanos>;
 
-    /// Says goodbye to every connected peer: what this rank ends from now on is no loss. Transfers submitted before
-    /// are still carried out while the device is polled.
+    /// Says goodbye to every connected peer: what this rank ends from now on is no loss. Transfers
+    /// submitted before are still carried out while the device is polled.
     fn leave(&mut self);
 
-    /// Hands on what was submitted, as far as that goes without waiting. True when the peers get all of it, and are woken
-    /// by it, without another poll here: then this rank may go and do something else for as long as it likes.
+    /// Hands on what was submitted, as far as that goes without waiting. True when the peers get
+    /// all of it, and are woken by it, without another poll here: then this rank may go and do
+    /// something else for as long as it likes.
     fn flush(&mut self) -> bool;
 
-    /// Whether everything submitted and said has gone out, so that dropping the device loses nothing.
+    /// Whether everything submitted and said has gone out, so that dropping the device loses
+    /// nothing.
     fn is_flushed(&self) -> bool;
 }

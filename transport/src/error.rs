@@ -44,7 +44,8 @@ pub enum LossCause {
     /// What it shares to be connected with cannot be mapped here (shm).
     #[error("what it shares cannot be mapped ({0}); {UNMAPPED_REMEDY}")]
     Unmapped(std::io::ErrorKind),
-    /// There is no queue pair to it, since this process may lock no more memory for the NIC (verbs).
+    /// There is no queue pair to it, since this process may lock no more memory for the NIC
+    /// (verbs).
     #[error(
         "the NIC needs locked memory to reach it, and this process may lock no more: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
     )]
@@ -150,7 +151,8 @@ pub enum ProtocolViolation {
     /// An answer to nothing.
     #[error("an answer that nothing asked for")]
     UnexpectedAnswer,
-    /// A file descriptor that is not what it should be, or whose memory could be taken away under a mapping.
+    /// A file descriptor that is not what it should be, or whose memory could be taken away under a
+    /// mapping.
     #[error("a file that cannot be mapped safely")]
     UnsafeFile,
     /// More questions at once than were agreed on, or questions without reading the answers.
@@ -199,8 +201,8 @@ pub enum TransferError {
         /// Why.
         error: CudaError,
     },
-    /// The peer has no such region, or the range does not lie inside it; or this process could not map it, which its log
-    /// says.
+    /// The peer has no such region, or the range does not lie inside it; or this process could not
+    /// map it, which its log says.
     #[error(
         "rank {peer} refuses the access: region {key:?} is unknown there or too short, or this process could not map it"
     )]
@@ -335,7 +337,8 @@ pub enum RegisterError {
         /// Whose was to be.
         other: u32,
     },
-    /// It was cut off from all peers when one of them was severed, and nobody else can see what is written to it.
+    /// It was cut off from all peers when one of them was severed, and nobody else can see what is
+    /// written to it.
     #[error("this memory was cut off from other processes by a severed peer; allocate new memory")]
     Detached {
         /// Which fabric.
@@ -377,7 +380,8 @@ pub enum RegisterError {
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// The peer has announced no such region (yet: the announcement may be on its way, poll and try again).
+    /// The peer has announced no such region (yet: the announcement may be on its way, poll and try
+    /// again).
     #[error("rank {peer} has announced no region {key:?}")]
     Unknown {
         /// Whose.

@@ -1,12 +1,12 @@
-//! Knowing at no cost whether this is still the process that made something: after fork a child holds the same handles,
-//! but its peers talk to the parent.
+//! Knowing at no cost whether this is still the process that made something: after fork a child
+//! holds the same handles, but its peers talk to the parent.
 #![allow(unsafe_code)]
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many forks lie between the first process that asked and this one. Relaxed: it changes only in a child that has
-/// one thread.
+/// How many forks lie between the first process that asked and this one. Relaxed: it changes only
+/// in a child that has one thread.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 static REGISTER: Once = Once::new();
@@ -27,8 +27,9 @@ impl Process {
     #[must_use]
     pub fn current() -> Self {
         REGISTER.call_once(|| {
-            // SAFETY: the handler is a function for ever, and touches an atomic only, as is allowed after fork.
-            // It can fail for lack of memory alone; then children are not told apart, which costs them an error message.
+            // SAFETY: the handler is a function for ever, and touches an atomic only, as is allowed
+            // after fork. It can fail for lack of memory alone; then children are not told apart,
+            // which costs them an error message.
             let _ = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
         });
         Self { forks: FORKS.load(Ordering::Relaxed), id: std::process::id() }

@@ -1,14 +1,16 @@
 //! Moves bytes between registered memory regions.
 //!
-//! A remote machine is a device on a channel: [`Memory`] registered with a [`Device`] is a [`Region`], a part of it
-//! a [`Slice`]; what a peer needs to name it is a [`RemoteSlice`]. A [`Transfer`] is one-sided; a [`Notice`] tells
-//! the target that a put has landed, by adding one to a *cell* ([`Cells`]).
+//! A remote machine is a device on a channel: [`Memory`] registered with a [`Device`] is a
+//! [`Region`], a part of it a [`Slice`]; what a peer needs to name it is a [`RemoteSlice`]. A
+//! [`Transfer`] is one-sided; a [`Notice`] tells the target that a put has landed, by adding one to
+//! a *cell* ([`Cells`]).
 //!
-//! Read [`device`] first: it holds the contract. The backends are `sim` (one process, one seed, virtual time, the
-//! harshest), `shm` (one host), `tcp` (anywhere) and `hybrid` (both of them, by peer); each passes the same conformance
-//! suite.
+//! Read [`device`] first: it holds the contract. The backends are `sim` (one process, one seed,
+//! virtual time, the harshest), `shm` (one host), `tcp` (anywhere) and `hybrid` (both of them, by
+//! peer); each passes the same conformance suite.
 //!
-//! Nothing here reads a clock except [`clock`], and nothing here decides what to send: that is `pleach-collectives`.
+//! Nothing here reads a clock except [`clock`], and nothing here decides what to send: that is
+//! `pleach-collectives`.
 
 mod accepting;
 pub mod auth;

@@ -1,12 +1,13 @@
 //! Someone's bytes: what can be registered with a device.
 //!
-//! **Invariant:** memory keeps its address and length until it is dropped, and a [`crate::Region`] keeps it alive, so
-//! a pointer into a region is valid as long as the region is.
+//! **Invariant:** memory keeps its address and length until it is dropped, and a [`crate::Region`]
+//! keeps it alive, so a pointer into a region is valid as long as the region is.
 //!
-//! Bytes of a registered memory may be read and written by transfers at any time the owner allowed it (by handing out
-//! keys), so this crate touches them through raw pointers only, never through references that live across a transfer.
-//! Threads of this process that copy to and from a slice use atomic accesses (`shared_bytes`), so
-//! they may do it at the same time. Transfers are to them what a NIC's are: bytes that change.
+//! Bytes of a registered memory may be read and written by transfers at any time the owner allowed
+//! it (by handing out keys), so this crate touches them through raw pointers only, never through
+//! references that live across a transfer. Threads of this process that copy to and from a slice
+//! use atomic accesses (`shared_bytes`), so they may do it at the same time. Transfers are to them
+//! what a NIC's are: bytes that change.
 #![allow(unsafe_code)]
 
 pub(crate) mod socket;
@@ -69,8 +70,8 @@ pub enum Share<'a> {
         /// Where in the file the memory begins, in bytes.
         offset: u64,
     },
-    /// They are the first ones of an allocation of a GPU's, which this descriptor names to the CUDA driver of another
-    /// process.
+    /// They are the first ones of an allocation of a GPU's, which this descriptor names to the CUDA
+    /// driver of another process.
     Cuda {
         /// The descriptor, of the driver.
         file: BorrowedFd<'a>,
@@ -81,7 +82,8 @@ pub enum Share<'a> {
     },
 }
 
-/// Bytes as another device of this host reaches them without their owner's processor: a part of a dma-buf.
+/// Bytes as another device of this host reaches them without their owner's processor: a part of a
+/// dma-buf.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaBuf<'a> {
     /// Open as long as the memory.
@@ -94,10 +96,11 @@ pub struct DmaBuf<'a> {
 ///
 /// # Safety
 ///
-/// From creation to drop `base` and `len` name the same readable and writable bytes (in [`Space::Cuda`] to the GPU alone),
-/// which nothing but their owner and the transfers that it allowed touches. With [`Share::File`] those bytes are a shared mapping of that file, and
-/// a device may at any time replace the pages of that mapping by private copies of them at the same addresses (this
-/// is how a peer that does not answer is kept from writing, contract line 9).
+/// From creation to drop `base` and `len` name the same readable and writable bytes (in
+/// [`Space::Cuda`] to the GPU alone), which nothing but their owner and the transfers that it
+/// allowed touches. With [`Share::File`] those bytes are a shared mapping of that file, and a
+/// device may at any time replace the pages of that mapping by private copies of them at the same
+/// addresses (this is how a peer that does not answer is kept from writing, contract line 9).
 pub unsafe trait Memory: Send + Sync {
     /// Address of the first byte.
     fn base(&self) -> NonNull<u8>;
@@ -111,23 +114,25 @@ pub unsafe trait Memory: Send + Sync {
     fn space(&self) -> Space;
     /// How another process could map them.
     fn share(&self) -> Share<'_>;
-    /// The same as memory of a GPU, if it is some that can be taken back from those it is shared with.
+    /// The same as memory of a GPU, if it is some that can be taken back from those it is shared
+    /// with.
     fn as_cuda(&self) -> Option<&CudaMemory> {
         None
     }
-    /// Whether only devices map the file of [`Share::File`]. A device that has replaced pages by private copies may then
-    /// empty these parts of the file, so that the bytes are not kept twice.
+    /// Whether only devices map the file of [`Share::File`]. A device that has replaced pages by
+    /// private copies may then empty these parts of the file, so that the bytes are not kept twice.
     fn may_empty_file(&self) -> bool {
         false
     }
-    /// The same bytes as a dma-buf, where they are one: then a NIC is given that, and their address only says where in its
-    /// page they begin.
+    /// The same bytes as a dma-buf, where they are one: then a NIC is given that, and their address
+    /// only says where in its page they begin.
     fn dma_buf(&self) -> Option<DmaBuf<'_>> {
         None
     }
 }
 
-/// Zeroed heap memory, aligned to 4,096 bytes. Accepted by `tcp` and `sim`, refused by `shm` (nobody can map it).
+/// Zeroed heap memory, aligned to 4,096 bytes. Accepted by `tcp` and `sim`, refused by `shm`
+/// (nobody can map it).
 #[derive(Debug)]
 pub struct HostMemory {
     base: NonNull<u8>,
@@ -178,11 +183,12 @@ unsafe impl Send for HostMemory {}
 // SAFETY: as above; `&HostMemory` only tells the address.
 unsafe impl Sync for HostMemory {}
 
-/// Seals that keep a file's size: who maps it needs not fear a fatal signal, whatever the others do.
+/// Seals that keep a file's size: who maps it needs not fear a fatal signal, whatever the others
+/// do.
 pub(crate) const SEALS_FIXED_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// An anonymous file of `bytes` zeroed bytes, whose size nobody can change, and which nobody can seal further than
-/// `seals` say. Those hold from now on, but not for mappings that exist.
+/// An anonymous file of `bytes` zeroed bytes, whose size nobody can change, and which nobody can
+/// seal further than `seals` say. Those hold from now on, but not for mappings that exist.
 pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
     // Kernels before 6.3 know no NOEXEC_SEAL; some newer ones are set up to demand it.
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
@@ -192,8 +198,8 @@ pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Res
     Ok(file)
 }
 
-/// Gives an anonymous file its size. One that is larger than files may be is an error: the kernel would end the process by a
-/// signal.
+/// Gives an anonymous file its size. One that is larger than files may be is an error: the kernel
+/// would end the process by a signal.
 pub(crate) fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {
         Some(most) if bytes as u64 > most => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
@@ -201,8 +207,8 @@ pub(crate) fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// So many bytes in whole pages, one at least. More than there are addresses is an error as any other memory that cannot be
-/// had.
+/// So many bytes in whole pages, one at least. More than there are addresses is an error as any
+/// other memory that cannot be had.
 fn whole_pages(len: usize) -> io::Result<usize> {
     let bytes = len.max(1).checked_next_multiple_of(MEMORY_ALIGN_BYTES);
     bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| rustix::io::Errno::NOMEM.into())
@@ -227,8 +233,9 @@ pub(crate) const UNMAPPED_REMEDY: &str =
 /// From this length on, in bytes, huge pages are asked for.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Asks for huge pages under a shared mapping of ours: fewer translations of addresses. The system gives them where
-/// `/sys/kernel/mm/transparent_hugepage/shmem_enabled` says `advise` or more, and nothing changes elsewhere.
+/// Asks for huge pages under a shared mapping of ours: fewer translations of addresses. The system
+/// gives them where `/sys/kernel/mm/transparent_hugepage/shmem_enabled` says `advise` or more, and
+/// nothing changes elsewhere.
 pub(crate) fn prefer_huge_pages(base: NonNull<u8>, bytes: usize) {
     if bytes >= HUGE_PAGE_BYTES {
         // SAFETY: whole pages of a mapping that the caller made; the advice changes no byte.
@@ -236,7 +243,8 @@ pub(crate) fn prefer_huge_pages(base: NonNull<u8>, bytes: usize) {
     }
 }
 
-/// Zeroed memory in an anonymous file (memfd), accepted by every host backend and mappable by peers of this host.
+/// Zeroed memory in an anonymous file (memfd), accepted by every host backend and mappable by peers
+/// of this host.
 ///
 /// It has no name in any shared namespace, so nothing is left behind however the process ends.
 #[derive(Debug)]
@@ -245,8 +253,8 @@ pub struct SharedMemory {
     len: usize,
     mapped_bytes: usize,
     file: OwnedFd,
-    /// The file came from another process, or was given to somebody by [`SharedMemory::file`]. Relaxed: set before
-    /// anybody else can map the file, and never cleared.
+    /// The file came from another process, or was given to somebody by [`SharedMemory::file`].
+    /// Relaxed: set before anybody else can map the file, and never cleared.
     has_other_users: AtomicBool,
 }
 
@@ -268,8 +276,8 @@ impl SharedMemory {
     ///
     /// # Errors
     ///
-    /// What the kernel says, or `InvalidInput` when the file is shorter than `len` or could be made so: touching bytes
-    /// beyond its end would be a fatal signal.
+    /// What the kernel says, or `InvalidInput` when the file is shorter than `len` or could be made
+    /// so: touching bytes beyond its end would be a fatal signal.
     pub fn from_file(file: OwnedFd, len: usize) -> io::Result<Arc<Self>> {
         let mapped_bytes = whole_pages(len)?;
         let have = rustix::fs::fstat(&file)?.st_size;
@@ -312,20 +320,23 @@ impl SharedMemory {
 pub(crate) fn shows(file: OwnedFd, bytes: &[u8]) -> bool {
     let Ok(memory) = SharedMemory::from_file(file, bytes.len()) else { return false };
     let mut seen = vec![0; bytes.len()];
-    // SAFETY: `from_file` has mapped so many bytes, of a file that nobody can shorten; `seen` is as long.
+    // SAFETY: `from_file` has mapped so many bytes, of a file that nobody can shorten; `seen` is as
+    // long.
     unsafe { std::ptr::copy_nonoverlapping(memory.base.as_ptr(), seen.as_mut_ptr(), bytes.len()) };
     seen == bytes
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length; no pointer into it outlives the value (see `Memory`). Whether its
-        // pages were replaced by private ones meanwhile makes no difference to munmap.
+        // SAFETY: mapped in `map` with this length; no pointer into it outlives the value (see
+        // `Memory`). Whether its pages were replaced by private ones meanwhile makes no difference
+        // to munmap.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
     }
 }
 
-// SAFETY: the mapping is owned, never moves, and is shared only through the file descriptor this value hands out.
+// SAFETY: the mapping is owned, never moves, and is shared only through the file descriptor this
+// value hands out.
 unsafe impl Memory for SharedMemory {
     fn base(&self) -> NonNull<u8> {
         self.base
@@ -355,7 +366,8 @@ impl Slice {
     ///
     /// # Panics
     ///
-    /// When `bytes` is longer than the slice, or the slice is not the host's memory: the caller's check is missing.
+    /// When `bytes` is longer than the slice, or the slice is not the host's memory: the caller's
+    /// check is missing.
     pub fn store(&self, bytes: &[u8]) {
         self.assert_on_host();
         assert!(bytes.len() <= self.len(), "{} bytes into a slice of {}", bytes.len(), self.len());
@@ -396,7 +408,8 @@ impl Slice {
     }
 }
 
-// SAFETY: addresses; who lends vouches for what is behind them (`Slice::lend`), which is Send + Sync.
+// SAFETY: addresses; who lends vouches for what is behind them (`Slice::lend`), which is Send +
+// Sync.
 unsafe impl Send for LentSlice {}
 // SAFETY: as above.
 unsafe impl Sync for LentSlice {}
@@ -417,8 +430,8 @@ impl LentSlice {
     /// The slice, with a handle of its region.
     #[must_use]
     pub fn hold(&self) -> Slice {
-        // SAFETY: the pointer is that of an `Arc` which is held (`Slice::lend`), so that its count may grow by one, which
-        // the new handle then owns.
+        // SAFETY: the pointer is that of an `Arc` which is held (`Slice::lend`), so that its count
+        // may grow by one, which the new handle then owns.
         let inner = unsafe {
             Arc::increment_strong_count(self.inner);
             Arc::from_raw(self.inner)

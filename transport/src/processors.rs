@@ -1,7 +1,8 @@
-//! Which processors threads run on: the sets, in the kernel's notation, and the calls that read and change a thread's.
+//! Which processors threads run on: the sets, in the kernel's notation, and the calls that read and
+//! change a thread's.
 //!
-//! A set that is larger than [`CpuSet::MAX_CPU`] processors is one that this module cannot name: then nothing is known, and
-//! nothing is changed.
+//! A set that is larger than [`CpuSet::MAX_CPU`] processors is one that this module cannot name:
+//! then nothing is known, and nothing is changed.
 
 use std::fmt;
 
@@ -35,7 +36,8 @@ impl Processors {
         Self::new(ranges.flatten())
     }
 
-    /// Where this thread may run; `None` where the kernel's answer is longer than what can be named here.
+    /// Where this thread may run; `None` where the kernel's answer is longer than what can be named
+    /// here.
     #[must_use]
     pub fn allowed() -> Option<Self> {
         let allowed = sched_getaffinity(None).ok()?;
@@ -104,11 +106,12 @@ pub fn current() -> u32 {
     sched_getcpu() as u32
 }
 
-/// Moves this thread to one of its processors that is none of `taken`; afterwards it may run wherever it might before. False
-/// when it has no other.
+/// Moves this thread to one of its processors that is none of `taken`; afterwards it may run
+/// wherever it might before. False when it has no other.
 ///
-/// The kernel places a thread anew when it wakes, or where a processor has nothing to do, but leaves two threads side by side
-/// that take turns on one processor while others are busy. A thread whose set is narrowed moves at once.
+/// The kernel places a thread anew when it wakes, or where a processor has nothing to do, but
+/// leaves two threads side by side that take turns on one processor while others are busy. A thread
+/// whose set is narrowed moves at once.
 pub fn move_away_from(taken: &Processors) -> bool {
     let Some(allowed) = Processors::allowed() else { return false };
     let free = Processors::new(allowed.iter().filter(|number| !taken.contains(*number)));

@@ -1,7 +1,7 @@
 //! Regions: memory that a device may touch, and the names by which peers reach it.
 //!
-//! **Invariant:** a region is deregistered when its last handle is dropped; a transfer in flight holds a handle
-//! (contract line 7), so no transfer ever touches deregistered memory.
+//! **Invariant:** a region is deregistered when its last handle is dropped; a transfer in flight
+//! holds a handle (contract line 7), so no transfer ever touches deregistered memory.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 
 use crate::memory::{Base, Memory};
 
-/// Names a region of some rank. Whoever knows the key may read and write the region; keys are random, live as long
-/// as the region, and zero names none.
+/// Names a region of some rank. Whoever knows the key may read and write the region; keys are
+/// random, live as long as the region, and zero names none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionKey(pub u64);
 
@@ -60,7 +60,8 @@ impl fmt::Debug for Region {
 }
 
 impl Region {
-    /// For backends: `memory`, known to peers under `key`, reported to `registry` when the last handle is dropped.
+    /// For backends: `memory`, known to peers under `key`, reported to `registry` when the last
+    /// handle is dropped.
     pub fn new(memory: Arc<dyn Memory>, key: RegionKey, registry: Arc<dyn Registry>) -> Self {
         let (base, len) = (Base(memory.base()), memory.len());
         Self { inner: Arc::new(Inner { base, len, memory, key, registry }) }
@@ -226,7 +227,8 @@ impl Slice {
 
 /// A slice of a region that somebody else holds: as good as the slice, without a handle of its own.
 ///
-/// Taking and dropping a handle are two atomic additions, which is much for an operation of a tenth of a microsecond.
+/// Taking and dropping a handle are two atomic additions, which is much for an operation of a tenth
+/// of a microsecond.
 #[derive(Clone, Copy, Debug)]
 pub struct LentSlice {
     pub(crate) inner: *const Inner,

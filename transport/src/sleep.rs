@@ -1,14 +1,16 @@
 //! How a thread goes to sleep without losing a wake-up: arm, look again, wait.
 //!
-//! A thread that polls has looked before it decides to sleep. News can come between that look and the moment when the bell is
-//! armed, and such news rings nothing. So the thread looks once more *after* the bell was armed. News from then on rings
-//! the bell. The group's driver, the tests of every device and the models of every interleaving all sleep by this one
-//! function.
+//! A thread that polls has looked before it decides to sleep. News can come between that look
+//! and the moment when the bell is armed, and such news rings nothing. So the thread looks once
+//! more *after* the bell was armed. News from then on rings the bell. The group's driver, the
+//! tests of every device and the models of every interleaving all sleep by this one function.
 
-/// Arms a bell, looks again, and waits for the bell if nothing has come. Returns whether it has waited.
+/// Arms a bell, looks again, and waits for the bell if nothing has come. Returns whether it has
+/// waited.
 ///
-/// `arm` returns `None` where something may have come already. `look` returns whether something has come, and looks at
-/// everything that the sleeper waits for: cells, events, and what other threads told.
+/// `arm` returns `None` where something may have come already. `look` returns whether something has
+/// come, and looks at everything that the sleeper waits for: cells, events, and what other threads
+/// told.
 pub fn unless_news<T: ?Sized, B>(
     sleeper: &mut T,
     arm: impl FnOnce(&mut T) -> Option<B>,

@@ -26,7 +26,8 @@ use pleach_transport::{HostMemory, Memory, Share, SharedMemory, Space};
 /// How long a test waits for a GPU. Generous: machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Each of these against the fake driver, and, where a test is asked for by `--ignored gpu::`, against the real one.
+/// Each of these against the fake driver, and, where a test is asked for by `--ignored gpu::`,
+/// against the real one.
 macro_rules! on_both {
     ($($name:ident)*) => {
         mod fake {
@@ -271,7 +272,8 @@ struct Current;
 impl Current {
     fn of(gpu: &Arc<Gpu>) -> Self {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the driver is there, as the GPU is; the context stays retained until the process ends.
+        // SAFETY: the driver is there, as the GPU is; the context stays retained until the process
+        // ends.
         unsafe {
             sys::cuDevicePrimaryCtxRetain(&mut context, gpu.ordinal() as i32);
             sys::cuCtxSetCurrent(context);
@@ -332,7 +334,8 @@ fn a_gpu_of_another_process_that_is_not_seen_here_is_named(gpu: &Arc<Gpu>) {
     assert!(error.to_string().contains("GPU-abababab-abab-abab-abab-abababababab"), "{error}");
 }
 
-/// The tests of drivers that are otherwise: each is a process of its own, as a process looks for its driver once.
+/// The tests of drivers that are otherwise: each is a process of its own, as a process looks for
+/// its driver once.
 mod otherwise {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! What only `tcp` has: strangers, peers that speak the protocol badly, processes that are killed or stopped.
+//! What only `tcp` has: strangers, peers that speak the protocol badly, processes that are killed
+//! or stopped.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -282,7 +283,8 @@ fn strangers_are_dropped_and_harm_nobody() {
     assert!(low.log.iter().all(|event| !matches!(event, Event::PeerLost { .. })));
 }
 
-/// A pair sends notices while strangers connect so many times, and a new pair comes about meanwhile.
+/// A pair sends notices while strangers connect so many times, and a new pair comes about
+/// meanwhile.
 fn work_under_flood(connections: usize, held: usize) {
     let (mut low, mut high) = connected();
     let (mut new_low, mut new_high) = (End::new(config(0, 2)), End::new(config(1, 2)));
@@ -399,7 +401,8 @@ fn something_else_at_the_address_is_named() {
     server.join().expect("the server only talks");
 }
 
-/// Takes the next connection of a dialer of rank 1 and goes through the handshake but for the verdict, which is given back.
+/// Takes the next connection of a dialer of rank 1 and goes through the handshake but for the
+/// verdict, which is given back.
 fn take(listener: &std::net::TcpListener) -> (TcpStream, [u8; 1 + TAG_BYTES], u8) {
     let (mut stream, _) = listener.accept().expect("dialed");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -420,7 +423,8 @@ fn take(listener: &std::net::TcpListener) -> (TcpStream, [u8; 1 + TAG_BYTES], u8
 
 #[test]
 fn a_listeners_ready_that_comes_before_its_verdict_on_a_lane_waits_for_it() {
-    // Streams are not ordered among each other: a dialer may read the listener's word on the control stream first.
+    // Streams are not ordered among each other: a dialer may read the listener's word on the
+    // control stream first.
     const AHEAD: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     for held in [1, 2] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -1,7 +1,8 @@
-//! The bell of shared memory: what a ring costs while nobody sleeps, and how long a sleeper takes to wake.
+//! The bell of shared memory: what a ring costs while nobody sleeps, and how long a sleeper takes
+//! to wake.
 //!
-//! The first is paid by every notice to a peer that may sleep, the second by ranks that share processors: it is what a call
-//! takes there at least.
+//! The first is paid by every notice to a peer that may sleep, the second by ranks that share
+//! processors: it is what a call takes there at least.
 #![allow(missing_docs)] // criterion's macros
 
 use std::sync::Arc;

@@ -1,16 +1,20 @@
-//! How many instructions the 8-byte path takes, counted one by one and held against the counts in `instructions.txt`.
+//! How many instructions the 8-byte path takes, counted one by one and held against the counts in
+//! `instructions.txt`.
 //!
-//! Times of some hundred nanoseconds say little on a machine that does anything else; instructions are the same each time.
-//! Both ends are driven by one thread, so that nobody waits and nothing depends on chance: what is counted is what the rank
-//! does that comes last to an all-reduce, from the call to its result, and both ends of a put and of a notice.
+//! Times of some hundred nanoseconds say little on a machine that does anything else; instructions
+//! are the same each time. Both ends are driven by one thread, so that nobody waits and nothing
+//! depends on chance: what is counted is what the rank does that comes last to an all-reduce, from
+//! the call to its result, and both ends of a put and of a notice.
 //!
-//! The processor counts: while its trap flag is set it raises a signal after each instruction. So what is counted is the
-//! program as it runs, with the instructions that this processor has. callgrind, which is made for this, knows neither
-//! `pidfd_open`, without which no shared memory is opened, nor AVX-512 (3.19).
+//! The processor counts: while its trap flag is set it raises a signal after each instruction. So
+//! what is counted is the program as it runs, with the instructions that this processor has.
+//! callgrind, which is made for this, knows neither `pidfd_open`, without which no shared memory is
+//! opened, nor AVX-512 (3.19).
 //!
-//! `cargo bench -p pleach-micro --bench instructions` fails when a count is more than [`TOLERANCE_PERCENT`] above the one in
-//! the file, and says when it is as much below, so that the file can follow. Counts depend a little on the compiler; with
-//! `PLEACH_ACCEPT=1` the file is written anew. On another architecture it says so and ends well.
+//! `cargo bench -p pleach-micro --bench instructions` fails when a count is more than
+//! [`TOLERANCE_PERCENT`] above the one in the file, and says when it is as much below, so that the
+//! file can follow. Counts depend a little on the compiler; with `PLEACH_ACCEPT=1` the file is
+//! written anew. On another architecture it says so and ends well.
 #![allow(unsafe_code)] // the trap flag
 
 use std::fmt::Write as _;
@@ -95,8 +99,8 @@ mod steps {
     #[inline(never)]
     fn between<T>(body: impl FnOnce() -> T) -> (T, u64) {
         STEPS.store(0, Ordering::Relaxed);
-        // SAFETY: sets a flag of this thread and puts everything else back; each instruction then raises the signal
-        // whose handler is there.
+        // SAFETY: sets a flag of this thread and puts everything else back; each instruction then
+        // raises the signal whose handler is there.
         unsafe { asm!("pushfq", "or qword ptr [rsp], {flag}", "popfq", flag = const TRAP_FLAG) };
         let value = body();
         // SAFETY: takes the flag away.

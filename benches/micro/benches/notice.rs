@@ -1,6 +1,8 @@
-//! A notice within one process: what it costs one thread to give and take, and the way between two threads.
+//! A notice within one process: what it costs one thread to give and take, and the way between two
+//! threads.
 //!
-//! Cells on the heap, so without any device; between processes and through the device, `cargo bench --bench fabrics`.
+//! Cells on the heap, so without any device; between processes and through the device,
+//! `cargo bench --bench fabrics`.
 #![allow(missing_docs)] // criterion's macros
 
 use std::time::Duration;
@@ -34,8 +36,8 @@ fn one_thread(criterion: &mut Criterion) {
 
 /// Round trips that are timed together: few enough to fall between interruptions.
 const TRIPS: u64 = 64;
-/// How long trips are timed again because a thread had lost its processor during them; then they count as they are, so that
-/// it ends on a machine that never has two processors free.
+/// How long trips are timed again because a thread had lost its processor during them; then they
+/// count as they are, so that it ends on a machine that never has two processors free.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Asks the other thread how often it has lost its processor.
 const LOST: u64 = u64::MAX;

@@ -1,6 +1,8 @@
-//! Reductions of one thread, by element type: two sources into both, as an all-reduce of two mapped ranks does.
+//! Reductions of one thread, by element type: two sources into both, as an all-reduce of two mapped
+//! ranks does.
 //!
-//! `cache` fits into a core's second cache; `memory` fits into no cache of a core. Throughput is that of one operand.
+//! `cache` fits into a core's second cache; `memory` fits into no cache of a core. Throughput is
+//! that of one operand.
 #![allow(missing_docs)] // criterion's macros
 #![allow(unsafe_code)] // kernels work on raw memory
 
@@ -21,7 +23,8 @@ const TYPES: [DataType; 8] = [
     DataType::I8,
 ];
 
-/// As large as it says, and aligned for every element: zeros stay finite however often they are added.
+/// As large as it says, and aligned for every element: zeros stay finite however often they are
+/// added.
 fn operand(bytes: usize) -> Vec<u64> {
     vec![0; bytes / size_of::<u64>()]
 }
@@ -47,8 +50,9 @@ fn sums(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new(data_type.name(), place), |bencher| {
             bencher.iter(|| {
                 job.elements_done = 0;
-                // SAFETY: both operands live and are touched by nobody else until after the benchmark; each holds
-                // `bytes`, and each destination is exactly one of the sources.
+                // SAFETY: both operands live and are touched by nobody else until after the
+                // benchmark; each holds `bytes`, and each destination is exactly one of the
+                // sources.
                 while !unsafe { compute.advance(&mut job, Nanos::ZERO) } {}
             });
             assert_eq!(job.elements_done, job.elements);

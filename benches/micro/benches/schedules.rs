@@ -1,4 +1,5 @@
-//! What happens before a run: the proof of a schedule (at the first call of its kind) and the look-up of a plan (at each).
+//! What happens before a run: the proof of a schedule (at the first call of its kind) and the
+//! look-up of a plan (at each).
 #![allow(missing_docs)] // criterion's macros
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};

@@ -1,12 +1,14 @@
 //! How large chunks should be, found while they are used.
 //!
-//! Small chunks fill a deep tree sooner, large ones have fewer fixed costs; where the best lies depends on what nobody
-//! knows beforehand. Blink (MLSys 2020, section 4.2.1) starts small, doubles the chunk at each iteration as long as the
-//! throughput rises, and then goes down by a fixed step as long as that helps: multiplicative increase, additive decrease. The size of a step
-//! is not given there; here it is an eighth of the chunk at which the decrease begins.
+//! Small chunks fill a deep tree sooner, large ones have fewer fixed costs; where the best lies
+//! depends on what nobody knows beforehand. Blink (MLSys 2020, section 4.2.1) starts small, doubles
+//! the chunk at each iteration as long as the throughput rises, and then goes down by a fixed step
+//! as long as that helps: multiplicative increase, additive decrease. The size of a step is not
+//! given there; here it is an eighth of the chunk at which the decrease begins.
 //!
-//! **Invariant:** [`ChunkSearch`] is a pure state machine: throughput in, the next chunk to try out. It settles after at most
-//! log2(most/least) + 9 measurements, on the best chunk that it has tried.
+//! **Invariant:** [`ChunkSearch`] is a pure state machine: throughput in, the next chunk to try
+//! out. It settles after at most log2(most/least) + 9 measurements, on the best chunk that it has
+//! tried.
 
 /// By what a chunk grows while growth helps.
 const GROWTH: u64 = 2;
@@ -60,7 +62,8 @@ impl ChunkSearch {
         self.phase == Phase::Settled
     }
 
-    /// Takes the throughput that was measured with the chunk of now. Once settled nothing changes any more.
+    /// Takes the throughput that was measured with the chunk of now. Once settled nothing changes
+    /// any more.
     pub fn measured(&mut self, bytes_per_s: u64) {
         let better = self.best.is_none_or(|(_, best)| bytes_per_s > best + best / NOISE_SHARE);
         let (best_bytes, _) = *match better {
@@ -75,7 +78,8 @@ impl ChunkSearch {
                 let step_bytes = (self.chunk_bytes / STEPS).max(1);
                 self.shrink(step_bytes, best_bytes);
             }
-            // The way down from beyond the peak may begin with what is no better than the best of the way up.
+            // The way down from beyond the peak may begin with what is no better than the best of
+            // the way up.
             Phase::Shrinking { step_bytes } if better || self.chunk_bytes > best_bytes => {
                 self.shrink(step_bytes, best_bytes);
             }
@@ -107,7 +111,8 @@ impl ChunkSearch {
 mod tests {
     use super::*;
 
-    /// A tree of depth `depth` pipelines `bytes` in chunks, each step of which costs `fixed_ns` and a time for its bytes.
+    /// A tree of depth `depth` pipelines `bytes` in chunks, each step of which costs `fixed_ns` and
+    /// a time for its bytes.
     struct Curve {
         depth: f64,
         fixed_ns: f64,

@@ -1,13 +1,14 @@
-//! Tables of choices: which way a collective goes for so many bytes, as it was measured in a world, to be looked at, kept in
-//! a file and pinned.
+//! Tables of choices: which way a collective goes for so many bytes, as it was measured in a world,
+//! to be looked at, kept in a file and pinned.
 //!
-//! A [`Table`] is for one world: a fabric and the ranks on their hosts. Its [`Row`]s say from how many bytes on a collective
-//! goes which [`Way`]; the [`CostModel`]s fitted to the same measurements serve for what has no row. [`Choices`] are the
-//! tables of a file, whose form is [`Choices`]' own text (see `text`). [`tune`] makes rows of measurements; `pleach tune`
-//! measures.
+//! A [`Table`] is for one world: a fabric and the ranks on their hosts. Its [`Row`]s say from how
+//! many bytes on a collective goes which [`Way`]; the [`CostModel`]s fitted to the same
+//! measurements serve for what has no row. [`Choices`] are the tables of a file, whose form is
+//! [`Choices`]' own text (see `text`). [`tune`] makes rows of measurements; `pleach tune` measures.
 //!
-//! **Invariants:** every row of a table can be carried out in the table's world; rows of a collective come by size and begin
-//! at 0; and two ranks whose choices have the same digest choose alike.
+//! **Invariants:** every row of a table can be carried out in the table's world; rows of a
+//! collective come by size and begin at 0; and two ranks whose choices have the same digest choose
+//! alike.
 
 pub mod chunks;
 mod error;
@@ -74,8 +75,8 @@ impl Table {
         Self { fabric, hosts, models: None, rows: Vec::new() }
     }
 
-    /// The same, with these models for what has no row: inside a host, and between hosts. They keep four digits, those of
-    /// their text.
+    /// The same, with these models for what has no row: inside a host, and between hosts. They keep
+    /// four digits, those of their text.
     #[must_use]
     pub fn with_models(self, near: &CostModel, far: &CostModel) -> Self {
         Self { models: Some((text::as_written(near), text::as_written(far))), ..self }
@@ -197,7 +198,8 @@ pub enum Pinned {
     /// The cost model chooses.
     #[default]
     Nothing,
-    /// From a file. Where it has no table for the group's world the cost model chooses, and rank 0 warns.
+    /// From a file. Where it has no table for the group's world the cost model chooses, and rank 0
+    /// warns.
     File(PathBuf),
     /// From these, in the same way.
     These(Arc<Choices>),
@@ -237,8 +239,8 @@ impl Pinned {
         }
     }
 
-    /// Warns where choices say nothing of this world, so that the cost model chooses; of one rank there is nothing to say.
-    /// `named`: the same before they were read.
+    /// Warns where choices say nothing of this world, so that the cost model chooses; of one rank
+    /// there is nothing to say. `named`: the same before they were read.
     pub(crate) fn warn_without_table(&self, named: &Self, fabric: Fabric, hosts: &HostMap) {
         let Self::These(choices) = self else { return };
         if hosts.ranks() == 1 || choices.table(fabric, hosts).is_some() {
@@ -258,8 +260,9 @@ impl Pinned {
     }
 }
 
-/// How many bytes `part_bytes` of each part are together, as tables and `pleach bench` count: of all-to-all the blocks of one
-/// rank, of other collectives those that one rank has at the end or had at the beginning.
+/// How many bytes `part_bytes` of each part are together, as tables and `pleach bench` count: of
+/// all-to-all the blocks of one rank, of other collectives those that one rank has at the end or
+/// had at the beginning.
 #[must_use]
 pub fn whole_bytes(collective: Collective, part_bytes: u64, ranks: u32) -> u64 {
     let parts = if collective == Collective::AllToAll { ranks } else { collective.parts(ranks) };

@@ -11,8 +11,9 @@
 //! all-reduce             4M ring                 put         -   64K
 //! ```
 //!
-//! A line says one thing; what follows a `#` is for people. Sizes are bytes with K, M or G for 2^10, 2^20 and 2^30, `-` leaves
-//! access or window to be chosen, and where no chunk stands that is chosen as well. `far` has the form of `near`, for the links between hosts.
+//! A line says one thing; what follows a `#` is for people. Sizes are bytes with K, M or G for
+//! 2^10, 2^20 and 2^30, `-` leaves access or window to be chosen, and where no chunk stands that is
+//! chosen as well. `far` has the form of `near`, for the links between hosts.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
@@ -174,7 +175,8 @@ impl Choices {
         let table = self.tables.last_mut().ok_or(LineError::NoWorld)?;
         let Some(collective) = collective else {
             let model = model(words)?;
-            // Until it is said otherwise, or where all links are alike, those between hosts are the same.
+            // Until it is said otherwise, or where all links are alike, those between hosts are the
+            // same.
             table.models = Some(match (words[0], table.models) {
                 ("near", _) => (model, model),
                 (_, models) => (models.map_or(model, |(near, _)| near), model),

@@ -1,5 +1,5 @@
-//! From measurements to a table: what to measure, and what follows from it. Pure; whoever measures carries the ways out in a
-//! live group, all ranks the same ones, and brings the times.
+//! From measurements to a table: what to measure, and what follows from it. Pure; whoever measures
+//! carries the ways out in a live group, all ranks the same ones, and brings the times.
 
 use super::chunks::ChunkSearch;
 use super::{Note, Row, Way};
@@ -8,7 +8,8 @@ use crate::cost::{CostModel, Platform, Sample, Work, fit};
 use crate::generate::{Access, Algorithm, generate};
 use crate::select::{CHUNK_BYTES, SelectError, select};
 
-/// A way is left out that a model finds so many times slower than the best: models are wrong, but not by as much.
+/// A way is left out that a model finds so many times slower than the best: models are wrong, but
+/// not by as much.
 const HOPELESS: f64 = 12.0;
 
 /// From so many bytes on, wide windows are looked at besides.
@@ -20,7 +21,8 @@ const CHUNK_BYTES_LEAST: u64 = 16 << 10;
 /// The wide window.
 const WINDOW: u32 = 16;
 
-/// The way of the size before stays if it takes at most so many times as long as the quickest: less is chance.
+/// The way of the size before stays if it takes at most so many times as long as the quickest: less
+/// is chance.
 const STAYS: f64 = 1.03;
 
 /// Above this rank count schedules are not made to fit a model.
@@ -80,7 +82,8 @@ pub fn predicted(collective: Collective, bytes: u64, platform: &Platform) -> Res
     Ok(Measured { collective, bytes, timed: timed.collect() })
 }
 
-/// The rows of a collective, from what was measured of it by rising sizes. A way begins half way between the sizes.
+/// The rows of a collective, from what was measured of it by rising sizes. A way begins half way
+/// between the sizes.
 #[must_use]
 pub fn rows(measured: &[Measured]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
@@ -106,8 +109,9 @@ fn between(smaller: u64, larger: u64) -> u64 {
     middle.next_power_of_two().min(larger)
 }
 
-/// The models that come nearest to what was measured, near and far, and how far they are off: the factor that half of the
-/// measurements are within. What was not measured stays as the platform has it.
+/// The models that come nearest to what was measured, near and far, and how far they are off: the
+/// factor that half of the measurements are within. What was not measured stays as the platform has
+/// it.
 #[must_use]
 pub fn models(measured: &[Measured], platform: &Platform) -> (CostModel, CostModel, f64) {
     let mut samples = Vec::new();
@@ -127,8 +131,8 @@ fn is_plain(way: &Way) -> bool {
     way.window.is_none() && way.chunk_bytes.is_none()
 }
 
-/// A search for the best chunks of a way, where calls of so many bytes are long enough to be cut in more than a few; none where
-/// links say how many there are.
+/// A search for the best chunks of a way, where calls of so many bytes are long enough to be cut in
+/// more than a few; none where links say how many there are.
 #[must_use]
 pub fn chunk_search(way: &Way, bytes: u64) -> Option<ChunkSearch> {
     let is_cut = bytes >= WINDOW_BYTES && !matches!(way.algorithm, Algorithm::Packed(_));

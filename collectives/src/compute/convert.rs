@@ -1,7 +1,9 @@
-//! Floats of 16 and 8 bits to `f32` and back, many at a time. Rounding is to nearest even; a NaN stays one.
+//! Floats of 16 and 8 bits to `f32` and back, many at a time. Rounding is to nearest even; a NaN
+//! stays one.
 //!
-//! The scalar forms are without branches, so that plain loops over them become vector instructions. The processor's own
-//! bf16 conversion (AVX512_BF16) is not used: it takes subnormal numbers to be zero.
+//! The scalar forms are without branches, so that plain loops over them become vector instructions.
+//! The processor's own bf16 conversion (AVX512_BF16) is not used: it takes subnormal numbers to be
+//! zero.
 
 /// Value of a bfloat16.
 #[inline(always)]
@@ -60,9 +62,9 @@ pub(super) fn to_f16(value: f32) -> u16 {
     (sign | if magnitude >= OVERFLOW { special } else { finite }) as u16
 }
 
-/// Value of an 8-bit float with these exponent bias and mantissa bits, of its bits but the sign; finite ones only. A
-/// subnormal number is a small integer times a power of two: multiplying subnormal `f32` instead would take the
-/// processor a hundred times as long.
+/// Value of an 8-bit float with these exponent bias and mantissa bits, of its bits but the sign;
+/// finite ones only. A subnormal number is a small integer times a power of two: multiplying
+/// subnormal `f32` instead would take the processor a hundred times as long.
 #[inline(always)]
 fn from_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> f32 {
     let smallest = f32::from_bits((127 + 1 - BIAS - MANTISSA) << 23);
@@ -71,7 +73,8 @@ fn from_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> f32 {
     f32::from_bits(if magnitude < 1 << MANTISSA { subnormal.to_bits() } else { normal })
 }
 
-/// Bits of the 8-bit float nearest to a value below the overflow, but the sign; `magnitude` has the value's.
+/// Bits of the 8-bit float nearest to a value below the overflow, but the sign; `magnitude` has the
+/// value's.
 #[inline(always)]
 fn to_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> u32 {
     let shift = 23 - MANTISSA;
@@ -98,7 +101,8 @@ pub(super) fn from_f8e4m3(bits: u8) -> f32 {
 #[inline(always)]
 pub(super) fn to_f8e4m3(value: f32) -> u8 {
     const NAN: u32 = 0x7f;
-    /// 464, half way between the largest number and what would be the next one; the tie goes to the even 448.
+    /// 464, half way between the largest number and what would be the next one; the tie goes to the
+    /// even 448.
     const OVERFLOW_ABOVE: u32 = 464f32.to_bits();
     let bits = value.to_bits();
     let (sign, magnitude) = ((bits >> 24) & 0x80, bits & 0x7fff_ffff);
@@ -120,7 +124,8 @@ pub(super) fn from_f8e5m2(bits: u8) -> f32 {
 #[inline(always)]
 pub(super) fn to_f8e5m2(value: f32) -> u8 {
     const INFINITY: u32 = 0x7c;
-    /// Half way between the largest number and what would be the next one; the tie goes to infinity, which is even.
+    /// Half way between the largest number and what would be the next one; the tie goes to
+    /// infinity, which is even.
     const OVERFLOW: u32 = 61_440f32.to_bits();
     let bits = value.to_bits();
     let (sign, magnitude) = ((bits >> 24) & 0x80, bits & 0x7fff_ffff);

@@ -4,8 +4,8 @@
 
 use super::convert::{from_bf16, from_f8e4m3, from_f8e5m2, from_f16, to_bf16, to_f8e4m3, to_f8e5m2, to_f16};
 
-/// A number that can be combined with another. More than two [`Short`] floats are not to be combined in themselves, as
-/// every step rounds; they are widened to `f32` first.
+/// A number that can be combined with another. More than two [`Short`] floats are not to be
+/// combined in themselves, as every step rounds; they are widened to `f32` first.
 pub(super) trait Element: Copy {
     fn sum(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
@@ -69,9 +69,10 @@ macro_rules! float {
                 self * other
             }
 
-            // `a < b ? a : b` is the processor's own minimum. It yields its second operand when the two are equal (zeros
-            // of either sign are) and when one is NaN, so both orders together hold the answer: the union of the bits
-            // keeps the sign of a negative zero, and a NaN stays one with any bits added.
+            // `a < b ? a : b` is the processor's own minimum. It yields its second operand when the
+            // two are equal (zeros of either sign are) and when one is NaN, so both orders together
+            // hold the answer: the union of the bits keeps the sign of a negative zero, and a NaN
+            // stays one with any bits added.
             #[inline(always)]
             fn min(self, other: Self) -> Self {
                 let one = if self < other { self } else { other };
@@ -79,8 +80,8 @@ macro_rules! float {
                 Self::from_bits(one.to_bits() | two.to_bits())
             }
 
-            // As above with the intersection, which keeps a sign only if both have it. But it could make a number of a
-            // NaN, so NaN is put back: all bits set.
+            // As above with the intersection, which keeps a sign only if both have it. But it could
+            // make a number of a NaN, so NaN is put back: all bits set.
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 let one = if self > other { self } else { other };
@@ -94,7 +95,8 @@ macro_rules! float {
             fn divide_all(values: &mut [Self], by: u32) {
                 let divisor = by as Self;
                 if by.is_power_of_two() {
-                    // Its reciprocal is exact, so the product is rounded exactly as the quotient would be, and sooner.
+                    // Its reciprocal is exact, so the product is rounded exactly as the quotient
+                    // would be, and sooner.
                     let reciprocal = divisor.recip();
                     values.iter_mut().for_each(|value| *value *= reciprocal);
                 } else {
@@ -141,9 +143,10 @@ macro_rules! integer {
     };
 }
 
-// There are no vector instructions for integer division. In a float with enough digits the quotient lies at least 1/by
-// from any whole number that it is not, much farther than it can be wrong, so truncating it is exact. The conversion
-// back is the unchecked one since the checked one is not vectorised.
+// There are no vector instructions for integer division. In a float with enough digits the quotient
+// lies at least 1/by from any whole number that it is not, much farther than it can be wrong, so
+// truncating it is exact. The conversion back is the unchecked one since the checked one is not
+// vectorised.
 integer!(i32, |value, by| {
     let quotient = f64::from(value) / f64::from(by);
     // SAFETY: no larger than `value`, as `by` is not below 1; division by 0 is not asked for.
@@ -186,7 +189,8 @@ macro_rules! short_float {
         impl $float {
             const SIGN: $bits = 1 << (<$bits>::BITS - 1);
 
-            /// An integer that is in the order of the numbers: negative ones have all bits but the sign turned over.
+            /// An integer that is in the order of the numbers: negative ones have all bits but the
+            /// sign turned over.
             #[inline(always)]
             fn to_ordered(self) -> $signed {
                 let bits = self.0 as $signed;

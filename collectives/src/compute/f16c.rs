@@ -28,7 +28,8 @@ macro_rules! by_lanes {
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $widen(into: *mut f32, from: *const F16, n: usize) {
             let whole = n - n % $lanes;
-            // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any alignment. See `Conversion`.
+            // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any
+            // alignment. See `Conversion`.
             unsafe {
                 for i in (0..whole).step_by($lanes) {
                     x86::$store(into.add(i), x86::$from_half(x86::$load_half(from.add(i).cast())));

@@ -1,8 +1,8 @@
 //! The 8-bit floats of the OCP specification (OFP8), as elements that callers hold.
 //!
-//! They are for storing and moving; arithmetic is done in `f32`, which holds every value of both exactly. Conversion from `f32`
-//! rounds to nearest, ties to even, and does not saturate (as in ml_dtypes and PyTorch, and unlike CUDA's own
-//! conversions): an overflow stays visible.
+//! They are for storing and moving; arithmetic is done in `f32`, which holds every value of both
+//! exactly. Conversion from `f32` rounds to nearest, ties to even, and does not saturate (as in
+//! ml_dtypes and PyTorch, and unlike CUDA's own conversions): an overflow stays visible.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -94,13 +94,15 @@ macro_rules! float8 {
 }
 
 float8!(
-    /// OCP E4M3 (`float8_e4m3fn`): 4 bits of exponent, 3 of mantissa; ±448 at most, steps of 2^-9 near zero. It has no
-    /// infinities; NaN is `0x7f` and `0xff`, and what is too large becomes NaN.
+    /// OCP E4M3 (`float8_e4m3fn`): 4 bits of exponent, 3 of mantissa; ±448 at most, steps of 2^-9
+    /// near zero. It has no infinities; NaN is `0x7f` and `0xff`, and what is too large becomes
+    /// NaN.
     F8E4M3, from_f8e4m3, to_f8e4m3, 0x7e, 0x08
 );
 float8!(
-    /// OCP E5M2 (`float8_e5m2`): 5 bits of exponent, 2 of mantissa; ±57,344 at most, steps of 2^-16 near zero. It has
-    /// infinities and NaN as IEEE formats do, and what is too large becomes infinite.
+    /// OCP E5M2 (`float8_e5m2`): 5 bits of exponent, 2 of mantissa; ±57,344 at most, steps of 2^-16
+    /// near zero. It has infinities and NaN as IEEE formats do, and what is too large becomes
+    /// infinite.
     F8E5M2, from_f8e5m2, to_f8e5m2, 0x7b, 0x04
 );
 
@@ -137,7 +139,8 @@ mod tests {
             }
         }
 
-        /// The number nearest to a finite value, by looking at all of them; `None` where that would be above the largest.
+        /// The number nearest to a finite value, by looking at all of them; `None` where that would
+        /// be above the largest.
         fn nearest(&self, value: f64) -> Option<u8> {
             let magnitude = value.abs();
             let numbers: Vec<(u8, f64)> =
@@ -156,8 +159,8 @@ mod tests {
             Some(chosen | if value.is_sign_negative() { 0x80 } else { 0 })
         }
 
-        /// Every value where rounding could go wrong: numbers, the middles between neighbours, and the floats beside them;
-        /// powers of two of all sizes, the limits of f32.
+        /// Every value where rounding could go wrong: numbers, the middles between neighbours, and
+        /// the floats beside them; powers of two of all sizes, the limits of f32.
         fn boundaries(&self) -> Vec<f32> {
             let mut values = vec![0.0, f32::MIN_POSITIVE, f32::from_bits(1), f32::MAX];
             for bits in 0..0x7f {

@@ -1,17 +1,20 @@
 //! 8-bit floats many at a time, by way of binary16.
 //!
-//! A byte in the upper half of a 16-bit lane is nearly a binary16: an E5M2 is one, and an E4M3 becomes one of 2^-8 times its
-//! value when its exponent and mantissa move down by a bit ([`E4M3_SCALE`]), subnormal numbers included; only its NaN must be put
-//! right. The processor converts binary16 to `f32` and back, so two numbers are combined in `f32`, rounded to binary16, and
-//! from there to 8 bits by integers, twice as many lanes at a time. Two roundings give what one would: binary16 has more than
-//! twice as many digits, and the operands are so short that no result comes near a middle without being one. The tests try all
-//! pairs. Where the processor adds and multiplies binary16 itself (AVX512-FP16), nothing is widened, with the same results.
+//! A byte in the upper half of a 16-bit lane is nearly a binary16: an E5M2 is one, and an E4M3
+//! becomes one of 2^-8 times its value when its exponent and mantissa move down by a bit
+//! ([`E4M3_SCALE`]), subnormal numbers included; only its NaN must be put right. The processor
+//! converts binary16 to `f32` and back, so two numbers are combined in `f32`, rounded to binary16,
+//! and from there to 8 bits by integers, twice as many lanes at a time. Two roundings give what one
+//! would: binary16 has more than twice as many digits, and the operands are so short that no result
+//! comes near a middle without being one. The tests try all pairs. Where the processor adds and
+//! multiplies binary16 itself (AVX512-FP16), nothing is widened, with the same results.
 //!
-//! With more sources, and with a division, values are any `f32`: those are rounded to the digits of the 8-bit float in `f32`
-//! (by adding and taking away a number whose last place is that digit), after which binary16 holds them exactly.
+//! With more sources, and with a division, values are any `f32`: those are rounded to the digits of
+//! the 8-bit float in `f32` (by adding and taking away a number whose last place is that digit),
+//! after which binary16 holds them exactly.
 //!
-//! Results are those of [`to_f8e4m3`](super::convert::to_f8e4m3) and [`to_f8e5m2`](super::convert::to_f8e5m2), bit for bit
-//! but for the sign of a NaN.
+//! Results are those of [`to_f8e4m3`](super::convert::to_f8e4m3) and
+//! [`to_f8e5m2`](super::convert::to_f8e5m2), bit for bit but for the sign of a NaN.
 
 use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
@@ -37,8 +40,9 @@ pub(super) trait Format: Short {
     const HALF: i16 = (1 << (Self::DROPPED - 1)) - 1;
     /// The smallest normal number.
     const SMALLEST_NORMAL: f32;
-    /// What makes of a power of two a number whose last place is the last digit of 8-bit floats from that power on; half as
-    /// much again, so that neither sign takes their sum out of its binade.
+    /// What makes of a power of two a number whose last place is the last digit of 8-bit floats
+    /// from that power on; half as much again, so that neither sign takes their sum out of its
+    /// binade.
     const TO_LARGE: f32 = 1.5 * (1 << (23 - Self::MANTISSA)) as f32;
 }
 
@@ -56,7 +60,8 @@ impl Format for E5M2 {
     const SMALLEST_NORMAL: f32 = f32::from_bits((127 - 14) << 23);
 }
 
-/// 2^64: more than any number that is not infinite, and its [`Format::TO_LARGE`] multiple is an `f32` still.
+/// 2^64: more than any number that is not infinite, and its [`Format::TO_LARGE`] multiple is an
+/// `f32` still.
 const BEYOND_ALL: f32 = 18_446_744_073_709_551_616.0;
 
 /// The difference of the exponents' biases of E4M3 and binary16, as a factor.
@@ -93,7 +98,8 @@ macro_rules! by_floats {
         #[target_feature(enable = $feature)]
         unsafe fn $widen<F: Format>(into: *mut f32, from: *const F, n: usize) {
             let whole = n - n % (2 * $lanes);
-            // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any alignment. See `Conversion`.
+            // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any
+            // alignment. See `Conversion`.
             unsafe {
                 for i in (0..whole).step_by(2 * $lanes) {
                     let [lower, upper] = $width::widened::<F>(x86::$load_bytes(from.add(i).cast()));
@@ -128,7 +134,8 @@ macro_rules! by_floats {
         #[inline]
         #[target_feature(enable = $feature)]
         fn $combined<F: Format, O: Arithmetic>(a: x86::$floats, b: x86::$floats) -> x86::$floats {
-            // SAFETY: a vector of floats and an array of as many have the same bits, and any bits are a float.
+            // SAFETY: a vector of floats and an array of as many have the same bits, and any bits
+            // are a float.
             let combined = unsafe {
                 let [a, b] = [a, b].map(|values| transmute::<x86::$floats, [f32; $lanes]>(values));
                 transmute::<[f32; $lanes], x86::$floats>(combine::<O, $lanes>(a, b))
@@ -214,8 +221,8 @@ macro_rules! by_halves {
             n: usize,
         ) {
             let whole = n - n % $bytes;
-            // SAFETY: vectors up to `whole <= n`, then the rest by way of vectors of our own; loads and stores take any
-            // alignment, and any bits are a number.
+            // SAFETY: vectors up to `whole <= n`, then the rest by way of vectors of our own; loads
+            // and stores take any alignment, and any bits are a number.
             unsafe {
                 for i in (0..whole).step_by($bytes) {
                     let numbers = $one::<F, O>(x86::$load(a.add(i).cast()), x86::$load(b.add(i).cast()));
@@ -293,7 +300,8 @@ mod tests {
                 let kernel: &Kernel<F> = instructions.kernel_f8(op);
                 let (n, mut apart) = (first.len(), vec![0u8; first.len()]);
                 let (mut onto, mut one, mut other) = (first.clone(), first.clone(), second.clone());
-                // SAFETY: all have `n` numbers of a byte, and are distinct; the instructions were found to be there.
+                // SAFETY: all have `n` numbers of a byte, and are distinct; the instructions were
+                // found to be there.
                 unsafe {
                     (kernel.apart)(
                         apart.as_mut_ptr().cast(),

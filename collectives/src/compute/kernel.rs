@@ -1,7 +1,8 @@
 //! The inner loops, compiled once for every set of instructions that is worth it.
 //!
-//! They are plain loops over [`Element`]; the compiler makes vector instructions of them because the function around
-//! them says which it may use. A [`Kernel`] is a set of such functions for one element type and operation.
+//! They are plain loops over [`Element`]; the compiler makes vector instructions of them because
+//! the function around them says which it may use. A [`Kernel`] is a set of such functions for one
+//! element type and operation.
 
 use super::element::{And, Bf16, Element, F16, Max, Min, Operation, Or, Prod, Short, Sum, Xor};
 #[cfg(target_arch = "x86_64")]
@@ -71,8 +72,9 @@ fn has_avx512() -> bool {
 ///
 /// # Safety
 ///
-/// Of every member: the pointers name `n` elements each, readable or (`*mut`) writable; a `*mut` overlaps no other
-/// pointer, and the processor has the instructions that the kernel was asked for with.
+/// Of every member: the pointers name `n` elements each, readable or (`*mut`) writable; a `*mut`
+/// overlaps no other pointer, and the processor has the instructions that the kernel was asked for
+/// with.
 #[derive(Clone, Copy)]
 pub(super) struct Kernel<E> {
     /// Stores `a op b`.

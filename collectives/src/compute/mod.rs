@@ -1,27 +1,28 @@
 //! Reductions and copies on memory that a device moved into place.
 //!
-//! A [`Job`] is one pass over memory: combine `k` sources, store the result in `m` destinations. It is polled: whoever
-//! computes does a bounded piece at each [`Compute::advance`], so that deadlines and aborts are never starved, and so
-//! that a simulated processor can spread the job over virtual time in random pieces. [`HostCompute`] is this host's
-//! processor.
+//! A [`Job`] is one pass over memory: combine `k` sources, store the result in `m` destinations. It
+//! is polled: whoever computes does a bounded piece at each [`Compute::advance`], so that deadlines
+//! and aborts are never starved, and so that a simulated processor can spread the job over virtual
+//! time in random pieces. [`HostCompute`] is this host's processor.
 //!
 //! # What a reduction means
 //!
-//! The result depends on the sources' values and order alone: not on addresses, alignment, where a slice of work ends or
-//! which instructions the processor has. Exactly:
+//! The result depends on the sources' values and order alone: not on addresses, alignment, where a
+//! slice of work ends or which instructions the processor has. Exactly:
 //!
-//! * Sources are folded from left to right. With two sources the order makes no difference to the bits, but for the
-//!   payload of a NaN; only *that* a result is NaN is promised.
-//! * The floats of 16 and 8 bits are combined in `f32` and rounded once, to nearest even, at the end of the pass.
+//! * Sources are folded from left to right. With two sources the order makes no difference to the
+//!   bits, but for the payload of a NaN; only *that* a result is NaN is promised.
+//! * The floats of 16 and 8 bits are combined in `f32` and rounded once, to nearest even, at the
+//!   end of the pass.
 //! * Minimum and maximum of floats are NaN if any source is, and take −0 to be less than +0.
 //! * Integers wrap.
 //! * Bitwise operations combine bits, whatever the element type is.
-//! * [`Job::divide_by`] divides the combined value before the one rounding: floats by true division (by the
-//!   divisor in the precision of the combination: exact up to 2^24 ranks), integers towards zero (so a sum of integers
-//!   wraps first).
+//! * [`Job::divide_by`] divides the combined value before the one rounding: floats by true division
+//!   (by the divisor in the precision of the combination: exact up to 2^24 ranks), integers towards
+//!   zero (so a sum of integers wraps first).
 //!
-//! Each source is read once from memory and each destination written once, whatever `k` and `m`; between them is a
-//! strip that stays in the first-level cache.
+//! Each source is read once from memory and each destination written once, whatever `k` and `m`;
+//! between them is a strip that stays in the first-level cache.
 
 // Raw memory that devices and peers share with us: no references to it are ever made.
 #![allow(unsafe_code)]
@@ -60,19 +61,21 @@ pub(crate) use scale::Scale;
 
 /// One pass over memory: combine the sources, store the result in every destination.
 ///
-/// Making a job touches nothing; [`Compute::advance`] says what must hold while it runs. The vectors are the caller's to
-/// reuse: nobody who carries out a job allocates.
+/// Making a job touches nothing; [`Compute::advance`] says what must hold while it runs. The
+/// vectors are the caller's to reuse: nobody who carries out a job allocates.
 #[derive(Debug)]
 pub struct Job {
     /// Element type.
     pub data_type: DataType,
     /// How sources are combined; unused with a single source.
     pub op: ReduceOp,
-    /// Divide the result by this many (1, or 0: leave it), for [`ReduceOp::Avg`], before the one rounding.
+    /// Divide the result by this many (1, or 0: leave it), for [`ReduceOp::Avg`], before the one
+    /// rounding.
     pub divide_by: u32,
     /// Where the sources begin, combined from left to right. At least one. Any alignment.
     pub from: Vec<*const u8>,
-    /// Where the result goes. At least one. A destination is one of the sources or overlaps none. Any alignment.
+    /// Where the result goes. At least one. A destination is one of the sources or overlaps none.
+    /// Any alignment.
     pub into: Vec<*mut u8>,
     /// How many elements.
     pub elements: usize,
@@ -82,8 +85,9 @@ pub struct Job {
     pub ticket: u64,
 }
 
-// SAFETY: a job only names addresses. They are dereferenced in `Compute::advance` alone, whose caller vouches for the
-// memory at that moment on whatever thread it then is; nothing about the addresses belongs to a thread.
+// SAFETY: a job only names addresses. They are dereferenced in `Compute::advance` alone, whose
+// caller vouches for the memory at that moment on whatever thread it then is; nothing about the
+// addresses belongs to a thread.
 unsafe impl Send for Job {}
 
 /// Something that carries out jobs.
@@ -95,16 +99,19 @@ unsafe impl Send for Job {}
 /// same, and [`Compute::staging`] gives memory of that space or of the host, as long as what it was
 /// given.
 pub unsafe trait Compute: Send {
-    /// Goes on with the job; true when it is complete. Does at most about [`SLICE_BYTES`] at a time.
+    /// Goes on with the job; true when it is complete. Does at most about [`SLICE_BYTES`] at a
+    /// time.
     ///
     /// # Safety
     ///
-    /// Until the job is complete or dropped, every source has `elements` readable elements and every destination as
-    /// many writable ones, nobody else writes the sources or touches the destinations, and a destination is exactly one
-    /// of the sources or overlaps none of them, and no other destination.
+    /// Until the job is complete or dropped, every source has `elements` readable elements and
+    /// every destination as many writable ones, nobody else writes the sources or touches the
+    /// destinations, and a destination is exactly one of the sources or overlaps none of them, and
+    /// no other destination.
     unsafe fn advance(&mut self, job: &mut Job, now: Nanos) -> bool;
 
-    /// Whether [`Compute::advance`] completes every job of at most [`SLICE_BYTES`] at once, whatever the time.
+    /// Whether [`Compute::advance`] completes every job of at most [`SLICE_BYTES`] at once,
+    /// whatever the time.
     fn is_immediate(&self) -> bool {
         false
     }
@@ -119,7 +126,8 @@ pub unsafe trait Compute: Send {
         Space::Host
     }
 
-    /// Memory as long as this host memory, which it works on and devices register: where peers put what it combines.
+    /// Memory as long as this host memory, which it works on and devices register: where peers put
+    /// what it combines.
     ///
     /// # Errors
     ///
@@ -162,8 +170,8 @@ pub enum ComputeError {
     },
 }
 
-/// Most bytes, of all sources and destinations together, that one [`Compute::advance`] touches (and at least one strip
-/// of each): 20 µs to 50 µs of work.
+/// Most bytes, of all sources and destinations together, that one [`Compute::advance`] touches (and
+/// at least one strip of each): 20 µs to 50 µs of work.
 pub const SLICE_BYTES: usize = 512 << 10;
 
 /// Computes on this host's processor, at once, with the best instructions it has.
@@ -201,7 +209,8 @@ unsafe impl Compute for HostCompute {
         let elements = slice_elements(job, left);
         if elements > 0 {
             let first = job.elements_done;
-            // SAFETY: `first .. first + elements` lies within the job's elements; the rest is the caller's promise.
+            // SAFETY: `first .. first + elements` lies within the job's elements; the rest is the
+            // caller's promise.
             unsafe { self.strips.run(self.instructions, job, first, elements) };
             job.elements_done += elements;
         }
@@ -213,7 +222,8 @@ unsafe impl Compute for HostCompute {
     }
 }
 
-/// How many of the elements that are left make a slice of this job: all if they are few, else whole strips, at least one.
+/// How many of the elements that are left make a slice of this job: all if they are few, else whole
+/// strips, at least one.
 fn slice_elements(job: &Job, left: usize) -> usize {
     let bytes_an_element = job.data_type.bytes() * (job.from.len() + job.into.len());
     if left <= SLICE_BYTES && left * bytes_an_element <= SLICE_BYTES {

@@ -94,7 +94,8 @@ impl Question<'_> {
         }
     }
 
-    /// An operation on two f32 in f64 and rounded again is the operation in f32. The divisor is an f32 too.
+    /// An operation on two f32 in f64 and rounded again is the operation in f32. The divisor is an
+    /// f32 too.
     fn fold_f32<const N: usize>(&self, index: usize, read: impl Fn([u8; N]) -> f32) -> f32 {
         let folded = self.fold(index, read, |a, b| self.combine(f64::from(a), f64::from(b)) as f32);
         if self.divide_by > 1 {

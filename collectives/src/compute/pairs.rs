@@ -1,9 +1,10 @@
 //! bfloat16 as it lies in memory: two numbers in each 32-bit lane.
 //!
-//! The upper number of a lane is a float once the lower one is cleared, and the lower one becomes a float by a shift. So a
-//! vector gives two vectors of `f32`, those of the lower and those of the upper numbers, and takes two back, without
-//! anything moved between lanes and with a vector of loads for a vector of results. Widening in order, as plain loops over
-//! numbers do, takes twice the instructions, and then it is they that limit a sum from memory, not memory.
+//! The upper number of a lane is a float once the lower one is cleared, and the lower one becomes a
+//! float by a shift. So a vector gives two vectors of `f32`, those of the lower and those of the
+//! upper numbers, and takes two back, without anything moved between lanes and with a vector of
+//! loads for a vector of results. Widening in order, as plain loops over numbers do, takes twice
+//! the instructions, and then it is they that limit a sum from memory, not memory.
 //!
 //! Results are those of [`to_bf16`](super::convert::to_bf16), bit for bit.
 
@@ -146,7 +147,8 @@ macro_rules! by_pairs {
         #[inline]
         #[target_feature(enable = $feature)]
         fn $combined<O: Operation<f32>>(a: x86::$vector, b: x86::$vector) -> x86::$vector {
-            // SAFETY: a vector of floats and an array of as many have the same bits, and any bits are a float.
+            // SAFETY: a vector of floats and an array of as many have the same bits, and any bits
+            // are a float.
             unsafe {
                 let [a, b] = [a, b].map(|values| transmute::<x86::$vector, [f32; $lanes]>(values));
                 transmute::<[f32; $lanes], x86::$vector>(combine::<O, $lanes>(a, b))
@@ -164,7 +166,8 @@ macro_rules! by_pairs {
         ) {
             const NUMBERS: usize = 2 * $lanes;
             let whole = n - n % NUMBERS;
-            // SAFETY: vectors up to `whole <= n`, then the rest; loads and stores take any alignment.
+            // SAFETY: vectors up to `whole <= n`, then the rest; loads and stores take any
+            // alignment.
             unsafe {
                 for i in (0..whole).step_by(NUMBERS) {
                     let (a, b) = (x86::$load(a.add(i).cast()), x86::$load(b.add(i).cast()));
@@ -222,7 +225,8 @@ mod tests {
                         let others = vec![other; range.len()];
                         let (mut apart, mut one, mut two) =
                             (vec![0; range.len()], all[range.clone()].to_vec(), others.clone());
-                        // SAFETY: all are as long as the range, and distinct; the instructions were found to be there.
+                        // SAFETY: all are as long as the range, and distinct; the instructions were
+                        // found to be there.
                         unsafe {
                             (kernel.apart)(
                                 apart.as_mut_ptr().cast(),

@@ -1,5 +1,5 @@
-//! A processor in virtual time: it works through a job in random pieces, so that accesses through mappings are
-//! spread over time and raced like transfers.
+//! A processor in virtual time: it works through a job in random pieces, so that accesses through
+//! mappings are spread over time and raced like transfers.
 
 use std::time::Duration;
 
@@ -131,8 +131,8 @@ unsafe impl Compute for SimulatedCompute {
                 elements_done: 0,
                 ..*job
             };
-            // SAFETY: the same memory as the job's, whose caller vouches for it; the result is one of the sources, and
-            // the other one overlaps it wholly or not at all.
+            // SAFETY: the same memory as the job's, whose caller vouches for it; the result is one
+            // of the sources, and the other one overlaps it wholly or not at all.
             while !unsafe { self.host.advance(&mut again, now) } {}
         }
         let bytes = (piece * job.data_type.bytes() * (job.from.len() + job.into.len())) as u64;

@@ -9,9 +9,11 @@ use pleach_transport::{HostMemory, Memory, Nanos, clock};
 use super::{Compute, HostCompute, Instructions, Job};
 use crate::collective::{DataType, ReduceOp};
 
-/// Each is measured this often, in turn with the others, beginning with another one each time; the median counts.
+/// Each is measured this often, in turn with the others, beginning with another one each time; the
+/// median counts.
 const ROUNDS: usize = 41;
-/// A round moves at least this many bytes of each source: short enough to fall between interruptions.
+/// A round moves at least this many bytes of each source: short enough to fall between
+/// interruptions.
 const BYTES_A_ROUND: usize = 2 << 20;
 /// In the first-level cache, in the second, in the third or beyond.
 const SIZES_BYTES: [usize; 5] = [8 << 10, 32 << 10, 256 << 10, 4 << 20, 32 << 20];
@@ -93,7 +95,8 @@ unsafe fn apart_by_hand(into: *mut f32, a: *const f32, b: *const f32, n: usize) 
     }
 }
 
-/// Two sources into both, as two ranks do that map each other's memory: the bound of an all-reduce between them.
+/// Two sources into both, as two ranks do that map each other's memory: the bound of an all-reduce
+/// between them.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn both_by_hand(a: *mut f32, b: *mut f32, n: usize) {

@@ -1,15 +1,18 @@
 //! How a slice of a job is cut into strips that stay in the first-level cache.
 //!
-//! Two sources and no division need no strip: the kernel reads both and writes the first destination, or replaces both
-//! where they are the two destinations (two ranks that map each other's memory). Everything else is folded in a strip of our own and then stored. So whatever is stored was read from every source before, which makes
-//! destinations that are sources come out right.
+//! Two sources and no division need no strip: the kernel reads both and writes the first
+//! destination, or replaces both where they are the two destinations (two ranks that map each
+//! other's memory). Everything else is folded in a strip of our own and then stored. So whatever is
+//! stored was read from every source before, which makes destinations that are sources come out
+//! right.
 
 use super::Job;
 use super::element::{Bf16, E4M3, E5M2, Element, F16, Short};
 use super::kernel::{Conversion, Instructions, Kernel};
 use crate::collective::DataType;
 
-/// Bytes of a strip: the fold and two widened sources fit the first-level cache beside what streams through it.
+/// Bytes of a strip: the fold and two widened sources fit the first-level cache beside what streams
+/// through it.
 const STRIP_BYTES: usize = 4096;
 
 /// Elements in a strip of short floats, which is as long as it is when widened.
@@ -23,7 +26,8 @@ pub(super) const fn strip_elements(data_type: DataType) -> usize {
     }
 }
 
-/// Room for what lies between sources and destinations. Aligned so that vector accesses do not straddle cache lines.
+/// Room for what lies between sources and destinations. Aligned so that vector accesses do not
+/// straddle cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Strips {
@@ -61,8 +65,8 @@ impl Strips {
     ) {
         let part = Part { job, first, elements };
         let op = job.op;
-        // SAFETY: the caller's; `kernel` and the conversions are asked for with instructions that the processor has,
-        // since an `Instructions` comes from detection only.
+        // SAFETY: the caller's; `kernel` and the conversions are asked for with instructions that
+        // the processor has, since an `Instructions` comes from detection only.
         unsafe {
             if job.from.len() == 1 && job.divide_by <= 1 {
                 return part.copy();
@@ -107,8 +111,8 @@ impl Strips {
     unsafe fn fold<E: Element>(&mut self, part: &Part<'_>, kernel: &Kernel<E>) {
         let job = part.job;
         let strip = STRIP_BYTES / size_of::<E>();
-        // SAFETY: all offsets stay in the part. `folded` has room for a strip, is aligned to more than any `E`, is ours
-        // and so overlaps nothing; `E` is a number, valid for any bits.
+        // SAFETY: all offsets stay in the part. `folded` has room for a strip, is aligned to more
+        // than any `E`, is ours and so overlaps nothing; `E` is a number, valid for any bits.
         unsafe {
             if let [a, b] = job.from[..]
                 && !std::ptr::eq(a, b)
@@ -220,7 +224,8 @@ impl Part<'_> {
     }
 }
 
-/// Two different sources, and a destination that may be one of them. Their order makes no difference.
+/// Two different sources, and a destination that may be one of them. Their order makes no
+/// difference.
 ///
 /// # Safety
 ///
@@ -242,7 +247,8 @@ unsafe fn fold_two<E>(kernel: &Kernel<E>, into: *mut E, a: *const E, b: *const E
 ///
 /// # Safety
 ///
-/// Each destination has that many writable bytes there, which are the source itself or do not overlap it.
+/// Each destination has that many writable bytes there, which are the source itself or do not
+/// overlap it.
 unsafe fn store_in_each(into: &[*mut u8], offset: usize, from: *const u8, bytes: usize) {
     for destination in into {
         // SAFETY: the caller's.

@@ -44,7 +44,8 @@ fn next(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Numbers of which a quarter are special: zeros of both signs, infinities, NaN, subnormal, largest, smallest.
+/// Numbers of which a quarter are special: zeros of both signs, infinities, NaN, subnormal,
+/// largest, smallest.
 fn numbers(data_type: DataType, elements: usize, state: &mut u64) -> Vec<u8> {
     let special: [u64; 8] = match data_type {
         DataType::F64 => [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 5e-324, f64::MAX, f64::MIN]
@@ -191,8 +192,9 @@ fn every_kind(mut check: impl FnMut(DataType, ReduceOp, Instructions)) {
     }
 }
 
-/// Zeros, ones, subnormal numbers, the smallest normal and the largest one, infinities and NaN of several bits, all of both
-/// signs: the pattern of the exponent's and mantissa's ends, in any format.
+/// Zeros, ones, subnormal numbers, the smallest normal and the largest one, infinities and NaN of
+/// several bits, all of both signs: the pattern of the exponent's and mantissa's ends, in any
+/// format.
 fn specials(data_type: DataType) -> Vec<u64> {
     let (bits, mantissa) = match data_type {
         DataType::F64 => (64, 52),
@@ -227,7 +229,8 @@ fn zeros_infinities_nan_and_subnormal_numbers_meet_each_other_as_ieee_says() {
     for data_type in DataType::ALL.into_iter().filter(|data_type| data_type.is_float()) {
         let (specials, size) = (specials(data_type), data_type.bytes());
         let count = specials.len();
-        // Every special number with every other one and with every third one, at every place of a vector.
+        // Every special number with every other one and with every third one, at every place of a
+        // vector.
         let source = |place: usize| -> Vec<u8> {
             let pick = |index: usize| specials[index / count.pow(place as u32) % count];
             (0..count.pow(3)).flat_map(|index| pick(index).to_le_bytes()[..size].to_vec()).collect()

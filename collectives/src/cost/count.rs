@@ -1,4 +1,5 @@
-//! Counting in a schedule: what ranks do for one chunk of every block, and the longest way through it.
+//! Counting in a schedule: what ranks do for one chunk of every block, and the longest way through
+//! it.
 
 use std::collections::{BTreeMap, VecDeque};
 

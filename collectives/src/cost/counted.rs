@@ -1,4 +1,5 @@
-//! Work that was counted in schedules, kept: it is the same for any number of bytes, and counting it means to make the schedule.
+//! Work that was counted in schedules, kept: it is the same for any number of bytes, and counting
+//! it means to make the schedule.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +9,8 @@ use crate::collective::Collective;
 use crate::generate::{Access, Algorithm, GenerateError, generate};
 use crate::hosts::HostMap;
 
-/// Most works that are kept; more are counted again each time. There are some tens a collective, and as many again for each
-/// root that a caller names.
+/// Most works that are kept; more are counted again each time. There are some tens a collective,
+/// and as many again for each root that a caller names.
 const KEPT_MAX: usize = 4096;
 
 /// What work follows from.

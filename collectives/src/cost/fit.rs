@@ -1,9 +1,9 @@
 //! A model from measurements.
 //!
-//! The time that a [`CostModel`] predicts is linear in α, o, β and γ, so those that come nearest to measured times are found
-//! by least squares, of relative differences (a microsecond counts as much as a millisecond) and without negative
-//! parameters: each in turn is given its best value while the others stay, until none moves. The sum of squares is convex,
-//! so that ends at the least.
+//! The time that a [`CostModel`] predicts is linear in α, o, β and γ, so those that come nearest to
+//! measured times are found by least squares, of relative differences (a microsecond counts as much
+//! as a millisecond) and without negative parameters: each in turn is given its best value while
+//! the others stay, until none moves. The sum of squares is convex, so that ends at the least.
 
 use super::{Chunks, CostModel, Platform, Work};
 use pleach_transport::CELL_PAYLOAD_BYTES;
@@ -33,8 +33,8 @@ const STILL: f64 = 1e-9;
 /// What is faster is as if it took no time, in bytes/s.
 const BYTES_PER_S_MAX: f64 = 1e13;
 
-/// The models near and far that come nearest to the samples, and by which factor they are off: half of the samples are
-/// within it. A parameter that no sample depends on is the platform's.
+/// The models near and far that come nearest to the samples, and by which factor they are off: half
+/// of the samples are within it. A parameter that no sample depends on is the platform's.
 #[must_use]
 pub fn fit(samples: &[Sample], platform: &Platform) -> (CostModel, CostModel, f64) {
     let samples = samples.iter().filter(|sample| sample.seconds > 0.0);

@@ -5,8 +5,8 @@ use crate::collective::Collective;
 use crate::generate::{Access, Algorithm};
 
 impl Work {
-    /// The closed form, where there is one: for puts, except where the ranks that a power of two leaves over have
-    /// blocks of their own.
+    /// The closed form, where there is one: for puts, except where the ranks that a power of two
+    /// leaves over have blocks of their own.
     #[must_use]
     pub fn formula(
         collective: Collective,
@@ -85,8 +85,8 @@ impl Work {
         if !collective.reduces() {
             return Self::puts(1, depth, most_children, most_children).copying(1);
         }
-        // On the longest way up; who has children passes over two places more than it has of them. Children are those
-        // with one more bit below the lowest.
+        // On the longest way up; who has children passes over two places more than it has of them.
+        // Children are those with one more bit below the lowest.
         let mut passed = vec![0; ranks as usize];
         for rank in (0..ranks).rev() {
             let lowest = if rank == 0 { most_children } else { rank.trailing_zeros() };
@@ -108,7 +108,8 @@ impl Work {
         if others == 0 {
             return Self::puts(1, exchanges, exchanges, exchanges).reducing(exchanges, exchanges);
         }
-        // One who speaks for two is in all exchanges; only from one such rank to another is the way two longer.
+        // One who speaks for two is in all exchanges; only from one such rank to another is the way
+        // two longer.
         let way = exchanges + 1 + u32::from(2 * others > participants);
         let work = Self::puts(1, way, exchanges + 1, exchanges + 1).reducing(exchanges + 1, exchanges + 1);
         work.along(way, 0)
@@ -157,7 +158,8 @@ impl Work {
         // The trees are made of all ranks, or of all but the root.
         let members = if collective.root().is_some() { ranks - 1 } else { ranks };
         let depth = members.ilog2();
-        // On the way up each rank with children has two, but perhaps the top; it passes over two more places.
+        // On the way up each rank with children has two, but perhaps the top; it passes over two
+        // more places.
         let top_children = if depth == 0 { 0 } else { 1 + u32::from(!members.is_power_of_two()) };
         let passed_upwards = top_children + 2 * depth.saturating_sub(1) + 2 * depth;
         let most_children = members.saturating_sub(1).min(2);

@@ -45,7 +45,8 @@ impl Engine {
         moved
     }
 
-    /// Admits a run, by its place in the order, if its turn has come. `may_admit`: whether that of the collectives has.
+    /// Admits a run, by its place in the order, if its turn has come. `may_admit`: whether that of
+    /// the collectives has.
     pub(super) fn admit(&mut self, index: usize, may_admit: &mut bool) -> State {
         let slot = usize::from(self.order[index]);
         let entry = &self.slots[slot];
@@ -117,8 +118,9 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Tells those who wrote to this rank that their bank is free again, where no notice of a run is certain to: where this rank
-    /// is silent towards them, and where other runs are under way already, whose notices may all have gone out before.
+    /// Tells those who wrote to this rank that their bank is free again, where no notice of a run
+    /// is certain to: where this rank is silent towards them, and where other runs are under way
+    /// already, whose notices may all have gone out before.
     pub(super) fn note_completed_run(&mut self, slot: u8, number: u64, class: Class) {
         if !bank::credit_is_due(class, number) {
             return;

@@ -1,30 +1,37 @@
 //! How the ranks of a group that fails come to one verdict.
 //!
-//! Ranks find different faults at once: two ranks die, or one death is found by each survivor. A *claim* of a rank is the
-//! lowest fault that it knows ([`Fault::compare`]) and the set of ranks that are *gone*: lost, left, or silent for
-//! [`ANSWER_TIME`]. Claims only grow: two of them join to the lower fault and to the union of the sets.
+//! Ranks find different faults at once: two ranks die, or one death is found by each survivor.
+//! A *claim* of a rank is the lowest fault that it knows ([`Fault::compare`]) and the set of
+//! ranks that are *gone*: lost, left, or silent for [`ANSWER_TIME`]. Claims only grow: two of
+//! them join to the lower fault and to the union of the sets.
 //!
-//! 1. A rank that finds a fault makes it its claim, unless it has one already. No run goes on from then on.
-//! 2. A rank tells its claim to every peer, and again whenever the claim changes. A peer joins it to its own claim and
-//!    answers with the result. The board answers ([`super::board`]), so a rank that is in no call answers too.
-//! 3. A rank does not listen to those that it calls gone. A rank that hears that it is gone itself is *expelled*: it
-//!    waits for the verdict of those that expelled it.
-//! 4. A rank **decides** its claim when every peer that is not gone has said exactly this claim. It tells that the claim
-//!    is final. Whoever hears a final claim decides the same.
-//! 5. Only then is the rank fenced from its peers, and only then are outcomes given out ([`super::trouble`]).
+//! 1. A rank that finds a fault makes it its claim, unless it has one already. No run goes on from
+//!    then on.
+//! 2. A rank tells its claim to every peer, and again whenever the claim changes. A peer joins it
+//!    to its own claim and answers with the result. The board answers ([`super::board`]), so a rank
+//!    that is in no call answers too.
+//! 3. A rank does not listen to those that it calls gone. A rank that hears that it is gone itself
+//!    is *expelled*: it waits for the verdict of those that expelled it.
+//! 4. A rank **decides** its claim when every peer that is not gone has said exactly this claim. It
+//!    tells that the claim is final. Whoever hears a final claim decides the same.
+//! 5. Only then is the rank fenced from its peers, and only then are outcomes given out
+//!    ([`super::trouble`]).
 //!
-//! **Invariant:** when a rank has decided fault F without the gone ranks E, no other rank outside of E ever decides another
-//! fault. Each of them has said (F, E), so since then it has listened to nobody in E, and it finds no new fault as it has a
-//! claim. The first of them that went below F would have heard the lower fault from another of them, which would have gone
-//! below F before it. Ranks in E are told the final claim while there is a way to them.
+//! **Invariant:** when a rank has decided fault F without the gone ranks E, no other rank outside
+//! of E ever decides another fault. Each of them has said (F, E), so since then it has listened to
+//! nobody in E, and it finds no new fault as it has a claim. The first of them that went below F
+//! would have heard the lower fault from another of them, which would have gone below F before it.
+//! Ranks in E are told the final claim while there is a way to them.
 //!
-//! What this needs: one rank that runs, reaches all other survivors, and answers in time. Then all survivors have the same
-//! verdict, byte for byte, also those between which a link is down, and also a rank that was stopped and is continued later.
-//! What no protocol can promise: where no rank reaches all others (a partition), each part has a verdict of its own; and
-//! where every rank is silent for longer than [`ANSWER_TIME`], each may call the others gone.
+//! What this needs: one rank that runs, reaches all other survivors, and answers in time. Then all
+//! survivors have the same verdict, byte for byte, also those between which a link is down, and
+//! also a rank that was stopped and is continued later. What no protocol can promise: where no rank
+//! reaches all others (a partition), each part has a verdict of its own; and where every rank is
+//! silent for longer than [`ANSWER_TIME`], each may call the others gone.
 //!
-//! Time is counted in the steps in which this rank is polled, each at most [`STEP_MAX`]: a rank that was stopped has not
-//! waited meanwhile, and reads what its peers have said before it calls them gone.
+//! Time is counted in the steps in which this rank is polled, each at most [`STEP_MAX`]: a rank
+//! that was stopped has not waited meanwhile, and reads what its peers have said before it calls
+//! them gone.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -239,7 +246,8 @@ impl Agreement {
             return;
         }
         let is_alone = self.peers(ranks).all(|peer| claim.gone.contains(&peer));
-        // Nobody is left to differ from: then the verdict of those who ended without this rank is as good, and known.
+        // Nobody is left to differ from: then the verdict of those who ended without this rank is
+        // as good, and known.
         let overheard = self.overheard.clone().filter(|_| is_alone);
         let fault = self.expelled.clone().or(overheard).unwrap_or_else(|| claim.fault.clone());
         self.decide_as(fault);
@@ -527,7 +535,8 @@ mod tests {
         }
     }
 
-    /// Several faults at once, deaths, one link that is cut and one rank that is stopped and continued, in many orders.
+    /// Several faults at once, deaths, one link that is cut and one rank that is stopped and
+    /// continued, in many orders.
     #[test]
     fn survivors_that_one_of_them_reaches_agree_in_every_order() {
         for seed in 0..3_000 {

@@ -13,8 +13,8 @@ pub(super) struct At {
 /// Of transfers whose end nobody waits for.
 pub(super) const NOBODY: TransferId = TransferId(u64::MAX);
 
-/// Most runs of an engine at a time, chunks under way of a lane, lanes of a rank and steps of a lane that a transfer's
-/// id can name.
+/// Most runs of an engine at a time, chunks under way of a lane, lanes of a rank and steps of a
+/// lane that a transfer's id can name.
 pub(super) const RUNS_MAX: usize = 255;
 pub(super) const WINDOW_MAX: u32 = 255;
 pub(super) const LANES_MAX: usize = 1 << 24;

@@ -1,9 +1,10 @@
 //! Who uses which cells and which scratch, and when they may be used again.
 //!
-//! Runs of collectives are numbered; each takes the next *bank* of its class. A bank is free again for a rank's peers
-//! when that rank has completed the bank's previous run, which its peers know from the `completed` of its headers, from
-//! credits, or by asking. **Invariant:** all ranks assign the same banks, because assignment depends on the sequence of
-//! calls alone (and where the sequences differ, signatures differ before anything is used).
+//! Runs of collectives are numbered; each takes the next *bank* of its class. A bank is free again
+//! for a rank's peers when that rank has completed the bank's previous run, which its peers know
+//! from the `completed` of its headers, from credits, or by asking. **Invariant:** all ranks assign
+//! the same banks, because assignment depends on the sequence of calls alone (and where the
+//! sequences differ, signatures differ before anything is used).
 
 use pleach_transport::Rank;
 
@@ -45,12 +46,14 @@ const _: () = assert!(SCRATCH_BYTES <= SMALL_SCRATCH_BYTES);
 
 const LARGE_BANKS: usize = 2;
 const LARGE_CELLS_BASE: u32 = SMALL_CELLS_BASE + SMALL_BANKS as u32 * SMALL_CELLS;
-/// Scratch of a large bank, in bytes: what is under way along a hundred trees that are ten deep, up and down.
+/// Scratch of a large bank, in bytes: what is under way along a hundred trees that are ten deep, up
+/// and down.
 pub(super) const LARGE_SCRATCH_BYTES: u64 = 32 << 20;
-/// Largest chunk of a block that is put, in bytes: fits the second-level cache several times over, and is long beside a
-/// notice.
+/// Largest chunk of a block that is put, in bytes: fits the second-level cache several times over,
+/// and is long beside a notice.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
-/// The same where peers' memory is mapped: what is staged for them stays in the cache that they read it from.
+/// The same where peers' memory is mapped: what is staged for them stays in the cache that they
+/// read it from.
 const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 
 /// Cells that a rank keeps for each peer, in a group of so many ranks.
@@ -59,8 +62,8 @@ pub const fn cells(ranks: u32) -> usize {
     (LARGE_CELLS_BASE + LARGE_BANKS as u32 * cells_of_pair_max(ranks)) as usize
 }
 
-/// Chunks of blocks of different shares are rounded up to the alignment, as are the ends of blocks: by so much a chunk may be longer
-/// than its block's share of the longest.
+/// Chunks of blocks of different shares are rounded up to the alignment, as are the ends of blocks:
+/// by so much a chunk may be longer than its block's share of the longest.
 const UNIT_SPARE_BYTES: usize = 2 * ALIGN_BYTES;
 
 /// How a run uses banks.
@@ -92,7 +95,8 @@ pub struct TooLarge {
     pub slots_max: u32,
 }
 
-/// Which cells and which scratch a run uses: the same on all ranks but for the messages between two.
+/// Which cells and which scratch a run uses: the same on all ranks but for the messages between
+/// two.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bank {
     /// First cell that this rank notifies at its peers.
@@ -103,12 +107,13 @@ pub(super) struct Bank {
     pub(super) scratch_base: u64,
     /// Where they begin in a peer's scratch, in bytes.
     pub(super) peer_scratch_base: u64,
-    /// A peer may be written to when it has completed so many runs: then it does not use this bank any more.
+    /// A peer may be written to when it has completed so many runs: then it does not use this bank
+    /// any more.
     pub(super) needed: u64,
 }
 
-/// The size of chunks and the class of a run of `program` over parts of at most `part_bytes` (`None`: not all ranks know
-/// how long): the same on every rank.
+/// The size of chunks and the class of a run of `program` over parts of at most `part_bytes`
+/// (`None`: not all ranks know how long): the same on every rank.
 pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(usize, Class), TooLarge> {
     // Of unknown parts any may be longer than the largest chunk.
     let longest = part_bytes.map_or(LARGE_SCRATCH_BYTES as usize, |bytes| longest_block(program, bytes));
@@ -154,8 +159,8 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
     Ok((chunk, class))
 }
 
-/// Bytes of a unit of scratch, when a chunk of the largest block is so long: where blocks have units in proportion to their share,
-/// with room for what lengths are rounded up by.
+/// Bytes of a unit of scratch, when a chunk of the largest block is so long: where blocks have
+/// units in proportion to their share, with room for what lengths are rounded up by.
 pub(super) fn unit_bytes(program: &Program, chunk_bytes: usize) -> usize {
     match program.largest_size as usize {
         1 => chunk_bytes,
@@ -163,7 +168,8 @@ pub(super) fn unit_bytes(program: &Program, chunk_bytes: usize) -> usize {
     }
 }
 
-/// The longest chunk of the largest block whose units are no longer than so many bytes, a multiple of the alignment.
+/// The longest chunk of the largest block whose units are no longer than so many bytes, a multiple
+/// of the alignment.
 fn longest_in(program: &Program, unit_bytes: usize) -> usize {
     match program.largest_size as usize {
         1 => unit_bytes,
@@ -251,17 +257,21 @@ pub(super) struct MessageBanks {
 impl MessageBanks {
     /// That of message `number`, which is of this class.
     ///
-    /// One that comes unasked has one of some banks in turn, and is written when the receiver is known to have ended the
-    /// message before in the same bank.
+    /// One that comes unasked has one of some banks in turn, and is written when the receiver is
+    /// known to have ended the message before in the same bank.
     ///
-    /// For the others there are two sets of cells in turn, and each class has its own. The cells are free, whatever came
-    /// between, when the two have made the last message of that class and parity (say: two numbers earlier):
-    /// * asked for: the receiver says that it is ready only when it has ended that message; and the sender, who has ended
-    ///   it too, has seen that it was ready then. The sender writes after it has heard.
-    /// * read in place: the sender begins, and has ended that message, so the receiver has read it; the receiver ends with
-    ///   its own notice after it has heard, when the sender has seen the last one.
+    /// For the others there are two sets of cells in turn, and each class has its own. The cells
+    /// are free, whatever came between, when the two have made the last message of that class and
+    /// parity (say: two numbers earlier):
+    /// * asked for: the receiver says that it is ready only when it has ended that message; and the
+    ///   sender, who has ended it too, has seen that it was ready then. The sender writes after it
+    ///   has heard.
+    /// * read in place: the sender begins, and has ended that message, so the receiver has read it;
+    ///   the receiver ends with its own notice after it has heard, when the sender has seen the
+    ///   last one.
     ///
-    /// Their scratch is written only after the peer was heard of in the same message, or is the sender's own.
+    /// Their scratch is written only after the peer was heard of in the same message, or is the
+    /// sender's own.
     pub(super) fn of(self, class: Class, number: u64) -> Bank {
         let Self { rank, ranks, from, to } = self;
         let (peer, role) = if rank == from { (to, 0) } else { (from, 1) };
@@ -298,14 +308,14 @@ impl MessageBanks {
     }
 }
 
-/// Whether who has received message `number` tells how far it is: often enough that a sender never runs out of free banks
-/// while the receiver keeps up.
+/// Whether who has received message `number` tells how far it is: often enough that a sender never
+/// runs out of free banks while the receiver keeps up.
 pub(super) fn message_credit_is_due(number: u64) -> bool {
     (number + 1).is_multiple_of(EAGER_BANKS / 2)
 }
 
-/// Whether a rank that is silent towards a peer in run `run` tells it of its progress now: often enough that a writer
-/// never runs out of free banks while everybody keeps up.
+/// Whether a rank that is silent towards a peer in run `run` tells it of its progress now: often
+/// enough that a writer never runs out of free banks while everybody keeps up.
 pub(super) fn credit_is_due(class: Class, run: u64) -> bool {
     class == Class::Large || run.is_multiple_of(SMALL_BANKS as u64 / 2)
 }

@@ -1,8 +1,9 @@
 //! The board: what this rank tells and hears while its engine may be busy elsewhere.
 //!
-//! Shared by the engine (which writes what it does and reads the news), the device's watcher (which answers peers'
-//! questions and stores what they say) and whoever aborts. The engine's fast path costs one relaxed load ([`Board::news`])
-//! and, once a run, a few stores into the records of its stream.
+//! Shared by the engine (which writes what it does and reads the news), the device's watcher (which
+//! answers peers' questions and stores what they say) and whoever aborts. The engine's fast path
+//! costs one relaxed load ([`Board::news`]) and, once a run, a few stores into the records of its
+//! stream.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,7 +68,8 @@ pub struct Board {
     collectives: Records<RECORDS>,
     /// By sender and receiver, one of which this rank is.
     messages: Mutex<BTreeMap<(Rank, Rank), Arc<Messages>>>,
-    /// The counts of the last runs in which only the two ends of a part know its length, by the number of the run.
+    /// The counts of the last runs in which only the two ends of a part know its length, by the
+    /// number of the run.
     paired: Mutex<VecDeque<(u64, Arc<Paired>)>>,
     /// For whom this rank waits. Relaxed: only told to those who ask.
     blocked_on: AtomicU64,
@@ -76,7 +78,8 @@ pub struct Board {
 }
 
 fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these locks guard is consistent between any two statements, so a panic elsewhere does not spoil it.
+    // What these locks guard is consistent between any two statements, so a panic elsewhere does
+    // not spoil it.
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -97,8 +100,8 @@ impl Board {
         }
     }
 
-    /// Ends the group's work here, and on all ranks as soon as the engine looks or a peer asks. The caller rings the
-    /// device's bell.
+    /// Ends the group's work here, and on all ranks as soon as the engine looks or a peer asks. The
+    /// caller rings the device's bell.
     pub fn abort(&self) {
         self.propose(self.fault(FaultKind::Aborted, self.rank, String::new()));
     }
@@ -110,7 +113,8 @@ impl Board {
         Fault { kind, found_by, subject, run, during, theirs: None, detail, waited, told_during: None }
     }
 
-    /// The number and the call of the oldest run under way; without one the number of the next collective.
+    /// The number and the call of the oldest run under way; without one the number of the next
+    /// collective.
     fn position(&self) -> (u64, Option<Descriptor>) {
         let called = |record: Result<Record, Verdict>| record.ok().and_then(|record| record.describe());
         // In this order: a run that is complete by now has begun.
@@ -214,8 +218,8 @@ impl Board {
         self.record(stream, run) != Err(Verdict::NotYet)
     }
 
-    /// Where it waits is read first: who was blocked then, and had not entered the run later, was free to at no time
-    /// between.
+    /// Where it waits is read first: who was blocked then, and had not entered the run later, was
+    /// free to at no time between.
     fn standing(&self, wave: u64, stream: Stream, run: u64) -> Standing {
         let blocked = *unpoisoned(&self.blocked);
         Standing { wave, stream, run, has_entered: self.has_entered(stream, run), blocked }
@@ -245,7 +249,8 @@ impl Board {
         unpoisoned(&self.messages).get(&(from, to)).cloned()
     }
 
-    /// The record as this rank and a peer compare it: with what goes between the two, where that is all they know.
+    /// The record as this rank and a peer compare it: with what goes between the two, where that is
+    /// all they know.
     pub(super) fn record_for(&self, peer: Rank, stream: Stream, run: u64) -> Result<Record, Verdict> {
         let record = self.record(stream, run)?;
         let Some(descriptor) = record.describe().filter(|record| record.amount == Amount::Paired) else {
@@ -286,7 +291,8 @@ impl Responder for Board {
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
         match Message::decode(message)? {
             Message::Query { stream, record } => {
-                // Who asks may not have heard: this rank may be in no call, and tell nobody by itself.
+                // Who asks may not have heard: this rank may be in no call, and tell nobody by
+                // itself.
                 return self.claimed().or_else(|| Some(self.answer(from, stream, &record).encode()));
             }
             Message::Probe { wave, stream, run } => {

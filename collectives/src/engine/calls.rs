@@ -19,7 +19,8 @@ use super::signature::{self, Stream};
 use super::{Engine, Phase, QUERY_AFTER, RunId, SlotOfRun, StartError, State};
 use crate::Rank;
 
-/// Where the engine notes its runs for those who ask: on the board, of which it keeps what it writes for each message.
+/// Where the engine notes its runs for those who ask: on the board, of which it keeps what it
+/// writes for each message.
 pub(super) struct Journal {
     rank: Rank,
     board: Arc<Board>,
@@ -48,10 +49,10 @@ impl Journal {
 }
 
 impl Engine {
-    /// Accepts a call; its run begins when its turn comes, its time with the next poll. `input` and `output` are as long as
-    /// the collective's parts say; the output may be the input (or hold it as one of its parts).
-    /// The plan is one of this rank in this group. Where bytes are held by the caller, they stay
-    /// until the run's outcome was taken.
+    /// Accepts a call; its run begins when its turn comes, its time with the next poll. `input` and
+    /// `output` are as long as the collective's parts say; the output may be the input (or hold it
+    /// as one of its parts). The plan is one of this rank in this group. Where bytes are held by
+    /// the caller, they stay until the run's outcome was taken.
     ///
     /// # Errors
     ///
@@ -66,7 +67,8 @@ impl Engine {
         self.start_behind(None, plan, input, output, timeout)
     }
 
-    /// The same with a gate: the run begins when that is open and its turn has come. Its time runs from now on.
+    /// The same with a gate: the run begins when that is open and its turn has come. Its time runs
+    /// from now on.
     ///
     /// # Errors
     ///
@@ -128,8 +130,8 @@ impl Engine {
         RunId { slot, issue: self.issues }
     }
 
-    /// Why the group has failed, as the first call that is told of it sees it; once the ranks have agreed on that. Until
-    /// then calls are accepted and do not begin.
+    /// Why the group has failed, as the first call that is told of it sees it; once the ranks have
+    /// agreed on that. Until then calls are accepted and do not begin.
     fn failure_during(&mut self, plan: &Plan) -> Option<Arc<Fault>> {
         let (Phase::Failing { verdict: Some(fault), .. } | Phase::Failed(fault)) = &mut self.phase else {
             return None;

@@ -1,13 +1,16 @@
-//! Ranks that wait for each other's calls in a circle: a receive against a collective, two receives.
+//! Ranks that wait for each other's calls in a circle: a receive against a collective, two
+//! receives.
 //!
-//! A rank that is blocked in a call makes no other one before that ends, if one thread makes its calls. So when its call
-//! needs a rank that has not made it, which is blocked in another call that needs ... the first rank, which has not made
-//! that one, none of these calls ever ends. Whoever is blocked looks for such a [`Wave`] of links from itself to itself: it
-//! asks the ranks that its call needs, then those that they name, each only when the one before has answered.
+//! A rank that is blocked in a call makes no other one before that ends, if one thread makes its
+//! calls. So when its call needs a rank that has not made it, which is blocked in another call that
+//! needs ... the first rank, which has not made that one, none of these calls ever ends. Whoever is
+//! blocked looks for such a [`Wave`] of links from itself to itself: it asks the ranks that its
+//! call needs, then those that they name, each only when the one before has answered.
 //!
-//! **Invariant:** a circle that closed is there as a whole at that instant. A link holds until the missing call is made;
-//! a rank that has answered is blocked until then; and each link was seen to be missing after the one before. Who makes
-//! calls from several threads says so, and then none of its ranks' calls counts as blocked.
+//! **Invariant:** a circle that closed is there as a whole at that instant. A link holds until the
+//! missing call is made; a rank that has answered is blocked until then; and each link was seen to
+//! be missing after the one before. Who makes calls from several threads says so, and then none of
+//! its ranks' calls counts as blocked.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -92,8 +95,8 @@ impl Circles {
         self.elsewhere.clear();
     }
 
-    /// One of the ranks that the blocked call needs: one that is blocked elsewhere, where there is one; in turn, as any
-    /// of them may be part of a circle.
+    /// One of the ranks that the blocked call needs: one that is blocked elsewhere, where there is
+    /// one; in turn, as any of them may be part of a circle.
     fn one_of(&self, needed: &BTreeSet<Rank>) -> Option<Rank> {
         let ranks = if self.elsewhere.is_empty() { needed } else { &self.elsewhere };
         let turn = (self.next_wave as usize).checked_rem(ranks.len())?;
@@ -111,7 +114,8 @@ impl Circles {
         number
     }
 
-    /// The links from this rank's own call to `last`, and since when they are known; the first time it is now.
+    /// The links from this rank's own call to `last`, and since when they are known; the first time
+    /// it is now.
     fn close(&mut self, number: u64, last: usize, now: Nanos) -> Option<(Vec<Link>, Nanos, Nanos)> {
         let wave = self.waves.iter().find(|wave| wave.number == number)?;
         let mut links = Vec::new();
@@ -135,8 +139,9 @@ impl Circles {
 }
 
 impl Engine {
-    /// Whether several threads of this rank make calls, so that one which is blocked may depend on another that is still
-    /// to be made. Otherwise ranks whose calls wait for each other in a circle are told so.
+    /// Whether several threads of this rank make calls, so that one which is blocked may depend on
+    /// another that is still to be made. Otherwise ranks whose calls wait for each other in a
+    /// circle are told so.
     pub fn allow_concurrent_calls(&mut self, is_concurrent: bool) {
         self.circles.is_concurrent = is_concurrent;
         if is_concurrent {
@@ -168,7 +173,8 @@ impl Engine {
         self.circles.told == Some(slot) && !self.circles.suspects.is_empty()
     }
 
-    /// The run that has to end before this rank's thread goes on; of its stream, those before it do too.
+    /// The run that has to end before this rank's thread goes on; of its stream, those before it do
+    /// too.
     fn blocked_slot(&self) -> Option<u8> {
         let awaited = self.circles.awaited.filter(|_| !self.circles.is_concurrent)?;
         let entry = self.slots.get(usize::from(awaited.slot)).filter(|entry| entry.issue == awaited.issue)?;
@@ -183,7 +189,8 @@ impl Engine {
         }
     }
 
-    /// Asks the ranks that the blocked call needs where they stand, and lets others know that it is blocked.
+    /// Asks the ranks that the blocked call needs where they stand, and lets others know that it is
+    /// blocked.
     pub(super) fn look_for_circle(&mut self, slot: u8, now: Nanos) {
         if self.blocked_slot() != Some(slot) {
             return;
@@ -208,7 +215,8 @@ impl Engine {
 
     fn probe(&mut self, peer: Rank, wave: u64, (stream, run): RunOf) {
         let unanswered = self.circles.unanswered.entry(peer).or_default();
-        // A peer that is stopped is not sent more than it can be asked for at once. Gone or full: then there is no answer.
+        // A peer that is stopped is not sent more than it can be asked for at once. Gone or full:
+        // then there is no answer.
         if *unanswered < WAVES_MAX
             && self.device.post(peer, &Message::Probe { wave, stream, run }.encode()).is_ok()
         {

@@ -1,24 +1,30 @@
-//! How long the parts of a call are, who knows it, and what keeps them from being taken for longer than they are.
+//! How long the parts of a call are, who knows it, and what keeps them from being taken for longer
+//! than they are.
 //!
-//! A schedule is the same whatever the parts' lengths. What ranks must agree on is how each part is cut into chunks, and
-//! where a peer's part begins. There are three ways to know it ([`Counts`]):
+//! A schedule is the same whatever the parts' lengths. What ranks must agree on is how each part is
+//! cut into chunks, and where a peer's part begins. There are three ways to know it ([`Counts`]):
 //!
 //! * *Each*: all parts are equally long. The length is in the signature that every notice carries.
 //! * *Listed*: every rank was given the same list. A digest of the list is in the signature.
-//! * *Paired*: a part is known to the rank that gives it and the one that gets it alone. Then no other rank may touch it
-//!   ([`Program::is_private`]), and nothing that all ranks must do alike depends on any length: the schedule, the size of
-//!   chunks and the class of banks are those of parts of unknown length.
+//! * *Paired*: a part is known to the rank that gives it and the one that gets it alone. Then no
+//!   other rank may touch it ([`Program::is_private`]), and nothing that all ranks must do alike
+//!   depends on any length: the schedule, the size of chunks and the class of banks are those of
+//!   parts of unknown length.
 //!
-//! **Invariant:** no byte of a part is used, and none is written to a peer's slice, before the two have been compared.
-//! For *paired* counts it holds like this. A rank marks every notice to a peer with the signature mixed with the two
-//! counts between them, given and taken ([`Between::mark`]), and a wait for a notice of that peer completes only if it carries what
-//! this rank computes from its own counts. Each of the two waits for a notice of the other before it touches anything of it: a
-//! put needs the word that the part may come, a reader the word that it may be read. So when their counts differ both stay
-//! at their first wait, suspect each other, and ask; question and answer carry both counts, and the call ends with a mismatch that
-//! names them. A third rank hears of it with the failure of the group; having had nothing to do with those counts it may
-//! be through before, also with later calls that were under way at the same time. Landings too are those of the pair: where this very part begins in the sender's slice, since the peer
-//! does not know what lies before it. A peer that lies can spoil what it is itself given or gives: a reader reads as many bytes as it
-//! was told to expect, and a put goes where its receiver said, as long as the sender's own count.
+//! **Invariant:** no byte of a part is used, and none is written to a peer's slice, before the two
+//! have been compared. For *paired* counts it holds like this. A rank marks every notice to a peer
+//! with the signature mixed with the two counts between them, given and taken ([`Between::mark`]),
+//! and a wait for a notice of that peer completes only if it carries what this rank computes from
+//! its own counts. Each of the two waits for a notice of the other before it touches anything of
+//! it: a put needs the word that the part may come, a reader the word that it may be read. So when
+//! their counts differ both stay at their first wait, suspect each other, and ask; question and
+//! answer carry both counts, and the call ends with a mismatch that names them. A third rank hears
+//! of it with the failure of the group; having had nothing to do with those counts it may be
+//! through before, also with later calls that were under way at the same time. Landings too are
+//! those of the pair: where this very part begins in the sender's slice, since the peer does not
+//! know what lies before it. A peer that lies can spoil what it is itself given or gives: a reader
+//! reads as many bytes as it was told to expect, and a put goes where its receiver said, as long as
+//! the sender's own count.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -60,7 +66,8 @@ pub(super) struct Between {
     pub(super) down: u64,
 }
 
-/// A length in elements that no part has: schedules for paired counts are chosen as if parts were so long, in bytes.
+/// A length in elements that no part has: schedules for paired counts are chosen as if parts were
+/// so long, in bytes.
 const PAIRED_PLAN_BYTES: usize = 1 << 20;
 
 /// Longest input or output of a call, in bytes: all that a process can address. Places of chunks
@@ -102,7 +109,8 @@ pub enum CountsError {
 }
 
 impl Counts {
-    /// The same for lists whose counts are all equal; so a list is never just another word for one count.
+    /// The same for lists whose counts are all equal; so a list is never just another word for one
+    /// count.
     #[must_use]
     pub fn listed(list: &[usize]) -> Self {
         match list {

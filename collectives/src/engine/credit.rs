@@ -1,8 +1,9 @@
 //! How far peers are, as far as this rank was told: who may be written to.
 //!
-//! Each sequence of runs is counted for itself: the group's collectives, which all ranks make, and the messages that this rank
-//! sends to each peer. A peer's count comes with its notices, in a cell of its own (each sequence has one), and with its
-//! answers. **Invariant:** a count is never more than the peer has completed, without a gap.
+//! Each sequence of runs is counted for itself: the group's collectives, which all ranks make, and
+//! the messages that this rank sends to each peer. A peer's count comes with its notices, in a cell
+//! of its own (each sequence has one), and with its answers. **Invariant:** a count is never more
+//! than the peer has completed, without a gap.
 
 use pleach_transport::{Cells, Inline, Notice, Rank, Transfer};
 
@@ -37,7 +38,8 @@ impl Credits {
         Self { collectives: vec![0; ranks as usize], messages: vec![0; ranks as usize] }
     }
 
-    /// How many runs of the stream the peer has completed at least; the messages of a stream are those sent to the peer.
+    /// How many runs of the stream the peer has completed at least; the messages of a stream are
+    /// those sent to the peer.
     pub(super) fn of(&self, peer: Rank, stream: Stream) -> u64 {
         match stream {
             Stream::Collectives => self.collectives[peer as usize],
@@ -58,7 +60,8 @@ impl Credits {
         }
     }
 
-    /// What the peer has told last in its cell, for which the cell's count is returned where it is not enough.
+    /// What the peer has told last in its cell, for which the cell's count is returned where it is
+    /// not enough.
     pub(super) fn look(
         &mut self,
         peer: Rank,

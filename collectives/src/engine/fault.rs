@@ -1,4 +1,5 @@
-//! What ended a group: the same value on every survivor. How ranks agree on it: [`super::agreement`].
+//! What ended a group: the same value on every survivor. How ranks agree on it:
+//! [`super::agreement`].
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,8 +14,8 @@ use crate::collective::Collective;
 /// Longest text in a fault, in bytes; longer ones are cut.
 const TEXT_BYTES_MAX: usize = 240;
 
-/// What kind of thing happened. In this order, what is more likely a cause comes before what is more likely its
-/// consequence: of two faults in one call the earlier kind is the group's verdict.
+/// What kind of thing happened. In this order, what is more likely a cause comes before what is
+/// more likely its consequence: of two faults in one call the earlier kind is the group's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -50,12 +51,13 @@ impl FaultKind {
     ];
 }
 
-/// Why a group has failed: the same on all ranks that survive and reach each other, also when several things happen at
-/// once. Then the lowest run goes first, then the lowest kind, then the lowest subject; faults that were found in no call
-/// go last.
+/// Why a group has failed: the same on all ranks that survive and reach each other, also when
+/// several things happen at once. Then the lowest run goes first, then the lowest kind, then the
+/// lowest subject; faults that were found in no call go last.
 ///
-/// Two faults are equal when the kind, the subject, the run and the calls are. Who found it, how long that rank had waited
-/// and where are details: the survivors agree on these too, so their texts are alike.
+/// Two faults are equal when the kind, the subject, the run and the calls are. Who found it, how
+/// long that rank had waited and where are details: the survivors agree on these too, so their
+/// texts are alike.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// What happened.
@@ -70,7 +72,8 @@ pub struct Fault {
     pub during: Option<Descriptor>,
     /// What the subject was asked for, where they differ.
     pub theirs: Option<Descriptor>,
-    /// The step of the schedule that waited, the cause of a loss, or who waits for whom in a circle, in words.
+    /// The step of the schedule that waited, the cause of a loss, or who waits for whom in a
+    /// circle, in words.
     pub detail: String,
     /// How long the finder had waited.
     pub waited: Duration,
@@ -94,7 +97,8 @@ impl Fault {
         (self.during.is_none(), self.run, self.kind, self.subject, calls)
     }
 
-    /// The order in which one fault is the group's verdict rather than another; equal only byte for byte.
+    /// The order in which one fault is the group's verdict rather than another; equal only byte for
+    /// byte.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         let verdicts = self.verdict().cmp(&other.verdict());
         let details = |fault: &Self| (fault.found_by, fault.waited);

@@ -1,8 +1,9 @@
-//! What a call waits for before it begins, beside its turn: work that is under way elsewhere, as in a GPU's stream.
+//! What a call waits for before it begins, beside its turn: work that is under way elsewhere, as in
+//! a GPU's stream.
 //!
-//! **Invariant:** until its gate is open a run does nothing. This rank touches no byte of its memory, nor does a peer, which
-//! does so only after a notice of this run; and calls that were made later wait for their turn behind it, so banks are
-//! used in the order of calls as ever.
+//! **Invariant:** until its gate is open a run does nothing. This rank touches no byte of its
+//! memory, nor does a peer, which does so only after a notice of this run; and calls that were made
+//! later wait for their turn behind it, so banks are used in the order of calls as ever.
 
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ pub type Gate = Box<dyn FnMut() -> Result<bool, ComputeError> + Send>;
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 impl Engine {
-    /// Has a run that was accepted just now begin only when this gate is open. Its time runs nevertheless.
+    /// Has a run that was accepted just now begin only when this gate is open. Its time runs
+    /// nevertheless.
     pub(super) fn put_gate(&mut self, id: RunId, gate: Option<Gate>) {
         self.gates += usize::from(gate.is_some());
         self.slots[usize::from(id.slot)].gate = gate;

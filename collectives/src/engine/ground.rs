@@ -13,14 +13,16 @@ pub trait Witness: Send {
     /// The rank goes on because the cell that it keeps for `from` counts `count`.
     fn consumed(&mut self, from: Rank, cell: u16, count: u64);
 
-    /// So many runs of a sequence (the group's collectives, the messages from one rank to another) are complete here, from
-    /// the first one on without a gap; peers may be told from now on.
+    /// So many runs of a sequence (the group's collectives, the messages from one rank to another)
+    /// are complete here, from the first one on without a gap; peers may be told from now on.
     fn completed(&mut self, sequence: u64, runs: u64);
 
-    /// The rank has written to a peer's memory through a mapping, other than by its processor ([`Compute`]).
+    /// The rank has written to a peer's memory through a mapping, other than by its processor
+    /// ([`Compute`]).
     fn wrote(&mut self, address: *const u8, len: usize);
 
-    /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so many runs of a sequence.
+    /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so
+    /// many runs of a sequence.
     fn heard_completed(&mut self, from: Rank, sequence: u64, runs: u64);
 }
 
@@ -41,10 +43,12 @@ pub(super) struct Ground<'a> {
     pub(super) witness: Option<&'a mut (dyn Witness + 'static)>,
     /// A cell of this rank that a wait found as it was.
     pub(super) blocked: &'a mut Option<Blocked>,
-    /// Every notice that comes is told by [`Run::stir`](super::run::Run::stir), so that cells need not be looked at.
+    /// Every notice that comes is told by [`Run::stir`](super::run::Run::stir), so that cells need
+    /// not be looked at.
     pub(super) hears_all: bool,
     pub(super) now: Nanos,
-    /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the clock.
+    /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the
+    /// clock.
     pub(super) elapsed_ns: u64,
 }
 
@@ -59,8 +63,8 @@ impl Ground<'_> {
         has_come
     }
 
-    /// Whether the peer is known to have completed so many runs of the stream; remembers that its next credit is waited for
-    /// where it is not.
+    /// Whether the peer is known to have completed so many runs of the stream; remembers that its
+    /// next credit is waited for where it is not.
     pub(super) fn has_completed(&mut self, peer: Rank, stream: Stream, runs: u64) -> bool {
         if self.credits.of(peer, stream) >= runs {
             return true;

@@ -96,8 +96,8 @@ impl Header {
         self.payload(data)
     }
 
-    /// As [`Header::with_data`], word by word: what is stored in other pieces than it is read again makes the processor
-    /// wait.
+    /// As [`Header::with_data`], word by word: what is stored in other pieces than it is read again
+    /// makes the processor wait.
     #[inline]
     pub(super) fn with_words(self, data: &DataWords, bytes: usize) -> Inline {
         let [first, second] = self.words().map(u64::to_le);

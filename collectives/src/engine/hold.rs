@@ -1,9 +1,10 @@
 //! Which lanes of a run need to be looked at.
 //!
-//! A rank in a packed collective has hundreds of lanes with several chunks under way each, and every event concerns one of
-//! them. **Invariant:** a lane that is settled goes on only by what is known here: a notice in a cell that one of its chunks
-//! waits for, or the end of one of its own steps, with which it is settled no more. So is a lane that was ahead of the others when
-//! these have caught up.
+//! A rank in a packed collective has hundreds of lanes with several chunks under way each, and
+//! every event concerns one of them. **Invariant:** a lane that is settled goes on only by what is
+//! known here: a notice in a cell that one of its chunks waits for, or the end of one of its own
+//! steps, with which it is settled no more. So is a lane that was ahead of the others when these
+//! have caught up.
 
 use super::ground::Ground;
 use super::plan::Plan;
@@ -23,7 +24,8 @@ pub(super) enum Hold {
 }
 
 impl Run {
-    /// Whether the lane may go on: where it cannot, that is seen at little cost, also with many chunks under way.
+    /// Whether the lane may go on: where it cannot, that is seen at little cost, also with many
+    /// chunks under way.
     pub(super) fn may_advance(&self, window: u32, ground: &mut Ground<'_>, lane: u32) -> bool {
         let state = self.lanes[lane as usize];
         if !state.is_settled {
@@ -46,8 +48,8 @@ impl Run {
         state.is_settled = wholly && under_way.all(|hold| !matches!(hold, Hold::Anything));
     }
 
-    /// Where links say how far lanes may be ahead of the slowest one: lets those go on that it has come near enough to. True when
-    /// there were any.
+    /// Where links say how far lanes may be ahead of the slowest one: lets those go on that it has
+    /// come near enough to. True when there were any.
     pub(super) fn catch_up(&mut self, plan: &Plan) -> bool {
         if !plan.is_paced() {
             return false;
@@ -67,7 +69,8 @@ impl Run {
         were_any
     }
 
-    /// Something has come in a cell that is kept for this peer; the lane that waits on it, if one does, is to be looked at.
+    /// Something has come in a cell that is kept for this peer; the lane that waits on it, if one
+    /// does, is to be looked at.
     pub(super) fn stir(&mut self, from: Rank, cell: u16) {
         let Some(number) = u32::from(cell).checked_sub(self.parameters.bank.wait_base) else { return };
         let plan = self.plan();

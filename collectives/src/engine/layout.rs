@@ -5,12 +5,12 @@ use super::program::{PlaceAt, Program};
 use crate::parts::Parts;
 use crate::schedule::Part;
 
-/// Block boundaries are multiples of this many bytes within their part, and chunk boundaries within their block, so that no two
-/// ranks write one cache line.
+/// Block boundaries are multiples of this many bytes within their part, and chunk boundaries within
+/// their block, so that no two ranks write one cache line.
 pub(super) const ALIGN_BYTES: usize = 64;
 
-/// Lengths of chunks are kept in parts of a byte, 2 to this power of them: so many chunks of a block end where it ends, give or
-/// take a byte, without a division a chunk.
+/// Lengths of chunks are kept in parts of a byte, 2 to this power of them: so many chunks of a
+/// block end where it ends, give or take a byte, without a division a chunk.
 const PITCH_BITS: u32 = 16;
 
 /// The bytes of every block.
@@ -20,8 +20,8 @@ pub(super) struct Layout {
     lengths: Lengths,
 }
 
-/// The lengths of parts in bytes, as they are known; see the module of counts. Starts are one more than there are
-/// lengths: the last one is the end.
+/// The lengths of parts in bytes, as they are known; see the module of counts. Starts are one more
+/// than there are lengths: the last one is the end.
 #[derive(Debug)]
 enum Lengths {
     Each {
@@ -45,7 +45,8 @@ struct BlockAt {
     start: usize,
     bytes: usize,
     chunks: u32,
-    /// From the beginning of a chunk to that of the next, but for the alignment; in parts of a byte.
+    /// From the beginning of a chunk to that of the next, but for the alignment; in parts of a
+    /// byte.
     pitch: usize,
 }
 
@@ -58,9 +59,10 @@ impl BlockAt {
 
 impl Layout {
     /// Of counts that were checked ([`Counts::check_sum`]), with chunks of `chunk_bytes` (a
-    /// multiple of the element size and of the alignment), or of at most that where all
-    /// blocks are to have as many; none longer than the units of scratch that its block has. Links give each tree its share chunk by
-    /// chunk, so as many means exactly as many: lengths that were each rounded up would end short blocks early.
+    /// multiple of the element size and of the alignment), or of at most that where all blocks are
+    /// to have as many; none longer than the units of scratch that its block has. Links give each
+    /// tree its share chunk by chunk, so as many means exactly as many: lengths that were each
+    /// rounded up would end short blocks early.
     pub(super) fn new(
         program: &Program,
         counts: &Counts,
@@ -126,8 +128,8 @@ impl Layout {
         end - block.chunk_start(chunk)
     }
 
-    /// Where a chunk begins in the input or output of the place's rank, in bytes; of a peer with paired counts: in what
-    /// its landing names.
+    /// Where a chunk begins in the input or output of the place's rank, in bytes; of a peer with
+    /// paired counts: in what its landing names.
     pub(super) fn offset(&self, program: &Program, block: u32, chunk: u32, place: PlaceAt) -> usize {
         let block = &self.blocks[block as usize];
         let part_start = match &self.lengths {
@@ -146,7 +148,8 @@ impl Layout {
         part_start + block.start + block.chunk_start(chunk)
     }
 
-    /// Length of what the landing of a peer names, in bytes: its whole slice, or the part of the block.
+    /// Length of what the landing of a peer names, in bytes: its whole slice, or the part of the
+    /// block.
     pub(super) fn landing_bytes(&self, program: &Program, block: u32, place: PlaceAt) -> usize {
         match &self.lengths {
             Lengths::Each { part_bytes } => parts(program, place).len() * part_bytes,
@@ -192,7 +195,8 @@ fn ends(program: &Program, part: u32) -> (crate::Rank, crate::Rank) {
     program.collective.ends(part, program.ranks).expect("checked when the call was accepted")
 }
 
-/// End of the first `passed` of `total` weights of a part, at a multiple of the alignment unless it is the part's end.
+/// End of the first `passed` of `total` weights of a part, at a multiple of the alignment unless it
+/// is the part's end.
 fn boundary(part_bytes: usize, passed: u64, total: u64) -> usize {
     if passed == total {
         return part_bytes;
@@ -207,8 +211,8 @@ fn boundary(part_bytes: usize, passed: u64, total: u64) -> usize {
     exact / ALIGN_BYTES * ALIGN_BYTES
 }
 
-/// Longest block of a program for parts of at most `part_bytes`, in bytes: what a chunk need not exceed. The same on
-/// every rank.
+/// Longest block of a program for parts of at most `part_bytes`, in bytes: what a chunk need not
+/// exceed. The same on every rank.
 pub(super) fn longest_block(program: &Program, part_bytes: usize) -> usize {
     let (weight, total, blocks) = program.largest_share;
     if weight == total {

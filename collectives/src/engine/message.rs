@@ -1,5 +1,5 @@
-//! Control messages between engines. Bytes of a peer are hostile until decoded: every read is checked, every text has
-//! a limit, and what does not decode is ignored.
+//! Control messages between engines. Bytes of a peer are hostile until decoded: every read is
+//! checked, every text has a limit, and what does not decode is ignored.
 
 use pleach_transport::{RegionKey, RemoteSlice};
 
@@ -105,7 +105,8 @@ pub(super) struct Standing {
     pub(super) blocked: Option<Blocked>,
 }
 
-/// A rank makes no other call before this run of its ends, and that needs a call of `on`, as far as the rank knows.
+/// A rank makes no other call before this run of its ends, and that needs a call of `on`, as far as
+/// the rank knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Blocked {
     pub(super) stream: Stream,

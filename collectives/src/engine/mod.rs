@@ -1,12 +1,16 @@
-//! The engine: one rank's runs, from call to outcome. Pure: it takes `now`, polls a [`Device`] and never blocks.
+//! The engine: one rank's runs, from call to outcome. Pure: it takes `now`, polls a [`Device`] and
+//! never blocks.
 //!
-//! * Calls are numbered in the order in which they are made, and admitted in that order as their banks are free (`bank`).
+//! * Calls are numbered in the order in which they are made, and admitted in that order as their
+//!   banks are free (`bank`).
 //! * A run is carried out by its executor (`run`) from a [`Program`], which only a proof can make.
-//! * Who waits longer than [`QUERY_AFTER`] asks those it waits for what they are doing (`board`); so a rank that
-//!   was asked for something else is found although neither of them does anything wrong by itself.
+//! * Who waits longer than [`QUERY_AFTER`] asks those it waits for what they are doing (`board`);
+//!   so a rank that was asked for something else is found although neither of them does anything
+//!   wrong by itself.
 //! * Who is blocked looks whether those it waits for wait for it (`circle`).
-//! * The first [`Fault`] ends the group: it is told to all, the ranks agree on one verdict (`agreement`), every peer is
-//!   severed, and **only when no peer can touch local memory any more are the calls' outcomes given out**.
+//! * The first [`Fault`] ends the group: it is told to all, the ranks agree on one verdict
+//!   (`agreement`), every peer is severed, and **only when no peer can touch local memory any more
+//!   are the calls' outcomes given out**.
 //!
 //! Runs read and write memory by its address, so other crates neither make addresses nor start runs
 //! on memory that a run does not hold; groups do, who hold it or borrow it, and simulated ranks
@@ -103,23 +107,26 @@ pub const QUERY_AFTER: Duration = Duration::from_millis(1);
 const QUERY_INTERVAL_MAX: Duration = Duration::from_millis(32);
 /// A peer that has not answered for so long says nothing, whatever it said before.
 const SILENT_AFTER: Duration = Duration::from_millis(100);
-/// A rank that has not looked for longer, as it was stopped or did something else, has not waited for answers meanwhile.
+/// A rank that has not looked for longer, as it was stopped or did something else, has not waited
+/// for answers meanwhile.
 const UNSEEN_MAX: Duration = Duration::from_millis(50);
 const _: () = assert!(UNSEEN_MAX.as_nanos() > QUERY_INTERVAL_MAX.as_nanos());
 /// How long a rank tries to tell its peers the verdict before it severs them.
 const FLOOD_TIME: Duration = Duration::from_millis(20);
-/// The same where a peer that can be reached was called gone by another rank: it has not agreed, and has to hear the
-/// verdict to know it.
+/// The same where a peer that can be reached was called gone by another rank: it has not agreed,
+/// and has to hear the verdict to know it.
 const FLOOD_TIME_EXPELLED: Duration = Duration::from_millis(100);
 /// How often one cell is looked at in a glance: some hundred nanoseconds.
 const LOOKS: u32 = 128;
-/// How long who was refused an access waits to be told why, or to see that the peer is gone, before it blames it.
+/// How long who was refused an access waits to be told why, or to see that the peer is gone, before
+/// it blames it.
 const DOUBT_TIME: Duration = Duration::from_millis(150);
-/// How long a failed group waits for a GPU to end its kernels. They run for milliseconds; one that runs longer hangs, and the
-/// process is aborted, since its memory may not be given back while kernels write there.
+/// How long a failed group waits for a GPU to end its kernels. They run for milliseconds; one that
+/// runs longer hangs, and the process is aborted, since its memory may not be given back while
+/// kernels write there.
 const COMPUTE_END_LIMIT: Duration = Duration::from_secs(10);
-/// How long a device may take to sever all peers, which is this rank's own work: several TiB of memory are copied in that
-/// time. Longer only a defect takes, and the process is aborted.
+/// How long a device may take to sever all peers, which is this rank's own work: several TiB of
+/// memory are copied in that time. Longer only a defect takes, and the process is aborted.
 const SEVER_LIMIT: Duration = Duration::from_secs(1800);
 /// How often a failed group looks whether its GPU is through.
 const COMPUTE_END_INTERVAL: Duration = Duration::from_millis(1);
@@ -213,7 +220,8 @@ struct Times {
 
 enum Phase {
     Active,
-    /// A peer refuses what only a peer that has failed refuses: no run goes on, and for a moment its reason is waited for.
+    /// A peer refuses what only a peer that has failed refuses: no run goes on, and for a moment
+    /// its reason is waited for.
     Doubting {
         fault: Box<Fault>,
         since: Nanos,
@@ -286,7 +294,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine of a connected device whose responder is `board`. Tells the peers where its scratch is.
+    /// An engine of a connected device whose responder is `board`. Tells the peers where its
+    /// scratch is.
     ///
     /// # Errors
     ///
@@ -306,7 +315,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// An engine of a device that still connects; it tells each peer where its scratch is as that is there.
+    /// An engine of a device that still connects; it tells each peer where its scratch is as that
+    /// is there.
     ///
     /// # Errors
     ///
@@ -434,7 +444,8 @@ impl Engine {
         self.is_severing() || self.failure().is_some()
     }
 
-    /// Whether this rank's memory is being taken out of its peers' reach: work of its own, which waits for nobody.
+    /// Whether this rank's memory is being taken out of its peers' reach: work of its own, which
+    /// waits for nobody.
     #[must_use]
     pub fn is_severing(&self) -> bool {
         matches!(self.phase, Phase::Failing { is_severing: true, .. })
@@ -504,15 +515,17 @@ impl Engine {
         }
     }
 
-    /// Goes as far as what peers did by themselves allows, where they can ([`pleach_transport::Reach::passive`]): neither
-    /// the device nor the time is looked at, so `now` may be old where computing takes no time. Not instead of
-    /// [`Engine::poll`], but many times between two of it: it costs a tenth. True when anything moved.
+    /// Goes as far as what peers did by themselves allows, where they can
+    /// ([`pleach_transport::Reach::passive`]): neither the device nor the time is looked at, so
+    /// `now` may be old where computing takes no time. Not instead of [`Engine::poll`], but many
+    /// times between two of it: it costs a tenth. True when anything moved.
     pub fn glance(&mut self, now: Nanos) -> bool {
         if !matches!(self.phase, Phase::Active) || self.board.has_news() {
             return false;
         }
         if let Some(Blocked { from, cell, count }) = self.blocked {
-            // The tightest of loops: what is on its way is seen at once, and nothing else is stored meanwhile.
+            // The tightest of loops: what is on its way is seen at once, and nothing else is stored
+            // meanwhile.
             let cells = &self.cells[from as usize];
             if (0..LOOKS).all(|_| cells.count(cell) == count) {
                 return false;
@@ -522,8 +535,9 @@ impl Engine {
         self.advance_runs(now)
     }
 
-    /// The look between arming the device's bell and sleeping on it: takes all that has come in cells since the last poll,
-    /// which rings no bell. True when something has come; then nobody may sleep.
+    /// The look between arming the device's bell and sleeping on it: takes all that has come in
+    /// cells since the last poll, which rings no bell. True when something has come; then nobody
+    /// may sleep.
     pub fn look_again(&mut self, now: Nanos) -> bool {
         if self.board.has_news() {
             return true;
@@ -535,8 +549,8 @@ impl Engine {
         self.advance_runs(now)
     }
 
-    /// Whether all peers write here without this rank's device being polled, and what is computed ends at once: then
-    /// [`Engine::glance`] is worth it.
+    /// Whether all peers write here without this rank's device being polled, and what is computed
+    /// ends at once: then [`Engine::glance`] is worth it.
     #[must_use]
     pub fn is_passive(&self) -> bool {
         self.is_passive

@@ -41,7 +41,8 @@ impl Engine {
                         run.transfer_done(id);
                     }
                 }
-                // The loss behind it is told by its own event; a severed peer's transfers were given up here.
+                // The loss behind it is told by its own event; a severed peer's transfers were
+                // given up here.
                 Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
                 Event::PeerLost { peer, cause } => {
                     self.board.agreement().lose(peer);

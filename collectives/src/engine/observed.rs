@@ -1,4 +1,5 @@
-//! What the engine notes of its runs: when calls began and ended, and when peers came. See [`crate::observe`].
+//! What the engine notes of its runs: when calls began and ended, and when peers came. See
+//! [`crate::observe`].
 
 use std::sync::Arc;
 
@@ -93,7 +94,8 @@ impl Engine {
         self.observer.open = None;
     }
 
-    /// Whether a call that was to be timed has ended where nobody knew the time: then [`Engine::end_time`] is due.
+    /// Whether a call that was to be timed has ended where nobody knew the time: then
+    /// [`Engine::end_time`] is due.
     pub(crate) fn wants_end_time(&self) -> bool {
         self.observer.open.is_some()
     }
@@ -105,7 +107,8 @@ impl Engine {
         }
     }
 
-    /// How long a run has been under way, in nanoseconds, as far as anybody looked at the clock; else zero.
+    /// How long a run has been under way, in nanoseconds, as far as anybody looked at the clock;
+    /// else zero.
     pub(super) fn elapsed_ns(&self, slot: u8, now: Nanos) -> u64 {
         let times = self.slots[usize::from(slot)].times;
         times.map_or(0, |times| now.max(self.observer.seen_at).0.saturating_sub(times.begun_at.0))
@@ -158,7 +161,8 @@ impl Engine {
 }
 
 impl Run {
-    /// Looks which peers have come that this run gets to only later: what it waits for now may hide them.
+    /// Looks which peers have come that this run gets to only later: what it waits for now may hide
+    /// them.
     pub(super) fn look_for_arrivals(&mut self, ground: &Ground<'_>) {
         let elapsed_ns = ground.elapsed_ns;
         if elapsed_ns < self.noted.look_ns {

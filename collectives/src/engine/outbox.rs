@@ -1,14 +1,19 @@
-//! Puts that wait to be submitted, where links set the pace: of those to one peer the oldest chunk goes first.
+//! Puts that wait to be submitted, where links set the pace: of those to one peer the oldest chunk
+//! goes first.
 //!
-//! A link that carries one transfer after the other keeps the order in which they were given to it. Given to it as soon as they can
-//! be, the first steps of all chunks in a window go before any of their second ones: chunks travel from link to link in one crowd,
-//! and the links before and behind it are idle, for good. (Networks of queues that serve first what came first can lose throughput
-//! in that way, and those that serve first what is under way longest cannot: Andrews, Awerbuch, Fernández, Kleinberg, Leighton
-//! and Liu, "Universal stability results for greedy contention-resolution protocols", FOCS 1996.) So a rank gives the device no
-//! more puts to a peer than keep its link busy, and what it gives next is of the oldest chunk that any tree has for that peer.
+//! A link that carries one transfer after the other keeps the order in which they were given to it.
+//! Given to it as soon as they can be, the first steps of all chunks in a window go before any of
+//! their second ones: chunks travel from link to link in one crowd, and the links before and behind
+//! it are idle, for good. (Networks of queues that serve first what came first can lose throughput
+//! in that way, and those that serve first what is under way longest cannot: Andrews, Awerbuch,
+//! Fernández, Kleinberg, Leighton and Liu, "Universal stability results for greedy
+//! contention-resolution protocols", FOCS 1996.) So a rank gives the device no more puts to a peer
+//! than keep its link busy, and what it gives next is of the oldest chunk that any tree has for
+//! that peer.
 //!
-//! **Invariant:** a put that waits here is under way for its lane, with its source and its room at the peer, as if the device had
-//! it; each is given to the device once there is room for it, or the run ends.
+//! **Invariant:** a put that waits here is under way for its lane, with its source and its room at
+//! the peer, as if the device had it; each is given to the device once there is room for it, or the
+//! run ends.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,7 +25,8 @@ use super::program::{OpProgram, PutProgram};
 use super::run::{Issue, Run, Site, Trouble};
 use crate::Rank;
 
-/// So many puts may be under way to a peer however long they are: one more than its link carries at a time.
+/// So many puts may be under way to a peer however long they are: one more than its link carries at
+/// a time.
 const PUTS_LEAST: u32 = 2;
 
 /// A put that waits: those of older chunks first, then those of lanes that have their turn earlier.
@@ -75,7 +81,8 @@ impl Outboxes {
         }
     }
 
-    /// Whether a put of a chunk may be submitted now; else it waits until [`Outboxes::next`] gives it back.
+    /// Whether a put of a chunk may be submitted now; else it waits until [`Outboxes::next`] gives
+    /// it back.
     fn admits(&mut self, to: Rank, put: Waiting) -> bool {
         let outbox = &mut self.of[to as usize];
         let is_admitted = outbox.has_room(put.bytes);

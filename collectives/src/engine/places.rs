@@ -13,7 +13,8 @@ use crate::Rank;
 use crate::schedule::Part;
 
 impl Run {
-    /// The registered bytes to put: in place, or copied to the bounce slot first, unless who computes has done so.
+    /// The registered bytes to put: in place, or copied to the bounce slot first, unless who
+    /// computes has done so.
     pub(super) fn source(&self, ground: &Ground<'_>, site: Site<'_>, put: &PutProgram) -> Slice {
         let bytes = site.bytes();
         let slice = match self.registered(put) {
@@ -97,8 +98,8 @@ impl Run {
         RemoteSlice { key: scratch.key, offset, len }
     }
 
-    /// Whether the place of a peer may be touched yet: its slice once it said where that is, its scratch once it does not
-    /// use that for an earlier run any more.
+    /// Whether the place of a peer may be touched yet: its slice once it said where that is, its
+    /// scratch once it does not use that for an earlier run any more.
     pub(super) fn is_within_reach(&self, plan: &Plan, ground: &mut Ground<'_>, place: PlaceAt) -> bool {
         match place.part {
             Part::SharedInput | Part::SharedOutput => plan.inline || self.peers[place.rank as usize].heard,
@@ -120,7 +121,8 @@ impl Run {
         }
     }
 
-    /// Address of a place of a peer through a mapping; `None`: not within reach or not mapped yet, try again.
+    /// Address of a place of a peer through a mapping; `None`: not within reach or not mapped yet,
+    /// try again.
     pub(super) fn mapped(
         &mut self,
         ground: &mut Ground<'_>,
@@ -130,7 +132,8 @@ impl Run {
         if !self.is_within_reach(site.plan, ground, place) {
             return Ok(None);
         }
-        // Everything of one landing is mapped at once: chunk 0 of block 0 is not where it begins, its slice is.
+        // Everything of one landing is mapped at once: chunk 0 of block 0 is not where it begins,
+        // its slice is.
         let whole = self.peer_whole(ground, site, place);
         let peer = &mut self.peers[place.rank as usize];
         let (mapped, is_landing) = match place.part {
@@ -168,8 +171,8 @@ impl Run {
         }))
     }
 
-    /// Whether all bytes that were read at these places were still those of the ranks that keep them; see
-    /// [`Mapped::is_shared`].
+    /// Whether all bytes that were read at these places were still those of the ranks that keep
+    /// them; see [`Mapped::is_shared`].
     pub(super) fn are_shared(&self, rank: Rank, places: &[PlaceAt]) -> bool {
         places.iter().filter(|place| place.rank != rank).all(|place| {
             let peer = &self.peers[place.rank as usize];

@@ -1,4 +1,5 @@
-//! A plan: all that the calls of one shape share, worked out once, so that a call computes nothing but what differs.
+//! A plan: all that the calls of one shape share, worked out once, so that a call computes nothing
+//! but what differs.
 
 use std::sync::Arc;
 
@@ -37,7 +38,8 @@ pub struct Plan {
     pub(super) states: u32,
     /// How many chunks a lane may be ahead of the slowest one.
     pub(super) lead: u32,
-    /// By rank: how many bytes of puts to it may be under way, where links set the pace; else empty.
+    /// By rank: how many bytes of puts to it may be under way, where links set the pace; else
+    /// empty.
     pub(super) under_way_max: Vec<u64>,
     /// How it goes the short way, if it can.
     pub(super) short: Option<Short>,
@@ -62,8 +64,8 @@ pub enum PlanError {
     Counts(#[from] CountsError),
 }
 
-/// By rank: how many bytes of puts may be under way to it, when a chunk of every tree takes so long: as many as go there in a
-/// round trip at the pace of the links.
+/// By rank: how many bytes of puts may be under way to it, when a chunk of every tree takes so
+/// long: as many as go there in a round trip at the pace of the links.
 fn in_round_trip(program: &Program, layout: &Layout, pace: &Pace, round_ns: u64) -> Vec<u64> {
     let mut bytes = vec![0u64; program.ranks as usize];
     for lane in &program.lanes {
@@ -79,8 +81,8 @@ fn in_round_trip(program: &Program, layout: &Layout, pace: &Pace, round_ns: u64)
 }
 
 impl Plan {
-    /// What carries out calls of this shape by this program, with parts of these lengths, which are made the descriptor's
-    /// amount.
+    /// What carries out calls of this shape by this program, with parts of these lengths, which are
+    /// made the descriptor's amount.
     ///
     /// # Errors
     ///
@@ -133,14 +135,15 @@ impl Plan {
         })
     }
 
-    /// The same for memory that only who computes touches: nothing of it travels in cells, or is copied by the caller's
-    /// processor.
+    /// The same for memory that only who computes touches: nothing of it travels in cells, or is
+    /// copied by the caller's processor.
     #[must_use]
     pub fn untouched_by_host(self) -> Self {
         Self { inline: false, short: None, ..self }
     }
 
-    /// Whether input and output are as long as the counts say; where those are one for all parts, the caller knows.
+    /// Whether input and output are as long as the counts say; where those are one for all parts,
+    /// the caller knows.
     pub(super) fn check_lengths(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
         let element_bytes = self.descriptor.data_type.bytes();
         self.counts.check_lengths(&self.program, element_bytes, [input.len(), output.len()])
@@ -169,7 +172,8 @@ impl Plan {
         Record { run, signature: self.signature, history, descriptor: self.descriptor.to_words() }
     }
 
-    /// What a notice between this rank and a peer says of the calls so far; see the module of counts.
+    /// What a notice between this rank and a peer says of the calls so far; see the module of
+    /// counts.
     pub(super) fn mark(&self, history: u64, peer: Rank) -> u64 {
         match &self.counts {
             Counts::Each(_) | Counts::Listed(_) => history,
@@ -184,7 +188,8 @@ impl Plan {
         !self.under_way_max.is_empty()
     }
 
-    /// Whether it is one for parts of these lengths; the descriptor says so only where there is but one length.
+    /// Whether it is one for parts of these lengths; the descriptor says so only where there is but
+    /// one length.
     #[must_use]
     pub fn is_for(&self, counts: &Counts) -> bool {
         self.counts == *counts

@@ -1,9 +1,10 @@
 //! Which of several runs goes first.
 //!
-//! Runs are admitted in the order of their calls, because banks are (`bank`); of those admitted, one of a higher priority
-//! takes all steps that it can before one of a lower priority takes its next. So what was started late but is needed early,
-//! as the first layer's gradients are, overtakes what was started before. **Invariant:** priority decides about time alone:
-//! numbers, banks and signatures are those of the order of calls, so ranks need not agree about it.
+//! Runs are admitted in the order of their calls, because banks are (`bank`); of those admitted,
+//! one of a higher priority takes all steps that it can before one of a lower priority takes its
+//! next. So what was started late but is needed early, as the first layer's gradients are,
+//! overtakes what was started before. **Invariant:** priority decides about time alone: numbers,
+//! banks and signatures are those of the order of calls, so ranks need not agree about it.
 //!
 //! While every run has the usual priority nothing here is looked at.
 
@@ -202,7 +203,8 @@ mod tests {
     #[test]
     fn a_peer_that_is_through_may_leave_while_this_rank_has_not_looked_at_all_that_it_said() {
         const LEN: usize = 40_000;
-        // Ranks need not agree; the second one is through first, as the first one stands still in between.
+        // Ranks need not agree; the second one is through first, as the first one stands still in
+        // between.
         let priorities: [&[i32]; RANKS as usize] =
             [&[-2, -1, 0, 1, 2, -2, -1, 0], &[-2, 0, 2, -1, 1, -2, 0, 2]];
         let mut left_early = 0;

@@ -1,9 +1,11 @@
 //! A proof made ready to run on one rank: cells and scratch slots numbered, steps flattened.
 //!
-//! **Invariant:** the numbering is a function of the schedule alone, so every rank computes the same for itself and for
-//! its peers: a sender knows the cell and the scratch slot at its target without being told.
+//! **Invariant:** the numbering is a function of the schedule alone, so every rank computes the
+//! same for itself and for its peers: a sender knows the cell and the scratch slot at its target
+//! without being told.
 //!
-//! Cells of a sender at a target are numbered in the order of (block, cell); for scratch slots see [`super::slots`].
+//! Cells of a sender at a target are numbered in the order of (block, cell); for scratch slots see
+//! [`super::slots`].
 
 use std::collections::BTreeMap;
 
@@ -27,14 +29,16 @@ pub struct Program {
     pub(super) single_chunk: bool,
     /// Those that this rank has lanes for; lanes name them by their place here.
     pub(super) blocks: Vec<Cut>,
-    /// The largest share that a block has of its part, in weights of it and of all; and how many blocks there are.
+    /// The largest share that a block has of its part, in weights of it and of all; and how many
+    /// blocks there are.
     pub(super) largest_share: (u64, u64, usize),
     pub(super) lanes: Vec<LaneProgram>,
     pub(super) steps: Vec<StepProgram>,
     /// Steps and their lags, referred to by range from the steps.
     pub(super) after: Vec<(u32, u32)>,
     pub(super) places: Vec<PlaceAt>,
-    /// For the cells that this rank waits on, in their order, by peer and number: the lane that does.
+    /// For the cells that this rank waits on, in their order, by peer and number: the lane that
+    /// does.
     pub(super) waits: Vec<(Rank, u32, u32)>,
     /// Most cells any rank keeps for one peer, times the window.
     pub(super) cells: u32,
@@ -42,7 +46,8 @@ pub struct Program {
     pub(super) slots: u32,
     /// Units that a slot of the largest block takes.
     pub(super) largest_size: u32,
-    /// Where the number of chunks follows from links: then all blocks have as many, each of its own size.
+    /// Where the number of chunks follows from links: then all blocks have as many, each of its own
+    /// size.
     pub(super) pace: Option<Pace>,
     /// How long chunks are at most, where that was asked for.
     pub(super) chunk_bytes: Option<usize>,
@@ -54,7 +59,8 @@ pub struct Program {
     pub(super) exposes_output: bool,
     /// Whether only the rank that gives a part and the one that gets it have lanes for it.
     pub(super) is_private: bool,
-    /// Peers that notify this rank in a run: they may only write to it again when they know how far it is.
+    /// Peers that notify this rank in a run: they may only write to it again when they know how far
+    /// it is.
     pub(super) heard: Vec<Rank>,
     /// Those of them that it does not notify: they learn of its progress by credits alone.
     pub(super) silent_to: Vec<Rank>,
@@ -119,8 +125,8 @@ pub(super) struct PutProgram {
     pub(super) bounce: u32,
 }
 
-/// A place with its slot, in units of scratch from the first one on; for shared parts the slot is that of the window which stands
-/// in for them.
+/// A place with its slot, in units of scratch from the first one on; for shared parts the slot is
+/// that of the window which stands in for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlaceAt {
     pub(super) rank: Rank,
@@ -134,8 +140,8 @@ pub(super) const NO_SLOT: u32 = u32::MAX;
 /// The cells of one pair of ranks, in the order of their numbers.
 type PairCells = BTreeMap<(BlockId, Cell), u32>;
 
-/// Numbers the cells that `rank` notifies (`outgoing`) or waits on, by peer, and says how many the largest pair of any
-/// two ranks has.
+/// Numbers the cells that `rank` notifies (`outgoing`) or waits on, by peer, and says how many the
+/// largest pair of any two ranks has.
 fn number_cells(
     schedule: &Schedule,
     rank: Rank,
@@ -274,14 +280,16 @@ impl Program {
         self
     }
 
-    /// The same program with chunks of so many bytes at most, where a call is so long that it is cut at all.
+    /// The same program with chunks of so many bytes at most, where a call is so long that it is
+    /// cut at all.
     #[must_use]
     pub(crate) fn with_chunks_of(self, bytes: usize) -> Self {
         Self { chunk_bytes: Some(bytes), ..self }
     }
 
-    /// The same program without one entry of what its steps come after, counted through all steps: for the simulator, which
-    /// has to catch it. Outside of this crate nothing runs that was not proved.
+    /// The same program without one entry of what its steps come after, counted through all steps:
+    /// for the simulator, which has to catch it. Outside of this crate nothing runs that was not
+    /// proved.
     pub(crate) fn without_dependency(mut self, number: usize) -> Self {
         self.after.remove(number);
         let number = number as u32;

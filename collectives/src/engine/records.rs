@@ -1,6 +1,8 @@
-//! What this rank did in the last runs of a stream, for those who ask while its engine may be busy elsewhere.
+//! What this rank did in the last runs of a stream, for those who ask while its engine may be busy
+//! elsewhere.
 //!
-//! One thread at a time writes (who holds the engine), any may read. To note a run takes a few stores, and no lock.
+//! One thread at a time writes (who holds the engine), any may read. To note a run takes a few
+//! stores, and no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -47,7 +49,8 @@ impl RecordSlot {
 /// The last `LAST` runs of a stream that this rank has begun, and how many it has completed.
 pub(super) struct Records<const LAST: usize> {
     slots: [RecordSlot; LAST],
-    /// Release store in `begin` pairs with the acquire loads of readers: the record is there before its run counts.
+    /// Release store in `begin` pairs with the acquire loads of readers: the record is there before
+    /// its run counts.
     begun: AtomicU64,
     /// Without a gap. Release store in `complete` pairs with the acquire loads of readers.
     completed: AtomicU64,

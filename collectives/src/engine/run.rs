@@ -1,12 +1,13 @@
 //! One rank's share of one run: the executor.
 //!
-//! A pure state machine over a [`Device`](pleach_transport::Device) and a [`Compute`](crate::compute::Compute): it never blocks and reads no clock. Each lane walks its
-//! chunks, each chunk under way has a program counter (steps are issued in order) and the states of its steps. What a
-//! step does is in [`super::step`].
+//! A pure state machine over a [`Device`](pleach_transport::Device) and a
+//! [`Compute`](crate::compute::Compute): it never blocks and reads no clock. Each lane walks its
+//! chunks, each chunk under way has a program counter (steps are issued in order) and the states of
+//! its steps. What a step does is in [`super::step`].
 //!
-//! **Invariant:** no byte that a peer sent or shares is used before a notice of that peer *in this run* was compared with
-//! this rank's own signature: every notice carries run and signature ([`super::header`]), and a wait that sees another
-//! one does not complete.
+//! **Invariant:** no byte that a peer sent or shares is used before a notice of that peer *in this
+//! run* was compared with this rank's own signature: every notice carries run and signature
+//! ([`super::header`]), and a wait that sees another one does not complete.
 
 use std::sync::Arc;
 
@@ -124,7 +125,8 @@ pub(super) struct Run {
     pub(super) spare_jobs: Vec<Job>,
     /// Where links set the pace.
     pub(super) outboxes: Outboxes,
-    /// Bytes of chunks that were combined or copied in this lane's turn; at least [`TURN_BYTES`] when it is over.
+    /// Bytes of chunks that were combined or copied in this lane's turn; at least [`TURN_BYTES`]
+    /// when it is over.
     pub(super) turn_bytes: usize,
     /// A peer whose notice did not match, to be asked what it is doing.
     pub(super) suspect: Option<Rank>,
@@ -267,8 +269,8 @@ impl Run {
         Ok(self.catch_up(plan) || moved)
     }
 
-    /// Goes on until nothing moves, or for [`TURN_BYTES`]: while this rank combines its own chunks, peers wait for what its
-    /// other lanes tell them.
+    /// Goes on until nothing moves, or for [`TURN_BYTES`]: while this rank combines its own chunks,
+    /// peers wait for what its other lanes tell them.
     fn advance_lane(
         &mut self,
         plan: &Plan,
@@ -480,7 +482,8 @@ impl Run {
         moved
     }
 
-    /// Whether a job that is done has read nothing that its owner had taken away; as in [`Run::reduce`].
+    /// Whether a job that is done has read nothing that its owner had taken away; as in
+    /// [`Run::reduce`].
     fn has_read_whole(&self, plan: &Plan, index: usize) -> bool {
         let ActiveJob { at, stages, .. } = self.jobs[index];
         let program = &*plan.program;

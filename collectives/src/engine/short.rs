@@ -1,14 +1,17 @@
 //! The short way of the smallest calls: a run carried out at once, on the caller's stack.
 //!
-//! A plan is *short* when every lane has one chunk and its data travel in the cells, or are a few kilobytes that are put in
-//! peers' scratch, which is mapped here. Then each step ends with its issue, so that all a run has to remember is how far
-//! each lane has come ([`Progress`]), and where everything lies is known from the plan ([`Short`]). What decides is the same
-//! as in [`super::run`]: banks, credits, numbers, signatures, the cells consumed.
+//! A plan is *short* when every lane has one chunk and its data travel in the cells, or are a few
+//! kilobytes that are put in peers' scratch, which is mapped here. Then each step ends with its
+//! issue, so that all a run has to remember is how far each lane has come ([`Progress`]), and where
+//! everything lies is known from the plan ([`Short`]). What decides is the same as in
+//! [`super::run`]: banks, credits, numbers, signatures, the cells consumed.
 //!
-//! **Invariant:** a run leaves this way between two steps only, and goes on as an ordinary one at the same step
-//! ([`super::run::Run::resume`]): so whatever takes longer than some looks, any doubt and any trouble is the ordinary way's.
+//! **Invariant:** a run leaves this way between two steps only, and goes on as an ordinary one at
+//! the same step ([`super::run::Run::resume`]): so whatever takes longer than some looks, any doubt
+//! and any trouble is the ordinary way's.
 //!
-//! What peers wait for goes out first; what is only noted comes after, while their notices are on their way.
+//! What peers wait for goes out first; what is only noted comes after, while their notices are on
+//! their way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +35,8 @@ use crate::Rank;
 use crate::compute::Job;
 use crate::schedule::Part;
 
-/// How often a run on the short way looks for its peers' notices, each time up to [`super::LOOKS`] times in a row: some
-/// microseconds.
+/// How often a run on the short way looks for its peers' notices, each time up to [`super::LOOKS`]
+/// times in a row: some microseconds.
 const ROUNDS_MAX: u32 = 16;
 /// Longest chunk that goes the short way, in bytes: what is copied while a peer waits for it.
 const CHUNK_BYTES_MAX: usize = 8 << 10;
@@ -186,11 +189,13 @@ impl ShortRun<'_, '_> {
         is_complete
     }
 
-    /// Looks for the notice that is waited for; false when there is none to look for, or it does not come.
+    /// Looks for the notice that is waited for; false when there is none to look for, or it does
+    /// not come.
     fn look(&self) -> bool {
         let Some(Blocked { from, cell, count }) = *self.ground.blocked else { return false };
         let cells = &self.ground.cells[from as usize];
-        // The tightest of loops: what is on its way is seen at once, and nothing else is stored meanwhile.
+        // The tightest of loops: what is on its way is seen at once, and nothing else is stored
+        // meanwhile.
         for _ in 0..LOOKS {
             if cells.count(cell) != count {
                 return true;
@@ -291,9 +296,10 @@ impl ShortRun<'_, '_> {
 }
 
 impl Engine {
-    /// Allows the short way and [`Engine::glance`] where they are possible at all: all peers write here without this
-    /// rank's device being polled, and what is computed ends at once. `is_crowded`: other ranks need this processor, so
-    /// that looking again and again only delays them. To be called when all peers are ready.
+    /// Allows the short way and [`Engine::glance`] where they are possible at all: all peers write
+    /// here without this rank's device being polled, and what is computed ends at once.
+    /// `is_crowded`: other ranks need this processor, so that looking again and again only delays
+    /// them. To be called when all peers are ready.
     pub fn look_directly(&mut self, is_crowded: bool) {
         let peers = (0..self.ranks).filter(|peer| *peer != self.rank);
         let is_passive = peers.clone().all(|peer| self.device.reach(peer).passive);
@@ -311,7 +317,8 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::start`], for who waits for the outcome: `None` when the call has been carried out already.
+    /// As [`Engine::start`], for who waits for the outcome: `None` when the call has been carried
+    /// out already.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! What makes two calls the same call: the signature that every notice carries, and the description behind it.
+//! What makes two calls the same call: the signature that every notice carries, and the description
+//! behind it.
 
 use std::fmt;
 
@@ -6,8 +7,8 @@ use super::counts::Between;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 
-/// The history of a stream when a call with this signature follows: splitmix64's finaliser, so that every bit of both
-/// reaches every bit of it.
+/// The history of a stream when a call with this signature follows: splitmix64's finaliser, so that
+/// every bit of both reaches every bit of it.
 pub(super) fn chain(history: u64, signature: u64) -> u64 {
     let mut hash = history.rotate_left(23).wrapping_add(signature).wrapping_add(0x9e37_79b9_7f4a_7c15);
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,7 +31,8 @@ pub struct Descriptor {
     pub tag: u32,
 }
 
-/// How many elements, as far as it must be the same on all ranks. See the module of the engine's counts.
+/// How many elements, as far as it must be the same on all ranks. See the module of the engine's
+/// counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Amount {

@@ -1,10 +1,12 @@
 //! Scratch slots of every rank, numbered alike on all of them.
 //!
-//! Slots of a rank are numbered block by block: first its schedule's slots, then a window of the shared input and output, where
-//! peers touch these (one for both: `verify` allows it, and half as much memory passes through the cache); after all of them come
-//! the rank's own bounce slots (sources of puts in memory that is not registered). Where all blocks have as many chunks, each of
-//! its own length, a slot takes so many *units* of scratch as its block's share asks for, and is numbered by its first one: a
-//! packing of thirty trees has room for chunks four times as long as with slots that are all as long as the longest.
+//! Slots of a rank are numbered block by block: first its schedule's slots, then a window of the
+//! shared input and output, where peers touch these (one for both: `verify` allows it, and half as
+//! much memory passes through the cache); after all of them come the rank's own bounce slots
+//! (sources of puts in memory that is not registered). Where all blocks have as many chunks, each
+//! of its own length, a slot takes so many *units* of scratch as its block's share asks for, and is
+//! numbered by its first one: a packing of thirty trees has room for chunks four times as long as
+//! with slots that are all as long as the longest.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +14,8 @@ use super::program::{Cut, NO_SLOT, PlaceAt};
 use crate::Rank;
 use crate::schedule::{BlockId, Op, Part, Place, Schedule};
 
-/// Units of scratch that a chunk of the largest block takes, where chunks of blocks differ in length.
+/// Units of scratch that a chunk of the largest block takes, where chunks of blocks differ in
+/// length.
 const SIZE_MAX: u32 = 64;
 
 /// Most units of a window: with more each would be too small for what rounding takes.
@@ -96,7 +99,8 @@ impl Slots {
     }
 }
 
-/// Gives each block as much scratch a chunk as it has of its part, in proportion, as finely as the number of units allows.
+/// Gives each block as much scratch a chunk as it has of its part, in proportion, as finely as the
+/// number of units allows.
 pub(super) fn size_by_share(schedule: &Schedule, cuts: &mut [Cut]) {
     let share = |cut: &Cut| (u128::from(cut.weight) << u32::BITS) / u128::from(cut.total.max(1));
     let shares: Vec<u128> = cuts.iter().map(share).collect();
@@ -116,8 +120,8 @@ pub(super) fn size_by_share(schedule: &Schedule, cuts: &mut [Cut]) {
     cuts.iter_mut().for_each(|cut| cut.size = 1);
 }
 
-/// The units of scratch of the rank that has most. Bounce slots are the own rank's affair, but the size of a bank must be the
-/// same everywhere.
+/// The units of scratch of the rank that has most. Bounce slots are the own rank's affair, but the
+/// size of a bank must be the same everywhere.
 pub(super) fn most_units(schedule: &Schedule, slots: &Slots, cuts: &[Cut]) -> u32 {
     let bounces = |lane: &crate::schedule::Lane| {
         let puts = lane.steps.iter().filter(|step| bounces(&step.op)).count() as u32;

@@ -141,7 +141,8 @@ impl Run {
             Ok(submitted) => {
                 self.staged.retain(|at| *at != site.at);
                 if site.plan.lanes.len() > 1 {
-                    // Links serve first what comes first: all lanes have their first chunk before any has its second.
+                    // Links serve first what comes first: all lanes have their first chunk before
+                    // any has its second.
                     self.end_turn();
                 }
                 if submitted != Submitted::UnderWay {
@@ -157,8 +158,8 @@ impl Run {
         }
     }
 
-    /// Whether what is put lies where it can be put from, if it is brought there by who computes: begins with that where it
-    /// has not begun.
+    /// Whether what is put lies where it can be put from, if it is brought there by who computes:
+    /// begins with that where it has not begun.
     fn is_staged(&mut self, ground: &mut Ground<'_>, site: Site<'_>, put: &PutProgram) -> bool {
         let bytes = site.bytes();
         let is_brought = self.bounces(put) && bytes > 0 && ground.compute.space() != Space::Host;
@@ -260,8 +261,8 @@ pub(super) fn prepare(job: &mut Job, descriptor: &Descriptor, elements: usize, d
     job.into.clear();
 }
 
-/// One more destination of a job that has its sources. A copy onto itself is nothing, and two places that are one memory
-/// are written once.
+/// One more destination of a job that has its sources. A copy onto itself is nothing, and two
+/// places that are one memory are written once.
 pub(super) fn add_destination(job: &mut Job, address: Address) {
     let is_copy_onto_itself = job.from.len() == 1 && job.from[0] == address.0.cast_const();
     if !is_copy_onto_itself && !job.into.contains(&address.0) {

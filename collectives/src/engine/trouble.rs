@@ -86,7 +86,8 @@ impl Engine {
                 entry.query_interval = QUERY_AFTER;
                 entry.query_at = now + QUERY_AFTER;
             }
-            // A notice that does not match is asked about at once, but only once: it is seen again at every poll.
+            // A notice that does not match is asked about at once, but only once: it is seen again
+            // at every poll.
             let asks_early = is_suspicious && entry.query_interval == QUERY_AFTER;
             if now < entry.query_at.min(times.deadline) && !asks_early {
                 continue;
@@ -146,8 +147,8 @@ impl Engine {
         None
     }
 
-    /// A run waits for a peer that has left: the peer made fewer calls, or another one, as its notice says. The peer does not
-    /// answer any more which one that was.
+    /// A run waits for a peer that has left: the peer made fewer calls, or another one, as its
+    /// notice says. The peer does not answer any more which one that was.
     fn fault_of_left(&self, slot: u8, peer: Rank, step: String, now: Nanos) -> Fault {
         let heard = Heard { credits: &self.credits, cells: &self.cells, consumed: &self.consumed };
         let run = self.slots[usize::from(slot)].run.as_ref();
@@ -157,8 +158,8 @@ impl Engine {
         self.fault(FaultKind::Mismatch, peer, String::new(), Some(slot), now)
     }
 
-    /// Asks a peer what it is doing, if no question to it is unanswered; false where another run's is. So a peer that is
-    /// stopped is sent one question, however long it is waited for.
+    /// Asks a peer what it is doing, if no question to it is unanswered; false where another run's
+    /// is. So a peer that is stopped is sent one question, however long it is waited for.
     fn query(&mut self, peer: Rank, stream: Stream, record: Record, now: Nanos) -> bool {
         let about = (stream, record.run);
         if let Some(asked) = self.asked.get(&peer) {
@@ -170,8 +171,9 @@ impl Engine {
         true
     }
 
-    /// Which of the peers that a run waits for is the cause, by what they say: one that says nothing, else one that has
-    /// not made the call or whom it waits for in another one, else whom those wait for who have; and how it is to be put.
+    /// Which of the peers that a run waits for is the cause, by what they say: one that says
+    /// nothing, else one that has not made the call or whom it waits for in another one, else whom
+    /// those wait for who have; and how it is to be put.
     pub(super) fn blame(
         &self,
         slot: u8,
@@ -295,7 +297,8 @@ impl Engine {
             return self.settle(fault, now);
         }
         if matches!(self.phase, Phase::Active) {
-            // A peer whose group has failed lets go of its memory: the word of its cause, or its end, may be on its way.
+            // A peer whose group has failed lets go of its memory: the word of its cause, or its
+            // end, may be on its way.
             let times = self.order.iter().filter_map(|slot| self.slots[usize::from(*slot)].times);
             let deadline = times.map(|times| times.deadline).min();
             self.phase = Phase::Doubting { fault: Box::new(fault), since: now, deadline };
@@ -347,7 +350,8 @@ impl Engine {
         self.agree(now);
     }
 
-    /// Goes on to agree with the peers on why the group has failed; true when anything was told or decided.
+    /// Goes on to agree with the peers on why the group has failed; true when anything was told or
+    /// decided.
     pub(super) fn agree(&mut self, now: Nanos) -> bool {
         let Phase::Failing { talk, verdict, is_severing: false, .. } = &mut self.phase else { return false };
         let Look { tell, verdict: agreed } = match verdict {
@@ -377,8 +381,8 @@ impl Engine {
         true
     }
 
-    /// Cuts everybody off once the ranks have agreed; the group has failed when nobody can touch this rank's memory any
-    /// more.
+    /// Cuts everybody off once the ranks have agreed; the group has failed when nobody can touch
+    /// this rank's memory any more.
     pub(super) fn sever(&mut self, now: Nanos) -> bool {
         let Phase::Failing { verdict: Some(fault), sever_at, is_severing, waiting_for, .. } = &mut self.phase
         else {
@@ -412,8 +416,9 @@ impl Engine {
         }
         if is_idle {
             *is_severing = true;
-            // Deregistered first: on shm severing would make every page of it private, which takes long. For the same
-            // reason peers' memory is let go of, which it would copy: no run goes on.
+            // Deregistered first: on shm severing would make every page of it private, which takes
+            // long. For the same reason peers' memory is let go of, which it would copy: no run
+            // goes on.
             self.scratch = None;
             self.peer_scratch_mapped.clear();
             self.slots.iter_mut().filter_map(|slot| slot.run.as_mut()).for_each(Run::stop);

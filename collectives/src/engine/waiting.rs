@@ -49,7 +49,8 @@ impl Run {
         }
     }
 
-    /// What lies in the cell of a wait and was not consumed: the notice that the wait is for, or one of another call.
+    /// What lies in the cell of a wait and was not consumed: the notice that the wait is for, or
+    /// one of another call.
     fn header_in(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, cell: u32) -> Option<Header> {
         let cell = self.cell(self.parameters.bank.wait_base, cell, site);
         let cells = &heard.cells[from as usize];
@@ -57,13 +58,15 @@ impl Run {
         has_come.then(|| Header::decode(&cells.payload(cell)))
     }
 
-    /// Whether the notice that a wait is for is there: one of this call, which the run takes when it is looked at.
+    /// Whether the notice that a wait is for is there: one of this call, which the run takes when
+    /// it is looked at.
     fn is_there(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, cell: u32) -> bool {
         let header = self.header_in(heard, site, from, cell);
         header.is_some_and(|header| self.is_of_this_call(site.plan, from, &header))
     }
 
-    /// Whether a notice of the peer says that its call of this run's number is another one than this run's.
+    /// Whether a notice of the peer says that its call of this run's number is another one than
+    /// this run's.
     pub(super) fn differs_by_notice(&self, heard: &Heard<'_>, peer: Rank) -> bool {
         let plan = &**self.plan();
         let mut differs = false;
@@ -83,8 +86,8 @@ impl Run {
         differs
     }
 
-    /// The peers whose doing this run waits for, each with the step in words. Not those that have done it and to whom this run
-    /// has not come since, as others of a higher priority went first.
+    /// The peers whose doing this run waits for, each with the step in words. Not those that have
+    /// done it and to whom this run has not come since, as others of a higher priority went first.
     pub(super) fn waits_for(&self, heard: &Heard<'_>, found: &mut dyn FnMut(Rank, &dyn Fn() -> String)) {
         let plan = &**self.plan();
         let program = &*plan.program;

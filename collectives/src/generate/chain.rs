@@ -1,9 +1,10 @@
 //! Along a chain that begins at the root: broadcast down, reduce up.
 //!
-//! Every rank but the last sends everything once (a reduce: every rank but the root), so the bandwidth is the best there is once the pipeline is full.
+//! Every rank but the last sends everything once (a reduce: every rank but the root), so the
+//! bandwidth is the best there is once the pipeline is full.
 //!
-//! Cost for `p` ranks, `n` bytes and `k` chunks: p-2+k rounds, for every rank at most k messages, n bytes sent, and (reduce)
-//! n bytes reduced.
+//! Cost for `p` ranks, `n` bytes and `k` chunks: p-2+k rounds, for every rank at most k messages, n
+//! bytes sent, and (reduce) n bytes reduced.
 
 use crate::collective::Collective;
 use crate::schedule::Schedule;

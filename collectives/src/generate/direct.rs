@@ -1,9 +1,10 @@
 //! Every rank with every other, in one hop.
 //!
-//! All-reduce and reduce-scatter: rank `r` owns block `r` and combines all contributions to it in one pass, in rank
-//! order; all-gather: it gives block `r` to everybody. Every rank begins with another peer, so that nobody is
-//! addressed by all at once. Reduce and broadcast move everything between the root and each of the others. Where every part
-//! has one rank that gives it and one that gets it, see [`super::pairwise`].
+//! All-reduce and reduce-scatter: rank `r` owns block `r` and combines all contributions to it in
+//! one pass, in rank order; all-gather: it gives block `r` to everybody. Every rank begins with
+//! another peer, so that nobody is addressed by all at once. Reduce and broadcast move everything
+//! between the root and each of the others. Where every part has one rank that gives it and one
+//! that gets it, see [`super::pairwise`].
 //!
 //! Cost for `p` ranks and `n` bytes (of the whole). By puts, every rank:
 //!
@@ -15,9 +16,10 @@
 //! | broadcast | p-1 at the root | (p-1)·n at the root | 0 |
 //! | reduce | 1 at all but the root | n | (p-1)·n at the root |
 //!
-//! All take one round but for all-reduce, which takes two. Mapped, the passes are the same and nothing else moves: the
-//! owner of a block reads what the others share of it and, in an all-reduce, writes the result to all of them;
-//! all-gather and broadcast are read by those who want them, all at once.
+//! All take one round but for all-reduce, which takes two. Mapped, the passes are the same and
+//! nothing else moves: the owner of a block reads what the others share of it and, in an
+//! all-reduce, writes the result to all of them; all-gather and broadcast are read by those who
+//! want them, all at once.
 
 use crate::collective::Collective;
 use crate::schedule::Schedule;

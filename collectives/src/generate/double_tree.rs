@@ -1,10 +1,11 @@
 //! Two binary trees, each for half of the data; an inner rank of one is a leaf of the other.
 //!
-//! The first tree is the one in which position `i` of `1..=m` is a leaf when odd and else lies above the positions
-//! around it, as many to each side as its lowest set bit allows. The second is its mirror image when `m` is even, else
-//! shifted by one. So every rank has children in at most one of them, and its link carries each byte about once a
-//! direction and phase (Sanders, Speck and Träff; NCCL's trees). An all-reduce takes all ranks into the trees; with a root, the trees
-//! are made of the others and the root stands above both.
+//! The first tree is the one in which position `i` of `1..=m` is a leaf when odd and else lies
+//! above the positions around it, as many to each side as its lowest set bit allows. The second is
+//! its mirror image when `m` is even, else shifted by one. So every rank has children in at most
+//! one of them, and its link carries each byte about once a direction and phase (Sanders, Speck and
+//! Träff; NCCL's trees). An all-reduce takes all ranks into the trees; with a root, the trees are
+//! made of the others and the root stands above both.
 //!
 //! Cost for `p` ranks and `n` bytes, d = floor(log2 m) the depth of a tree of `m` positions:
 //!
@@ -21,7 +22,8 @@ use crate::schedule::{Block, BlockId, Schedule};
 use super::Access;
 use super::tree::{Forest, Shape, Tree};
 
-/// Chunks under way where nothing but the way up and down again limits them. More would only cost scratch.
+/// Chunks under way where nothing but the way up and down again limits them. More would only cost
+/// scratch.
 const WINDOW_MAX: u32 = 16;
 const WINDOW: u32 = 2;
 

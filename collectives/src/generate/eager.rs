@@ -1,15 +1,19 @@
-//! Straight to the scratch of those who get it, without a word of theirs before: the way for few bytes.
+//! Straight to the scratch of those who get it, without a word of theirs before: the way for few
+//! bytes.
 //!
-//! The other algorithms put into a slice of a peer, which must first say that it is ready, or let the reader tell when it
-//! has read; either costs as much as the data. Scratch needs no word: credits of earlier runs say that it is free. So a
-//! part goes one way in one notice, and who only gives is through at once. The price is a copy out of scratch, and that there is one
-//! chunk only ([`Schedule::single_chunk`]): nobody tells that a slot is free again within a run.
+//! The other algorithms put into a slice of a peer, which must first say that it is ready, or let
+//! the reader tell when it has read; either costs as much as the data. Scratch needs no word:
+//! credits of earlier runs say that it is free. So a part goes one way in one notice, and who only
+//! gives is through at once. The price is a copy out of scratch, and that there is one chunk only
+//! ([`Schedule::single_chunk`]): nobody tells that a slot is free again within a run.
 //!
-//! What has a root goes along a tree: `eager` a star, `eager-tree` a binomial one, which is worth it where a message costs
-//! its sender more than a round takes. All contributions come to who combines them at once, in rank order. Of its peers a
-//! rank turns to the one at distance 1 first, and gives before it takes.
+//! What has a root goes along a tree: `eager` a star, `eager-tree` a binomial one, which is worth
+//! it where a message costs its sender more than a round takes. All contributions come to who
+//! combines them at once, in rank order. Of its peers a rank turns to the one at distance 1 first,
+//! and gives before it takes.
 //!
-//! Cost for `p` ranks and `n` bytes of one rank's whole (gather, scatter: of the root's), for the busiest rank:
+//! Cost for `p` ranks and `n` bytes of one rank's whole (gather, scatter: of the root's), for the
+//! busiest rank:
 //!
 //! | collective | rounds | messages | bytes sent or received | bytes reduced |
 //! |--|--|--|--|--|
@@ -31,10 +35,12 @@ use super::{Access, block_for_each_part, block_for_each_rank, in_turn, one_block
 /// All scratch slots of a rank together, in bytes, at most.
 pub(crate) const SCRATCH_BYTES: u64 = 64 << 10;
 
-/// The longest message that goes this way, in bytes: several of them may be on their way to one rank.
+/// The longest message that goes this way, in bytes: several of them may be on their way to one
+/// rank.
 pub(crate) const MESSAGE_BYTES_MAX: u64 = 8 << 10;
 
-/// The longest part that goes this way, in bytes: who gives to all and gets from all has two slots for each peer.
+/// The longest part that goes this way, in bytes: who gives to all and gets from all has two slots
+/// for each peer.
 pub(crate) fn part_bytes_max(collective: Collective, ranks: u32) -> u64 {
     match collective {
         Collective::SendRecv { .. } => MESSAGE_BYTES_MAX,

@@ -1,13 +1,17 @@
-//! Everything to everybody, in one round: each rank puts its whole input to all others and combines what it has from them.
+//! Everything to everybody, in one round: each rank puts its whole input to all others and combines
+//! what it has from them.
 //!
-//! The way for few bytes where a round costs more than a message: where ranks share processors, each round of a longer way
-//! is a turn of all of them. All ranks combine in rank order, so all end with the same bits.
+//! The way for few bytes where a round costs more than a message: where ranks share processors,
+//! each round of a longer way is a turn of all of them. All ranks combine in rank order, so all end
+//! with the same bits.
 //!
-//! Cost for an all-reduce of `n` bytes, for every rank: 1 round, `p-1` messages, `(p-1)·n` bytes sent and reduced.
+//! Cost for an all-reduce of `n` bytes, for every rank: 1 round, `p-1` messages, `(p-1)·n` bytes
+//! sent and reduced.
 //!
-//! No notice says that a slot is free, for the same reason as in [`super::recursive_doubling`]: a chunk begins when the one
-//! before it is done here, and instances of slots and cells alternate; so what comes for chunk `c` says that its sender has
-//! done with chunk `c - 1`, and everybody hears from everybody in each chunk.
+//! No notice says that a slot is free, for the same reason as in [`super::recursive_doubling`]: a
+//! chunk begins when the one before it is done here, and instances of slots and cells alternate; so
+//! what comes for chunk `c` says that its sender has done with chunk `c - 1`, and everybody hears
+//! from everybody in each chunk.
 
 use crate::Rank;
 use crate::collective::Collective;

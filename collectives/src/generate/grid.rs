@@ -1,10 +1,12 @@
 //! Along the lines of a grid: reduce-scatter dimension after dimension, all-gather back.
 //!
-//! Ranks are the points of a [`RankSpace`], the last dimension that of neighbours (ranks of one host, when they are
-//! numbered so): it comes first, with the most data, and last on the way back. In each dimension a rank talks only to its line, directly. Each block goes to the
-//! rank it belongs to by correcting one coordinate after the other.
+//! Ranks are the points of a [`RankSpace`], the last dimension that of neighbours (ranks of one
+//! host, when they are numbered so): it comes first, with the most data, and last on the way back.
+//! In each dimension a rank talks only to its line, directly. Each block goes to the rank it
+//! belongs to by correcting one coordinate after the other.
 //!
-//! Cost for extents `a × b × …` with product `p`, and `n` bytes of the whole, for every rank; blocks move one by one:
+//! Cost for extents `a × b × …` with product `p`, and `n` bytes of the whole, for every rank;
+//! blocks move one by one:
 //!
 //! | collective | rounds | messages with data | bytes sent | bytes reduced |
 //! |--|--|--|--|--|
@@ -40,7 +42,8 @@ pub(super) fn schedule(collective: Collective, space: &RankSpace, access: Access
 fn tree(space: &RankSpace, root: u32) -> Tree {
     let ranks = space.size();
     let dimensions = space.extents().len();
-    // Those that have only one coordinate to correct wait for those that have more, which therefore come first.
+    // Those that have only one coordinate to correct wait for those that have more, which therefore
+    // come first.
     let mut edges: Vec<(usize, u32, u32)> = Vec::with_capacity(ranks as usize - 1);
     for turn in 1..ranks {
         let rank = (root + turn) % ranks;

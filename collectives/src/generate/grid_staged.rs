@@ -1,11 +1,14 @@
-//! Along the lines of a grid, one dimension at a time: in each a whole all-reduce among the ranks of a line (BIDMach).
+//! Along the lines of a grid, one dimension at a time: in each a whole all-reduce among the ranks
+//! of a line (BIDMach).
 //!
-//! Within a line it is a direct all-reduce: of each block one rank of the line, the one whose coordinate is the block's,
-//! combines the line's results so far, in the order of the coordinate from its own on, and gives the sum to the line.
-//! Everything is numbered relative to that rank, so that all blocks are renamings of one another and are proved once.
+//! Within a line it is a direct all-reduce: of each block one rank of the line, the one whose
+//! coordinate is the block's, combines the line's results so far, in the order of the coordinate
+//! from its own on, and gives the sum to the line. Everything is numbered relative to that rank, so
+//! that all blocks are renamings of one another and are proved once.
 //!
-//! Cost for extents `a × b × …` and `n` bytes, for every rank, summed over the dimensions of extent `e`; the vector is
-//! cut in as many blocks as ranks, so that each dimension can share it out evenly:
+//! Cost for extents `a × b × …` and `n` bytes, for every rank, summed over the dimensions of extent
+//! `e`; the vector is cut in as many blocks as ranks, so that each dimension can share it out
+//! evenly:
 //!
 //! | rounds | messages with data | bytes sent | bytes reduced |
 //! |--|--|--|--|
@@ -44,7 +47,8 @@ fn lane(space: &RankSpace, access: Access, rank: Rank, block: BlockId) -> Option
     let mut lane = Program::new(access, rank, block);
     let dimensions: Vec<usize> =
         (0..space.extents().len()).rev().filter(|&d| space.extents()[d] > 1).collect();
-    // What this rank has so far: first its input, then each line's sum, which others may read and write.
+    // What this rank has so far: first its input, then each line's sum, which others may read and
+    // write.
     let mut first_slot = 0;
     for (stage, &dimension) in dimensions.iter().enumerate() {
         let line = Line { space, access, rank, dimension, first_slot, first: stage == 0 };

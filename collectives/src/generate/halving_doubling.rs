@@ -1,12 +1,15 @@
-//! Exchanges of halves, quarters, … (reduce-scatter by halving), and back (all-gather by doubling): Rabenseifner's.
+//! Exchanges of halves, quarters, … (reduce-scatter by halving), and back (all-gather by doubling):
+//! Rabenseifner's.
 //!
-//! Let `q` be the highest power of two that is not above `p`. `q` ranks take part; each of the `p - q` others, which are
-//! the even ones of the first 2(p - q), gives its data to its successor first and has the result from it in the end. Each block's
-//! way is a binomial tree: in the step at distance `d` (q/2, …, 2, 1) a rank sends those of its blocks whose owner
-//! differs from it in bit `d`, and takes the others.
+//! Let `q` be the highest power of two that is not above `p`. `q` ranks take part; each of the
+//! `p - q` others, which are the even ones of the first 2(p - q), gives its data to its successor
+//! first and has the result from it in the end. Each block's way is a binomial tree: in the step at
+//! distance `d` (q/2, …, 2, 1) a rank sends those of its blocks whose owner differs from it in bit
+//! `d`, and takes the others.
 //!
-//! Cost for `q` participants and `n` bytes of the whole (in `q` blocks for an all-reduce), for every participant that speaks for nobody else;
-//! blocks move one by one, so a step at distance `d` is `d` messages:
+//! Cost for `q` participants and `n` bytes of the whole (in `q` blocks for an all-reduce), for
+//! every participant that speaks for nobody else; blocks move one by one, so a step at distance `d`
+//! is `d` messages:
 //!
 //! | collective | rounds | messages with data | bytes sent | bytes reduced |
 //! |--|--|--|--|--|
@@ -14,8 +17,8 @@
 //! | reduce-scatter | log2 q | q-1 | (q-1)/q·n | (q-1)/q·n |
 //! | all-gather | log2 q | q-1 | (q-1)/q·n | 0 |
 //!
-//! When `p` is no power of two there is one more round each way: in an all-reduce the others send `n` bytes, and
-//! those who speak for them send `n` bytes more and reduce `n` bytes more.
+//! When `p` is no power of two there is one more round each way: in an all-reduce the others send
+//! `n` bytes, and those who speak for them send `n` bytes more and reduce `n` bytes more.
 
 use crate::Rank;
 use crate::collective::Collective;
@@ -82,7 +85,8 @@ impl Fold {
         (participant < 2 * self.others()).then(|| participant - 1)
     }
 
-    /// The way of a block to its owner: the participants' binomial tree, with the others hanging on it.
+    /// The way of a block to its owner: the participants' binomial tree, with the others hanging on
+    /// it.
     fn tree(&self, owner: Rank) -> Tree {
         let speaker = self.speaker(owner);
         let root = self.number(speaker);

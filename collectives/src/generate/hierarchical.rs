@@ -1,14 +1,17 @@
 //! Inside every host, and across hosts by one rank of each for a share of the data.
 //!
-//! Every block has a tree: its owner on top, below it the ranks of the owner's host and one *speaker* of each other host,
-//! below each speaker the ranks of its host. Speakers take turns: block after block it is the rank with the same number in
-//! its host as the owner has (or, of a smaller host, that number modulo its size). So every rank speaks for its share, the
-//! wires between hosts carry each byte once, and inside a host what maps is read and written in place: a reduce-scatter
-//! inside, an all-reduce across by ranks of equal number, an all-gather inside.
+//! Every block has a tree: its owner on top, below it the ranks of the owner's host and
+//! one *speaker* of each other host, below each speaker the ranks of its host. Speakers
+//! take turns: block after block it is the rank with the same number in its host as the
+//! owner has (or, of a smaller host, that number modulo its size). So every rank speaks
+//! for its share, the wires between hosts carry each byte once, and inside a host what
+//! maps is read and written in place: a reduce-scatter inside, an all-reduce across by
+//! ranks of equal number, an all-gather inside.
 //!
-//! Up to [`STAR_HOSTS_MAX`] hosts speakers talk to the owner directly, else along a chain that begins at its host, one way
-//! up and the other way down, as around a ring; with a root always along a chain, which sends everything once. A barrier
-//! gathers at the first rank of each host, and these tell each other in doubling distances.
+//! Up to [`STAR_HOSTS_MAX`] hosts speakers talk to the owner directly, else along a chain that
+//! begins at its host, one way up and the other way down, as around a ring; with a root always
+//! along a chain, which sends everything once. A barrier gathers at the first rank of each host,
+//! and these tell each other in doubling distances.
 //!
 //! Cost across for `h` hosts and `n` bytes of the whole, for every host (all its ranks together):
 //!

@@ -1,9 +1,10 @@
 //! A tiny machine that carries out a schedule on abstract values, in a random order, and watches.
 //!
-//! Values are reduction expressions. Memory is laid out in all the ways the schedule must bear: shared windows being
-//! the caller's memory or a window, output being input or not. Everything that takes time is two or three events (a
-//! put: issued, landing, shown, done) with others in between. A place that is being written is torn, a source that
-//! changes while it is read is a race, and so is a caller's buffer touched before its rank began or after it ended.
+//! Values are reduction expressions. Memory is laid out in all the ways the schedule must bear:
+//! shared windows being the caller's memory or a window, output being input or not. Everything that
+//! takes time is two or three events (a put: issued, landing, shown, done) with others in between.
+//! A place that is being written is torn, a source that changes while it is read is a race, and so
+//! is a caller's buffer touched before its rank began or after it ended.
 
 use std::collections::BTreeMap;
 
@@ -326,7 +327,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// A peer may touch a caller's memory between its rank's first and last step; only its own rank the private one.
+    /// A peer may touch a caller's memory between its rank's first and last step; only its own rank
+    /// the private one.
     fn allowed(&self, by: u32, place: Place) -> Result<(), String> {
         if by == place.rank || matches!(place.part, Part::Scratch(_)) {
             return Ok(());

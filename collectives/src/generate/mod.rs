@@ -1,16 +1,19 @@
 //! Generators: algorithms that make a [`Schedule`].
 //!
-//! Each algorithm is one file and says in its module what it costs. None of them is trusted: what they make is proved by
-//! [`verify`](crate::verify::verify), which shares no code with them. [`generate`] is the way in; [`Algorithm`] names
-//! them, and [`Access`] says how a rank reaches its peers.
+//! Each algorithm is one file and says in its module what it costs. None of them is trusted: what
+//! they make is proved by [`verify`](crate::verify::verify), which shares no code with them.
+//! [`generate`] is the way in; [`Algorithm`] names them, and [`Access`] says how a rank reaches its
+//! peers.
 //!
-//! **What all of them keep:** a private input or output is touched by its own rank alone. A peer's shared output is
-//! written only after that peer has been heard of in the same chunk, so that what its caller had there has been read
-//! (output may be input) and what the chunk before last left there has been taken away. A block is reduced in one
-//! order only, so all ranks end with the same bits. No notice is sent that data flow already implies.
+//! **What all of them keep:** a private input or output is touched by its own rank alone. A peer's
+//! shared output is written only after that peer has been heard of in the same chunk, so that what
+//! its caller had there has been read (output may be input) and what the chunk before last left
+//! there has been taken away. A block is reduced in one order only, so all ranks end with the same
+//! bits. No notice is sent that data flow already implies.
 //!
-//! A *put* is taken to have read its source when its notice has arrived. Puts read `Input` and `Output` straight
-//! where nothing else would have to be written; who carries them out stages what is not registered.
+//! A *put* is taken to have read its source when its notice has arrived. Puts read `Input` and
+//! `Output` straight where nothing else would have to be written; who carries them out stages what
+//! is not registered.
 
 mod chain;
 mod direct;
@@ -114,15 +117,16 @@ pub enum Algorithm {
     DoubleTree,
     /// Along a chain.
     Chain,
-    /// Along the lines of a grid of these extents: reduce-scatter dimension after dimension, all-gather back.
+    /// Along the lines of a grid of these extents: reduce-scatter dimension after dimension,
+    /// all-gather back.
     Grid(Vec<u32>),
     /// Along the lines of a grid: a whole all-reduce in each dimension, one after the other.
     GridStaged(Vec<u32>),
-    /// Inside every host, and across hosts by one rank of each for a share of the data. Its mappings stay inside hosts.
-    /// `None`: the hosts of the group that carries it out.
+    /// Inside every host, and across hosts by one rank of each for a share of the data. Its
+    /// mappings stay inside hosts. `None`: the hosts of the group that carries it out.
     Hierarchical(Option<HostMap>),
-    /// Along the trees of a packing, which are for one collective. `None`: what is packed for the topology of the group that
-    /// carries it out.
+    /// Along the trees of a packing, which are for one collective. `None`: what is packed for the
+    /// topology of the group that carries it out.
     Packed(Option<Arc<PackedTrees>>),
 }
 
@@ -142,7 +146,8 @@ impl Algorithm {
         Self::Packed(None),
     ];
 
-    /// The names of the algorithms that carry out a collective. A name that ends in a colon wants extents: `grid:2x3`.
+    /// The names of the algorithms that carry out a collective. A name that ends in a colon wants
+    /// extents: `grid:2x3`.
     #[must_use]
     pub fn names(collective: Collective) -> &'static [&'static str] {
         match collective {
@@ -170,7 +175,8 @@ impl Algorithm {
         }
     }
 
-    /// The longest part of the collective that it carries between so many ranks, in bytes, where there is a limit.
+    /// The longest part of the collective that it carries between so many ranks, in bytes, where
+    /// there is a limit.
     #[must_use]
     pub fn part_bytes_max(&self, collective: Collective, ranks: u32) -> Option<u64> {
         matches!(self, Self::Eager | Self::EagerTree).then(|| eager::part_bytes_max(collective, ranks))
@@ -358,7 +364,8 @@ pub enum GenerateError {
 pub const RANKS_MAX: u32 = 4096;
 /// Most ranks of an algorithm in which every rank talks to every other.
 pub const DIRECT_RANKS_MAX: u32 = 1024;
-/// Most ranks of an exchange, in which each sends everything to all others; it is for ranks that share a host.
+/// Most ranks of an exchange, in which each sends everything to all others; it is for ranks that
+/// share a host.
 pub const EXCHANGE_RANKS_MAX: u32 = 64;
 /// Most ranks of an all-to-all, which has a block for every two of them.
 pub const ALL_TO_ALL_RANKS_MAX: u32 = 256;
@@ -403,7 +410,8 @@ pub fn generate(
     })
 }
 
-/// Whether there is such a schedule; for an algorithm of hosts, which rank it has where (else all on one).
+/// Whether there is such a schedule; for an algorithm of hosts, which rank it has where (else all
+/// on one).
 pub(crate) fn check(
     collective: Collective,
     algorithm: &Algorithm,
@@ -495,7 +503,8 @@ fn block_for_each_part(collective: Collective, ranks: u32) -> Vec<Block> {
     (0..collective.parts(ranks)).map(|part| Block { part, weight: 1 }).collect()
 }
 
-/// The lanes of every rank, sorted by when it turns to them; of those at once the first comes first.
+/// The lanes of every rank, sorted by when it turns to them; of those at once the first comes
+/// first.
 fn in_turn<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
     let sorted = |mut lanes: Vec<(T, Lane)>| {
         lanes.sort_by(|(one, _), (other, _)| one.cmp(other));

@@ -1,10 +1,13 @@
-//! Every part straight from the rank that gives it to the one that gets it: gather, scatter, all-to-all, send-recv.
+//! Every part straight from the rank that gives it to the one that gets it: gather, scatter,
+//! all-to-all, send-recv.
 //!
-//! A block for each part. By puts, who gets it says that it is ready, and is put to; mapped, who gives it says that it may
-//! be read, and it is read in place. Of its peers a rank turns to the one at distance 1 first, then to the one at distance 2,
-//! giving upwards and taking from below, so that in a round everybody is addressed by one other. Its own part comes last.
+//! A block for each part. By puts, who gets it says that it is ready, and is put to; mapped, who
+//! gives it says that it may be read, and it is read in place. Of its peers a rank turns to the one
+//! at distance 1 first, then to the one at distance 2, giving upwards and taking from below, so
+//! that in a round everybody is addressed by one other. Its own part comes last.
 //!
-//! Cost for `p` ranks and `n` bytes of one rank's whole (all-to-all: what it gives; gather, scatter: what the root has):
+//! Cost for `p` ranks and `n` bytes of one rank's whole (all-to-all: what it gives; gather,
+//! scatter: what the root has):
 //!
 //! | collective | rounds | messages with data | bytes sent or received, at most |
 //! |--|--|--|--|
@@ -12,8 +15,9 @@
 //! | all-to-all | 2 | p-1 | (p-1)/p·n |
 //! | send-recv | 2 | 1 | n |
 //!
-//! There is no form along a tree: blocks move one by one, so a tree would bring as many messages to the root as come
-//! straight, and each later. That only the two ends touch a part is also what lets its length be known to them alone.
+//! There is no form along a tree: blocks move one by one, so a tree would bring as many messages to
+//! the root as come straight, and each later. That only the two ends touch a part is also what lets
+//! its length be known to them alone.
 
 use crate::Rank;
 use crate::collective::Collective;

@@ -1,8 +1,8 @@
 //! The steps of one lane, with the dependencies among them worked out.
 //!
-//! A [`Program`] collects the steps of a rank for one block. It knows which earlier steps still read or write a part of
-//! this rank's memory and makes a step depend on those it conflicts with. Input, output and their shared windows may
-//! all be the same memory, and are taken to be.
+//! A [`Program`] collects the steps of a rank for one block. It knows which earlier steps still
+//! read or write a part of this rank's memory and makes a step depend on those it conflicts with.
+//! Input, output and their shared windows may all be the same memory, and are taken to be.
 
 use crate::Rank;
 use crate::schedule::{BlockId, Cell, Lane, Op, Part, Place, Step, StepId};
@@ -64,7 +64,8 @@ impl<'a> Program<'a> {
             places.iter().filter(|place| place.rank == self.rank).map(|place| place.part).collect()
         };
         let (reads, writes) = (own(&from), own(&into));
-        // A copy between a part and its shared window changes nothing where the two are the same memory.
+        // A copy between a part and its shared window changes nothing where the two are the same
+        // memory.
         let window_copy = matches!(
             (from.as_slice(), into.as_slice()),
             ([src], [dst]) if src.rank == dst.rank && matches!(
@@ -88,7 +89,8 @@ impl<'a> Program<'a> {
         step
     }
 
-    /// Combines parts of this rank's memory, keeps the result in some of them and delivers it to peers.
+    /// Combines parts of this rank's memory, keeps the result in some of them and delivers it to
+    /// peers.
     pub(super) fn deliver(
         &mut self,
         from: &[Part],
@@ -105,9 +107,10 @@ impl<'a> Program<'a> {
         self.links.between(self.rank, peer)
     }
 
-    /// Combines places, keeps the result in parts of this rank's memory and delivers it to peers: in one pass to those
-    /// that are mapped, by puts from `staging` (or from the only source, which needs no pass at all) to the others.
-    /// Returns the step that reads the sources, or the first of them.
+    /// Combines places, keeps the result in parts of this rank's memory and delivers it to peers:
+    /// in one pass to those that are mapped, by puts from `staging` (or from the only source, which
+    /// needs no pass at all) to the others. Returns the step that reads the sources, or the first
+    /// of them.
     pub(super) fn deliver_places(
         &mut self,
         from: Vec<Place>,
@@ -171,7 +174,8 @@ impl<'a> Program<'a> {
         step
     }
 
-    /// The steps that must be complete before one that reads and writes these; forgets what it overwrites.
+    /// The steps that must be complete before one that reads and writes these; forgets what it
+    /// overwrites.
     fn conflicts(&mut self, reads: &[Part], writes: &[Part], window_copy: bool) -> Vec<(StepId, u32)> {
         let mut after: Vec<StepId> = Vec::new();
         after.extend(self.writes.iter().filter(|(part, _)| reads.contains(part)).map(|&(_, step)| step));
@@ -197,7 +201,8 @@ fn may_alias(one: Part, other: Part) -> bool {
     callers(one) && callers(other)
 }
 
-/// The same for what a copy out of or into a shared window writes, which is then not the same memory as that window.
+/// The same for what a copy out of or into a shared window writes, which is then not the same
+/// memory as that window.
 fn window_copy_clash(written: Part, other: Part) -> bool {
     written == Part::Output && other == Part::Input
 }

@@ -1,9 +1,10 @@
 //! Exchanges of everything with the rank at distance 1, 2, 4, …
 //!
-//! The way for few bytes. In an all-reduce both ends of an exchange combine the same two sums, so all end with the same bits. When
-//! `p` is no power of two, q being the highest one below, `p - q` ranks give their data to a neighbour first and have
-//! the result from it in the end. The barrier needs no pairs: in each round a rank tells the one `d` ahead and waits for the
-//! one `d` behind (dissemination), for any rank count.
+//! The way for few bytes. In an all-reduce both ends of an exchange combine the same two sums, so
+//! all end with the same bits. When `p` is no power of two, q being the highest one below, `p - q`
+//! ranks give their data to a neighbour first and have the result from it in the end. The barrier
+//! needs no pairs: in each round a rank tells the one `d` ahead and waits for the one `d` behind
+//! (dissemination), for any rank count.
 //!
 //! Cost for `n` bytes, for every rank:
 //!
@@ -14,9 +15,9 @@
 //! | all-reduce, other p: who is spoken for | log2 q + 2 | 1 | n | 0 |
 //! | barrier | ceil(log2 p) | ceil(log2 p) | 0 | 0 |
 //!
-//! No notice says that a slot is free. A chunk begins when the one before it is done here, and instances of slots and
-//! cells alternate; so what comes for chunk `c` says that its sender has done with chunk `c - 1`, and that what is sent for chunk
-//! `c + 1` finds its slot free.
+//! No notice says that a slot is free. A chunk begins when the one before it is done here, and
+//! instances of slots and cells alternate; so what comes for chunk `c` says that its sender has
+//! done with chunk `c - 1`, and that what is sent for chunk `c + 1` finds its slot free.
 
 use crate::Rank;
 use crate::collective::Collective;
@@ -48,7 +49,8 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     }
 }
 
-/// The slot and the cell of the exchange at distance 2^(round - 1); round 0 is for those who are spoken for.
+/// The slot and the cell of the exchange at distance 2^(round - 1); round 0 is for those who are
+/// spoken for.
 fn target(rank: Rank, round: u32) -> Target {
     Target { rank, part: Part::Scratch(round as u16), cell: Cell(round as u16) }
 }

@@ -33,7 +33,8 @@ fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     all
 }
 
-/// Ranks on hosts in several ways: all on one, each on its own, in turns, in blocks that are and are not of one size.
+/// Ranks on hosts in several ways: all on one, each on its own, in turns, in blocks that are and
+/// are not of one size.
 fn host_maps(ranks: u32) -> Vec<HostMap> {
     let by = |host: &dyn Fn(u32) -> u32| HostMap::new(&(0..ranks).map(host).collect::<Vec<_>>());
     let mut maps = vec![
@@ -49,7 +50,8 @@ fn host_maps(ranks: u32) -> Vec<HostMap> {
     maps
 }
 
-/// Carries a schedule out in several random orders, on every layout of memory, over more chunks than the window.
+/// Carries a schedule out in several random orders, on every layout of memory, over more chunks
+/// than the window.
 fn check(collective: Collective, algorithm: &Algorithm, ranks: u32, access: Access, seeds: u64) {
     let schedule = generate(collective, algorithm, ranks, access)
         .unwrap_or_else(|error| panic!("{collective} {algorithm} {ranks} {access}: {error}"));
@@ -79,7 +81,8 @@ fn every_schedule_does_its_collective_in_any_order_and_layout() {
     }
 }
 
-/// Takes every notice of a schedule away, one after the other with its wait, and expects that to show.
+/// Takes every notice of a schedule away, one after the other with its wait, and expects that to
+/// show.
 #[test]
 fn no_notice_is_superfluous() {
     for collective in Collective::each(3) {

@@ -1,18 +1,21 @@
 //! Collectives along trees, one tree a block: the form that most algorithms take.
 //!
-//! Contributions go up a tree to its root, results go down one. What an algorithm adds is the shape: a ring is a chain
-//! for each block, halving and doubling a binomial tree, a grid one of as many levels as dimensions.
+//! Contributions go up a tree to its root, results go down one. What an algorithm adds is the
+//! shape: a ring is a chain for each block, halving and doubling a binomial tree, a grid one of as
+//! many levels as dimensions.
 //!
-//! * **Up and down** (all-reduce): nothing but data is sent where both trees are the same. A rank has the result of a chunk
-//!   only when all have done with its contribution, so its place there is free; and its output is written only after its
-//!   contribution. Where the rank above on the way down is another one than on the way up (a ring), it has not heard of
-//!   this rank otherwise, so each edge has one more notice a chunk, sent at the chunk's begin.
-//! * **Up alone** (reduce, reduce-scatter), **down alone** (broadcast, all-gather): each edge has one more notice a
-//!   chunk: by puts the receiver says that it is ready, mapped the reader says that it has read.
+//! * **Up and down** (all-reduce): nothing but data is sent where both trees are the same. A rank
+//!   has the result of a chunk only when all have done with its contribution, so its place there is
+//!   free; and its output is written only after its contribution. Where the rank above on the way
+//!   down is another one than on the way up (a ring), it has not heard of this rank otherwise, so
+//!   each edge has one more notice a chunk, sent at the chunk's begin.
+//! * **Up alone** (reduce, reduce-scatter), **down alone** (broadcast, all-gather): each edge has
+//!   one more notice a chunk: by puts the receiver says that it is ready, mapped the reader says
+//!   that it has read.
 //!
-//! By puts a contribution lands in a slot of the parent, which combines all of them in one pass. Mapped, the parent
-//! reads the children's partial results where they are; an all-reduce writes results down, everything else reads. Which
-//! of the two it is, is a matter of each edge by itself.
+//! By puts a contribution lands in a slot of the parent, which combines all of them in one pass.
+//! Mapped, the parent reads the children's partial results where they are; an all-reduce writes
+//! results down, everything else reads. Which of the two it is, is a matter of each edge by itself.
 
 use std::collections::VecDeque;
 
@@ -41,7 +44,8 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// A tree from its edges, child and parent; of two children the one whose edge comes first contributes first.
+    /// A tree from its edges, child and parent; of two children the one whose edge comes first
+    /// contributes first.
     pub(super) fn new(ranks: u32, edges: impl IntoIterator<Item = (Rank, Rank)>) -> Self {
         let mut tree = Self {
             parents: vec![None; ranks as usize],
@@ -63,7 +67,8 @@ impl Tree {
         Self::new(ranks, (1..ranks).map(|turn| ((root + turn) % ranks, root)))
     }
 
-    /// Below the root, which is number 0 from there on, each rank with the number that is its own without its lowest bit.
+    /// Below the root, which is number 0 from there on, each rank with the number that is its own
+    /// without its lowest bit.
     pub(super) fn binomial(ranks: u32, root: Rank) -> Self {
         let rank = |number: u32| (root + number) % ranks;
         Self::new(ranks, (1..ranks).map(|number| (rank(number), rank(number & (number - 1)))))
@@ -111,7 +116,8 @@ impl Tree {
 /// Which ways data go, and along what.
 #[derive(Clone, Copy)]
 enum Ways<'a> {
-    /// Contributions to the root of the first tree, the result down the second one, which has the same root.
+    /// Contributions to the root of the first tree, the result down the second one, which has the
+    /// same root.
     UpAndDown(&'a Tree, &'a Tree),
     /// Contributions to the root.
     Up(&'a Tree),
@@ -199,8 +205,8 @@ fn reached<'a>(
     children.into_iter()
 }
 
-/// Where a rank finds the contributions of its children, and its own: in rank order, so that trees which are stars
-/// combine every block in the same order.
+/// Where a rank finds the contributions of its children, and its own: in rank order, so that trees
+/// which are stars combine every block in the same order.
 fn contributions(lane: &Program<'_>, tree: &Tree, rank: Rank) -> Vec<Place> {
     let children = tree.children(rank);
     let mut places = Vec::with_capacity(children.len() + 1);
@@ -256,8 +262,8 @@ fn all_reduce(lane: &mut Program<'_>, up: &Tree, down: &Tree, rank: Rank) {
     }
 }
 
-/// Gives the parent this rank's contribution and that of all below it: puts it, or leaves it where the parent reads it.
-/// Returns the step that reads what the children gave.
+/// Gives the parent this rank's contribution and that of all below it: puts it, or leaves it where
+/// the parent reads it. Returns the step that reads what the children gave.
 fn contribute(lane: &mut Program<'_>, tree: &Tree, rank: Rank, parent: Rank) -> StepId {
     let from = contributions(lane, tree, rank);
     match lane.access(parent) {

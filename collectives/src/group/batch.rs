@@ -1,9 +1,9 @@
 //! Batches: many operations in one pass, as the buckets of data-parallel training are.
 //!
-//! Short operations of one kind, element type, tag and algorithm are *fused*: their data are copied side by side into a
-//! registered buffer that the group keeps, one operation works on it, and the results are copied back. A hundred tensors of
-//! a kilobyte then cost about as much as one of a hundred. The others are started one after the other before any is waited
-//! for.
+//! Short operations of one kind, element type, tag and algorithm are *fused*: their data are copied
+//! side by side into a registered buffer that the group keeps, one operation works on it, and the
+//! results are copied back. A hundred tensors of a kilobyte then cost about as much as one of a
+//! hundred. The others are started one after the other before any is waited for.
 //!
 //! What is fused with what, and why ranks agree about it: [`super::fused`].
 
@@ -24,9 +24,10 @@ use super::operation::Operation;
 use crate::Rank;
 use crate::collective::ReduceOp;
 
-/// Operations that are carried out together by [`Batch::run`]. Results are those of the same calls one by one in the order
-/// in which they were added; where the group is not [reproducible](crate::Reproducible), a sum of floats may be rounded
-/// another way, as it may at another length.
+/// Operations that are carried out together by [`Batch::run`]. Results are those of the same calls
+/// one by one in the order in which they were added; where the group is not
+/// [reproducible](crate::Reproducible), a sum of floats may be rounded another way, as it may at
+/// another length.
 #[must_use = "a batch does nothing until it is run"]
 pub struct Batch<'a> {
     group: Group,
@@ -154,7 +155,8 @@ impl<'a> Batch<'a> {
         Ok(self.add(Work::Alone(Alone::Long(operation, PhantomData))))
     }
 
-    /// Adds [`Group::send`]. Of a send and a receive in one batch neither waits for the other's end.
+    /// Adds [`Group::send`]. Of a send and a receive in one batch neither waits for the other's
+    /// end.
     ///
     /// # Errors
     ///
@@ -178,8 +180,8 @@ impl<'a> Batch<'a> {
         Ok(self.add(Work::Alone(Alone::Long(operation, PhantomData))))
     }
 
-    /// Adds another batch of the same group behind what was added so far. Each call keeps the tag and the algorithm of the
-    /// handle that its batch was made by.
+    /// Adds another batch of the same group behind what was added so far. Each call keeps the tag
+    /// and the algorithm of the handle that its batch was made by.
     ///
     /// # Errors
     ///
@@ -202,12 +204,14 @@ impl<'a> Batch<'a> {
         self.entries.is_empty()
     }
 
-    /// Carries out all operations and returns when this rank's part of each is done. All ranks run batches of the same
-    /// operations in the same order; each may take as long as the handle's deadline. Of no operations it is nothing.
+    /// Carries out all operations and returns when this rank's part of each is done. All ranks run
+    /// batches of the same operations in the same order; each may take as long as the handle's
+    /// deadline. Of no operations it is nothing.
     ///
     /// # Errors
     ///
-    /// See [`CollectiveError`]: the first operation's that failed. The contents of what was added are unspecified then.
+    /// See [`CollectiveError`]: the first operation's that failed. The contents of what was added
+    /// are unspecified then.
     pub fn run(self) -> Result<(), CollectiveError> {
         if self.entries.is_empty() {
             return Ok(());
@@ -242,7 +246,8 @@ impl<'a> Batch<'a> {
 }
 
 impl Bucket<'_> {
-    /// Copies its parts side by side, where this rank's matter, and gives the operation on all of them.
+    /// Copies its parts side by side, where this rank's matter, and gives the operation on all of
+    /// them.
     pub(super) fn pack(&self, number: u64, staging: &mut Buffer<u8>) -> Operation {
         let mut at = 0;
         for part in self.given() {
@@ -262,7 +267,8 @@ impl Bucket<'_> {
     }
 }
 
-/// Registered memory for fused operations, the group's own; made or made larger when it is asked for.
+/// Registered memory for fused operations, the group's own; made or made larger when it is asked
+/// for.
 pub(super) fn take_staging(group: &Group, bytes: usize) -> Result<Slice, CollectiveError> {
     let kept = group.shared.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(kept) = kept.filter(|kept| kept.len() >= bytes) {
@@ -275,7 +281,8 @@ pub(super) fn take_staging(group: &Group, bytes: usize) -> Result<Slice, Collect
     Ok(region.map_err(|error| CollectiveError::Register(Arc::new(error)))?.whole())
 }
 
-/// Takes registered memory back for later batches, if it is not too much and more than what is kept.
+/// Takes registered memory back for later batches, if it is not too much and more than what is
+/// kept.
 pub(super) fn keep_staging(staging: Slice, kept: &Mutex<Option<Slice>>) {
     let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
     let is_better = kept.as_ref().is_none_or(|kept| kept.len() < staging.len());

@@ -1,8 +1,9 @@
-//! Batches that are started and waited for later, as the gradients of a layer are while the next one's are computed.
+//! Batches that are started and waited for later, as the gradients of a layer are while the next
+//! one's are computed.
 //!
-//! The tensors are the pending batch's until it ends: a borrow that is forgotten would leave peers writing into memory that is
-//! used otherwise. They are fused as those of a [`Batch`](super::Batch) are, into memory that the group keeps, so a rank may
-//! start what its peers run and wait for.
+//! The tensors are the pending batch's until it ends: a borrow that is forgotten would leave peers
+//! writing into memory that is used otherwise. They are fused as those of a [`Batch`](super::Batch)
+//! are, into memory that the group keeps, so a rank may start what its peers run and wait for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,9 +33,9 @@ struct Under {
 }
 
 impl Group {
-    /// Starts [`Group::all_reduce`] of each of these tensors; short ones are fused. Results are those of a
-    /// [`batch`](Group::batch) of the same calls, which other ranks may run instead. Of more than 64 operations that are
-    /// not fused the first ones are waited for here.
+    /// Starts [`Group::all_reduce`] of each of these tensors; short ones are fused. Results are
+    /// those of a [`batch`](Group::batch) of the same calls, which other ranks may run instead. Of
+    /// more than 64 operations that are not fused the first ones are waited for here.
     ///
     /// # Errors
     ///
@@ -119,7 +120,8 @@ impl Group {
         Ok(batch.jobs())
     }
 
-    /// Copies what was fused back to where it belongs, and lets the group have the memory, if it is still there.
+    /// Copies what was fused back to where it belongs, and lets the group have the memory, if it is
+    /// still there.
     fn unpacking<D: OwnedData>(&self, under: Under) -> Completion<Vec<D>> {
         let shared = Arc::downgrade(&self.shared);
         Box::new(move |tensors| {

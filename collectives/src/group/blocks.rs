@@ -10,8 +10,8 @@ use crate::collective::Collective;
 use crate::engine::Bytes;
 
 impl Group {
-    /// Stores every rank's `input` in the root's `output`, one after the other in rank order. The other ranks' `output` is
-    /// not looked at; it may be empty.
+    /// Stores every rank's `input` in the root's `output`, one after the other in rank order. The
+    /// other ranks' `output` is not looked at; it may be empty.
     ///
     /// # Errors
     ///
@@ -29,8 +29,8 @@ impl Group {
         self.blocking(self.gather_operation(input, output, root)?)
     }
 
-    /// Stores block `r` of the root's `input`, which has a block for each rank, in rank `r`'s `output`. The other ranks'
-    /// `input` is not looked at; it may be empty.
+    /// Stores block `r` of the root's `input`, which has a block for each rank, in rank `r`'s
+    /// `output`. The other ranks' `input` is not looked at; it may be empty.
     ///
     /// # Errors
     ///
@@ -48,7 +48,8 @@ impl Group {
         self.blocking(self.scatter_operation(input, output, root)?)
     }
 
-    /// Stores block `r` of rank `s`'s `input` as block `s` of rank `r`'s `output`; both have a block for each rank.
+    /// Stores block `r` of rank `s`'s `input` as block `s` of rank `r`'s `output`; both have a
+    /// block for each rank.
     ///
     /// # Errors
     ///

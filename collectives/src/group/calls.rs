@@ -45,7 +45,8 @@ impl Group {
         self.blocking(operation::<I>(Collective::AllReduce, op, Counts::Each(count), input, output))
     }
 
-    /// Replaces `data` of the root by the reduction of every rank's; the other ranks' stay as they are.
+    /// Replaces `data` of the root by the reduction of every rank's; the other ranks' stay as they
+    /// are.
     ///
     /// # Errors
     ///
@@ -123,11 +124,13 @@ impl Group {
         self.blocking(barrier_operation())
     }
 
-    /// Sends `data` to a rank that receives as many elements of the same type; returns when `data` may be changed again.
+    /// Sends `data` to a rank that receives as many elements of the same type; returns when `data`
+    /// may be changed again.
     ///
-    /// Of more than 8 KiB that is when the receiver has made its call. Fewer bytes may be on their way before it has, so
-    /// that a receiver that asks for something else is told of it, and this rank by a later call. Do not count on it: a
-    /// few messages ahead of the receiver, a send waits for it.
+    /// Of more than 8 KiB that is when the receiver has made its call. Fewer bytes may be on their
+    /// way before it has, so that a receiver that asks for something else is told of it, and this
+    /// rank by a later call. Do not count on it: a few messages ahead of the receiver, a send waits
+    /// for it.
     ///
     /// # Errors
     ///

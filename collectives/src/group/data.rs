@@ -1,8 +1,8 @@
 //! What collectives work on: elements, slices, registered buffers.
 //!
-//! **Invariant:** what implements the three traits here names the same memory each time it is asked, and [`OwnedData`] also after
-//! it was moved. Peers and kernels write there while the caller holds no reference, so the traits are sealed: safe code
-//! elsewhere could not promise it.
+//! **Invariant:** what implements the three traits here names the same memory each time it is
+//! asked, and [`OwnedData`] also after it was moved. Peers and kernels write there while the caller
+//! holds no reference, so the traits are sealed: safe code elsewhere could not promise it.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -22,7 +22,8 @@ pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + privat
     /// Its name on the wire.
     const DATA_TYPE: DataType;
 
-    /// What a premultiplied sum multiplies it by: `f32` for floats of fewer bits, otherwise the type itself.
+    /// What a premultiplied sum multiplies it by: `f32` for floats of fewer bits, otherwise the
+    /// type itself.
     type Factor: Copy + Send + Sync + fmt::Debug;
 
     /// It times a factor, rounded once to nearest even; integers wrap.
@@ -73,9 +74,9 @@ element!(
     i32 => I32, i64 => I64, i8 => I8, u32 => U32, u64 => U64, u8 => U8
 );
 
-/// Elements that a collective may read: a slice, array or `Vec` of any memory, or a [`Buffer`], which peers reach without a
-/// copy. Sealed: there are no others. Nor is there another way to a buffer's elements than
-/// references to them:
+/// Elements that a collective may read: a slice, array or `Vec` of any memory, or a [`Buffer`],
+/// which peers reach without a copy. Sealed: there are no others. Nor is there another way to a
+/// buffer's elements than references to them:
 ///
 /// ```compile_fail,E0599
 /// # use pleach_collectives::Buffer;
@@ -155,7 +156,8 @@ impl<T: Element> DataMut for Vec<T> {
 
 impl<T: Element> OwnedData for Vec<T> {}
 
-/// Registered memory of a group: collectives work on it in place, without copies. Derefs to a slice.
+/// Registered memory of a group: collectives work on it in place, without copies. Derefs to a
+/// slice.
 pub struct Buffer<T: Element> {
     slice: Slice,
     len: usize,
@@ -176,9 +178,10 @@ impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the slice has room for `len` aligned elements (asserted in `new`), any bytes are elements (Pod), and
-        // it is this buffer's alone: peers touch it only during a run, and a run borrows or owns the buffer until its
-        // outcome is known (blocking calls hold the reference, `Pending` owns the buffer).
+        // SAFETY: the slice has room for `len` aligned elements (asserted in `new`), any bytes are
+        // elements (Pod), and it is this buffer's alone: peers touch it only during a run, and a
+        // run borrows or owns the buffer until its outcome is known (blocking calls hold the
+        // reference, `Pending` owns the buffer).
         unsafe { std::slice::from_raw_parts(self.slice.as_ptr().cast::<T>(), self.len) }
     }
 }
@@ -240,8 +243,9 @@ pub(super) fn destination<D: DataMut + ?Sized>(data: &mut D, group: u64) -> Byte
 
 fn lent(slice: &Slice, bytes: usize) -> Bytes {
     debug_assert!(bytes <= slice.len(), "a buffer's slice holds its elements");
-    // SAFETY: the data outlive the run: a blocking call borrows them until its outcome is known, and a `Pending` owns them,
-    // and its buffer's handle of the region stays the same wherever the buffer is moved.
+    // SAFETY: the data outlive the run: a blocking call borrows them until its outcome is known,
+    // and a `Pending` owns them, and its buffer's handle of the region stays the same wherever the
+    // buffer is moved.
     Bytes::Lent(unsafe { slice.lend() }.first(bytes))
 }
 

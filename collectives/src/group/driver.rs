@@ -1,17 +1,19 @@
 //! One engine, many threads: who waits for a run drives all of them.
 //!
-//! The engine is behind one lock, uncontended in the common case of one calling thread. A driver looks once a round
-//! whether another thread wants in ([`Driver::lock`]) and then steps back. Waiting is: poll without a pause, poll with
-//! yields, then arm the device's bell, look once more and sleep. Every wait has a deadline, the run's own.
+//! The engine is behind one lock, uncontended in the common case of one calling thread. A driver
+//! looks once a round whether another thread wants in ([`Driver::lock`]) and then steps back.
+//! Waiting is: poll without a pause, poll with yields, then arm the device's bell, look once more
+//! and sleep. Every wait has a deadline, the run's own.
 //!
-//! A yield is the quickest way to a peer on the same processor, and the slowest where strangers want it too: the kernel
-//! then gives them a turn of milliseconds. So a yield that took that long is the last one for a while: ranks that share
-//! processors sleep instead, others poll on.
+//! A yield is the quickest way to a peer on the same processor, and the slowest where strangers
+//! want it too: the kernel then gives them a turn of milliseconds. So a yield that took that long
+//! is the last one for a while: ranks that share processors sleep instead, others poll on.
 //!
-//! Ranks that have a processor each may still come to be on one, and stay there: the kernel moves no thread that only yields.
-//! So a rank that waits shows where, to those who map its memory ([`Driver::is_beside_peer`]). Who has yielded beside a
-//! peer some times sleeps instead, as the kernel wakes a thread where nothing runs; and where that does not part them,
-//! because all processors are busy, the higher rank goes to another one by itself.
+//! Ranks that have a processor each may still come to be on one, and stay there: the kernel moves
+//! no thread that only yields. So a rank that waits shows where, to those who map its memory
+//! ([`Driver::is_beside_peer`]). Who has yielded beside a peer some times sleeps instead, as the
+//! kernel wakes a thread where nothing runs; and where that does not part them, because all
+//! processors are busy, the higher rank goes to another one by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,36 +32,39 @@ use crate::engine::{Board, Engine, Fault, RunId};
 const POLLS_PER_CLOCK: u32 = 16;
 /// Glances before the device and the clock are looked at: some microseconds.
 const GLANCES: u32 = 16;
-/// How long to poll before the first yield. A peer that is awake on a processor of its own answers much sooner; one that
-/// was put on this very processor can only answer after a yield.
+/// How long to poll before the first yield. A peer that is awake on a processor of its own answers
+/// much sooner; one that was put on this very processor can only answer after a yield.
 const YIELD_AFTER: Duration = Duration::from_micros(2);
-/// A yield that comes back later than this has let somebody run who has nothing to do with this group: a peer works for
-/// some hundred microseconds at most before it yields or sleeps itself.
+/// A yield that comes back later than this has let somebody run who has nothing to do with this
+/// group: a peer works for some hundred microseconds at most before it yields or sleeps itself.
 const TURN_MAX: Duration = Duration::from_millis(1);
-/// After the first such yield there is none for so many times what it took, and twice as long each time that strangers are
-/// back soon, up to a limit: so yields cost little time however many strangers there are, and are soon tried again where
-/// one has passed by. Meanwhile ranks that share processors sleep instead.
+/// After the first such yield there is none for so many times what it took, and twice as long each
+/// time that strangers are back soon, up to a limit: so yields cost little time however many
+/// strangers there are, and are soon tried again where one has passed by. Meanwhile ranks that
+/// share processors sleep instead.
 const WARY_TURNS: u32 = 2;
 /// Longest time without yields.
 const WARY_MAX: Duration = Duration::from_millis(500);
-/// And ranks with a processor each then poll so many times longer before they sleep, without yields: who sleeps gets the
-/// processor back only when the stranger's turn ends.
+/// And ranks with a processor each then poll so many times longer before they sleep, without
+/// yields: who sleeps gets the processor back only when the stranger's turn ends.
 const WARY_SPINS: u32 = 20;
 /// Yields beside a peer before this rank sleeps instead: some tens of microseconds.
 const YIELDS_BESIDE: u32 = 4;
-/// And sleeps before the higher of the two goes elsewhere: a thread that is woken goes where nothing runs at once, or not at
-/// all.
+/// And sleeps before the higher of the two goes elsewhere: a thread that is woken goes where
+/// nothing runs at once, or not at all.
 const SLEEPS_BESIDE: u32 = 2;
-/// So many times as long the lower one waits for the other to go, which may be bound to that processor.
+/// So many times as long the lower one waits for the other to go, which may be bound to that
+/// processor.
 const LOWER_RANK_WAITS: u32 = 4;
 /// Longest sleep, in case a bell is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
-/// How long a thread that carries on in the background polls before it sleeps: its processor is the caller's.
+/// How long a thread that carries on in the background polls before it sleeps: its processor is the
+/// caller's.
 const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 
-/// Longest time that a call which is done waits until its last words have gone out; longer only peers take that do not
-/// read, and what is left then goes out with the next call.
+/// Longest time that a call which is done waits until its last words have gone out; longer only
+/// peers take that do not read, and what is left then goes out with the next call.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Longest time that an abort takes; so long only where peers do not answer.
@@ -73,7 +78,8 @@ pub(super) struct Core {
 
 pub(super) struct Driver {
     core: Mutex<Core>,
-    /// Threads of callers that want the lock. Relaxed: only a hint to the driver; the lock orders everything else.
+    /// Threads of callers that want the lock. Relaxed: only a hint to the driver; the lock orders
+    /// everything else.
     waiting: AtomicUsize,
     board: Arc<Board>,
     ringer: Arc<dyn Ring>,
@@ -83,14 +89,15 @@ pub(super) struct Driver {
     spin: Duration,
     /// Whether other ranks need this processor: then polling without yields only delays them.
     pub(super) is_crowded: bool,
-    /// Until when waits do not yield, in nanoseconds of the clock: strangers want this processor, and who yields to
-    /// them comes last. Relaxed: a hint, of whichever thread waited last.
+    /// Until when waits do not yield, in nanoseconds of the clock: strangers want this processor,
+    /// and who yields to them comes last. Relaxed: a hint, of whichever thread waited last.
     wary_until: AtomicU64,
     /// How long that time is, or was, in nanoseconds. Relaxed: as above.
     wary_for_ns: AtomicU64,
     /// Ranks that show where they wait.
     neighbours: Box<[Rank]>,
-    /// How often in a row this rank gave way and found one of them on its processor. Relaxed: a hint, as above.
+    /// How often in a row this rank gave way and found one of them on its processor. Relaxed: a
+    /// hint, as above.
     times_beside: AtomicU32,
     pub(super) observed: Observed,
 }
@@ -154,7 +161,8 @@ impl Driver {
         core
     }
 
-    /// Ends the group, and goes on until the peers have been told: nobody else may drive the engine for a long time.
+    /// Ends the group, and goes on until the peers have been told: nobody else may drive the engine
+    /// for a long time.
     pub(super) fn abort(&self) {
         self.board.abort();
         self.ringer.ring();
@@ -199,7 +207,8 @@ impl Driver {
             }
             let idle = now.since(idle_since);
             if self.waiting.load(Ordering::Relaxed) > 0 {
-                // Two threads at once: what this one is blocked in may depend on what the other is about to call.
+                // Two threads at once: what this one is blocked in may depend on what the other is
+                // about to call.
                 core.engine.allow_concurrent_calls(true);
                 drop(core);
                 std::thread::yield_now();
@@ -229,10 +238,12 @@ impl Driver {
         }
     }
 
-    /// Shows where this rank waits now, and says whether a peer has waited there too for more than so many `yields`.
+    /// Shows where this rank waits now, and says whether a peer has waited there too for more than
+    /// so many `yields`.
     ///
-    /// What a peer shows is old where it has not waited since it moved, or is a lie: then this rank sleeps when it need not have, from
-    /// which the peer wakes it and shows where it is, or moves once.
+    /// What a peer shows is old where it has not waited since it moved, or is a lie: then this rank
+    /// sleeps when it need not have, from which the peer wakes it and shows where it is, or moves
+    /// once.
     fn is_beside_peer(&self, engine: &mut Engine, yields: u32) -> bool {
         if self.is_crowded || self.neighbours.is_empty() {
             return false;
@@ -273,7 +284,8 @@ impl Driver {
         }
     }
 
-    /// Drives the engine until nothing is under way, stepping back for every call; for a thread that makes none.
+    /// Drives the engine until nothing is under way, stepping back for every call; for a thread
+    /// that makes none.
     pub(super) fn carry_on(&self, is_over: &AtomicBool) {
         let _whole = NoUnwinding::new();
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
@@ -324,8 +336,8 @@ impl Driver {
         self.outcome(core, run, Nanos::MAX).expect("an unlimited drive ends with what it looks for")
     }
 
-    /// Before a call is refused because the group has failed: waits until no peer can touch this rank's memory any more,
-    /// which is this rank's own work.
+    /// Before a call is refused because the group has failed: waits until no peer can touch this
+    /// rank's memory any more, which is this rank's own work.
     pub(super) fn silence(&self, core: MutexGuard<'_, Core>, error: &CollectiveError, limit: Duration) {
         if matches!(error, CollectiveError::Failed(_)) && core.engine.failure().is_none() {
             self.drive(core, clock::now() + limit, |engine| engine.failure().map(|_| ()));
@@ -335,8 +347,8 @@ impl Driver {
         }
     }
 
-    /// The run's outcome, if it is known until then. What its last steps told the peers has gone out by then: this rank
-    /// may poll nothing for a long time now, while they wait for it.
+    /// The run's outcome, if it is known until then. What its last steps told the peers has gone
+    /// out by then: this rank may poll nothing for a long time now, while they wait for it.
     pub(super) fn outcome(
         &self,
         core: MutexGuard<'_, Core>,
@@ -359,13 +371,15 @@ impl Driver {
     }
 }
 
-/// How long not to yield after a yield that took `away`, when the last such time was `before` and ended `calm` ago.
+/// How long not to yield after a yield that took `away`, when the last such time was `before` and
+/// ended `calm` ago.
 fn wary_for(away: Duration, calm: Duration, before: Duration) -> Duration {
     let once = away * WARY_TURNS;
     if calm < before { once.max(before * 2).min(WARY_MAX) } else { once.min(WARY_MAX) }
 }
 
-/// The short way, on which no system is called: true when the run has ended well and nothing is left to be done for it.
+/// The short way, on which no system is called: true when the run has ended well and nothing is
+/// left to be done for it.
 fn glance(engine: &mut Engine, run: RunId) -> bool {
     for _ in 0..GLANCES {
         if engine.has_ended(run) {
@@ -376,7 +390,8 @@ fn glance(engine: &mut Engine, run: RunId) -> bool {
     false
 }
 
-/// Sleeps until something can happen; the time afterwards, and whether the look before sleeping has moved anything.
+/// Sleeps until something can happen; the time afterwards, and whether the look before sleeping has
+/// moved anything.
 fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> (Nanos, bool) {
     let wake_at = engine.next_wakeup().unwrap_or(Nanos::MAX).min(until);
     let limit = wake_at.since(now).min(SLEEP_MAX);

@@ -96,7 +96,8 @@ impl fmt::Display for GroupName {
 #[derive(Clone, pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// The group has failed, now or before; this is the first cause, and every later call returns it again.
+    /// The group has failed, now or before; this is the first cause, and every later call returns
+    /// it again.
     #[error("{0}")]
     Failed(Arc<Fault>),
     /// The group was closed.

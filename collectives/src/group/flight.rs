@@ -1,6 +1,7 @@
 //! Operations of a batch that are under way, on memory that the batch borrows.
 //!
-//! **Invariant:** a flight that is gone has waited for all of them, so what they worked on is nobody else's again.
+//! **Invariant:** a flight that is gone has waited for all of them, so what they worked on is
+//! nobody else's again.
 
 use pleach_transport::{Slice, clock};
 

@@ -1,8 +1,10 @@
-//! What of a batch is fused into one operation, and how that operation is told apart from others; wherever the data lie.
+//! What of a batch is fused into one operation, and how that operation is told apart from others;
+//! wherever the data lie.
 //!
-//! **Invariants:** what is fused with what depends only on the sequence of calls and their lengths, which is the same on
-//! all ranks; and a fused operation carries a digest of those lengths as its mark, so that ranks that disagree about where
-//! one tensor ends are told, as they would be one by one.
+//! **Invariants:** what is fused with what depends only on the sequence of calls and their lengths,
+//! which is the same on all ranks; and a fused operation carries a digest of those lengths as its
+//! mark, so that ranks that disagree about where one tensor ends are told, as they would be one by
+//! one.
 
 use std::collections::VecDeque;
 
@@ -15,11 +17,13 @@ use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::engine::{Bytes, Counts};
 
-/// Longest data that are fused, in bytes; beyond, two copies cost more than a call. Measured over shm and tcp with twenty tensors
-/// of two ranks: at 32 KiB fused takes 0.57 and 0.75 of the time of one by one, at 64 KiB 1.2 and 1.07, at 256 KiB twice. Not
-/// measured on a GPU, where copies are quicker and calls are slower.
+/// Longest data that are fused, in bytes; beyond, two copies cost more than a call. Measured over
+/// shm and tcp with twenty tensors of two ranks: at 32 KiB fused takes 0.57 and 0.75 of the time of
+/// one by one, at 64 KiB 1.2 and 1.07, at 256 KiB twice. Not measured on a GPU, where copies are
+/// quicker and calls are slower.
 pub(super) const FUSED_BYTES_MAX: usize = 32 << 10;
-/// Longest data of a fused operation, in bytes: what follows is copied while peers still work on it.
+/// Longest data of a fused operation, in bytes: what follows is copied while peers still work on
+/// it.
 const BUCKET_BYTES_MAX: usize = 4 << 20;
 /// Where the data of a fused operation may begin, in bytes.
 const ALIGN_BYTES: usize = 64;

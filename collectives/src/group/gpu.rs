@@ -1,11 +1,12 @@
 //! Elements in a GPU's memory, and groups that work on it.
 //!
-//! A group that works on a GPU's memory ([`Options::space`](super::Options::space), [`Group::in_memory`]) takes
-//! [`GpuBuffer`]s through [`Group::on`]. **Invariant:** memory of pleach's own cannot be freed while a buffer or a region
-//! names it. Memory of others must stay while a buffer names it, which who makes the buffer's
-//! [`ForeignMemory`] promises. Before each call the driver is asked whether the allocation is the
-//! same still: this finds memory that went back to the driver, and not memory that went back to a
-//! cache of a framework, which hands it to somebody else.
+//! A group that works on a GPU's memory ([`Options::space`](super::Options::space),
+//! [`Group::in_memory`]) takes [`GpuBuffer`]s through [`Group::on`]. **Invariant:** memory of
+//! pleach's own cannot be freed while a buffer or a region names it. Memory of others must stay
+//! while a buffer names it, which who makes the buffer's [`ForeignMemory`] promises. Before each
+//! call the driver is asked whether the allocation is the same still: this finds memory that went
+//! back to the driver, and not memory that went back to a cache of a framework, which hands it to
+//! somebody else.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -24,7 +25,8 @@ use crate::engine::Bytes;
 /// Longest time for a copy between a buffer and the host's memory.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Elements in a GPU's memory. Not dereferenced by the host: [`GpuBuffer::store`] and [`GpuBuffer::load`] copy.
+/// Elements in a GPU's memory. Not dereferenced by the host: [`GpuBuffer::store`] and
+/// [`GpuBuffer::load`] copy.
 pub struct GpuBuffer<T: Element> {
     /// Apart, as buffers are moved into calls and out of them again.
     memory: Box<Held>,
@@ -102,8 +104,8 @@ impl<T: Element> GpuBuffer<T> {
         }
     }
 
-    /// Copies elements of the host's memory over the first ones; returns when they are there. What streams do with the
-    /// buffer meanwhile is the caller's to order.
+    /// Copies elements of the host's memory over the first ones; returns when they are there. What
+    /// streams do with the buffer meanwhile is the caller's to order.
     ///
     /// # Errors
     ///
@@ -179,19 +181,22 @@ impl Group {
         self.shared.gpu.as_ref()
     }
 
-    /// Whether peers reach that memory themselves, so that nothing is staged through the host's: neighbours' kernels over
-    /// shared memory, NICs over RDMA where the kernel lets them (see [`pleach_transport::cuda`]).
+    /// Whether peers reach that memory themselves, so that nothing is staged through the host's:
+    /// neighbours' kernels over shared memory, NICs over RDMA where the kernel lets them (see
+    /// [`pleach_transport::cuda`]).
     #[must_use]
     pub fn reaches_gpu(&self) -> bool {
         self.shared.shares_gpu
     }
 
-    /// `len` zeroed elements in the memory of the group's GPU. Where peers reach it ([`Group::reaches_gpu`]) collectives read
-    /// and write it in place; other buffers are copied to and from memory that peers reach.
+    /// `len` zeroed elements in the memory of the group's GPU. Where peers reach it
+    /// ([`Group::reaches_gpu`]) collectives read and write it in place; other buffers are copied to
+    /// and from memory that peers reach.
     ///
     /// # Errors
     ///
-    /// The group works on host memory, the GPU has too little, or a NIC does not take so much of it.
+    /// The group works on host memory, the GPU has too little, or a NIC does not take so much of
+    /// it.
     pub fn gpu_buffer<T: Element>(&self, len: usize) -> Result<GpuBuffer<T>, CollectiveError> {
         self.expect_own_process()?;
         let there = CollectiveError::Space { group: Space::Host, data: Space::Cuda { ordinal: 0 } };

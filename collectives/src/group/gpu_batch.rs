@@ -1,7 +1,8 @@
 //! Batches on a GPU's memory: many operations in one pass, in the order of a stream.
 //!
-//! As batches on the host's memory ([`super::batch`]): short operations are fused as they are there, and the others are
-//! started one after the other before any is waited for. How they are copied and waited for: [`super::gpu_flight`].
+//! As batches on the host's memory ([`super::batch`]): short operations are fused as they are
+//! there, and the others are started one after the other before any is waited for. How they are
+//! copied and waited for: [`super::gpu_flight`].
 
 use std::marker::PhantomData;
 
@@ -19,9 +20,11 @@ use super::pending::{Pending, PendingError, Started};
 use crate::Rank;
 use crate::collective::{Collective, ReduceOp};
 
-/// Operations on GPU memory that are carried out together by [`GpuBatch::run`], after the earlier work of the stream that the
-/// batch was made with. Results are those of the same calls one by one in the order in which they were added; where the
-/// group is not [reproducible](crate::Reproducible), a sum of floats may be rounded another way, as it may at another length.
+/// Operations on GPU memory that are carried out together by [`GpuBatch::run`], after the earlier
+/// work of the stream that the batch was made with. Results are those of the same calls one by one
+/// in the order in which they were added; where the group is not
+/// [reproducible](crate::Reproducible), a sum of floats may be rounded another way, as it may at
+/// another length.
 #[must_use = "a batch does nothing until it is run"]
 pub struct GpuBatch<'a> {
     group: Group,
@@ -33,15 +36,16 @@ pub struct GpuBatch<'a> {
 }
 
 impl<'a> OnStream<'a> {
-    /// [`Group::batch`] on GPU memory: it begins when the stream has done what was put into it before it is run.
+    /// [`Group::batch`] on GPU memory: it begins when the stream has done what was put into it
+    /// before it is run.
     pub fn batch(&self) -> GpuBatch<'a> {
         let (group, streams) = (self.group.clone(), vec![self.stream]);
         GpuBatch { group, streams, entries: Vec::new(), _data: PhantomData }
     }
 
-    /// Starts [`OnStream::all_reduce`] of each of these tensors; short ones are fused. Results are those of a
-    /// [`batch`](OnStream::batch) of the same calls, which other ranks may run instead. Of more than 64 operations that are
-    /// not fused the first ones are waited for here.
+    /// Starts [`OnStream::all_reduce`] of each of these tensors; short ones are fused. Results are
+    /// those of a [`batch`](OnStream::batch) of the same calls, which other ranks may run instead.
+    /// Of more than 64 operations that are not fused the first ones are waited for here.
     ///
     /// # Errors
     ///
@@ -78,7 +82,8 @@ impl<'a> GpuBatch<'a> {
     ///
     /// # Errors
     ///
-    /// The operation has no meaning for the elements, or the group does not work on that memory; nothing was added.
+    /// The operation has no meaning for the elements, or the group does not work on that memory;
+    /// nothing was added.
     pub fn all_reduce<T: Element>(
         &mut self,
         data: &'a mut GpuBuffer<T>,
@@ -132,7 +137,8 @@ impl<'a> GpuBatch<'a> {
         Ok(self.put(Work::Alone(alone)))
     }
 
-    /// Adds [`OnStream::send`]. Of a send and a receive in one batch neither waits for the other's end.
+    /// Adds [`OnStream::send`]. Of a send and a receive in one batch neither waits for the other's
+    /// end.
     ///
     /// # Errors
     ///
@@ -160,8 +166,9 @@ impl<'a> GpuBatch<'a> {
         Ok(self.put(Work::Alone(alone)))
     }
 
-    /// Adds another batch of the same group behind what was added so far; all of it comes after the earlier work of both
-    /// batches' streams. Each call keeps the tag and the algorithm of the handle that its batch was made by.
+    /// Adds another batch of the same group behind what was added so far; all of it comes after the
+    /// earlier work of both batches' streams. Each call keeps the tag and the algorithm of the
+    /// handle that its batch was made by.
     ///
     /// # Errors
     ///
@@ -185,13 +192,14 @@ impl<'a> GpuBatch<'a> {
         self.entries.is_empty()
     }
 
-    /// Carries out all operations and returns when this rank's part of each is done and the GPU is through with the data. All
-    /// ranks run batches of the same operations in the same order; each may take as long as the handle's deadline. Of no
-    /// operations it is nothing.
+    /// Carries out all operations and returns when this rank's part of each is done and the GPU is
+    /// through with the data. All ranks run batches of the same operations in the same order; each
+    /// may take as long as the handle's deadline. Of no operations it is nothing.
     ///
     /// # Errors
     ///
-    /// See [`CollectiveError`]: the first operation's that failed. The contents of what was added are unspecified then.
+    /// See [`CollectiveError`]: the first operation's that failed. The contents of what was added
+    /// are unspecified then.
     pub fn run(self) -> Result<(), CollectiveError> {
         if self.entries.is_empty() {
             return Ok(());

@@ -1,10 +1,11 @@
 //! Operations of a batch on a GPU's memory that are under way, and the copies beside them.
 //!
-//! What is fused is copied by the GPU: side by side into memory that the group keeps there, which peers reach where they reach
-//! the GPU's, and the results back where they belong. **Invariant:** the copies go into a stream of the group's own, and
-//! only when nothing keeps them waiting there: those in, when what comes before the batch is done (the fused call's gate puts
-//! them in), and those out, when the call is over. So they end soon whatever else happens, no stream waits for a call, and
-//! the memory of both sides is let go of only when they have ended.
+//! What is fused is copied by the GPU: side by side into memory that the group keeps there, which
+//! peers reach where they reach the GPU's, and the results back where they belong. **Invariant:**
+//! the copies go into a stream of the group's own, and only when nothing keeps them waiting there:
+//! those in, when what comes before the batch is done (the fused call's gate puts them in), and
+//! those out, when the call is over. So they end soon whatever else happens, no stream waits for a
+//! call, and the memory of both sides is let go of only when they have ended.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -29,7 +30,8 @@ use crate::engine::{Address, Bytes, Gate, RunId};
 /// How long copies inside of a GPU may take before that is an error.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Elements of a buffer that may be fused. The batch borrows or owns the buffer until its flight is over.
+/// Elements of a buffer that may be fused. The batch borrows or owns the buffer until its flight is
+/// over.
 pub(super) struct GpuPart {
     address: Address,
     bytes: usize,
@@ -112,7 +114,8 @@ impl Staging {
         parts.iter().map(one).collect()
     }
 
-    /// Open when the parts have been copied side by side after what comes before; none is needed where they are already.
+    /// Open when the parts have been copied side by side after what comes before; none is needed
+    /// where they are already.
     fn pack(&self, before: &Before, copies: Vec<Copy>) -> Result<Option<Gate>, ComputeError> {
         let (before, stream) = (before.clone(), self.copies.clone());
         let mut packed: Option<Mark> = None;
@@ -151,8 +154,9 @@ impl Drop for Staging {
 fn put(stream: &Stream, copies: &[Copy]) -> Result<Mark, CudaError> {
     for Copy { from, into, bytes, foreign } in copies {
         foreign.iter().try_for_each(ForeignMemory::expect_alive)?;
-        // SAFETY: both lie on the GPU and are so long: one is a buffer that the batch borrows or owns, the other a part of
-        // the staging memory that this batch alone has; who lets go of either waits for the copies first (`settle`).
+        // SAFETY: both lie on the GPU and are so long: one is a buffer that the batch borrows or
+        // owns, the other a part of the staging memory that this batch alone has; who lets go of
+        // either waits for the copies first (`settle`).
         unsafe { stream.copy(from.0, into.0, *bytes)? };
     }
     stream.mark()

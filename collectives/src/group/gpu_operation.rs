@@ -109,7 +109,8 @@ impl GpuOperation {
     }
 }
 
-/// Elements of a part, and both buffers as an engine takes them, where this rank's matter, with what may be freed of these.
+/// Elements of a part, and both buffers as an engine takes them, where this rank's matter, with
+/// what may be freed of these.
 fn between<T: Element>(
     group: &Group,
     collective: Collective,

@@ -1,6 +1,7 @@
 //! Calls on a GPU's memory that are made again and again: checked, chosen and planned once.
 //!
-//! **Invariant:** as of [`super::persistent`]: the memory of a persistent call is its own and keeps its length.
+//! **Invariant:** as of [`super::persistent`]: the memory of a persistent call is its own and keeps
+//! its length.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,10 +19,12 @@ use crate::Rank;
 use crate::collective::{Collective, ReduceOp};
 use crate::engine::Plan;
 
-/// A collective on GPU memory that is planned and can be run as often as wanted, each time in the order of some stream. It owns
-/// its memory, which kernels and copies reach by the buffers' addresses between runs.
+/// A collective on GPU memory that is planned and can be run as often as wanted, each time in the
+/// order of some stream. It owns its memory, which kernels and copies reach by the buffers'
+/// addresses between runs.
 ///
-/// A run is a call like any other: it matches the same call of the other ranks, persistent there or not.
+/// A run is a call like any other: it matches the same call of the other ranks, persistent there or
+/// not.
 pub struct GpuPersistent<D> {
     group: Group,
     plan: Arc<Plan>,
@@ -44,8 +47,8 @@ impl<D> fmt::Debug for GpuPersistent<D> {
 }
 
 impl OnStream<'_> {
-    /// Prepares [`OnStream::all_reduce`] of this memory, through the group's handle: with its deadline, tag and algorithm.
-    /// Local. Which stream a run comes after is said when it is run.
+    /// Prepares [`OnStream::all_reduce`] of this memory, through the group's handle: with its
+    /// deadline, tag and algorithm. Local. Which stream a run comes after is said when it is run.
     ///
     /// # Errors
     ///

@@ -1,6 +1,8 @@
-//! Calls whose input and output are one memory of a block for each rank: a rank's own block lies at its place in it.
+//! Calls whose input and output are one memory of a block for each rank: a rank's own block lies at
+//! its place in it.
 //!
-//! All-to-all has no such form: what goes to a rank and what comes from it would lie at the same place.
+//! All-to-all has no such form: what goes to a rank and what comes from it would lie at the same
+//! place.
 
 use std::ops::Range;
 
@@ -14,8 +16,8 @@ use crate::collective::{Collective, ReduceOp};
 use crate::engine::{Bytes, Counts};
 
 impl Group {
-    /// Fills every rank's `data`, which has a block for each rank, with all ranks' blocks; block `r` of rank `r` is what that
-    /// rank gives.
+    /// Fills every rank's `data`, which has a block for each rank, with all ranks' blocks; block
+    /// `r` of rank `r` is what that rank gives.
     ///
     /// # Errors
     ///
@@ -24,8 +26,8 @@ impl Group {
         self.blocking(self.all_gather_in_place_operation(data)?)
     }
 
-    /// Replaces block `r` of rank `r`'s `data`, which has a block for each rank, by that of the reduction of all; the other
-    /// blocks stay as they are.
+    /// Replaces block `r` of rank `r`'s `data`, which has a block for each rank, by that of the
+    /// reduction of all; the other blocks stay as they are.
     ///
     /// # Errors
     ///
@@ -45,8 +47,8 @@ impl Group {
         self.blocking(operation)
     }
 
-    /// Fills the root's `data`, which has a block for each rank, with all ranks' blocks; its own is at its place there. The
-    /// other ranks' `data` is what they give.
+    /// Fills the root's `data`, which has a block for each rank, with all ranks' blocks; its own is
+    /// at its place there. The other ranks' `data` is what they give.
     ///
     /// # Errors
     ///
@@ -59,7 +61,8 @@ impl Group {
         self.blocking(self.gather_in_place_operation(data, root)?)
     }
 
-    /// Stores block `r` of the root's `data`, which has a block for each rank, in rank `r`'s `data`; the root's stays as it is.
+    /// Stores block `r` of the root's `data`, which has a block for each rank, in rank `r`'s
+    /// `data`; the root's stays as it is.
     ///
     /// # Errors
     ///

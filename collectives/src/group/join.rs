@@ -111,8 +111,9 @@ enum Reach {
 }
 
 impl Reach {
-    /// How peers reach this rank's. Neighbours map what is on a GPU where GPUs can share theirs and every rank's GPU reaches
-    /// those of its neighbours; over RDMA it is tried whether NICs take it. Who stages and who does not make a group, as each says where its memory is, but what is
+    /// How peers reach this rank's. Neighbours map what is on a GPU where GPUs can share theirs and
+    /// every rank's GPU reaches those of its neighbours; over RDMA it is tried whether NICs take
+    /// it. Who stages and who does not make a group, as each says where its memory is, but what is
     /// mapped is a matter of schedules: all do, or none does.
     fn find(options: &Options, joined: &mut Joined) -> Result<Self, GroupError> {
         let space = options.space;
@@ -133,7 +134,8 @@ impl Reach {
         })
     }
 
-    /// What schedules are chosen by: kernels do not reach what peers map of the host's memory, so that is put.
+    /// What schedules are chosen by: kernels do not reach what peers map of the host's memory, so
+    /// that is put.
     fn platform(self, joined: &Joined) -> Platform {
         let platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
         match self {
@@ -165,8 +167,9 @@ fn is_registered(ordinal: u32, device: &mut dyn Device) -> Result<bool, ComputeE
     }
 }
 
-/// Whether kernels of this rank's GPU reach the GPUs of all ranks of this host. They do not where a process does not see
-/// the other's GPU (`CUDA_VISIBLE_DEVICES`), or where the two have no way to each other (no P2P).
+/// Whether kernels of this rank's GPU reach the GPUs of all ranks of this host. They do not where a
+/// process does not see the other's GPU (`CUDA_VISIBLE_DEVICES`), or where the two have no way to
+/// each other (no P2P).
 fn reaches_neighbours(ordinal: u32, joined: &mut Joined) -> Result<bool, GroupError> {
     let gpu = Gpu::open(ordinal).map_err(ComputeError::from)?;
     let ids = tell_all("gpu", &gpu.id().0, joined)?;
@@ -210,7 +213,8 @@ fn tell_all(topic: &str, own: &[u8], joined: &mut Joined) -> Result<Vec<Vec<u8>>
     Ok(store.wait(&keys, deadline, deadline)?)
 }
 
-/// Whether the GPU's memory can be handed to other processes. All ranks compare their answers when they meet.
+/// Whether the GPU's memory can be handed to other processes. All ranks compare their answers when
+/// they meet.
 fn can_share(space: Space) -> bool {
     matches!(space, Space::Cuda { ordinal } if Gpu::open(ordinal).is_ok_and(|gpu| gpu.can_share()))
 }
@@ -224,8 +228,8 @@ fn memory(space: Space) -> &'static str {
     }
 }
 
-/// What the ranks have agreed on, as schedules are chosen by it. Either all ranks count all others among those on their
-/// host, or none does.
+/// What the ranks have agreed on, as schedules are chosen by it. Either all ranks count all others
+/// among those on their host, or none does.
 fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     let ranks = hosts.len() as u32;
     let maps = matches!(fabric, Fabric::Shm | Fabric::Hybrid | Fabric::HybridVerbs);

@@ -1,4 +1,5 @@
-//! Memory that a caller lends for one blocking call, registered for that time where registering is free.
+//! Memory that a caller lends for one blocking call, registered for that time where registering is
+//! free.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -13,7 +14,8 @@ use super::operation::Operation;
 use super::unwinding::end_process;
 use crate::engine::{Address, Bytes, Engine};
 
-/// From this length on, in bytes, registering for the time of a call is worth it; shorter slices are staged.
+/// From this length on, in bytes, registering for the time of a call is worth it; shorter slices
+/// are staged.
 const LENT_BYTES_MIN: usize = 4096;
 
 /// A slice of the caller. Nobody holds it after the call: see [`Lent::is_returned`].
@@ -22,8 +24,8 @@ struct LentMemory {
     len: usize,
 }
 
-// SAFETY: the caller's slice stays where it is for the time of the call, which ends only when `Lent::is_returned` says that
-// nothing holds this value any more.
+// SAFETY: the caller's slice stays where it is for the time of the call, which ends only when
+// `Lent::is_returned` says that nothing holds this value any more.
 unsafe impl Memory for LentMemory {
     fn base(&self) -> NonNull<u8> {
         self.base
@@ -45,8 +47,8 @@ unsafe impl Send for LentMemory {}
 unsafe impl Sync for LentMemory {}
 
 impl Group {
-    /// Registers the caller's slices for the time of the call, where that is free; input and output stay the same slice,
-    /// or one a part of the other, where they are.
+    /// Registers the caller's slices for the time of the call, where that is free; input and output
+    /// stay the same slice, or one a part of the other, where they are.
     pub(super) fn lend(
         &self,
         engine: &mut Engine,
@@ -97,7 +99,8 @@ impl Lent {
         Ok(Bytes::Registered(engine.device().register(memory)?.whole()))
     }
 
-    /// Whether the device has let go of everything, as it must before the caller gets the slice back.
+    /// Whether the device has let go of everything, as it must before the caller gets the slice
+    /// back.
     pub(super) fn is_returned(&self) -> bool {
         self.memory.iter().all(|memory| memory.strong_count() == 0)
     }

@@ -1,17 +1,19 @@
 //! Groups: what users hold.
 //!
-//! A [`Group`] is a cheap handle (clone it, share it between threads) of this rank's place in a group of ranks. All ranks
-//! call the same operations in the same order; send and receive match pair by pair. Calls block until this rank's
-//! part is done, at most until their deadline ([`Group::within`]); `start_` calls return a [`Pending`] that owns its
-//! memory.
+//! A [`Group`] is a cheap handle (clone it, share it between threads) of this rank's place in a
+//! group of ranks. All ranks call the same operations in the same order; send and receive match
+//! pair by pair. Calls block until this rank's part is done, at most until their deadline
+//! ([`Group::within`]); `start_` calls return a [`Pending`] that owns its memory.
 //!
-//! The first failure ends the group: every call returns its cause from then on, on every rank. All ranks that survive and
-//! reach each other return the same cause: before a call returns an error the ranks agree on it ([`crate::engine::Fault`]).
-//! When a call has returned, with whatever result, no peer changes a byte of the caller's memory any more.
+//! The first failure ends the group: every call returns its cause from then on, on every rank. All
+//! ranks that survive and reach each other return the same cause: before a call returns an error
+//! the ranks agree on it ([`crate::engine::Fault`]). When a call has returned, with whatever
+//! result, no peer changes a byte of the caller's memory any more.
 //!
-//! What is **not** promised: that a call ends alike on all ranks. The ranks agree on why the group has failed, not on
-//! which call was the last one that worked: where a rank fails, one survivor may have the result of the call already and
-//! go on to the next, while another one gets the error. [`Group::completed`] says how far a rank came.
+//! What is **not** promised: that a call ends alike on all ranks. The ranks agree on why the group
+//! has failed, not on which call was the last one that worked: where a rank fails, one survivor may
+//! have the result of the call already and go on to the next, while another one gets the error.
+//! [`Group::completed`] says how far a rank came.
 
 mod batch;
 mod batch_start;
@@ -110,13 +112,15 @@ struct Shared {
     hosts: HostMap,
     number: u64,
     close_timeout: Duration,
-    /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the driver's lock.
+    /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the
+    /// driver's lock.
     is_closed: AtomicBool,
     /// Registered memory for batches, while none uses it.
     staging: Mutex<Option<Slice>>,
     /// The same on the GPU.
     gpu_staging: Mutex<Option<gpu_flight::Staging>>,
-    /// Where its ranks met, and meet again to split. Rank 0's table keeps late comers out for as long as the group lives.
+    /// Where its ranks met, and meet again to split. Rank 0's table keeps late comers out for as
+    /// long as the group lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
     /// The GPU whose memory its calls work on, if they work on one's.
     gpu: Option<Arc<Gpu>>,
@@ -124,7 +128,8 @@ struct Shared {
     shares_gpu: bool,
     /// As it was joined, for the groups that it is split into.
     options: Options,
-    /// Counts the calls of [`Group::split`]. Relaxed: rank 0's number is taken, and a call's order is that of its caller.
+    /// Counts the calls of [`Group::split`]. Relaxed: rank 0's number is taken, and a call's order
+    /// is that of its caller.
     splits: AtomicU64,
 }
 
@@ -138,7 +143,8 @@ pub struct Connection {
     pub board: Arc<Board>,
     /// The ranks on their hosts: the same on all ranks, as they choose their schedules by it.
     pub platform: Platform,
-    /// Whether more of them are on this host than it has processors for them: then who waits gives way at once.
+    /// Whether more of them are on this host than it has processors for them: then who waits gives
+    /// way at once.
     pub is_crowded: bool,
     /// Where the ranks met.
     pub store: Option<Box<dyn Store>>,
@@ -257,8 +263,9 @@ impl Group {
         self.fabric
     }
 
-    /// Which rank is on which host, as far as that makes a difference: ranks of one host share memory over [`Fabric::Shm`]
-    /// and [`Fabric::Hybrid`]; over sockets alone all count as being on one.
+    /// Which rank is on which host, as far as that makes a difference: ranks of one host share
+    /// memory over [`Fabric::Shm`] and [`Fabric::Hybrid`]; over sockets alone all count as being on
+    /// one.
     #[must_use]
     pub fn hosts(&self) -> &HostMap {
         &self.shared.hosts
@@ -282,18 +289,18 @@ impl Group {
         Self { way: Some(way), ..self.clone() }
     }
 
-    /// The same group, with a tag that must be equal on all ranks for calls to match; it tells apart calls that are
-    /// alike otherwise.
+    /// The same group, with a tag that must be equal on all ranks for calls to match; it tells
+    /// apart calls that are alike otherwise.
     #[must_use]
     pub fn tagged(&self, tag: u32) -> Self {
         Self { tag, ..self.clone() }
     }
 
-    /// The same group, whose calls go before those of lower priorities that are under way at the same time, and end
-    /// before them where they can; the usual priority is 0. Ranks may differ.
+    /// The same group, whose calls go before those of lower priorities that are under way at the
+    /// same time, and end before them where they can; the usual priority is 0. Ranks may differ.
     ///
-    /// Calls are admitted in the order in which they are made, short ones eight at a time and long ones (beyond some tens
-    /// of kilobytes) two at a time: only among those does priority decide.
+    /// Calls are admitted in the order in which they are made, short ones eight at a time and long
+    /// ones (beyond some tens of kilobytes) two at a time: only among those does priority decide.
     #[must_use]
     pub fn with_priority(&self, priority: i32) -> Self {
         Self { priority, ..self.clone() }
@@ -313,8 +320,8 @@ impl Group {
         self.blocking(self.first_operation(data, count))
     }
 
-    /// The name of the algorithm that a call through this handle takes for so many bytes of one part (see
-    /// [`Collective`]). Local; makes and proves the schedule if that has not been done.
+    /// The name of the algorithm that a call through this handle takes for so many bytes of one
+    /// part (see [`Collective`]). Local; makes and proves the schedule if that has not been done.
     ///
     /// # Errors
     ///
@@ -345,25 +352,28 @@ impl Group {
         Ok(Buffer::new(region.whole(), len, self.shared.number))
     }
 
-    /// Ends the group's work on all ranks: calls under way, here and there, return at once with an error. From any thread,
-    /// also while this rank is in no call; returns when the peers have been told. Does nothing when the group is closed.
+    /// Ends the group's work on all ranks: calls under way, here and there, return at once with an
+    /// error. From any thread, also while this rank is in no call; returns when the peers have been
+    /// told. Does nothing when the group is closed.
     pub fn abort(&self) {
         if self.expect_open().is_ok() {
             self.shared.driver.abort();
         }
     }
 
-    /// How many collectives this rank has completed, each with its result; sends and receives do not count.
+    /// How many collectives this rank has completed, each with its result; sends and receives do
+    /// not count.
     ///
-    /// When a group fails, one rank may have got the result of a call that ends with the error on another rank. Survivors
-    /// find out which result all of them have by comparing this number, in the group that they join next.
+    /// When a group fails, one rank may have got the result of a call that ends with the error on
+    /// another rank. Survivors find out which result all of them have by comparing this number, in
+    /// the group that they join next.
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.shared.driver.completed()
     }
 
-    /// Meets all ranks once more and leaves the group; finds out what calls of theirs had nothing to do with this rank but
-    /// differed.
+    /// Meets all ranks once more and leaves the group; finds out what calls of theirs had nothing
+    /// to do with this rank but differed.
     ///
     /// # Errors
     ///
@@ -398,7 +408,8 @@ impl Group {
         }
     }
 
-    /// To be asked before the driver is locked: another thread may have held it when the process forked.
+    /// To be asked before the driver is locked: another thread may have held it when the process
+    /// forked.
     fn expect_own_process(&self) -> Result<(), CollectiveError> {
         expect_own_process(self.shared.driver.process)
     }
@@ -429,7 +440,8 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.driver.process.is_current() {
-            // Closing anything would close it for the parent, and the device's threads are not here to be joined.
+            // Closing anything would close it for the parent, and the device's threads are not here
+            // to be joined.
             std::mem::forget(self.driver.clone());
             if let Some(progress) = self.progress.take() {
                 progress.forget();

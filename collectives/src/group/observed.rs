@@ -16,7 +16,8 @@ pub(super) struct Observed {
     observations: Arc<Observations>,
     board: Arc<Board>,
     recorder: Recorder,
-    /// Here and not in the group: a forked child leaves its driver alone, and the server's thread is not there to be joined.
+    /// Here and not in the group: a forked child leaves its driver alone, and the server's thread
+    /// is not there to be joined.
     _server: Option<Server>,
 }
 
@@ -87,8 +88,8 @@ impl Driver {
 }
 
 impl Group {
-    /// What this rank knows of its group: calls, times, who is late and by how much, who is waited for now. Local, and from
-    /// any thread: it waits for nobody, also while calls are under way.
+    /// What this rank knows of its group: calls, times, who is late and by how much, who is waited
+    /// for now. Local, and from any thread: it waits for nobody, also while calls are under way.
     #[must_use]
     pub fn report(&self) -> Report {
         self.shared.driver.report()

@@ -1,11 +1,13 @@
 //! Calls on a GPU's memory that take their place in a stream.
 //!
-//! **Invariant:** a call begins when the stream has done what was put into it before the call, and it is over when the GPU is
-//! through with the data: what is put into any stream after that finds the result. Nothing is put into the stream but a
-//! mark, and neither another stream nor the whole GPU is waited for. A blocking call waits for the mark on the caller's
-//! thread, and is over when it returns. A started one returns at once and begins behind a gate that is open when the
-//! mark is reached ([`Gate`]); it is over when its [`Pending`](super::Pending) says so. No stream waits for a call: it would
-//! wait for this rank's own thread to go on, and work of others that shares a queue of the GPU with it would too.
+//! **Invariant:** a call begins when the stream has done what was put into it before the call, and
+//! it is over when the GPU is through with the data: what is put into any stream after that finds
+//! the result. Nothing is put into the stream but a mark, and neither another stream nor the whole
+//! GPU is waited for. A blocking call waits for the mark on the caller's thread, and is over when
+//! it returns. A started one returns at once and begins behind a gate that is open when the mark is
+//! reached ([`Gate`]); it is over when its [`Pending`](super::Pending) says so. No stream waits for
+//! a call: it would wait for this rank's own thread to go on, and work of others that shares a
+//! queue of the GPU with it would too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +26,8 @@ use crate::Rank;
 use crate::collective::{Collective, ReduceOp};
 use crate::engine::{Gate, Plan};
 
-/// How often a blocking call that waits for a stream looks at it while it carries on what else the group does.
+/// How often a blocking call that waits for a stream looks at it while it carries on what else the
+/// group does.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
 /// A group whose calls take their place in a stream: see [`Group::on`].
@@ -35,9 +38,10 @@ pub struct OnStream<'a> {
 }
 
 impl Group {
-    /// The same group, for calls on GPU memory: each begins when this stream, of the group's GPU, has done what was put into
-    /// it before the call, and is over when the GPU is through with the data: when a blocking call returns, or the
-    /// [`Pending`](super::Pending) of a started one has ended. What is put into any stream after that finds the result.
+    /// The same group, for calls on GPU memory: each begins when this stream, of the group's GPU,
+    /// has done what was put into it before the call, and is over when the GPU is through with the
+    /// data: when a blocking call returns, or the [`Pending`](super::Pending) of a started one has
+    /// ended. What is put into any stream after that finds the result.
     #[must_use]
     pub fn on<'a>(&'a self, stream: &'a Stream) -> OnStream<'a> {
         OnStream { group: self, stream }
@@ -351,7 +355,8 @@ impl OnStream<'_> {
 }
 
 impl Group {
-    /// Waits until the mark is reached, at most as long as a call may take, carrying on what else the group does.
+    /// Waits until the mark is reached, at most as long as a call may take, carrying on what else
+    /// the group does.
     pub(super) fn wait_for_mark(&self, mark: &Mark) -> Result<(), CollectiveError> {
         let began = clock::now();
         while !mark.is_reached()? {
@@ -389,7 +394,8 @@ impl Before {
         Ok(true)
     }
 
-    /// Open when all of it is done; none is needed where it is already. The memory is looked at once more then.
+    /// Open when all of it is done; none is needed where it is already. The memory is looked at
+    /// once more then.
     pub(super) fn gate(&self, foreign: Vec<ForeignMemory>) -> Result<Option<Gate>, CudaError> {
         if self.is_done()? {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! The operations of a group as data: which collective, of what, from and to which bytes; arguments checked.
+//! The operations of a group as data: which collective, of what, from and to which bytes; arguments
+//! checked.
 
 use pleach_transport::Space;
 
@@ -129,8 +130,8 @@ impl Group {
         Ok(moving(collective, D::Element::DATA_TYPE, count, Bytes::None, output))
     }
 
-    /// Elements of a part, by how many the input and the output have; what this rank has no part of is not looked at. The
-    /// root that the collective names is checked first.
+    /// Elements of a part, by how many the input and the output have; what this rank has no part of
+    /// is not looked at. The root that the collective names is checked first.
     pub(super) fn part_len(
         &self,
         collective: Collective,
@@ -169,8 +170,9 @@ impl Group {
         Ok(count)
     }
 
-    /// Input and output are apart, or lie as in place: the one is the other, or a rank's own part at its place in it. Of host
-    /// memory the borrows say so; memory of GPUs may have several names.
+    /// Input and output are apart, or lie as in place: the one is the other, or a rank's own part
+    /// at its place in it. Of host memory the borrows say so; memory of GPUs may have several
+    /// names.
     pub(super) fn expect_apart_or_in_place(
         &self,
         collective: Collective,

@@ -21,38 +21,47 @@ pub struct Options {
     pub world: World,
     /// How bytes move; the same on all ranks. [`FabricChoice::Auto`] unless changed.
     pub fabric: FabricChoice,
-    /// Longest time to wait for the other ranks to come: what the world says (`PLEACH_JOIN_TIMEOUT`), or a minute.
+    /// Longest time to wait for the other ranks to come: what the world says
+    /// (`PLEACH_JOIN_TIMEOUT`), or a minute.
     pub join_timeout: Duration,
     /// Longest time a call waits for its peers: 60 s unless changed. See also `Group::within`.
     pub timeout: Duration,
     /// Longest time that closing waits for the peers to close too: 5 s unless changed.
     pub close_timeout: Duration,
-    /// Use this algorithm wherever it fits (the same on all ranks); otherwise the best is chosen for each size.
+    /// Use this algorithm wherever it fits (the same on all ranks); otherwise the best is chosen
+    /// for each size.
     pub algorithm: Option<Algorithm>,
-    /// Measured choices of algorithms, which calls keep to where no algorithm is named; the same on all ranks. From
-    /// `PLEACH_CHOICES` unless changed. Without a table for the world that is joined the built-in choices serve, and rank 0
-    /// warns; groups that are split from it take theirs where there is one. Groups over a device of the caller's ([`Group::new`](super::Group::new)) have none.
+    /// Measured choices of algorithms, which calls keep to where no algorithm is named; the same on
+    /// all ranks. From `PLEACH_CHOICES` unless changed. Without a table for the world that is
+    /// joined the built-in choices serve, and rank 0 warns; groups that are split from it take
+    /// theirs where there is one. Groups over a device of the caller's
+    /// ([`Group::new`](super::Group::new)) have none.
     pub choices: Pinned,
-    /// The links between the ranks, if they are known; the same on all ranks. Then collectives are packed for them and
-    /// schedules chosen by them alone (see also `Group::set_topology`).
+    /// The links between the ranks, if they are known; the same on all ranks. Then collectives are
+    /// packed for them and schedules chosen by them alone (see also `Group::set_topology`).
     pub topology: Option<Arc<Topology>>,
     /// How long a waiting call polls before it sleeps: 200 µs unless changed.
     pub spin: Duration,
-    /// Set it when several threads of a rank make calls in this group at the same time, so that one call may depend on
-    /// another thread's call that has not been made yet. Otherwise ranks that wait for each other's calls in a circle, as
-    /// one in a receive and its peer in an all-reduce, are told of the mismatch within 100 ms; with it only at
-    /// the deadline. Found out by itself when two threads meet in a call.
+    /// Set it when several threads of a rank make calls in this group at the same time, so that one
+    /// call may depend on another thread's call that has not been made yet. Otherwise ranks that
+    /// wait for each other's calls in a circle, as one in a receive and its peer in an all-reduce,
+    /// are told of the mismatch within 100 ms; with it only at the deadline. Found out by itself
+    /// when two threads meet in a call.
     pub concurrent_calls: bool,
-    /// What memory its calls work on: the host's, or that of a GPU of this process (another one on each rank, perhaps; all
-    /// ranks take the host's, or all take GPUs'). See [`Group::in_memory`](super::Group::in_memory), which makes the one
-    /// from the other. Groups over a device of the caller's work on what its [`Compute`](crate::compute::Compute) works on.
+    /// What memory its calls work on: the host's, or that of a GPU of this process (another one on
+    /// each rank, perhaps; all ranks take the host's, or all take GPUs'). See
+    /// [`Group::in_memory`](super::Group::in_memory), which makes the one from the other. Groups
+    /// over a device of the caller's work on what its [`Compute`](crate::compute::Compute) works
+    /// on.
     pub space: Space,
-    /// Which results are the same bits again; the same on all ranks. [`Reproducible::No`] unless changed.
+    /// Which results are the same bits again; the same on all ranks. [`Reproducible::No`] unless
+    /// changed.
     pub reproducible: Reproducible,
-    /// Who carries on what was started by a `start_` call; each rank as it likes. Usually a thread of the group, so that
-    /// transfers go on while the caller computes.
+    /// Who carries on what was started by a `start_` call; each rank as it likes. Usually a thread
+    /// of the group, so that transfers go on while the caller computes.
     pub progress: Progress,
-    /// What is written down of the group, and where; from the environment unless changed (see [`Observe::from_env`]).
+    /// What is written down of the group, and where; from the environment unless changed (see
+    /// [`Observe::from_env`]).
     pub observe: Observe,
 }
 
@@ -78,7 +87,8 @@ impl Options {
         }
     }
 
-    /// For the world that this process's launcher describes (`pleach run`, torchrun, mpirun, srun), or this process alone.
+    /// For the world that this process's launcher describes (`pleach run`, torchrun, mpirun, srun),
+    /// or this process alone.
     ///
     /// # Errors
     ///

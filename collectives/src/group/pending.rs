@@ -12,12 +12,13 @@ use super::summary::{Summarized, Summary};
 use super::unwinding::without_unwinding;
 use crate::engine::{Fault, RunId};
 
-/// A collective under way. It owns what it works on and gives it back when it is done, also with an error.
+/// A collective under way. It owns what it works on and gives it back when it is done, also with an
+/// error.
 ///
 /// It makes progress while the caller computes, by a thread of the group. With
-/// [`Progress::WhenCalled`](super::Progress) it does so only while any thread of the group is in a call, and while it is
-/// tested or waited for. Dropping it waits for its end (its deadline bounds that); forgetting it leaks the memory and
-/// nothing else, however often.
+/// [`Progress::WhenCalled`](super::Progress) it does so only while any thread of the group is in a
+/// call, and while it is tested or waited for. Dropping it waits for its end (its deadline bounds
+/// that); forgetting it leaks the memory and nothing else, however often.
 #[must_use = "a collective that is not waited for ends when this is dropped"]
 pub struct Pending<D> {
     driver: Arc<Driver>,
@@ -157,7 +158,8 @@ impl<D> Pending<D> {
         self.wait()
     }
 
-    /// In a forked child the collective is the parent's: here it ends with an error and this copy of the memory.
+    /// In a forked child the collective is the parent's: here it ends with an error and this copy
+    /// of the memory.
     fn refuse_in_child(&mut self) {
         if self.run.is_some()
             && let Err(error) = expect_own_process(self.driver.process)

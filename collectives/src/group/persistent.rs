@@ -1,6 +1,7 @@
 //! Calls that are made again and again: checked, chosen and planned once.
 //!
-//! **Invariant:** the memory of a persistent call is its own and keeps its length, so what was planned fits every run.
+//! **Invariant:** the memory of a persistent call is its own and keeps its length, so what was
+//! planned fits every run.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -15,11 +16,12 @@ use crate::Rank;
 use crate::collective::ReduceOp;
 use crate::engine::Plan;
 
-/// A collective that is planned and can be run as often as wanted. It owns its memory, which is read and written between
-/// runs: as a slice (by `Deref`), or where input and output are apart, by [`Persistent::input_mut`] and
-/// [`Persistent::output`].
+/// A collective that is planned and can be run as often as wanted. It owns its memory, which is
+/// read and written between runs: as a slice (by `Deref`), or where input and output are apart, by
+/// [`Persistent::input_mut`] and [`Persistent::output`].
 ///
-/// A run is a call like any other: it matches the same call of the other ranks, persistent there or not.
+/// A run is a call like any other: it matches the same call of the other ranks, persistent there or
+/// not.
 pub struct Persistent<D> {
     group: Group,
     plan: Arc<Plan>,
@@ -39,11 +41,13 @@ impl<D> fmt::Debug for Persistent<D> {
 }
 
 impl Group {
-    /// Prepares [`Group::all_reduce`] of this memory, through this handle: with its deadline, tag and algorithm. Local.
+    /// Prepares [`Group::all_reduce`] of this memory, through this handle: with its deadline, tag
+    /// and algorithm. Local.
     ///
     /// # Errors
     ///
-    /// See [`CollectiveError`]; the memory comes back with it. Not for what an exact group makes exact.
+    /// See [`CollectiveError`]; the memory comes back with it. Not for what an exact group makes
+    /// exact.
     pub fn prepare_all_reduce<D: OwnedData>(
         &self,
         data: D,

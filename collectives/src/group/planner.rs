@@ -1,4 +1,5 @@
-//! Which program carries out a call: chosen, generated, proved and compiled once, then found by a look into a table.
+//! Which program carries out a call: chosen, generated, proved and compiled once, then found by a
+//! look into a table.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,8 +16,8 @@ use crate::select::{Choice, SelectError, select, select_algorithm, select_way};
 use crate::verify::{Proof, verify};
 use crate::wiring::Wiring;
 
-/// Makes and keeps the programs of one rank of one group. **Invariant:** what it chooses depends only on what is the same
-/// on all ranks.
+/// Makes and keeps the programs of one rank of one group. **Invariant:** what it chooses depends
+/// only on what is the same on all ranks.
 #[derive(Debug)]
 pub struct Planner {
     rank: Rank,
@@ -26,7 +27,8 @@ pub struct Planner {
     preferred: Option<Algorithm>,
     /// Says which way calls go that name none.
     table: Option<Arc<Table>>,
-    /// By collective, size class (the logarithm of the bytes) and whether only the ends of a part may touch it.
+    /// By collective, size class (the logarithm of the bytes) and whether only the ends of a part
+    /// may touch it.
     chosen: HashMap<(Collective, u32, bool), Arc<Program>>,
     made: HashMap<(Made, Option<u64>), Arc<Program>>,
     plans: HashMap<(Descriptor, Option<Way>), Arc<Plan>>,
@@ -43,10 +45,12 @@ pub struct Planner {
     known: Arc<Known>,
 }
 
-/// A schedule: for what, by which algorithm, in which form, with another window than the generator's.
+/// A schedule: for what, by which algorithm, in which form, with another window than the
+/// generator's.
 type Made = (Collective, Algorithm, Access, Option<u32>);
 
-/// How blocks are cut where that was said: how many chunks are under way, and how many bytes each has.
+/// How blocks are cut where that was said: how many chunks are under way, and how many bytes each
+/// has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Cut {
     window: Option<u32>,
@@ -76,15 +80,16 @@ struct Recent {
     plan: Arc<Plan>,
 }
 
-/// Chunks under way of a large direct collective among few ranks that map each other: nothing is put, so ranks need wait
-/// for each other only at the end, and one that was late for a chunk is not late for all.
+/// Chunks under way of a large direct collective among few ranks that map each other: nothing is
+/// put, so ranks need wait for each other only at the end, and one that was late for a chunk is not
+/// late for all.
 const DEEP_WINDOW: u32 = 16;
 /// From this length of a part on, in bytes.
 const DEEP_BYTES: u64 = 1 << 20;
 /// Most ranks; each has slots for all of them in the same scratch.
 const DEEP_RANKS_MAX: u32 = 4;
-/// Largest chunk of what kernels combine where peers map it, in bytes: long beside the ten microseconds that launching one and
-/// seeing its end take. A GPU of 400 GB/s reads it in 160 us.
+/// Largest chunk of what kernels combine where peers map it, in bytes: long beside the ten
+/// microseconds that launching one and seeing its end take. A GPU of 400 GB/s reads it in 160 us.
 const GPU_CHUNK_BYTES: usize = 64 << 20;
 /// Plans that are compared one by one.
 const RECENT_PLANS: usize = 8;
@@ -118,7 +123,8 @@ impl Planner {
         Self { known, ..self }
     }
 
-    /// From now on the ranks are joined by these links. Calls under way and plans that were given out stay as they are.
+    /// From now on the ranks are joined by these links. Calls under way and plans that were given
+    /// out stay as they are.
     pub fn rewire(&mut self, wiring: Option<Arc<Wiring>>) {
         self.platform.wiring = wiring;
         self.chosen.clear();
@@ -152,13 +158,15 @@ impl Planner {
         Self { untouched_by_host: true, ..self }
     }
 
-    /// The same, going the ways of a table of this platform where it has some and no algorithm is preferred.
+    /// The same, going the ways of a table of this platform where it has some and no algorithm is
+    /// preferred.
     #[must_use]
     pub fn pinned_by(self, table: Option<Arc<Table>>) -> Self {
         Self { table, ..self }
     }
 
-    /// What carries out calls of this shape and these counts (which are the descriptor's amount), this way or the best one.
+    /// What carries out calls of this shape and these counts (which are the descriptor's amount),
+    /// this way or the best one.
     ///
     /// # Errors
     ///
@@ -218,7 +226,8 @@ impl Planner {
         self.choose(collective, bytes, way, false)
     }
 
-    /// The same; `is_private`: only the ends of a part know how long it is, so nobody else may pass it on.
+    /// The same; `is_private`: only the ends of a part know how long it is, so nobody else may pass
+    /// it on.
     fn choose(
         &mut self,
         collective: Collective,
@@ -259,8 +268,8 @@ impl Planner {
         Ok(program)
     }
 
-    /// The largest part for which a named way is looked at, in the place of the largest of the size class: what the way
-    /// carries at most, as a call of just so many bytes may name it.
+    /// The largest part for which a named way is looked at, in the place of the largest of the size
+    /// class: what the way carries at most, as a call of just so many bytes may name it.
     fn within_limit(
         &self,
         way: &Way,
@@ -279,8 +288,8 @@ impl Planner {
         }
     }
 
-    /// The choice for `largest` bytes a part, with the window that was asked for: this way, or the preferred algorithm where
-    /// it fits, or that of the table, or what the prices say.
+    /// The choice for `largest` bytes a part, with the window that was asked for: this way, or the
+    /// preferred algorithm where it fits, or that of the table, or what the prices say.
     fn choice(
         &self,
         collective: Collective,
@@ -315,8 +324,8 @@ impl Planner {
         Ok(choice)
     }
 
-    /// The choice, or the next best that a reproducible group may take. One that was named for this call is not replaced
-    /// by another, but may be carried out in another form.
+    /// The choice, or the next best that a reproducible group may take. One that was named for this
+    /// call is not replaced by another, but may be carried out in another form.
     fn admit(&mut self, choice: Choice, is_named: bool) -> Result<Choice, CollectiveError> {
         if !self.in_rank_order || !choice.collective.reduces() {
             return Ok(choice);
@@ -413,7 +422,8 @@ impl Planner {
         schedule.window = window.unwrap_or(schedule.window);
         let proof = verify(schedule).map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
         let proof = Arc::new(proof);
-        // Other planners of this process look for it only before they make their own programs of it.
+        // Other planners of this process look for it only before they make their own programs of
+        // it.
         if Arc::strong_count(&self.known) > 1 {
             known.insert(made.clone(), proof.clone());
         }

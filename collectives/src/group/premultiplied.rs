@@ -1,16 +1,19 @@
-//! Premultiplied sums: every rank gives a factor that its own input is multiplied by before it is summed.
+//! Premultiplied sums: every rank gives a factor that its own input is multiplied by before it is
+//! summed.
 //!
-//! Factors may differ from rank to rank and are no part of what must match: a rank multiplies its own input, each product
-//! rounded once to its type, before any peer can see it. So the schedules and their proofs stay what they are, whoever
-//! reads whose memory. It costs one more pass over the rank's own data.
+//! Factors may differ from rank to rank and are no part of what must match: a rank multiplies its
+//! own input, each product rounded once to its type, before any peer can see it. So the schedules
+//! and their proofs stay what they are, whoever reads whose memory. It costs one more pass over the
+//! rank's own data.
 
 use super::{CollectiveError, Data, DataMut, Element, Group, OwnedData, Started};
 use crate::Rank;
 use crate::collective::ReduceOp;
 
 impl Group {
-    /// Replaces every rank's `data` by the sum of all of them, each multiplied by its rank's factor first, in place. After
-    /// an error that was found before the call began the data are as they were or multiplied.
+    /// Replaces every rank's `data` by the sum of all of them, each multiplied by its rank's factor
+    /// first, in place. After an error that was found before the call began the data are as they
+    /// were or multiplied.
     ///
     /// # Errors
     ///
@@ -24,8 +27,8 @@ impl Group {
         self.all_reduce(data, ReduceOp::Sum)
     }
 
-    /// Stores the sum of every rank's `input`, each multiplied by its rank's factor first, in every rank's `output`. The
-    /// products are made in `output`; the input stays as it is.
+    /// Stores the sum of every rank's `input`, each multiplied by its rank's factor first, in every
+    /// rank's `output`. The products are made in `output`; the input stays as it is.
     ///
     /// # Errors
     ///
@@ -48,8 +51,9 @@ impl Group {
         self.all_reduce(output, ReduceOp::Sum)
     }
 
-    /// Replaces `data` of the root by the sum of every rank's, each multiplied by its rank's factor first; the other ranks'
-    /// stay as they are, since their products are made in memory of the call's own.
+    /// Replaces `data` of the root by the sum of every rank's, each multiplied by its rank's factor
+    /// first; the other ranks' stay as they are, since their products are made in memory of the
+    /// call's own.
     ///
     /// # Errors
     ///
@@ -67,8 +71,9 @@ impl Group {
         self.reduce(&mut products(data.elements(), factor), ReduceOp::Sum, root)
     }
 
-    /// Stores part `r` of the sum of all ranks' inputs, each multiplied by its rank's factor first, in rank `r`'s
-    /// `output`. The products are made in memory of the call's own; the input stays as it is.
+    /// Stores part `r` of the sum of all ranks' inputs, each multiplied by its rank's factor first,
+    /// in rank `r`'s `output`. The products are made in memory of the call's own; the input stays
+    /// as it is.
     ///
     /// # Errors
     ///

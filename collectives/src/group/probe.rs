@@ -1,12 +1,15 @@
-//! The links of a live group, found by measuring: bandwidth and latency between every two of its ranks.
+//! The links of a live group, found by measuring: bandwidth and latency between every two of its
+//! ranks.
 //!
-//! Pairs are measured in rounds, all pairs of a round at the same time. **Invariant:** no rank is in two pairs of a round, and
-//! of two pairs across hosts none touch the same host, so no measurement shares a wire or a processor that is known of with
-//! another. Between rounds all ranks meet.
+//! Pairs are measured in rounds, all pairs of a round at the same time. **Invariant:** no rank is
+//! in two pairs of a round, and of two pairs across hosts none touch the same host, so no
+//! measurement shares a wire or a processor that is known of with another. Between rounds all ranks
+//! meet.
 //!
-//! In a pair one rank drives and then the other: it times notes of 8 bytes there and back, then sends messages, larger and
-//! larger until one takes [`LONG_ENOUGH`], each answered by a note. What is measured differs a little from time to time, so
-//! it is rounded to two digits that count: then equal links are equal, and symmetric ones symmetric.
+//! In a pair one rank drives and then the other: it times notes of 8 bytes there and back, then
+//! sends messages, larger and larger until one takes [`LONG_ENOUGH`], each answered by a note. What
+//! is measured differs a little from time to time, so it is rounded to two digits that count: then
+//! equal links are equal, and symmetric ones symmetric.
 
 use std::time::Duration;
 
@@ -45,9 +48,10 @@ pub enum ProbeError {
 }
 
 impl Group {
-    /// Measures what joins the ranks, in as many rounds as it takes: about as many as ranks. All ranks call it, and all are
-    /// given the same: ranks named `r0`, `r1`, …, and a link from each to each, in bytes a second and nanoseconds, both
-    /// rounded to two digits. What is between ranks (switches, and links that several pairs share) cannot be seen so.
+    /// Measures what joins the ranks, in as many rounds as it takes: about as many as ranks. All
+    /// ranks call it, and all are given the same: ranks named `r0`, `r1`, …, and a link from each
+    /// to each, in bytes a second and nanoseconds, both rounded to two digits. What is between
+    /// ranks (switches, and links that several pairs share) cannot be seen so.
     ///
     /// # Errors
     ///
@@ -136,7 +140,8 @@ impl Group {
         }
         loop {
             self.recv(&mut note, peer)?;
-            // A peer of the same release asks for no more; what it sends is checked against this length anyway.
+            // A peer of the same release asks for no more; what it sends is checked against this
+            // length anyway.
             let bytes = usize::try_from(note[0]).unwrap_or(0).min(MESSAGE_BYTES_MAX);
             if bytes == 0 {
                 return Ok(());
@@ -169,10 +174,12 @@ fn rounded(value: f64) -> f64 {
     (value / unit).round() * unit
 }
 
-/// All pairs of ranks, lower one first, in rounds of pairs that have no rank in common and, across hosts, no host either.
+/// All pairs of ranks, lower one first, in rounds of pairs that have no rank in common and, across
+/// hosts, no host either.
 fn rounds(hosts: &HostMap) -> Vec<Vec<(Rank, Rank)>> {
     let ranks = hosts.ranks();
-    // A tournament: one place stays, the others move on around it; with an odd number somebody pauses.
+    // A tournament: one place stays, the others move on around it; with an odd number somebody
+    // pauses.
     let places = ranks + ranks % 2;
     let mut rounds = Vec::new();
     for turn in 0..places.saturating_sub(1) {

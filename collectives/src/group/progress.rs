@@ -1,10 +1,11 @@
 //! A thread of the group that carries on what was started while the caller computes.
 //!
-//! The first `start_` call of a group starts the thread: a group whose calls all block has none. The thread takes the
-//! engine only while something is under way, and steps back at once for a thread that makes a call, which drives
-//! everything itself. With nothing under way the thread is parked and costs nothing; while peers are waited for it sleeps
-//! on the device's bell. **Invariants:** a run that was started is driven until it ends, whatever else happens, unless
-//! the thread is stopped; and the thread is stopped, and gone, before its group is.
+//! The first `start_` call of a group starts the thread: a group whose calls all block has
+//! none. The thread takes the engine only while something is under way, and steps back at once
+//! for a thread that makes a call, which drives everything itself. With nothing under way the
+//! thread is parked and costs nothing; while peers are waited for it sleeps on the device's
+//! bell. **Invariants:** a run that was started is driven until it ends, whatever else happens,
+//! unless the thread is stopped; and the thread is stopped, and gone, before its group is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,12 +21,12 @@ const PARKED_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
-    /// Callers alone: whoever is in a call of the group, or tests or waits for something. Transfers stand still while the
-    /// caller computes.
+    /// Callers alone: whoever is in a call of the group, or tests or waits for something. Transfers
+    /// stand still while the caller computes.
     WhenCalled,
-    /// Callers, and a thread of the group's own, so that transfers go on while the caller computes. The first `start_`
-    /// call starts the thread. It takes a part of a processor while something is under way; calls that block are not made
-    /// slower while nothing is.
+    /// Callers, and a thread of the group's own, so that transfers go on while the caller computes.
+    /// The first `start_` call starts the thread. It takes a part of a processor while something is
+    /// under way; calls that block are not made slower while nothing is.
     #[default]
     Thread,
 }
@@ -61,7 +62,8 @@ impl ProgressThread {
         }
     }
 
-    /// Starts the thread where no call has done so yet. Before anything is put under way: an error leaves nothing behind.
+    /// Starts the thread where no call has done so yet. Before anything is put under way: an error
+    /// leaves nothing behind.
     pub(super) fn begin(&self) -> std::io::Result<()> {
         if self.thread.get().is_some() {
             return Ok(());

@@ -57,14 +57,14 @@ impl std::fmt::Display for TopologyName {
 }
 
 impl Group {
-    /// Tells the group of the links that join its ranks from now on; `None`: of none. All ranks call it with the same. What
-    /// is called afterwards is packed and chosen anew; what is under way, and what is [persistent](super::Persistent), goes
-    /// on by the schedule that it has.
+    /// Tells the group of the links that join its ranks from now on; `None`: of none. All ranks
+    /// call it with the same. What is called afterwards is packed and chosen anew; what is under
+    /// way, and what is [persistent](super::Persistent), goes on by the schedule that it has.
     ///
     /// # Errors
     ///
-    /// See [`SetTopologyError`]; the group goes on with the links that it had. When ranks were given different topologies,
-    /// all of them are told.
+    /// See [`SetTopologyError`]; the group goes on with the links that it had. When ranks were
+    /// given different topologies, all of them are told.
     pub fn set_topology(&self, topology: Option<&Topology>) -> Result<(), SetTopologyError> {
         let world_size = self.world_size();
         let own =

@@ -1,4 +1,5 @@
-//! How a call becomes a run of the engine: by which plan, at once or started, and how it is waited for.
+//! How a call becomes a run of the engine: by which plan, at once or started, and how it is waited
+//! for.
 
 use std::sync::Arc;
 

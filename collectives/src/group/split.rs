@@ -1,9 +1,10 @@
 //! Splitting a group: ranks that name the same colour become a group of their own.
 //!
-//! A group made by a split has a device, an engine, memory and deadlines of its own: its ranks meet again in the store
-//! where the first group's ranks met, and connect. So nothing that is done in one of the two groups delays, fails or ends
-//! the other, cells and scratch need no further division, and ranks that share a host use shared memory again. It costs a
-//! meeting (some milliseconds a rank) and the scratch of another group, which is taken as it is touched.
+//! A group made by a split has a device, an engine, memory and deadlines of its own: its ranks meet
+//! again in the store where the first group's ranks met, and connect. So nothing that is done in
+//! one of the two groups delays, fails or ends the other, cells and scratch need no further
+//! division, and ranks that share a host use shared memory again. It costs a meeting (some
+//! milliseconds a rank) and the scratch of another group, which is taken as it is touched.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,7 +31,8 @@ pub enum SplitError {
     /// The ranks could not tell each other their colours.
     #[error("the group was not split: {0}")]
     Collective(#[from] CollectiveError),
-    /// The ranks of this rank's colour did not become a group; the group that was to be split works as before.
+    /// The ranks of this rank's colour did not become a group; the group that was to be split works
+    /// as before.
     #[error("the {size} ranks of colour {colour} did not become a group: {source}")]
     Join {
         /// Which colour.
@@ -47,23 +49,27 @@ pub enum SplitError {
 }
 
 impl Group {
-    /// A new group of those ranks that pass the same colour, numbered by their keys, and where those are equal as they are
-    /// numbered here. `None` takes part in the call and in no new group. All ranks call it, and it returns when all new groups
-    /// are there.
+    /// A new group of those ranks that pass the same colour, numbered by their keys, and where
+    /// those are equal as they are numbered here. `None` takes part in the call and in no new
+    /// group. All ranks call it, and it returns when all new groups are there.
     ///
-    /// The new group is independent of this one: it may be used at the same time by other threads, its failure ends no call
-    /// here nor this group's there, and it stays when this one is closed. Its options are those of the group that was
-    /// joined, but for metrics, which it serves only where each group takes any free port. Only for splitting it again must the process of rank 0 of that group still hold it or a group split from it.
+    /// The new group is independent of this one: it may be used at the same time by other threads,
+    /// its failure ends no call here nor this group's there, and it stays when this one is closed.
+    /// Its options are those of the group that was joined, but for metrics, which it serves only
+    /// where each group takes any free port. Only for splitting it again must the process of rank 0
+    /// of that group still hold it or a group split from it.
     ///
     /// # Errors
     ///
-    /// See [`SplitError`]; at the latest at this call's deadline and when `Options::join_timeout` has passed after that.
+    /// See [`SplitError`]; at the latest at this call's deadline and when `Options::join_timeout`
+    /// has passed after that.
     pub fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>, SplitError> {
         self.split_in(colour, key, self.shared.options.space)
     }
 
-    /// A new group of the same ranks in the same order whose calls work on other memory: [`Group::on`] with a GPU's. All
-    /// ranks call it. As independent of this one as any that is split from it.
+    /// A new group of the same ranks in the same order whose calls work on other memory:
+    /// [`Group::on`] with a GPU's. All ranks call it. As independent of this one as any that is
+    /// split from it.
     ///
     /// # Errors
     ///
@@ -86,7 +92,8 @@ impl Group {
         let plain = Self { way: None, ..self.tagged_further(SPLIT_MARK) };
         plain.gather_words(&own, &mut all)?;
         let part = colour.map(|colour| self.meet(colour, &all, space)).transpose();
-        // The store is gone with rank 0, which may leave as soon as it returns: all parts must have met by then.
+        // The store is gone with rank 0, which may leave as soon as it returns: all parts must have
+        // met by then.
         plain.barrier()?;
         part
     }

@@ -1,5 +1,6 @@
-//! What an error says of the memory that it gives back: how much there is, not what is in it. A program that unwraps the error
-//! of a gradient of a billion elements prints a line, not the gradient.
+//! What an error says of the memory that it gives back: how much there is, not what is in it. A
+//! program that unwraps the error of a gradient of a billion elements prints a line, not the
+//! gradient.
 
 use std::fmt;
 

@@ -1,7 +1,8 @@
 //! Calls whose blocks are of different lengths, which the caller names: the v-variants.
 //!
-//! In `all_gather_v` and `reduce_scatter_v` every rank passes the same list of counts. In the others a rank passes what it
-//! knows, and each two ranks compare what goes between them before a byte is moved (see the engine's `counts`).
+//! In `all_gather_v` and `reduce_scatter_v` every rank passes the same list of counts. In the
+//! others a rank passes what it knows, and each two ranks compare what goes between them before a
+//! byte is moved (see the engine's `counts`).
 
 use std::sync::Arc;
 
@@ -15,8 +16,8 @@ use crate::collective::{Collective, ReduceOp};
 use crate::engine::{Bytes, Counts, Paired};
 
 impl Group {
-    /// Stores every rank's `input` in every rank's `output`, one after the other in rank order; rank `r`'s has `counts[r]`
-    /// elements. All ranks pass the same counts.
+    /// Stores every rank's `input` in every rank's `output`, one after the other in rank order;
+    /// rank `r`'s has `counts[r]` elements. All ranks pass the same counts.
     ///
     /// # Errors
     ///
@@ -34,8 +35,9 @@ impl Group {
         self.blocking(self.all_gather_v_operation(input, output, counts)?)
     }
 
-    /// Reduces every rank's `input`, which consists of blocks of `counts[0]`, `counts[1]`, … elements, and stores block `r`
-    /// of the result in rank `r`'s `output`. All ranks pass the same counts.
+    /// Reduces every rank's `input`, which consists of blocks of `counts[0]`, `counts[1]`, …
+    /// elements, and stores block `r` of the result in rank `r`'s `output`. All ranks pass the same
+    /// counts.
     ///
     /// # Errors
     ///
@@ -65,8 +67,9 @@ impl Group {
         self.blocking(operation)
     }
 
-    /// Stores every rank's `input` in the root's `output`, one after the other in rank order; rank `r`'s has `counts[r]`
-    /// elements. Only the root's `counts` and `output` are looked at; those of the others may be empty.
+    /// Stores every rank's `input` in the root's `output`, one after the other in rank order; rank
+    /// `r`'s has `counts[r]` elements. Only the root's `counts` and `output` are looked at; those
+    /// of the others may be empty.
     ///
     /// # Errors
     ///
@@ -85,8 +88,9 @@ impl Group {
         self.blocking(self.gather_v_operation(input, output, counts, root)?)
     }
 
-    /// Stores block `r` of the root's `input`, which has `counts[r]` elements, in rank `r`'s `output`. Only the root's
-    /// `counts` and `input` are looked at; those of the others may be empty.
+    /// Stores block `r` of the root's `input`, which has `counts[r]` elements, in rank `r`'s
+    /// `output`. Only the root's `counts` and `input` are looked at; those of the others may be
+    /// empty.
     ///
     /// # Errors
     ///
@@ -105,9 +109,9 @@ impl Group {
         self.blocking(self.scatter_v_operation(input, output, counts, root)?)
     }
 
-    /// Gives rank `r` the next `send_counts[r]` elements of `input`, and stores the `receive_counts[r]` elements that come
-    /// from rank `r` in `output`; in both, blocks lie in rank order without gaps. What a rank sends to another must be what that
-    /// one expects of it.
+    /// Gives rank `r` the next `send_counts[r]` elements of `input`, and stores the
+    /// `receive_counts[r]` elements that come from rank `r` in `output`; in both, blocks lie in
+    /// rank order without gaps. What a rank sends to another must be what that one expects of it.
     ///
     /// # Errors
     ///

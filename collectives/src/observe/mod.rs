@@ -1,19 +1,23 @@
 //! What a group does and who is late in it: always counted, written down on request.
 //!
-//! [`Observations`] are what one rank sees of its group. The engine alone writes them, any thread reads them at any time
-//! without a lock of the engine's. From them come the [`Report`] (a table, or text for Prometheus over a [`server`]),
-//! the flight recorder ([`recorder`]) and the trace ([`trace`]).
+//! [`Observations`] are what one rank sees of its group. The engine alone writes them, any thread
+//! reads them at any time without a lock of the engine's. From them come the [`Report`] (a table,
+//! or text for Prometheus over a [`server`]), the flight recorder ([`recorder`]) and the trace
+//! ([`trace`]).
 //!
-//! **Lateness.** A notice says how long its sender had been in the call when it sent it ([`scale`]); the receiver takes that
-//! from how long it has been in the call itself when the notice comes. What is left is how much later the sender made
-//! its call: two differences on two clocks, so clocks of different hosts need not agree. It includes the way of the notice
-//! and of the bytes before it; of several notices of a peer in a call the least is taken. A peer that came first gives
-//! zero: how late this rank is itself is in its peers' reports.
+//! **Lateness.** A notice says how long its sender had been in the call when it sent it
+//! ([`scale`]); the receiver takes that from how long it has been in the call itself when the
+//! notice comes. What is left is how much later the sender made its call: two differences on two
+//! clocks, so clocks of different hosts need not agree. It includes the way of the notice and of
+//! the bytes before it; of several notices of a peer in a call the least is taken. A peer that came
+//! first gives zero: how late this rank is itself is in its peers' reports.
 //!
-//! **Invariant: the clock is not read for this.** A call that ends within a few microseconds is counted and nothing else; one
-//! that waits reads the clock anyway, and only then is anything noted of arrivals. One call of [`SAMPLE_EVERY`] is timed for
-//! its own sake. Nothing is allocated on the way of a call: tables and rings are as long as they will ever be. At 64 KiB (shm, two
-//! ranks, 2.5 us a call) 0.6 % of all samples of the processor's clock were in this module and where the engine calls it.
+//! **Invariant: the clock is not read for this.** A call that ends within a few microseconds is
+//! counted and nothing else; one that waits reads the clock anyway, and only then is anything noted
+//! of arrivals. One call of [`SAMPLE_EVERY`] is timed for its own sake. Nothing is allocated on the
+//! way of a call: tables and rings are as long as they will ever be. At 64 KiB (shm, two ranks, 2.5
+//! us a call) 0.6 % of all samples of the processor's clock were in this module and where the
+//! engine calls it.
 
 mod json;
 mod prometheus;
@@ -45,7 +49,8 @@ use crate::Rank;
 use crate::engine::{Board, Descriptor};
 use scale::Histogram;
 
-/// One call of so many is timed although it does not wait. A prime, so that loops over some calls have all of them timed.
+/// One call of so many is timed although it does not wait. A prime, so that loops over some calls
+/// have all of them timed.
 const SAMPLE_EVERY: u64 = 61;
 /// Places for shapes; those that come when all others are taken share the last.
 const SHAPES_MAX: usize = 256;
@@ -107,8 +112,8 @@ struct Peer {
     last: AtomicU64,
 }
 
-/// See the module. The engine, which is behind its group's lock, is the only writer, so to add is a load and a store;
-/// relaxed, since each number stands for itself.
+/// See the module. The engine, which is behind its group's lock, is the only writer, so to add is a
+/// load and a store; relaxed, since each number stands for itself.
 #[derive(Debug)]
 pub struct Observations {
     rank: Rank,
@@ -247,7 +252,8 @@ impl Observations {
         self.seats[usize::from(flight.seat)].shape.get()
     }
 
-    /// The calls that the flight recorder has kept, oldest first, with the names of their algorithms.
+    /// The calls that the flight recorder has kept, oldest first, with the names of their
+    /// algorithms.
     pub(crate) fn last_flights(&self) -> Vec<(Flight, String)> {
         let flights = self.flights();
         let name = |flight: &Flight| {

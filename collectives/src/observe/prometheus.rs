@@ -10,7 +10,8 @@ const EDGES_US: [u64; 12] =
     [10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 10_000_000];
 
 impl Report {
-    /// The report in Prometheus' text form. Times are in seconds; every sample is labelled with the rank.
+    /// The report in Prometheus' text form. Times are in seconds; every sample is labelled with the
+    /// rank.
     #[must_use]
     pub fn to_prometheus(&self) -> String {
         let mut text = String::new();

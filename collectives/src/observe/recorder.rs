@@ -11,7 +11,8 @@ use super::{Failure, Flight, Observations};
 use crate::Rank;
 use crate::engine::{Board, Descriptor};
 
-/// How many records of a rank this process has written to a folder: several groups of a process fail when a rank dies.
+/// How many records of a rank this process has written to a folder: several groups of a process
+/// fail when a rank dies.
 static WRITTEN: Mutex<BTreeMap<(PathBuf, Rank), u32>> = Mutex::new(BTreeMap::new());
 
 /// Writes one file a group.
@@ -49,7 +50,8 @@ impl Recorder {
     }
 }
 
-/// The file of this process's next record: the first has the plain name, later ones a number behind it.
+/// The file of this process's next record: the first has the plain name, later ones a number behind
+/// it.
 fn path(folder: &Path, rank: Rank) -> PathBuf {
     let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
     let number = written.entry((folder.to_owned(), rank)).or_default();

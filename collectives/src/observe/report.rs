@@ -22,7 +22,8 @@ pub struct Report {
     pub peers: Vec<PeerReport>,
     /// Collectives that this rank has begun and not completed.
     pub under_way: u64,
-    /// Whom it waits for now, once that has taken a millisecond: the rank behind it all, as far as those it asked know.
+    /// Whom it waits for now, once that has taken a millisecond: the rank behind it all, as far as
+    /// those it asked know.
     pub waits_for: Option<Rank>,
     /// Why the group failed.
     pub failure: Option<String>,
@@ -36,16 +37,18 @@ pub struct ShapeReport {
     pub collective: &'static str,
     /// What carries it out.
     pub algorithm: String,
-    /// The size class: the power of two, in bytes, that this rank's longer one of input and output does not exceed.
+    /// The size class: the power of two, in bytes, that this rank's longer one of input and output
+    /// does not exceed.
     pub bytes_max: u64,
     /// How many have ended well.
     pub calls: u64,
     /// Their bytes: of this rank's input or output, whichever is longer.
     pub bytes: u64,
-    /// How many of the calls had to wait so long that they were timed one by one; always, where bytes move only while
-    /// ranks poll (tcp).
+    /// How many of the calls had to wait so long that they were timed one by one; always, where
+    /// bytes move only while ranks poll (tcp).
     pub waited_calls: u64,
-    /// How long the calls took together, from call to end on this rank. Of those that did not wait one in 61 is timed and stands for those before it.
+    /// How long the calls took together, from call to end on this rank. Of those that did not wait
+    /// one in 61 is timed and stands for those before it.
     pub time: Duration,
 }
 
@@ -55,8 +58,9 @@ pub struct ShapeReport {
 pub struct PeerReport {
     /// Which.
     pub rank: Rank,
-    /// How much later than this rank it made the calls in which this rank waited and heard from it directly; zero when it
-    /// came first. To about 10 µs and 12.5 %; includes the way of its first notice.
+    /// How much later than this rank it made the calls in which this rank waited and heard from it
+    /// directly; zero when it came first. To about 10 µs and 12.5 %; includes the way of its first
+    /// notice.
     pub lateness: Distribution,
     /// In how many calls it was the last of those heard, by at least [`super::LATE_AFTER`].
     pub last: u64,

@@ -1,6 +1,7 @@
 //! Times on a scale of 255 steps: what fits a notice, and the bins of histograms.
 //!
-//! Up to 2 µs a step is 256 ns, from there on an eighth of an octave (at most 12.5 %), up to 36 minutes.
+//! Up to 2 µs a step is 256 ns, from there on an eighth of an octave (at most 12.5 %), up to 36
+//! minutes.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,7 +22,8 @@ fn step_below(time_ns: u64) -> u8 {
     step.min(STEPS as u64 - 1) as u8
 }
 
-/// The first step that is not before so many nanoseconds: who subtracts it from a time never gets too much.
+/// The first step that is not before so many nanoseconds: who subtracts it from a time never gets
+/// too much.
 pub(crate) fn step_above(time_ns: u64) -> u8 {
     let below = step_below(time_ns);
     if step_ns(below) < time_ns { below.saturating_add(1) } else { below }
@@ -36,7 +38,8 @@ pub(crate) fn step_ns(step: u8) -> u64 {
     }
 }
 
-/// How often times were how long. One thread adds, any may read meanwhile: relaxed, since each number stands for itself.
+/// How often times were how long. One thread adds, any may read meanwhile: relaxed, since each
+/// number stands for itself.
 #[derive(Debug)]
 pub(super) struct Histogram {
     bins: Box<[AtomicU32]>,
@@ -102,7 +105,8 @@ impl Distribution {
         self.longest
     }
 
-    /// What the share `quantile` (from 0 to 1) of them does not exceed, to the precision of a bin; zero of none.
+    /// What the share `quantile` (from 0 to 1) of them does not exceed, to the precision of a bin;
+    /// zero of none.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Duration {
         let wanted = (self.count() as f64 * quantile.clamp(0.0, 1.0)).ceil() as u64;

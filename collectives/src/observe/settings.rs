@@ -22,21 +22,26 @@ pub fn metrics_address(text: &str) -> Option<SocketAddr> {
     text.parse().map(loopback).or_else(|_| text.parse()).ok()
 }
 
-/// What is written down of a group besides the counters behind `Group::report`. Everything is off by default.
+/// What is written down of a group besides the counters behind `Group::report`. Everything is off
+/// by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observe {
-    /// A folder that is there. When the group fails, each rank that is in a call then or makes one later writes its last
-    /// operations there, as `pleach-flight-rank<R>-<process>.json`; further groups of the process that fail as the same
-    /// rank with `-2`, `-3` behind that. From `PLEACH_FLIGHT_RECORDER`.
+    /// A folder that is there. When the group fails, each rank that is in a call then or makes one
+    /// later writes its last operations there, as `pleach-flight-rank<R>-<process>.json`; further
+    /// groups of the process that fail as the same rank with `-2`, `-3` behind that. From
+    /// `PLEACH_FLIGHT_RECORDER`.
     pub flight_recorder: Option<PathBuf>,
-    /// A file for every call, one track a rank, in the form that Perfetto and `chrome://tracing` read; ranks that share the
-    /// file system share the file. Groups that are split from it have tracks of their own there. Written when the group's last
-    /// handle is dropped; then every call reads the clock twice. From `PLEACH_TRACE`.
+    /// A file for every call, one track a rank, in the form that Perfetto and `chrome://tracing`
+    /// read; ranks that share the file system share the file. Groups that are split from it have
+    /// tracks of their own there. Written when the group's last handle is dropped; then every call
+    /// reads the clock twice. From `PLEACH_TRACE`.
     pub trace: Option<PathBuf>,
-    /// Answers `GET /metrics` in Prometheus' text form; `pleach top` reads it. Rank `r` of a host listens on this port plus
-    /// `r`, or on any free one for port 0; groups that are split from it on a free one or not at all. Whoever reaches the address may read it: use a loopback address, or a network
-    /// that you trust. From `PLEACH_METRICS`, as `PORT` (on loopback) or `IP:PORT`.
+    /// Answers `GET /metrics` in Prometheus' text form; `pleach top` reads it. Rank `r` of a host
+    /// listens on this port plus `r`, or on any free one for port 0; groups that are split from it
+    /// on a free one or not at all. Whoever reaches the address may read it: use a loopback
+    /// address, or a network that you trust. From `PLEACH_METRICS`, as `PORT` (on loopback) or
+    /// `IP:PORT`.
     pub metrics: Option<SocketAddr>,
     /// Which group this is, if it was split from another.
     pub(crate) part: Option<Part>,
@@ -52,7 +57,8 @@ pub(crate) struct Part {
 }
 
 impl Observe {
-    /// What the environment says, each variable empty or absent for nothing. What is no address is left out with a warning.
+    /// What the environment says, each variable empty or absent for nothing. What is no address is
+    /// left out with a warning.
     #[must_use]
     pub fn from_env() -> Self {
         let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -1,7 +1,8 @@
 //! Every call of a group as Chrome's trace form has it, which Perfetto reads: one track a rank.
 //!
-//! Ranks that share a file add to it one after the other, under a lock of the file, and each leaves it whole. Rank 0 begins
-//! it before it takes part in any call, and the others write when they leave. Times are those of the host's monotonic clock.
+//! Ranks that share a file add to it one after the other, under a lock of the file, and each leaves
+//! it whole. Rank 0 begins it before it takes part in any call, and the others write when they
+//! leave. Times are those of the host's monotonic clock.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -35,7 +36,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// To be written to `path`; rank 0 begins the file anew, but not for a part of a group: there may be events of others.
+    /// To be written to `path`; rank 0 begins the file anew, but not for a part of a group: there
+    /// may be events of others.
     pub(crate) fn new(path: &Path, rank: Rank, part: Option<&Part>) -> io::Result<Self> {
         let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
         if rank == 0 && part.is_none() && begun.insert(path.to_owned()) {
@@ -107,8 +109,9 @@ fn lines<'a>(
     text
 }
 
-/// What tells the tracks of a part from those of other groups in one file: the form has numbers for that, and the ranks of
-/// a part have only its name in common (a hash of it; the group that was joined has 0).
+/// What tells the tracks of a part from those of other groups in one file: the form has numbers for
+/// that, and the ranks of a part have only its name in common (a hash of it; the group that was
+/// joined has 0).
 fn group_number(part: &Part) -> u32 {
     let mut hasher = Hasher64::default();
     part.name.hash(&mut hasher);

@@ -1,23 +1,29 @@
-//! All-reduce at its optimum: trees used both ways at once, over links that carry as much both ways.
+//! All-reduce at its optimum: trees used both ways at once, over links that carry as much both
+//! ways.
 //!
-//! Let `R` be the rate that partitions allow ([`strength`](super::strength)). Of each link's capacity `c` some goes down
-//! the trees one way, `x(u→v)`, and some the other, `x(v→u) = c - x(u→v)`; every tree is used upwards as well, so
-//! both directions are full. Out-trees with `r(v)` of them rooted at `v`, `R` in all, can be packed in `x` when each switch
-//! sends as much as it receives and every set of nodes with a rank has `r(S) + x⁻(S) ≥ R` (Edmonds 1973; Bang-Jensen, Frank and
-//! Jackson 1995 for switches). With `z(v) = (x⁺(v) - x⁻(v))/2`, which is zero at switches, `x⁻(S) = B(S)/2 - z(S)`: so
-//! what counts is not `x` but `z - r`, and it has to be a [base](super::strength) of `f/2`. A base exists exactly when `R`
-//! is within the bound of partitions, which is therefore the optimum (for graphs without switches: Tutte 1961,
+//! Let `R` be the rate that partitions allow ([`strength`](super::strength)). Of each link's
+//! capacity `c` some goes down the trees one way, `x(u→v)`, and some the other,
+//! `x(v→u) = c - x(u→v)`; every tree is used upwards as well, so both directions are full.
+//! Out-trees with `r(v)` of them rooted at `v`, `R` in all, can be packed in `x` when each switch
+//! sends as much as it receives and every set of nodes with a rank has `r(S) + x⁻(S) ≥ R` (Edmonds
+//! 1973; Bang-Jensen, Frank and Jackson 1995 for switches). With `z(v) = (x⁺(v) - x⁻(v))/2`, which
+//! is zero at switches, `x⁻(S) = B(S)/2 - z(S)`: so what counts is not `x` but `z - r`, and it has
+//! to be a [base](super::strength) of `f/2`. A base exists exactly when `R` is within the bound of
+//! partitions, which is therefore the optimum (for graphs without switches: Tutte 1961,
 //! Nash-Williams 1961, Frank 1980), and:
 //!
 //! 1. take a base `y`, as even as sets allow;
-//! 2. let `r` be what is negative in it, cut down to sum to `R`: most of it, often all, is then made up by roots;
-//! 3. the rest, `z = y + r`, is a flow over the links, whose capacity each way is `c/2`; `x = c/2 +` that flow;
+//! 2. let `r` be what is negative in it, cut down to sum to `R`: most of it, often all, is then
+//!    made up by roots;
+//! 3. the rest, `z = y + r`, is a flow over the links, whose capacity each way is `c/2`;
+//!    `x = c/2 +` that flow;
 //! 4. split off the switches, pack out-trees, and turn them.
 //!
-//! A tree that is used both ways can have any of its ranks as its root, so each gets the one in its middle.
+//! A tree that is used both ways can have any of its ranks as its root, so each gets the one in its
+//! middle.
 //!
-//! **Invariant:** `x` is an integer on each link and direction, conserved at switches, and allows a flow of the roots'
-//! sum from the roots to every rank; both directions together are the capacity.
+//! **Invariant:** `x` is an integer on each link and direction, conserved at switches, and allows a
+//! flow of the roots' sum from the roots to every rank; both directions together are the capacity.
 
 use super::digraph::{Digraph, greatest_divisor};
 use super::directed::Forest;
@@ -30,13 +36,15 @@ use super::{Certificate, Packing, Rate, Tree, greedy, large, peel};
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
 
-/// Fewest ranks that are looked at by what looks the same. Fewer have less deep trees when each may differ.
+/// Fewest ranks that are looked at by what looks the same. Fewer have less deep trees when each may
+/// differ.
 const ALIKE_RANKS_MIN: u32 = 9;
 
-/// The optimum where links carry as much both ways, up to sizes that can be packed exactly; elsewhere the best of what every link
-/// carries both ways, beside the bound of all. With `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free; and so
-/// with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. None where ranks are joined only by links that
-/// lead one way.
+/// The optimum where links carry as much both ways, up to sizes that can be packed exactly;
+/// elsewhere the best of what every link carries both ways, beside the bound of all. With
+/// `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free;
+/// and so with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. None where
+/// ranks are joined only by links that lead one way.
 ///
 /// # Panics
 ///
@@ -65,9 +73,9 @@ pub fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) -> Opti
     Some(packing(topology, trees, bound, certificate))
 }
 
-/// Reduce-scatter and then all-gather, over the same trees, along which half of what links carry goes each way. That is optimal
-/// only where the ranks are joined evenly; see the facts of the module. None where ranks are joined only by links that lead one
-/// way.
+/// Reduce-scatter and then all-gather, over the same trees, along which half of what links carry
+/// goes each way. That is optimal only where the ranks are joined evenly; see the facts of the
+/// module. None where ranks are joined only by links that lead one way.
 ///
 /// # Panics
 ///
@@ -101,7 +109,8 @@ fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Cert
     packing
 }
 
-/// What no all-reduce exceeds: of all partitions and cuts, or of single ranks only where there are too many links to ask for flows.
+/// What no all-reduce exceeds: of all partitions and cuts, or of single ranks only where there are
+/// too many links to ask for flows.
 #[must_use]
 pub fn bound(topology: &Topology) -> (Rate, Certificate) {
     let joints = Joints::of(topology);
@@ -118,7 +127,8 @@ pub fn bound(topology: &Topology) -> (Rate, Certificate) {
         let parts = strength.parts.iter().map(|part| nodes(part)).collect();
         return (strength.rate * unit, Certificate::Partition { parts });
     }
-    // Two parts are easier to see than many; and with links that differ both ways a set may be left by less.
+    // Two parts are easier to see than many; and with links that differ both ways a set may be left
+    // by less.
     let certificate = if is_symmetric {
         let others: Vec<usize> = (0..joints.nodes).filter(|node| !side.contains(node)).collect();
         Certificate::Partition { parts: vec![nodes(&side), nodes(&others)] }
@@ -140,7 +150,8 @@ pub(super) struct Downward {
 }
 
 impl Downward {
-    /// What reaches this rate in units, which partitions have to allow. Links carry as much both ways.
+    /// What reaches this rate in units, which partitions have to allow. Links carry as much both
+    /// ways.
     pub(super) fn new(joints: &Joints, rate: Rate) -> Self {
         let (truncation, base) = even_base(joints, rate);
         let roots = roots_of(&base, truncation.price);
@@ -162,7 +173,8 @@ impl Downward {
             .trees(self.unit(joints), true)
     }
 
-    /// So many trees of equal weight for each rank, shared among the roots as evenly as what begins there.
+    /// So many trees of equal weight for each rank, shared among the roots as evenly as what begins
+    /// there.
     fn equal_trees(&self, joints: &Joints, count: u32) -> Vec<Tree> {
         let counts = in_proportion(&self.roots, Amount::from(count) * self.roots.len() as Amount);
         let graph = self.graph(joints);
@@ -188,7 +200,8 @@ impl Downward {
     }
 }
 
-/// Whole numbers that sum to `sum` and are to each other as nearly as these: rounded down, those with the largest rests up.
+/// Whole numbers that sum to `sum` and are to each other as nearly as these: rounded down, those
+/// with the largest rests up.
 fn in_proportion(amounts: &[Amount], sum: Amount) -> Vec<Amount> {
     let total: Amount = amounts.iter().sum();
     let mut counts: Vec<Amount> = amounts.iter().map(|amount| amount * sum / total).collect();
@@ -213,7 +226,8 @@ fn roots_of(base: &[i128], sum: i128) -> Vec<i128> {
     roots
 }
 
-/// Half of each link each way, and beside that a flow by which every rank sends so much more than half.
+/// Half of each link each way, and beside that a flow by which every rank sends so much more than
+/// half.
 fn arcs_with(joints: &Joints, scale: Amount, wanted: &[i128]) -> Vec<(usize, usize, Amount)> {
     let mut network = Network::new(joints.nodes + 2);
     let (source, sink) = (joints.nodes, joints.nodes + 1);
@@ -331,7 +345,8 @@ mod tests {
     /// A number of links.
     type Links = (i128, i128);
 
-    /// Topology, ranks, what trees used both ways reach, and what reduce-scatter and then all-gather do, in links.
+    /// Topology, ranks, what trees used both ways reach, and what reduce-scatter and then
+    /// all-gather do, in links.
     const KNOWN: [(&str, &[Rank], Links, Links); 8] = [
         ("dgx-1v", &[0, 1, 2], (2, 1), (3, 2)),
         ("dgx-1v", &[0, 2, 3], (5, 2), (9, 4)),

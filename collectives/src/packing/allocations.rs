@@ -1,4 +1,5 @@
-//! Which parts of a server jobs get: every choice of ranks that its links join, those that are alike once.
+//! Which parts of a server jobs get: every choice of ranks that its links join, those that are
+//! alike once.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +17,8 @@ pub struct Allocation {
     pub topology: Topology,
 }
 
-/// All connected allocations of so many ranks up to isomorphism, by size and then by ranks. Two are alike where ranks, switches and
-/// bandwidths of one are those of the other under other names.
+/// All connected allocations of so many ranks up to isomorphism, by size and then by ranks. Two are
+/// alike where ranks, switches and bandwidths of one are those of the other under other names.
 ///
 /// Of `n` ranks there are 2ⁿ choices: for servers, not for clusters.
 ///
@@ -53,7 +54,8 @@ pub fn allocations(topology: &Topology, sizes: std::ops::RangeInclusive<u32>) ->
     found
 }
 
-/// What a node sees around it: whether it is a rank, and the bandwidths of its links out and in with the kinds of their other ends.
+/// What a node sees around it: whether it is a rank, and the bandwidths of its links out and in
+/// with the kinds of their other ends.
 type Sight = (bool, Vec<(u64, bool)>, Vec<(u64, bool)>);
 
 fn sights(topology: &Topology) -> Vec<Sight> {

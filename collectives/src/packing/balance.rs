@@ -1,8 +1,9 @@
 //! Gives switches as much in as out, where links let more in than out or the other way round.
 //!
-//! What enters a switch has to leave it, so a packing never uses more than a part of the links in which every switch is balanced;
-//! and only from balanced switches can everything be split off. [`balanced`] takes from what is too much as far as no rank
-//! feels it. That does not always succeed at the rate that cuts allow: switches do not copy, which cuts do not see.
+//! What enters a switch has to leave it, so a packing never uses more than a part of the links in
+//! which every switch is balanced; and only from balanced switches can everything be split off.
+//! [`balanced`] takes from what is too much as far as no rank feels it. That does not always
+//! succeed at the rate that cuts allow: switches do not copy, which cuts do not see.
 //! [`over_shortest_paths`] always does, at some rate.
 
 use std::collections::VecDeque;
@@ -10,8 +11,8 @@ use std::collections::VecDeque;
 use super::digraph::{Digraph, Supply};
 use super::flow::Amount;
 
-/// A part of a graph in which as much enters as leaves every switch, and every rank still gets the sum of all demands. None when
-/// it was not found.
+/// A part of a graph in which as much enters as leaves every switch, and every rank still gets the
+/// sum of all demands. None when it was not found.
 #[must_use]
 pub fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
     let mut supply = Supply::new(graph, demand);
@@ -32,7 +33,8 @@ pub fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
         let (enters, leaves) = degrees[switch];
         let (is_in, mut excess) = (enters > leaves, enters.abs_diff(leaves));
         let sides = if is_in { &neighbours[switch].0 } else { &neighbours[switch].1 };
-        // Ranks need no balance, and a switch that has the opposite excess gains it; others lose theirs.
+        // Ranks need no balance, and a switch that has the opposite excess gains it; others lose
+        // theirs.
         let suits = |other: usize| match degrees[other] {
             _ if !is_switch[other] => 0,
             (enters, leaves) if enters != leaves && (enters < leaves) == is_in => 1,
@@ -72,7 +74,8 @@ fn take(supply: &mut Supply, from: usize, to: usize, amount: Amount) -> Amount {
     taken
 }
 
-/// What every edge carries when each rank sends its demand to every other one over a shortest path. Switches are balanced.
+/// What every edge carries when each rank sends its demand to every other one over a shortest path.
+/// Switches are balanced.
 #[must_use]
 pub fn over_shortest_paths(graph: &Digraph, demand: &[Amount]) -> Digraph {
     let mut leaving = vec![Vec::new(); graph.nodes()];

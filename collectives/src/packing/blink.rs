@@ -1,15 +1,20 @@
 //! Blink's own way (Wang et al., MLSys 2020), as a strategy to compare with.
 //!
-//! * Links that join ranks directly: [multiplicative weights](weights) over shortest arborescences, then
-//!   [few of the trees](fewer) by an integer program, within 5 % of what the weights reached. Reduce is a broadcast over
-//!   reversed links; an all-reduce goes up and down the same trees with a root; an all-gather is that without the reduction: of each tree every
-//!   rank uses what leads from it; gather and scatter are a reduce and a broadcast of which each branch carries only its own rank's block.
-//! * [Switches](mod@switched): one-hop trees, and three phases across servers, which with all else that has several switches is as much as the paper says.
-//! * [Two classes of links](hybrid) share the data by what the use of the slower ones costs at first.
-//! * The [size of chunks](crate::choices::chunks) is searched for while calls are measured, by `pleach tune`, for all algorithms.
+//! * Links that join ranks directly: [multiplicative weights](weights) over shortest arborescences,
+//!   then [few of the trees](fewer) by an integer program, within 5 % of what the weights reached.
+//!   Reduce is a broadcast over reversed links; an all-reduce goes up and down the same trees with
+//!   a root; an all-gather is that without the reduction: of each tree every rank uses what leads
+//!   from it; gather and scatter are a reduce and a broadcast of which each branch carries only its
+//!   own rank's block.
+//! * [Switches](mod@switched): one-hop trees, and three phases across servers, which with all else
+//!   that has several switches is as much as the paper says.
+//! * [Two classes of links](hybrid) share the data by what the use of the slower ones costs at
+//!   first.
+//! * The [size of chunks](crate::choices::chunks) is searched for while calls are measured, by
+//!   `pleach tune`, for all algorithms.
 //!
-//! None of it is optimal, and nothing here proves anything: bound and certificate come from elsewhere, the weights are rounded
-//! to exact rationals that fit.
+//! None of it is optimal, and nothing here proves anything: bound and certificate come from
+//! elsewhere, the weights are rounded to exact rationals that fit.
 
 use std::time::Duration;
 
@@ -64,7 +69,8 @@ pub enum BlinkError {
     },
 }
 
-/// The trees by which Blink carries out a collective, with weights that fit. None for a single rank.
+/// The trees by which Blink carries out a collective, with weights that fit. None for a single
+/// rank.
 ///
 /// # Errors
 ///
@@ -126,7 +132,8 @@ fn switched(
             shapes.retain(|star| star.top == root);
             Weighted::trees(&shapes, ranks, collective)
         }
-        // The root hands each of the others its share, who pass it on; by its own star it would send it to all.
+        // The root hands each of the others its share, who pass it on; by its own star it would
+        // send it to all.
         Collective::Broadcast { root } if stars && ranks > 2 => {
             shapes.retain(|star| star.top != root);
             Weighted::trees(&shapes, ranks, collective)

@@ -1,17 +1,20 @@
-//! Whether a packing is what it says: every property recomputed from the topology, by nobody who packs.
+//! Whether a packing is what it says: every property recomputed from the topology, by nobody who
+//! packs.
 //!
-//! [`check`] takes nothing for granted. Trees span and lead where they should, their edges go over links that are there
-//! and through switches only, no link carries more than it can, weights sum to the rate, and the
-//! [`Certificate`](super::Certificate) evaluates to the bound. What is wrong is a [`Flaw`] that says where. What is right is
-//! a [`Checked`]: how busy each link is and how deep each tree, which only a correct packing has.
+//! [`check`] takes nothing for granted. Trees span and lead where they should, their edges go over
+//! links that are there and through switches only, no link carries more than it can, weights sum to
+//! the rate, and the [`Certificate`](super::Certificate) evaluates to the bound. What is wrong is a
+//! [`Flaw`] that says where. What is right is a [`Checked`]: how busy each link is and how deep
+//! each tree, which only a correct packing has.
 //!
-//! **Invariant:** this file and those below it use the types of a packing and nothing that packs, no flow and no search.
-//! Arithmetic is exact: all weights are integers over one common denominator, sums are checked for overflow.
+//! **Invariant:** this file and those below it use the types of a packing and nothing that packs,
+//! no flow and no search. Arithmetic is exact: all weights are integers over one common
+//! denominator, sums are checked for overflow.
 //!
 //! # The order of edges
 //!
-//! An edge comes after the one that brings its sender the data (towards the root: before the one that takes its
-//! receiver's data on). Edges of different branches may stand in any order.
+//! An edge comes after the one that brings its sender the data (towards the root: before the one
+//! that takes its receiver's data on). Edges of different branches may stand in any order.
 
 use num_rational::Ratio;
 
@@ -53,7 +56,8 @@ pub struct LinkLoad {
 /// How far the data of a tree travel one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Edges, which are steps from rank to rank, between the root and the rank that is farthest by them.
+    /// Edges, which are steps from rank to rank, between the root and the rank that is farthest by
+    /// them.
     pub edges: u32,
     /// Links, switches counted, between the root and the rank that is farthest by them.
     pub links: u32,
@@ -305,7 +309,8 @@ impl<'a> Loads<'a> {
     }
 }
 
-/// Weights sum to the rate, and where each rank has a block of its own each block's to the same share of it.
+/// Weights sum to the rate, and where each rank has a block of its own each block's to the same
+/// share of it.
 fn check_sums(topology: &Topology, packing: &Packing, form: Form, units: &Units) -> Result<(), Flaw> {
     let mut blocks = vec![0_i128; topology.ranks() as usize];
     for tree in &packing.trees {

@@ -9,7 +9,8 @@
 //!
 //! Blink's trees may have a ring over PCIe beside them, see [`hybrid`].
 //!
-//! Each gives a [`Packing`] that the checker accepts, beside the bound and certificate of the optimal one.
+//! Each gives a [`Packing`] that the checker accepts, beside the bound and certificate of the
+//! optimal one.
 
 use std::fmt;
 
@@ -47,7 +48,8 @@ pub enum NotHere {
     /// No cycle visits every rank once.
     #[error("not possible here: no ring of links visits every rank")]
     NoRing,
-    /// The search for cycles found none that visits every rank once, and could not rule it out either.
+    /// The search for cycles found none that visits every rank once, and could not rule it out
+    /// either.
     #[error("not found here: no ring of links that visits every rank was found")]
     NoRingFound,
     /// A search without a bound on its time, on a graph that is not small.
@@ -109,7 +111,8 @@ fn rings_found(topology: &Topology, optimum: &Packing) -> Result<(Packing, bool)
     }
 }
 
-/// The two trees that [`Algorithm::DoubleTree`](crate::Algorithm::DoubleTree) uses, each for half of the data.
+/// The two trees that [`Algorithm::DoubleTree`](crate::Algorithm::DoubleTree) uses, each for half
+/// of the data.
 ///
 /// # Errors
 ///
@@ -165,8 +168,9 @@ pub struct Hybrid {
     pub rate: Rate,
 }
 
-/// Blink's trees over the links with a ring over PCIe beside them, which can be used `setup_ns` nanoseconds after a call of `bytes`
-/// bytes began. None where the topology does not say what PCIe carries, or nothing moves.
+/// Blink's trees over the links with a ring over PCIe beside them, which can be used `setup_ns`
+/// nanoseconds after a call of `bytes` bytes began. None where the topology does not say what PCIe
+/// carries, or nothing moves.
 #[must_use]
 pub fn hybrid(topology: &Topology, blink: &Packing, bytes: u64, setup_ns: u64) -> Option<Hybrid> {
     let pcie = topology.pcie_ring_bytes_per_s()?;

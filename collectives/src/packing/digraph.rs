@@ -1,11 +1,13 @@
 //! Integer digraphs on which trees are packed, and the network that asks whether they can be.
 //!
-//! A [`Digraph`] is a topology whose bandwidths are divided by their greatest common divisor or multiplied by what makes rates
-//! integers. A *demand* says of how many unit trees each rank is the root. Such trees exist, where no switch is, if and only
-//! if a source that gives each rank its demand can send the sum of all to every rank (Edmonds 1973); with switches of equal
-//! capacity in and out the same holds (Bang-Jensen, Frank and Jackson 1995). [`Supply`] is that network.
+//! A [`Digraph`] is a topology whose bandwidths are divided by their greatest common divisor or
+//! multiplied by what makes rates integers. A *demand* says of how many unit trees each rank is the
+//! root. Such trees exist, where no switch is, if and only if a source that gives each rank its
+//! demand can send the sum of all to every rank (Edmonds 1973); with switches of equal capacity in
+//! and out the same holds (Bang-Jensen, Frank and Jackson 1995). [`Supply`] is that network.
 //!
-//! **Invariant:** edges are ordered and unique, none has capacity zero, none leads from a node to itself.
+//! **Invariant:** edges are ordered and unique, none has capacity zero, none leads from a node to
+//! itself.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,8 +23,8 @@ pub struct Digraph {
 }
 
 impl Digraph {
-    /// One of these edges, of which parallel ones add up; those without capacity and those from a node to itself are left
-    /// out. `ranks` are the nodes of the ranks in their order.
+    /// One of these edges, of which parallel ones add up; those without capacity and those from a
+    /// node to itself are left out. `ranks` are the nodes of the ranks in their order.
     #[must_use]
     pub fn new(
         nodes: usize,
@@ -39,7 +41,8 @@ impl Digraph {
         Self { nodes, ranks, edges }
     }
 
-    /// That of a topology, nodes numbered alike, and how many bytes a second a unit of capacity stands for.
+    /// That of a topology, nodes numbered alike, and how many bytes a second a unit of capacity
+    /// stands for.
     #[must_use]
     pub fn of(topology: &Topology) -> (Self, Amount) {
         let links = topology.links();
@@ -159,7 +162,8 @@ impl Supply {
         supply
     }
 
-    /// The arc of an edge; one without capacity is made where there is none. Edges against each other are one pair.
+    /// The arc of an edge; one without capacity is made where there is none. Edges against each
+    /// other are one pair.
     fn arc(&mut self, from: usize, to: usize) -> ArcId {
         if let Some(&arc) = self.arcs.get(&(from, to)) {
             return arc;
@@ -200,7 +204,8 @@ impl Supply {
         self.total
     }
 
-    /// How much a rank lacks of the sum of all demands. Where it lacks any, [`Supply::is_inside`] tells the cut.
+    /// How much a rank lacks of the sum of all demands. Where it lacks any, [`Supply::is_inside`]
+    /// tells the cut.
     pub fn lacks(&mut self, rank: usize) -> Amount {
         self.total - self.network.max_amount(self.source, self.ranks[rank], self.total)
     }
@@ -211,8 +216,8 @@ impl Supply {
         self.network.is_source_side(node)
     }
 
-    /// Asks every rank, those that fell short before first; `fell_short` is told what a rank lacks, changes something, and says
-    /// whether to go on.
+    /// Asks every rank, those that fell short before first; `fell_short` is told what a rank lacks,
+    /// changes something, and says whether to go on.
     pub fn ask(&mut self, mut fell_short: impl FnMut(&mut Self, Amount) -> bool) -> bool {
         for place in 0..self.order.len() {
             let rank = self.order[place];

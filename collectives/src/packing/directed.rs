@@ -1,12 +1,14 @@
 //! Broadcast, reduce, all-gather and reduce-scatter: trees along which data move one way.
 //!
-//! A demand says where trees begin: at the root for broadcast, as many at each rank for all-gather. [`best_rate`] gives rate and
-//! certificate; capacities are scaled until the rate is a whole number of trees; trees are [peeled](super::peel), or switches split off
-//! and trees grown, whose edges are led back over the links that they stand for; and they are made [shallow](super::shallow).
+//! A demand says where trees begin: at the root for broadcast, as many at each rank for all-gather.
+//! [`best_rate`] gives rate and certificate; capacities are scaled until the rate is a whole number
+//! of trees; trees are [peeled](super::peel), or switches split off and trees grown, whose edges
+//! are led back over the links that they stand for; and they are made [shallow](super::shallow).
 //! Reduce and reduce-scatter are the same on reversed links, and their trees are read backwards.
 //!
-//! The optimum is reached wherever every switch can be balanced at the rate that cuts allow, which it is from the beginning where links
-//! carry as much in both directions. Elsewhere the rate is the best that was found, and the bound stays that of cuts.
+//! The optimum is reached wherever every switch can be balanced at the rate that cuts allow, which
+//! it is from the beginning where links carry as much in both directions. Elsewhere the rate is the
+//! best that was found, and the bound stays that of cuts.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +24,9 @@ use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
 
-/// Packs trees from a root to all ranks, or the other way for reduce; or from every rank for all-gather, or to every rank for
-/// reduce-scatter. Every root has `trees_per_root` trees of equal weight, or as many as the optimum needs.
+/// Packs trees from a root to all ranks, or the other way for reduce; or from every rank for
+/// all-gather, or to every rank for reduce-scatter. Every root has `trees_per_root` trees of equal
+/// weight, or as many as the optimum needs.
 ///
 /// # Panics
 ///
@@ -96,7 +99,8 @@ fn lower_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
     highest(best, paths, |rate| forest_at(graph, direction, rate))
 }
 
-/// So many trees of equal weight from each root, at the largest weight at which switches were found to be balanced.
+/// So many trees of equal weight from each root, at the largest weight at which switches were found
+/// to be balanced.
 fn equal_trees(graph: &Digraph, direction: &[Amount], best: Rate, count: u32) -> Forest {
     let demand = scaled(direction, count.into());
     let best = best_units(graph, &demand, best / Rate::from_integer(count.into()));
@@ -111,7 +115,8 @@ fn equal_trees(graph: &Digraph, direction: &[Amount], best: Rate, count: u32) ->
 /// How finely rates are tried where the best one is out of reach.
 const RATE_STEPS: i128 = 64;
 
-/// The forest at the highest part of a rate at which there is one, by bisection; `least` where that is no less.
+/// The forest at the highest part of a rate at which there is one, by bisection; `least` where that
+/// is no less.
 fn highest(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>) -> Forest {
     let (mut low, mut high) = (0, RATE_STEPS);
     let mut found = None;
@@ -183,8 +188,8 @@ pub(super) fn merged(trees: Vec<Routed>) -> Vec<Routed> {
 }
 
 impl Forest {
-    /// Trees from each rank in proportion to `direction`, for which `best` is the rate that cuts allow: `count` of equal weight for
-    /// each of its units, or as many as the rate needs.
+    /// Trees from each rank in proportion to `direction`, for which `best` is the rate that cuts
+    /// allow: `count` of equal weight for each of its units, or as many as the rate needs.
     pub(super) fn new(graph: &Digraph, direction: &[Amount], best: Rate, count: Option<u32>) -> Self {
         match count {
             Some(count) => equal_trees(graph, direction, best, count),
@@ -199,8 +204,8 @@ impl Forest {
         counts.into_values().max().unwrap_or(0)
     }
 
-    /// Trees over links, at a rate in bytes a second where a unit of capacity is `unit` of them. Read backwards where data move
-    /// towards the roots.
+    /// Trees over links, at a rate in bytes a second where a unit of capacity is `unit` of them.
+    /// Read backwards where data move towards the roots.
     pub(super) fn trees(self, unit: Rate, is_towards: bool) -> Vec<Tree> {
         let one = self.unit * unit;
         let weight = |amount: Amount| one * Rate::from_integer(signed(amount));

@@ -1,5 +1,6 @@
-//! The two trees of a double tree (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
-//! and scan", 2009): each rank has children in one of them at most, so each link carries half of the data.
+//! The two trees of a double tree (Sanders, Speck and Träff, "Two-tree algorithms for full
+//! bandwidth broadcast, reduction and scan", 2009): each rank has children in one of them at most,
+//! so each link carries half of the data.
 
 use crate::Rank;
 

@@ -1,14 +1,17 @@
-//! How much can go from one node of a network to another, exactly, and the cut that shows why not more.
+//! How much can go from one node of a network to another, exactly, and the cut that shows why not
+//! more.
 //!
-//! A [`Network`] has arcs with integer capacities and a flow over them. [`Network::max_flow`] finds the largest flow (Dinic 1970:
-//! blocking flows over shortest paths) or stops at a limit; what the last search still reached is then the smallest side of a
-//! minimum cut. Nothing is allocated by a search: a network is filled once, and capacities are changed between searches.
+//! A [`Network`] has arcs with integer capacities and a flow over them. [`Network::max_flow`] finds
+//! the largest flow (Dinic 1970: blocking flows over shortest paths) or stops at a limit; what the
+//! last search still reached is then the smallest side of a minimum cut. Nothing is allocated by a
+//! search: a network is filled once, and capacities are changed between searches.
 //!
-//! **Invariant:** an arc and its reverse are a pair, of which the residual capacities always sum to the capacities; so a flow is
-//! what a residual lacks to its capacity, and flows against each other over one pair cancel.
+//! **Invariant:** an arc and its reverse are a pair, of which the residual capacities always sum to
+//! the capacities; so a flow is what a residual lacks to its capacity, and flows against each other
+//! over one pair cancel.
 
-/// A capacity or flow. Bandwidths of a topology sum to at most 2⁶³ and are scaled by factors that stay far below 2⁶⁴, so sums
-/// of these fit.
+/// A capacity or flow. Bandwidths of a topology sum to at most 2⁶³ and are scaled by factors that
+/// stay far below 2⁶⁴, so sums of these fit.
 pub type Amount = u128;
 
 /// An arc's number. Its reverse has the same number with the lowest bit flipped.
@@ -103,7 +106,8 @@ impl Network {
         self.residuals[arc as usize]
     }
 
-    /// Changes what an arc can carry. Where the flow is larger than that, all flow is forgotten; says whether it was kept.
+    /// Changes what an arc can carry. Where the flow is larger than that, all flow is forgotten;
+    /// says whether it was kept.
     pub fn set_capacity(&mut self, arc: ArcId, capacity: Amount) -> bool {
         let arc = arc as usize;
         let residual = (self.residuals[arc] + capacity).checked_sub(self.capacities[arc]);
@@ -141,7 +145,8 @@ impl Network {
         self.residuals.copy_from_slice(kept);
     }
 
-    /// The largest flow from `source` to `sink`, or `limit` where there is more. Forgets what flowed before.
+    /// The largest flow from `source` to `sink`, or `limit` where there is more. Forgets what
+    /// flowed before.
     ///
     /// # Panics
     ///
@@ -151,9 +156,10 @@ impl Network {
         self.augment(source, sink, limit)
     }
 
-    /// How much can go from `source` to `sink`, at most `limit`: what [`Network::max_flow`] gives, and the same sides of cuts, but of the
-    /// largest flows another one. Paths are walked back from the sink, where every step is one nearer to the source; in a
-    /// network that leads to many ranks, most steps from the source lead to others than the sink.
+    /// How much can go from `source` to `sink`, at most `limit`: what [`Network::max_flow`] gives,
+    /// and the same sides of cuts, but of the largest flows another one. Paths are walked back from
+    /// the sink, where every step is one nearer to the source; in a network that leads to many
+    /// ranks, most steps from the source lead to others than the sink.
     ///
     /// # Panics
     ///
@@ -168,7 +174,8 @@ impl Network {
         sum
     }
 
-    /// Adds to the flow that is there as much as goes from `source` to `sink`, at most `limit`; says how much.
+    /// Adds to the flow that is there as much as goes from `source` to `sink`, at most `limit`;
+    /// says how much.
     ///
     /// # Panics
     ///
@@ -182,14 +189,15 @@ impl Network {
         sum
     }
 
-    /// Whether a node is on the source's side of the minimum cut that the last search found: the smallest such side. Means
-    /// nothing after a search that stopped at its limit.
+    /// Whether a node is on the source's side of the minimum cut that the last search found: the
+    /// smallest such side. Means nothing after a search that stopped at its limit.
     #[must_use]
     pub fn is_source_side(&self, node: usize) -> bool {
         self.levels[node] != UNREACHED
     }
 
-    /// The smallest set of nodes with the sink that is a minimum cut, after the largest flow to it: those from which more could go there.
+    /// The smallest set of nodes with the sink that is a minimum cut, after the largest flow to it:
+    /// those from which more could go there.
     #[must_use]
     pub fn sink_side(&self, sink: usize) -> Vec<bool> {
         let mut is_inside = vec![false; self.nodes()];
@@ -230,8 +238,8 @@ impl Network {
         false
     }
 
-    /// Fills shortest paths between source and sink until none is left, at most `limit` in all. They are walked from one of the two
-    /// to the other.
+    /// Fills shortest paths between source and sink until none is left, at most `limit` in all.
+    /// They are walked from one of the two to the other.
     fn block(
         &mut self,
         start: usize,
@@ -301,7 +309,8 @@ impl Network {
         Some(from as usize)
     }
 
-    /// What the path can carry, at most `limit`, and the place of the first arc that carries no more.
+    /// What the path can carry, at most `limit`, and the place of the first arc that carries no
+    /// more.
     fn bottleneck(&self, limit: Amount) -> (Amount, usize) {
         let mut least = (limit, 0);
         for (place, &(arc, _)) in self.path.iter().enumerate() {

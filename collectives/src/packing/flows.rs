@@ -1,8 +1,9 @@
 //! Scatter and gather: every rank's block goes its own way.
 //!
-//! Nothing is copied or combined, so these are flows: the root sends each other rank as much, and the best is N·min `B⁺(S)` / ranks outside
-//! S over sets S with the root. It comes by Newton's method on violated cuts, like that of trees, with a sink that takes as much
-//! from every rank; the last flow is taken apart into paths. Gather is the same on reversed links, read backwards.
+//! Nothing is copied or combined, so these are flows: the root sends each other rank as much, and
+//! the best is N·min `B⁺(S)` / ranks outside S over sets S with the root. It comes by Newton's
+//! method on violated cuts, like that of trees, with a sink that takes as much from every rank; the
+//! last flow is taken apart into paths. Gather is the same on reversed links, read backwards.
 
 use super::digraph::Digraph;
 use super::directed::certificate;
@@ -13,7 +14,8 @@ use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::{NodeId, Topology};
 
-/// Packs the paths of every block from a root, or to it for gather. The root's own block has an entry without edges.
+/// Packs the paths of every block from a root, or to it for gather. The root's own block has an
+/// entry without edges.
 ///
 /// # Panics
 ///
@@ -84,7 +86,8 @@ impl<'graph> Blocks<'graph> {
         Self { graph, network, root, sink, arcs, taken }
     }
 
-    /// Finds how much each rank gets at most, and why; leaves the flow, scaled by the rate's denominator.
+    /// Finds how much each rank gets at most, and why; leaves the flow, scaled by the rate's
+    /// denominator.
     fn send(&mut self) -> Best {
         let mut cut = vec![false; self.graph.nodes()];
         cut[self.root] = true;

@@ -1,20 +1,25 @@
 //! Trees for graphs that are too large to be packed exactly and in which nothing looks the same.
 //!
-//! Exact packing asks for about `ranks²` flows over all links, which for some hundred ranks takes hours. Here so many trees of equal
-//! weight are grown one after the other, each in the time that looking at every link a few times takes, and the gap is stated: the bound is exact
-//! while one flow a rank is affordable ([`BOUND_WORK_MAX`]), beyond that it is the least cut around a single rank.
+//! Exact packing asks for about `ranks²` flows over all links, which for some hundred ranks takes
+//! hours. Here so many trees of equal weight are grown one after the other, each in the time that
+//! looking at every link a few times takes, and the gap is stated: the bound is exact while one
+//! flow a rank is affordable ([`BOUND_WORK_MAX`]), beyond that it is the least cut around a single
+//! rank.
 //!
-//! Let `λ = trees / bound`: what a link of one byte a second would be used at the optimum. A link's *price* is the uses it would
-//! have by its bandwidth, and at least `λ`, so that what the optimum can afford costs the same everywhere. A tree reaches the rank next that it reaches
-//! at the least price of any link on the way, among these soonest, where the edges of one rank leave it one after the other: that
-//! makes trees as deep as a logarithm. What leaves a rank has a price as well, once it is more than the rank's share so far. The
-//! weight of all trees is the least bandwidth by uses, and of trees for the same data only so many are kept as carry most.
+//! Let `λ = trees / bound`: what a link of one byte a second would be used at the optimum. A
+//! link's *price* is the uses it would have by its bandwidth, and at least `λ`, so that what the
+//! optimum can afford costs the same everywhere. A tree reaches the rank next that it reaches at
+//! the least price of any link on the way, among these soonest, where the edges of one rank leave
+//! it one after the other: that makes trees as deep as a logarithm. What leaves a rank has a price
+//! as well, once it is more than the rank's share so far. The weight of all trees is the least
+//! bandwidth by uses, and of trees for the same data only so many are kept as carry most.
 //!
-//! A single root's trees are [peeled](super::peel) first where there is time for a flow to every rank after each of them. That often gives
-//! the optimum; otherwise the better of both is taken.
+//! A single root's trees are [peeled](super::peel) first where there is time for a flow to every
+//! rank after each of them. That often gives the optimum; otherwise the better of both is taken.
 //!
-//! **Invariant:** every tree spans all ranks, no link carries more than it can, and the rate is that of the trees. What comes out
-//! depends on the topology alone: work is counted and not timed, and prices are compared bit by bit.
+//! **Invariant:** every tree spans all ranks, no link carries more than it can, and the rate is
+//! that of the trees. What comes out depends on the topology alone: work is counted and not timed,
+//! and prices are compared bit by bit.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -74,11 +79,13 @@ pub(super) fn is_bound_within_reach(topology: &Topology) -> bool {
     u64::from(topology.ranks()) * topology.links().len() as u64 <= BOUND_WORK_MAX
 }
 
-/// Trees of equal weight beside the bound; `trees_per_root` of them for each root, for all-reduce for each rank.
+/// Trees of equal weight beside the bound; `trees_per_root` of them for each root, for all-reduce
+/// for each rank.
 ///
 /// # Panics
 ///
-/// When there are fewer than two ranks, the root is none of them, or `collective` does not go along trees one way.
+/// When there are fewer than two ranks, the root is none of them, or `collective` does not go along
+/// trees one way.
 pub(super) fn pack_one_way(
     topology: &Topology,
     collective: Collective,
@@ -157,8 +164,8 @@ fn peeled(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i1
     .filter(|trees| (1..=MAX_TREES_PER_ROOT as usize).contains(&trees.len()))
 }
 
-/// Trees of equal weight that are used both ways, for an all-reduce with this bound, so many for each rank on the average; none where
-/// ranks are joined only by links that lead one way.
+/// Trees of equal weight that are used both ways, for an all-reduce with this bound, so many for
+/// each rank on the average; none where ranks are joined only by links that lead one way.
 pub(super) fn pack_both_ways(
     topology: &Topology,
     bound: Rate,
@@ -268,8 +275,9 @@ impl<'t> Growth<'t> {
         u32::try_from(wanted).unwrap_or(u32::MAX).max(TREES_MIN).min(most)
     }
 
-    /// A tree from each of these roots, all of the same weight, those that are the same made one; `can_be_fewer`: where they are for the same data. None where a root
-    /// does not reach all ranks.
+    /// A tree from each of these roots, all of the same weight, those that are the same made one;
+    /// `can_be_fewer`: where they are for the same data. None where a root does not reach all
+    /// ranks.
     fn grow(&mut self, roots: &[Rank], bound: Rate, can_be_fewer: bool) -> Option<Vec<Tree>> {
         let count = roots.len();
         let price = count as f64 * *bound.denom() as f64 / *bound.numer() as f64;

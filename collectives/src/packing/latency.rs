@@ -1,13 +1,14 @@
 //! Fewer and less deep trees for messages that are short.
 //!
-//! A packing at the optimum wins when there is much to carry. The first byte, though, goes as long as the longest way, and so
-//! do all where there are few. [`predicted_ns`] says how long a packing takes for so many bytes, and [`pack_for`]
-//! takes the quickest of several packings: the optimum; what remains of it without its deepest trees; and single trees that
-//! take the ways of least latency, over links that so many of their edges may use at once: 1, 2, 4, and so on, as few
-//! uses make a tree deep and fast, many make it flat and slow.
+//! A packing at the optimum wins when there is much to carry. The first byte, though, goes as long
+//! as the longest way, and so do all where there are few. [`predicted_ns`] says how long a packing
+//! takes for so many bytes, and [`pack_for`] takes the quickest of several packings: the optimum;
+//! what remains of it without its deepest trees; and single trees that take the ways of least
+//! latency, over links that so many of their edges may use at once: 1, 2, 4, and so on, as few uses
+//! make a tree deep and fast, many make it flat and slow.
 //!
-//! **Invariant:** what comes out is a packing for the same collective with the bound and certificate of the optimum, and no
-//! slower than that by [`predicted_ns`].
+//! **Invariant:** what comes out is a packing for the same collective with the bound and
+//! certificate of the optimum, and no slower than that by [`predicted_ns`].
 
 use num_rational::Ratio;
 
@@ -23,8 +24,9 @@ const CHUNK_NS: u64 = 500;
 /// Most ranks for which flatter trees are looked for.
 const FLAT_RANKS_MAX: u32 = 64;
 
-/// Packs for a collective of so many bytes, of what its rate counts: [`pack`], and with the optimal strategy and no given number
-/// of trees the quickest of what there is. A group that was told of its links does the same; see [`Wiring`](crate::wiring::Wiring).
+/// Packs for a collective of so many bytes, of what its rate counts: [`pack`], and with the optimal
+/// strategy and no given number of trees the quickest of what there is. A group that was told of
+/// its links does the same; see [`Wiring`](crate::wiring::Wiring).
 ///
 /// # Errors
 ///
@@ -41,8 +43,9 @@ pub fn pack_for(
 
 /// How long a packing takes for so many bytes (of what its rate counts), in nanoseconds.
 ///
-/// For a longest way of `d` edges and `l` nanoseconds, up and down together for all-reduce, and `t` nanoseconds that the
-/// bytes take at the rate, in `k` chunks: `l + (1 + (d-1)/k)·t + k·CHUNK_NS`, with the best `k`.
+/// For a longest way of `d` edges and `l` nanoseconds, up and down together for all-reduce, and `t`
+/// nanoseconds that the bytes take at the rate, in `k` chunks: `l + (1 + (d-1)/k)·t + k·CHUNK_NS`,
+/// with the best `k`.
 #[must_use]
 pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     let turns = if packing.collective == Collective::AllReduce { 2 } else { 1 };
@@ -58,7 +61,8 @@ pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     sum_ns as u64 + u64::from(turns) * latency_ns
 }
 
-/// The latency of the longest way between root and leaf in any tree, in nanoseconds, and the most edges that one has.
+/// The latency of the longest way between root and leaf in any tree, in nanoseconds, and the most
+/// edges that one has.
 #[must_use]
 pub fn longest_way(packing: &Packing, topology: &Topology) -> (u64, u32) {
     let ways = packing.trees.iter().map(|tree| way_of(tree, topology));
@@ -95,7 +99,8 @@ fn edge_ns(edge: &Edge, topology: &Topology) -> u64 {
     edge.paths.iter().map(|path| path.hops.windows(2).map(link).sum()).max().unwrap_or(0)
 }
 
-/// The packing that carries so many bytes soonest: the optimum, or one with fewer or less deep trees.
+/// The packing that carries so many bytes soonest: the optimum, or one with fewer or less deep
+/// trees.
 fn quickest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
     let mut all = vec![optimum];
     all.extend(flatter(&all[0], topology));
@@ -103,7 +108,8 @@ fn quickest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
     all.swap_remove(place)
 }
 
-/// Which of some packings for the same collective carries so many bytes first, the first one of several.
+/// Which of some packings for the same collective carries so many bytes first, the first one of
+/// several.
 ///
 /// # Panics
 ///
@@ -113,8 +119,9 @@ pub(crate) fn soonest_of(packings: &[Packing], topology: &Topology, bytes: u64) 
     (0..packings.len()).min_by_key(time).expect("there are packings")
 }
 
-/// Packings with fewer or less deep trees than the optimum: each is quicker than all others for some bytes, or as quick. None
-/// where there are so many ranks that to look for them would take longer than the optimum did.
+/// Packings with fewer or less deep trees than the optimum: each is quicker than all others for
+/// some bytes, or as quick. None where there are so many ranks that to look for them would take
+/// longer than the optimum did.
 pub(crate) fn flatter(optimum: &Packing, topology: &Topology) -> Vec<Packing> {
     if topology.ranks() > FLAT_RANKS_MAX {
         return Vec::new();
@@ -133,7 +140,8 @@ pub(crate) fn flatter(optimum: &Packing, topology: &Topology) -> Vec<Packing> {
     found
 }
 
-/// What remains of a packing without its deepest trees, where each tree carries a share of the same data.
+/// What remains of a packing without its deepest trees, where each tree carries a share of the same
+/// data.
 fn without_deepest(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     if !matches!(
         packing.collective,
@@ -215,8 +223,8 @@ fn middle(topology: &Topology) -> Option<Rank> {
     (0..ranks).filter_map(tree).min().map(|(_, root)| root)
 }
 
-/// A tree that reaches every rank as soon as it can, while no link is used by more of its edges than `uses`; none if that
-/// is too few. It leads away from the root and weighs one byte a second.
+/// A tree that reaches every rank as soon as it can, while no link is used by more of its edges
+/// than `uses`; none if that is too few. It leads away from the root and weighs one byte a second.
 fn flat_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> Option<Tree> {
     let mut used = std::collections::BTreeMap::new();
     let mut reached: Vec<Option<u64>> = vec![None; topology.ranks() as usize];
@@ -239,7 +247,8 @@ fn flat_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> 
     Some(Tree { root, weight: Rate::from_integer(1), edges })
 }
 
-/// The way through switches from a rank that is reached to one that is not by which it is reached first, and when.
+/// The way through switches from a rank that is reached to one that is not by which it is reached
+/// first, and when.
 fn soonest(
     topology: &Topology,
     reached: &[Option<u64>],
@@ -316,7 +325,8 @@ mod tests {
         let rate = Rate::from_integer(i128::from(GB_S));
         let broadcast = chain(&topology, Collective::Broadcast { root: 0 }, rate);
         assert_eq!(predicted_ns(&broadcast, &topology, 0), 4 * LATENCY_NS + CHUNK_NS);
-        // One chunk, as more would cost more than what they save: twice 100 bytes at a byte a nanosecond.
+        // One chunk, as more would cost more than what they save: twice 100 bytes at a byte a
+        // nanosecond.
         assert_eq!(predicted_ns(&broadcast, &topology, 100), 4 * LATENCY_NS + CHUNK_NS + 200);
         // 20 chunks of 10 kB.
         assert_eq!(predicted_ns(&broadcast, &topology, 200_000), 4_000 + 210_000 + 20 * CHUNK_NS);

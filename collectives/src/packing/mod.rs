@@ -1,19 +1,23 @@
 //! What is the best that links allow, and the trees that reach it.
 //!
-//! A [`Packing`] of a [`Topology`](crate::topology::Topology) for a collective is a set of weighted trees of ranks, each edge of which goes over paths
-//! of real links. Sent along all trees at once, each carrying a share of the data in proportion to its weight, no link
-//! carries more than it can, and the whole goes at the sum of the weights: the [rate](Packing::rate). Beside it stands the
-//! [bound](Packing::bound) that no forwarding schedule can exceed and the [`Certificate`] that shows it: the nodes that can
-//! only be left, or the parts that are only joined, by so much bandwidth. Rates are exact rationals in bytes a second.
+//! A [`Packing`] of a [`Topology`](crate::topology::Topology) for a collective is a set of weighted
+//! trees of ranks, each edge of which goes over paths of real links. Sent along all trees at once,
+//! each carrying a share of the data in proportion to its weight, no link carries more than it can,
+//! and the whole goes at the sum of the weights: the [rate](Packing::rate). Beside it stands the
+//! [bound](Packing::bound) that no forwarding schedule can exceed and the [`Certificate`] that
+//! shows it: the nodes that can only be left, or the parts that are only joined, by so much
+//! bandwidth. Rates are exact rationals in bytes a second.
 //!
-//! The bound holds for schedules in which ranks copy and combine, and switches forward each byte once. A switch that
-//! reduces or multicasts (NVLink SHARP in `dgx-h100`, SHARP in InfiniBand) sends fewer bytes over the same links, so such
-//! a fabric can exceed the bound; no topology here describes such switches.
+//! The bound holds for schedules in which ranks copy and combine, and switches forward each byte
+//! once. A switch that reduces or multicasts (NVLink SHARP in `dgx-h100`, SHARP in InfiniBand)
+//! sends fewer bytes over the same links, so such a fabric can exceed the bound; no topology here
+//! describes such switches.
 //!
 //! # What a rate counts
 //!
-//! Bytes of one rank's vector for all-reduce, reduce and broadcast; of the whole (one block a rank) for all-gather,
-//! reduce-scatter, gather and scatter. With `B⁺(S)` the bandwidth that leaves a set of nodes, the optima are
+//! Bytes of one rank's vector for all-reduce, reduce and broadcast; of the whole (one block a rank)
+//! for all-gather, reduce-scatter, gather and scatter. With `B⁺(S)` the bandwidth that leaves a set
+//! of nodes, the optima are
 //!
 //! | collective | bound |
 //! |--|--|
@@ -27,15 +31,17 @@
 //!
 //! # What a tree is
 //!
-//! Edges are pairs of ranks in the direction in which data move, those nearer to the root first for what comes from the
-//! root and last for what goes to it. For all-reduce they lead to the root, and each tree is used backwards as well.
-//! Gather and scatter are flows and not trees: an entry is the path of one rank's data, its edges one after the other, and
-//! one without edges is the root's own block. An edge's [`Path`]s go from rank to rank through switches only, and their
-//! weights sum to that of the tree.
+//! Edges are pairs of ranks in the direction in which data move, those nearer to the root first for
+//! what comes from the root and last for what goes to it. For all-reduce they lead to the root, and
+//! each tree is used backwards as well. Gather and scatter are flows and not trees: an entry is the
+//! path of one rank's data, its edges one after the other, and one without edges is the root's own
+//! block. An edge's [`Path`]s go from rank to rank through switches only, and their weights sum to
+//! that of the tree.
 //!
-//! **Invariant:** the weights of the trees sum to the rate; on every link the weights of the paths over it (both ways for
-//! all-reduce) sum to at most its bandwidth; the rate is at most the bound, and the certificate evaluates to the bound.
-//! The checker recomputes all of that and shares no code with those that pack.
+//! **Invariant:** the weights of the trees sum to the rate; on every link the weights of the paths
+//! over it (both ways for all-reduce) sum to at most its bandwidth; the rate is at most the bound,
+//! and the certificate evaluates to the bound. The checker recomputes all of that and shares no
+//! code with those that pack.
 
 pub mod all_reduce;
 pub mod allocations;
@@ -144,8 +150,8 @@ pub struct Path {
 /// Why nothing goes faster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Certificate {
-    /// All that has to leave these nodes goes over what leads out of them. For gather, reduce and reduce-scatter: all that
-    /// has to enter them.
+    /// All that has to leave these nodes goes over what leads out of them. For gather, reduce and
+    /// reduce-scatter: all that has to enter them.
     Cut {
         /// Which.
         nodes: Vec<NodeId>,

@@ -1,24 +1,28 @@
 //! Trees of short ways first, the exact machinery for what they leave.
 //!
-//! Splitting off switches and growing trees edge by edge ([`split`], [`trees`]) always finds trees that carry everything, but
-//! rarely shallow ones, and asks for many flows. So first whole trees are *peeled*: a tree of short ways is guessed, and as much
-//! of it is taken as leaves the rest possible. Trees can be packed while every set X of nodes with a rank has
+//! Splitting off switches and growing trees edge by edge ([`split`], [`trees`]) always finds trees
+//! that carry everything, but rarely shallow ones, and asks for many flows. So first whole trees
+//! are *peeled*: a tree of short ways is guessed, and as much of it is taken as leaves the rest
+//! possible. Trees can be packed while every set X of nodes with a rank has
 //!
 //! ```text
 //! slack(X) = demand in X + what enters X - sum of demands ≥ 0
 //! ```
 //!
-//! and a tree of weight a that enters X e times lowers that by a·(e + [its root is in X] - 1), which is never negative. A flow to every
-//! rank finds the sets that limit a, or else none does. Sets that were found are remembered with their slack: the next
-//! tree that would enter one once too often goes another way. A tree takes as much from a switch as it gives it, so what is
-//! left can be peeled again, or split.
+//! and a tree of weight a that enters X e times lowers that by a·(e + [its root is in X] - 1),
+//! which is never negative. A flow to every rank finds the sets that limit a, or else none does.
+//! Sets that were found are remembered with their slack: the next tree that would enter one once
+//! too often goes another way. A tree takes as much from a switch as it gives it, so what is left
+//! can be peeled again, or split.
 //!
-//! Ways are as short as possible, counting one for each link and one for each edge; of ranks that are equally far that which can
-//! pass most on is reached first, of equally short ways that over the least used links is taken. A single root does better
-//! with some trees than with one: several numbers of trees are tried, and the shallowest result is taken; parts of unit trees
-//! only where one whole tree would do and be deeper by a third.
+//! Ways are as short as possible, counting one for each link and one for each edge; of ranks that
+//! are equally far that which can pass most on is reached first, of equally short ways that over
+//! the least used links is taken. A single root does better with some trees than with one: several
+//! numbers of trees are tried, and the shallowest result is taken; parts of unit trees only where
+//! one whole tree would do and be deeper by a third.
 //!
-//! **Invariant:** what is left can be packed, and with the trees that were peeled makes up all that there was.
+//! **Invariant:** what is left can be packed, and with the trees that were peeled makes up all that
+//! there was.
 
 use super::Rate;
 use super::digraph::Digraph;
@@ -32,7 +36,8 @@ mod peeler;
 
 use peeler::Peeler;
 
-/// How many trees a single root is to have, at least, where that makes them shallower; and as many as there are other ranks.
+/// How many trees a single root is to have, at least, where that makes them shallower; and as many
+/// as there are other ranks.
 const AIMS: [Amount; 2] = [4, 16];
 /// The most of them.
 const AIM_MAX: Amount = 32;
@@ -55,9 +60,9 @@ pub(super) struct Peeled {
     pub(super) trees: Vec<Routed>,
 }
 
-/// Packs `demand[v]` unit trees from every rank v to all others, shallow ones where possible. With `can_part` they may be parts
-/// of unit trees, if that makes them shallower. None where they cannot be packed, or where not as much enters as leaves
-/// some switch.
+/// Packs `demand[v]` unit trees from every rank v to all others, shallow ones where possible. With
+/// `can_part` they may be parts of unit trees, if that makes them shallower. None where they cannot
+/// be packed, or where not as much enters as leaves some switch.
 ///
 /// # Panics
 ///
@@ -87,8 +92,9 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
     Some(best)
 }
 
-/// Whole trees of short ways from every rank, as many as are found without the exact machinery: no more than `demand[v]` from v, of which
-/// each aims at the `aim`th part. None where not as much enters as leaves some switch, or the demands cannot be met.
+/// Whole trees of short ways from every rank, as many as are found without the exact machinery: no
+/// more than `demand[v]` from v, of which each aims at the `aim`th part. None where not as much
+/// enters as leaves some switch, or the demands cannot be met.
 ///
 /// # Panics
 ///

@@ -1,10 +1,12 @@
 //! The same topology with its nodes numbered by how they are linked, and packings of it read back.
 //!
-//! What packs one tree after the other takes the first of several that are as good, so how good the whole gets is a matter of
-//! numbers: of `dgx-h100:128` as a preset a broadcast is packed at its bound, and of a shuffled copy at seven eighths of it now and
-//! then. Numbered by [`order_from`] both are the same.
+//! What packs one tree after the other takes the first of several that are as good, so how good the
+//! whole gets is a matter of numbers: of `dgx-h100:128` as a preset a broadcast is packed at its
+//! bound, and of a shuffled copy at seven eighths of it now and then. Numbered by [`order_from`]
+//! both are the same.
 //!
-//! **Invariant:** every node has one number here and one there, ranks are ranks and links are links in both.
+//! **Invariant:** every node has one number here and one there, ranks are ranks and links are links
+//! in both.
 
 use super::symmetry::order_from;
 use super::{Certificate, Packing};
@@ -27,7 +29,8 @@ impl<'t> Renumbered<'t> {
         Some(Self { original, topology, nodes })
     }
 
-    /// Packs the topology as it is numbered here, with its first rank as the root, and reads the packing back.
+    /// Packs the topology as it is numbered here, with its first rank as the root, and reads the
+    /// packing back.
     pub(super) fn pack(
         &self,
         collective: Collective,
@@ -75,7 +78,8 @@ mod tests {
 
     #[test]
     fn a_broadcast_over_a_shuffled_copy_of_many_servers_goes_at_the_same_rate() {
-        // 48 servers: 384 ranks, which are not packed exactly. Steps that share nothing with the 440 nodes.
+        // 48 servers: 384 ranks, which are not packed exactly. Steps that share nothing with the
+        // 440 nodes.
         let servers = preset("dgx-h100:48").unwrap();
         let rate = |topology: &Topology, root: Rank| {
             let collective = Collective::Broadcast { root };

@@ -1,15 +1,19 @@
-//! Rings, which is what libraries use where they do not look at the links: as many as fit, and what they reach.
+//! Rings, which is what libraries use where they do not look at the links: as many as fit, and what
+//! they reach.
 //!
-//! A ring visits every rank once and comes back. Its two directions are two rings of the same links, so what is looked for are cycles in
-//! the undirected graph: the most that share no link, each at the rate of one link. Parallel links count as so many, and two ranks that only switches
-//! join are neighbours, over the links to and from the switches (of which a ring uses both ends of each rank's, so half a link's rate is
-//! tried as well). Where links differ, each rate of one link is tried, and the one by which all rings together carry the most is taken.
+//! A ring visits every rank once and comes back. Its two directions are two rings of the same
+//! links, so what is looked for are cycles in the undirected graph: the most that share no link,
+//! each at the rate of one link. Parallel links count as so many, and two ranks that only switches
+//! join are neighbours, over the links to and from the switches (of which a ring uses both ends of
+//! each rank's, so half a link's rate is tried as well). Where links differ, each rate of one link
+//! is tried, and the one by which all rings together carry the most is taken.
 //!
-//! With `p` ranks and rings that carry `c` each way together: broadcast and reduce go at 2c, all-gather,
-//! reduce-scatter, gather and scatter at 2c·p/(p-1), all-reduce at c·p/(p-1).
+//! With `p` ranks and rings that carry `c` each way together: broadcast and reduce go at 2c,
+//! all-gather, reduce-scatter, gather and scatter at 2c·p/(p-1), all-reduce at c·p/(p-1).
 //!
-//! The search is exact up to [`EXACT_RANKS_MAX`] ranks without switches. Beyond, cycles are searched one after the other in what is left
-//! and [`Rings::is_most`] says whether more are ruled out by the links that ranks have.
+//! The search is exact up to [`EXACT_RANKS_MAX`] ranks without switches. Beyond, cycles are
+//! searched one after the other in what is left and [`Rings::is_most`] says whether more are ruled
+//! out by the links that ranks have.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +43,8 @@ pub struct Rings {
 /// Undirected links, in units of a ring's rate.
 type Units = BTreeMap<(NodeId, NodeId), u64>;
 
-/// The rings of a topology that carry the most together; without cycles where there is none. One rank has none.
+/// The rings of a topology that carry the most together; without cycles where there is none. One
+/// rank has none.
 #[must_use]
 pub fn rings(topology: &Topology) -> Rings {
     let none = Rings { cycles: Vec::new(), bytes_per_s: Rate::default(), is_most: true, ways: Vec::new() };
@@ -69,7 +74,8 @@ impl Rings {
         self.bytes_per_s * Rate::from(self.cycles.len() as i128)
     }
 
-    /// The trees by which a collective goes over them: around each ring both ways. None where there is no ring.
+    /// The trees by which a collective goes over them: around each ring both ways. None where there
+    /// is no ring.
     #[must_use]
     pub fn trees(&self, ranks: u32, collective: Collective) -> Vec<Tree> {
         let every: Vec<Tree> =
@@ -126,7 +132,8 @@ fn pair(cycle: &[Way], weight: Rate) -> Weighted {
     Weighted { shape: Shape { ways: vec![cycle[0].clone()] }, top: cycle[0].to, weight }
 }
 
-/// The chains that begin at a rank: around the ring one way and the other. Of two ranks there is one.
+/// The chains that begin at a rank: around the ring one way and the other. Of two ranks there is
+/// one.
 fn from_end(chains: &[Weighted], cycle: &[Way], root: Rank, weight: Rate) -> Vec<Weighted> {
     if let [pair] = chains {
         return vec![Weighted { top: root, weight, ..pair.clone() }];
@@ -135,8 +142,8 @@ fn from_end(chains: &[Weighted], cycle: &[Way], root: Rank, weight: Rate) -> Vec
     gaps.map(|gap| Weighted { top: root, weight, ..chains[gap].clone() }).collect()
 }
 
-/// What a collective reaches on one ring in one direction whose links carry so much: a ring over PCIe, where the fast links have none.
-/// Zero where a ring says nothing of the collective.
+/// What a collective reaches on one ring in one direction whose links carry so much: a ring over
+/// PCIe, where the fast links have none. Zero where a ring says nothing of the collective.
 #[must_use]
 pub fn one_way_rate(collective: Collective, ranks: u32, bytes_per_s: u64) -> Rate {
     let (ranks, rate) = (i128::from(ranks), i128::from(bytes_per_s));
@@ -154,7 +161,8 @@ pub fn one_way_rate(collective: Collective, ranks: u32, bytes_per_s: u64) -> Rat
     }
 }
 
-/// The rates that a ring may have, the fastest first: those of single links, and where there are switches half of them.
+/// The rates that a ring may have, the fastest first: those of single links, and where there are
+/// switches half of them.
 fn rates(topology: &Topology) -> Vec<Rate> {
     let of_one = |bytes_per_s: u64, count: u32| Rate::new(i128::from(bytes_per_s), i128::from(count.max(1)));
     let mut rates: Vec<Rate> =
@@ -169,7 +177,8 @@ fn rates(topology: &Topology) -> Vec<Rate> {
     rates
 }
 
-/// How many rings of a rate fit on the links between two nodes; both directions count as one, which is as much as the lesser carries.
+/// How many rings of a rate fit on the links between two nodes; both directions count as one, which
+/// is as much as the lesser carries.
 fn units(topology: &Topology, rate: Rate) -> Units {
     let links = topology.links().iter().filter(|link| link.from < link.to);
     let duplex = links.filter_map(|link| {

@@ -36,7 +36,8 @@ pub(crate) enum Links {
     Any,
 }
 
-/// A graph in which all ranks reach each other, with 2 to `ranks_max` ranks and up to `switches_max` switches, nodes shuffled.
+/// A graph in which all ranks reach each other, with 2 to `ranks_max` ranks and up to
+/// `switches_max` switches, nodes shuffled.
 pub(crate) fn graph(random: &mut Random, ranks_max: u64, switches_max: u64, links: Links) -> Digraph {
     loop {
         let ranks = 2 + random.below(ranks_max - 1);

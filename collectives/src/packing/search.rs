@@ -1,13 +1,14 @@
 //! The best rate, and the cut that shows that there is no better one.
 //!
-//! With `d` unit trees a rank scaled by a rate x, trees exist while every cut S that lacks a rank carries x·d(S): the optimum
-//! is min `B⁺(S)`/d(S). [`best_rate`] finds it by Newton's method on cuts that are violated, rather than by bisection: the
-//! first rate comes from cuts around single ranks, and each cut that a maximum flow finds too small gives the next one. Rates only fall,
-//! so a rank that was satisfied stays so: there is one flow for each rank and one more for each cut found, and the last cut is
-//! the certificate.
+//! With `d` unit trees a rank scaled by a rate x, trees exist while every cut S that lacks a rank
+//! carries x·d(S): the optimum is min `B⁺(S)`/d(S). [`best_rate`] finds it by Newton's method on
+//! cuts that are violated, rather than by bisection: the first rate comes from cuts around single
+//! ranks, and each cut that a maximum flow finds too small gives the next one. Rates only fall, so
+//! a rank that was satisfied stays so: there is one flow for each rank and one more for each cut
+//! found, and the last cut is the certificate.
 //!
-//! [`best_units`] is the same where the numbers of trees are given (ForestColl's fixed k): the largest weight of a tree
-//! such that the whole multiples of it that links can carry suffice.
+//! [`best_units`] is the same where the numbers of trees are given (ForestColl's fixed k): the
+//! largest weight of a tree such that the whole multiples of it that links can carry suffice.
 
 use std::collections::BTreeSet;
 
@@ -38,15 +39,16 @@ fn unsigned(value: i128) -> Amount {
     Amount::try_from(value).expect("rates are not negative")
 }
 
-/// The cut's rate: what leaves it for each unit of demand inside. None where there is no demand inside.
+/// The cut's rate: what leaves it for each unit of demand inside. None where there is no demand
+/// inside.
 fn rate_of(graph: &Digraph, demand: &[Amount], cut: &[bool]) -> Option<Rate> {
     let inside: Amount =
         graph.ranks().iter().zip(demand).filter(|(rank, _)| cut[**rank]).map(|(_, amount)| amount).sum();
     (inside > 0).then(|| Rate::new(signed(graph.leaving(|node| cut[node])), signed(inside)))
 }
 
-/// The largest rate x such that x·demand can be sent from every rank to all others at once, in units of capacity for each unit of
-/// demand; none with fewer than two ranks or no demand.
+/// The largest rate x such that x·demand can be sent from every rank to all others at once, in
+/// units of capacity for each unit of demand; none with fewer than two ranks or no demand.
 ///
 /// # Panics
 ///
@@ -105,9 +107,9 @@ pub struct Units {
     pub graph: Digraph,
 }
 
-/// The largest weight that trees can have when rank v is the root of `demand[v]` of them and all weigh the same. `best` is the
-/// best rate for this demand. None with fewer than two ranks or no demand. Switches may lose their balance where links are not
-/// symmetric.
+/// The largest weight that trees can have when rank v is the root of `demand[v]` of them and all
+/// weigh the same. `best` is the best rate for this demand. None with fewer than two ranks or no
+/// demand. Switches may lose their balance where links are not symmetric.
 ///
 /// # Panics
 ///
@@ -126,7 +128,8 @@ pub fn best_units(graph: &Digraph, demand: &[Amount], best: Rate) -> Option<Unit
     let mut high = best;
     let half = Rate::new(1, 2);
     while count_between(&capacities, low, high, total) > CANDIDATES_MAX {
-        // Halves of halves would have ever larger denominators; a neighbour of the middle does as well.
+        // Halves of halves would have ever larger denominators; a neighbour of the middle does as
+        // well.
         let middle = neighbour((low + high) * half, low, high);
         *(if is_enough(middle) { &mut low } else { &mut high }) = middle;
     }

@@ -1,19 +1,21 @@
 //! The same load on every link with less deep trees.
 //!
-//! Throughput does not see how deep a tree is, but the first byte does: data take as long as the longest way from root to
-//! leaf. Of packings with the same rate the one with less deep trees is better, and three things make it so without any
-//! link carrying more:
+//! Throughput does not see how deep a tree is, but the first byte does: data take as long as the
+//! longest way from root to leaf. Of packings with the same rate the one with less deep trees is
+//! better, and three things make it so without any link carrying more:
 //!
 //! * a tree that is used both ways (all-reduce) gets the root in its *middle*;
-//! * two trees *exchange* edges: if `A - e + f` and `B - f + e` are trees again, all loads stay; done as long as the deeper
-//!   of the two gets less deep, or neither deeper and one less. Where the trees weigh differently, the heavier is split;
+//! * two trees *exchange* edges: if `A - e + f` and `B - f + e` are trees again, all loads stay;
+//!   done as long as the deeper of the two gets less deep, or neither deeper and one less. Where
+//!   the trees weigh differently, the heavier is split;
 //! * trees with the same root and edges are *one* tree, whatever paths their edges go.
 //!
-//! How far an edge reaches is the latency of its slowest path, and one nanosecond, so that edges count where latencies are
-//! not known.
+//! How far an edge reaches is the latency of its slowest path, and one nanosecond, so that edges
+//! count where latencies are not known.
 //!
-//! **Invariant:** the rate, the weight of each root (but for all-reduce, where roots are free), and what each path of links
-//! carries all in all stay exactly what they were. Amounts are integers of a common unit.
+//! **Invariant:** the rate, the weight of each root (but for all-reduce, where roots are free), and
+//! what each path of links carries all in all stay exactly what they were. Amounts are integers of
+//! a common unit.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +30,8 @@ use crate::topology::{NodeId, Topology};
 
 /// How much work exchanges may take all in all, in ranks looked at: some milliseconds,
 const WORK_MAX: usize = 200_000;
-/// and up to a fifth of a second where there are more ranks than that is meant for, which take longer to pack anyway.
+/// and up to a fifth of a second where there are more ranks than that is meant for, which take
+/// longer to pack anyway.
 const WORK_MAX_OF_MANY: usize = 5_000_000;
 /// Most ranks for which milliseconds count.
 const FEW_RANKS_MAX: u32 = 16;
@@ -204,7 +207,8 @@ fn latency_ns(hops: &[NodeId], topology: &Topology) -> u64 {
     hops.windows(2).map(link).sum()
 }
 
-/// The branches at every rank, and the ranks that they lead to. One list for all: a packing of many trees asks for many.
+/// The branches at every rank, and the ranks that they lead to. One list for all: a packing of many
+/// trees asks for many.
 struct Neighbours {
     /// Where those of each rank begin in the list, and where the last ones end.
     starts: Vec<usize>,
@@ -408,7 +412,8 @@ impl Forest {
         circle
     }
 
-    /// Exchanges two branches if the deeper of both trees gets less deep, or neither deeper and one less.
+    /// Exchanges two branches if the deeper of both trees gets less deep, or neither deeper and one
+    /// less.
     fn try_exchange(&mut self, one: (usize, usize), other: (usize, usize)) -> bool {
         let (mut first, mut second) = (self.trees[one.0].clone(), self.trees[other.0].clone());
         let before = ordered(first.reach_ns, second.reach_ns);
@@ -430,7 +435,8 @@ impl Forest {
         true
     }
 
-    /// Whether all ranks are reached from the root, in the direction of the branches where that matters.
+    /// Whether all ranks are reached from the root, in the direction of the branches where that
+    /// matters.
     fn is_tree(&self, tree: &Grown) -> bool {
         let neighbours = Neighbours::of(&tree.branches, self.ranks);
         let mut is_reached = vec![false; self.ranks];

@@ -1,8 +1,9 @@
-//! Trees of ranks before they have a root, a direction and a weight, and how the strategies that do not compute an optimum
-//! make packings of them.
+//! Trees of ranks before they have a root, a direction and a weight, and how the strategies that do
+//! not compute an optimum make packings of them.
 //!
-//! **Invariant:** a [`Shape`] spans all ranks, and each of its edges goes over one path. What comes out of
-//! [`Weighted::trees`] has no tree twice; after [`fitted`] no link carries more than it can and one is full.
+//! **Invariant:** a [`Shape`] spans all ranks, and each of its edges goes over one path. What comes
+//! out of [`Weighted::trees`] has no tree twice; after [`fitted`] no link carries more than it can
+//! and one is full.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +88,8 @@ pub(super) struct Weighted {
 }
 
 impl Weighted {
-    /// The trees by which a collective uses these shapes: each all of the data in proportion to its weight.
+    /// The trees by which a collective uses these shapes: each all of the data in proportion to its
+    /// weight.
     pub(super) fn trees(all: &[Self], ranks: u32, collective: Collective) -> Vec<Tree> {
         let block = Rate::from(i128::from(ranks));
         let every = 0..ranks;
@@ -150,7 +152,8 @@ fn scale_to(tree: &mut Tree, weight: Rate) {
     }
 }
 
-/// By how much all weights can be multiplied until a link is full; none where nothing moves or a link is missing.
+/// By how much all weights can be multiplied until a link is full; none where nothing moves or a
+/// link is missing.
 pub(super) fn room(topology: &Topology, collective: Collective, trees: &[Tree]) -> Option<Rate> {
     let mut loads: BTreeMap<(NodeId, NodeId), Rate> = BTreeMap::new();
     for path in trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths) {
@@ -189,7 +192,8 @@ pub(super) fn beside(optimum: &Packing, trees: Vec<Tree>) -> Packing {
     }
 }
 
-/// From a rank to all others over one link or through switches only: the fewest hops, among these the widest.
+/// From a rank to all others over one link or through switches only: the fewest hops, among these
+/// the widest.
 pub(super) fn ways_from(topology: &Topology, from: Rank) -> Vec<Option<Way>> {
     ways_within(topology, from, |_, _| true)
 }

@@ -1,20 +1,23 @@
-//! Takes switches out of a graph without changing what can be sent, and remembers which way it goes.
+//! Takes switches out of a graph without changing what can be sent, and remembers which way it
+//! goes.
 //!
-//! Splitting off γ of a pair of edges u→w→t at a switch w takes γ from both and gives it to an edge u→t. Where as much enters as leaves w,
-//! there is for each edge that leaves w another that enters it such that some γ > 0 can be split off without a rank getting
-//! less than all demands (Bang-Jensen, Frank and Jackson 1995; ForestColl 5.2). Each cut loses γ or nothing, so the
-//! largest γ comes from trying all there is: what some rank then lacks is what was too much. What was tight stays tight, so cuts that
-//! were met answer later questions without a flow.
+//! Splitting off γ of a pair of edges u→w→t at a switch w takes γ from both and gives it to an edge
+//! u→t. Where as much enters as leaves w, there is for each edge that leaves w another that enters
+//! it such that some γ > 0 can be split off without a rank getting less than all demands
+//! (Bang-Jensen, Frank and Jackson 1995; ForestColl 5.2). Each cut loses γ or nothing, so the
+//! largest γ comes from trying all there is: what some rank then lacks is what was too much. What
+//! was tight stays tight, so cuts that were met answer later questions without a flow.
 //!
-//! **Invariant:** every rank gets the sum of all demands; as much enters as leaves every switch; what [`Routes`] hands out goes over no link
-//! more than it carries.
+//! **Invariant:** every rank gets the sum of all demands; as much enters as leaves every switch;
+//! what [`Routes`] hands out goes over no link more than it carries.
 
 use std::collections::HashMap;
 
 use super::digraph::{Digraph, Supply};
 use super::flow::Amount;
 
-/// A graph of ranks alone, whose nodes are the ranks' numbers, and the ways that its edges stand for.
+/// A graph of ranks alone, whose nodes are the ranks' numbers, and the ways that its edges stand
+/// for.
 #[derive(Clone, Debug)]
 pub struct Split {
     /// Ranks and what joins them.
@@ -37,8 +40,9 @@ pub struct Routes {
 /// Nodes from one rank to another, and how much goes there.
 pub type Way = (Vec<usize>, Amount);
 
-/// Removes all switches of a graph in which every rank gets the sum of all demands. None where that cannot be: some rank gets less
-/// (see [`Supply::is_enough`]), or not as much enters as leaves some switch ([`Digraph::is_balanced`]).
+/// Removes all switches of a graph in which every rank gets the sum of all demands. None where that
+/// cannot be: some rank gets less (see [`Supply::is_enough`]), or not as much enters as leaves some
+/// switch ([`Digraph::is_balanced`]).
 #[must_use]
 pub fn remove_switches(graph: &Digraph, demand: &[Amount]) -> Option<Split> {
     let mut splitter = Splitter::new(graph, demand);
@@ -153,7 +157,8 @@ fn shift(supply: &mut Supply, from: usize, switch: usize, to: usize, amount: Amo
 }
 
 impl Routes {
-    /// Takes so much of an edge from one rank to another; says over which nodes it goes. What was taken is gone.
+    /// Takes so much of an edge from one rank to another; says over which nodes it goes. What was
+    /// taken is gone.
     ///
     /// # Panics
     ///

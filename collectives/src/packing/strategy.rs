@@ -1,4 +1,5 @@
-//! What is asked of a packing: by which strategy, with how many trees, and what may be wrong with the question.
+//! What is asked of a packing: by which strategy, with how many trees, and what may be wrong with
+//! the question.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -17,8 +18,9 @@ use crate::Rank;
 use crate::collective::Collective;
 use crate::topology::Topology;
 
-/// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce. Where the optimum needs more, the
-/// best that trees of equal weight reach is packed instead, and the gap is in [`Packing::rate`] and [`Packing::bound`].
+/// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce.
+/// Where the optimum needs more, the best that trees of equal weight reach is packed instead, and
+/// the gap is in [`Packing::rate`] and [`Packing::bound`].
 pub const MAX_TREES_PER_ROOT: u32 = 64;
 
 /// How many edges all trees of a packing may have, about: beyond it they take gigabytes.
@@ -95,8 +97,9 @@ impl FromStr for Strategy {
 pub struct PackOptions {
     /// By which strategy.
     pub strategy: Strategy,
-    /// How many trees of equal weight each root has, 1 to [`MAX_TREES_PER_ROOT`]; as many as the optimum needs where nothing is said.
-    /// For all-reduce, whose trees may have any root, how many there are for each rank on the average.
+    /// How many trees of equal weight each root has, 1 to [`MAX_TREES_PER_ROOT`]; as many as the
+    /// optimum needs where nothing is said. For all-reduce, whose trees may have any root, how many
+    /// there are for each rank on the average.
     pub trees_per_root: Option<u32>,
 }
 
@@ -179,7 +182,8 @@ pub enum PackError {
     },
 }
 
-/// Packs trees for a collective. [`check`](super::check()) can be asked whether the result is right.
+/// Packs trees for a collective. [`check`](super::check()) can be asked whether the result is
+/// right.
 ///
 /// # Errors
 ///
@@ -269,8 +273,9 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
     }
 }
 
-/// What looks the same from many ranks is found once and carried to all of them; where that does not reach the bound or not by
-/// shallow trees, or there is no such thing, ranks are looked at one by one, and the better is taken.
+/// What looks the same from many ranks is found once and carried to all of them; where that does
+/// not reach the bound or not by shallow trees, or there is no such thing, ranks are looked at one
+/// by one, and the better is taken.
 fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
     let symmetric = pack_all(topology, collective, options.trees_per_root);
     let depth = |packing: &Packing| longest_way(packing, topology);

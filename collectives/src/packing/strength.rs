@@ -1,19 +1,23 @@
-//! How much joins the ranks, however they are parted: the bound of all-reduce, and who stands to gain by it.
+//! How much joins the ranks, however they are parted: the bound of all-reduce, and who stands to
+//! gain by it.
 //!
-//! For a rate `R` let `f(S) = B⁺(S) - 2R`, for a set of ranks with the switches that make `B⁺` smallest. `R` is within the
-//! bound of [the module](super) exactly when no partition of the ranks has a smaller `Σ f(Pᵢ)` than the whole has, which is
-//! `-2R`. `f` is submodular on sets that meet, so that least sum is the value of a *greedy base* (Dilworth truncation;
-//! Frank and Tardos 1988; Cunningham 1985 for strength): one rank after the other is given the most that keeps
-//! `y(S) ≤ f(S)` for all sets, which is one minimum cut, and the sets that stop it, joined where they meet, are the
-//! partition. The rate follows by Newton's steps (Dinkelbach 1967): a partition into `k` that is too small gives the
-//! next rate `Σ B⁺(Pᵢ)/2(k-1)`, and `k` falls with each.
+//! For a rate `R` let `f(S) = B⁺(S) - 2R`, for a set of ranks with the switches that make `B⁺`
+//! smallest. `R` is within the bound of [the module](super) exactly when no partition of the ranks
+//! has a smaller `Σ f(Pᵢ)` than the whole has, which is `-2R`. `f` is submodular on sets that meet,
+//! so that least sum is the value of a *greedy base* (Dilworth truncation; Frank and Tardos 1988;
+//! Cunningham 1985 for strength): one rank after the other is given the most that keeps
+//! `y(S) ≤ f(S)` for all sets, which is one minimum cut, and the sets that stop it, joined where
+//! they meet, are the partition. The rate follows by Newton's steps (Dinkelbach 1967): a partition
+//! into `k` that is too small gives the next rate `Σ B⁺(Pᵢ)/2(k-1)`, and `k` falls with each.
 //!
-//! Switches of two parts never overlap when each takes the smallest set: what a cut loses by giving up the overlap, the
-//! other does not gain, provided that every switch sends as much as it receives. Elsewhere the overlap is given to one
-//! part, and the bound is what the parts that come out say.
+//! Switches of two parts never overlap when each takes the smallest set: what a cut loses by giving
+//! up the overlap, the other does not gain, provided that every switch sends as much as it
+//! receives. Elsewhere the overlap is given to one part, and the bound is what the parts that come
+//! out say.
 //!
-//! **Invariant:** `y(S) ≤ f(S)` for every set of ranks with any switches, and `y` of all is `-2R` where `R` is the rate.
-//! Everything is scaled by the rate's denominator, so all numbers are integers.
+//! **Invariant:** `y(S) ≤ f(S)` for every set of ranks with any switches, and `y` of all is `-2R`
+//! where `R` is the rate. Everything is scaled by the rate's denominator, so all numbers are
+//! integers.
 
 use num_rational::Ratio;
 
@@ -123,7 +127,8 @@ impl Joints {
         Ratio::new(sum as i128, 2 * (parts.len() as i128 - 1))
     }
 
-    /// Whether all ranks can be reached from the first one over these links, whatever their direction.
+    /// Whether all ranks can be reached from the first one over these links, whatever their
+    /// direction.
     pub(super) fn are_joined(&self) -> bool {
         let mut neighbours = vec![Vec::new(); self.nodes];
         for &Joint { ends: [one, other], .. } in &self.joints {
@@ -207,8 +212,9 @@ impl Joints {
     }
 }
 
-/// A base with shares as equal as sets allow, for a rate within the bound: all ranks have the same, as much as they can
-/// have together, and are then completed one after the other, those with most links first.
+/// A base with shares as equal as sets allow, for a rate within the bound: all ranks have the same,
+/// as much as they can have together, and are then completed one after the other, those with most
+/// links first.
 pub(super) fn even_base(joints: &Joints, rate: Rate) -> (Truncation, Vec<i128>) {
     let ranks = joints.ranks.len();
     // What each has is minus this.
@@ -262,8 +268,8 @@ impl Truncation {
         Self { network, source, sink, ranks, scale, price: 2 * rate.numer() * factor }
     }
 
-    /// The least `f(S) - y(S)` of sets with a rank, `y` of that rank not counted and ranks without `y` left out; and the
-    /// ranks of the smallest such set.
+    /// The least `f(S) - y(S)` of sets with a rank, `y` of that rank not counted and ranks without
+    /// `y` left out; and the ranks of the smallest such set.
     fn room(&mut self, base: &[Option<i128>], rank: usize) -> (i128, Vec<usize>) {
         self.network.reset();
         let mut above = 0;
@@ -284,7 +290,8 @@ impl Truncation {
         (cut - above - self.price, side.map(|(other, _)| other).collect())
     }
 
-    /// The set that allows least if all ranks have as little, where they may not all have `-share` of it.
+    /// The set that allows least if all ranks have as little, where they may not all have `-share`
+    /// of it.
     fn most_wanting(&mut self, share: i128) -> Option<Tight> {
         let base = vec![Some(-share); self.ranks.len()];
         let mut least = (0, None);
@@ -298,8 +305,9 @@ impl Truncation {
         least.1
     }
 
-    /// Gives ranks, one after the other, the most that the others leave them: with all in the order, what it had before is
-    /// completed to a base. Gives the sets that stopped them, joined where they meet.
+    /// Gives ranks, one after the other, the most that the others leave them: with all in the
+    /// order, what it had before is completed to a base. Gives the sets that stopped them, joined
+    /// where they meet.
     pub(super) fn raise(&mut self, base: &mut [Option<i128>], order: &[usize]) -> Vec<Vec<usize>> {
         let mut part_of: Vec<usize> = (0..base.len()).collect();
         for &rank in order {

@@ -1,11 +1,13 @@
 //! Grows trees on a graph of ranks until all that was asked for is there.
 //!
-//! A *class* is a number of equal partial trees. A class may take an edge x→y that leaves it, for as many of its trees as
-//! leave enough for all others: with p(X) the number of partial trees that do not touch a set X, `B⁻(X)` ≥ p(X) must go on to
-//! hold for every X (Bérczi and Frank 2010, after Edmonds). Only sets with y and without x that the class touches lose, so the
-//! number comes from one maximum flow; where it is less than the class has, the class becomes two. Some edge always can be
-//! taken while a class is not complete. Classes are completed one after the other, so few are partial at once. Slack only
-//! falls: a set that had none answers later questions without a flow.
+//! A *class* is a number of equal partial trees. A class may take an edge x→y that leaves it, for
+//! as many of its trees as leave enough for all others: with p(X) the number of partial trees that
+//! do not touch a set X, `B⁻(X)` ≥ p(X) must go on to hold for every X (Bérczi and Frank 2010,
+//! after Edmonds). Only sets with y and without x that the class touches lose, so the number comes
+//! from one maximum flow; where it is less than the class has, the class becomes two. Some edge
+//! always can be taken while a class is not complete. Classes are completed one after the other, so
+//! few are partial at once. Slack only falls: a set that had none answers later questions without a
+//! flow.
 //!
 //! **Invariant:** `B⁻(X)` ≥ p(X) for every set of ranks, counting what is left of each edge.
 
@@ -24,8 +26,9 @@ pub struct Arborescence {
     pub edges: Vec<(Rank, Rank)>,
 }
 
-/// Packs `demand[v]` unit trees from every rank v to all others into a graph without switches, whose nodes are the ranks'
-/// numbers. None where that cannot be ([`Supply::is_enough`](super::digraph::Supply::is_enough)).
+/// Packs `demand[v]` unit trees from every rank v to all others into a graph without switches,
+/// whose nodes are the ranks' numbers. None where that cannot be
+/// ([`Supply::is_enough`](super::digraph::Supply::is_enough)).
 ///
 /// # Panics
 ///
@@ -151,7 +154,8 @@ impl Grove {
         self.waiting -= class.amount;
     }
 
-    /// Grows a class until it reaches all ranks. What cannot grow with it becomes a class of its own.
+    /// Grows a class until it reaches all ranks. What cannot grow with it becomes a class of its
+    /// own.
     fn complete(&mut self, mut class: Class) {
         self.resume(&class);
         // Ranks that were reached first come first, so trees stay shallow.
@@ -182,7 +186,8 @@ impl Grove {
         if wanted == 0 || self.tight.iter().any(loses) {
             return 0;
         }
-        // All that waits comes from the source; and from where the edge begins, as much as it likes.
+        // All that waits comes from the source; and from where the edge begins, as much as it
+        // likes.
         let root = self.roots[from];
         let before = self.network.capacity(root);
         self.network.set_capacity(root, UNLIMITED);

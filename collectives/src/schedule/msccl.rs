@@ -1,15 +1,17 @@
 //! Schedules as MSCCL algorithms: the XML that MSCCL and RCCL run on GPUs, written and read.
 //!
-//! [`export()`] writes a [`Schedule`](crate::Schedule) of puts as such an algorithm, [`import()`] reads one, ours or a stranger's, into a
-//! [`Schedule`](crate::Schedule) that [`verify`](crate::verify::verify()) can prove. **What is written is never trusted for that:** a file is
-//! right when it was read back and proved. Nothing here has been run on GPUs.
+//! [`export()`] writes a [`Schedule`](crate::Schedule) of puts as such an algorithm, [`import()`]
+//! reads one, ours or a stranger's, into a [`Schedule`](crate::Schedule) that
+//! [`verify`](crate::verify::verify()) can prove. **What is written is never trusted for that:** a
+//! file is right when it was read back and proved. Nothing here has been run on GPUs.
 //!
 //! # The format
 //!
-//! An `algo` has a `gpu` for each rank, which has `tb`s (thread blocks), which have `step`s. A thread block carries out its
-//! steps one after the other, receives from at most one peer and sends to at most one, on one channel. The data are cut
-//! into `nchunksperloop` equal chunks; a step works on `cnt` of them, from `srcoff` in `srcbuf` to `dstoff` in `dstbuf` (`i`
-//! input, `o` output, `s` scratch):
+//! An `algo` has a `gpu` for each rank, which has `tb`s (thread blocks), which have `step`s. A
+//! thread block carries out its steps one after the other, receives from at most one peer and sends
+//! to at most one, on one channel. The data are cut into `nchunksperloop` equal chunks; a step
+//! works on `cnt` of them, from `srcoff` in `srcbuf` to `dstoff` in `dstbuf` (`i` input, `o`
+//! output, `s` scratch):
 //!
 //! | type | what it does |
 //! |--|--|
@@ -23,18 +25,22 @@
 //! | `re` | destination + source, into destination |
 //! | `nop` | carries one more dependency of the next step |
 //!
-//! A step begins after the step `deps` of thread block `depid` of its GPU, which must have `hasdep="1"`. What is sent on a
-//! channel from one GPU to another arrives in order, through a buffer between them.
+//! A step begins after the step `deps` of thread block `depid` of its GPU, which must have
+//! `hasdep="1"`. What is sent on a channel from one GPU to another arrives in order, through a
+//! buffer between them.
 //!
 //! # What reading proves
 //!
-//! Order in the file ([`order`]): every send has its receive, thread blocks do not wait for each other in a circle where each
-//! connection holds two steps that have not been received, and of two steps of a GPU that touch the same chunk, one
-//! writing, one is before the other. So all orders in which the GPUs may carry it out do the same, and one of them is made a
-//! schedule; its proof shows the result. An algorithm for calls in place alone is read with input and output as one memory,
-//! and one for calls out of place alone with its input set aside first, as a proof always covers both.
+//! Order in the file ([`order`]): every send has its receive, thread blocks do not wait for each
+//! other in a circle where each connection holds two steps that have not been received, and of two
+//! steps of a GPU that touch the same chunk, one writing, one is before the other. So all orders in
+//! which the GPUs may carry it out do the same, and one of them is made a schedule; its proof shows
+//! the result. An algorithm for calls in place alone is read with input and output as one memory,
+//! and one for calls out of place alone with its input set aside first, as a proof always covers
+//! both.
 //!
-//! **Invariant:** reading takes time and memory in proportion to the text and the limits below, and never panics.
+//! **Invariant:** reading takes time and memory in proportion to the text and the limits below, and
+//! never panics.
 
 mod assign;
 mod error;
@@ -54,13 +60,15 @@ use crate::Rank;
 pub const MAX_XML_BYTES: usize = 1 << 26;
 /// Most GPUs of an algorithm that is read.
 pub const MAX_GPUS: u32 = 1_024;
-/// Most steps of an algorithm that is read, all GPUs together, each counted as often as it has chunks.
+/// Most steps of an algorithm that is read, all GPUs together, each counted as often as it has
+/// chunks.
 pub const MAX_CHUNK_STEPS: u64 = 1 << 21;
 /// Most places of an algorithm that is read: GPUs by chunks.
 pub const MAX_PLACES: u64 = 1 << 22;
 /// Most channels: what the runtimes are built with.
 pub const MAX_CHANNELS: u32 = 32;
-/// Most thread blocks of a GPU: all of them run at once, one a multiprocessor, and older GPUs have so many.
+/// Most thread blocks of a GPU: all of them run at once, one a multiprocessor, and older GPUs have
+/// so many.
 pub const MAX_THREAD_BLOCKS: u32 = 108;
 /// Most peers of a GPU on one channel, each way.
 pub const MAX_CHANNEL_PEERS: u32 = 32;

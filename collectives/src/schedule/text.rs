@@ -20,13 +20,14 @@
 //!     3: notify 0 cell 2 after 2
 //! ```
 //!
-//! `reduce a + b + c -> d, e` combines several sources, `copy` is a reduce of one; `2.shared-input` is the place of
-//! another rank. Steps carry their numbers because `after` names them. White space within a line is free, what follows
-//! a `#` is a comment.
+//! `reduce a + b + c -> d, e` combines several sources, `copy` is a reduce of one; `2.shared-input`
+//! is the place of another rank. Steps carry their numbers because `after` names them. White space
+//! within a line is free, what follows a `#` is a comment.
 //!
-//! Parsing takes time and memory in proportion to the text, whatever the text says: numbers are compared with the limits
-//! below before anything is made of their size. It checks the form only; whether a rank, a block or a step that is named
-//! exists is for [`verify`](crate::verify::verify()) to say.
+//! Parsing takes time and memory in proportion to the text, whatever the text says: numbers are
+//! compared with the limits below before anything is made of their size. It checks the form only;
+//! whether a rank, a block or a step that is named exists is for
+//! [`verify`](crate::verify::verify()) to say.
 
 mod lines;
 
@@ -39,7 +40,8 @@ use super::{Block, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
 use crate::collective::Collective;
 use lines::{Lines, digits, quote};
 
-/// Longest text that is parsed, in bytes: a ring of 1,024 ranks written block by block has a third of it.
+/// Longest text that is parsed, in bytes: a ring of 1,024 ranks written block by block has a third
+/// of it.
 pub const MAX_TEXT_BYTES: usize = 1 << 30;
 /// Most ranks of a schedule in text form.
 pub const MAX_RANKS: u32 = 16_384;

@@ -9,14 +9,17 @@ use crate::engine::QUERY_AFTER;
 const FACTOR: u32 = 4;
 /// Chunks are taken to be at least so long, in bytes.
 const CHUNK_BYTES_MIN: u64 = 4096;
-/// Notices one after the other that move one chunk from a rank to the next, with the answer that makes room.
+/// Notices one after the other that move one chunk from a rank to the next, with the answer that
+/// makes room.
 const NOTICES_A_HOP: u32 = 4;
-/// The longest that a rank waits until it asks for room, in periods of asking: they double up to 32.
+/// The longest that a rank waits until it asks for room, in periods of asking: they double up
+/// to 32.
 const ASKING: u32 = 64;
 
-/// From when the last rank has entered call `call` until it must be over: the slowest schedule (every chunk once around
-/// all ranks and back, one after the other, each delayed as much as can be, all bytes of all ranks over one link), times
-/// [`FACTOR`]; that of all calls up to this one, since all of them may be under way.
+/// From when the last rank has entered call `call` until it must be over: the slowest schedule
+/// (every chunk once around all ranks and back, one after the other, each delayed as much as can
+/// be, all bytes of all ranks over one link), times [`FACTOR`]; that of all calls up to this one,
+/// since all of them may be under way.
 pub(super) fn bound(scenario: &Scenario, call: usize) -> Duration {
     let Scenario { network, faults, ranks, .. } = scenario;
     let ranks = *ranks;

@@ -57,8 +57,8 @@ fn injected(scenario: &Scenario) -> impl Iterator<Item = Trouble> + '_ {
     late.chain(timed)
 }
 
-/// Those of the survivors that must have the same verdict: each set has one that reaches all others of it, and none that
-/// reaches any outside. Where there is no such rank they need not agree.
+/// Those of the survivors that must have the same verdict: each set has one that reaches all others
+/// of it, and none that reaches any outside. Where there is no such rank they need not agree.
 pub(super) fn must_agree(scenario: &Scenario, survivors: &[Rank]) -> Vec<Vec<Rank>> {
     let apart: Vec<[Rank; 2]> = injected(scenario)
         .filter_map(|trouble| match trouble {
@@ -86,8 +86,8 @@ pub(super) fn must_agree(scenario: &Scenario, survivors: &[Rank]) -> Vec<Vec<Ran
     sets
 }
 
-/// Whether `rank`'s call must fail because another one calls something else. Who in its own call only gives may be through
-/// before anybody notices.
+/// Whether `rank`'s call must fail because another one calls something else. Who in its own call
+/// only gives may be through before anybody notices.
 pub(super) fn must_fail(plan: &CallPlan, mismatch: &Mismatch, rank: Rank, ranks: u32) -> bool {
     if ranks == 1 {
         return false;

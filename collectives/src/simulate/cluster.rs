@@ -131,8 +131,9 @@ impl Cluster {
         Self::of(options, &Platform::new(hosts, access), sabotage, is_immediate)
     }
 
-    /// Ranks joined by the links that the platform knows, with processors that take no time; where bytes do not move, they
-    /// do nothing either. The network of the options is that of these links.
+    /// Ranks joined by the links that the platform knows, with processors that take no time; where
+    /// bytes do not move, they do nothing either. The network of the options is that of these
+    /// links.
     ///
     /// # Panics
     ///
@@ -191,7 +192,8 @@ impl Cluster {
         Self { world, members, due, wakeups, by_instants: false }
     }
 
-    /// Lets time pass until `is_done`, looked at whenever ranks have done all they can at an instant.
+    /// Lets time pass until `is_done`, looked at whenever ranks have done all they can at an
+    /// instant.
     ///
     /// # Errors
     ///
@@ -210,12 +212,14 @@ impl Cluster {
         }
     }
 
-    /// Has a rank polled at the next [`Cluster::settle`], because something was asked of its engine.
+    /// Has a rank polled at the next [`Cluster::settle`], because something was asked of its
+    /// engine.
     pub fn wake(&mut self, rank: Rank) {
         self.due.insert(rank);
     }
 
-    /// Polls the ranks that can find something new until they have done all they can at this instant.
+    /// Polls the ranks that can find something new until they have done all they can at this
+    /// instant.
     ///
     /// # Errors
     ///
@@ -227,8 +231,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Goes to the next event, to the first instant at which an engine wants to be polled, or to `wakeup`, whichever
-    /// comes first. False when there is none of them.
+    /// Goes to the next event, to the first instant at which an engine wants to be polled, or to
+    /// `wakeup`, whichever comes first. False when there is none of them.
     pub fn advance(&mut self, wakeup: Option<Nanos>) -> bool {
         let soonest = Nanos(self.world.now().0 + 1);
         let frozen = self.world.frozen();

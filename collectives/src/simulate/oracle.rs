@@ -11,7 +11,8 @@ use crate::compute::{F8E4M3, F8E5M2};
 /// Most ranks whose powers of two between 1/2 and 2 have a product that is exact in every type.
 const EXACT_FACTORS_MAX: u32 = 8;
 
-/// `rank`'s input of a call, drawn from the seed: any integers, floats small enough that nothing overflows.
+/// `rank`'s input of a call, drawn from the seed: any integers, floats small enough that nothing
+/// overflows.
 pub(super) fn input(seed: u64, call: usize, rank: Rank, plan: &CallPlan, ranks: u32) -> Vec<u8> {
     let mut random = Random::new(seed).split("input").split_number(call as u64).split_number(u64::from(rank));
     let mut bytes = vec![0; plan.bytes_of(plan.collective.input_parts(rank, ranks))];
@@ -23,7 +24,8 @@ pub(super) fn input(seed: u64, call: usize, rank: Rank, plan: &CallPlan, ranks: 
     let coarse = matches!(plan.data_type, DataType::F8E4M3 | DataType::F8E5M2);
     for element in bytes.chunks_exact_mut(plan.data_type.bytes()) {
         if coarse && plan.op == ReduceOp::Prod {
-            // Exact in any order: of other numbers so few bits hold no product of many to within a known error.
+            // Exact in any order: of other numbers so few bits hold no product of many to within a
+            // known error.
             let scale = if ranks <= EXACT_FACTORS_MAX { random.below(3) as i32 - 1 } else { 0 };
             let sign = if random.coin() { -1.0 } else { 1.0 };
             write_float(plan.data_type, sign * 2f64.powi(scale), element);
@@ -93,13 +95,15 @@ fn rounding(data_type: DataType) -> f64 {
     }
 }
 
-/// What a rank gives to a call: as it was asked to, which may be another call than the others were asked for.
+/// What a rank gives to a call: as it was asked to, which may be another call than the others were
+/// asked for.
 pub(super) struct Given<'a> {
     pub(super) plan: &'a CallPlan,
     pub(super) bytes: Vec<u8>,
 }
 
-/// What is wrong with a rank's output: the first element that differs, and how. By rank what is given.
+/// What is wrong with a rank's output: the first element that differs, and how. By rank what is
+/// given.
 pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Given<'_>], output: &[u8]) -> Option<String> {
     let ranks = inputs.len() as u32;
     let size = plan.data_type.bytes();
@@ -112,7 +116,8 @@ pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Given<'_>], outp
         let contributors = (0..ranks).filter(|source| collective.contributes(*source, part, ranks));
         let contributions: Option<Vec<&[u8]>> = contributors
             .map(|source| {
-                // Who was asked for something else may still have agreed with this rank on what is between the two.
+                // Who was asked for something else may still have agreed with this rank on what is
+                // between the two.
                 let Given { plan: theirs, bytes } = &inputs[source as usize];
                 let is_same_kind = theirs.collective == plan.collective && theirs.data_type == plan.data_type;
                 if !is_same_kind {

@@ -1,4 +1,5 @@
-//! What is simulated, as data that a seed draws: ranks, wires, faults and what every rank is asked for.
+//! What is simulated, as data that a seed draws: ranks, wires, faults and what every rank is asked
+//! for.
 
 mod draw;
 
@@ -15,7 +16,8 @@ use crate::hosts::HostMap;
 
 /// Most ranks of a scenario.
 pub const RANKS_MAX: u32 = 64;
-/// Most ranks that map each other: when a group fails, each of its mappings of scratch becomes a copy.
+/// Most ranks that map each other: when a group fails, each of its mappings of scratch becomes a
+/// copy.
 const MAPPED_RANKS_MAX: u32 = 8;
 /// Most calls that a script has before the barrier at its end.
 pub const CALLS_MAX: u64 = 8;
@@ -92,8 +94,8 @@ pub struct Scenario {
     pub canary: Option<Canary>,
     /// What the processors do wrong, to see whether that is caught.
     pub sabotage: Option<Sabotage>,
-    /// A rank's programs of named algorithms lose a dependency after they were proved, this one of those that are needed, to
-    /// see whether that is caught.
+    /// A rank's programs of named algorithms lose a dependency after they were proved, this one of
+    /// those that are needed, to see whether that is caught.
     pub lost_dependency: Option<(Rank, u64)>,
 }
 

@@ -97,7 +97,8 @@ impl Guarded {
         }
     }
 
-    /// The first byte, counted from the slice's first one, that is not as [`Guarded::refill`] and guards left it.
+    /// The first byte, counted from the slice's first one, that is not as [`Guarded::refill`] and
+    /// guards left it.
     pub(super) fn changed_since_refill(&self) -> Option<isize> {
         let whole = self.whole();
         let content = self.front..self.front + self.len;

@@ -24,8 +24,9 @@ use crate::engine::{Bytes, Descriptor, Fault, Plan, Program, RunId, StartError};
 use crate::generate::{Access, Algorithm, generate};
 use crate::verify::{Proof, verify};
 
-/// How much later than its deadline a call of a surviving rank may end: the ranks agree on why (300 ms where peers do not
-/// answer), the last ones are told (100 ms) and silenced. Delays of severance and the rank's own freezes come on top.
+/// How much later than its deadline a call of a surviving rank may end: the ranks agree on why (300
+/// ms where peers do not answer), the last ones are told (100 ms) and silenced. Delays of severance
+/// and the rank's own freezes come on top.
 pub const GRACE: Duration = Duration::from_millis(405);
 /// How long a mismatch may stay unnoticed after the last rank has entered its call.
 pub const MISMATCH_NOTICED_WITHIN: Duration = Duration::from_millis(100);
@@ -109,7 +110,8 @@ pub fn run(scenario: &Scenario, trace: Option<Box<dyn Write + Send>>) -> Result<
     let mut trial = Trial::new(scenario, trace);
     let outcome = trial.carry_out().and_then(|()| trial.end());
     let hash = trial.cluster.world.finish();
-    // A race explains a wrong result, not the other way round; and what was found first is told first.
+    // A race explains a wrong result, not the other way round; and what was found first is told
+    // first.
     if let Some((checker, at, what)) = lock(&trial.watch).found().cloned() {
         return Err(Failure { checker, at, what });
     }
@@ -640,8 +642,9 @@ impl<'a> Trial<'a> {
                 || cause::ends_that_differ(plan, mismatch, self.scenario.ranks).is_some();
             let must_fail = cause::must_fail(plan, mismatch, rank, self.scenario.ranks);
             if is_between_two && !must_fail {
-                // Messages are numbered for themselves: those who only send may be through before they hear of it. And
-                // what only two know lets others be through with later calls that are under way at the same time.
+                // Messages are numbered for themselves: those who only send may be through before
+                // they hear of it. And what only two know lets others be through with later calls
+                // that are under way at the same time.
                 continue;
             }
             let Some((fault, at)) = &self.ranks[rank as usize].fault else {

@@ -1,9 +1,10 @@
 //! Races and broken silence, found from what the world tells.
 //!
-//! Vector clocks of ranks: a rank's own entry grows whenever it lets others know what it did (a transfer that it submits, a
-//! number of runs that it calls complete). A transfer begins with the clock of its submitter; it is known to who has seen its
-//! notice and, as far as its source goes, to its submitter from its `Done` on. Of two accesses to the same bytes, one of
-//! them a write, the later one must know the earlier one.
+//! Vector clocks of ranks: a rank's own entry grows whenever it lets others know what it did (a
+//! transfer that it submits, a number of runs that it calls complete). A transfer begins with the
+//! clock of its submitter; it is known to who has seen its notice and, as far as its source goes,
+//! to its submitter from its `Done` on. Of two accesses to the same bytes, one of them a write, the
+//! later one must know the earlier one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -43,7 +44,8 @@ struct Sent {
 pub(super) struct Watch {
     clocks: Vec<Clock>,
     transfers: BTreeMap<TransferNumber, Sent>,
-    /// By sender, receiver and cell: the transfers whose notices were shown and not acted on yet, by count.
+    /// By sender, receiver and cell: the transfers whose notices were shown and not acted on yet,
+    /// by count.
     shown: BTreeMap<(Rank, Rank, u16), BTreeMap<u64, TransferNumber>>,
     /// By rank and sequence: its clock when it called so many runs complete.
     released: Vec<BTreeMap<u64, BTreeMap<u64, Clock>>>,
@@ -53,8 +55,8 @@ pub(super) struct Watch {
     severed: Vec<Vec<bool>>,
     /// By owner: where memory of callers begins and ends.
     lent: Vec<BTreeMap<usize, usize>>,
-    /// Ranks that make different calls take each other's scratch for free; nothing of it is used, for their signatures
-    /// differ. Then only callers' memory counts.
+    /// Ranks that make different calls take each other's scratch for free; nothing of it is used,
+    /// for their signatures differ. Then only callers' memory counts.
     forgives_scratch: bool,
     found: Option<(Checker, Nanos, String)>,
 }

@@ -1,8 +1,9 @@
 //! How long collectives take over given links, in virtual time.
 //!
-//! The ranks are those of any other simulation: real engines, running proved schedules over the simulator's wires. Their
-//! processors take no time, so what is measured is the links. In [`time`] no payload moves, so that messages may be of
-//! any size; [`cluster`] is for those who want results too.
+//! The ranks are those of any other simulation: real engines, running proved schedules over the
+//! simulator's wires. Their processors take no time, so what is measured is the links. In [`time`]
+//! no payload moves, so that messages may be of any size; [`cluster`] is for those who want results
+//! too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,8 @@ use crate::group::CollectiveError;
 use crate::select::{Choice, SelectError, select, select_algorithm};
 use crate::wiring::Wiring;
 
-/// Transfers under way to one peer: more than any schedule has, as nothing but links is to be measured.
+/// Transfers under way to one peer: more than any schedule has, as nothing but links is to be
+/// measured.
 const QUEUE_DEPTH: usize = 1 << 16;
 /// How long a collective may take, in virtual time.
 const TIMEOUT: Duration = Duration::from_secs(100_000);
@@ -65,7 +67,8 @@ pub enum TimeError {
     },
 }
 
-/// Times a collective of `part_bytes` bytes a part over these links, by the named algorithm or the best one.
+/// Times a collective of `part_bytes` bytes a part over these links, by the named algorithm or the
+/// best one.
 ///
 /// # Errors
 ///
@@ -86,7 +89,8 @@ pub fn time(
     let mut failed = None;
     let mut ended = 0;
     cluster.run(|cluster| {
-        // One after the other: all have ended when the last one that is waited for has, whichever was last.
+        // One after the other: all have ended when the last one that is waited for has, whichever
+        // was last.
         while let (Some((id, _)), Some(Some(member))) = (runs.get(ended), cluster.members.get_mut(ended)) {
             let Some(outcome) = member.engine.take_outcome(*id) else { return false };
             if let Err(fault) = outcome {
@@ -122,8 +126,8 @@ pub fn choose(
     }
 }
 
-/// Ranks joined by these links, with routes as the choice's packing says, connected and ready. `moves_bytes`: whether payload
-/// is copied and combined.
+/// Ranks joined by these links, with routes as the choice's packing says, connected and ready.
+/// `moves_bytes`: whether payload is copied and combined.
 ///
 /// # Errors
 ///

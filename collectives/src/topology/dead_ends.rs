@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use crate::topology::{Builder, Link, NodeId, NodeKind};
 
 impl Builder {
-    /// Leaves out switches that have only one neighbour, again and again: nothing between ranks goes through them.
+    /// Leaves out switches that have only one neighbour, again and again: nothing between ranks
+    /// goes through them.
     pub(super) fn without_dead_ends(self) -> Self {
         let mut neighbours = vec![BTreeSet::new(); self.nodes.len()];
         for link in &self.links {

@@ -1,7 +1,9 @@
-//! Decimal numbers of people as exact integers: GB/s as bytes a second, microseconds as nanoseconds.
+//! Decimal numbers of people as exact integers: GB/s as bytes a second, microseconds as
+//! nanoseconds.
 //!
-//! A binary fraction cannot hold most decimal ones, and above 2⁵³ not even all integers; what is written is therefore read
-//! digit by digit. **Invariant:** what [`written`] writes, [`scaled`] reads as the same number.
+//! A binary fraction cannot hold most decimal ones, and above 2⁵³ not even all integers; what is
+//! written is therefore read digit by digit. **Invariant:** what [`written`] writes, [`scaled`]
+//! reads as the same number.
 
 /// Decimals of a bandwidth: 1 GB/s is 10⁹ bytes a second.
 const GB_PER_S_DECIMALS: u32 = 9;
@@ -9,7 +11,8 @@ const GB_PER_S_DECIMALS: u32 = 9;
 /// Decimals of a latency: 1 µs is 10³ ns.
 pub(super) const US_DECIMALS: u32 = 3;
 
-/// Most powers of ten that an exponent may say; with the digits of a 64-bit number no more have a meaning.
+/// Most powers of ten that an exponent may say; with the digits of a 64-bit number no more have a
+/// meaning.
 const EXPONENT_MAX: i64 = 64;
 
 /// Most characters of a number.

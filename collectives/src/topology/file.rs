@@ -14,8 +14,8 @@
 //! latency_us = 1.0       # this is the default
 //! ```
 //!
-//! A link with `duplex = false` goes in one direction only. Parallel links add up. Before the nodes may stand
-//! `pcie_ring = 12.5`, what a ring through the host's PCIe carries in GB/s.
+//! A link with `duplex = false` goes in one direction only. Parallel links add up. Before the nodes
+//! may stand `pcie_ring = 12.5`, what a ring through the host's PCIe carries in GB/s.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -34,7 +34,8 @@ use crate::topology::{
 #[cfg(test)]
 mod tests;
 
-/// Most lines that are written for the parallel links of a pair; more of them are written as one that carries as much.
+/// Most lines that are written for the parallel links of a pair; more of them are written as one
+/// that carries as much.
 const PARALLEL_LINKS_WRITTEN_MAX: u32 = 64;
 
 /// The whole file.
@@ -242,8 +243,8 @@ impl<'text> Reader<'text> {
 }
 
 impl Topology {
-    /// This topology as the text of a TOML file, which reads as the same topology. (Only where a link stands for more than 64
-    /// parallel ones is their number lost.)
+    /// This topology as the text of a TOML file, which reads as the same topology. (Only where a
+    /// link stands for more than 64 parallel ones is their number lost.)
     #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = String::new();

@@ -1,9 +1,11 @@
-//! The topology of this machine: GPUs and how they hang on PCI, as the kernel shows it, and NVLink, as the driver tells it.
+//! The topology of this machine: GPUs and how they hang on PCI, as the kernel shows it, and NVLink,
+//! as the driver tells it.
 //!
-//! Ranks are the GPUs in the order of their PCI addresses. The kernel shows each as a directory within those of the bridges above
-//! it: a root port, and for every PCIe switch its upstream and a downstream port. A switch is its upstream port here, a root
-//! port is part of the CPU, and a link carries what the slower of its two ends can. (What a link does at the moment is no
-//! measure: an idle GPU slows it down.) CPUs are NUMA nodes.
+//! Ranks are the GPUs in the order of their PCI addresses. The kernel shows each as a directory
+//! within those of the bridges above it: a root port, and for every PCIe switch its upstream and a
+//! downstream port. A switch is its upstream port here, a root port is part of the CPU, and a link
+//! carries what the slower of its two ends can. (What a link does at the moment is no measure: an
+//! idle GPU slows it down.) CPUs are NUMA nodes.
 //!
 //! NICs join no two GPUs of one machine. They are [listed](Machine::nics) and no links.
 
@@ -24,8 +26,8 @@ mod tests;
 /// Most devices that are looked at.
 const DEVICES_MAX: usize = 1 << 16;
 
-/// Who makes what counts as a GPU, and of which PCI classes. Display controllers of others are those of management controllers,
-/// and Intel's of class 0x0300 are built into CPUs.
+/// Who makes what counts as a GPU, and of which PCI classes. Display controllers of others are
+/// those of management controllers, and Intel's of class 0x0300 are built into CPUs.
 const MAKERS: [(&str, &str, &[&str]); 4] = [
     ("NVIDIA", "0x10de", &["0x0300", "0x0302"]),
     ("AMD", "0x1002", &["0x0300", "0x0302", "0x0380", "0x1200"]),
@@ -90,7 +92,8 @@ pub struct PciDevice {
     pub address: String,
     /// Which NUMA node is nearest.
     pub numa: u32,
-    /// The upstream ports of the PCIe switches above it, the outermost first, and then the device itself.
+    /// The upstream ports of the PCIe switches above it, the outermost first, and then the device
+    /// itself.
     pub hops: Vec<PciHop>,
 }
 
@@ -164,7 +167,8 @@ pub fn read(root: &Path) -> Result<Topology, MachineError> {
 /// What the driver tells of NVLinks, where there is one.
 #[cfg(feature = "nvml")]
 fn nvlinks(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, MachineError> {
-    // The library speaks of the machine that runs this, whatever the root; and it is loaded only where its driver is.
+    // The library speaks of the machine that runs this, whatever the root; and it is loaded only
+    // where its driver is.
     if root != Path::new("/") || !root.join("proc/driver/nvidia/version").exists() {
         return Ok(Vec::new());
     }
@@ -272,7 +276,8 @@ fn device(path: &Path) -> Result<PciDevice, MachineError> {
     let last = chain.len().saturating_sub(1);
     let mut hops = Vec::new();
     for (index, port) in chain.iter().enumerate() {
-        // A root port, an upstream port, a downstream port, an upstream port, …: every second one is the lower end of a link.
+        // A root port, an upstream port, a downstream port, an upstream port, …: every second one
+        // is the lower end of a link.
         if index % 2 == 1 || index == last {
             let upper = index.checked_sub(1).map(|upper| chain[upper]);
             let own = bytes_per_s(port)?;

@@ -1,12 +1,14 @@
 //! The links that a job really has: ranks, switches, and what joins them.
 //!
-//! A [`Topology`] is a directed graph with capacities. Its nodes are ranks, which send, receive and combine, and switches,
-//! which forward and neither copy nor combine. Bandwidths are exact integers, so everything that is computed of them (the
-//! [`packing`](crate::packing) and its bound) is exact.
+//! A [`Topology`] is a directed graph with capacities. Its nodes are ranks, which send, receive and
+//! combine, and switches, which forward and neither copy nor combine. Bandwidths are exact
+//! integers, so everything that is computed of them (the [`packing`](crate::packing) and its bound)
+//! is exact.
 //!
-//! **Invariant:** every rank reaches every other one; of two nodes there is at most one link in each direction; names are
-//! unique; the bandwidths of all links together fit in 63 bits. [`Builder::build`] is the only way to make one and refuses
-//! the rest, so nothing that works on a topology has to look for it.
+//! **Invariant:** every rank reaches every other one; of two nodes there is at most one link in
+//! each direction; names are unique; the bandwidths of all links together fit in 63 bits.
+//! [`Builder::build`] is the only way to make one and refuses the rest, so nothing that works on a
+//! topology has to look for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -246,8 +248,9 @@ impl Topology {
         self.numbers[node.0 as usize]
     }
 
-    /// What a ring of all ranks through their host's PCIe carries, in bytes a second, where that is known. It is no link: a
-    /// comparison falls back on it where links make no ring, as libraries do.
+    /// What a ring of all ranks through their host's PCIe carries, in bytes a second, where that is
+    /// known. It is no link: a comparison falls back on it where links make no ring, as libraries
+    /// do.
     #[must_use]
     pub fn pcie_ring_bytes_per_s(&self) -> Option<u64> {
         self.pcie_ring_bytes_per_s
@@ -273,11 +276,13 @@ impl Topology {
         self.nodes.len() > self.ranks.len()
     }
 
-    /// What an allocation has of it: these ranks, numbered as listed, all switches, and the links between them.
+    /// What an allocation has of it: these ranks, numbered as listed, all switches, and the links
+    /// between them.
     ///
     /// # Errors
     ///
-    /// A rank that is not there or listed twice, or ranks that do not reach each other without the others.
+    /// A rank that is not there or listed twice, or ranks that do not reach each other without the
+    /// others.
     pub fn only(&self, ranks: &[Rank]) -> Result<Self, TopologyError> {
         let mut builder = Builder { pcie_ring_bytes_per_s: self.pcie_ring_bytes_per_s, ..Builder::default() };
         let mut kept = vec![None; self.nodes.len()];
@@ -318,7 +323,8 @@ impl Topology {
         builder.build().expect("what holds for links holds for their reverse")
     }
 
-    /// The same with its nodes numbered in this order, which has each of them once; so ranks are numbered in it too.
+    /// The same with its nodes numbered in this order, which has each of them once; so ranks are
+    /// numbered in it too.
     #[must_use]
     pub fn in_order(&self, nodes: &[NodeId]) -> Self {
         let mut numbers = vec![NodeId(0); nodes.len()];

@@ -1,15 +1,19 @@
-//! A topology as NCCL writes it to `NCCL_TOPO_DUMP_FILE` and reads it from `NCCL_TOPO_FILE`, and RCCL alike.
+//! A topology as NCCL writes it to `NCCL_TOPO_DUMP_FILE` and reads it from `NCCL_TOPO_FILE`, and
+//! RCCL alike.
 //!
-//! Elements are nested as PCI is: `system`, `cpu` (a NUMA node), `pci` (a bridge or a device), and in the devices `gpu` with its
-//! `nvlink`, `xgmi` and `c2c`, or `nic` with its `net`. GPUs become the ranks, in the order of the file; PCI bridges, CPUs, NICs
-//! and all NVSwitches together become switches. A file for `NCCL_TOPO_FILE` may lack the `gpu` elements, which NCCL then adds
-//! itself; the ranks are then the devices of a display controller's class, joined by PCI alone.
+//! Elements are nested as PCI is: `system`, `cpu` (a NUMA node), `pci` (a bridge or a device), and
+//! in the devices `gpu` with its `nvlink`, `xgmi` and `c2c`, or `nic` with its `net`. GPUs become
+//! the ranks, in the order of the file; PCI bridges, CPUs, NICs and all NVSwitches together become
+//! switches. A file for `NCCL_TOPO_FILE` may lack the `gpu` elements, which NCCL then adds itself;
+//! the ranks are then the devices of a display controller's class, joined by PCI alone.
 //!
-//! Bandwidths are nominal ones, as in the presets: see `rates`. What joins no two ranks is left out: bridges that lead to
-//! nothing and, where all ranks are on one host, NICs. Ranks of several hosts (`host_hash`) are joined by their NICs over one
-//! switch, `network`. As in NCCL, a link to a GPU that is not in the file is none, for the job does not have that GPU.
+//! Bandwidths are nominal ones, as in the presets: see `rates`. What joins no two ranks is left
+//! out: bridges that lead to nothing and, where all ranks are on one host, NICs. Ranks of several
+//! hosts (`host_hash`) are joined by their NICs over one switch, `network`. As in NCCL, a link to a
+//! GPU that is not in the file is none, for the job does not have that GPU.
 //!
-//! **Invariant:** no recursion, so no depth of nesting matters; elements are limited to [`ELEMENTS_MAX`] as they are read.
+//! **Invariant:** no recursion, so no depth of nesting matters; elements are limited to
+//! [`ELEMENTS_MAX`] as they are read.
 
 use roxmltree::{Document, ParsingOptions};
 
@@ -94,7 +98,8 @@ pub fn parse(text: &str) -> Result<Topology, TextError> {
     reader::read(text, document.root_element())
 }
 
-/// Where an element begins that has too many attributes: the reader compares each with those before it.
+/// Where an element begins that has too many attributes: the reader compares each with those before
+/// it.
 fn crowded(text: &str) -> Option<usize> {
     let mut at = 0;
     for tag in text.split_inclusive('<') {

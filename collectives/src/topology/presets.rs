@@ -1,9 +1,11 @@
 //! Topologies known by name: boxes that people rent, and regular networks.
 //!
-//! A name is that of a family, then its numbers: `dgx-a100:2`, `torus:4x4@50`. [`PRESETS`] lists the families, and each
-//! builder's doc says where its numbers come from. All links are duplex, so every preset is symmetric.
+//! A name is that of a family, then its numbers: `dgx-a100:2`, `torus:4x4@50`. [`PRESETS`] lists
+//! the families, and each builder's doc says where its numbers come from. All links are duplex, so
+//! every preset is symmetric.
 //!
-//! **Invariant:** sizes are checked against [`PRESET_RANKS_MAX`] and the limits of a topology before anything is built.
+//! **Invariant:** sizes are checked against [`PRESET_RANKS_MAX`] and the limits of a topology
+//! before anything is built.
 
 use crate::topology::decimal::{NumberFault, bytes_per_s};
 use crate::topology::{Builder, LINKS_MAX, NODES_MAX, NodeId, Topology, TopologyError, TopologySourceError};
@@ -20,8 +22,8 @@ pub const PRESET_RANKS_MAX: u64 = 4_096;
 /// Bytes a second of 1 GB/s.
 const GB_PER_S: u64 = 1_000_000_000;
 
-/// What a link of a regular network carries in each direction where nothing else is asked for: an NVLink of the second
-/// generation, or a port of 200 Gb/s.
+/// What a link of a regular network carries in each direction where nothing else is asked for: an
+/// NVLink of the second generation, or a port of 200 Gb/s.
 const REGULAR_BYTES_PER_S: u64 = 25 * GB_PER_S;
 
 /// A family of presets, for help texts.

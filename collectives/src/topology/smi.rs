@@ -1,12 +1,14 @@
 //! A topology as the matrix that `nvidia-smi topo -m` prints.
 //!
-//! The matrix says by how many NVLinks two GPUs are joined (`NV2`), and nothing of their generation: what one link carries is a
-//! parameter. Joins by PCIe (`PIX`, `PXB`, `PHB`, `NODE`, `SYS`) have no bandwidth there and are no links. Ranks are the GPUs in
-//! the order of the rows; NICs are not read.
+//! The matrix says by how many NVLinks two GPUs are joined (`NV2`), and nothing of their
+//! generation: what one link carries is a parameter. Joins by PCIe (`PIX`, `PXB`, `PHB`, `NODE`,
+//! `SYS`) have no bandwidth there and are no links. Ranks are the GPUs in the order of the rows;
+//! NICs are not read.
 //!
-//! **NVSwitch.** Where GPUs are joined by NVSwitch, each two of them show all links that a GPU has. Such a matrix is told from
-//! one of direct links by what a GPU cannot have, more than [`NVLINKS_MAX`] links in all: GPUs joined each to each by so many
-//! are joined by a switch. (Up to four V100 of a DGX-2 look like directly joined GPUs; write TOML for those.)
+//! **NVSwitch.** Where GPUs are joined by NVSwitch, each two of them show all links that a GPU has.
+//! Such a matrix is told from one of direct links by what a GPU cannot have, more than
+//! [`NVLINKS_MAX`] links in all: GPUs joined each to each by so many are joined by a switch. (Up to
+//! four V100 of a DGX-2 look like directly joined GPUs; write TOML for those.)
 
 use std::collections::BTreeMap;
 
@@ -16,8 +18,8 @@ use crate::topology::{LATENCY_NS, NodeId, Topology, TopologyError};
 #[cfg(test)]
 mod tests;
 
-/// What one NVLink carries in each direction where nothing else is said, in bytes a second: the second, third and fourth
-/// generation (V100, A100, H100).
+/// What one NVLink carries in each direction where nothing else is said, in bytes a second: the
+/// second, third and fourth generation (V100, A100, H100).
 pub const NVLINK_BYTES_PER_S: u64 = 25_000_000_000;
 
 /// Most NVLinks of a GPU (H100, B200).
@@ -101,7 +103,8 @@ struct Matrix<'text> {
 ///
 /// The first fault with its line and column.
 pub fn parse(text: &str, nvlink_bytes_per_s: u64) -> Result<Topology, TextError> {
-    // Escape sequences, by which the header is underlined, become blanks, so that places stay what they are.
+    // Escape sequences, by which the header is underlined, become blanks, so that places stay what
+    // they are.
     let plain = without_escapes(text);
     let matrix = Matrix::read(&plain)?;
     matrix.check_symmetric()?;

@@ -92,17 +92,19 @@ pub enum TopologySourceError {
     Machine(#[from] MachineError),
 }
 
-/// The topology of a file: TOML, an NCCL topology XML file, or the text of `nvidia-smi topo -m`, told apart by what is in it.
+/// The topology of a file: TOML, an NCCL topology XML file, or the text of `nvidia-smi topo -m`,
+/// told apart by what is in it.
 ///
 /// # Errors
 ///
-/// [`TopologySourceError::Read`], [`TopologySourceError::TooLong`], and [`TopologySourceError::Text`] with line and column.
+/// [`TopologySourceError::Read`], [`TopologySourceError::TooLong`], and
+/// [`TopologySourceError::Text`] with line and column.
 pub fn load(path: impl AsRef<Path>) -> Result<Topology, TopologySourceError> {
     load_with(path.as_ref(), &SourceOptions::default()).map(|(topology, _)| topology)
 }
 
-/// The topology of a preset (`dgx-a100:2`), of this machine (`machine`), or of a file, by its name or path. A file that has the
-/// name of a preset is asked for by a path (`./ring:4`).
+/// The topology of a preset (`dgx-a100:2`), of this machine (`machine`), or of a file, by its name
+/// or path. A file that has the name of a preset is asked for by a path (`./ring:4`).
 ///
 /// # Errors
 ///

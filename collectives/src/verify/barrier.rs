@@ -24,7 +24,8 @@ impl Heard {
         heard
     }
 
-    /// Adds what is heard through the lanes of a block: at every event, what was at those before it, and its own rank.
+    /// Adds what is heard through the lanes of a block: at every event, what was at those before
+    /// it, and its own rank.
     pub(super) fn add(&mut self, graph: &Graph<'_>) -> Result<(), Violation> {
         let needed = graph.events() as u64 * self.words as u64;
         if needed > MAX_WORDS {

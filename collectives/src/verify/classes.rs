@@ -1,16 +1,17 @@
 //! Blocks that are the same but for the names of the ranks.
 //!
-//! In a ring of 1,024 ranks written block by block every block is the first one turned round. What is proved of a block
-//! is equally true of another if some renaming of the ranks, one to one, turns the lanes of the one into the lanes of
-//! the other, step by step, and keeps who has the block in its input, who in its output, and who contributes: every
-//! check speaks of ranks by these alone.
+//! In a ring of 1,024 ranks written block by block every block is the first one turned round. What
+//! is proved of a block is equally true of another if some renaming of the ranks, one to one, turns
+//! the lanes of the one into the lanes of the other, step by step, and keeps who has the block in
+//! its input, who in its output, and who contributes: every check speaks of ranks by these alone.
 //!
-//! A reduce may list its sources in another order: the order matters for nothing but the expression that the sources are
-//! combined to, and for two of them not even for that. And expressions matter only where two steps are to combine the same
-//! one. Where three or more sources are reordered and that is so, values are looked at again ([`Classes::reordered`]).
+//! A reduce may list its sources in another order: the order matters for nothing but the expression
+//! that the sources are combined to, and for two of them not even for that. And expressions matter
+//! only where two steps are to combine the same one. Where three or more sources are reordered and
+//! that is so, values are looked at again ([`Classes::reordered`]).
 //!
-//! The renaming is guessed, by following the names from one rank on, and then nothing about it is taken for granted:
-//! all lanes of all ranks are compared under it.
+//! The renaming is guessed, by following the names from one rank on, and then nothing about it is
+//! taken for granted: all lanes of all ranks are compared under it.
 
 use std::collections::HashMap;
 
@@ -96,7 +97,8 @@ impl<'a> Classes<'a> {
         None
     }
 
-    /// The rank of the block that [`Classes::find`] returned that is called `rank` in the one it was asked for.
+    /// The rank of the block that [`Classes::find`] returned that is called `rank` in the one it
+    /// was asked for.
     pub(super) fn original(&self, rank: Rank) -> Rank {
         self.original[rank as usize]
     }
@@ -141,7 +143,8 @@ impl<'a> Classes<'a> {
             | u8::from(self.schedule.collective.contributes(rank, part, self.schedule.ranks())) << 2
     }
 
-    /// Whether there is a renaming that turns the representative into the block and calls its anchor `candidate`.
+    /// Whether there is a renaming that turns the representative into the block and calls its
+    /// anchor `candidate`.
     fn renames(&mut self, representative: Representative, block: BlockId, candidate: Rank) -> bool {
         self.renamed.fill(UNNAMED);
         self.original.fill(UNNAMED);
@@ -151,7 +154,8 @@ impl<'a> Classes<'a> {
         if !self.rename(representative.anchor, candidate) || !self.compare_open(representative.block, block) {
             return false;
         }
-        // Whom the steps do not lead to keeps its place among those: nothing but the comparison speaks for it.
+        // Whom the steps do not lead to keeps its place among those: nothing but the comparison
+        // speaks for it.
         let mut free = 0;
         for rank in 0..self.renamed.len() {
             if self.renamed[rank] == UNNAMED {

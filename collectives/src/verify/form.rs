@@ -1,4 +1,5 @@
-//! Whether a schedule is well formed: everything it names exists, and every place is used as it may be.
+//! Whether a schedule is well formed: everything it names exists, and every place is used as it may
+//! be.
 
 use super::violation::{Site, Violation};
 use crate::Rank;
@@ -85,7 +86,8 @@ fn blocks(schedule: &Schedule) -> Result<(), Violation> {
             return Err(Violation::NoWeight { block: number });
         }
     }
-    // In proportion to what was given, not to the number of parts, which a short text can make very large.
+    // In proportion to what was given, not to the number of parts, which a short text can make very
+    // large.
     let mut covered: Vec<u32> = schedule.blocks.iter().map(|block| block.part).collect();
     covered.sort_unstable();
     covered.dedup();

@@ -1,8 +1,8 @@
 //! One block of a schedule as a graph of events.
 //!
-//! Lanes of different blocks share neither cells nor bytes and nothing orders them, so each block is a problem of its
-//! own. A step `i` has two events: it is issued, `S(i)`, and it is complete, `F(i)`. The edges are those of the
-//! [schedule's](crate::schedule) words:
+//! Lanes of different blocks share neither cells nor bytes and nothing orders them, so each block
+//! is a problem of its own. A step `i` has two events: it is issued, `S(i)`, and it is complete,
+//! `F(i)`. The edges are those of the [schedule's](crate::schedule) words:
 //!
 //! * `S(i) -> F(i)`, and `S(i) -> S(i + 1)` in a chunk of a lane;
 //! * `F(i) -> S(i + 1)` if `i` is a wait;
@@ -10,8 +10,8 @@
 //! * `S(notice) -> F(wait)` for the notify or put that the wait consumes;
 //! * all `F` of a lane in chunk `c - window` `->` its first `S` in chunk `c`.
 //!
-//! No edge leads to an earlier chunk. So a cycle lies within one chunk, and as every chunk has the same inner edges, one
-//! chunk shows every deadlock.
+//! No edge leads to an earlier chunk. So a cycle lies within one chunk, and as every chunk has the
+//! same inner edges, one chunk shows every deadlock.
 
 use std::ops::Range;
 
@@ -262,7 +262,8 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The events just before this one, each with how many chunks earlier it is; the window's are left to the caller.
+    /// The events just before this one, each with how many chunks earlier it is; the window's are
+    /// left to the caller.
     pub(super) fn predecessors(&self, event: Event, mut visit: impl FnMut(Event, u32)) {
         let step = event / 2;
         let first = self.lane_steps(step).start;
@@ -311,7 +312,8 @@ impl<'a> Graph<'a> {
         Ok(())
     }
 
-    /// A cycle among the events that miss a predecessor: going back from any of them meets one twice.
+    /// A cycle among the events that miss a predecessor: going back from any of them meets one
+    /// twice.
     fn cycle(&self, missing: &[u32]) -> Vec<Site> {
         let mut seen_at = vec![NONE; self.events()];
         let mut path = Vec::new();

@@ -2,20 +2,21 @@
 //!
 //! # Which places are the same memory
 //!
-//! At a rank the shared input may be the input, the shared output may be the output, and the output may be the input:
-//! eight placements, each rank on its own. Where neither shared place is the data, one window stands in for both. A copy
-//! between places that are the same memory is nothing.
+//! At a rank the shared input may be the input, the shared output may be the output, and the output
+//! may be the input: eight placements, each rank on its own. Where neither shared place is the
+//! data, one window stands in for both. A copy between places that are the same memory is nothing.
 //!
-//! The edges between events do not depend on the placement, and a race lies in the memory of one rank. So a schedule is
-//! free of races with every combination of placements exactly if every two accesses that conflict in *some* placement of
-//! their rank are ordered: one pass over the pairs with a mask of placements. (Checked one by one, most would be needed, as
-//! copies vanish in just those placements in which others begin to conflict. With shared input, shared output and output `-`
-//! apart or `=` the same, in this order: a peer's read of `SI` against `SO -> O` only in `=-=` and `--?`, `I -> O` against
-//! `SO -> O` only in `?--`, and against a write of `SO` only in `?=-`.)
+//! The edges between events do not depend on the placement, and a race lies in the memory of one
+//! rank. So a schedule is free of races with every combination of placements exactly if every two
+//! accesses that conflict in *some* placement of their rank are ordered: one pass over the pairs
+//! with a mask of placements. (Checked one by one, most would be needed, as copies vanish in just
+//! those placements in which others begin to conflict. With shared input, shared output and output
+//! `-` apart or `=` the same, in this order: a peer's read of `SI` against `SO -> O` only in `=-=`
+//! and `--?`, `I -> O` against `SO -> O` only in `?--`, and against a write of `SO` only in `?=-`.)
 //!
-//! Input and output have their own bytes for every chunk; scratch, and shared places that are apart, have an instance
-//! for each chunk under way. So the former conflict within a chunk only, the latter also with the chunk a window later
-//! ([`super::order`] says why no others need a look).
+//! Input and output have their own bytes for every chunk; scratch, and shared places that are
+//! apart, have an instance for each chunk under way. So the former conflict within a chunk only,
+//! the latter also with the chunk a window later ([`super::order`] says why no others need a look).
 
 use super::form::has_input;
 use super::graph::{Event, Graph, NONE, complete, issued};
@@ -27,15 +28,17 @@ use crate::schedule::{Op, Part, Place};
 /// Most pairs of accesses that are compared in a block.
 const MAX_PAIRS: u64 = 1 << 30;
 
-/// How many placements there are. Bit 0 of a placement's number: shared input is input; bit 1: shared output is output;
-/// bit 2: output is input. Number 0: input and output apart, and one window for both shared places.
+/// How many placements there are. Bit 0 of a placement's number: shared input is input; bit 1:
+/// shared output is output; bit 2: output is input. Number 0: input and output apart, and one
+/// window for both shared places.
 pub(super) const PLACEMENTS: usize = 8;
 /// A mask with all of them.
 const EVERY: u8 = 0xff;
 /// [`Touch::place`] of scratch.
 const SCRATCH: usize = 4;
 
-/// Which memory a place (see [`data_index`]) is in a placement: the number of the first place that is the same.
+/// Which memory a place (see [`data_index`]) is in a placement: the number of the first place that
+/// is the same.
 pub(super) const fn memory_of(placement: usize, place: usize) -> usize {
     let (input, output) = (0, if placement & 4 != 0 { 0 } else { 1 });
     match place {
@@ -88,7 +91,8 @@ pub(super) struct Touch {
     pub(super) real: u8,
 }
 
-/// Memory that has nothing in common with any other: a rank's data of the block, or one scratch slot of it.
+/// Memory that has nothing in common with any other: a rank's data of the block, or one scratch
+/// slot of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub(super) owner: Rank,
@@ -240,8 +244,9 @@ impl Memory {
         Ok(())
     }
 
-    /// That the memory of other ranks is touched only while they are known to be in this run: their slices after a notice
-    /// of theirs to the rank that touches them, which says where the slices are.
+    /// That the memory of other ranks is touched only while they are known to be in this run: their
+    /// slices after a notice of theirs to the rank that touches them, which says where the slices
+    /// are.
     pub(super) fn check_presence(
         &self,
         graph: &Graph<'_>,
@@ -252,7 +257,8 @@ impl Memory {
             let own = graph.rank(step);
             let put = matches!(graph.steps[step as usize].op, Op::Put { .. });
             let foreign = |touch: &&Touch| self.groups[touch.group as usize].owner != own;
-            // Writing into scratch needs no earlier word: the runtime's credits guard the bank. A put ends at its wait.
+            // Writing into scratch needs no earlier word: the runtime's credits guard the bank. A
+            // put ends at its wait.
             let early = |touch: &&Touch| foreign(touch) && !(touch.writes && touch.place as usize == SCRATCH);
             let late = |touch: &&Touch| foreign(touch) && !put;
             let touches = self.of_step(step);
@@ -270,7 +276,8 @@ impl Memory {
         Ok(())
     }
 
-    /// The first touch whose owner the search does not find. `wanted` is all false before and after.
+    /// The first touch whose owner the search does not find. `wanted` is all false before and
+    /// after.
     fn absent<'t>(
         &self,
         touches: impl Iterator<Item = &'t Touch> + Clone,
@@ -321,8 +328,8 @@ fn vanishing(from: Part, into: Part) -> u8 {
     }
 }
 
-/// The events of which any one says that the access is over: a put's source is free when the put is complete, and also
-/// when it has landed; a put's destination is written when it has landed.
+/// The events of which any one says that the access is over: a put's source is free when the put is
+/// complete, and also when it has landed; a put's destination is written when it has landed.
 struct Ends {
     events: [Event; 2],
     count: usize,

@@ -1,29 +1,33 @@
 //! Proof that a schedule does what its collective demands.
 //!
-//! [`verify`] knows a schedule only by the words of [`crate::schedule`], and shares no code with whoever made it. It may
-//! refuse a schedule that would do; what it accepts is right: for every size, every number of chunks, every speed of
-//! ranks, links and memory, and every placement.
+//! [`verify`] knows a schedule only by the words of [`crate::schedule`], and shares no code with
+//! whoever made it. It may refuse a schedule that would do; what it accepts is right: for every
+//! size, every number of chunks, every speed of ranks, links and memory, and every placement.
 //!
 //! # What is proved
 //!
-//! * *Form*: everything that is named exists; inputs are never written; a rank's private slices are its own (`form`).
-//! * *Notices*: each notify or put has one wait and each wait one of them; a cell instance is notified again only after
-//!   the wait that consumed the notice before.
+//! * *Form*: everything that is named exists; inputs are never written; a rank's private slices are
+//!   its own (`form`).
+//! * *Notices*: each notify or put has one wait and each wait one of them; a cell instance is
+//!   notified again only after the wait that consumed the notice before.
 //! * *No deadlock*: the events are ordered (`graph`).
-//! * *No race*: of two accesses to the same bytes, one a write, one ends before the other begins (`memory`, `order`).
-//! * *Presence*: another rank's shared slices are touched, and its scratch is read, only after something that this rank
-//!   did in this run; and whatever is touched of it, that is over before it ends.
-//! * *Result*: at the end every output holds just the contributions that the collective says, each once, and ranks that
-//!   end with the same block end with the same expression, so with the same bits (`value`). Nobody leaves a barrier
-//!   before all have entered it.
-//! * All this with every combination, rank by rank, of shared slices that are the slice itself or apart from it, and of
-//!   output in place of input or apart from it (`memory`).
+//! * *No race*: of two accesses to the same bytes, one a write, one ends before the other begins
+//!   (`memory`, `order`).
+//! * *Presence*: another rank's shared slices are touched, and its scratch is read, only after
+//!   something that this rank did in this run; and whatever is touched of it, that is over before
+//!   it ends.
+//! * *Result*: at the end every output holds just the contributions that the collective says, each
+//!   once, and ranks that end with the same block end with the same expression, so with the same
+//!   bits (`value`). Nobody leaves a barrier before all have entered it.
+//! * All this with every combination, rank by rank, of shared slices that are the slice itself or
+//!   apart from it, and of output in place of input or apart from it (`memory`).
 //!
 //! # What is not
 //!
-//! That a put or reduce into another rank's *scratch* finds it free of earlier runs: the runtime's credits see to it. That
-//! transfers complete, peers live, and all ranks run the same schedule with the same chunks: executor and group see to
-//! that. How long it takes. And that the operation is commutative, which all are.
+//! That a put or reduce into another rank's *scratch* finds it free of earlier runs: the runtime's
+//! credits see to it. That transfers complete, peers live, and all ranks run the same schedule with
+//! the same chunks: executor and group see to that. How long it takes. And that the operation is
+//! commutative, which all are.
 
 mod barrier;
 mod classes;
@@ -56,7 +60,8 @@ pub struct Proof {
 ///
 /// # Errors
 ///
-/// The first [`Violation`] that was found, or that the schedule is too large or too intricate to be verified.
+/// The first [`Violation`] that was found, or that the schedule is too large or too intricate to be
+/// verified.
 pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
     let steps = form::check(&schedule)?;
     let lanes = LanesByBlock::new(&schedule);
@@ -86,7 +91,8 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
     Ok(Proof { schedule, facts })
 }
 
-/// Proves one block. Says also whether equal values in it are copies ([`value::Outcome::by_copies_alone`]).
+/// Proves one block. Says also whether equal values in it are copies
+/// ([`value::Outcome::by_copies_alone`]).
 fn prove<'a>(
     schedule: &'a Schedule,
     block: BlockId,
@@ -118,7 +124,8 @@ fn prove<'a>(
     Ok((graph, outcome.by_copies_alone))
 }
 
-/// That a cell is notified for a chunk only after the notice of the chunk a window before was consumed.
+/// That a cell is notified for a chunk only after the notice of the chunk a window before was
+/// consumed.
 fn check_cells(graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<(), Violation> {
     for notice in 0..graph.steps.len() as u32 {
         let wait = graph.matched[notice as usize];
@@ -235,7 +242,8 @@ impl Proof {
         &self.schedule
     }
 
-    /// Where the bytes of the put land whose notice this wait consumes; `None` when it consumes a plain notify.
+    /// Where the bytes of the put land whose notice this wait consumes; `None` when it consumes a
+    /// plain notify.
     #[must_use]
     pub fn landing(&self, rank: Rank, lane: usize, step: usize) -> Option<Part> {
         match self.facts.of(rank, lane, step) {
@@ -248,15 +256,16 @@ impl Proof {
         }
     }
 
-    /// Whether this reduce combines several sources into the complete result (so that an average divides here).
+    /// Whether this reduce combines several sources into the complete result (so that an average
+    /// divides here).
     #[must_use]
     pub fn completes(&self, rank: Rank, lane: usize, step: usize) -> bool {
         self.facts.of(rank, lane, step) == COMPLETES
     }
 
-    /// Whether every result is the fold of all contributions from rank 0 on, in one pass (with two ranks the order makes
-    /// no difference): the one expression of reproducible groups. True where nothing is reduced. Looks at all blocks
-    /// again, so it takes about as long as the proof.
+    /// Whether every result is the fold of all contributions from rank 0 on, in one pass (with two
+    /// ranks the order makes no difference): the one expression of reproducible groups. True where
+    /// nothing is reduced. Looks at all blocks again, so it takes about as long as the proof.
     ///
     /// # Errors
     ///

@@ -1,9 +1,11 @@
-//! Whether one event is always before another: searches along the edges of a [`Graph`], nearest events first.
+//! Whether one event is always before another: searches along the edges of a [`Graph`], nearest
+//! events first.
 //!
-//! A pair of places in different chunks conflicts only `window` chunks apart, or a multiple of that; and what holds
-//! between chunks 0 and `window` holds between all such pairs: every chunk has the same edges (the first ones have fewer
-//! that come in from outside), and all of chunk `c` of a lane is before its chunk `c + window`. So searches go from
-//! chunk `window` back to chunk 0, or stay in chunk 0.
+//! A pair of places in different chunks conflicts only `window` chunks apart, or a multiple of
+//! that; and what holds between chunks 0 and `window` holds between all such pairs: every chunk has
+//! the same edges (the first ones have fewer that come in from outside), and all of chunk `c` of a
+//! lane is before its chunk `c + window`. So searches go from chunk `window` back to chunk 0, or
+//! stay in chunk 0.
 
 use super::graph::{Event, Graph, complete, issued};
 use super::violation::Violation;
@@ -35,7 +37,8 @@ pub(super) struct Order<'g, 'a> {
     search: u32,
     /// Events to look at, in the order in which they were found.
     queue: Vec<(Event, u32)>,
-    /// Events of `close` ranks, which are looked at before: mostly the way is a short one between two ranks.
+    /// Events of `close` ranks, which are looked at before: mostly the way is a short one between
+    /// two ranks.
     near: Vec<(Event, u32)>,
     close: [Rank; 2],
     head: usize,
@@ -97,8 +100,8 @@ impl<'g, 'a> Order<'g, 'a> {
         Ok(false)
     }
 
-    /// Calls `found` for every rank whose notice the rank of `later` has waited for before `later`, in chunk 0, nearest
-    /// first, until it returns true; says whether it did.
+    /// Calls `found` for every rank whose notice the rank of `later` has waited for before `later`,
+    /// in chunk 0, nearest first, until it returns true; says whether it did.
     pub(super) fn heard_before(
         &mut self,
         later: u32,
@@ -122,8 +125,8 @@ impl<'g, 'a> Order<'g, 'a> {
         Ok(false)
     }
 
-    /// Calls `found` for the rank of every event that is after the completion of `earlier` in chunk 0, nearest first,
-    /// until it returns true; says whether it did.
+    /// Calls `found` for the rank of every event that is after the completion of `earlier` in chunk
+    /// 0, nearest first, until it returns true; says whether it did.
     pub(super) fn ranks_after(
         &mut self,
         earlier: u32,
@@ -190,7 +193,8 @@ impl<'g, 'a> Order<'g, 'a> {
         }
     }
 
-    /// The next event to look at. Every search is bounded by the graph; this bounds all of them together.
+    /// The next event to look at. Every search is bounded by the graph; this bounds all of them
+    /// together.
     fn next(&mut self) -> Result<Option<(Event, u32)>, Violation> {
         self.visits += 1;
         if self.visits > MAX_VISITS {

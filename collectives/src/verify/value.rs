@@ -1,17 +1,19 @@
 //! What the places of a block hold: expressions over the ranks' contributions instead of numbers.
 //!
-//! Steps are carried out one after the other in an order that follows the edges. All conflicting accesses are ordered
-//! (that is checked before), so every order gives the same values, and a step may be taken as done when it is issued.
-//! One chunk is enough: edges lead only to the same or later chunks, so nothing of another chunk comes between a write
-//! of this chunk and its reader.
+//! Steps are carried out one after the other in an order that follows the edges. All conflicting
+//! accesses are ordered (that is checked before), so every order gives the same values, and a step
+//! may be taken as done when it is issued. One chunk is enough: edges lead only to the same or
+//! later chunks, so nothing of another chunk comes between a write of this chunk and its reader.
 //!
-//! A value is a number that stands for an expression; equal expressions have equal numbers, so that equal numbers mean
-//! equal bits. Two sources may be exchanged (the operations are commutative); more are folded from the left in one pass,
-//! which may round differently than step by step, so `a + b + c` is another expression than `(a + b)` then `+ c`.
+//! A value is a number that stands for an expression; equal expressions have equal numbers, so that
+//! equal numbers mean equal bits. Two sources may be exchanged (the operations are commutative);
+//! more are folded from the left in one pass, which may round differently than step by step, so
+//! `a + b + c` is another expression than `(a + b)` then `+ c`.
 //!
-//! Every step must read the same value in all placements of the memory it reads ([`super::memory`]). Then, by induction
-//! along the order, that holds also when every rank has another placement: each source's value depends only on the
-//! placement of its own rank and on what was written into it, which is the same in all of them.
+//! Every step must read the same value in all placements of the memory it reads
+//! ([`super::memory`]). Then, by induction along the order, that holds also when every rank has
+//! another placement: each source's value depends only on the placement of its own rank and on what
+//! was written into it, which is the same in all of them.
 
 use std::collections::HashMap;
 
@@ -38,10 +40,11 @@ type Data = [[Value; 4]; PLACEMENTS];
 pub(super) struct Outcome {
     /// By step: whether it combines several sources into the complete result.
     pub(super) completes: Vec<bool>,
-    /// Whether no two steps combined the same expression. Then places that hold the same value hold copies of one result,
-    /// and would also do so if sources were listed in another order.
+    /// Whether no two steps combined the same expression. Then places that hold the same value hold
+    /// copies of one result, and would also do so if sources were listed in another order.
     pub(super) by_copies_alone: bool,
-    /// Whether the result is the fold of all ranks' contributions in the order of the ranks, in one pass.
+    /// Whether the result is the fold of all ranks' contributions in the order of the ranks, in one
+    /// pass.
     pub(super) in_rank_order: bool,
 }
 

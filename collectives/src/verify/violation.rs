@@ -417,7 +417,8 @@ fn cycle_text(cycle: &[Site]) -> String {
     format!("{shown}{more}, which waits for the first")
 }
 
-/// The name of a part as data, for tables indexed by it: 0 input, 1 output, 2 shared input, 3 shared output.
+/// The name of a part as data, for tables indexed by it: 0 input, 1 output, 2 shared input, 3
+/// shared output.
 pub(super) fn data_index(part: Part) -> Option<usize> {
     match part {
         Part::Input => Some(0),

@@ -249,7 +249,8 @@ pub(crate) fn tensors_of_other_lengths_are_a_mismatch_though_all_together_are_as
 }
 
 pub(crate) fn memory_that_is_freed_before_its_batch_begins_ends_the_group_with_the_reason(gpu: &Arc<Gpu>) {
-    // Who waits for its GPU keeps it going, and the stream must be busy until the memory was freed: nobody waits meanwhile.
+    // Who waits for its GPU keeps it going, and the stream must be busy until the memory was freed:
+    // nobody waits meanwhile.
     let nobody_waits = Barrier::new(2);
     with_group(Fabric::Tcp, 2, on_gpu, |group| {
         let stream = Stream::new(gpu).expect("a stream");

@@ -193,7 +193,8 @@ pub(crate) fn inputs_and_outputs_that_overlap_are_refused_unless_they_are_in_pla
         // `len` elements from element `first` on: memory that has other names too.
         let part = |first: usize, len: usize| {
             let base = owner.base().as_ptr().wrapping_add(4 * first);
-            // SAFETY: inside of the owner's memory, which this rank alone touches, one call after the other.
+            // SAFETY: inside of the owner's memory, which this rank alone touches, one call after
+            // the other.
             let memory = unsafe { ForeignMemory::new(gpu, base, 4 * len) }.expect("memory of the GPU");
             GpuBuffer::<f32>::of(memory).expect("aligned")
         };

@@ -22,7 +22,8 @@ fn next(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Bytes of so many elements: any bits, so every kind of number, and for the wide floats half of them near one.
+/// Bytes of so many elements: any bits, so every kind of number, and for the wide floats half of
+/// them near one.
 fn bytes(data_type: DataType, elements: usize, state: &mut u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..elements {

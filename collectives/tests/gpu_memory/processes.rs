@@ -1,5 +1,5 @@
-//! Ranks that are processes and share the GPU: descriptors of its memory go over sockets, and kernels of the one work on
-//! memory of the other.
+//! Ranks that are processes and share the GPU: descriptors of its memory go over sockets, and
+//! kernels of the one work on memory of the other.
 #![allow(unsafe_code)]
 
 use std::process::{Child, Command, Stdio};
@@ -118,7 +118,8 @@ mod fake {
 
     #[test]
     fn gpus_that_do_not_reach_each_other_are_staged() {
-        // Rank 0 sees both GPUs, but the two have no peer access; rank 1 does not see the GPU of rank 0.
+        // Rank 0 sees both GPUs, but the two have no peer access; rank 1 does not see the GPU of
+        // rank 0.
         let apart = |rank: u32, command: &mut Command| {
             by_the_fake_driver(rank, command);
             let (first, gpus) = if rank == 0 { ("0", "2") } else { ("1", "1") };
@@ -164,8 +165,8 @@ mod gpu {
     }
 }
 
-/// RDMA to and from a GPU's memory. The fake driver's "GPU" memory is then memory that any device may be given, as if
-/// nvidia-peermem were loaded.
+/// RDMA to and from a GPU's memory. The fake driver's "GPU" memory is then memory that any device
+/// may be given, as if nvidia-peermem were loaded.
 mod verbs {
     use super::*;
 
@@ -441,7 +442,8 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn launches_are_few() {
         const BYTES: usize = 64 << 20;
-        /// A launch costs about as long as a GPU takes for 4 MiB, and should be little beside the work.
+        /// A launch costs about as long as a GPU takes for 4 MiB, and should be little beside the
+        /// work.
         const LAUNCH_BYTES_MIN: usize = 16 << 20;
         let (_host, group) = groups();
         let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
@@ -461,7 +463,8 @@ mod child {
         let mut data = filled(&group, &[1_u32; 5000]);
         group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
         if group.rank() == 0 {
-            // SAFETY: the fake driver reads it in calls of this thread, and nothing else reads the environment now.
+            // SAFETY: the fake driver reads it in calls of this thread, and nothing else reads the
+            // environment now.
             unsafe { std::env::set_var("FAKE_CUDA_HANGS", "1") };
         }
         let within = group.within(Duration::from_millis(300));

@@ -19,7 +19,8 @@ pub(crate) const LEN: usize = 50_000;
 /// Pieces of work in a stream: the fake driver does one of them at every few questions.
 pub(crate) const PIECES: u8 = 200;
 
-/// Fills the buffer again and again in the stream, the last time with `PIECES`; the mark behind all that.
+/// Fills the buffer again and again in the stream, the last time with `PIECES`; the mark behind all
+/// that.
 pub(crate) fn keep_busy(stream: &Stream, buffer: &GpuBuffer<u8>) -> Mark {
     for value in 1..=PIECES {
         // SAFETY: the buffer has so many bytes and outlives the call that waits for this stream.
@@ -95,7 +96,8 @@ pub(crate) fn every_call_that_can_be_started_gives_what_the_blocking_one_gives(g
 }
 
 pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_the_reason(gpu: &Arc<Gpu>) {
-    // Who waits for its GPU keeps it going, and the stream must be busy until the memory was freed: nobody waits meanwhile.
+    // Who waits for its GPU keeps it going, and the stream must be busy until the memory was freed:
+    // nobody waits meanwhile.
     let nobody_waits = Barrier::new(2);
     with_group(Fabric::Shm, 2, on_gpu, |group| {
         let stream = Stream::new(gpu).expect("a stream");

@@ -146,7 +146,8 @@ pub(super) fn blocks_of_a_wrong_length_are_refused(fabric: Fabric) {
 
 pub(super) fn a_different_length_of_blocks_is_a_mismatch(fabric: Fabric) {
     with_group(fabric, 3, |group| {
-        // All have joined: who had not would be told by its join. Whom the others overtake is told here, and again below.
+        // All have joined: who had not would be told by its join. Whom the others overtake is told
+        // here, and again below.
         let _ = group.barrier();
         let count = if group.rank() == 1 { 5 } else { 7 };
         let error = group.all_to_all(&row(group.rank(), 3, count), &mut vec![0; 3 * count]).unwrap_err();

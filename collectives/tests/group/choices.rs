@@ -125,7 +125,8 @@ fn a_way_for_few_bytes_gives_way_to_the_best_where_a_row_means_more_and_is_refus
             let error = group.with_algorithm(Algorithm::Eager).broadcast(&mut data, 0).unwrap_err();
             assert!(error.to_string().contains("eager carries parts of at most 32768 bytes"), "{error}");
             group.barrier().unwrap();
-            // As many bytes as it carries are not too many, although others of the same size class are.
+            // As many bytes as it carries are not too many, although others of the same size class
+            // are.
             let most = &mut data[..4096];
             group.with_algorithm(Algorithm::Eager).broadcast(most, 0).unwrap();
             let error = group.with_algorithm(Algorithm::Eager).broadcast(&mut data[..4097], 0).unwrap_err();

@@ -6,8 +6,8 @@ use pleach_transport::rendezvous::Fabric;
 
 use super::{fault, with_group};
 
-/// How many elements go from a rank to another, in several shapes: ordinary, none at all, all from one to one, nothing at
-/// the ends, and one huge part beside tiny ones.
+/// How many elements go from a rank to another, in several shapes: ordinary, none at all, all from
+/// one to one, nothing at the ends, and one huge part beside tiny ones.
 type Shape = fn(from: Rank, to: Rank) -> usize;
 const SHAPES: [Shape; 5] = [
     |from, to| (from * 5 + to * 3) as usize + 1,
@@ -86,7 +86,8 @@ fn lists(group: &Group, shape: Shape) {
 pub(super) fn ranks_that_expect_another_count_are_told_both(fabric: Fabric) {
     with_group(fabric, 3, |group| {
         let rank = group.rank();
-        // All have joined: who had not would be told by its join. Whom the others overtake is told here, and again below.
+        // All have joined: who had not would be told by its join. Whom the others overtake is told
+        // here, and again below.
         let _ = group.barrier();
         // Rank 2 gives rank 0 five elements, of which that one expects three.
         let mut sent = [2usize; 3];

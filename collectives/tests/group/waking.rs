@@ -1,4 +1,5 @@
-//! A call that waits does not sleep over a message, whichever point of its loop the message comes at.
+//! A call that waits does not sleep over a message, whichever point of its loop the message comes
+//! at.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -31,7 +31,8 @@ fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &Slice)
     run
 }
 
-/// Each rank calls at its own time. By rank: how late each peer was, as seen from there, and how often it was the last.
+/// Each rank calls at its own time. By rank: how late each peer was, as seen from there, and how
+/// often it was the last.
 fn lateness(algorithm: &Algorithm, late: Rank, ranks: u32) -> Vec<Vec<(Rank, Duration, u64)>> {
     let network = Network::full_mesh(ranks, 10_000_000_000, Duration::from_micros(1));
     let mut cluster = Cluster::new(Options::new(network, 7));
@@ -96,7 +97,8 @@ fn those_who_hear_from_a_late_rank_know_how_late_and_nobody_else_is_blamed() {
                         assert_eq!(*last, 1, "{what}");
                         named += 1;
                     } else {
-                        // What has to come by way of the late rank has the way and the rounding in it.
+                        // What has to come by way of the late rank has the way and the rounding in
+                        // it.
                         assert!(*longest < LATENESS.mul_f64(0.05), "{what}");
                     }
                 }

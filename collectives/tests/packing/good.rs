@@ -140,7 +140,8 @@ pub(crate) fn all_gather_on_star(ranks: u32, bytes_per_s: u64) -> Packing {
     Packing { collective: Collective::AllGather, rate, bound: rate, certificate, trees: trees.collect() }
 }
 
-/// The switch is in no part: 30 enter and leave the three ranks, and 30/(2·2) is less than the 10 of a cut.
+/// The switch is in no part: 30 enter and leave the three ranks, and 30/(2·2) is less than the 10
+/// of a cut.
 pub(crate) fn all_reduce_on_star() -> Packing {
     let weight = Rate::new(5, 2);
     let others = |root| (0..3).filter(move |&rank| rank != root);

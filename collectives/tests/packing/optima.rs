@@ -25,7 +25,8 @@ fn is_optimal(topology: &Topology, collective: Collective) -> Result<(), TestCas
     Ok(())
 }
 
-/// Where links differ in their directions an all-reduce may miss its bound, and there is none where ranks are not joined both ways.
+/// Where links differ in their directions an all-reduce may miss its bound, and there is none where
+/// ranks are not joined both ways.
 fn all_reduce_uses_both_ways(topology: &Topology) -> Result<(), TestCaseError> {
     let mut both_ways = Topology::builder();
     for node in topology.nodes() {
@@ -42,7 +43,8 @@ fn all_reduce_uses_both_ways(topology: &Topology) -> Result<(), TestCaseError> {
     let packing = packed(topology, Collective::AllReduce)?;
     let best = oracle::bound(topology, Collective::AllReduce);
     prop_assert!(packing.rate <= best);
-    // The gap is that to what enumeration finds; switches that lose what they take may hide some of the cuts.
+    // The gap is that to what enumeration finds; switches that lose what they take may hide some of
+    // the cuts.
     prop_assert!(packing.bound == best || (topology.has_switches() && packing.bound > best));
     // What the weaker directions of all links carry is reached.
     let mut weaker = Topology::builder();

@@ -1,12 +1,15 @@
-//! The bounds by enumeration: every set of nodes, every partition. Nothing of it is shared with what packs or checks.
+//! The bounds by enumeration: every set of nodes, every partition. Nothing of it is shared with
+//! what packs or checks.
 
 use pleach_collectives::Collective;
 use pleach_collectives::packing::Rate;
 use pleach_collectives::topology::Topology;
 
-/// The bound of a collective as the table in the module of packings has it; there are two ranks or more.
+/// The bound of a collective as the table in the module of packings has it; there are two ranks or
+/// more.
 ///
-/// 2ⁿ sets of all n nodes, and for an all-reduce every partition of the ranks with the switches in any part or none.
+/// 2ⁿ sets of all n nodes, and for an all-reduce every partition of the ranks with the switches in
+/// any part or none.
 pub(crate) fn bound(topology: &Topology, collective: Collective) -> Rate {
     let graph = Graph::of(topology);
     match collective {
@@ -95,7 +98,8 @@ impl Graph {
         least.expect("two ranks are separated by some set")
     }
 
-    /// The least of Σ B⁺(Pᵢ)/(2(k-1)) over disjoint sets that each hold a rank and together hold all.
+    /// The least of Σ B⁺(Pᵢ)/(2(k-1)) over disjoint sets that each hold a rank and together hold
+    /// all.
     fn families(&self) -> Rate {
         let mut parts = vec![None; self.bandwidths.len()];
         let mut least: Option<Rate> = None;
@@ -136,7 +140,8 @@ fn good_packings_are_as_good_as_enumeration_says() {
 
 #[test]
 fn known_bounds_come_out_of_the_enumeration() {
-    // Broadcast, all-reduce, and reduce-scatter then all-gather, in sixths of a link of 25 GB/s and so on.
+    // Broadcast, all-reduce, and reduce-scatter then all-gather, in sixths of a link of 25 GB/s and
+    // so on.
     let link = Rate::from(25);
     let known = [
         (&[0, 1, 2][..], (2, 1), (2, 1), (3, 2)),

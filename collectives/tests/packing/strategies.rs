@@ -54,7 +54,8 @@ fn blink_reaches_its_threshold_on_every_allocation() {
                 collective,
                 Collective::Broadcast { .. } | Collective::Reduce { .. } | Collective::AllReduce
             ) {
-                // The weights lose at most a tenth at this ε, the integer program a twentieth of the rest.
+                // The weights lose at most a tenth at this ε, the integer program a twentieth of
+                // the rest.
                 assert!(
                     packing.rate >= best * Rate::new(85, 100),
                     "{:?} {collective}: {} of {best}",
@@ -171,7 +172,8 @@ fn the_allocations_of_a_server_are_those_of_the_paper() {
         pascal.duplex(ranks[one as usize], ranks[other as usize], 20, 1);
     }
     assert_eq!(by_size(&pascal.build().unwrap()), [2, 4, 3, 3, 1, 1]);
-    // Every connected choice is alike to exactly one of them: 53 and 17 with those that are not connected.
+    // Every connected choice is alike to exactly one of them: 53 and 17 with those that are not
+    // connected.
     let counted: u32 = allocations(&dgx_1v(), 3..=8).iter().map(|one| one.alike).sum();
     let connected = (1..256_u32).filter(|choice| choice.count_ones() >= 3);
     let connected = connected.filter(|choice| {

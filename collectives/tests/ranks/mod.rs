@@ -11,7 +11,8 @@ use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, W
 /// Longest time a call may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `body` as every rank of a group, whose options `adjust` has changed, and gives what each returned.
+/// Runs `body` as every rank of a group, whose options `adjust` has changed, and gives what each
+/// returned.
 pub(crate) fn with_group<T: Send>(
     fabric: Fabric,
     ranks: u32,

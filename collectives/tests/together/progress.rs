@@ -19,8 +19,8 @@ fn with_thread(options: &mut Options) {
     assert_eq!(options.progress, Progress::Thread);
 }
 
-/// Waits until so many threads of this process carry on for the group of this number: a thread gets its name, and its
-/// entry goes, a little after what begins and ends it has returned.
+/// Waits until so many threads of this process carry on for the group of this number: a thread gets
+/// its name, and its entry goes, a little after what begins and ends it has returned.
 fn expect_threads(number: u64, expected: usize) {
     let begun = clock::now();
     while threads(number) != expected {
@@ -46,7 +46,8 @@ fn what_is_started_ends_while_its_rank_is_in_no_call(fabric: Fabric) {
             })
             .collect();
         if group.rank() == 0 {
-            // Neither tests nor waits until its peer has all results, which it can only have from here.
+            // Neither tests nor waits until its peer has all results, which it can only have from
+            // here.
             wait.lock().unwrap().recv_timeout(PATIENCE).unwrap();
         }
         for (number, pending) in (1..5).zip(pending.drain(..)) {
@@ -114,7 +115,8 @@ fn a_deadline_passes_though_nobody_calls(fabric: Fabric) {
     with_group(fabric, 2, with_thread, |group| {
         if group.rank() == 1 {
             wait.lock().unwrap().recv_timeout(PATIENCE).unwrap();
-            // The group has failed here too: the other rank's thread has said so, not this rank's call.
+            // The group has failed here too: the other rank's thread has said so, not this rank's
+            // call.
             let error = group.barrier().unwrap_err();
             let CollectiveError::Failed(fault) = &error else { panic!("{error}") };
             assert_eq!((fault.kind, fault.found_by), (FaultKind::TimedOut, 0), "{error}");

@@ -1,6 +1,6 @@
-//! Runs a schedule with real numbers in a random interleaving, as badly as the words of `schedule` allow: bytes of a
-//! put become visible piece by piece, sources are read late, ranks begin late, and each rank has its own placement of
-//! shared slices. It shares nothing with `verify`.
+//! Runs a schedule with real numbers in a random interleaving, as badly as the words of `schedule`
+//! allow: bytes of a put become visible piece by piece, sources are read late, ranks begin late,
+//! and each rank has its own placement of shared slices. It shares nothing with `verify`.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use pleach_collectives::{Collective, Op, Part, Place, Rank, Schedule};
 /// Pieces of a chunk that move on their own.
 const PIECES: usize = 2;
 
-/// A value: the sum of contributions, and a tag that differs when they were combined in another order.
+/// A value: the sum of contributions, and a tag that differs when they were combined in another
+/// order.
 type Value = [u64; 2];
 
 /// What went wrong in a run.

@@ -1,5 +1,5 @@
-//! `verify` on schedules written by hand: good ones are accepted, bad ones refused with a message that names the place,
-//! and damaged ones either refused or harmless.
+//! `verify` on schedules written by hand: good ones are accepted, bad ones refused with a message
+//! that names the place, and damaged ones either refused or harmless.
 
 mod interpreter;
 mod mutants;

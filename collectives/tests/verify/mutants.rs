@@ -77,7 +77,8 @@ fn drop_step(steps: &mut Vec<pleach_collectives::Step>, number: usize) {
     }
 }
 
-/// Exchanges a step with the one before it, and what is after them; an entry that now looks forward is dropped.
+/// Exchanges a step with the one before it, and what is after them; an entry that now looks forward
+/// is dropped.
 fn exchange(steps: &mut [pleach_collectives::Step], number: usize) {
     steps.swap(number - 1, number);
     for (place, step) in steps.iter_mut().enumerate() {

@@ -209,7 +209,8 @@ fn a_race_names_both_accesses() {
         "race: rank 1 lane 0 (block 0) step 1 chunk 0 reads 1.scratch-0, and rank 0 lane 0 (block 0) step 1 chunk 2 \
          writes 1.scratch-0, in no order"
     );
-    // Only in place: the output is written while the peer reads the input, which is the same memory then.
+    // Only in place: the output is written while the peer reads the input, which is the same memory
+    // then.
     assert_eq!(
         refused("all-reduce-mapped-direct-of-2", "-> scratch-0", "-> scratch-0, output"),
         "race: rank 0 lane 0 (block 0) step 3 chunk 0 writes 0.output, and rank 1 lane 0 (block 0) step 3 chunk 0 \
@@ -249,7 +250,8 @@ fn peers_are_touched_only_while_they_take_part() {
     );
 }
 
-/// A schedule of two ranks that reduces to rank 0: rank 1 sends, rank 0 does `steps` between its wait and its notice.
+/// A schedule of two ranks that reduces to rank 0: rank 1 sends, rank 0 does `steps` between its
+/// wait and its notice.
 fn refused_reduce(steps: &[&str]) -> String {
     let mut zero = vec!["wait 1 cell 0"];
     zero.extend(steps);

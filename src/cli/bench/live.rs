@@ -1,7 +1,7 @@
 //! Measures real ranks: each process runs this with its own rank.
 //!
-//! All decisions (iterations of a sample, whether to measure again) come from numbers that all ranks share, so that all
-//! make the same calls.
+//! All decisions (iterations of a sample, whether to measure again) come from numbers that all
+//! ranks share, so that all make the same calls.
 
 use std::time::Duration;
 
@@ -23,16 +23,19 @@ const ITERATIONS_MIN: u64 = 10;
 const WARMUP: u64 = 20;
 const WARMUP_MIN: u64 = 2;
 
-/// How long the measured iterations of a size may take, about: a machine that is busy with other things gives fewer.
+/// How long the measured iterations of a size may take, about: a machine that is busy with other
+/// things gives fewer.
 const SIZE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How much longer a sample is planned than it must be: the median iteration of a warm-up is not the quickest.
+/// How much longer a sample is planned than it must be: the median iteration of a warm-up is not
+/// the quickest.
 const MARGIN: u64 = 2;
 
 /// How often samples that came out too short are taken again with more iterations.
 const ATTEMPTS: u32 = 4;
 
-/// Where memory is reused: least and most iterations on the same, most where they move no more than so many bytes together.
+/// Where memory is reused: least and most iterations on the same, most where they move no more than
+/// so many bytes together.
 const REUSE_MIN: u64 = 4;
 const REUSE_MAX: u64 = 16;
 const REUSE_BYTES: u64 = 64 << 20;
@@ -41,7 +44,8 @@ const REUSE_BYTES: u64 = 64 << 20;
 const SAMPLES_MIN: u64 = 5;
 const SAMPLES_MAX: u64 = 1000;
 
-/// How many times the given time a size may take with filling and checking, and after how many samples that is looked at.
+/// How many times the given time a size may take with filling and checking, and after how many
+/// samples that is looked at.
 const PATIENCE: u32 = 20;
 const PATIENCE_SAMPLES: u64 = 16;
 
@@ -56,7 +60,8 @@ pub(super) fn share_a_clock(group: &Group) -> Result<bool, CollectiveError> {
     Ok(extremes[0] == !extremes[1])
 }
 
-/// Measures one size, of calls of the group `measured`. `one_clock`: whether the ranks' clocks can be compared.
+/// Measures one size, of calls of the group `measured`. `one_clock`: whether the ranks' clocks can
+/// be compared.
 pub(super) fn measure(
     group: &Group,
     measured: &Group,
@@ -236,7 +241,8 @@ impl<'a, T: Element> Bench<'a, T> {
         Ok(())
     }
 
-    /// Fills, meets, runs the iterations of each slot, and checks; how long the runs took on this rank.
+    /// Fills, meets, runs the iterations of each slot, and checks; how long the runs took on this
+    /// rank.
     fn sample(&mut self) -> Result<Duration, CollectiveError> {
         let (rank, first) = (self.group.rank(), self.iteration);
         for (slot, iteration) in self.slots.iter_mut().zip(first..) {

@@ -66,7 +66,8 @@ impl MemoryKind {
         Ok(())
     }
 
-    /// The group that works on this memory: the same one for the host's. Of several GPUs each rank of a host has its turn.
+    /// The group that works on this memory: the same one for the host's. Of several GPUs each rank
+    /// of a host has its turn.
     pub(super) fn group(self, group: &Group, local_rank: Option<Rank>) -> Result<Group, NoGpuGroup> {
         let Self::Cuda(ordinal) = self else { return Ok(group.clone()) };
         let ordinal = match ordinal {

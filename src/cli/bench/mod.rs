@@ -1,10 +1,11 @@
 //! `pleach bench`: how long collectives take, size by size, with every result checked.
 //!
-//! A [`Task`] says what is measured and in what memory, [`sizes`] what sizes; `live` measures real ranks, `simulated` ranks in virtual time;
-//! both fill and check memory by the same `pattern` and give [`Measured`], which `report` prints. `wired` measures ranks
-//! joined by the links of a topology.
-//! **Invariant:** nothing but the collective is timed, and every iteration has a part in what is checked: its output is not
-//! overwritten before it was checked, or (`--reuse`) is what the next one works on.
+//! A [`Task`] says what is measured and in what memory, [`sizes`] what sizes; `live` measures real
+//! ranks, `simulated` ranks in virtual time; both fill and check memory by the same `pattern` and
+//! give [`Measured`], which `report` prints. `wired` measures ranks joined by the links of a
+//! topology. **Invariant:** nothing but the collective is timed, and every iteration has a part in
+//! what is checked: its output is not overwritten before it was checked, or (`--reuse`) is what the
+//! next one works on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,14 +63,16 @@ const TIME_MAX_MS: i64 = 3_600_000;
     all-reduce, (n-1)/n for what has blocks, 1 for the others. errors counts wrong elements of all iterations and ranks."
 )]
 pub(crate) struct Arguments {
-    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
+    /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all,
+    /// barrier or send-recv
     #[arg(value_parser = collective, default_value = "all-reduce")]
     collective: Collective,
-    /// How bytes move: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual time) [default: auto, and tcp beside shm]
+    /// How bytes move: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual
+    /// time) [default: auto, and tcp beside shm]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<BenchFabric>,
-    /// The links between the ranks: a preset (dgx-a100:2, torus:4x4, ...) or a file; with --fabric sim there are as many
-    /// ranks as it has, joined by just these links
+    /// The links between the ranks: a preset (dgx-a100:2, torus:4x4, ...) or a file; with --fabric
+    /// sim there are as many ranks as it has, joined by just these links
     #[arg(long, value_name = "PRESET|FILE", conflicts_with = "ranks")]
     topology: Option<String>,
     /// The root of a reduce, broadcast, gather or scatter
@@ -90,41 +93,46 @@ pub(crate) struct Arguments {
     /// Exactly these sizes, with commas between
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"])]
     sizes: Vec<Size>,
-    /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i8, u32, u64 or u8; also as other libraries name
-    /// them (float, fp16, bfloat16, int32)
+    /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i8, u32, u64 or u8; also
+    /// as other libraries name them (float, fp16, bfloat16, int32)
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: DataType,
     /// How inputs are combined: sum, prod, min, max, avg; integers also by and, or, xor
     #[arg(long, value_name = "OP", default_value = "sum")]
     op: ReduceOp,
-    /// direct, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB, grid-staged:AxB, hierarchical
-    /// (of the hosts there are), hierarchical:HxR, packed (for a topology) or auto
+    /// direct, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB,
+    /// grid-staged:AxB, hierarchical (of the hosts there are), hierarchical:HxR, packed (for a
+    /// topology) or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     algorithm: String,
     /// Iterations of each size before the measured ones [default: fewer for larger sizes]
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     warmup: Option<u32>,
-    /// Measured iterations of each size, rounded up to whole samples [default: fewer for larger sizes]
+    /// Measured iterations of each size, rounded up to whole samples [default: fewer for larger
+    /// sizes]
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iterations: Option<u32>,
     /// Measure each size for about so long, instead of a number of iterations
     #[arg(long, value_name = "MS", conflicts_with = "iterations", value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: Option<u32>,
-    /// Where the data is: registered or host (peers reach it), slice (any memory of the process), cuda:N (GPU N of every
-    /// process) or cuda (of a host's GPUs each rank has its turn)
+    /// Where the data is: registered or host (peers reach it), slice (any memory of the process),
+    /// cuda:N (GPU N of every process) or cuda (of a host's GPUs each rank has its turn)
     #[arg(long, value_name = "KIND", default_value = "registered")]
     memory: MemoryKind,
-    /// What sums of floats are the same bits again for: no (the same call), per-world-size (as many ranks) or exact (any order
-    /// and number of ranks)
+    /// What sums of floats are the same bits again for: no (the same call), per-world-size (as many
+    /// ranks) or exact (any order and number of ranks)
     #[arg(long, value_name = "LEVEL", default_value_t = Reproducible::No)]
     reproducible: Reproducible,
-    /// Run the iterations of a sample on the same memory, as other benchmarks do, not each on its own
+    /// Run the iterations of a sample on the same memory, as other benchmarks do, not each on its
+    /// own
     #[arg(long)]
     reuse: bool,
-    /// Which processors each rank that is started here is kept on [default: core, where there are as many as ranks]
+    /// Which processors each rank that is started here is kept on [default: core, where there are
+    /// as many as ranks]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is on loopback]
+    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is
+    /// on loopback]
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
     /// Print results as JSON, one object a line
@@ -211,8 +219,8 @@ impl Task {
     }
 }
 
-/// Elements of an iteration's memory on `rank`: of the input, which is the output too where there is no other; and of
-/// the output.
+/// Elements of an iteration's memory on `rank`: of the input, which is the output too where there
+/// is no other; and of the output.
 fn lengths(task: &Task, rank: Rank, count: usize) -> (usize, Option<usize>) {
     let all = count * task.ranks as usize;
     match task.collective {

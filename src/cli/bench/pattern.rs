@@ -1,8 +1,10 @@
-//! What ranks give, and what they must get: small whole numbers, so that every result is exact in every element type.
+//! What ranks give, and what they must get: small whole numbers, so that every result is exact in
+//! every element type.
 //!
-//! A rank's input repeats a table of [`PERIOD`] elements, and iterations begin at different places of it; the result repeats a
-//! table too, which is computed here from those of all ranks, one number at a time. The period is prime, so that a
-//! block in the wrong place, of another iteration or of another rank is seen.
+//! A rank's input repeats a table of [`PERIOD`] elements, and iterations begin at different places
+//! of it; the result repeats a table too, which is computed here from those of all ranks, one
+//! number at a time. The period is prime, so that a block in the wrong place, of another iteration
+//! or of another rank is seen.
 
 use std::borrow::Cow;
 
@@ -20,8 +22,8 @@ const ITERATION_STRIDE: usize = 17;
 /// How far the next rank's table is shifted.
 const RANK_STRIDE: usize = 31;
 
-/// Most ranks that give more than the neutral element at a place: of a sum (each at most 3, so at most 192 together;
-/// fewer where a type cannot count so far) and of a product (each at most 2).
+/// Most ranks that give more than the neutral element at a place: of a sum (each at most 3, so at
+/// most 192 together; fewer where a type cannot count so far) and of a product (each at most 2).
 const SUMMANDS_MAX: usize = 64;
 const FACTORS_MAX: usize = 6;
 
@@ -50,8 +52,8 @@ fn exact_max(data_type: DataType) -> u32 {
 /// Bits of the largest sum of one iteration.
 const SUM_BITS: u32 = 8;
 
-/// How often a collective may be done on the same memory, each iteration on what the last one left, with a result that is
-/// exact: sums in place grow.
+/// How often a collective may be done on the same memory, each iteration on what the last one left,
+/// with a result that is exact: sums in place grow.
 pub(super) fn times_max(task: &Task) -> usize {
     let Task { collective, op, data_type, ranks, .. } = *task;
     match (collective, op) {
@@ -159,8 +161,9 @@ impl Pattern {
         }
     }
 
-    /// How many elements are not what `rank` must have after an iteration was done so many times, at most
-    /// [`times_max`], on the same memory; `output` is its output, or its input where it has none, which must be as it was.
+    /// How many elements are not what `rank` must have after an iteration was done so many times,
+    /// at most [`times_max`], on the same memory; `output` is its output, or its input where it has
+    /// none, which must be as it was.
     pub(super) fn wrong(&self, rank: Rank, iteration: usize, times: usize, output: &[u8]) -> u64 {
         let begin = iteration * ITERATION_STRIDE;
         let own = &self.inputs[rank as usize];
@@ -345,7 +348,8 @@ mod tests {
         assert_eq!(pattern.wrong(1, 1, 1, &right), 1);
     }
 
-    /// Does it to one element of each rank, in f64 rounded to the type, as often as [`times_max`] allows.
+    /// Does it to one element of each rank, in f64 rounded to the type, as often as [`times_max`]
+    /// allows.
     #[test]
     fn what_is_done_again_on_the_same_memory_is_exact_and_each_time_counts() {
         let collectives = [Collective::AllReduce, Collective::Reduce { root: 1 }];

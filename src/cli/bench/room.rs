@@ -1,7 +1,7 @@
 //! Whether the largest size fits the memory of this host, asked before anything is started.
 //!
-//! Memory is given out before it is there: without this a size that is much too large ends with whatever process the
-//! kernel chooses to kill.
+//! Memory is given out before it is there: without this a size that is much too large ends with
+//! whatever process the kernel chooses to kill.
 
 use super::sizes::{Size, Sweep};
 use super::{Arguments, BenchFabric, CommandError, Task, is_one_of_several, lengths};

@@ -222,7 +222,8 @@ impl Share {
         Ok(())
     }
 
-    /// Takes the outcome of the iteration under way and starts the next, as often as that goes at this instant.
+    /// Takes the outcome of the iteration under way and starts the next, as often as that goes at
+    /// this instant.
     fn advance(
         &mut self,
         cluster: &mut Cluster,

@@ -1,8 +1,8 @@
 //! Measures simulated ranks that are joined by the links of a topology, in virtual time.
 //!
-//! Small messages move and are checked as they are measured. Of large ones, whose memory of all ranks together would not
-//! fit, only the time is simulated, exactly as if their bytes moved; what checks them is the same schedule for a smaller
-//! message, whose bytes do move.
+//! Small messages move and are checked as they are measured. Of large ones, whose memory of all
+//! ranks together would not fit, only the time is simulated, exactly as if their bytes moved; what
+//! checks them is the same schedule for a smaller message, whose bytes do move.
 
 use std::sync::Arc;
 

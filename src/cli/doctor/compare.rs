@@ -11,10 +11,12 @@ use super::network;
 use super::peer::{from_lines, to_lines};
 use super::rdma;
 
-/// Clocks may differ by so much, in nanoseconds, before logs of two hosts are hard to read together.
+/// Clocks may differ by so much, in nanoseconds, before logs of two hosts are hard to read
+/// together.
 const CLOCKS_APART_NS: u64 = 1_000_000_000;
 
-/// What one machine tells the other, by name. What is of a NIC beside the first one ends with its index, as `rdma-port.1`.
+/// What one machine tells the other, by name. What is of a NIC beside the first one ends with its
+/// index, as `rdma-port.1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Statement(BTreeMap<String, String>);
 
@@ -311,7 +313,8 @@ fn fabric(own: &Statement, theirs: &Statement, section: &mut Section) {
     joined(0, [here, there], own, theirs, section);
 }
 
-/// What ranks have beside the first NIC at each end: the second ones are joined to each other, and so on.
+/// What ranks have beside the first NIC at each end: the second ones are joined to each other, and
+/// so on.
 fn further_nic(index: usize, own: &Statement, theirs: &Statement, section: &mut Section) {
     let [here, there] = [own, theirs].map(|statement| statement.value(&of_nic("rdma-port", index)));
     match [here, there] {

@@ -1,4 +1,5 @@
-//! What went wrong on RDMA links since their drivers were loaded, and what keeps packets from being lost.
+//! What went wrong on RDMA links since their drivers were loaded, and what keeps packets from being
+//! lost.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ const BROKEN: [&str; 6] = [
     "rx_icrc_encapsulated",
 ];
 
-/// Counters of packets that had to be sent again: a network that loses some. Of mlx5, of bnxt and irdma, of rxe.
+/// Counters of packets that had to be sent again: a network that loses some. Of mlx5, of bnxt and
+/// irdma, of rxe.
 const LOST: [&str; 13] = [
     "port_xmit_discards",
     "out_of_sequence",

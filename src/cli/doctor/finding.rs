@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use crate::cli::output::{list, quoted};
 
-/// How good it is. **Invariant:** what could not be read is [`Level::Unknown`], never [`Level::Ok`].
+/// How good it is. **Invariant:** what could not be read is [`Level::Unknown`], never
+/// [`Level::Ok`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     /// As it should be.

@@ -1,8 +1,10 @@
-//! What checks look at: the files of a machine under a root directory, and the few answers that no file gives.
+//! What checks look at: the files of a machine under a root directory, and the few answers that no
+//! file gives.
 //!
-//! **Invariant:** checks are functions of a [`Machine`] alone, so a machine that is unwell can be made of files. Every read is
-//! bounded in length and never waits for a writer; nothing outside the kernel's own file systems, `/etc` and the folders of
-//! libraries is touched, so that a network file system that does not answer holds nobody up.
+//! **Invariant:** checks are functions of a [`Machine`] alone, so a machine that is unwell can be
+//! made of files. Every read is bounded in length and never waits for a writer; nothing outside the
+//! kernel's own file systems, `/etc` and the folders of libraries is touched, so that a network
+//! file system that does not answer holds nobody up.
 
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -191,7 +193,8 @@ impl Machine {
         Some(format!("{} of {} free", size(available << 10), size(total << 10)))
     }
 
-    /// Whether this process may do what takes this capability (its number), also in the eyes of the kernel's limits.
+    /// Whether this process may do what takes this capability (its number), also in the eyes of the
+    /// kernel's limits.
     pub(super) fn has_capability(&self, number: u32) -> Option<bool> {
         let status = self.text("proc/self/status")?;
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
@@ -216,8 +219,8 @@ impl Machine {
         known.into_iter().find(|(mark, _)| groups.contains(mark)).map(|(_, name)| name)
     }
 
-    /// The name of a library's file with its version, such as `libibverbs.so.1.14.44.0`: of the one that this process uses,
-    /// or else of the one in the usual folders.
+    /// The name of a library's file with its version, such as `libibverbs.so.1.14.44.0`: of the one
+    /// that this process uses, or else of the one in the usual folders.
     pub(super) fn library(&self, name: &str) -> Option<String> {
         let maps = self.text("proc/self/maps").unwrap_or_default();
         let files = maps.lines().filter_map(|line| line.rsplit('/').next());

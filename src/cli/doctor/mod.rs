@@ -1,7 +1,8 @@
 //! `pleach doctor`: what is wrong with this machine, or between two, and the commands that mend it.
 //!
-//! A check is a function from a [`Machine`] to [`Finding`]s; one file a subject. All are run at once, each on a thread of its own,
-//! so that one whose file does not answer holds nobody up. [`peer`] meets the other machine of a pair, [`compare`] looks at both.
+//! A check is a function from a [`Machine`] to [`Finding`]s; one file a subject. All are run at
+//! once, each on a thread of its own, so that one whose file does not answer holds nobody up.
+//! [`peer`] meets the other machine of a pair, [`compare`] looks at both.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! How NICs and GPUs hang on PCI: width and speed, and what keeps them from talking to each other directly.
+//! How NICs and GPUs hang on PCI: width and speed, and what keeps them from talking to each other
+//! directly.
 
 use super::finding::{Finding, Section};
 use super::machine::Machine;
@@ -13,7 +14,8 @@ const CONFIGURATION_BYTES: usize = 0x1000;
 const ACS: u16 = 0x000d;
 const ACS_CONTROL: usize = 6;
 
-/// Its bits that send what one device writes to another up to the CPU: redirected requests and completions, and forwarding.
+/// Its bits that send what one device writes to another up to the CPU: redirected requests and
+/// completions, and forwarding.
 const ACS_REDIRECTS: u16 = 0x04 | 0x08 | 0x10;
 
 /// What is looked at: a name for people, and its path under the root.
@@ -124,7 +126,8 @@ fn translation(machine: &Machine, parts: &[Part], section: &mut Section) {
     }
 }
 
-/// The bits of ACS that are on, from a device's configuration; `None` where this is not all of it, `Some(0)` without ACS.
+/// The bits of ACS that are on, from a device's configuration; `None` where this is not all of it,
+/// `Some(0)` without ACS.
 fn acs(configuration: &[u8]) -> Option<u16> {
     if configuration.len() < CONFIGURATION_BYTES {
         return None;

@@ -1,10 +1,11 @@
 //! The other machine of a pair: what each tells the other, and how they meet.
 //!
-//! One listens (`--listen`), one dials (`--peer`). Each proves that it knows the secret, if there is one, tells a
-//! [`Statement`] in lines of `name value`, dials the port that the other tells, knocks at the other's door for shared memory,
-//! and says what came of both. Then the two join as ranks of a job do: the one that listens is rank 0. At last each compares
-//! alike. **Invariant:** whoever is at the other end, words are limited in length
-//! and time, and what is not understood is left out.
+//! One listens (`--listen`), one dials (`--peer`). Each proves that it knows the secret, if there
+//! is one, tells a [`Statement`] in lines of `name value`, dials the port that the other tells,
+//! knocks at the other's door for shared memory, and says what came of both. Then the two join as
+//! ranks of a job do: the one that listens is rank 0. At last each compares alike. **Invariant:**
+//! whoever is at the other end, words are limited in length and time, and what is not understood is
+//! left out.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -310,8 +311,8 @@ fn meet(
     Ok(Met { own, theirs, reached: Reached { clock_ahead: Some(clock_ahead), joined, ..reached }, address })
 }
 
-/// Joins a job of the two, which meets at this address of rank 0, with what ranks here would be told by variables. Over which
-/// fabric, or why not.
+/// Joins a job of the two, which meets at this address of rank 0, with what ranks here would be
+/// told by variables. Over which fabric, or why not.
 fn join_as(rank: Rank, place: Option<&str>, secret: Option<&Secret>) -> Result<String, String> {
     let place = place.ok_or_else(|| "it told no place to meet".to_owned())?;
     let rendezvous = format!("tcp://{place}").parse::<Rendezvous>().map_err(|error| error.to_string())?;

@@ -11,11 +11,12 @@ use super::machine::{Machine, size};
 
 const FOLDER: &str = "sys/class/infiniband";
 
-/// Headers of a RoCE v2 packet that leave room for less payload, in bytes: those of IPv6, UDP, InfiniBand, an atomic, and the
-/// check sum.
+/// Headers of a RoCE v2 packet that leave room for less payload, in bytes: those of IPv6, UDP,
+/// InfiniBand, an atomic, and the check sum.
 const ROCE_HEADER_BYTES: u32 = 40 + 8 + 12 + 28 + 4;
 
-/// Makers of PCI devices that are RDMA devices with the right driver: vendor, what its devices' numbers begin with, who, module.
+/// Makers of PCI devices that are RDMA devices with the right driver: vendor, what its devices'
+/// numbers begin with, who, module.
 const ADAPTERS: [(&str, &str, &str, &str); 2] =
     [("0x15b3", "0x1", "NVIDIA (Mellanox)", "mlx5_ib"), ("0x1d0f", "0xefa", "Amazon EFA", "efa")];
 
@@ -51,7 +52,8 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
     section.done()
 }
 
-/// Which of them a rank would take, among those whose device libibverbs lists, and in its order; at least one.
+/// Which of them a rank would take, among those whose device libibverbs lists, and in its order; at
+/// least one.
 pub(super) fn choose(machine: &Machine, ports: &[Port]) -> Result<Vec<Chosen>, String> {
     let wish = machine.wish.clone()?;
     if let Some(Err(no_library)) = &machine.verbs {
@@ -365,7 +367,8 @@ fn other_choice(machine: &Machine, ports: &[Port]) -> String {
     })
 }
 
-/// Largest payload of a packet on a port now and at best, in bytes: as the driver says, or as the interface has room for.
+/// Largest payload of a packet on a port now and at best, in bytes: as the driver says, or as the
+/// interface has room for.
 pub(super) fn path_mtu(machine: &Machine, port: &Port) -> Option<(u32, u32)> {
     if let Some(Ok(seen)) = &machine.verbs
         && let Some(Ok(opened)) = seen.iter().find(|seen| seen.name == port.device).map(|seen| &seen.opened)

@@ -49,7 +49,8 @@ impl Root {
         Self(path)
     }
 
-    /// A host with two NUMA nodes, one ConnectX with RoCE, and one GPU beside it: nothing is wrong with it.
+    /// A host with two NUMA nodes, one ConnectX with RoCE, and one GPU beside it: nothing is wrong
+    /// with it.
     fn healthy() -> Self {
         let root = Self::empty();
         root.files(&[

@@ -1,15 +1,17 @@
 //! Which processors each rank that is started here is kept on.
 //!
-//! [`Cores`] are those that the launcher may use itself (what Slurm, mpirun, `taskset` or a control group left it), with what
-//! the kernel says of them under `/sys`: which share a core, and which are near the same memory. [`Cores::divide`] gives
-//! each rank its part, and `pleach rank-shim` keeps the rank there before the command begins, so that all its threads are.
-//! Memory needs no more: the kernel takes a page from the node of who touches it first, and what ranks share is asked of
-//! its owner's node.
+//! [`Cores`] are those that the launcher may use itself (what Slurm, mpirun, `taskset` or a control
+//! group left it), with what the kernel says of them under `/sys`: which share a core, and which
+//! are near the same memory. [`Cores::divide`] gives each rank its part, and `pleach rank-shim`
+//! keeps the rank there before the command begins, so that all its threads are. Memory needs no
+//! more: the kernel takes a page from the node of who touches it first, and what ranks share is
+//! asked of its owner's node.
 //!
-//! **Two jobs on a host are not kept on the same processors.** A launcher holds the abstract socket named after each core
-//! that its ranks are kept on ([`Claims`]); a core whose name is taken is left to who has it, and a job that finds too few
-//! is kept nowhere. The kernel gives the names back with the process. Who takes names without need costs others their
-//! placement and nothing else; who is in another network namespace does not see them.
+//! **Two jobs on a host are not kept on the same processors.** A launcher holds the abstract socket
+//! named after each core that its ranks are kept on ([`Claims`]); a core whose name is taken is
+//! left to who has it, and a job that finds too few is kept nowhere. The kernel gives the names
+//! back with the process. Who takes names without need costs others their placement and nothing
+//! else; who is in another network namespace does not see them.
 
 use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
@@ -45,7 +47,8 @@ struct Core {
 struct Cores(Vec<Core>);
 
 impl Cores {
-    /// The cores of the machine under `root` that have one of the processors `allowed`, with those of them alone.
+    /// The cores of the machine under `root` that have one of the processors `allowed`, with those
+    /// of them alone.
     fn find(root: &Path, allowed: &Processors) -> Self {
         let text = |path: String| std::fs::read_to_string(root.join(path)).unwrap_or_default();
         let nodes = Processors::of_list(&text("sys/devices/system/node/online".to_owned()));
@@ -71,7 +74,8 @@ impl Cores {
         Self(cores.into_iter().map(core).collect())
     }
 
-    /// Each processor as a core of its own: those of a core together, or the first ones of all cores before the second ones.
+    /// Each processor as a core of its own: those of a core together, or the first ones of all
+    /// cores before the second ones.
     fn apart(&self, spread: bool) -> Self {
         let of = |core: &Core| {
             let one = |processor| Core { processors: Processors::new([processor]), ..core.clone() };

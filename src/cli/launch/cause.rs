@@ -14,8 +14,8 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Of failures that were seen at the same time, the one that the others follow from: rather one that was killed
-    /// than one that gave up, rather one that does not name another of them.
+    /// Of failures that were seen at the same time, the one that the others follow from: rather one
+    /// that was killed than one that gave up, rather one that does not name another of them.
     pub(super) fn root(failures: &[Self]) -> Option<&Self> {
         failures.iter().min_by_key(|failure| {
             let echoes = failures.iter().any(|other| other.rank != failure.rank && failure.names(other.rank));

@@ -1,9 +1,9 @@
 //! What keeps ranks from outliving their launcher, even one that is killed with SIGKILL.
 //!
-//! Each rank is started through [`rank`], which asks the kernel to kill it with its parent and to keep it on its
-//! processors, and then becomes the command.
-//! That does not reach the command's own children, so a second process, [`watch`], knows each rank's process group
-//! and kills them all when the launcher's end of its pipe closes.
+//! Each rank is started through [`rank`], which asks the kernel to kill it with its parent and to
+//! keep it on its processors, and then becomes the command. That does not reach the command's own
+//! children, so a second process, [`watch`], knows each rank's process group and kills them all
+//! when the launcher's end of its pipe closes.
 
 use std::ffi::OsString;
 use std::io::{BufRead, Write};
@@ -103,7 +103,8 @@ pub(crate) fn watch(arguments: &GuardArguments) -> Result<(), CommandError> {
 pub(super) struct Guard(Child);
 
 impl Guard {
-    /// `secret`: the folder of the job's secret, which is removed also when the launcher was killed.
+    /// `secret`: the folder of the job's secret, which is removed also when the launcher was
+    /// killed.
     pub(super) fn start(secret: Option<&Path>) -> std::io::Result<Self> {
         let mut own = Command::new(OWN_PROGRAM);
         own.arg0("pleach").arg("guard");
@@ -119,7 +120,8 @@ impl Guard {
         self.say("+", group);
     }
 
-    /// To be called before the group's leader is reaped: afterwards the number may come to name others.
+    /// To be called before the group's leader is reaped: afterwards the number may come to name
+    /// others.
     pub(super) fn remove(&mut self, group: Pid) {
         self.say("-", group);
     }

@@ -1,7 +1,9 @@
-//! A running job: one thread that sleeps until a rank prints, a rank ends, a signal comes or a time is up.
+//! A running job: one thread that sleeps until a rank prints, a rank ends, a signal comes or a time
+//! is up.
 //!
-//! **Invariant:** when [`Job::run`] returns, every process of every rank's group is dead, and each rank was reaped after
-//! its group was killed, so that a number is never used once it may name others.
+//! **Invariant:** when [`Job::run`] returns, every process of every rank's group is dead, and each
+//! rank was reaped after its group was killed, so that a number is never used once it may name
+//! others.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,11 +21,12 @@ use super::cause::{Failure, signal_name};
 use super::guard::Guard;
 use super::output::{Lines, Output};
 
-/// How long the other ranks may still run after one has failed, before they get SIGTERM: they find out by themselves, and
-/// say what they saw.
+/// How long the other ranks may still run after one has failed, before they get SIGTERM: they find
+/// out by themselves, and say what they saw.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How long ranks may take to end after SIGTERM (or the person's own signal) before they are killed.
+/// How long ranks may take to end after SIGTERM (or the person's own signal) before they are
+/// killed.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// How long output is read after the last rank has ended: something it started may hold the pipe.
@@ -112,7 +115,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// With nothing running yet; from now on signals are passed on. `secret`: the folder of the job's secret, if it has one.
+    /// With nothing running yet; from now on signals are passed on. `secret`: the folder of the
+    /// job's secret, if it has one.
     pub(super) fn new(echoes: bool, secret: Option<&Path>) -> Result<Self, Ended> {
         let mut signals = Vec::new();
         for signal in FORWARDED {
@@ -321,7 +325,8 @@ impl Job {
         }
     }
 
-    /// Ends the job, unless it is ending already. Where a rank has failed, the others have time for their last words.
+    /// Ends the job, unless it is ending already. Where a rank has failed, the others have time for
+    /// their last words.
     fn end(&mut self, ended: Ended) {
         if self.ended.is_some() {
             return;

@@ -1,7 +1,8 @@
-//! The secret of one job: a file that this user alone can read, in a folder of the job, there as long as the job is.
+//! The secret of one job: a file that this user alone can read, in a folder of the job, there as
+//! long as the job is.
 //!
-//! Ranks are told the file's path (`PLEACH_SECRET_FILE`); what it holds stands in no argument and no variable, which
-//! other users may see.
+//! Ranks are told the file's path (`PLEACH_SECRET_FILE`); what it holds stands in no argument and
+//! no variable, which other users may see.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -24,7 +25,8 @@ pub(super) struct JobSecret {
 }
 
 impl JobSecret {
-    /// Where it will be: in the folder for such files of this user, or else in the one for temporary files.
+    /// Where it will be: in the folder for such files of this user, or else in the one for
+    /// temporary files.
     pub(super) fn new() -> Self {
         let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let own =
@@ -34,7 +36,8 @@ impl JobSecret {
         Self { folder: place.join(format!("pleach-job-{random}")) }
     }
 
-    /// Makes the folder and writes a fresh secret. To be called when signals do not end this process any more.
+    /// Makes the folder and writes a fresh secret. To be called when signals do not end this
+    /// process any more.
     pub(super) fn write(&self) -> Result<(), CommandError> {
         // An error where anything is there already, also a link.
         DirBuilder::new().mode(0o700).create(&self.folder).map_err(|error| {

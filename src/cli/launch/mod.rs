@@ -1,7 +1,8 @@
 //! Starts ranks on this host, and stays until the last of their processes is gone.
 //!
-//! [`Launch`] is one job; [`rank_or_launch`] is what subcommands call that run as several ranks: inside a world
-//! (`pleach run`, torchrun, mpirun, srun) it gives this process's place, outside it starts this same command as N ranks.
+//! [`Launch`] is one job; [`rank_or_launch`] is what subcommands call that run as several ranks:
+//! inside a world (`pleach run`, torchrun, mpirun, srun) it gives this process's place, outside it
+//! starts this same command as N ranks.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -96,8 +97,8 @@ impl Launch {
         result
     }
 
-    /// Whether to make a secret for the job: nobody gave one, and all ranks are started here. Ranks of other launchers would not
-    /// know it.
+    /// Whether to make a secret for the job: nobody gave one, and all ranks are started here. Ranks
+    /// of other launchers would not know it.
     fn needs_secret(&self) -> bool {
         self.world_size == self.ranks && std::env::var_os(SECRET_VARIABLE).is_none_or(|file| file.is_empty())
     }
@@ -153,7 +154,8 @@ pub(crate) fn is_one_of_several(arguments: &WorldArguments) -> Result<bool, Comm
     Ok(find_world(arguments, None)?.is_some_and(|world| world.world_size > 1))
 }
 
-/// How many ranks [`rank_or_launch`] will have, so that what was typed can be checked before any is started.
+/// How many ranks [`rank_or_launch`] will have, so that what was typed can be checked before any is
+/// started.
 pub(crate) fn rank_count(
     arguments: &WorldArguments,
     ranks: Option<u32>,
@@ -169,8 +171,9 @@ pub(crate) fn rank_count(
     Err(CommandError::typed(format!("bad number of ranks: --ranks {ranks}; give 1 to {WORLD_SIZE_MAX}")))
 }
 
-/// This process's place in the world it was started in; or, outside any, `None` after this same command has run as
-/// `ranks` (or else `default_ranks`) ranks, kept on processors as `bind` asks. One rank needs no launching.
+/// This process's place in the world it was started in; or, outside any, `None` after this same
+/// command has run as `ranks` (or else `default_ranks`) ranks, kept on processors as `bind` asks.
+/// One rank needs no launching.
 pub(crate) fn rank_or_launch(
     arguments: &WorldArguments,
     ranks: Option<u32>,
@@ -206,8 +209,8 @@ pub(crate) fn is_executable(program: &OsString) -> bool {
 
 /// A port of this host that nobody else gets while the socket lives; rank 0 can listen on it.
 ///
-/// The socket is bound and does not listen, and both ends set SO_REUSEADDR: such sockets may share a port as long as
-/// only one listens, but the kernel gives it to nobody who asks for any port.
+/// The socket is bound and does not listen, and both ends set SO_REUSEADDR: such sockets may share
+/// a port as long as only one listens, but the kernel gives it to nobody who asks for any port.
 fn reserve_port() -> std::io::Result<(u16, OwnedFd)> {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;

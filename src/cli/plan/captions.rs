@@ -20,7 +20,8 @@ pub(super) fn sentence(plan: &Plan) -> String {
     format!("{verdict}: {}{sum}.", reason.sentence)
 }
 
-/// What nodes are called in the picture: without what all names begin with, where that leaves something.
+/// What nodes are called in the picture: without what all names begin with, where that leaves
+/// something.
 pub(super) fn labels(plan: &Plan) -> Vec<String> {
     let nodes = plan.topology.nodes();
     let longest = nodes.iter().map(|node| node.name.chars().count()).max().unwrap_or(0);

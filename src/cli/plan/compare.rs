@@ -5,7 +5,8 @@ use pleach::collectives::packing::{PackOptions, Packing, Rate, Strategy, pack};
 
 use super::outcome::Plan;
 
-/// Most ranks of a topology on which others are tried: their search for rings and trees is not made for more.
+/// Most ranks of a topology on which others are tried: their search for rings and trees is not made
+/// for more.
 const RANKS_MAX: u32 = 64;
 
 /// Another way, and what it reaches.
@@ -34,7 +35,8 @@ pub(super) fn others(plan: &Plan) -> Vec<Compared> {
     others.chain(mixed).collect()
 }
 
-/// Blink's trees with PCIe beside them, where it was said what that costs and what the call carries.
+/// Blink's trees with PCIe beside them, where it was said what that costs and what the call
+/// carries.
 fn over_pcie_too(plan: &Plan, row: &Row) -> Option<Compared> {
     let Outcome::Packed(blink) = &row.outcome else { return None };
     if row.strategy != Strategy::Blink.name() {

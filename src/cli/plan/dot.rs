@@ -24,8 +24,8 @@ pub(super) fn graph(plan: &Plan) -> String {
         words::verdict(&plan.packing),
         reason.sentence
     );
-    // Writing into a String takes all. Curves, as straight links there and back would hide each other; graphviz 2.43 dies of its
-    // splines on some of these graphs.
+    // Writing into a String takes all. Curves, as straight links there and back would hide each
+    // other; graphviz 2.43 dies of its splines on some of these graphs.
     let _ = writeln!(out, "  label={};\n  layout=neato; overlap=false; splines=curved;", quoted(&title));
     for (index, node) in topology.nodes().iter().enumerate() {
         let shape = match node.kind {

@@ -1,9 +1,13 @@
 //! Where the nodes of a topology stand in a drawing: by its structure, and the same each time.
 //!
-//! * Without switches: few ranks in a circle, in the order that keeps wide links short; more by the distances between them.
-//! * Ranks below switches that other switches join: rows, ranks in boxes with the switch that joins them best.
-//! * Switches that all have ranks: a circle of switches with their ranks outside; a single one stands in the middle.
-//! * Ranks joined directly and by switches: a circle for each group of joined ranks, the switches above.
+//! * Without switches: few ranks in a circle, in the order that keeps wide links short; more by the
+//!   distances between them.
+//! * Ranks below switches that other switches join: rows, ranks in boxes with the switch that joins
+//!   them best.
+//! * Switches that all have ranks: a circle of switches with their ranks outside; a single one
+//!   stands in the middle.
+//! * Ranks joined directly and by switches: a circle for each group of joined ranks, the switches
+//!   above.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::f64::consts::TAU;
@@ -153,7 +157,8 @@ fn radius_for(nodes: usize) -> f64 {
     if nodes < 2 { 0.0 } else { (apart / 2.0 / (TAU / 2.0 / nodes as f64).sin()).max(SPACING) }
 }
 
-/// In a circle, in the order in which wide links are shortest: pairs are swapped as long as that helps.
+/// In a circle, in the order in which wide links are shortest: pairs are swapped as long as that
+/// helps.
 fn circle(graph: &Graph) -> Vec<Point> {
     const SWAPPED_MAX: usize = 64;
     let nodes = graph.nodes;
@@ -197,7 +202,8 @@ fn circle(graph: &Graph) -> Vec<Point> {
     places
 }
 
-/// Each pair as far apart as there are links between them: stress is made smaller round by round (SMACOF).
+/// Each pair as far apart as there are links between them: stress is made smaller round by round
+/// (SMACOF).
 fn by_distances(graph: &Graph) -> Vec<Point> {
     let nodes = graph.nodes;
     let distances: Vec<Vec<f64>> = (0..nodes)
@@ -232,7 +238,8 @@ fn by_distances(graph: &Graph) -> Vec<Point> {
     places.into_iter().map(|(x, y)| (x * scale, y * scale)).collect()
 }
 
-/// The two directions in which squared distances differ most (classical scaling, by power iteration).
+/// The two directions in which squared distances differ most (classical scaling, by power
+/// iteration).
 fn principal(distances: &[Vec<f64>]) -> Vec<Point> {
     let nodes = distances.len();
     let square = |one: usize, other: usize| distances[one][other].powi(2);
@@ -295,7 +302,8 @@ fn hubs(graph: &Graph) -> Vec<Point> {
     places
 }
 
-/// Boxes of ranks side by side, and the switches above them in rows by their distance from the ranks.
+/// Boxes of ranks side by side, and the switches above them in rows by their distance from the
+/// ranks.
 fn rows(graph: &Graph) -> (Vec<Point>, Vec<(Point, Point)>) {
     let hubs = graph.hubs();
     let distances = graph.distances(graph.ranks.iter().copied());

@@ -30,7 +30,8 @@ impl Plan {
         number(self.checked.loads[link].utilisation())
     }
 
-    /// Whether a link leads from one set of the certificate to elsewhere, in the direction that counts.
+    /// Whether a link leads from one set of the certificate to elsewhere, in the direction that
+    /// counts.
     pub(super) fn is_narrow(&self, link: &Link) -> bool {
         let part_of = |node: NodeId| match &self.packing.certificate {
             Certificate::Cut { nodes } => nodes.contains(&node).then_some(0),

@@ -1,4 +1,5 @@
-//! A plan to read: what it reaches, why nothing does better, the trees, the links, and what others reach. 80 columns.
+//! A plan to read: what it reaches, why nothing does better, the trees, the links, and what others
+//! reach. 80 columns.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -99,7 +100,8 @@ fn shape(topology: &Topology, tree: &Tree) -> String {
         below.entry(edge.from).or_default().push(edge.to);
         below.entry(edge.to).or_default().push(edge.from);
     }
-    // As long as a line takes; a chain of a thousand ranks must not be a thousand calls deep either.
+    // As long as a line takes; a chain of a thousand ranks must not be a thousand calls deep
+    // either.
     let mut text = String::new();
     let mut left = vec![(Some(tree.root), tree.root)];
     while let Some((rank, above)) = left.pop() {

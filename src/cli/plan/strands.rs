@@ -24,7 +24,8 @@ pub(super) struct Strands {
     of_links: BTreeMap<(NodeId, NodeId), BTreeMap<usize, f64>>,
 }
 
-/// Trees in colours: each its own; where there are more than colours, those of a root share one if there are several roots.
+/// Trees in colours: each its own; where there are more than colours, those of a root share one if
+/// there are several roots.
 pub(super) fn strands(plan: &Plan) -> Strands {
     let trees = &plan.packing.trees;
     let is_by_root = trees.len() > COLOURS.len() && trees.iter().any(|tree| tree.root != trees[0].root);

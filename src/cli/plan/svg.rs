@@ -1,5 +1,6 @@
-//! A plan to look at: links as wide as they are fast, filled with the colours of the trees that use them as far as they are
-//! used; the narrow place that the certificate names; and a small picture of each tree. Readable on white and on black.
+//! A plan to look at: links as wide as they are fast, filled with the colours of the trees that use
+//! them as far as they are used; the narrow place that the certificate names; and a small picture
+//! of each tree. Readable on white and on black.
 
 use std::fmt::Write;
 
@@ -172,7 +173,8 @@ impl Sheet<'_> {
         !links.is_empty() && links.iter().all(is_narrow)
     }
 
-    /// One for both directions of a link where they are the same in every respect, else one for each.
+    /// One for both directions of a link where they are the same in every respect, else one for
+    /// each.
     fn ribbons(&self) -> Vec<Ribbon> {
         let links = self.plan.topology.links();
         let loads = &self.plan.checked.loads;
@@ -259,7 +261,8 @@ impl Sheet<'_> {
         }
     }
 
-    /// The colour of the part of the certificate that a node is in, where parts are more than single ranks.
+    /// The colour of the part of the certificate that a node is in, where parts are more than
+    /// single ranks.
     fn tint(&self, node: NodeId) -> Option<&'static str> {
         match &self.plan.packing.certificate {
             // Whichever side is smaller stands out.

@@ -1,6 +1,7 @@
 //! What the ranks of a job say of themselves, read from their metrics.
 //!
-//! Whoever answers may be anybody: answers are limited in time and length, and what is not understood is left out.
+//! Whoever answers may be anybody: answers are limited in time and length, and what is not
+//! understood is left out.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -177,7 +178,8 @@ fn read(text: &str) -> Option<(Rank, RankState)> {
 /// Name, labels, value.
 type Sample<'a> = (&'a str, Vec<(&'a str, &'a str)>, f64);
 
-/// Name without `pleach_`, labels and value of a line. Values of our labels hold neither commas nor quotes.
+/// Name without `pleach_`, labels and value of a line. Values of our labels hold neither commas nor
+/// quotes.
 fn sample(line: &str) -> Option<Sample<'_>> {
     let (series, value) = line.strip_prefix("pleach_")?.rsplit_once(' ')?;
     let (name, labels) = series.split_once('{')?;

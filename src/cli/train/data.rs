@@ -1,7 +1,7 @@
 //! Handwritten digits: those that are built in, or a folder with the files of MNIST.
 //!
-//! Both come in IDX form, gzipped or not: a magic number, the dimensions, then one byte a value. Nothing is believed that
-//! a file says about its size: bytes are read up to a limit and counted.
+//! Both come in IDX form, gzipped or not: a magic number, the dimensions, then one byte a value.
+//! Nothing is believed that a file says about its size: bytes are read up to a limit and counted.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -96,7 +96,8 @@ impl DataSet {
         Ok(Self { train: all.pick(train.into_iter()), test: all.pick(test.into_iter()) })
     }
 
-    /// MNIST from a folder. With the test files only, their last fifth is held out and the rest learnt from.
+    /// MNIST from a folder. With the test files only, their last fifth is held out and the rest
+    /// learnt from.
     pub(super) fn from_folder(folder: &Path) -> Result<Self, DataError> {
         let missing = || DataError::Missing(folder.join("t10k-images-idx3-ubyte"));
         let held_out = read_digits(folder, "t10k")?.ok_or_else(missing)?;

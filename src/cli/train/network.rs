@@ -1,7 +1,8 @@
 //! A small network: one hidden layer of tanh units, cross-entropy, gradient descent with momentum.
 //!
-//! All parameters are one flat slice, and so are their gradients, so that one collective averages them. The layout is:
-//! weights of the hidden layer (a row an input), its biases, weights of the output (a row a hidden unit), its biases.
+//! All parameters are one flat slice, and so are their gradients, so that one collective averages
+//! them. The layout is: weights of the hidden layer (a row an input), its biases, weights of the
+//! output (a row a hidden unit), its biases.
 
 use super::data::{CLASSES, Digits};
 

@@ -1,4 +1,5 @@
-//! Times ways against each other. All decisions come from numbers that all ranks share, so that all make the same calls.
+//! Times ways against each other. All decisions come from numbers that all ranks share, so that all
+//! make the same calls.
 
 use std::time::Duration;
 
@@ -42,7 +43,8 @@ impl<'a> Measuring<'a> {
         Self { group, time }
     }
 
-    /// Times all ways for a size, in turns; the quickest comes first. Ways for which there is not enough scratch are left out.
+    /// Times all ways for a size, in turns; the quickest comes first. Ways for which there is not
+    /// enough scratch are left out.
     pub(super) fn measure(
         &mut self,
         collective: Collective,
@@ -101,8 +103,8 @@ impl<'a> Measuring<'a> {
         Ok(Measured { collective, bytes, timed })
     }
 
-    /// Looks for the chunks by which the best way takes least, and measures the two against each other. Nothing changes where
-    /// calls are not cut.
+    /// Looks for the chunks by which the best way takes least, and measures the two against each
+    /// other. Nothing changes where calls are not cut.
     pub(super) fn with_best_chunks(&mut self, measured: Measured) -> Result<Measured, CollectiveError> {
         let Measured { collective, bytes, mut timed } = measured;
         let best = timed.first().map(|timed| timed.way.clone());
@@ -150,7 +152,8 @@ fn median(samples: &[Duration]) -> Duration {
 }
 
 impl Call {
-    /// For a size as `pleach bench` counts it: of one rank's vector, or of the blocks of all ranks together.
+    /// For a size as `pleach bench` counts it: of one rank's vector, or of the blocks of all ranks
+    /// together.
     fn new(group: &Group, collective: Collective, bytes: u64) -> Result<Self, CollectiveError> {
         let ranks = group.world_size() as usize;
         let elements = (bytes as usize / size_of::<f32>()).max(1);

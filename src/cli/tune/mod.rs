@@ -1,7 +1,8 @@
 //! `pleach tune`: which way each collective should go here, measured, and the table that pins it.
 //!
-//! Every rank carries out the same ways in the same order; rank 0 makes the table of the times and writes it. What is
-//! measured and what follows from the times is decided by [`pleach::collectives::choices::tune`]; `measure` carries it out.
+//! Every rank carries out the same ways in the same order; rank 0 makes the table of the times and
+//! writes it. What is measured and what follows from the times is decided by
+//! [`pleach::collectives::choices::tune`]; `measure` carries it out.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -61,7 +62,8 @@ pub(crate) struct Arguments {
     /// About how long each size of a collective is measured
     #[arg(long, value_name = "MS", default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: u32,
-    /// Which processors each rank that is started here is kept on [default: core, where there are as many as ranks]
+    /// Which processors each rank that is started here is kept on [default: core, where there are
+    /// as many as ranks]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
     /// Show what a file of choices says, and measure nothing
@@ -103,7 +105,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     group.close().map_err(CommandError::failed)
 }
 
-/// Measures one collective after the other; shows it on rank 0, and writes what was measured so far each time.
+/// Measures one collective after the other; shows it on rank 0, and writes what was measured so far
+/// each time.
 fn measure_all(
     group: &Group,
     arguments: &Arguments,
@@ -226,7 +229,8 @@ impl Kept {
         Ok(kept)
     }
 
-    /// Puts a table in the place of the one for the same world. No reader sees half of the file: a new one takes its place.
+    /// Puts a table in the place of the one for the same world. No reader sees half of the file: a
+    /// new one takes its place.
     fn write(&mut self, table: Table) -> Result<(), CommandError> {
         self.choices.insert(table);
         let beside = self.beside();

@@ -8,8 +8,8 @@ use super::driver::CudaError;
 use super::memory::CudaMemory;
 use crate::memory::Memory;
 
-/// A dma-buf of a GPU's memory, for `ibv_reg_dmabuf_mr` and the like. Holds the pages while it, or what was registered by
-/// it, is open; the memory it was made of should outlive it nevertheless.
+/// A dma-buf of a GPU's memory, for `ibv_reg_dmabuf_mr` and the like. Holds the pages while it, or
+/// what was registered by it, is open; the memory it was made of should outlive it nevertheless.
 #[derive(Debug)]
 pub struct DmaBuf {
     file: OwnedFd,
@@ -20,7 +20,8 @@ pub struct DmaBuf {
 impl DmaBuf {
     /// All of a memory.
     ///
-    /// Source: CUDA driver API, `cuMemGetHandleForAddressRange`: address and length are whole pages of the host.
+    /// Source: CUDA driver API, `cuMemGetHandleForAddressRange`: address and length are whole pages
+    /// of the host.
     ///
     /// # Errors
     ///
@@ -39,7 +40,8 @@ impl DmaBuf {
         let address = memory.base().as_ptr() as u64;
         let mut file: i32 = -1;
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: the function is there, as `has_dma_buf` says; for this kind of handle it writes one int.
+        // SAFETY: the function is there, as `has_dma_buf` says; for this kind of handle it writes
+        // one int.
         let code =
             unsafe { sys::cuMemGetHandleForAddressRange((&raw mut file).cast(), address, bytes, kind, 0) };
         gpu.check("cuMemGetHandleForAddressRange", code)?;

@@ -1,8 +1,9 @@
 //! The driver's library: found once, looked through once, and the errors of its calls.
 //!
-//! cudarc opens the library by itself at the first call, and panics where it is missing or lacks a function. **Invariant:**
-//! [`driver`] is asked before any call, and answers only when the library is there and has every function of [`NEEDED`];
-//! the optional ones are called only where [`Driver`] says that they are there.
+//! cudarc opens the library by itself at the first call, and panics where it is missing or lacks a
+//! function. **Invariant:** [`driver`] is asked before any call, and answers only when the library
+//! is there and has every function of [`NEEDED`]; the optional ones are called only where
+//! [`Driver`] says that they are there.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -10,7 +11,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-/// Oldest driver whose functions and PTX are counted on: that of CUDA 12.0, as the driver tells its version.
+/// Oldest driver whose functions and PTX are counted on: that of CUDA 12.0, as the driver tells its
+/// version.
 const VERSION_MIN: i32 = 12_000;
 
 /// The functions that are called wherever there is a GPU. All are in the drivers of CUDA 12.0.
@@ -268,7 +270,8 @@ fn open() -> Result<Driver, CudaError> {
 
 /// Whether the library, which must be there, has the function.
 fn has(symbol: &str) -> bool {
-    // SAFETY: the library is there (the caller asked); the address is compared with nothing and not called.
+    // SAFETY: the library is there (the caller asked); the address is compared with nothing and not
+    // called.
     unsafe { sys::culib().get::<*mut c_void>(symbol.as_bytes()).is_ok() }
 }
 

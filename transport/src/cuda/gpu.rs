@@ -34,8 +34,8 @@ pub enum Readers {
     All,
 }
 
-/// What must be done before bytes that another device (a NIC) wrote into a GPU's memory are read there by work that was
-/// submitted after the writer's completion was seen.
+/// What must be done before bytes that another device (a NIC) wrote into a GPU's memory are read
+/// there by work that was submitted after the writer's completion was seen.
 ///
 /// Source: CUDA driver API, `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` and
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`.
@@ -45,7 +45,8 @@ pub enum Flush {
     Needless,
     /// [`Gpu::flush_writes`].
     ByHost,
-    /// The host cannot: reading back by the NIC that wrote (a read of the last byte on the same queue pair) is left.
+    /// The host cannot: reading back by the NIC that wrote (a read of the last byte on the same
+    /// queue pair) is left.
     ByReadBack,
 }
 
@@ -74,7 +75,8 @@ const ORDERED_FOR_OWN: c_int =
 const ORDERED_FOR_ALL: c_int =
     sys::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES as c_int;
 
-// SAFETY: a context may be current on any number of threads, and the driver's functions may be called from all of them.
+// SAFETY: a context may be current on any number of threads, and the driver's functions may be
+// called from all of them.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
@@ -98,8 +100,8 @@ pub fn gpus() -> Result<u32, CudaError> {
 }
 
 impl Gpu {
-    /// The GPU of this ordinal, as the driver numbers those that `CUDA_VISIBLE_DEVICES` lets it show. All who ask get the
-    /// same one.
+    /// The GPU of this ordinal, as the driver numbers those that `CUDA_VISIBLE_DEVICES` lets it
+    /// show. All who ask get the same one.
     ///
     /// # Errors
     ///
@@ -149,8 +151,8 @@ impl Gpu {
             can_flush_by_host: false,
         };
         let (device, mut name, mut bytes) = (device(ordinal)?, [0; 128], 0);
-        // SAFETY: the driver is there (`driver()` answered); each function writes to the one value that it is given, the
-        // name at most its length.
+        // SAFETY: the driver is there (`driver()` answered); each function writes to the one value
+        // that it is given, the name at most its length.
         unsafe {
             gpu.check(
                 "cuDeviceGetName",
@@ -225,7 +227,8 @@ impl Gpu {
         self.can_share
     }
 
-    /// Whether its memory can be named by a dma-buf, which is how a NIC's driver takes it without a module of NVIDIA's.
+    /// Whether its memory can be named by a dma-buf, which is how a NIC's driver takes it without a
+    /// module of NVIDIA's.
     #[must_use]
     pub fn has_dma_buf(&self) -> bool {
         self.has_dma_buf
@@ -245,8 +248,9 @@ impl Gpu {
         }
     }
 
-    /// Makes what a NIC has written to this GPU's memory, whose completion this thread has seen, visible to work of these that
-    /// is submitted from now on. A notice of such a write is shown after this (contract line 1).
+    /// Makes what a NIC has written to this GPU's memory, whose completion this thread has seen,
+    /// visible to work of these that is submitted from now on. A notice of such a write is shown
+    /// after this (contract line 1).
     ///
     /// # Errors
     ///
@@ -400,7 +404,8 @@ fn check(ordinal: u32, call: &'static str, code: sys::CUresult) -> Result<(), Cu
 impl Drop for Gpu {
     fn drop(&mut self) {
         if !self.context.is_null() {
-            // SAFETY: retained once by this value; what it made in the context has gone before, as it holds the value.
+            // SAFETY: retained once by this value; what it made in the context has gone before, as
+            // it holds the value.
             unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
         }
     }

@@ -1,9 +1,10 @@
 //! Memory of a GPU that pleach allocates.
 //!
-//! **Invariant:** addresses are reserved once and freed at drop; the allocation behind them may be replaced by a private
-//! copy ([`CudaMemory::detach`]), after which no other process reaches them: a peer's own mapping keeps the old one. That
-//! is what a page of a memfd goes through when a peer is severed (contract line 9), with the same result. Where the copy
-//! cannot be had, nothing is behind the addresses any more: the bytes are lost, and [`CudaMemory::load`] says so.
+//! **Invariant:** addresses are reserved once and freed at drop; the allocation behind them may be
+//! replaced by a private copy ([`CudaMemory::detach`]), after which no other process reaches them:
+//! a peer's own mapping keeps the old one. That is what a page of a memfd goes through when a peer
+//! is severed (contract line 9), with the same result. Where the copy cannot be had, nothing is
+//! behind the addresses any more: the bytes are lost, and [`CudaMemory::load`] says so.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -132,17 +133,18 @@ impl CudaMemory {
         Ok(())
     }
 
-    /// Replaces the allocation by a private copy, at the same addresses: afterwards no other process reaches them,
-    /// whatever it mapped before. What the GPU is writing there meanwhile may be lost, so nothing of this process may
-    /// be under way on the memory.
+    /// Replaces the allocation by a private copy, at the same addresses: afterwards no other
+    /// process reaches them, whatever it mapped before. What the GPU is writing there meanwhile may
+    /// be lost, so nothing of this process may be under way on the memory.
     ///
-    /// Where no copy can be had (the GPU has too little free memory, or has failed) the bytes are lost: nothing is behind
-    /// the addresses afterwards, and using the memory is [`CudaError::Lost`].
+    /// Where no copy can be had (the GPU has too little free memory, or has failed) the bytes are
+    /// lost: nothing is behind the addresses afterwards, and using the memory is
+    /// [`CudaError::Lost`].
     ///
     /// # Errors
     ///
-    /// [`CudaError::Late`]: the GPU has not copied within a limit, and the memory is as it was. Other processes may still
-    /// reach it.
+    /// [`CudaError::Late`]: the GPU has not copied within a limit. The memory is not detached, and
+    /// other processes may still reach it.
     pub fn detach(&self) -> Result<(), CudaError> {
         let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_detached.load(Ordering::Relaxed) {
@@ -161,11 +163,13 @@ impl CudaMemory {
     }
 }
 
-/// Copies `bytes` between places of which one or both are memory of the GPU; returns when they are there.
+/// Copies `bytes` between places of which one or both are memory of the GPU; returns when they are
+/// there.
 ///
 /// # Safety
 ///
-/// So many bytes are readable and writable there until this returns, and nobody else touches the destination.
+/// So many bytes are readable and writable there until this returns, and nobody else touches the
+/// destination.
 pub(super) unsafe fn copy(
     gpu: &Arc<Gpu>,
     from: *const u8,
@@ -185,8 +189,9 @@ pub(super) unsafe fn copy(
     }
 }
 
-// SAFETY: the addresses are reserved, mapped for the GPU and never change until drop; only transfers and kernels that the
-// owner allowed touch them. In `Space::Cuda` nobody dereferences them on the host.
+// SAFETY: the addresses are reserved, mapped for the GPU and never change until drop; only
+// transfers and kernels that the owner allowed touch them. In `Space::Cuda` nobody dereferences
+// them on the host.
 unsafe impl Memory for CudaMemory {
     fn base(&self) -> NonNull<u8> {
         self.range.base
@@ -239,7 +244,8 @@ impl Range {
         let bytes = len.max(1).checked_next_multiple_of(unit).ok_or(too_long.clone())?;
         let _bound = gpu.bind()?;
         let mut address = 0;
-        // SAFETY: the context is current; it writes one address. No alignment, no wish for a place, no flags.
+        // SAFETY: the context is current; it writes one address. No alignment, no wish for a place,
+        // no flags.
         let code = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
         gpu.check_room("cuMemAddressReserve", code, bytes)?;
         let base = NonNull::new(address as *mut u8).ok_or(too_long)?;
@@ -250,8 +256,8 @@ impl Range {
     pub(super) fn map(&self, allocation: &Allocation) -> Result<(), CudaError> {
         let _bound = self.gpu.bind()?;
         let address = self.base.as_ptr() as u64;
-        // SAFETY: addresses reserved by this value with nothing behind them; the allocation is alive, and the mapping keeps
-        // it.
+        // SAFETY: addresses reserved by this value with nothing behind them; the allocation is
+        // alive, and the mapping keeps it.
         let code = unsafe { sys::cuMemMap(address, self.bytes, 0, allocation.handle, 0) };
         self.gpu.check("cuMemMap", code)?;
         self.is_mapped.store(true, Ordering::Relaxed);
@@ -264,14 +270,16 @@ impl Range {
     fn unmap(&self) -> Result<(), CudaError> {
         if self.is_mapped.swap(false, Ordering::Relaxed) {
             let _bound = self.gpu.bind()?;
-            // SAFETY: all of it was mapped by one call; who knew the addresses for longer than the owner broke its contract.
+            // SAFETY: all of it was mapped by one call; who knew the addresses for longer than the
+            // owner broke its contract.
             let code = unsafe { sys::cuMemUnmap(self.base.as_ptr() as u64, self.bytes) };
             self.gpu.check("cuMemUnmap", code)?;
         }
         Ok(())
     }
 
-    /// Puts a new allocation with the same bytes behind the addresses, in place of the one that is there.
+    /// Puts a new allocation with the same bytes behind the addresses, in place of the one that is
+    /// there.
     pub(super) fn replace_by_copy(&self, gpu: &Arc<Gpu>) -> Result<Allocation, CudaError> {
         let copy = Allocation::new(gpu, self.bytes)?;
         let aside = Self::reserve(gpu, self.bytes)?;
@@ -290,8 +298,8 @@ impl Range {
         Ok(copy)
     }
 
-    /// As [`Range::replace_by_copy`], or takes away what is behind the addresses where no copy can be had: then there is
-    /// no allocation.
+    /// As [`Range::replace_by_copy`], or takes away what is behind the addresses where no copy can
+    /// be had: then there is no allocation.
     ///
     /// # Errors
     ///
@@ -304,7 +312,8 @@ impl Range {
                 let (bytes, ordinal) = (self.bytes, gpu.ordinal());
                 tracing::error!(%error, bytes, ordinal, "the bytes of a GPU buffer that peers shared are lost");
                 if let Err(error) = self.unmap() {
-                    // Such a GPU does nothing more for this process, which therefore sees nothing of what others write.
+                    // Such a GPU does nothing more for this process, which therefore sees nothing
+                    // of what others write.
                     tracing::error!(%error, ordinal, "they could not be unmapped");
                 }
                 Ok(None)
@@ -364,15 +373,16 @@ impl Allocation {
         let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         // For this kind of handle the pointer is the descriptor itself.
         let name = std::ptr::without_provenance_mut(file.as_raw_fd() as usize);
-        // SAFETY: the driver looks at the descriptor, which is open, and keeps none of it; it writes one handle.
+        // SAFETY: the driver looks at the descriptor, which is open, and keeps none of it; it
+        // writes one handle.
         let code = unsafe { sys::cuMemImportFromShareableHandle(&mut handle, name, kind) };
         gpu.check("cuMemImportFromShareableHandle", code)?;
         Ok(Self { gpu: gpu.clone(), handle })
     }
 }
 
-/// Keeps a descriptor of the driver's from programs that this process starts: it stands for memory of the GPU, which they
-/// would keep allocated.
+/// Keeps a descriptor of the driver's from programs that this process starts: it stands for memory
+/// of the GPU, which they would keep allocated.
 pub(super) fn close_on_exec(file: &OwnedFd) {
     // It cannot fail for an open descriptor.
     let _ = rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC);

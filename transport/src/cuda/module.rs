@@ -30,7 +30,8 @@ impl std::fmt::Debug for Module {
 }
 
 impl Module {
-    /// The kernels of a PTX text. The driver compiles it, and keeps the result for the next process (`CUDA_CACHE_PATH`).
+    /// The kernels of a PTX text. The driver compiles it, and keeps the result for the next process
+    /// (`CUDA_CACHE_PATH`).
     ///
     /// # Errors
     ///
@@ -98,13 +99,13 @@ impl std::fmt::Debug for Kernel {
 }
 
 impl Kernel {
-    /// Puts it into a stream of the same GPU, with about a thread for each of so many pieces of work: never more blocks
-    /// than keep the GPU busy, so that a thread may have several.
+    /// Puts it into a stream of the same GPU, with about a thread for each of so many pieces of
+    /// work: never more blocks than keep the GPU busy, so that a thread may have several.
     ///
     /// # Safety
     ///
-    /// `argument` is what the kernel takes, and what it names is memory that the kernel may touch until the stream has
-    /// come past it.
+    /// `argument` is what the kernel takes, and what it names is memory that the kernel may touch
+    /// until the stream has come past it.
     ///
     /// # Errors
     ///

@@ -23,8 +23,9 @@ impl std::fmt::Debug for Imported {
 }
 
 impl Imported {
-    /// Maps all `bytes` of the allocation behind a descriptor that a process with that GPU exported, for kernels of
-    /// `reader`. The driver refuses a descriptor that is not one of its own, and a length that is not the allocation's.
+    /// Maps all `bytes` of the allocation behind a descriptor that a process with that GPU
+    /// exported, for kernels of `reader`. The driver refuses a descriptor that is not one of its
+    /// own, and a length that is not the allocation's.
     ///
     /// # Errors
     ///
@@ -46,7 +47,8 @@ impl Imported {
         self.range.base
     }
 
-    /// Keeps the addresses, and the bytes where the GPU has room for a copy, and reaches the other process no more.
+    /// Keeps the addresses, and the bytes where the GPU has room for a copy, and reaches the other
+    /// process no more.
     ///
     /// # Errors
     ///

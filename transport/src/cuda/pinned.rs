@@ -9,8 +9,8 @@ use super::driver::CudaError;
 use super::gpu::Gpu;
 use crate::memory::{Memory, Share, Space};
 
-/// Host memory whose pages are locked and that kernels and copies of the GPU reach at its own addresses. It is registered
-/// with devices as the memory under it is.
+/// Host memory whose pages are locked and that kernels and copies of the GPU reach at its own
+/// addresses. It is registered with devices as the memory under it is.
 pub struct Pinned {
     gpu: Arc<Gpu>,
     memory: Arc<dyn Memory>,
@@ -27,8 +27,8 @@ impl Pinned {
     ///
     /// # Errors
     ///
-    /// It is not host memory, the GPU cannot reach host memory at the host's addresses, or the driver refuses (a limit of
-    /// locked memory, `ulimit -l`, does not apply to it).
+    /// It is not host memory, the GPU cannot reach host memory at the host's addresses, or the
+    /// driver refuses (a limit of locked memory, `ulimit -l`, does not apply to it).
     pub fn new(gpu: &Arc<Gpu>, memory: Arc<dyn Memory>) -> Result<Arc<Self>, CudaError> {
         if memory.space() != Space::Host {
             return Err(CudaError::Unable {
@@ -41,8 +41,8 @@ impl Pinned {
             // Portable: for all GPUs; mapped: for kernels, not for copies alone.
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
             let base = memory.base().as_ptr();
-            // SAFETY: the memory is readable and writable at this address until it is dropped, which is after
-            // `cuMemHostUnregister`.
+            // SAFETY: the memory is readable and writable at this address until it is dropped,
+            // which is after `cuMemHostUnregister`.
             let code = unsafe { sys::cuMemHostRegister_v2(base.cast(), memory.len(), flags) };
             gpu.check_room("cuMemHostRegister", code, memory.len())?;
         }

@@ -11,11 +11,12 @@ use super::driver::CudaError;
 use super::gpu::Gpu;
 use super::memory::copy;
 
-/// Memory of a GPU that its owner, a framework say, frees. It is checked to be such memory, and before each use to be the
-/// same allocation still: a mistake that the driver can see is an error.
+/// Memory of a GPU that its owner, a framework say, frees. It is checked to be such memory, and
+/// before each use to be the same allocation still: a mistake that the driver can see is an error.
 ///
-/// Other processes do not map it: a mapping by a legacy handle (`cuIpcOpenMemHandle`) could not be taken back when a peer
-/// is severed, as the allocation behind these addresses cannot be replaced. It is copied to memory that can.
+/// Other processes do not map it: a mapping by a legacy handle (`cuIpcOpenMemHandle`) could not be
+/// taken back when a peer is severed, as the allocation behind these addresses cannot be replaced.
+/// It is copied to memory that can.
 #[derive(Clone, Debug)]
 pub struct ForeignMemory {
     gpu: Arc<Gpu>,
@@ -87,7 +88,8 @@ impl ForeignMemory {
     pub fn store(&self, bytes: &[u8], limit: Duration) -> Result<(), CudaError> {
         assert!(bytes.len() <= self.len, "{} bytes into {} of GPU memory", bytes.len(), self.len);
         self.expect_alive()?;
-        // SAFETY: the memory holds so many bytes (`new`), and nobody else touches them; the host's are borrowed.
+        // SAFETY: the memory holds so many bytes (`new`), and nobody else touches them; the host's
+        // are borrowed.
         unsafe { copy(&self.gpu, bytes.as_ptr(), self.base.as_ptr(), bytes.len(), limit) }
     }
 
@@ -133,7 +135,8 @@ fn allocation_of(gpu: &Gpu, address: u64) -> Result<Option<u64>, CudaError> {
     let _bound = gpu.bind()?;
     for (attribute, value) in is_device {
         let value: *mut c_void = value;
-        // SAFETY: each attribute is written to a value of the type that the driver documents for it.
+        // SAFETY: each attribute is written to a value of the type that the driver documents for
+        // it.
         match unsafe { sys::cuPointerGetAttribute(value, attribute, address) } {
             // An address that the driver does not know.
             sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(None),

@@ -11,7 +11,8 @@ use super::driver::CudaError;
 use super::gpu::Gpu;
 use crate::{clock, last_resort};
 
-/// How long [`Stream::settle`] waits for what pleach itself put into a stream: copies and kernels over bounded bytes.
+/// How long [`Stream::settle`] waits for what pleach itself put into a stream: copies and kernels
+/// over bounded bytes.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Work that a GPU does in the order in which it was put in.
@@ -47,7 +48,8 @@ impl Stream {
         Ok(Self { gpu: gpu.clone(), raw, is_owned: true })
     }
 
-    /// A stream of somebody else's: a `cudaStream_t` or `CUstream`, as of a framework; null is the default stream.
+    /// A stream of somebody else's: a `cudaStream_t` or `CUstream`, as of a framework; null is the
+    /// default stream.
     ///
     /// # Safety
     ///
@@ -100,12 +102,14 @@ impl Stream {
         self.gpu.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, mark.raw, 0) })
     }
 
-    /// Puts a copy into the stream: `bytes` from one address to another, each on a GPU or in host memory.
+    /// Puts a copy into the stream: `bytes` from one address to another, each on a GPU or in host
+    /// memory.
     ///
     /// # Safety
     ///
-    /// So many bytes are readable and writable there until the stream has come past the copy, and nobody else touches the
-    /// destination until then. Host memory that is not [`Pinned`](super::Pinned) makes the driver copy it aside first.
+    /// So many bytes are readable and writable there until the stream has come past the copy, and
+    /// nobody else touches the destination until then. Host memory that is not
+    /// [`Pinned`](super::Pinned) makes the driver copy it aside first.
     ///
     /// # Errors
     ///
@@ -124,7 +128,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// So many bytes are memory of the GPU until the stream has come past it, and nobody else touches them until then.
+    /// So many bytes are memory of the GPU until the stream has come past it, and nobody else
+    /// touches them until then.
     ///
     /// # Errors
     ///
@@ -222,12 +227,13 @@ impl Mark {
 }
 
 impl Mark {
-    /// Waits for what pleach itself has put into a stream, and what holds memory that is not pleach's to keep.
+    /// Waits for what pleach itself has put into a stream, and what holds memory that is not
+    /// pleach's to keep.
     ///
     /// # Errors
     ///
-    /// As [`Mark::is_reached`]. A GPU that does not come to the mark within a limit hangs: then the process is aborted,
-    /// since the memory may not be given back while the GPU writes there.
+    /// As [`Mark::is_reached`]. A GPU that does not come to the mark within a limit hangs: then the
+    /// process is aborted, since the memory may not be given back while the GPU writes there.
     pub fn wait_or_abort(&self) -> Result<(), CudaError> {
         match self.wait(SETTLE_LIMIT) {
             Err(error @ CudaError::Late { .. }) => {
@@ -241,7 +247,8 @@ impl Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         if let Ok(_bound) = self.gpu.bind() {
-            // SAFETY: made by `new`, destroyed once; streams that wait for it are served all the same.
+            // SAFETY: made by `new`, destroyed once; streams that wait for it are served all the
+            // same.
             unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
     }

@@ -1,11 +1,12 @@
 //! One bell for a futex word and a file: a thread sleeps on the file, and rings the word.
 //!
-//! The thread waits on an epoll of its own in which the file is listed for one shot. [`Bridge::arm`] loads the shot,
-//! [`Bridge::disarm`] takes it out again: one system call each, and only of who really goes to sleep. A busy poller wakes
-//! nobody.
+//! The thread waits on an epoll of its own in which the file is listed for one shot.
+//! [`Bridge::arm`] loads the shot, [`Bridge::disarm`] takes it out again: one system call each, and
+//! only of who really goes to sleep. A busy poller wakes nobody.
 //!
-//! **Invariant:** from `arm` to `disarm` the file does not stay readable without the word having been rung: loading the
-//! shot looks at the file, and so does everything that makes it readable later.
+//! **Invariant:** from `arm` to `disarm` the file does not stay readable without the word having
+//! been rung: loading the shot looks at the file, and so does everything that makes it readable
+//! later.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -50,7 +51,8 @@ impl Bridge {
         Ok(Self { epoll, stop, thread: Some(thread), is_armed: false, process: Process::current() })
     }
 
-    /// From now on the word is rung when the file is readable. An error: look again instead of sleeping.
+    /// From now on the word is rung when the file is readable. An error: look again instead of
+    /// sleeping.
     pub(super) fn arm(&mut self, file: &OwnedFd) -> io::Result<()> {
         self.set(file, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)?;
         self.is_armed = true;
@@ -61,7 +63,8 @@ impl Bridge {
     pub(super) fn disarm(&mut self, file: &OwnedFd) {
         if self.is_armed {
             self.is_armed = false;
-            // It cannot fail for a file that is listed; and if it did, the word would be rung once in vain.
+            // It cannot fail for a file that is listed; and if it did, the word would be rung once
+            // in vain.
             let _ = self.set(file, epoll::EventFlags::ONESHOT);
         }
     }

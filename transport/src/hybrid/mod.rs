@@ -1,24 +1,27 @@
 //! `hybrid`: shared memory where a peer is on this host, sockets or RDMA across.
 //!
-//! One device over an [`ShmDevice`] and a [`TcpDevice`] or [`VerbsDevice`]. **Invariant:** each pair of ranks is joined by
-//! exactly one of them, told when the device is made and the same at both ends; whatever is about a peer goes to that one
-//! alone. So a peer is lost once, by whoever watches it, and severed by whoever joins it; and what the contract says of a
-//! pair holds because it holds there.
+//! One device over an [`ShmDevice`] and a [`TcpDevice`] or [`VerbsDevice`]. **Invariant:** each
+//! pair of ranks is joined by exactly one of them, told when the device is made and the same at
+//! both ends; whatever is about a peer goes to that one alone. So a peer is lost once, by whoever
+//! watches it, and severed by whoever joins it; and what the contract says of a pair holds because
+//! it holds there.
 //!
 //! What is not about one peer:
 //!
-//! * **Keys.** A region has one key on both. Sockets list it under that which shared memory gives it ([`TcpDevice::adopt`]);
-//!   RDMA has to give its own, which holds the NIC's, and shared memory lists it under that ([`ShmDevice::register_as`]).
-//!   Nothing is translated on the way of data, and a key is as dead on both as its generation is, since both hear of the
-//!   last handle's end ([`Both`]). Memory that cannot be mapped is refused, as by shared memory: a region of a device is one
-//!   that every peer reaches. Slices that a caller lends are therefore staged.
-//! * **The bell** is shared memory's word. A thread sleeps on the file of the other one while this device is armed, and rings
-//!   the word ([`bridge`]).
-//! * **Severing a neighbour** takes local regions away from all neighbours, as on shared memory; peers across keep them over
-//!   sockets. A NIC would go on with the pages that were replaced, which nobody sees any more: over RDMA regions are taken
-//!   away from peers across as well ([`VerbsDevice::withdraw`]).
-//! * **Polling** looks at both, in turn first at the one and first at the other, so that neither keeps the other's events
-//!   out of a vector that is always full.
+//! * **Keys.** A region has one key on both. Sockets list it under that which shared memory gives
+//!   it ([`TcpDevice::adopt`]); RDMA has to give its own, which holds the NIC's, and shared memory
+//!   lists it under that ([`ShmDevice::register_as`]). Nothing is translated on the way of data,
+//!   and a key is as dead on both as its generation is, since both hear of the last handle's end
+//!   ([`Both`]). Memory that cannot be mapped is refused, as by shared memory: a region of a device
+//!   is one that every peer reaches. Slices that a caller lends are therefore staged.
+//! * **The bell** is shared memory's word. A thread sleeps on the file of the other one while this
+//!   device is armed, and rings the word ([`bridge`]).
+//! * **Severing a neighbour** takes local regions away from all neighbours, as on shared memory;
+//!   peers across keep them over sockets. A NIC would go on with the pages that were replaced,
+//!   which nobody sees any more: over RDMA regions are taken away from peers across as well
+//!   ([`VerbsDevice::withdraw`]).
+//! * **Polling** looks at both, in turn first at the one and first at the other, so that neither
+//!   keeps the other's events out of a vector that is always full.
 
 mod bridge;
 
@@ -128,7 +131,8 @@ pub struct HybridDevice {
 }
 
 impl HybridDevice {
-    /// A device that reaches each rank by the route at its number, sockets across; the peers' devices must agree.
+    /// A device that reaches each rank by the route at its number, sockets across; the peers'
+    /// devices must agree.
     ///
     /// # Errors
     ///
@@ -172,7 +176,8 @@ impl HybridDevice {
             Across::Verbs(verbs) => verbs.replace_registry(both),
         }
         let bridge = Bridge::new(rank, across.bell_file(), shm.ringer()).map_err(OpenError::Bell)?;
-        // What a device says holds for all its peers. RDMA's devices may take less than neighbours could.
+        // What a device says holds for all its peers. RDMA's devices may take less than neighbours
+        // could.
         shm.limit_transfers(across.device().caps().transfer_bytes_max);
         let (here, there) = (shm.caps(), across.device().caps());
         let caps = Caps {
@@ -185,7 +190,8 @@ impl HybridDevice {
         Ok(Self { bridge, shm, across, routes, caps, cache: Cache::default(), next: Route::Shm })
     }
 
-    /// Who joins this rank to `peer`; the one across, which refuses it, where there is no such rank.
+    /// Who joins this rank to `peer`; the one across, which refuses it, where there is no such
+    /// rank.
     fn to(&self, peer: Rank) -> &dyn Device {
         match self.routes.get(peer as usize) {
             Some(Route::Shm) => &self.shm,
@@ -312,7 +318,8 @@ unsafe impl Device for HybridDevice {
 
     fn arm(&mut self) -> Option<Bell> {
         self.across.device_mut().arm()?;
-        // Before the word is armed: what the bridge rings from now on keeps the word from being armed, or rings it.
+        // Before the word is armed: what the bridge rings from now on keeps the word from being
+        // armed, or rings it.
         self.bridge.arm(self.across.bell_file()).ok()?;
         self.shm.arm()
     }

@@ -13,8 +13,9 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_
 
 use super::{MEMORY_ALIGN_BYTES, Memory, Share, Space};
 
-/// The bytes of another [`Memory`] of this process, at an address of its own: what one simulated rank sees of another
-/// rank's memory. After [`Alias::cut`] it keeps the bytes it last showed and reaches nobody.
+/// The bytes of another [`Memory`] of this process, at an address of its own: what one simulated
+/// rank sees of another rank's memory. After [`Alias::cut`] it keeps the bytes it last showed and
+/// reaches nobody.
 pub struct Alias {
     base: NonNull<u8>,
     len: usize,
@@ -43,17 +44,17 @@ impl Alias {
         let len = memory.len();
         let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases no reference of ours: registered
-        // memory is touched through raw pointers only.
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases no reference of
+        // ours: registered memory is touched through raw pointers only.
         let base =
             unsafe { mmap(std::ptr::null_mut(), mapped_bytes, protection, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         Ok(Arc::new(Self { base, len, mapped_bytes, memory }))
     }
 
-    /// Replaces the view by a private copy at the same addresses. Nobody may write the memory meanwhile (a write in
-    /// between would be missing from the copy); the simulator has one thread. Pages that nobody has written take no memory in
-    /// the copy either.
+    /// Replaces the view by a private copy at the same addresses. Nobody may write the memory
+    /// meanwhile (a write in between would be missing from the copy); the simulator has one thread.
+    /// Pages that nobody has written take no memory in the copy either.
     ///
     /// # Errors
     ///
@@ -67,7 +68,8 @@ impl Alias {
         };
         let moved = self.copy_written(file, offset, copy.cast()).and_then(|()| {
             let (base, bytes) = (self.base.as_ptr().cast(), self.mapped_bytes);
-            // SAFETY: replaces exactly the pages that this value mapped and owns, in one step; they stay readable and writable.
+            // SAFETY: replaces exactly the pages that this value mapped and owns, in one step; they
+            // stay readable and writable.
             unsafe { mremap_fixed(copy, bytes, bytes, MremapFlags::MAYMOVE, base) }.map_err(io::Error::from)
         });
         if moved.is_err() {
@@ -77,12 +79,13 @@ impl Alias {
         moved.map(drop)
     }
 
-    /// Copies the pages of the file that have been written. To read the others through a mapping would make the kernel
-    /// allocate them.
+    /// Copies the pages of the file that have been written. To read the others through a mapping
+    /// would make the kernel allocate them.
     fn copy_written(&self, file: BorrowedFd<'_>, offset: u64, copy: *mut u8) -> io::Result<()> {
         let mut from = 0;
         while let Some(piece) = next_written(file, offset, from..self.len)? {
-            // SAFETY: the piece lies in the `len` bytes that are mapped both at `base` and at `copy`, which overlap nowhere.
+            // SAFETY: the piece lies in the `len` bytes that are mapped both at `base` and at
+            // `copy`, which overlap nowhere.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     self.base.as_ptr().add(piece.start),
@@ -103,7 +106,8 @@ fn file_of(memory: &dyn Memory) -> io::Result<(BorrowedFd<'_>, u64)> {
     }
 }
 
-/// The first piece of the range that holds data, counted from the memory's first byte, which lies at `offset` in the file.
+/// The first piece of the range that holds data, counted from the memory's first byte, which lies
+/// at `offset` in the file.
 fn next_written(file: BorrowedFd<'_>, offset: u64, range: Range<usize>) -> io::Result<Option<Range<usize>>> {
     let start = match seek(file, SeekFrom::Data(offset + range.start as u64)) {
         Ok(start) => (start - offset) as usize,
@@ -120,7 +124,8 @@ fn next_written(file: BorrowedFd<'_>, offset: u64, range: Range<usize>) -> io::R
 
 impl Drop for Alias {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of` (or `cut`) with this length; no pointer into it outlives the value (see `Memory`).
+        // SAFETY: mapped in `of` (or `cut`) with this length; no pointer into it outlives the value
+        // (see `Memory`).
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
     }
 }

@@ -1,12 +1,14 @@
 //! From which memory node pages are taken, on machines that have several.
 //!
-//! A page is taken when it is first touched, from the node of whoever touches it. For memory that is shared that is often
-//! the wrong one: a peer writes a result into a rank's output, or a notice into its cells, before the rank itself has
-//! looked there, and from then on the rank reads its own memory from afar. So the owner says where its pages are to be
-//! taken from, once, when it makes the memory: such a policy belongs to the file, and holds whoever touches it.
+//! A page is taken when it is first touched, from the node of whoever touches it. For memory that
+//! is shared that is often the wrong one: a peer writes a result into a rank's output, or a notice
+//! into its cells, before the rank itself has looked there, and from then on the rank reads its own
+//! memory from afar. So the owner says where its pages are to be taken from, once, when it makes
+//! the memory: such a policy belongs to the file, and holds whoever touches it.
 //!
-//! The node is the one that the owner's thread runs on then: keep a rank on its processors before it joins, as launchers do
-//! (`pleach run`, `mpirun --bind-to numa`, `srun --cpu-bind`, `numactl`). Where the node has no page left others give theirs.
+//! The node is the one that the owner's thread runs on then: keep a rank on its processors before
+//! it joins, as launchers do (`pleach run`, `mpirun --bind-to numa`, `srun --cpu-bind`, `numactl`).
+//! Where the node has no page left others give theirs.
 
 use std::ffi::c_ulong;
 use std::ptr::NonNull;
@@ -16,14 +18,15 @@ const NODES_MAX: usize = 1024;
 
 const WORD_BITS: usize = c_ulong::BITS as usize;
 
-/// Asks for pages of this thread's node, in a shared mapping of ours that nobody has touched. Where the system has no nodes
-/// nothing changes.
+/// Asks for pages of this thread's node, in a shared mapping of ours that nobody has touched. Where
+/// the system has no nodes nothing changes.
 pub(crate) fn prefer_own_node(base: NonNull<u8>, bytes: usize) {
     let Some(node) = own_node().filter(|node| *node < NODES_MAX) else { return };
     let mut nodes = [0 as c_ulong; NODES_MAX / WORD_BITS];
     nodes[node / WORD_BITS] |= 1 << (node % WORD_BITS);
-    // SAFETY: the mask is as long as the call says (it counts one bit more than there is), and read only during the call;
-    // where pages are taken from changes no byte. A refusal leaves it to the first touch.
+    // SAFETY: the mask is as long as the call says (it counts one bit more than there is), and read
+    // only during the call; where pages are taken from changes no byte. A refusal leaves it to the
+    // first touch.
     let _ = unsafe {
         libc::syscall(
             libc::SYS_mbind,

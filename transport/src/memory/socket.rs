@@ -1,7 +1,8 @@
 //! Registered memory and sockets: sending straight out of a slice, receiving straight into one.
 //!
-//! The safe surface of what `tcp` does with raw memory. **Invariant:** every address given to the kernel lies inside a
-//! slice or a buffer that is borrowed for the whole call, and the kernel keeps none of them afterwards.
+//! The safe surface of what `tcp` does with raw memory. **Invariant:** every address given to the
+//! kernel lies inside a slice or a buffer that is borrowed for the whole call, and the kernel keeps
+//! none of them afterwards.
 
 use std::io;
 use std::marker::PhantomData;
@@ -68,8 +69,9 @@ impl<'a> Gather<'a> {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.vectors.as_ptr().cast_mut();
         message.msg_iovlen = self.len as _;
-        // SAFETY: the vectors name bytes that are borrowed for 'a, which outlives this call (slices keep their memory
-        // alive and readable); the kernel only reads them, and writes neither the vectors nor the header.
+        // SAFETY: the vectors name bytes that are borrowed for 'a, which outlives this call (slices
+        // keep their memory alive and readable); the kernel only reads them, and writes neither the
+        // vectors nor the header.
         let sent =
             unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
@@ -89,13 +91,15 @@ impl Slice {
             bytes.len(),
             self.len()
         );
-        // SAFETY: inside the slice (checked above), whose memory is alive and writable; `bytes` is a reference and
-        // registered memory is never borrowed while transfers may touch it, so they do not overlap.
+        // SAFETY: inside the slice (checked above), whose memory is alive and writable; `bytes` is
+        // a reference and registered memory is never borrowed while transfers may touch it, so they
+        // do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(at), bytes.len()) }
     }
 
-    /// Receives at most `limit` bytes into the slice from byte `at` on, and what comes after them into `tail`, in one
-    /// call that does not block. Returns how many bytes came in all; zero means that the peer has closed.
+    /// Receives at most `limit` bytes into the slice from byte `at` on, and what comes after them
+    /// into `tail`, in one call that does not block. Returns how many bytes came in all; zero means
+    /// that the peer has closed.
     ///
     /// # Panics
     ///
@@ -120,24 +124,26 @@ impl Slice {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = vectors.as_ptr().cast_mut();
         message.msg_iovlen = if tail.is_empty() { 1 } else { 2 };
-        // SAFETY: the first vector lies inside the slice (checked above), whose memory is alive and writable and is
-        // touched through raw pointers only; the second is borrowed mutably for this call. The kernel writes at most
-        // their lengths and keeps no address.
+        // SAFETY: the first vector lies inside the slice (checked above), whose memory is alive and
+        // writable and is touched through raw pointers only; the second is borrowed mutably for
+        // this call. The kernel writes at most their lengths and keeps no address.
         let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
         usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Carries out an atomic on the word that this slice is; `None` when it is not 8 aligned bytes. Returns the old
-    /// value.
+    /// Carries out an atomic on the word that this slice is; `None` when it is not 8 aligned bytes.
+    /// Returns the old value.
     pub(crate) fn atomic(&self, operation: AtomicOp) -> Option<u64> {
         let word = self.as_ptr().cast::<u64>();
         if self.len() != size_of::<u64>() || !word.is_aligned() {
             return None;
         }
-        // SAFETY: eight aligned bytes inside a live region (checked above); they are accessed concurrently only as a
-        // transfer's bytes may be, through raw pointers, and by other atomics.
+        // SAFETY: eight aligned bytes inside a live region (checked above); they are accessed
+        // concurrently only as a transfer's bytes may be, through raw pointers, and by other
+        // atomics.
         let word = unsafe { AtomicU64::from_ptr(word) };
-        // AcqRel: pairs with itself, so what one rank published before its atomic is seen by the next one's.
+        // AcqRel: pairs with itself, so what one rank published before its atomic is seen by the
+        // next one's.
         Some(match operation {
             AtomicOp::Add(value) => word.fetch_add(value, Ordering::AcqRel),
             AtomicOp::CompareSwap { expected, new } => word

@@ -1,9 +1,10 @@
 //! Reads who this process is from arguments and from the variables that launchers set.
 //!
-//! [`parse`] is a pure function of the explicit values, a map of variables and a few facts about the process. Rank and
-//! world size come together from the first of: arguments, `PLEACH_*`, torchrun, Open MPI, Hydra, srun. Where to meet,
-//! the secret, the host's name and the interface come from arguments or `PLEACH_*` whoever said the rank, and only
-//! where those are silent from the launcher. `PLEACH_JOIN_TIMEOUT` says how many seconds ranks wait for each other.
+//! [`parse`] is a pure function of the explicit values, a map of variables and a few facts about
+//! the process. Rank and world size come together from the first of: arguments, `PLEACH_*`,
+//! torchrun, Open MPI, Hydra, srun. Where to meet, the secret, the host's name and the interface
+//! come from arguments or `PLEACH_*` whoever said the rank, and only where those are silent from
+//! the launcher. `PLEACH_JOIN_TIMEOUT` says how many seconds ranks wait for each other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -47,7 +48,8 @@ pub struct Surroundings {
     pub temporary: PathBuf,
     /// The user's number.
     pub user: u32,
-    /// Hydra's proxy among the ancestors: its number and when it was started. It is the same for all local ranks.
+    /// Hydra's proxy among the ancestors: its number and when it was started. It is the same for
+    /// all local ranks.
     pub hydra_proxy: Option<(u32, u64)>,
 }
 
@@ -229,7 +231,8 @@ const LAUNCHERS: [Names; 5] = [
         mark: None,
     },
     Names {
-        // A batch script has SLURM_PROCID=0 without being a rank; only a step has a node list of its own.
+        // A batch script has SLURM_PROCID=0 without being a rank; only a step has a node list of
+        // its own.
         launcher: Launcher::Srun,
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
@@ -310,7 +313,8 @@ fn launcher_rendezvous(
             return tcp(host, u64::from(port) + 1, "MASTER_ADDR");
         }
         Launcher::OpenMpi if all_local("OMPI_COMM_WORLD_LOCAL_SIZE")? => {
-            // The first is the job's number, the others hold random parts: together nothing else has them.
+            // The first is the job's number, the others hold random parts: together nothing else
+            // has them.
             let parts = [
                 "PMIX_NAMESPACE",
                 "OMPI_MCA_orte_precondition_transports",
@@ -397,13 +401,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Hydra's proxy on this host: the ancestor of this name. Ranks may be started by scripts, so the parent is not enough.
+/// Hydra's proxy on this host: the ancestor of this name. Ranks may be started by scripts, so the
+/// parent is not enough.
 fn hydra_proxy() -> Option<(u32, u64)> {
     let mut process = std::process::id();
     for _ in 0..ANCESTORS_MAX {
         let status =
             std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat")).ok()?;
-        // `pid (name) state parent ... start`: the name may hold anything, so the fields count from its last bracket.
+        // `pid (name) state parent ... start`: the name may hold anything, so the fields count from
+        // its last bracket.
         let (head, fields) = status.rsplit_once(") ")?;
         let fields: Vec<_> = fields.split(' ').collect();
         if head.split_once('(').is_some_and(|(_, name)| name.starts_with("hydra_pmi_proxy")) {

@@ -39,8 +39,8 @@ impl fmt::Display for Fabric {
 /// Which kind of device to take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FabricChoice {
-    /// Shared memory between ranks that can share it; between all others RDMA where each rank has a device whose ports reach
-    /// each other, else sockets.
+    /// Shared memory between ranks that can share it; between all others RDMA where each rank has a
+    /// device whose ports reach each other, else sockets.
     #[default]
     Auto,
     /// This one or none: where it cannot be had that is an error, never another fabric.

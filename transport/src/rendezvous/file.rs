@@ -1,12 +1,14 @@
 //! A store in a folder that all ranks can write.
 //!
-//! Rank 0 makes a folder for this one job inside the given one, and puts its name into the file `current` by renaming;
-//! a key is a file there. **Invariant:** the job that `current` names is alive exactly as long as rank 0 holds a lock
-//! (`flock`) on that job's file `alive`, which the kernel releases when rank 0's process ends, so what an earlier job
-//! left behind is recognised, never used, and removed by the next rank 0.
+//! Rank 0 makes a folder for this one job inside the given one, and puts its name into the file
+//! `current` by renaming; a key is a file there. **Invariant:** the job that `current` names is
+//! alive exactly as long as rank 0 holds a lock (`flock`) on that job's file `alive`, which the
+//! kernel releases when rank 0's process ends, so what an earlier job left behind is recognised,
+//! never used, and removed by the next rank 0.
 //!
-//! The folder, and all that is in it, must belong to this user, and nobody else may write it; a job's own folder is closed to
-//! others altogether, as what its ranks tell each other there lets in whoever knows it ([`folder`]).
+//! The folder, and all that is in it, must belong to this user, and nobody else may write it; a
+//! job's own folder is closed to others altogether, as what its ranks tell each other there lets in
+//! whoever knows it ([`folder`]).
 
 mod folder;
 
@@ -73,8 +75,9 @@ struct Owner {
 }
 
 impl FileStore {
-    /// Opens the table in `folder`: rank 0 makes it, the others wait for that until the deadline. The folder is made if
-    /// it does not exist; `private` says that it belongs to this job and user alone, and goes away with the job.
+    /// Opens the table in `folder`: rank 0 makes it, the others wait for that until the deadline.
+    /// The folder is made if it does not exist; `private` says that it belongs to this job and user
+    /// alone, and goes away with the job.
     ///
     /// # Errors
     ///
@@ -148,7 +151,8 @@ impl FileStore {
                 let folder = folder.path().to_owned();
                 return Err(OpenError::NoRankZero { folder, waited: attempts.waited() });
             }
-            // Rank 0 may have closed an earlier job of these ranks, and removed its folder; the next job is in a new one.
+            // Rank 0 may have closed an earlier job of these ranks, and removed its folder; the
+            // next job is in a new one.
             if let Ok(reached) = reach() {
                 folder = reached;
             }

@@ -1,5 +1,5 @@
-//! Between a device that is only being tried and the responder of the group: what peers say is kept until all ranks
-//! have agreed on the device, and forgotten if they take another one.
+//! Between a device that is only being tried and the responder of the group: what peers say is kept
+//! until all ranks have agreed on the device, and forgotten if they take another one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,7 +29,8 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Hands over what was kept, in order, and everything from now on. Gives the replies that are to be posted.
+    /// Hands over what was kept, in order, and everything from now on. Gives the replies that are
+    /// to be posted.
     pub(super) fn open(&self, responder: &Arc<dyn Responder>) -> Vec<(Rank, Vec<u8>)> {
         // Held meanwhile, so that nothing newer overtakes.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);

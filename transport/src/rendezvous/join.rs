@@ -1,9 +1,12 @@
-//! The meeting: ranks claim their numbers, compare what must be equal, agree on a fabric and connect.
+//! The meeting: ranks claim their numbers, compare what must be equal, agree on a fabric and
+//! connect.
 //!
-//! Everything is said through the store, in rounds: each rank writes its line, then reads everybody's. **Invariants:**
-//! all ranks take the same fabric and agree on who is on which host, because each decides from the same lines; and no rank returns before every rank is
-//! connected to all others, so what a caller sends at once reaches a peer that is ready for it. Devices always have a secret:
-//! the user's, or one that rank 0 makes and tells over the store, which lets in only who may join.
+//! Everything is said through the store, in rounds: each rank writes its line, then reads
+//! everybody's. **Invariants:** all ranks take the same fabric and agree on who is on which host,
+//! because each decides from the same lines; and no rank returns before every rank is connected to
+//! all others, so what a caller sends at once reaches a peer that is ready for it. Devices always
+//! have a secret: the user's, or one that rank 0 makes and tells over the store, which lets in only
+//! who may join.
 
 mod meeting;
 mod reach_error;
@@ -49,20 +52,23 @@ pub struct Joined {
     pub local_rank: Option<u32>,
     /// How many of the ranks, this one included, are on this host and share its processors.
     pub ranks_here: u32,
-    /// Whether these are more than the processors that they may run on: of those that have no others than this rank has.
+    /// Whether these are more than the processors that they may run on: of those that have no
+    /// others than this rank has.
     pub is_crowded: bool,
     /// Which fabric was agreed on.
     pub fabric: Fabric,
-    /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory, where the fabric does.
+    /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory,
+    /// where the fabric does.
     pub hosts: Vec<u32>,
     /// Connected to all peers.
     pub device: Box<dyn Device>,
     /// Events that came after `Connected`, for who polls from now on.
     pub events: Vec<Event>,
-    /// Where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until the job ends: it tells
-    /// processes that come too often that all ranks are there.
+    /// Where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until the job
+    /// ends: it tells processes that come too often that all ranks are there.
     pub store: Option<Box<dyn Store>>,
-    /// When [`JoinOptions::timeout`] has passed: for what ranks go on to tell each other in the store.
+    /// When [`JoinOptions::timeout`] has passed: for what ranks go on to tell each other in the
+    /// store.
     pub deadline: Nanos,
 }
 

@@ -1,11 +1,13 @@
 //! Where a rank listens for its peers.
 //!
-//! Ranks of one host listen on loopback. Ranks of several hosts listen where the rendezvous is reached from: a rank on its own
-//! address of the connection to the store; rank 0, whose connection may stay inside its host, on the address at which the
-//! others found the store. Ranks that meet in a folder take the address of the default route, or the only address of their
-//! host. `PLEACH_INTERFACE` goes before all of these.
+//! Ranks of one host listen on loopback. Ranks of several hosts listen where the rendezvous is
+//! reached from: a rank on its own address of the connection to the store; rank 0, whose connection
+//! may stay inside its host, on the address at which the others found the store. Ranks that meet in
+//! a folder take the address of the default route, or the only address of their host.
+//! `PLEACH_INTERFACE` goes before all of these.
 //!
-//! **Invariant:** ranks of several hosts listen on no loopback address, and on no address without a secret.
+//! **Invariant:** ranks of several hosts listen on no loopback address, and on no address without a
+//! secret.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -16,7 +18,8 @@ use super::{StorePath, World};
 use crate::Rank;
 use crate::tcp::{self, interface_addresses};
 
-/// Addresses that nobody has, of ranges that are set aside for documents: the way there is the default route.
+/// Addresses that nobody has, of ranges that are set aside for documents: the way there is the
+/// default route.
 const ANYWHERE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
@@ -62,7 +65,8 @@ impl fmt::Display for NoAddress {
     }
 }
 
-/// The address on which the rank of `world` listens for the ranks that said these records; `None`: loopback.
+/// The address on which the rank of `world` listens for the ranks that said these records; `None`:
+/// loopback.
 ///
 /// # Errors
 ///
@@ -85,8 +89,8 @@ fn two_hosts(records: &[Record]) -> Option<(Rank, Rank)> {
     Some((0, other as Rank))
 }
 
-/// Whether both are on one host, with one loopback. Names of machines may be copied with the machine; then the addresses by which
-/// the two reach the store tell them apart.
+/// Whether both are on one host, with one loopback. Names of machines may be copied with the
+/// machine; then the addresses by which the two reach the store tell them apart.
 fn is_one_network(one: &Record, other: &Record) -> bool {
     let is_one_address = match (one.path, other.path) {
         (Some(one), Some(other)) => {
@@ -124,7 +128,8 @@ impl Addresses for Kernel {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        // Connecting a datagram socket sends nothing: it only asks for the route. Port 9 is the one for what is thrown away.
+        // Connecting a datagram socket sends nothing: it only asks for the route. Port 9 is the one
+        // for what is thrown away.
         let socket = UdpSocket::bind((any, 0)).ok()?;
         socket.connect((target, 9)).ok()?;
         socket.local_addr().ok().map(|address: SocketAddr| address.ip())
@@ -170,7 +175,8 @@ fn find(
     }
 }
 
-/// Whether ranks of other hosts may reach it; a link-local address says nothing without its interface.
+/// Whether ranks of other hosts may reach it; a link-local address says nothing without its
+/// interface.
 fn is_reachable(address: &IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     !address.is_loopback() && !address.is_unspecified() && !is_link_local

@@ -1,10 +1,12 @@
 //! How ranks find each other: who is there, where, and with which settings.
 //!
-//! [`World`] says who this process is (from arguments or from a launcher's variables), a [`Store`] is a small table
-//! that all ranks of a job can reach ([`FileStore`], [`TcpStore`]), and [`join()`] is the meeting: all ranks claim their
-//! numbers, compare what must be equal, agree on a fabric and connect.
+//! [`World`] says who this process is (from arguments or from a launcher's variables), a [`Store`]
+//! is a small table that all ranks of a job can reach ([`FileStore`], [`TcpStore`]), and [`join()`]
+//! is the meeting: all ranks claim their numbers, compare what must be equal, agree on a fabric and
+//! connect.
 //!
-//! **Invariant:** every wait ends at a deadline, with an error that names the ranks that did not come.
+//! **Invariant:** every wait ends at a deadline, with an error that names the ranks that did not
+//! come.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -71,8 +73,8 @@ pub enum Claim {
 
 /// A small table that all ranks of one job share. Values are written once and never change.
 ///
-/// Keys consist of lower-case letters, digits, `-` and `/`. No call lasts longer than its deadline, and dropping the store
-/// no longer than the deadline of the last call.
+/// Keys consist of lower-case letters, digits, `-` and `/`. No call lasts longer than its deadline,
+/// and dropping the store no longer than the deadline of the last call.
 pub trait Store: Send {
     /// Sets `key`, which nobody else sets.
     ///
@@ -88,21 +90,25 @@ pub trait Store: Send {
     /// See [`StoreError`].
     fn claim(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<Claim, StoreError>;
 
-    /// The values of all `keys`, once they are there. Waits for them until `until`, and for the store's answer until
-    /// `deadline`.
+    /// The values of all `keys`, once they are there. Waits for them until `until`, and for the
+    /// store's answer until `deadline`.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Missing`] at `until`, [`StoreError::Failed`] as soon as any rank called [`Store::fail`].
+    /// [`StoreError::Missing`] at `until`, [`StoreError::Failed`] as soon as any rank called
+    /// [`Store::fail`].
     fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError>;
 
-    /// Ends the waiting of all ranks with this reason (the first one given counts). Tries, but does not insist.
+    /// Ends the waiting of all ranks with this reason (the first one given counts). Tries, but does
+    /// not insist.
     fn fail(&mut self, reason: &str, deadline: Nanos);
 
-    /// Says that all ranks are here: who comes later belongs to another job. Only rank 0's call has an effect.
+    /// Says that all ranks are here: who comes later belongs to another job. Only rank 0's call has
+    /// an effect.
     fn seal(&mut self, deadline: Nanos);
 
-    /// The ends of the connection by which this rank reaches the store; `None` for a store that needs none.
+    /// The ends of the connection by which this rank reaches the store; `None` for a store that
+    /// needs none.
     fn path(&self) -> Option<StorePath> {
         None
     }

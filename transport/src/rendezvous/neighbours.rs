@@ -1,12 +1,13 @@
 //! Who is on this host: whom this rank can hand memory to.
 //!
-//! Two ranks are neighbours when a memfd that each passes to the other over an abstract Unix socket arrives there and
-//! maps, and their `PLEACH_HOST` agrees. Names of hosts and machines are not asked: containers share or hide them as they
-//! like, and shared memory needs what is tried here.
+//! Two ranks are neighbours when a memfd that each passes to the other over an abstract Unix socket
+//! arrives there and maps, and their `PLEACH_HOST` agrees. Names of hosts and machines are not
+//! asked: containers share or hide them as they like, and shared memory needs what is tried here.
 //!
-//! Of two ranks the higher one knocks at the other's [`Door`], which a thread answers until all ranks have told what they
-//! found. **Invariant:** a door is there before its address is told, so one that is not found is on another host, and
-//! nobody waits to learn that. All ranks make the same [`Hosts`] of the same answers.
+//! Of two ranks the higher one knocks at the other's [`Door`], which a thread answers until all
+//! ranks have told what they found. **Invariant:** a door is there before its address is told, so
+//! one that is not found is on another host, and nobody waits to learn that. All ranks make the
+//! same [`Hosts`] of the same answers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -64,7 +65,8 @@ impl Distance {
         LETTERS.iter().find(|(_, other)| *other == letter).map(|(distance, _)| *distance)
     }
 
-    /// Why they are no neighbours, for people. `same_machine` makes the words clearer and decides nothing.
+    /// Why they are no neighbours, for people. `same_machine` makes the words clearer and decides
+    /// nothing.
     #[must_use]
     pub fn reason(self, same_machine: bool) -> &'static str {
         match self {
@@ -138,13 +140,15 @@ fn answer_all(listener: &OwnedFd, stop: &OwnedFd) {
     }
 }
 
-/// Takes a descriptor, and gives one back if it maps. Ends when it is to stop, whatever who knocked still has to say.
+/// Takes a descriptor, and gives one back if it maps. Ends when it is to stop, whatever who knocked
+/// still has to say.
 fn answer(stream: OwnedFd, stop: &OwnedFd) -> Result<(), Distance> {
     take(&stream, now() + ANSWER_LIMIT, Some(stop))?;
     give(&stream)
 }
 
-/// Finds out whether whose door this is, is a neighbour. Waits for an answer until `deadline`, and 10 s at most.
+/// Finds out whether whose door this is, is a neighbour. Waits for an answer until `deadline`, and
+/// 10 s at most.
 #[must_use]
 pub fn knock(door: &str, deadline: Nanos) -> Distance {
     let until = deadline.min(now() + ANSWER_LIMIT);
@@ -319,7 +323,8 @@ mod tests {
         let door = Door::open().expect("the system gives a socket");
         let name = socket::parse_text(door.address()).expect("an address");
         let silent = socket::dial(name).expect("it is answered");
-        // Most likely the thread waits for its word by then; where it does not, the door closes all the sooner.
+        // Most likely the thread waits for its word by then; where it does not, the door closes all
+        // the sooner.
         let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
         let closing = now();
         drop(door);

@@ -15,14 +15,16 @@ const FAILED: &str = "failed";
 /// How long the whole store is waited in before it is looked whether the part's meeting has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The keys of a store that begin with a name: a store of its own, as long as the whole one is there.
+/// The keys of a store that begin with a name: a store of its own, as long as the whole one is
+/// there.
 pub struct PartOfStore {
     whole: Arc<Mutex<Box<dyn Store>>>,
     name: String,
 }
 
 impl PartOfStore {
-    /// The part of this name (lower-case letters, digits and `-`), which no other part of the store has.
+    /// The part of this name (lower-case letters, digits and `-`), which no other part of the store
+    /// has.
     #[must_use]
     pub fn new(whole: Arc<Mutex<Box<dyn Store>>>, name: &str) -> Self {
         Self { whole, name: name.to_owned() }

@@ -1,4 +1,5 @@
-//! What a rank says about itself when it comes: lines of text, so that a person can read them in a file store.
+//! What a rank says about itself when it comes: lines of text, so that a person can read them in a
+//! file store.
 
 use std::fmt;
 
@@ -19,8 +20,8 @@ pub(super) struct Record {
     pub(super) process: u32,
     /// Name of the host, for people.
     pub(super) host_name: String,
-    /// Differs between machines, equal for all processes of one, whatever their containers. Only for messages, and to
-    /// count who shares processors.
+    /// Differs between machines, equal for all processes of one, whatever their containers. Only
+    /// for messages, and to count who shares processors.
     pub(super) machine: String,
     /// Number of the network namespace: processes of one machine with equal ones have one loopback.
     pub(super) network: String,

@@ -122,11 +122,13 @@ pub struct World {
     pub rendezvous: Option<Rendezvous>,
     /// What all ranks of the job know; `None` where all are of one user on one host.
     pub secret: Option<Secret>,
-    /// Says which host this is, instead of asking the kernel: ranks with different names do not share memory.
+    /// Says which host this is, instead of asking the kernel: ranks with different names do not
+    /// share memory.
     pub host: Option<String>,
     /// Address or name of the network interface to use.
     pub interface: Option<String>,
-    /// Longest that its ranks wait for each other to come, where somebody said it (`PLEACH_JOIN_TIMEOUT`).
+    /// Longest that its ranks wait for each other to come, where somebody said it
+    /// (`PLEACH_JOIN_TIMEOUT`).
     pub join_timeout: Option<Duration>,
     /// Who said all this.
     pub launcher: Launcher,
@@ -149,7 +151,8 @@ impl World {
         }
     }
 
-    /// From explicit values, then this process's variables; `None` where nobody says anything. Reads the secret file.
+    /// From explicit values, then this process's variables; `None` where nobody says anything.
+    /// Reads the secret file.
     ///
     /// # Errors
     ///

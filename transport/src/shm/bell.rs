@@ -1,24 +1,27 @@
 //! The bell: one word in shared memory on which a rank sleeps and which its peers ring.
 //!
-//! Odd = its owner sleeps or is about to; even = awake. Arming makes it odd, ringing makes it even again and wakes.
-//! So of many senders only the first to find an odd word makes a syscall, and none does while the owner is awake.
+//! Odd = its owner sleeps or is about to; even = awake. Arming makes it odd, ringing makes it even
+//! again and wakes. So of many senders only the first to find an odd word makes a syscall, and none
+//! does while the owner is awake.
 //!
-//! **Invariant:** no wake-up is lost. The owner stores the odd word, passes a SeqCst fence, then looks for news; a
-//! sender stores its news, passes a SeqCst fence, then looks at the word. Whichever fence comes first in the total
-//! order, the other side sees what was stored before it: the owner sees the news, or the sender sees the odd word.
+//! **Invariant:** no wake-up is lost. The owner stores the odd word, passes a SeqCst fence, then
+//! looks for news; a sender stores its news, passes a SeqCst fence, then looks at the word.
+//! Whichever fence comes first in the total order, the other side sees what was stored before it:
+//! the owner sees the news, or the sender sees the odd word.
 //!
-//! A peer may write nonsense into the word. The worst that comes of it is a sleep until its time limit, or none.
+//! A peer may write nonsense into the word. The worst that comes of it is a sleep until its time
+//! limit, or none.
 
 use crate::primitive::{AtomicU32, Ordering, fence};
 
 const ARMED: u32 = 1;
 
-/// Says that the owner is going to sleep, and returns what the word holds meanwhile. News must be looked for after
-/// this and before sleeping. Only the owner arms.
+/// Says that the owner is going to sleep, and returns what the word holds meanwhile. News must be
+/// looked for after this and before sleeping. Only the owner arms.
 pub(crate) fn arm(word: &AtomicU32) -> u32 {
     let armed = word.load(Ordering::Relaxed) | ARMED;
-    // A sender can change only an odd word. If it does so between the load and this store, its news was stored
-    // before, and the fence below makes the owner's next look see it.
+    // A sender can change only an odd word. If it does so between the load and this store, its news
+    // was stored before, and the fence below makes the owner's next look see it.
     word.store(armed, Ordering::Relaxed);
     // Partner: the fence in `ring`.
     fence(Ordering::SeqCst);
@@ -34,7 +37,8 @@ pub(crate) fn disarm(word: &AtomicU32) {
     }
 }
 
-/// For who has stored news: whether the owner must be woken by the caller. Never misses an owner that sleeps.
+/// For who has stored news: whether the owner must be woken by the caller. Never misses an owner
+/// that sleeps.
 #[must_use]
 pub(crate) fn ring(word: &AtomicU32) -> bool {
     // Partner: the fence in `arm`.
@@ -42,8 +46,9 @@ pub(crate) fn ring(word: &AtomicU32) -> bool {
     glance(word)
 }
 
-/// As [`ring`], for several bells after one fence of the caller's (`fence(SeqCst)` between the news and this). Without
-/// a fence it may miss an owner that is just going to sleep, never one that has slept for long.
+/// As [`ring`], for several bells after one fence of the caller's (`fence(SeqCst)` between the news
+/// and this). Without a fence it may miss an owner that is just going to sleep, never one that has
+/// slept for long.
 #[must_use]
 pub(crate) fn glance(word: &AtomicU32) -> bool {
     let seen = word.load(Ordering::Relaxed);

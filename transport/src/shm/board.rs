@@ -1,7 +1,7 @@
 //! What the watcher tells the poller: a board it writes on, and one flag that says so.
 //!
-//! The board is as large as what there is to know (a link, an end and a region a slot for each peer), so a peer that
-//! talks much while nobody polls fills nothing.
+//! The board is as large as what there is to know (a link, an end and a region a slot for each
+//! peer), so a peer that talks much while nobody polls fills nothing.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use crate::Rank;
 use crate::device::LossCause;
 use crate::region::RegionKey;
 
-/// Bytes of one peer's regions that are mapped here at most: an address space of 128 TiB holds 64 such peers.
+/// Bytes of one peer's regions that are mapped here at most: an address space of 128 TiB holds 64
+/// such peers.
 const MAPPED_BYTES_MAX: u64 = 1 << 40;
 
 /// How a connection ended.

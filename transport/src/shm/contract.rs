@@ -42,7 +42,8 @@ impl ShmDevice {
         }
     }
 
-    /// Registers memory under the key that is given for its slot, whose low bits must be the slot's number.
+    /// Registers memory under the key that is given for its slot, whose low bits must be the slot's
+    /// number.
     pub(crate) fn register_as(
         &mut self,
         memory: Arc<dyn Memory>,
@@ -105,7 +106,8 @@ unsafe impl Device for ShmDevice {
             Some(State::Unconnected | State::Connecting) => return Err(unknown),
             _ => return Err(MapError::Disconnected { peer }),
         };
-        // Found by its first no bytes, so that a range that is too long is told from a key that is wrong.
+        // Found by its first no bytes, so that a range that is too long is told from a key that is
+        // wrong.
         let region = match connected.place(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
             Place::Here(_, region) => region,
             Place::OnGpu(region) => {
@@ -133,7 +135,8 @@ unsafe impl Device for ShmDevice {
             // region keeps.
             return Ok(unsafe { Mapped::on_gpu(address, len, region) });
         }
-        // SAFETY: `locate` found all of the slice inside the region, which stays mapped while it is held.
+        // SAFETY: `locate` found all of the slice inside the region, which stays mapped while it is
+        // held.
         let mapped = unsafe { Mapped::new(address, len, region.clone()) };
         Ok(mapped.shared_while(region))
     }
@@ -344,13 +347,15 @@ unsafe impl Device for ShmDevice {
 
 impl Drop for ShmDevice {
     fn drop(&mut self) {
-        // A forked child has no watcher thread to wait for, and its parent's streams are not its to close.
+        // A forked child has no watcher thread to wait for, and its parent's streams are not its to
+        // close.
         if self.shared.is_forked() {
             return;
         }
         self.ring_due();
         let watcher = self.watcher.take();
-        // Not when the watcher itself drops the device, through its responder: it ends when it returns from there.
+        // Not when the watcher itself drops the device, through its responder: it ends when it
+        // returns from there.
         let is_watcher =
             watcher.as_ref().is_some_and(|watcher| watcher.thread().id() == std::thread::current().id());
         let limit = if is_watcher { Duration::ZERO } else { WATCHER_END_LIMIT };

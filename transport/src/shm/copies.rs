@@ -1,7 +1,8 @@
-//! Transfers of which an end is on a GPU: copies that the GPU makes, in a stream of the device's own.
+//! Transfers of which an end is on a GPU: copies that the GPU makes, in a stream of the device's
+//! own.
 //!
-//! **Invariant:** a copy ends, well or not, only when the GPU is through with it: until then it holds both ends, no notice of
-//! it is shown and no memory is cut off from anybody.
+//! **Invariant:** a copy ends, well or not, only when the GPU is through with it: until then it
+//! holds both ends, no notice of it is shown and no memory is cut off from anybody.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -83,7 +84,8 @@ impl GpuCopies {
         self.under_way.is_empty()
     }
 
-    /// Puts the copy into the stream; false for what a GPU does not do (an atomic), or what lies beyond the peer's region.
+    /// Puts the copy into the stream; false for what a GPU does not do (an atomic), or what lies
+    /// beyond the peer's region.
     pub(crate) fn begin(
         &mut self,
         peer: Rank,
@@ -113,8 +115,9 @@ impl GpuCopies {
             none => none.insert(Stream::new(&gpu)?),
         };
         let mut mark = Mark::new(&gpu)?;
-        // SAFETY: submit checked that both ends have so many bytes, and `locate` that the peer's region holds its end; both
-        // are held by the copy until the mark is reached, and a transfer's owner leaves its slice alone until its end.
+        // SAFETY: submit checked that both ends have so many bytes, and `locate` that the peer's
+        // region holds its end; both are held by the copy until the mark is reached, and a
+        // transfer's owner leaves its slice alone until its end.
         unsafe { stream.copy(from, into, bytes)? };
         let ends = Ends { _here: here, _there: region };
         if let Err(error) = stream.mark_with(&mut mark) {

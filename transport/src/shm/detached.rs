@@ -1,7 +1,9 @@
-//! Memory of this process whose pages are private, or are being made so, whichever of its devices wants that.
+//! Memory of this process whose pages are private, or are being made so, whichever of its devices
+//! wants that.
 //!
-//! **Invariant:** the pages of a memory are replaced once. To replace them again would lose their bytes, as the file behind
-//! them may be empty by then. So devices that want the same pages share one [`Detachment`].
+//! **Invariant:** the pages of a memory are replaced once. To replace them again would lose their
+//! bytes, as the file behind them may be empty by then. So devices that want the same pages share
+//! one [`Detachment`].
 
 use std::io;
 use std::ptr::NonNull;
@@ -44,7 +46,8 @@ pub(super) fn hear(device: &Arc<Shared>) {
     devices.push(Arc::downgrade(device));
 }
 
-/// Takes the memory's keys from the peers of all devices of this process, and says which pages are to be made private.
+/// Takes the memory's keys from the peers of all devices of this process, and says which pages are
+/// to be made private.
 pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<Part> {
     let parts = parts_of(memory);
     let devices: Vec<_> = {
@@ -94,12 +97,14 @@ impl Part {
         }
         let at = first + *private_bytes;
         let start = self.memory.base().as_ptr() as u64;
-        // Registered memory lies at the same place in its pages as in the file's, see `ShmDevice::register`.
+        // Registered memory lies at the same place in its pages as in the file's, see
+        // `ShmDevice::register`.
         let piece_offset = (offset + at).wrapping_sub(start);
-        // SAFETY: within the pages around the memory, of which the first begins before it and all are mapped.
+        // SAFETY: within the pages around the memory, of which the first begins before it and all
+        // are mapped.
         let piece_base: NonNull<u8> = unsafe { self.memory.base().offset(at.wrapping_sub(start) as isize) };
-        // SAFETY: whole pages that by the memory's contract map this file here and may be replaced; nobody has replaced them,
-        // as the lock is held and they lie beyond those that are private.
+        // SAFETY: whole pages that by the memory's contract map this file here and may be replaced;
+        // nobody has replaced them, as the lock is held and they lie beyond those that are private.
         unsafe {
             make_private(piece_base, piece as usize, file, piece_offset)?;
             touch(piece_base, piece as usize)?;

@@ -1,7 +1,8 @@
-//! The device: what runs on the thread that owns it. How it meets the contract is in [`super::contract`].
+//! The device: what runs on the thread that owns it. How it meets the contract is in
+//! [`super::contract`].
 //!
-//! **Invariant:** what is submitted is in exactly one of `large`, `waiting` and `events` until its `Done`
-//! is handed out; nothing of it is left when submit said that it has ended.
+//! **Invariant:** what is submitted is in exactly one of `large`, `waiting` and `events` until its
+//! `Done` is handed out; nothing of it is left when submit said that it has ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -68,8 +69,8 @@ pub enum OpenError {
         /// How many.
         cells: usize,
     },
-    /// The operating system refused what every rank needs: some shared memory, a socket, a descriptor of its own
-    /// process (Linux 5.3 or later), a thread.
+    /// The operating system refused what every rank needs: some shared memory, a socket, a
+    /// descriptor of its own process (Linux 5.3 or later), a thread.
     #[error(
         "the system refused shared memory, a socket, a process descriptor or a thread (Linux 5.3 or later?)"
     )]
@@ -215,7 +216,8 @@ impl ShmDevice {
         self.peers.get(rank as usize)
     }
 
-    /// Shows a notice and wakes its target if that has slept for long; [`Self::ring_due`] makes sure.
+    /// Shows a notice and wakes its target if that has slept for long; [`Self::ring_due`] makes
+    /// sure.
     pub(super) fn show(&mut self, rank: Rank, notice: &Notice) {
         let peer = &mut self.peers[rank as usize];
         let State::Connected(connected) = &mut peer.state else { return };
@@ -230,8 +232,8 @@ impl ShmDevice {
         }
     }
 
-    /// As [`Self::ring_due`] after some polls: until then the notices' own lines are on their way to their targets, and a
-    /// fence would wait for them in vain when the answer comes first.
+    /// As [`Self::ring_due`] after some polls: until then the notices' own lines are on their way
+    /// to their targets, and a fence would wait for them in vain when the answer comes first.
     pub(super) fn ring_due_sometime(&mut self) {
         if self.due.is_empty() {
             return;
@@ -309,12 +311,14 @@ impl ShmDevice {
         let mut value = 0;
         let (copy, notice) = match request {
             Request::Atomic { op, .. } => {
-                // SAFETY: `place` found all of the slice mapped; submit checked its length and alignment.
+                // SAFETY: `place` found all of the slice mapped; submit checked its length and
+                // alignment.
                 value = unsafe { change(address, op) };
                 (None, None)
             }
             Request::Put { src: Source::Inline(bytes), notice, .. } => {
-                // SAFETY: `place` found all of the slice mapped, and submit that both are of one length.
+                // SAFETY: `place` found all of the slice mapped, and submit that both are of one
+                // length.
                 unsafe { store(bytes.as_bytes(), address) };
                 (None, notice)
             }
@@ -330,7 +334,8 @@ impl ShmDevice {
                 self.large.push_back(Large { peer: rank, id, copy, done: 0, region });
                 return Submitted::UnderWay;
             }
-            // SAFETY: `place` found all of the slice mapped, and submit that both are of one length.
+            // SAFETY: `place` found all of the slice mapped, and submit that both are of one
+            // length.
             unsafe { copy.run(0, len) };
             if is_get && !region.is_shared() {
                 self.refuse(rank, key, id);
@@ -398,7 +403,8 @@ impl ShmDevice {
                 continue;
             }
             let bytes = PIECE_BYTES.min(large.copy.len() - large.done);
-            // SAFETY: the range lies inside both ends, as it did when the transfer was started; `region` is held.
+            // SAFETY: the range lies inside both ends, as it did when the transfer was started;
+            // `region` is held.
             unsafe { large.copy.run(large.done, bytes) };
             large.done += bytes;
             budget = budget.saturating_sub(bytes);
@@ -439,7 +445,8 @@ impl ShmDevice {
 
     /// Takes over what the watcher wrote on the board.
     pub(super) fn read_news(&mut self) {
-        // Acquire: pairs with the release in `publish`. Cleared first: what comes later sets it again.
+        // Acquire: pairs with the release in `publish`. Cleared first: what comes later sets it
+        // again.
         if !self.shared.news.load(Ordering::Relaxed) || !self.shared.news.swap(false, Ordering::Acquire) {
             return;
         }
@@ -549,8 +556,9 @@ impl ShmDevice {
         }
     }
 
-    /// Says goodbye to whom nothing is left to be said. Also to those who have said it themselves: they may still have
-    /// something to say to others, and would take this rank for lost when its process ends.
+    /// Says goodbye to whom nothing is left to be said. Also to those who have said it themselves:
+    /// they may still have something to say to others, and would take this rank for lost when its
+    /// process ends.
     pub(super) fn say_bye(&mut self) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             if !peer.said_bye && peer.pending == 0 && peer.state.may_see_an_end() {

@@ -1,8 +1,9 @@
-//! This rank's regions, and the control streams over which peers hear of them. Behind one mutex, never on the data
-//! path; nothing under it blocks.
+//! This rank's regions, and the control streams over which peers hear of them. Behind one mutex,
+//! never on the data path; nothing under it blocks.
 //!
-//! **Invariant:** every peer hears of every region that lives long enough, before any message posted after it was
-//! registered. What waits to be sent to a peer is bounded: a slot is listed once however often it changes.
+//! **Invariant:** every peer hears of every region that lives long enough, before any message
+//! posted after it was registered. What waits to be sent to a peer is bounded: a slot is listed
+//! once however often it changes.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -23,8 +24,8 @@ use crate::region::RegionKey;
 /// Posted messages to one peer that wait because its stream is full.
 const POSTS_MAX: usize = 64;
 
-/// Answers to one peer that wait because it does not read them. What its full stream can hold of questions is less,
-/// so only a peer that never reads gets here; it does without further answers.
+/// Answers to one peer that wait because it does not read them. What its full stream can hold of
+/// questions is less, so only a peer that never reads gets here; it does without further answers.
 const ANSWERS_MAX: usize = 1024;
 
 /// A region of this rank.
@@ -90,7 +91,8 @@ impl Directory {
         }
     }
 
-    /// A slot that [`Directory::insert`] or [`Directory::give_back`] ends; `None` when there are too many regions.
+    /// A slot that [`Directory::insert`] or [`Directory::give_back`] ends; `None` when there are
+    /// too many regions.
     pub(crate) fn reserve(&mut self) -> Option<u16> {
         match self.free.pop() {
             Some(slot) => Some(slot),
@@ -115,7 +117,8 @@ impl Directory {
         self.announce(slot);
     }
 
-    /// Takes the key from its memory and tells all peers. Returns the entry, to be dropped without the lock.
+    /// Takes the key from its memory and tells all peers. Returns the entry, to be dropped without
+    /// the lock.
     pub(crate) fn remove(&mut self, key: RegionKey, keys: &KeyTable) -> Option<Entry> {
         let slot = super::link::slot_of(key);
         let place = self.entries.get_mut(usize::from(slot))?;
@@ -130,7 +133,8 @@ impl Directory {
         Some(entry)
     }
 
-    /// Takes all memory away from all peers, as far as their keys go: returns what they may have mapped.
+    /// Takes all memory away from all peers, as far as their keys go: returns what they may have
+    /// mapped.
     pub(crate) fn detach_all(&mut self, keys: &KeyTable) -> Vec<Arc<dyn Memory>> {
         let mut memories: Vec<_> = self.former.drain(..).filter_map(|memory| memory.upgrade()).collect();
         for slot in 0..self.entries.len() as u16 {
@@ -145,7 +149,8 @@ impl Directory {
         memories
     }
 
-    /// Takes the memory away from all peers, if it is registered here: another device of this process severs one of its own.
+    /// Takes the memory away from all peers, if it is registered here: another device of this
+    /// process severs one of its own.
     pub(crate) fn detach(&mut self, memory: &Arc<dyn Memory>, keys: &KeyTable) {
         for slot in 0..self.entries.len() as u16 {
             let Some(entry) = &mut self.entries[usize::from(slot)] else { continue };
@@ -157,15 +162,16 @@ impl Directory {
         }
     }
 
-    /// The device ends: closes all streams. Regions that somebody still holds stay until they are dropped; peers can
-    /// reach them until they have noticed the end.
+    /// The device ends: closes all streams. Regions that somebody still holds stay until they are
+    /// dropped; peers can reach them until they have noticed the end.
     pub(crate) fn close_all(&mut self) {
         for peer in 0..self.controls.len() {
             self.cut(peer as Rank);
         }
     }
 
-    /// A peer is connected over this stream: tells it of all regions. False when it was severed meanwhile.
+    /// A peer is connected over this stream: tells it of all regions. False when it was severed
+    /// meanwhile.
     pub(crate) fn open(&mut self, peer: Rank, stream: Arc<OwnedFd>, token: u64) -> bool {
         if self.cut[peer as usize] {
             return false;
@@ -222,7 +228,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Sends a message for which there is always room: it takes the place of one that was sent so before and still waits.
+    /// Sends a message for which there is always room: it takes the place of one that was sent so
+    /// before and still waits.
     pub(crate) fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
         let control = self
             .controls

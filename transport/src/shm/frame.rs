@@ -1,8 +1,9 @@
 //! Control frames: one packet each. Decoding is a pure function of hostile bytes.
 //!
-//! Connecting is: the dialer's `Hello`, the listener's `Welcome`, the dialer's `Grant`, the listener's `Accept`; each
-//! proves that it knows the secret before the other hands it any file descriptor. Then `Announce`, `AnnounceGpu`,
-//! `Revoke`, `Message` in any number, and `Bye` at the end.
+//! Connecting is: the dialer's `Hello`, the listener's `Welcome`, the dialer's `Grant`, the
+//! listener's `Accept`; each proves that it knows the secret before the other hands it any file
+//! descriptor. Then `Announce`, `AnnounceGpu`, `Revoke`, `Message` in any number, and `Bye` at the
+//! end.
 
 use crate::auth::TAG_BYTES;
 use crate::cuda::GpuId;
@@ -73,7 +74,8 @@ pub(crate) enum Frame<'bytes> {
         offset: u64,
         len: u64,
     },
-    /// With the descriptor of a GPU's allocation of so many bytes: the region is the first `len` of them.
+    /// With the descriptor of a GPU's allocation of so many bytes: the region is the first `len` of
+    /// them.
     AnnounceGpu {
         slot: u16,
         key: RegionKey,
@@ -100,7 +102,8 @@ const BYE: u8 = 9;
 const ANNOUNCE_GPU: u8 = 10;
 
 impl Claim {
-    /// As it is sent and as it is authenticated. The first six bytes keep their meaning in every version.
+    /// As it is sent and as it is authenticated. The first six bytes keep their meaning in every
+    /// version.
     pub(crate) fn to_bytes(self) -> [u8; CLAIM_BYTES] {
         let mut bytes = [0; CLAIM_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);

@@ -97,7 +97,8 @@ impl Watcher {
         Ok(())
     }
 
-    /// Sent `Hello` by a peer that this rank is connecting to: proves that this is the rank it means.
+    /// Sent `Hello` by a peer that this rank is connecting to: proves that this is the rank it
+    /// means.
     pub(super) fn welcome(&mut self, index: usize) {
         let Some(&Phase::Parked { peer, cells, challenge: theirs }) = self.phase(index) else { return };
         let ours = challenge();
@@ -203,7 +204,8 @@ impl Watcher {
         Ok(())
     }
 
-    /// A region on a GPU: its file is for the driver, which looks at it when somebody wants the region.
+    /// A region on a GPU: its file is for the driver, which looks at it when somebody wants the
+    /// region.
     fn announced_gpu(
         &mut self,
         peer: Rank,
@@ -285,8 +287,8 @@ impl Watcher {
         self.say(index, frame, &files);
     }
 
-    /// Sends one of the few packets of a handshake, for which a new stream has room. If it fails all the same, the
-    /// stream is broken, and the end of the stream or the deadline tells.
+    /// Sends one of the few packets of a handshake, for which a new stream has room. If it fails
+    /// all the same, the stream is broken, and the end of the stream or the deadline tells.
     fn say(&mut self, index: usize, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
         if let Some(connection) = &self.connections[index]
             && let Err(errno) = send(&connection.stream, &frame.encode(), files)

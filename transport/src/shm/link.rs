@@ -16,11 +16,12 @@ use crate::memory::{prefer_own_node, sealed_file};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice};
 
-/// Files that each end hands to the other: its process, the cells it keeps for the other, its bell, its live keys.
+/// Files that each end hands to the other: its process, the cells it keeps for the other, its bell,
+/// its live keys.
 pub(crate) const GRANT_FILES: usize = 4;
 
-/// Regions that a device has at most at one time. A peer maps each of them, and Linux gives a process 65,530
-/// mappings unless `vm.max_map_count` says otherwise.
+/// Regions that a device has at most at one time. A peer maps each of them, and Linux gives a
+/// process 65,530 mappings unless `vm.max_map_count` says otherwise.
 pub(crate) const REGIONS_MAX: usize = 16_384;
 
 const KEY_TABLE_BYTES: usize = REGIONS_MAX * size_of::<u64>();
@@ -31,11 +32,12 @@ const CELL_BYTES: usize = size_of::<CellLine>();
 pub(crate) struct BellPage(Mapping);
 
 impl BellPage {
-    /// One more than the number of the processor, so that a page of zeroes says nothing. Relaxed, here and there: a hint that
-    /// orders nothing; its partner is the load in [`BellPage::shown_processor`] of a peer.
+    /// One more than the number of the processor, so that a page of zeroes says nothing. Relaxed,
+    /// here and there: a hint that orders nothing; its partner is the load in
+    /// [`BellPage::shown_processor`] of a peer.
     fn processor(&self) -> &AtomicU32 {
-        // SAFETY: the page is mapped, aligned and writable while `self` lives, is longer than two words, and is only ever
-        // accessed atomically.
+        // SAFETY: the page is mapped, aligned and writable while `self` lives, is longer than two
+        // words, and is only ever accessed atomically.
         unsafe { AtomicU32::from_ptr(self.0.base().as_ptr().cast::<u32>().add(1)) }
     }
 
@@ -55,24 +57,28 @@ impl BellPage {
 
 impl AsRef<AtomicU32> for BellPage {
     fn as_ref(&self) -> &AtomicU32 {
-        // SAFETY: the page is mapped, aligned and writable while `self` lives, and is only ever accessed atomically.
+        // SAFETY: the page is mapped, aligned and writable while `self` lives, and is only ever
+        // accessed atomically.
         unsafe { AtomicU32::from_ptr(self.0.base().as_ptr().cast()) }
     }
 }
 
-/// Which keys are alive, written by their owner, readable by its peers: so a dropped region is refused at once.
+/// Which keys are alive, written by their owner, readable by its peers: so a dropped region is
+/// refused at once.
 ///
 /// The lower 16 bits of a key are its slot here.
 pub(crate) struct KeyTable(Mapping);
 
 impl KeyTable {
     fn slot(&self, slot: u16) -> Option<&AtomicU64> {
-        // SAFETY: `REGIONS_MAX` aligned words are mapped while `self` lives and are only ever accessed atomically.
+        // SAFETY: `REGIONS_MAX` aligned words are mapped while `self` lives and are only ever
+        // accessed atomically.
         let words = unsafe { slice::from_raw_parts(self.0.base().as_ptr().cast::<AtomicU64>(), REGIONS_MAX) };
         words.get(usize::from(slot))
     }
 
-    /// Whether the key is alive. Relaxed: says nothing about anything else (and the page may be read-only here).
+    /// Whether the key is alive. Relaxed: says nothing about anything else (and the page may be
+    /// read-only here).
     pub(crate) fn holds(&self, key: RegionKey) -> bool {
         key != RegionKey::NONE
             && self.slot(slot_of(key)).is_some_and(|word| word.load(Ordering::Relaxed) == key.0)
@@ -124,7 +130,8 @@ fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
     Ok((file, mapping))
 }
 
-/// The cells that this rank keeps for one peer: in a file of their own, so that one peer can be cut off alone.
+/// The cells that this rank keeps for one peer: in a file of their own, so that one peer can be cut
+/// off alone.
 pub(crate) struct OwnCells {
     pub(crate) cells: Cells,
     /// Absent when the system gave no memory for it; then the peer cannot be connected to.
@@ -148,7 +155,8 @@ impl OwnCells {
         let file = sealed_file("pleach-cells", bytes, SealFlags::empty())?;
         let mapping = Arc::new(Mapping::new(file.as_fd(), 0, bytes, Access::ReadWrite)?);
         prefer_own_node(mapping.base(), bytes);
-        // SAFETY: a page-aligned mapping of `len` zeroed lines, kept by `mapping`, used for nothing else.
+        // SAFETY: a page-aligned mapping of `len` zeroed lines, kept by `mapping`, used for nothing
+        // else.
         let cells = unsafe { Cells::from_raw(mapping.base().cast(), len, mapping.clone()) };
         Ok(Self { cells, shared: Ok(mapping), file: Mutex::new(Some(file)) })
     }
@@ -177,7 +185,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Checks and maps what a peer handed over; `cells` is how many it said it keeps. The process comes back.
+    /// Checks and maps what a peer handed over; `cells` is how many it said it keeps. The process
+    /// comes back.
     ///
     /// # Errors
     ///
@@ -208,9 +217,11 @@ impl Link {
 /// Most cells that a device keeps for a peer.
 pub(crate) const CELLS_MAX: usize = 65_536;
 
-/// Whether the file is a process descriptor: other kinds may never become readable, or hang who asks.
+/// Whether the file is a process descriptor: other kinds may never become readable, or hang who
+/// asks.
 fn is_process(file: &OwnedFd) -> bool {
-    // SAFETY: signal 0 is no signal, it only checks; the call takes no pointers but an optional one that is null.
+    // SAFETY: signal 0 is no signal, it only checks; the call takes no pointers but an optional one
+    // that is null.
     let result = unsafe {
         libc::syscall(
             libc::SYS_pidfd_send_signal,
@@ -251,7 +262,8 @@ pub(crate) struct PeerRegion {
     was_given_out: AtomicBool,
 }
 
-// SAFETY: an address inside a mapping or an import that the value owns; its bytes are touched through raw pointers only.
+// SAFETY: an address inside a mapping or an import that the value owns; its bytes are touched
+// through raw pointers only.
 unsafe impl Send for PeerRegion {}
 // SAFETY: as above.
 unsafe impl Sync for PeerRegion {}
@@ -286,12 +298,14 @@ impl PeerRegion {
         let _ = self.keys.set(keys.clone());
     }
 
-    /// Whether it is on a GPU: then [`PeerRegion::locate`] finds it where [`PeerRegion::import`] has put it.
+    /// Whether it is on a GPU: then [`PeerRegion::locate`] finds it where [`PeerRegion::import`]
+    /// has put it.
     pub(crate) fn is_on_gpu(&self) -> bool {
         self.gpu.is_some()
     }
 
-    /// Takes a region on a GPU to where kernels and copies of `reader` find it, the first time; or of the GPU that it is on.
+    /// Takes a region on a GPU to where kernels and copies of `reader` find it, the first time; or
+    /// of the GPU that it is on.
     pub(crate) fn import(&self, reader: Option<&Arc<Gpu>>) -> Result<Arc<Gpu>, CudaError> {
         let Some(GpuRegion { file: GpuFile { file, bytes, gpu }, imported }) = &self.gpu else {
             return reader.cloned().map_or_else(|| Gpu::open(0), Ok);
@@ -337,7 +351,8 @@ impl PeerRegion {
 
 impl Sharing for PeerRegion {
     fn is_shared(&self) -> bool {
-        // Partner: the fence in `mapping::empty`. What was read before is the owner's if the key is alive after it.
+        // Partner: the fence in `mapping::empty`. What was read before is the owner's if the key is
+        // alive after it.
         fence(Ordering::Acquire);
         self.keys.get().is_some_and(|keys| keys.holds(self.key))
     }

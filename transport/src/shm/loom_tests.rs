@@ -1,5 +1,5 @@
-//! Every interleaving of senders that notify and an owner that sleeps: no wake-up is lost, and bytes are visible with
-//! their notice.
+//! Every interleaving of senders that notify and an owner that sleeps: no wake-up is lost, and
+//! bytes are visible with their notice.
 
 #![allow(unsafe_code)]
 
@@ -41,7 +41,8 @@ struct Host {
     bytes: Vec<UnsafeCell<u64>>,
 }
 
-// SAFETY: `bytes` is written by one sender each before its notice, and read by the owner after it; loom checks that.
+// SAFETY: `bytes` is written by one sender each before its notice, and read by the owner after it;
+// loom checks that.
 unsafe impl Sync for Host {}
 // SAFETY: as above.
 unsafe impl Send for Host {}
@@ -160,7 +161,8 @@ fn loom_two_senders_wake_one_target() {
     });
 }
 
-/// A host that is not taken apart while its model fails: loom has ended by then, and would end the process.
+/// A host that is not taken apart while its model fails: loom has ended by then, and would end the
+/// process.
 struct Sleeper(Option<Arc<Host>>);
 
 impl Drop for Sleeper {

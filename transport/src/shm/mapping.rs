@@ -1,7 +1,8 @@
 //! Mapped files: ours, sealed when made, and peers', distrusted until checked.
 //!
-//! **Invariant:** no mapping reaches beyond the end of its file, now or later: sizes are checked and sealed against
-//! change before anything is mapped. So a lying peer can write nonsense but cannot kill this process.
+//! **Invariant:** no mapping reaches beyond the end of its file, now or later: sizes are checked
+//! and sealed against change before anything is mapped. So a lying peer can write nonsense but
+//! cannot kill this process.
 
 use std::ffi::c_void;
 use std::io;
@@ -19,7 +20,8 @@ use crate::device::ProtocolViolation;
 use crate::memory::{SEALS_FIXED_SIZE, prefer_huge_pages};
 use crate::primitive::{AtomicU64, Ordering, fence};
 
-/// `TMPFS_MAGIC`: memfds of ordinary pages. Huge pages are refused as they can run out under a mapping.
+/// `TMPFS_MAGIC`: memfds of ordinary pages. Huge pages are refused as they can run out under a
+/// mapping.
 const FILE_SYSTEM_TMPFS: i64 = 0x0102_1994;
 
 /// What may be done with a mapping.
@@ -36,21 +38,23 @@ pub(crate) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: an address range of this process, owned; its bytes are touched through raw pointers and atomics only.
+// SAFETY: an address range of this process, owned; its bytes are touched through raw pointers and
+// atomics only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` or `over` with this length; owners of pointers into it hold the mapping.
+        // SAFETY: mapped in `new` or `over` with this length; owners of pointers into it hold the
+        // mapping.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
 impl Mapping {
-    /// Maps `bytes` of the file from `offset` on, both multiples of a page or the end of the file, which must be
-    /// sealed and long enough ([`check`]).
+    /// Maps `bytes` of the file from `offset` on, both multiples of a page or the end of the file,
+    /// which must be sealed and long enough ([`check`]).
     pub(crate) fn new(file: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> io::Result<Self> {
         let protection = match access {
             Access::Read => ProtFlags::READ,
@@ -68,10 +72,12 @@ impl Mapping {
         self.base
     }
 
-    /// Replaces the pages in place by private copies. What other threads of this process write meanwhile may be lost,
-    /// so this is for memory that this process only reads, or whose writes no longer matter.
+    /// Replaces the pages in place by private copies. What other threads of this process write
+    /// meanwhile may be lost, so this is for memory that this process only reads, or whose writes
+    /// no longer matter.
     pub(crate) fn detach_by_copy(&self) -> io::Result<()> {
-        // SAFETY: a fresh mapping; the copy reads pages that exist (see the invariant) into pages that are ours alone.
+        // SAFETY: a fresh mapping; the copy reads pages that exist (see the invariant) into pages
+        // that are ours alone.
         let copy = unsafe {
             let copy = mmap_anonymous(
                 std::ptr::null_mut(),
@@ -82,8 +88,9 @@ impl Mapping {
             std::ptr::copy_nonoverlapping(self.base.as_ptr(), copy.cast::<u8>(), self.bytes);
             copy
         };
-        // SAFETY: both ranges are whole mappings of ours; the move replaces the target in one step, so that whoever
-        // reads it meanwhile waits for a moment and finds the same bytes at the same address.
+        // SAFETY: both ranges are whole mappings of ours; the move replaces the target in one step,
+        // so that whoever reads it meanwhile waits for a moment and finds the same bytes at the
+        // same address.
         let moved = unsafe {
             mremap_fixed(
                 copy,
@@ -102,10 +109,11 @@ impl Mapping {
     }
 }
 
-/// Checks a file that a peer passed: that it holds `bytes_min` bytes, that nobody can shorten it, and that touching
-/// its pages cannot fail.
+/// Checks a file that a peer passed: that it holds `bytes_min` bytes, that nobody can shorten it,
+/// and that touching its pages cannot fail.
 pub(crate) fn check(file: BorrowedFd<'_>, bytes_min: u64) -> Result<(), ProtocolViolation> {
-    // Seals first: only files in memory have them, so that the calls after it reach no strange file system.
+    // Seals first: only files in memory have them, so that the calls after it reach no strange file
+    // system.
     let seals = fcntl_get_seals(file).map_err(|_| ProtocolViolation::UnsafeFile)?;
     let system = fstatfs(file).map_err(|_| ProtocolViolation::UnsafeFile)?;
     let size = fstat(file).map_err(|_| ProtocolViolation::UnsafeFile)?.st_size;
@@ -127,20 +135,23 @@ pub(crate) fn pages_around(start: u64, len: u64) -> Option<(u64, u64)> {
     Some((first, end - first))
 }
 
-/// Makes `bytes` of this process's memory at `base`, a shared mapping of the file from `offset` on, a private one of
-/// the same bytes. Pages become copies when they are touched ([`touch`]); until then a peer's writes still show.
+/// Makes `bytes` of this process's memory at `base`, a shared mapping of the file from `offset` on,
+/// a private one of the same bytes. Pages become copies when they are touched ([`touch`]); until
+/// then a peer's writes still show.
 ///
 /// # Safety
 ///
-/// The range is whole pages that map this file at this offset, and may be mapped so (see [`crate::Memory`]).
+/// The range is whole pages that map this file at this offset, and may be mapped so (see
+/// [`crate::Memory`]).
 pub(crate) unsafe fn make_private(
     base: NonNull<u8>,
     bytes: usize,
     file: BorrowedFd<'_>,
     offset: u64,
 ) -> io::Result<()> {
-    // SAFETY: the kernel replaces the mapping in one step under its lock, so other threads that touch the range
-    // meanwhile wait and then find the same bytes; the addresses stay mapped, readable and writable.
+    // SAFETY: the kernel replaces the mapping in one step under its lock, so other threads that
+    // touch the range meanwhile wait and then find the same bytes; the addresses stay mapped,
+    // readable and writable.
     unsafe {
         mmap(
             base.as_ptr().cast(),
@@ -155,8 +166,9 @@ pub(crate) unsafe fn make_private(
     Ok(())
 }
 
-/// Gives every page of a private mapping its own copy, without changing a byte and without losing what other threads
-/// write meanwhile. A stop in the middle leaves a state from which it may be repeated.
+/// Gives every page of a private mapping its own copy, without changing a byte and without losing
+/// what other threads write meanwhile. A stop in the middle leaves a state from which it may be
+/// repeated.
 ///
 /// # Safety
 ///
@@ -175,17 +187,19 @@ pub(crate) unsafe fn touch(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
     }
     // On such kernels: an addition of zero is a write to the memory manager and to nobody else.
     for offset in (0..bytes).step_by(page_size()) {
-        // SAFETY: inside the range, aligned to a page; other threads' accesses to these bytes are not torn or lost as
-        // the addition is atomic.
+        // SAFETY: inside the range, aligned to a page; other threads' accesses to these bytes are
+        // not torn or lost as the addition is atomic.
         unsafe { AtomicU64::from_ptr(base.as_ptr().add(offset).cast()) }.fetch_add(0, Ordering::Relaxed);
     }
     Ok(())
 }
 
-/// Takes the pages of a part of the file away from everybody who maps the file shared; they read zeros there from now on.
-/// Private copies stay. What the owner stored before, as into its table of keys, is seen by who reads such a zero.
+/// Takes the pages of a part of the file away from everybody who maps the file shared; they read
+/// zeros there from now on. Private copies stay. What the owner stored before, as into its table of
+/// keys, is seen by who reads such a zero.
 pub(crate) fn empty(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<()> {
-    // Partner: the fence in `PeerRegion::is_shared`. Between the two the kernel takes the page out of the reader's tables.
+    // Partner: the fence in `PeerRegion::is_shared`. Between the two the kernel takes the page out
+    // of the reader's tables.
     fence(Ordering::SeqCst);
     Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes as u64)?)
 }

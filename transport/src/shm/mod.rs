@@ -1,20 +1,22 @@
 //! `shm`: ranks of one host, through memory that each maps of the other.
 //!
-//! A region is a sealed memfd that every peer maps when it is announced. A transfer is a copy by its submitter's
-//! processor; a notice is a store into the target's cell and, only if the target sleeps, a futex wake. So the data
-//! path is a few cache lines: no syscall, no lock, no allocation, and the target does nothing.
+//! A region is a sealed memfd that every peer maps when it is announced. A transfer is a copy by
+//! its submitter's processor; a notice is a store into the target's cell and, only if the target
+//! sleeps, a futex wake. So the data path is a few cache lines: no syscall, no lock, no allocation,
+//! and the target does nothing.
 //!
-//! Files are handed over on an abstract Unix socket after both ends have proved the secret, so there are no names that
-//! could be left behind. A [`watcher`] thread sleeps on those sockets and on the peers' processes; it tells the
-//! [`ShmDevice`] what changed over a [`board`] that the poller looks at when one flag says so.
+//! Files are handed over on an abstract Unix socket after both ends have proved the secret, so
+//! there are no names that could be left behind. A [`watcher`] thread sleeps on those sockets and
+//! on the peers' processes; it tells the [`ShmDevice`] what changed over a [`board`] that the
+//! poller looks at when one flag says so.
 //!
-//! A region on a GPU is an allocation whose descriptor is handed over like a memfd, and which a peer's driver imports when
-//! it is first wanted; transfers from and to it are copies by the GPU, whose notices are shown when it is through
-//! ([`copies`]).
+//! A region on a GPU is an allocation whose descriptor is handed over like a memfd, and which a
+//! peer's driver imports when it is first wanted; transfers from and to it are copies by the GPU,
+//! whose notices are shown when it is through ([`copies`]).
 //!
-//! **Invariants:** nothing that a peer passes is mapped before it was checked ([`mapping`]); nothing that a peer does,
-//! stopped, killed or lying, makes this process wait or fault; after `Severed` no page of this rank's memory is shared
-//! with anybody ([`silence`]).
+//! **Invariants:** nothing that a peer passes is mapped before it was checked ([`mapping`]);
+//! nothing that a peer does, stopped, killed or lying, makes this process wait or fault; after
+//! `Severed` no page of this rank's memory is shared with anybody ([`silence`]).
 
 // Under loom only what loom can look into: the bell, with the cells.
 #[cfg_attr(loom, allow(dead_code, reason = "used by the device, which loom does not see"))]

@@ -92,7 +92,8 @@ impl Shared {
         self.wake_owner();
     }
 
-    /// Whether the bell was rung since this was last asked, or something is on the board. After [`bell::arm`].
+    /// Whether the bell was rung since this was last asked, or something is on the board. After
+    /// [`bell::arm`].
     pub(crate) fn was_rung(&self) -> bool {
         // Acquire: pairs with the release in `ring`, so what the ringing thread did before is seen.
         self.rung.swap(false, Ordering::Acquire) || self.news.load(Ordering::Acquire)

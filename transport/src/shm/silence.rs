@@ -1,28 +1,34 @@
-//! Severing: this rank's memory is replaced, in place, by private copies, so that no peer's mapping reaches it.
+//! Severing: this rank's memory is replaced, in place, by private copies, so that no peer's mapping
+//! reaches it.
 //!
-//! Nobody is asked, so it does not matter whether the peer runs, is stopped, or is continued later. Memory that any
-//! peer may have mapped is detached from all of them, as pages cannot be taken from one of several. A page becomes
-//! private by being written to; that is done in pieces, from `poll`.
+//! Nobody is asked, so it does not matter whether the peer runs, is stopped, or is continued later.
+//! Memory that any peer may have mapped is detached from all of them, as pages cannot be taken from
+//! one of several. A page becomes private by being written to; that is done in pieces, from `poll`.
 //!
-//! **Memory stays bounded.** Once a piece is private its part of the file is emptied (a hole is punched), so that the bytes are
-//! not kept twice: at most one piece is. Only files that nobody but devices maps are emptied ([`Memory::may_empty_file`]).
-//! Peers that still map the file see zeros there. That is allowed, whichever peer it is:
+//! **Memory stays bounded.** Once a piece is private its part of the file is emptied (a hole is
+//! punched), so that the bytes are not kept twice: at most one piece is. Only files that nobody but
+//! devices maps are emptied ([`Memory::may_empty_file`]). Peers that still map the file see zeros
+//! there. That is allowed, whichever peer it is:
 //!
-//! * The severed peer may not write; what it still writes lands in new pages of the file, which nobody reads, and which are
-//!   charged to it.
-//! * Another peer may be reading in place, as a step of a run that its owner has given up. It must not take zeros for data.
-//!   So the owner takes its keys out of its table *before* the first hole, and a reader asks *after* reading whether the
-//!   key is still there ([`Sharing`](crate::device::Sharing), as one reads under a sequence lock). A reader that saw a zero
-//!   of a hole sees the key gone: the kernel took the page out of its tables in between, which orders the two. Then the step
-//!   does not complete, and the group's fault, which the owner has told, ends the run. Gets are refused likewise.
-//! * Writers need not ask: what they write to an owner that has severed somebody was lost before, too.
-//! * Peers of other devices of this process, which registered the same memory: its keys are taken out of their tables too
-//!   ([`detached`]), as its pages are replaced for the whole process.
+//! * The severed peer may not write; what it still writes lands in new pages of the file, which
+//!   nobody reads, and which are charged to it.
+//! * Another peer may be reading in place, as a step of a run that its owner has given up. It must
+//!   not take zeros for data. So the owner takes its keys out of its table *before* the first hole,
+//!   and a reader asks *after* reading whether the key is still there
+//!   ([`Sharing`](crate::device::Sharing), as one reads under a sequence lock). A reader that saw a
+//!   zero of a hole sees the key gone: the kernel took the page out of its tables in between, which
+//!   orders the two. Then the step does not complete, and the group's fault, which the owner has
+//!   told, ends the run. Gets are refused likewise.
+//! * Writers need not ask: what they write to an owner that has severed somebody was lost before,
+//!   too.
+//! * Peers of other devices of this process, which registered the same memory: its keys are taken
+//!   out of their tables too ([`detached`]), as its pages are replaced for the whole process.
 //!
-//! **Time stays bounded.** What the system refuses (no memory for a piece, no mapping) is tried again until
-//! [`REFUSAL_LIMIT`]. Then silence cannot be had, and the process is aborted: its memory may not be given back while a
-//! peer can write there. On a GPU there is another way: memory that cannot be copied is unmapped, its bytes are lost, and
-//! using it is an error ([`CudaMemory::detach`](crate::cuda::CudaMemory::detach)).
+//! **Time stays bounded.** What the system refuses (no memory for a piece, no mapping) is tried
+//! again until [`REFUSAL_LIMIT`]. Then silence cannot be had, and the process is aborted: its
+//! memory may not be given back while a peer can write there. On a GPU there is another way: memory
+//! that cannot be copied is unmapped, its bytes are lost, and using it is an error
+//! ([`CudaMemory::detach`](crate::cuda::CudaMemory::detach)).
 
 use std::collections::VecDeque;
 use std::io;
@@ -80,8 +86,8 @@ impl Silence {
         self.jobs.is_empty()
     }
 
-    /// Does a piece of what is left. What the system refuses (for want of memory) is tried again at the next poll:
-    /// silence is never claimed that does not hold.
+    /// Does a piece of what is left. What the system refuses (for want of memory) is tried again at
+    /// the next poll: silence is never claimed that does not hold.
     ///
     /// # Errors
     ///
@@ -133,7 +139,8 @@ mod tests {
         file: File,
     }
 
-    // SAFETY: the bytes are those of `memory`, which is kept; nothing can replace their pages, as the file has none.
+    // SAFETY: the bytes are those of `memory`, which is kept; nothing can replace their pages, as
+    // the file has none.
     unsafe impl Memory for Unmappable {
         fn base(&self) -> NonNull<u8> {
             self.memory.base()

@@ -1,6 +1,7 @@
 //! Packets with file descriptors over Unix sockets, never blocking.
 //!
-//! Sequenced packets keep a frame and its file descriptors together and whole, so nothing has to be reassembled.
+//! Sequenced packets keep a frame and its file descriptors together and whole, so nothing has to be
+//! reassembled.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -81,8 +82,9 @@ pub(crate) fn is_same_user(stream: &OwnedFd) -> bool {
 pub(crate) fn peer_user(stream: &OwnedFd) -> Option<u32> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // rustix's call has no place for the process id 0 that the kernel gives across process namespaces.
-    // SAFETY: the kernel writes at most `length` bytes into `credentials`, plain integers.
+    // rustix's call has no place for the process id 0 that the kernel gives across process
+    // namespaces. SAFETY: the kernel writes at most `length` bytes into `credentials`, plain
+    // integers.
     let failed = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -124,15 +126,16 @@ pub(crate) enum ReceiveError {
     Violation(ProtocolViolation),
 }
 
-/// Receives one packet into `buffer`; one without bytes is the end of the stream, after all that was sent before it.
+/// Receives one packet into `buffer`; one without bytes is the end of the stream, after all that
+/// was sent before it.
 pub(crate) fn receive(stream: &OwnedFd, buffer: &mut [u8]) -> Result<Packet, ReceiveError> {
     let packet = receive_once(stream, buffer)?;
     if packet.bytes > 0 {
         return Ok(packet);
     }
-    // The system looks whether a packet is there and then, apart from that, whether the stream has ended: a packet and
-    // the end may both have come in between, and it tells of the end. Nothing is sent after the end, so who knows of it
-    // finds every packet by looking again.
+    // The system looks whether a packet is there and then, apart from that, whether the stream has
+    // ended: a packet and the end may both have come in between, and it tells of the end. Nothing
+    // is sent after the end, so who knows of it finds every packet by looking again.
     receive_once(stream, buffer)
 }
 

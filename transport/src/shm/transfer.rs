@@ -88,8 +88,8 @@ impl Copy {
             Self::Put { src, dst, .. } => (src.as_ptr().cast_const(), dst.as_ptr()),
             Self::Get { src, dst } => (src.as_ptr().cast_const(), dst.as_ptr()),
         };
-        // SAFETY: by this function's contract. Source and destination are different mappings, so their addresses do
-        // not overlap; the transfer's owner leaves its slice alone until `Done`.
+        // SAFETY: by this function's contract. Source and destination are different mappings, so
+        // their addresses do not overlap; the transfer's owner leaves its slice alone until `Done`.
         unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), bytes) }
     }
 }
@@ -100,7 +100,8 @@ impl Copy {
 ///
 /// As many bytes at `to` are mapped and writable.
 pub(crate) unsafe fn store(bytes: &[u8], to: NonNull<u8>) {
-    // SAFETY: by this function's contract; a mapping of a peer's memory overlaps no value of this process.
+    // SAFETY: by this function's contract; a mapping of a peer's memory overlaps no value of this
+    // process.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
 }
 

@@ -1,8 +1,9 @@
-//! The watcher: one thread a device that sleeps on the listener, the control streams and the peers' processes.
+//! The watcher: one thread a device that sleeps on the listener, the control streams and the peers'
+//! processes.
 //!
-//! It connects, decodes what peers say (hostile until decoded), answers messages through the responder, and finds
-//! losses: at once by the process descriptor, which tells of a killed process also while its forked children hold its
-//! sockets open. It never blocks but in `epoll_wait`.
+//! It connects, decodes what peers say (hostile until decoded), answers messages through the
+//! responder, and finds losses: at once by the process descriptor, which tells of a killed process
+//! also while its forked children hold its sockets open. It never blocks but in `epoll_wait`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,7 +38,8 @@ const PROCESS_END_LIMIT: Duration = Duration::from_millis(50);
 /// How long to wait before dialing again where too many wait to be accepted.
 const DIAL_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
-/// How long to wait before sending again where the system has no room for more, whatever the stream has.
+/// How long to wait before sending again where the system has no room for more, whatever the stream
+/// has.
 const SYSTEM_FULL_REST: Duration = Duration::from_millis(5);
 
 /// Connections that have not said yet who they are; further ones are turned away.
@@ -268,7 +270,8 @@ impl Watcher {
         self.resting.retain(|&(peer, until)| {
             let is_over = until <= now;
             if is_over {
-                // If it fails again, the stream's room is asked for again, and with it comes the next rest.
+                // If it fails again, the stream's room is asked for again, and with it comes the
+                // next rest.
                 self.shared.directory().flush(peer);
             }
             !is_over
@@ -366,7 +369,8 @@ impl Watcher {
             }
             let stream = connection.stream.clone();
             match socket::receive(&stream, &mut self.buffer) {
-                // The other end closed before it had read everything; what it had sent before comes next.
+                // The other end closed before it had read everything; what it had sent before comes
+                // next.
                 Err(ReceiveError::System(Errno::INTR | Errno::CONNRESET)) => {}
                 Err(ReceiveError::System(Errno::AGAIN)) => return,
                 Err(ReceiveError::System(errno)) => {
@@ -375,7 +379,8 @@ impl Watcher {
                 Err(ReceiveError::Violation(violation)) => return self.fail(index, violation.into()),
                 Ok(Packet { bytes: 0, .. }) => return self.stream_ended(index, LossCause::ConnectionClosed),
                 Ok(packet) => {
-                    // Moved out and back, so that the frame may borrow it while the watcher changes.
+                    // Moved out and back, so that the frame may borrow it while the watcher
+                    // changes.
                     let buffer = std::mem::take(&mut self.buffer);
                     let bytes = packet.bytes.min(buffer.len());
                     if let Err(cause) = self.packet(index, &buffer[..bytes], packet) {

@@ -22,8 +22,8 @@ use crate::sim::world::World;
 /// The name of this fabric.
 const FABRIC: &str = "sim";
 
-/// A rank's device, made by [`World::device`]. Dropping it is the end of the rank's process: without
-/// [`Device::leave`], or before [`Device::is_flushed`], the others lose it.
+/// A rank's device, made by [`World::device`]. Dropping it is the end of the rank's process:
+/// without [`Device::leave`], or before [`Device::is_flushed`], the others lose it.
 pub struct SimDevice {
     world: World,
     rank: Rank,
@@ -183,7 +183,8 @@ unsafe impl Device for SimDevice {
                 None => {
                     let Ok(alias) = Alias::of(region.memory().clone()) else { return Err(unknown) };
                     if state.side(rank, peer).cut {
-                        // The owner is out of reach, only this rank does not know yet: what it maps now reaches nobody.
+                        // The owner is out of reach, only this rank does not know yet: what it maps
+                        // now reaches nobody.
                         alias.cut().expect("the host has memory for a copy of a mapping");
                     } else {
                         let owner_base = region.base().as_ptr() as usize;
@@ -231,7 +232,8 @@ unsafe impl Device for SimDevice {
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         self.world.with(|state| {
             self.check(state, peer, &transfer)?;
-            // A notice alone holds nothing of the submitter's, so some end with submit, as on real fabrics.
+            // A notice alone holds nothing of the submitter's, so some end with submit, as on real
+            // fabrics.
             let ends_now = matches!(transfer, Transfer::Notify(_)) && state.choices.coin();
             if !ends_now {
                 state.side(self.rank, peer).under_way += 1;
@@ -268,7 +270,8 @@ unsafe impl Device for SimDevice {
     }
 
     fn arm(&mut self) -> Option<Bell> {
-        // The count is read first, so that whatever rings after the look rings the bell that is returned.
+        // The count is read first, so that whatever rings after the look rings the bell that is
+        // returned.
         let seen = self.bell.arm();
         let idle = self.world.with(|state| {
             let rank = &state.ranks[self.rank as usize];

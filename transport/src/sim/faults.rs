@@ -1,6 +1,7 @@
 //! What goes wrong, as data: a plan that a seed draws, or that a test writes down.
 //!
-//! **Invariant:** a fault never makes the device break its contract; it only uses up what the contract allows.
+//! **Invariant:** a fault never makes the device break its contract; it only uses up what the
+//! contract allows.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +19,8 @@ use crate::sim::random::Random;
 pub enum FaultKind {
     /// Some transfers and messages take much longer.
     Delay,
-    /// Every arrival, notice and completion comes a little later by a random time, so none keep their order.
+    /// Every arrival, notice and completion comes a little later by a random time, so none keep
+    /// their order.
     Reorder,
     /// Puts become visible in random pieces in random order before their notice.
     Tear,
@@ -100,8 +102,8 @@ impl FaultKinds {
         Self(FaultKind::ALL.into_iter().filter(|kind| kind.is_harmless()).collect())
     }
 
-    /// A random subset of these, empty ones and all of them included: a swarm of such sets finds more than always
-    /// all of them would.
+    /// A random subset of these, empty ones and all of them included: a swarm of such sets finds
+    /// more than always all of them would.
     #[must_use]
     pub fn swarm(&self, random: &mut Random) -> Self {
         Self(self.0.iter().copied().filter(|_| random.coin()).collect())
@@ -155,11 +157,12 @@ pub enum Fault {
         rank: Rank,
         /// For how long.
         duration: Duration,
-        /// Whether its watcher stops too, so that it does not even answer control messages: a stopped process rather
-        /// than a busy thread.
+        /// Whether its watcher stops too, so that it does not even answer control messages: a
+        /// stopped process rather than a busy thread.
         watcher: bool,
     },
-    /// A link goes down for good. Every pair with a route over it is cut at once, each end finds out by itself.
+    /// A link goes down for good. Every pair with a route over it is cut at once, each end finds
+    /// out by itself.
     LinkDown {
         /// Which.
         link: LinkId,
@@ -169,7 +172,8 @@ pub enum Fault {
         /// Which.
         rank: Rank,
     },
-    /// `rank` loses `peer` at once, `peer` loses `rank` within [`Faults::detection`] and goes on until then.
+    /// `rank` loses `peer` at once, `peer` loses `rank` within [`Faults::detection`] and goes on
+    /// until then.
     OneSidedLoss {
         /// Who sees it first.
         rank: Rank,
@@ -185,11 +189,13 @@ pub struct Faults {
     pub delay_per_million: u32,
     /// The longest such delay.
     pub delay: Duration,
-    /// Every arrival, notice and completion is later by a random time up to this; zero keeps their order.
+    /// Every arrival, notice and completion is later by a random time up to this; zero keeps their
+    /// order.
     pub reorder: Duration,
     /// Into how many pieces a put is torn at most; 1 shows it at once.
     pub pieces: u32,
-    /// How many transfers to one peer are under way at most; `None`: as many as the world's options say.
+    /// How many transfers to one peer are under way at most; `None`: as many as the world's options
+    /// say.
     pub queue_depth: Option<usize>,
     /// How long it takes at most until an end finds out that a peer is gone.
     pub detection: Duration,
@@ -199,7 +205,8 @@ pub struct Faults {
     pub timed: Vec<(Nanos, Fault)>,
 }
 
-/// How long it takes at most until an end finds out that a peer is gone, if a plan says nothing else.
+/// How long it takes at most until an end finds out that a peer is gone, if a plan says nothing
+/// else.
 pub const DETECTION: Duration = Duration::from_millis(100);
 
 /// Longest delay of one transfer or message that a plan draws.
@@ -224,7 +231,8 @@ impl Faults {
         }
     }
 
-    /// A plan with these kinds of faults, a function of the arguments alone. Timed faults happen before `within`.
+    /// A plan with these kinds of faults, a function of the arguments alone. Timed faults happen
+    /// before `within`.
     #[must_use]
     pub fn draw(kinds: &FaultKinds, seed: u64, network: &super::Network, within: Duration) -> Self {
         let mut random = Random::new(seed).split("faults");
@@ -234,8 +242,8 @@ impl Faults {
             Duration::from_nanos(random.between(low, high.as_nanos() as u64))
         };
         for kind in kinds.iter() {
-            // A stream of its own for each kind: removing one from the set leaves the others as they were, so that a
-            // failing set can be made smaller.
+            // A stream of its own for each kind: removing one from the set leaves the others as
+            // they were, so that a failing set can be made smaller.
             let random = &mut random.split(kind.name());
             match kind {
                 FaultKind::Delay => {
@@ -279,7 +287,8 @@ impl Faults {
         faults
     }
 
-    /// Whether everything must come to its right end in spite of this plan, if only nobody's deadline is near.
+    /// Whether everything must come to its right end in spite of this plan, if only nobody's
+    /// deadline is near.
     #[must_use]
     pub fn is_harmless(&self) -> bool {
         self.timed.iter().all(|(_, fault)| matches!(fault, Fault::Freeze { .. }))

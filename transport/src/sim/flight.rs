@@ -1,9 +1,10 @@
 //! Transfers under way.
 //!
-//! A put: `Depart` (its bytes enter the wire) → the flow drains → `Arrive` (what is left lands, then its notice shows).
-//! `Complete` comes when the flow has drained or some time after the arrival; bytes that have not landed by then are
-//! copied out of the source at this last moment. With tearing, pieces land before. A get: the request travels,
-//! `Depart` at the peer, the flow drains, `Arrive` and `Complete` here. An atomic is carried out at `Depart`.
+//! A put: `Depart` (its bytes enter the wire) → the flow drains → `Arrive` (what is left lands,
+//! then its notice shows). `Complete` comes when the flow has drained or some time after the
+//! arrival; bytes that have not landed by then are copied out of the source at this last moment.
+//! With tearing, pieces land before. A get: the request travels, `Depart` at the peer, the flow
+//! drains, `Arrive` and `Complete` here. An atomic is carried out at `Depart`.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -18,7 +19,8 @@ use crate::sim::observer::{AccessKind, Actor, Record, TransferNumber};
 use crate::sim::state::{Happening, State, Wires};
 use crate::sim::world::Canary;
 
-/// How much later the bytes come than their notice, and sources are read than `Done`, when a canary says so.
+/// How much later the bytes come than their notice, and sources are read than `Done`, when a canary
+/// says so.
 const CANARY_LATENESS: Duration = Duration::from_micros(20);
 
 pub(super) enum Work {
@@ -113,7 +115,8 @@ impl Flight {
         if matches!(self.work, Work::Put { .. }) { self.peer } else { self.submitter }
     }
 
-    /// Whether anything of it, bytes, request or answer, goes from `from` to `to` to change memory or to tell of it.
+    /// Whether anything of it, bytes, request or answer, goes from `from` to `to` to change memory
+    /// or to tell of it.
     pub(super) fn uses_way(&self, from: Rank, to: Rank) -> bool {
         let there = self.submitter == from && self.peer == to;
         let back = self.peer == from && self.submitter == to;
@@ -255,13 +258,15 @@ impl State {
             let wait = self.network.latency(ends.0, ends.1) + self.lateness();
             self.after(wait, Happening::Arrive(number));
         }
-        // Without reordering a source is free when it has been sent; with it that may come after the arrival too.
+        // Without reordering a source is free when it has been sent; with it that may come after
+        // the arrival too.
         if is_put && (self.faults.reorder.is_zero() || self.choices.coin()) {
             self.after(Duration::ZERO, Happening::Complete(number));
         }
     }
 
-    /// The last byte of a transfer over links that are shared in order has come out of the last of them.
+    /// The last byte of a transfer over links that are shared in order has come out of the last of
+    /// them.
     pub(super) fn came_through(&mut self, flow: FlowId) {
         self.wires.stop(self.now, flow);
         let Some(number) = self.flow_of.remove(&flow) else { return };
@@ -271,7 +276,8 @@ impl State {
         self.after(wait, Happening::Arrive(number));
     }
 
-    /// A piece lands early if its bytes can have come by now; otherwise it waits for the arrival of all.
+    /// A piece lands early if its bytes can have come by now; otherwise it waits for the arrival of
+    /// all.
     pub(super) fn land_piece(&mut self, number: TransferNumber) {
         let Some(flight) = self.flights.find(&number) else { return };
         let Some(piece) = flight.pieces.last().cloned() else { return };
@@ -288,7 +294,8 @@ impl State {
         self.land(number, 1);
     }
 
-    /// Moves the bytes of some of the pieces that have not landed yet. False when the peer's memory is gone.
+    /// Moves the bytes of some of the pieces that have not landed yet. False when the peer's memory
+    /// is gone.
     fn land(&mut self, number: TransferNumber, count: usize) -> bool {
         for _ in 0..count {
             let Some(flight) = self.flights.find_mut(&number) else { return false };
@@ -475,7 +482,8 @@ impl State {
         self.say_goodbye_if_quiet(rank, peer);
     }
 
-    /// Ends, with this error, all transfers of `rank` to `peer`; what is already on the wire may still land.
+    /// Ends, with this error, all transfers of `rank` to `peer`; what is already on the wire may
+    /// still land.
     pub(super) fn fail_transfers(&mut self, rank: Rank, peer: Rank, error: &TransferError) {
         let cut = self.side(rank, peer).cut;
         let numbers: Vec<_> = (self.flights.iter())
@@ -517,7 +525,8 @@ impl State {
         self.forget_if_ended(number);
     }
 
-    /// When the wire that it uses is cut, the transfer goes nowhere; its submitter learns it in time.
+    /// When the wire that it uses is cut, the transfer goes nowhere; its submitter learns it in
+    /// time.
     fn drop_if_cut(&mut self, number: TransferNumber) -> bool {
         let Some(flight) = self.flights.find(&number) else { return true };
         let (rank, peer) = (flight.submitter, flight.peer);
@@ -535,8 +544,8 @@ impl State {
         }
     }
 
-    /// What becomes of the transfers of a rank that dies, and of those to it. Nobody asks for their `Done`; those of
-    /// others to it are told when its death is noticed.
+    /// What becomes of the transfers of a rank that dies, and of those to it. Nobody asks for their
+    /// `Done`; those of others to it are told when its death is noticed.
     pub(super) fn orphan_transfers(&mut self, dead: Rank) {
         let numbers: Vec<_> = (self.flights.iter())
             .filter(|(_, flight)| flight.submitter == dead || flight.peer == dead)

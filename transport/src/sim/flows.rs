@@ -1,10 +1,12 @@
-//! How transfers under way share the links fairly: max-min fair, recomputed when one begins or ends.
+//! How transfers under way share the links fairly: max-min fair, recomputed when one begins or
+//! ends.
 //!
 //! A flow over several routes loads each link with its part of them, and goes at one speed.
 //!
-//! **Invariant:** no link carries more than its bandwidth, and no flow could be faster without making one slower that
-//! is not faster than it. Arithmetic is in integers, so results do not depend on the machine; a flow that has every
-//! link to at most 16 flows at any time ends at the exact nanosecond, rounded up.
+//! **Invariant:** no link carries more than its bandwidth, and no flow could be faster without
+//! making one slower that is not faster than it. Arithmetic is in integers, so results do not
+//! depend on the machine; a flow that has every link to at most 16 flows at any time ends at the
+//! exact nanosecond, rounded up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +19,8 @@ use crate::sim::network::{LinkId, Network, Route};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u64);
 
-/// Rates are counted in this part of a byte a second: it is divided by every number up to 16 without rest.
+/// Rates are counted in this part of a byte a second: it is divided by every number up to 16
+/// without rest.
 const RATE_UNITS: u128 = 720_720;
 const NANOS_PER_S: u128 = 1_000_000_000;
 
@@ -105,7 +108,8 @@ impl Flows {
         Some(flow.bytes - u64::try_from(left).unwrap_or(u64::MAX).min(flow.bytes))
     }
 
-    /// When the flow's last byte enters the wire if no flow begins or ends before; `None` when it was stopped.
+    /// When the flow's last byte enters the wire if no flow begins or ends before; `None` when it
+    /// was stopped.
     #[must_use]
     pub fn ends_at(&self, id: FlowId) -> Option<Nanos> {
         self.flows.get(&id).map(|flow| flow.ends_at)
@@ -125,7 +129,8 @@ impl Flows {
             *loads.entry(link).or_default() += part;
         }
         let mut rates: BTreeMap<FlowId, u128> = BTreeMap::new();
-        // Water filling: the link with the smallest fair share limits its flows; take them out and go on.
+        // Water filling: the link with the smallest fair share limits its flows; take them out and
+        // go on.
         while let Some((share, bottleneck)) = open
             .keys()
             .map(|&link| (capacity[&link] * u128::from(SHARE_UNITS) / u128::from(loads[&link]), link))
@@ -151,7 +156,8 @@ impl Flows {
             }
         }
         for id in flows {
-            // A share of nothing happens only with more flows than units of bandwidth; keep it moving.
+            // A share of nothing happens only with more flows than units of bandwidth; keep it
+            // moving.
             self.settle(now, id, rates.get(&id).copied().unwrap_or(1).max(1));
         }
     }
@@ -244,7 +250,8 @@ mod tests {
 
     #[test]
     fn the_textbook_line_of_three_flows_is_shared_max_min_fair() {
-        // Flow a crosses both links (10 and 4 GB/s), b only the first, c only the second: a and c get 2, b gets 8.
+        // Flow a crosses both links (10 and 4 GB/s), b only the first, c only the second: a and c
+        // get 2, b gets 8.
         let mut builder = Network::builder(3);
         builder.wire(NodeId(0), NodeId(1), 10 * GB_PER_S, Duration::ZERO);
         builder.wire(NodeId(1), NodeId(2), 4 * GB_PER_S, Duration::ZERO);

@@ -1,10 +1,11 @@
-//! The wires: nodes, one-way links with bandwidth and latency, and routes for each ordered pair of ranks.
+//! The wires: nodes, one-way links with bandwidth and latency, and routes for each ordered pair of
+//! ranks.
 //!
-//! A pair has one route, or several with weights: then everything sent is split over them in proportion, and has arrived
-//! when the last of it has. How transfers share links is [`Sharing`].
+//! A pair has one route, or several with weights: then everything sent is split over them in
+//! proportion, and has arrived when the last of it has. How transfers share links is [`Sharing`].
 //!
-//! **Invariant:** a [`Network`] has a route between any two of its ranks. It is plain data and knows no time; how
-//! routes share their links over time is [`super::flows`] and [`super::queues`].
+//! **Invariant:** a [`Network`] has a route between any two of its ranks. It is plain data and
+//! knows no time; how routes share their links over time is [`super::flows`] and [`super::queues`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -46,8 +47,8 @@ pub struct Route {
 pub enum Sharing {
     /// All at once, each with a fair share: as packets of different connections.
     Fair,
-    /// One after the other, in the order in which they come to it: as messages on a queue pair. What has no bytes waits for
-    /// nobody.
+    /// One after the other, in the order in which they come to it: as messages on a queue pair.
+    /// What has no bytes waits for nobody.
     InOrder,
 }
 
@@ -126,8 +127,8 @@ impl Network {
         builder.build().expect("every pair has a wire of positive bandwidth")
     }
 
-    /// All ranks on one switch, by a wire of this many bytes a second in each direction; the latency is that of a
-    /// wire, so it counts twice from rank to rank.
+    /// All ranks on one switch, by a wire of this many bytes a second in each direction; the
+    /// latency is that of a wire, so it counts twice from rank to rank.
     ///
     /// # Panics
     ///
@@ -182,8 +183,8 @@ impl Network {
         &self.links[link.0 as usize]
     }
 
-    /// The links that bytes from `from` to `to` take, in order, on the first of the pair's routes; none from a rank to
-    /// itself.
+    /// The links that bytes from `from` to `to` take, in order, on the first of the pair's routes;
+    /// none from a rank to itself.
     ///
     /// # Panics
     ///
@@ -218,7 +219,8 @@ impl Network {
         self.latencies[self.pair(from, to)]
     }
 
-    /// The pairs of ranks (smaller first) that have a route over this link in at least one direction.
+    /// The pairs of ranks (smaller first) that have a route over this link in at least one
+    /// direction.
     #[must_use]
     pub fn pairs_over(&self, link: LinkId) -> Vec<(Rank, Rank)> {
         let mut pairs = Vec::new();
@@ -261,8 +263,8 @@ impl NetworkBuilder {
         [self.link(a, b, bytes_per_s, latency), self.link(b, a, bytes_per_s, latency)]
     }
 
-    /// Fixes the route of an ordered pair; others take a path with the fewest links, among these the one of the
-    /// least latency, among these the one whose links were added first.
+    /// Fixes the route of an ordered pair; others take a path with the fewest links, among these
+    /// the one of the least latency, among these the one whose links were added first.
     pub fn route(&mut self, from: Rank, to: Rank, links: &[LinkId]) -> &mut Self {
         self.routes(from, to, vec![Route { links: links.to_vec(), weight: 1 }])
     }
@@ -335,7 +337,8 @@ impl NetworkBuilder {
         if at == NodeId(to) { Ok(given.to_vec()) } else { Err(NetworkError::BrokenRoute { from, to }) }
     }
 
-    /// For every node the link by which it is best reached from `source`; ranks forward like switches.
+    /// For every node the link by which it is best reached from `source`; ranks forward like
+    /// switches.
     fn shortest_paths(&self, source: NodeId) -> Vec<Option<LinkId>> {
         let mut reached_by = vec![None; self.nodes as usize];
         let mut cost = vec![None; self.nodes as usize];

@@ -32,8 +32,8 @@ impl Number for TransferNumber {
     }
 }
 
-/// Values by their numbers, in the order of these. **Invariant:** the first place is taken, so there are as many places as
-/// numbers were given since that of the oldest value.
+/// Values by their numbers, in the order of these. **Invariant:** the first place is taken, so
+/// there are as many places as numbers were given since that of the oldest value.
 #[derive(Debug)]
 pub(super) struct Numbered<K, V> {
     first: u64,

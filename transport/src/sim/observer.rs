@@ -1,9 +1,10 @@
 //! What checkers that stand outside are told.
 //!
-//! Records come in the order of virtual time and of cause. They suffice to build vector clocks: a rank's thread and
-//! every transfer are actors; `Submitted` orders a rank before its transfer, `Noticed` then `Consumed` a transfer
-//! before the rank that saw its notice, `Completed` a transfer's reads (a get's writes) before its submitter. What ranks
-//! tell each other by control messages or in payload orders them by `Released` and `Acquired`.
+//! Records come in the order of virtual time and of cause. They suffice to build vector clocks: a
+//! rank's thread and every transfer are actors; `Submitted` orders a rank before its transfer,
+//! `Noticed` then `Consumed` a transfer before the rank that saw its notice, `Completed` a
+//! transfer's reads (a get's writes) before its submitter. What ranks tell each other by control
+//! messages or in payload orders them by `Released` and `Acquired`.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -47,8 +48,8 @@ pub struct Access {
     pub key: RegionKey,
     /// Which bytes of the region; for memory that is not registered the addresses.
     pub range: Range<u64>,
-    /// Addresses of the bytes in their owner's memory: equal for the same bytes however they were reached. Not the
-    /// same in two runs of one seed.
+    /// Addresses of the bytes in their owner's memory: equal for the same bytes however they were
+    /// reached. Not the same in two runs of one seed.
     pub addresses: Range<usize>,
     /// How.
     pub kind: AccessKind,
@@ -86,7 +87,8 @@ pub enum Record {
         /// By which transfer.
         transfer: TransferNumber,
     },
-    /// `rank` saw the cell that it keeps for `from` count at least `count` (told by [`super::World::consumed`]).
+    /// `rank` saw the cell that it keeps for `from` count at least `count` (told by
+    /// [`super::World::consumed`]).
     Consumed {
         /// Who saw it.
         rank: Rank,
@@ -97,8 +99,8 @@ pub enum Record {
         /// The count that was seen.
         count: u64,
     },
-    /// `rank` says, on a way that carries no notice, that all it did so far for `number` things of a sequence is over (told by
-    /// [`super::World::released`]).
+    /// `rank` says, on a way that carries no notice, that all it did so far for `number` things of
+    /// a sequence is over (told by [`super::World::released`]).
     Released {
         /// Who says so.
         rank: Rank,
@@ -107,7 +109,8 @@ pub enum Record {
         /// Of how many things.
         number: u64,
     },
-    /// `rank` has heard that `from` [`Record::Released`] at least `number` things, and goes on because of it.
+    /// `rank` has heard that `from` [`Record::Released`] at least `number` things, and goes on
+    /// because of it.
     Acquired {
         /// Who heard.
         rank: Rank,

@@ -155,7 +155,8 @@ impl State {
         self.at(at, Happening::Message(rank, peer));
     }
 
-    /// What is posted from now on arrives no earlier: a key in a message is known to who reads the message.
+    /// What is posted from now on arrives no earlier: a key in a message is known to who reads the
+    /// message.
     pub(super) fn hold_messages_back(&mut self, rank: Rank, until: Nanos) {
         for peer in 0..self.ranks.len() as Rank {
             let side = self.side(rank, peer);

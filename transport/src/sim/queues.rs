@@ -1,11 +1,13 @@
-//! Links that carry one transfer after the other: each is a queue, served in the order in which transfers come to it.
+//! Links that carry one transfer after the other: each is a queue, served in the order in which
+//! transfers come to it.
 //!
-//! A transfer over several routes is cut into parts by weight. A part passes its links cut-through: it may enter the next link as
-//! soon as its first byte is there, occupies every link for as long as its bytes take at that link's bandwidth, and cannot
-//! leave one before it has come out of the one before. What has no bytes occupies nothing and waits for nobody.
+//! A transfer over several routes is cut into parts by weight. A part passes its links cut-through:
+//! it may enter the next link as soon as its first byte is there, occupies every link for as long
+//! as its bytes take at that link's bandwidth, and cannot leave one before it has come out of the
+//! one before. What has no bytes occupies nothing and waits for nobody.
 //!
-//! **Invariant:** no two transfers occupy a link at the same time. Times are in whole picoseconds, rounded up, so that
-//! many short transfers do not each lose part of a nanosecond.
+//! **Invariant:** no two transfers occupy a link at the same time. Times are in whole picoseconds,
+//! rounded up, so that many short transfers do not each lose part of a nanosecond.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -33,7 +35,8 @@ pub(super) enum Passage {
 /// What happens inside.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The first byte of a part is at a link; the part has come out of the link before at this time.
+    /// The first byte of a part is at a link; the part has come out of the link before at this
+    /// time.
     Head {
         flow: FlowId,
         part: u32,
@@ -140,7 +143,8 @@ impl Queues {
         }
     }
 
-    /// The first byte of a part comes to a link, the last one not before `behind`. Returns when the part has passed it.
+    /// The first byte of a part comes to a link, the last one not before `behind`. Returns when the
+    /// part has passed it.
     fn enter(&mut self, flow: FlowId, part: u32, hop: u32, head: u128, behind: u128) -> u128 {
         let Some(transit) = self.transits.find_mut(&flow) else { return head };
         let bytes = transit.bytes[part as usize];
@@ -241,7 +245,8 @@ mod tests {
         let mut queues = Queues::new(Arc::new(builder.build().expect("a line")));
         queues.start(Nanos(0), 0, 1, 8_000);
         assert_eq!(run(&mut queues)[&0], (2_000, 8_000 + 3_000));
-        // The last link is occupied only while bytes come at its own pace: another transfer finds it free before.
+        // The last link is occupied only while bytes come at its own pace: another transfer finds
+        // it free before.
         let mut builder = Network::builder(3);
         let switch = builder.switch();
         builder.wire(NodeId(0), switch, GB_PER_S, Duration::ZERO);

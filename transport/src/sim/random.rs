@@ -2,8 +2,8 @@
 
 /// A pseudo-random stream (xoshiro256++, seeded through splitmix64). Not for secrets.
 ///
-/// One seed is split by purpose: two purposes never share a stream, so a new draw in one place changes nothing in the
-/// others.
+/// One seed is split by purpose: two purposes never share a stream, so a new draw in one place
+/// changes nothing in the others.
 #[derive(Clone, Debug)]
 pub struct Random {
     seed: u64,

@@ -7,8 +7,8 @@ use crate::clock::Nanos;
 use crate::memory::Memory;
 use crate::region::{Region, RegionKey, Registry, RemoteSlice, Slice};
 
-/// What a rank has registered. It has a lock of its own, always taken last, because the last handle of a region may
-/// be dropped anywhere, also by a transfer that ends inside of the world.
+/// What a rank has registered. It has a lock of its own, always taken last, because the last handle
+/// of a region may be dropped anywhere, also by a transfer that ends inside of the world.
 #[derive(Debug, Default)]
 pub(super) struct RegionTable {
     regions: Mutex<BTreeMap<RegionKey, Registered>>,
@@ -16,8 +16,8 @@ pub(super) struct RegionTable {
 
 #[derive(Debug)]
 struct Registered {
-    /// A second region over the same memory: what transfers of peers go through. It is not the owner's handle, so it
-    /// does not keep the key alive.
+    /// A second region over the same memory: what transfers of peers go through. It is not the
+    /// owner's handle, so it does not keep the key alive.
     through: Region,
     /// When peers know of it.
     announced_at: Nanos,

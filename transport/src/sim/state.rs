@@ -53,8 +53,8 @@ pub(super) enum Happening {
     Announce(Rank),
 }
 
-/// When something happens, and in which order among what happens at the same instant: random where links are shared fairly,
-/// then first come.
+/// When something happens, and in which order among what happens at the same instant: random where
+/// links are shared fairly, then first come.
 pub(super) type QueueKey = (Nanos, u64, u64);
 
 /// An event that waits to be polled.
@@ -68,7 +68,8 @@ pub(super) struct Ready {
 #[derive(Debug, Default)]
 pub(super) struct BellWord {
     word: AtomicU32,
-    /// Somebody may sleep on it, or is about to. Who drives a world in one thread never does, and rings for nothing.
+    /// Somebody may sleep on it, or is about to. Who drives a world in one thread never does, and
+    /// rings for nothing.
     is_armed: AtomicBool,
 }
 
@@ -80,8 +81,8 @@ impl AsRef<AtomicU32> for BellWord {
 
 impl Ring for BellWord {
     fn ring(&self) {
-        // Sequentially consistent, as in `arm`: whoever armed the bell has read this ring, or is seen to have armed it. So who
-        // hears the bell also sees why it was rung.
+        // Sequentially consistent, as in `arm`: whoever armed the bell has read this ring, or is
+        // seen to have armed it. So who hears the bell also sees why it was rung.
         self.word.fetch_add(1, Ordering::SeqCst);
         if self.is_armed.swap(false, Ordering::SeqCst) {
             let _ = rustix::thread::futex::wake(&self.word, rustix::thread::futex::Flags::empty(), u32::MAX);
@@ -167,7 +168,8 @@ impl Wires {
         }
     }
 
-    /// Lets it happen. What leaves fairly shared links arrives a latency later, which is for who asks to see to.
+    /// Lets it happen. What leaves fairly shared links arrives a latency later, which is for who
+    /// asks to see to.
     fn step(&mut self) -> Option<Passage> {
         match self {
             Self::Fair(flows) => flows.next_end().map(|(_, flow)| Passage::Left(flow)),
@@ -262,7 +264,8 @@ impl State {
 
     pub(super) fn at(&mut self, when: Nanos, happening: Happening) -> QueueKey {
         self.queued += 1;
-        // Links that carry one transfer after the other carry them in the order in which they were submitted.
+        // Links that carry one transfer after the other carry them in the order in which they were
+        // submitted.
         let tie = if matches!(self.wires, Wires::InOrder(_)) { 0 } else { self.ties.bits() };
         let key = (when.max(self.now), tie, self.queued);
         self.queue.insert(key, happening);
@@ -330,7 +333,8 @@ impl State {
         true
     }
 
-    /// As [`State::advance`], on to the first instant at which a bell rings, and all that happens at it.
+    /// As [`State::advance`], on to the first instant at which a bell rings, and all that happens
+    /// at it.
     pub(super) fn advance_instant(&mut self, wakeup: Option<Nanos>) -> bool {
         let rings = self.rings;
         if !self.advance(wakeup) {

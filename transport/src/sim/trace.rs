@@ -6,7 +6,8 @@ use std::io::Write;
 use crate::clock::Nanos;
 use crate::sim::random::mix;
 
-/// All that happened in a run, folded into 64 bits: the same commit and the same seed give the same hash.
+/// All that happened in a run, folded into 64 bits: the same commit and the same seed give the same
+/// hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceHash(pub u64);
 
@@ -32,7 +33,8 @@ impl Trace {
         self.lines = Some(lines);
     }
 
-    /// One event. Words and name must not depend on addresses or on anything else outside of the simulation.
+    /// One event. Words and name must not depend on addresses or on anything else outside of the
+    /// simulation.
     pub(super) fn event(&mut self, now: Nanos, name: &'static str, words: &[u64]) {
         self.events += 1;
         for word in [now.0, name.len() as u64].into_iter().chain(name.bytes().map(u64::from)) {

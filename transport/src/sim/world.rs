@@ -26,8 +26,8 @@ pub enum Canary {
     NoticesSwapped,
     /// A put's source is still read after its `Done`.
     SourceReadAfterDone,
-    /// A put's notice is a transfer of its own that is submitted after the put's `Done`, as by someone who thinks that
-    /// `Done` means landed: it overtakes the put's bytes.
+    /// A put's notice is a transfer of its own that is submitted after the put's `Done`, as by
+    /// someone who thinks that `Done` means landed: it overtakes the put's bytes.
     NoticeAfterDone,
     /// Urgent messages are accepted and never sent.
     UrgentLost,
@@ -42,11 +42,11 @@ pub struct Options {
     pub seed: u64,
     /// What goes wrong.
     pub faults: Faults,
-    /// Whether ranks of one host map each other's memory; then, as on shared memory, only memory that others can map is
-    /// registered.
+    /// Whether ranks of one host map each other's memory; then, as on shared memory, only memory
+    /// that others can map is registered.
     pub maps: bool,
-    /// Whether transfers inside a host need nobody to be polled: bytes land and sources are read while their ranks do
-    /// nothing.
+    /// Whether transfers inside a host need nobody to be polled: bytes land and sources are read
+    /// while their ranks do nothing.
     pub passive: bool,
     /// By rank: the number of its host. Empty: all are on one.
     pub hosts: Vec<u32>,
@@ -54,8 +54,8 @@ pub struct Options {
     pub queue_depth: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
-    /// Whether payload is copied. Without, transfers take the time that they take and notices come, but the memory that
-    /// they name is neither read nor written: for measuring times alone.
+    /// Whether payload is copied. Without, transfers take the time that they take and notices come,
+    /// but the memory that they name is neither read nor written: for measuring times alone.
     pub moves_bytes: bool,
     /// Which contract is broken on purpose.
     pub canary: Option<Canary>,
@@ -116,8 +116,8 @@ impl World {
     ///
     /// # Panics
     ///
-    /// When the configuration names another number of ranks than the network has, a rank outside of them, or a rank
-    /// whose device was made before.
+    /// When the configuration names another number of ranks than the network has, a rank outside of
+    /// them, or a rank whose device was made before.
     #[must_use]
     pub fn device(&self, config: DeviceConfig) -> SimDevice {
         SimDevice::new(self.clone(), config)
@@ -135,17 +135,19 @@ impl World {
         self.with(|state| state.root.split("caller").split(purpose))
     }
 
-    /// Goes to the next event and lets it happen, or to `wakeup` if that is earlier: when the first of the ranks wants
-    /// to be polled. False when there is neither: nothing will ever happen any more unless somebody submits.
+    /// Goes to the next event and lets it happen, or to `wakeup` if that is earlier: when the first
+    /// of the ranks wants to be polled. False when there is neither: nothing will ever happen any
+    /// more unless somebody submits.
     ///
-    /// One event at a time, so that ranks can be polled between any two. Answers of [`crate::Responder`]s are asked
-    /// for in here, outside of the world's lock.
+    /// One event at a time, so that ranks can be polled between any two. Answers of
+    /// [`crate::Responder`]s are asked for in here, outside of the world's lock.
     pub fn advance(&self, wakeup: Option<Nanos>) -> bool {
         self.with(|state| state.advance(wakeup))
     }
 
-    /// As [`World::advance`], but on to the first instant at which a bell rings, and through all that happens at it: for who
-    /// wants times alone and need not see ranks polled between any two events.
+    /// As [`World::advance`], but on to the first instant at which a bell rings, and through all
+    /// that happens at it: for who wants times alone and need not see ranks polled between any two
+    /// events.
     pub fn advance_instant(&self, wakeup: Option<Nanos>) -> bool {
         self.with(|state| state.advance_instant(wakeup))
     }
@@ -156,8 +158,8 @@ impl World {
         self.with(|state| state.next_event())
     }
 
-    /// The ranks whose bells have rung since this was asked last: only these can find something new when polled.
-    /// Frozen ranks stay in it until they are polled again; dead ones are never in it.
+    /// The ranks whose bells have rung since this was asked last: only these can find something new
+    /// when polled. Frozen ranks stay in it until they are polled again; dead ones are never in it.
     #[must_use]
     pub fn take_rung(&self) -> Vec<Rank> {
         self.with(|state| state.take_rung())
@@ -196,7 +198,8 @@ impl World {
         self.with(|state| state.trace.write_to(lines));
     }
 
-    /// For whoever runs a rank: it saw the cell that it keeps for `from` count `count` and goes on because of it.
+    /// For whoever runs a rank: it saw the cell that it keeps for `from` count `count` and goes on
+    /// because of it.
     pub fn consumed(&self, rank: Rank, from: Rank, cell: u16, count: u64) {
         self.with(|state| {
             state.event("consumed", &[u64::from(rank), u64::from(from), u64::from(cell), count]);
@@ -204,12 +207,14 @@ impl World {
         });
     }
 
-    /// For whoever runs a rank: what it did for `number` things of a sequence is over, and it may tell others so by any way.
+    /// For whoever runs a rank: what it did for `number` things of a sequence is over, and it may
+    /// tell others so by any way.
     pub fn released(&self, rank: Rank, sequence: u64, number: u64) {
         self.with(|state| state.note(|| Record::Released { rank, sequence, number }));
     }
 
-    /// For whoever runs a rank: it was told that `from` released `number` things of a sequence and goes on because of it.
+    /// For whoever runs a rank: it was told that `from` released `number` things of a sequence and
+    /// goes on because of it.
     pub fn acquired(&self, rank: Rank, from: Rank, sequence: u64, number: u64) {
         self.with(|state| state.note(|| Record::Acquired { rank, from, sequence, number }));
     }
@@ -220,7 +225,8 @@ impl World {
         self.with(|state| state.ranks[rank as usize].table.len())
     }
 
-    /// For a simulated processor: `rank` touches these bytes, own or mapped, at some time from `start` to now.
+    /// For a simulated processor: `rank` touches these bytes, own or mapped, at some time from
+    /// `start` to now.
     pub fn accessed(&self, rank: Rank, address: *const u8, len: usize, kind: AccessKind, start: Nanos) {
         self.with(|state| state.accessed_by_rank(rank, address as usize, len, kind, start));
     }
@@ -230,7 +236,8 @@ impl World {
         self.with(|state| state.event(name, words));
     }
 
-    /// How many transfers are under way, of all ranks: zero at the end of a run in which everything was released.
+    /// How many transfers are under way, of all ranks: zero at the end of a run in which everything
+    /// was released.
     #[must_use]
     pub fn transfers_under_way(&self) -> usize {
         self.with(|state| state.flights.len())
@@ -275,7 +282,8 @@ impl World {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // A panic of a checker inside of the world ends the test anyway; let others still drop their devices.
+        // A panic of a checker inside of the world ends the test anyway; let others still drop
+        // their devices.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

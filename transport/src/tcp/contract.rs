@@ -218,7 +218,8 @@ impl Drop for TcpDevice {
         self.peers.clear();
         self.shared.order(Order::Stop { linger_until: clock::now() + linger });
         if let Some(watcher) = self.watcher.take() {
-            // Not when the watcher itself drops the device, through its responder: it ends when it returns from there.
+            // Not when the watcher itself drops the device, through its responder: it ends when it
+            // returns from there.
             let is_watcher = watcher.thread().id() == std::thread::current().id();
             let limit = if is_watcher { Duration::ZERO } else { linger + WATCHER_END_LIMIT };
             let end = self.watcher_end.get_mut().unwrap_or_else(PoisonError::into_inner);

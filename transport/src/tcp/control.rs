@@ -1,9 +1,11 @@
-//! The control stream's frames: messages for the responder, revoked keys, "ready" and "bye". A pure codec.
+//! The control stream's frames: messages for the responder, revoked keys, "ready" and "bye". A pure
+//! codec.
 
 use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::region::RegionKey;
 
-/// Length of a control frame's header, in bytes: kind (1), zero (3), length of what follows (4, little endian).
+/// Length of a control frame's header, in bytes: kind (1), zero (3), length of what follows (4,
+/// little endian).
 pub(super) const CONTROL_HEADER_BYTES: usize = 8;
 
 /// Longest message: what stands on these streams may add a byte of its own to each.
@@ -21,7 +23,8 @@ pub(super) enum ControlFrame<'a> {
     Message(&'a [u8]),
     /// The listener has all connections of the pair and wants them.
     Ready,
-    /// A region that was accepted before is gone. Comes before any message that was posted after it went.
+    /// A region that was accepted before is gone. Comes before any message that was posted after it
+    /// went.
     Revoked(RegionKey),
     /// The stream's end will be no loss.
     Bye,

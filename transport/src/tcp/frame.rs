@@ -1,10 +1,12 @@
-//! The frames of a data lane: what is said before bytes follow. A pure codec: no I/O, no allocation, no panic.
+//! The frames of a data lane: what is said before bytes follow. A pure codec: no I/O, no
+//! allocation, no panic.
 //!
-//! A frame is a header of [`HEADER_BYTES`] and at most [`CELL_PAYLOAD_BYTES`] of *extra* (a notice's payload, an atomic's
-//! operands). [`Frame::body_bytes`] says how many bytes of data follow it on the stream.
+//! A frame is a header of [`HEADER_BYTES`] and at most [`CELL_PAYLOAD_BYTES`] of *extra* (a
+//! notice's payload, an atomic's operands). [`Frame::body_bytes`] says how many bytes of data
+//! follow it on the stream.
 //!
-//! **Invariant:** there is one encoding for each frame. What does not encode back to the very same bytes is refused, so
-//! unused fields are zero and may get a meaning in a later version.
+//! **Invariant:** there is one encoding for each frame. What does not encode back to the very same
+//! bytes is refused, so unused fields are zero and may get a meaning in a later version.
 
 use crate::cells::{CELL_PAYLOAD_BYTES, Inline, Notice};
 use crate::device::{AtomicOp, ProtocolViolation};
@@ -16,11 +18,12 @@ pub const HEADER_BYTES: usize = 40;
 /// Longest frame without the data that follows it, in bytes.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + CELL_PAYLOAD_BYTES;
 
-/// Longest transfer, in bytes. Only bounds what a header may claim: data goes to its destination, never to a buffer
-/// made to measure.
+/// Longest transfer, in bytes. Only bounds what a header may claim: data goes to its destination,
+/// never to a buffer made to measure.
 pub const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 
-/// Names an operation that awaits an answer, or a put that arrives in several pieces. Chosen by its sender.
+/// Names an operation that awaits an answer, or a put that arrives in several pieces. Chosen by its
+/// sender.
 pub type Token = u64;
 
 /// What is said on a data lane.
@@ -37,7 +40,8 @@ pub enum Frame {
         dst: RemoteSlice,
         /// To be shown when they, and all other pieces, are there.
         notice: Option<Notice>,
-        /// Whether the receiver is to say [`Frame::Accepted`] when all is there. It says [`Frame::Refused`] anyway.
+        /// Whether the receiver is to say [`Frame::Accepted`] when all is there. It says
+        /// [`Frame::Refused`] anyway.
         answered: bool,
         /// Bit `n`: lane `n` carries another piece. Lane 0 carries this one.
         others: u8,
@@ -149,8 +153,9 @@ const FLAG_ANSWERED: u8 = 2;
 const ATOMIC_ADD: u8 = 1;
 const ATOMIC_COMPARE_SWAP: u8 = 2;
 
-/// The header's fields before they mean anything. On the wire, little endian: kind (1 byte), flags (1), cell (2),
-/// extra's length (1), auxiliary (1), zero (2), key (8), offset (8), length (8), token (8), then the extra bytes.
+/// The header's fields before they mean anything. On the wire, little endian: kind (1 byte), flags
+/// (1), cell (2), extra's length (1), auxiliary (1), zero (2), key (8), offset (8), length (8),
+/// token (8), then the extra bytes.
 #[derive(Clone, Copy)]
 struct Fields {
     kind: u8,
@@ -254,8 +259,8 @@ impl Fields {
 }
 
 impl Frame {
-    /// The frame at the beginning of `bytes` and its length; `None` when more bytes are needed, which never are more
-    /// than [`FRAME_BYTES_MAX`].
+    /// The frame at the beginning of `bytes` and its length; `None` when more bytes are needed,
+    /// which never are more than [`FRAME_BYTES_MAX`].
     ///
     /// # Errors
     ///
@@ -286,7 +291,8 @@ impl Frame {
         if frame.body_bytes() > TRANSFER_BYTES_MAX {
             return Err(ProtocolViolation::OversizedFrame);
         }
-        // One encoding for each frame: see the module's invariant. Forty bytes cost less than a look at every field.
+        // One encoding for each frame: see the module's invariant. Forty bytes cost less than a
+        // look at every field.
         let encoded = frame.encode();
         if !bytes.starts_with(encoded.as_bytes()) {
             return Err(ProtocolViolation::MalformedFrame);

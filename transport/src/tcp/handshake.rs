@@ -1,8 +1,9 @@
 //! The first bytes of every connection: who is there, and the mutual proof of the shared secret.
 //!
-//! Dialer: hello; listener: hello; dialer: answer; listener: verdict with its own answer. Every message has a fixed
-//! length, and each answer covers both hellos. The listener says nothing before a whole hello has come, and proves
-//! nothing before the dialer has. A pure state machine: bytes in, bytes out.
+//! Dialer: hello; listener: hello; dialer: answer; listener: verdict with its own answer. Every
+//! message has a fixed length, and each answer covers both hellos. The listener says nothing before
+//! a whole hello has come, and proves nothing before the dialer has. A pure state machine: bytes
+//! in, bytes out.
 
 use crate::Rank;
 use crate::auth::{Secret, Side, TAG_BYTES, challenge};
@@ -136,11 +137,13 @@ impl Identity {
 pub(super) enum Progress {
     /// Bytes are to be sent or received.
     Under,
-    /// The listener has to say whether it wants this dialer, who has proved what it says: [`Handshake::admit`].
+    /// The listener has to say whether it wants this dialer, who has proved what it says:
+    /// [`Handshake::admit`].
     Asked(Hello),
     /// Done as soon as what is to be sent is sent.
     Done(Hello),
-    /// No: close as soon as what is to be sent is sent. The peer, if it got so far as to say who it is.
+    /// No: close as soon as what is to be sent is sent. The peer, if it got so far as to say who it
+    /// is.
     Failed(ProtocolViolation, Option<Rank>),
 }
 
@@ -217,7 +220,8 @@ impl Handshake {
     pub(super) fn received(&mut self, count: usize) -> Progress {
         self.filled += count;
         if self.stage == Stage::Hello {
-            // A stranger is told from a peer as early as possible. Another version is told so by a hello of ours.
+            // A stranger is told from a peer as early as possible. Another version is told so by a
+            // hello of ours.
             let have = self.filled.min(NAME_BYTES);
             if self.incoming[..have] != MAGIC[..have] {
                 return self.fail(ProtocolViolation::Version);

@@ -1,5 +1,6 @@
-//! One direction of one connection. An [`OutLane`] sends queued frames, many in one call and data straight out of its
-//! slice; an [`InLane`] receives frames through a small buffer and data straight into its slice.
+//! One direction of one connection. An [`OutLane`] sends queued frames, many in one call and data
+//! straight out of its slice; an [`InLane`] receives frames through a small buffer and data
+//! straight into its slice.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,10 +14,12 @@ use crate::device::TransferId;
 use crate::memory::socket::Gather;
 use crate::region::Slice;
 
-/// Receive buffer of a lane, in bytes: many small frames a call, little to copy twice of a large one.
+/// Receive buffer of a lane, in bytes: many small frames a call, little to copy twice of a large
+/// one.
 const RECEIVE_BUFFER_BYTES: usize = 16 << 10;
 
-/// Bytes that one lane receives in one poll at most, so that a poll stays short and the other lanes get their turn.
+/// Bytes that one lane receives in one poll at most, so that a poll stays short and the other lanes
+/// get their turn.
 pub(super) const RECEIVE_BYTES_PER_POLL: usize = 1 << 20;
 
 /// What follows a frame on the wire.
@@ -152,7 +155,8 @@ impl OutLane {
         }
     }
 
-    /// Gives up what has not begun to go out; a frame that has begun stays, so that the stream keeps its meaning.
+    /// Gives up what has not begun to go out; a frame that has begun stays, so that the stream
+    /// keeps its meaning.
     pub(super) fn abandon_waiting(&mut self, abandoned: &mut Vec<Written>) {
         let keep = usize::from(self.sent > 0);
         abandoned.extend(self.queue.drain(keep..).map(|frame| frame.written));
@@ -244,7 +248,8 @@ impl<T> InLane<T> {
         self.spent >= RECEIVE_BYTES_PER_POLL
     }
 
-    /// Moves buffered bytes to where the data that is arriving goes; returns what to do then when all of it is there.
+    /// Moves buffered bytes to where the data that is arriving goes; returns what to do then when
+    /// all of it is there.
     pub(super) fn settle(&mut self) -> Option<T> {
         let incoming = self.incoming.as_mut()?;
         let count = usize::try_from(incoming.remaining).unwrap_or(usize::MAX).min(self.end - self.start);
@@ -309,7 +314,8 @@ impl<T> InLane<T> {
     }
 }
 
-/// A data socket: nobody keeps the connection open once this end is dropped, not even a forked child.
+/// A data socket: nobody keeps the connection open once this end is dropped, not even a forked
+/// child.
 pub(super) struct Socket(OwnedFd);
 
 impl AsFd for Socket {

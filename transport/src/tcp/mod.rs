@@ -1,19 +1,23 @@
 //! `tcp`: the device contract over sockets, anywhere.
 //!
-//! Each pair has a control stream, read by a [watcher thread](watcher) also while nobody polls, and [`LANES`] data
-//! connections in each direction, written and read by `poll` itself. Frames ([`frame`]) name region, offset and notice;
-//! data is sent straight out of registered memory and received straight into it.
+//! Each pair has a control stream, read by a [watcher thread](watcher) also while nobody polls, and
+//! [`LANES`] data connections in each direction, written and read by `poll` itself. Frames
+//! ([`frame`]) name region, offset and notice; data is sent straight out of registered memory and
+//! received straight into it.
 //!
-//! * A lane carries data one way only. So closing after a goodbye never destroys what is still to be read, and both
-//!   directions run at once without sharing a connection.
-//! * Transfers of [`SPLIT_BYTES_MIN`] and more travel in pieces on all lanes. Lane 0 announces what comes on the others,
-//!   which are not looked at otherwise: a poll with nothing to do costs one call a peer.
-//! * `Done` of a put means that the socket has taken it. The first put to a region is answered by its owner, so that a
-//!   bad key is an error of its transfer; later ones need no answer until the owner takes the key back. A put that
-//!   crosses with that is dropped by the target, which then says so; it is logged here.
+//! * A lane carries data one way only. So closing after a goodbye never destroys what is still to
+//!   be read, and both directions run at once without sharing a connection.
+//! * Transfers of [`SPLIT_BYTES_MIN`] and more travel in pieces on all lanes. Lane 0 announces what
+//!   comes on the others, which are not looked at otherwise: a poll with nothing to do costs one
+//!   call a peer.
+//! * `Done` of a put means that the socket has taken it. The first put to a region is answered by
+//!   its owner, so that a bad key is an error of its transfer; later ones need no answer until the
+//!   owner takes the key back. A put that crosses with that is dropped by the target, which then
+//!   says so; it is logged here.
 //!
-//! **Invariant:** memory is written only by the polling thread, for a pair that is open, inside a region that the
-//! thread holds a handle of: so dropping a pair's lanes is silence (contract line 9).
+//! **Invariant:** memory is written only by the polling thread, for a pair that is open, inside
+//! a region that the thread holds a handle of: so dropping a pair's lanes is silence (contract
+//! line 9).
 
 mod contract;
 mod control;
@@ -146,14 +150,15 @@ struct Open {
     departed: bool,
     /// A connection with it broke; its goodbye may still come until this time.
     suspect: Option<(Nanos, LossCause)>,
-    /// Nothing can come any more: what broke is a connection from it. Who has left and closed takes nothing, but what it sent
-    /// before still comes.
+    /// Nothing can come any more: what broke is a connection from it. Who has left and closed takes
+    /// nothing, but what it sent before still comes.
     is_silent: bool,
 }
 
 impl TcpDevice {
-    /// Listens, on loopback or where the configuration says, and starts the watcher. It takes a secret, also on loopback,
-    /// where every user of the host can connect: [`Secret::fresh`](crate::Secret::fresh) will do there.
+    /// Listens, on loopback or where the configuration says, and starts the watcher. It takes a
+    /// secret, also on loopback, where every user of the host can connect:
+    /// [`Secret::fresh`](crate::Secret::fresh) will do there.
     ///
     /// # Errors
     ///
@@ -262,7 +267,8 @@ impl TcpDevice {
         self.shared.order(Order::Lose { peer, cause });
     }
 
-    /// As [`Device::post`], of a message that who stands on this device has put a byte of its own before.
+    /// As [`Device::post`], of a message that who stands on this device has put a byte of its own
+    /// before.
     fn post_user(&mut self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });

@@ -1,8 +1,9 @@
-//! This rank's end of a connected pair: its lanes, and what is under way on them; [`frames`] says what the peer's
-//! frames mean, [`submit`] what this rank's are.
+//! This rank's end of a connected pair: its lanes, and what is under way on them; [`frames`] says
+//! what the peer's frames mean, [`submit`] what this rank's are.
 //!
-//! **Invariants:** every accepted transfer is named exactly once, by a queued frame, a [`Parts`] or a [`Pending`], and
-//! whoever takes that name reports it. A notice is shown when every byte of its put has been received, by this thread.
+//! **Invariants:** every accepted transfer is named exactly once, by a queued frame, a [`Parts`] or
+//! a [`Pending`], and whoever takes that name reports it. A notice is shown when every byte of its
+//! put has been received, by this thread.
 
 mod frames;
 mod submit;
@@ -154,7 +155,8 @@ impl Pair {
         }
     }
 
-    /// Whether lane `lane` is to be received from: lane 0 always, others when something is announced on them.
+    /// Whether lane `lane` is to be received from: lane 0 always, others when something is
+    /// announced on them.
     pub(super) fn expects(&self, lane: usize) -> bool {
         if lane == 0 {
             !self.core.peer_goodbye
@@ -334,8 +336,8 @@ impl Core {
         self.out.iter().any(|lane| !lane.is_empty())
     }
 
-    /// Ends every transfer with this error. With `finish`, a frame that has begun to go out is still finished (the
-    /// peer has left, but reads on).
+    /// Ends every transfer with this error. With `finish`, a frame that has begun to go out is
+    /// still finished (the peer has left, but reads on).
     pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, outbox: &mut Outbox) {
         let mut abandoned = std::mem::take(&mut self.written);
         for lane in &mut self.out {

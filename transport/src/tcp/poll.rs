@@ -1,5 +1,5 @@
-//! What a poll does with the sockets: sends what they take, receives what is there, and gives up peers that stay silent after
-//! their connection broke.
+//! What a poll does with the sockets: sends what they take, receives what is there, and gives up
+//! peers that stay silent after their connection broke.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,13 +16,16 @@ use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{LossCause, TransferError};
 
-/// With at most so many open peers a poll reads their sockets at once; with more it asks which are ready first.
+/// With at most so many open peers a poll reads their sockets at once; with more it asks which are
+/// ready first.
 const DIRECT_PEERS_MAX: usize = 4;
 
-/// Peers that one poll serves at most when it asks which are ready; the kernel lets the others come next.
+/// Peers that one poll serves at most when it asks which are ready; the kernel lets the others come
+/// next.
 const READY_MAX: usize = 64;
 
-/// A peer with which a connection broke may still have a goodbye under way: so long it is waited for after what came last.
+/// A peer with which a connection broke may still have a goodbye under way: so long it is waited
+/// for after what came last.
 const GOODBYE_GRACE: Duration = Duration::from_millis(500);
 
 impl TcpDevice {
@@ -83,7 +86,8 @@ impl TcpDevice {
                 self.list_sending(peer);
             }
             Err(cause @ LossCause::Protocol(_)) => self.shared.lose(peer, cause),
-            // What it said last stands on the control stream, which the watcher reads; a lane's end may be seen first.
+            // What it said last stands on the control stream, which the watcher reads; a lane's end
+            // may be seen first.
             Err(cause) => {
                 open.is_silent = true;
                 open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
@@ -93,7 +97,8 @@ impl TcpDevice {
 
     pub(super) fn receive(&mut self) {
         if self.open.len() <= DIRECT_PEERS_MAX {
-            // By index, as a departing peer leaves the list; one that is skipped by that gets its turn next time.
+            // By index, as a departing peer leaves the list; one that is skipped by that gets its
+            // turn next time.
             let mut at = 0;
             while let Some(peer) = self.open.get(at).copied() {
                 self.receive_from(peer);

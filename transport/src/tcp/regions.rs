@@ -92,7 +92,8 @@ impl Releases {
 
     /// The keys released since the last call.
     pub(super) fn take(&self) -> Vec<RegionKey> {
-        // Release/acquire as in `any`; cleared before taking, so a key that comes in between is seen next time.
+        // Release/acquire as in `any`; cleared before taking, so a key that comes in between is
+        // seen next time.
         self.any.swap(false, Ordering::AcqRel);
         std::mem::take(&mut *super::shared::lock(&self.keys))
     }

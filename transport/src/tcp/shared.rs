@@ -1,4 +1,5 @@
-//! What the polling thread and the watcher thread share: the bell, mail both ways, and a link for each peer.
+//! What the polling thread and the watcher thread share: the bell, mail both ways, and a link for
+//! each peer.
 //!
 //! None of it is on the data path: a poll with no news reads two flags.
 
@@ -45,10 +46,12 @@ impl Chime {
         self.rung.load(Ordering::Acquire)
     }
 
-    /// Makes the file unreadable; returns whether it was rung. What the ringer published before is visible then.
+    /// Makes the file unreadable; returns whether it was rung. What the ringer published before is
+    /// visible then.
     pub(super) fn silence(&self) -> bool {
         let mut count = [0; 8];
-        // Nothing to read: not rung, or the ringer is between its two steps, and rings again for the next attempt.
+        // Nothing to read: not rung, or the ringer is between its two steps, and rings again for
+        // the next attempt.
         let read = rustix::io::read(&self.file, &mut count).is_ok();
         // AcqRel: pairs with the swap in `ring`. Whoever rings after this swap writes again.
         self.rung.swap(false, Ordering::AcqRel) || read
@@ -239,8 +242,8 @@ impl Link {
         }
     }
 
-    /// Sends a message, or queues what the socket does not take. Returns whether something waits. For an urgent one there is
-    /// always room: of those that wait the last one is kept.
+    /// Sends a message, or queues what the socket does not take. Returns whether something waits.
+    /// For an urgent one there is always room: of those that wait the last one is kept.
     pub(super) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<bool, PostError> {
         if message.len() > CONTROL_MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });

@@ -30,7 +30,8 @@ const KEEP_ALIVE_PROBES: u32 = 5;
 /// A host that acknowledges nothing for so long is silent.
 const HOST_SILENT_LIMIT: Duration = Duration::from_secs(8);
 
-/// What waits to be received at a rank on the same host at most, in bytes; the kernel doubles it for its own needs.
+/// What waits to be received at a rank on the same host at most, in bytes; the kernel doubles it
+/// for its own needs.
 const NEIGHBOUR_BUFFER_BYTES: usize = 512 << 10;
 
 /// The text for a socket address.
@@ -81,8 +82,9 @@ fn flags() -> SocketFlags {
     SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
 }
 
-/// Options of every connection. Buffers are left to the kernel, which sizes them by the path, but on the way to a
-/// neighbour: there is no wire to keep full, and what waits in the kernel leaves the cache.
+/// Options of every connection. Buffers are left to the kernel, which sizes them by the path, but
+/// on the way to a neighbour: there is no wire to keep full, and what waits in the kernel leaves
+/// the cache.
 pub(super) fn tune(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     let ends = [getsockname(socket)?, getpeername(socket)?.ok_or(Errno::NOTCONN)?];
@@ -99,14 +101,15 @@ pub(super) fn tune(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Options of a control stream: unanswered data ends it in bounded time, too. Not for data lanes, where a peer that
-/// computes and does not receive is no loss.
+/// Options of a control stream: unanswered data ends it in bounded time, too. Not for data lanes,
+/// where a peer that computes and does not receive is no loss.
 pub(super) fn tune_control(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_user_timeout(socket.as_fd(), HOST_SILENT_LIMIT.as_millis() as u32)?;
     Ok(())
 }
 
-/// Which address to listen on: of the interface that is named, the one that is preferred if it has it.
+/// Which address to listen on: of the interface that is named, the one that is preferred if it has
+/// it.
 pub(crate) fn listening_ip(interface: Option<&str>, preferred: Option<IpAddr>) -> Result<IpAddr, OpenError> {
     let Some(text) = interface else { return Ok(preferred.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))) };
     let ip = match text.trim_start_matches('[').trim_end_matches(']').parse() {
@@ -119,8 +122,8 @@ pub(crate) fn listening_ip(interface: Option<&str>, preferred: Option<IpAddr>) -
     Ok(ip)
 }
 
-/// The preferred address of a network interface, else the first one of the same kind, else the first; where none is preferred,
-/// IPv4 goes first. Asked of the kernel (rtnetlink).
+/// The preferred address of a network interface, else the first one of the same kind, else the
+/// first; where none is preferred, IPv4 goes first. Asked of the kernel (rtnetlink).
 fn interface_ip(name: &str, preferred: Option<IpAddr>) -> Result<IpAddr, OpenError> {
     let unknown = || OpenError::NoSuchInterface { interface: name.to_owned() };
     let system = |source: io::Error| OpenError::Interface { interface: name.to_owned(), source };
@@ -146,8 +149,8 @@ const SCOPE_LINK: u8 = 253;
 /// The kernel's dump messages are at most this long.
 const DUMP_BYTES_MAX: usize = 32 << 10;
 
-/// The addresses of this machine's network interfaces, each with the number of its interface (`ifindex`), but for link-local
-/// ones. Never blocks.
+/// The addresses of this machine's network interfaces, each with the number of its interface
+/// (`ifindex`), but for link-local ones. Never blocks.
 ///
 /// # Errors
 ///

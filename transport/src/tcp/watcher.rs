@@ -1,9 +1,10 @@
-//! The watcher thread: accepts, dials and proves connections, reads control streams, and notices losses, whether or not
-//! anybody polls the device.
+//! The watcher thread: accepts, dials and proves connections, reads control streams, and notices
+//! losses, whether or not anybody polls the device.
 //!
-//! **Invariant:** nothing that a stranger sends is believed, answered at length or kept: before its proof a connection
-//! costs one slot, at most one fixed-size message of memory, and [`HANDSHAKE_LIMIT`] of time. However many come, those that
-//! have proved themselves get their turn after a few of them ([`accepting`](crate::accepting)).
+//! **Invariant:** nothing that a stranger sends is believed, answered at length or kept: before its
+//! proof a connection costs one slot, at most one fixed-size message of memory, and
+//! [`HANDSHAKE_LIMIT`] of time. However many come, those that have proved themselves get their turn
+//! after a few of them ([`accepting`](crate::accepting)).
 
 mod joining;
 
@@ -462,8 +463,8 @@ impl Watcher {
         self.lose(peer, LossCause::ProcessEnded, now);
     }
 
-    /// The peer is lost, as something else than its control stream tells. Contract line 4: what it said before still
-    /// counts.
+    /// The peer is lost, as something else than its control stream tells. Contract line 4: what it
+    /// said before still counts.
     fn lose(&mut self, peer: Rank, cause: LossCause, now: Nanos) {
         let control = (0..self.connections.len()).find(|slot| {
             matches!(&self.connections[*slot],

@@ -1,14 +1,17 @@
 //! Which memory is registered already, so that it is not registered twice.
 //!
-//! To register memory is dear: the kernel finds and locks every page, and the NIC takes a table of them. So where the same
-//! bytes are registered again while a handle of their region lives, that region gets one more handle: same key, one
-//! registration with each NIC. **Invariant:** the cache holds no memory and no region. The handles are the count of uses, so the
-//! registration ends with the last of them, not earlier and not later, and what is allocated at the same address afterwards is
-//! other memory: nothing has to watch `malloc` or `munmap`, as caches must that live longer than their users' buffers.
+//! To register memory is dear: the kernel finds and locks every page, and the NIC takes a table of
+//! them. So where the same bytes are registered again while a handle of their region lives, that
+//! region gets one more handle: same key, one registration with each NIC. **Invariant:** the cache
+//! holds no memory and no region. The handles are the count of uses, so the registration ends with
+//! the last of them, not earlier and not later, and what is allocated at the same address
+//! afterwards is other memory: nothing has to watch `malloc` or `munmap`, as caches must that live
+//! longer than their users' buffers.
 //!
-//! The same bytes are a [`Span`]: the same space, address and length. That holds for a dma-buf as well, since addresses of GPUs'
-//! memory are told apart in a process too. Two `Memory` values may name one span; the region keeps the one that came first,
-//! whose bytes stay what they are as long as it lives, which is what registering takes. All regions have the same rights
+//! The same bytes are a [`Span`]: the same space, address and length. That holds for a dma-buf as
+//! well, since addresses of GPUs' memory are told apart in a process too. Two `Memory` values may
+//! name one span; the region keeps the one that came first, whose bytes stay what they are as long
+//! as it lives, which is what registering takes. All regions have the same rights
 //! (`registered::ACCESS`), so rights are no part of what is looked up.
 
 use std::collections::BTreeMap;

@@ -1,11 +1,13 @@
 //! Requests that are chained up, to be posted by one ring of the doorbell.
 //!
-//! The places of a chain lie in a row, each linked for good to the next one and to its own list of bytes. So a request is
-//! written where the NIC's driver reads it, and of its place only what it asks for: nothing is built elsewhere and copied, and
-//! posting cuts the row behind the last request for as long as that takes. What is read of a place that was used before is
-//! what its opcode stands for, and that is written anew.
+//! The places of a chain lie in a row, each linked for good to the next one and to its own list of
+//! bytes. So a request is written where the NIC's driver reads it, and of its place only what it
+//! asks for: nothing is built elsewhere and copied, and posting cuts the row behind the last
+//! request for as long as that takes. What is read of a place that was used before is what its
+//! opcode stands for, and that is written anew.
 //!
-//! **Invariant:** but while it is posted, every place of the row leads to the next one and to its list.
+//! **Invariant:** but while it is posted, every place of the row leads to the next one and to its
+//! list.
 
 use std::io;
 use std::ptr;
@@ -107,8 +109,8 @@ impl Chain {
     ///
     /// # Safety
     ///
-    /// There is something in it. What its requests read and write here is registered with the queue pair's domain and stays
-    /// until their completion came, or the queue pair was dropped.
+    /// There is something in it. What its requests read and write here is registered with the queue
+    /// pair's domain and stays until their completion came, or the queue pair was dropped.
     #[inline]
     pub(super) unsafe fn post(&mut self, queue_pair: &mut QueuePair) -> Posted {
         let base = self.row.as_mut_ptr();
@@ -185,7 +187,8 @@ mod tests {
         let mut found = Vec::new();
         let mut place = chain.row.as_ptr();
         for _ in 0..chain.len() {
-            // SAFETY: links of the row lead into it and into the lists, and this ends before the row does.
+            // SAFETY: links of the row lead into it and into the lists, and this ends before the
+            // row does.
             unsafe {
                 found.push(((*place).wr_id, (*(*place).sg_list).addr));
                 place = (*place).next;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::AddAssign;
 
-/// The work of NIC and processor that speed is made of, counted since the device was made. Counting is part of the data path
-/// and costs an addition each.
+/// The work of NIC and processor that speed is made of, counted since the device was made. Counting
+/// is part of the data path and costs an addition each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {

@@ -1,9 +1,9 @@
-//! What stands between the control streams and their users: messages of this backend are kept for its device, all others go
-//! to the responder. It also knows why pairs that are on their way are refused, so that the end that follows has that cause,
-//! whoever sees it first.
+//! What stands between the control streams and their users: messages of this backend are kept for
+//! its device, all others go to the responder. It also knows why pairs that are on their way are
+//! refused, so that the end that follows has that cause, whoever sees it first.
 //!
-//! Every message on a control stream begins with a byte that says whose it is. **Invariant:** the responder sees exactly the
-//! bytes that its peer's user posted.
+//! Every message on a control stream begins with a byte that says whose it is. **Invariant:** the
+//! responder sees exactly the bytes that its peer's user posted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

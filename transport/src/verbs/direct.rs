@@ -1,13 +1,16 @@
 //! Memory of GPUs that NICs reach (GPUDirect RDMA): when what they wrote there is shown.
 //!
-//! A NIC's writes to a GPU go over PCIe past the host, and a completion says only that they are on their way in order: work of
-//! the GPU that starts afterwards may still find old bytes. Some GPUs order that by themselves; for the others the host
-//! flushes ([`Gpu::flush_writes`]). **Invariant** (contract line 1): between taking a completion from its queue and acting on
-//! it (a notice counted, a get's end told) every GPU that needs it and has regions here was flushed. One flush serves all
-//! completions that were taken before it. Which region a notice's put went to is not known here, so each batch of
-//! completions pays for one flush while such a GPU has had a region, and none does where there is no such GPU.
+//! A NIC's writes to a GPU go over PCIe past the host, and a completion says only that they are on
+//! their way in order: work of the GPU that starts afterwards may still find old bytes. Some GPUs
+//! order that by themselves; for the others the host flushes ([`Gpu::flush_writes`]). **Invariant**
+//! (contract line 1): between taking a completion from its queue and acting on it (a notice
+//! counted, a get's end told) every GPU that needs it and has regions here was flushed. One flush
+//! serves all completions that were taken before it. Which region a notice's put went to is not
+//! known here, so each batch of completions pays for one flush while such a GPU has had a region,
+//! and none does where there is no such GPU.
 //!
-//! A GPU that can only be made to show it by reading back through the NIC is refused at registration.
+//! A GPU that can only be made to show it by reading back through the NIC is refused at
+//! registration.
 
 use std::sync::Arc;
 
@@ -48,7 +51,8 @@ impl Gpus {
         }
     }
 
-    /// Makes what NICs wrote, whose completions were taken before, visible to work that GPUs are given from now on.
+    /// Makes what NICs wrote, whose completions were taken before, visible to work that GPUs are
+    /// given from now on.
     #[inline]
     pub(super) fn flush(&self) -> Result<(), CudaError> {
         self.flushed.iter().try_for_each(|(gpu, readers)| gpu.flush_writes(*readers))

@@ -1,10 +1,12 @@
-//! How a pair comes about: the control stream opens, each end says where its queue pairs are, each end says that it is ready,
-//! and each sees a write of no bytes acknowledged on each queue pair: one that is connected may still lead nowhere, which is
-//! better known now than in the first operation.
+//! How a pair comes about: the control stream opens, each end says where its queue pairs are, each
+//! end says that it is ready, and each sees a write of no bytes acknowledged on each queue pair:
+//! one that is connected may still lead nowhere, which is better known now than in the first
+//! operation.
 //!
 //! That is so unless the connection manager joins them, see [`cm`](super::cm).
 //!
-//! An end that makes no connection says why ([`Refusal`]) and waits until the other one has heard, so that both name the cause.
+//! An end that makes no connection says why ([`Refusal`]) and waits until the other one has heard,
+//! so that both name the cause.
 
 use std::io;
 use std::time::Duration;
@@ -31,7 +33,8 @@ const KNOWN_REGIONS_MAX: usize = 1 << 16;
 /// How long a peer that is refused has time to hear why and hang up.
 pub(super) const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 
-/// A pair on its way: the control stream, then each end's hello, then each end's word that it is ready.
+/// A pair on its way: the control stream, then each end's hello, then each end's word that it is
+/// ready.
 pub(super) struct Joining {
     pub(super) deadline: Nanos,
     pub(super) pair: Option<Pair>,
@@ -113,8 +116,8 @@ impl VerbsDevice {
         self.nics.len() > 1 || self.sizes.queue_pairs > 1
     }
 
-    /// Tells a peer of a region, or that it is gone. It does without where it is not told: then its transfers go whole, over
-    /// the first NIC.
+    /// Tells a peer of a region, or that it is gone. It does without where it is not told: then its
+    /// transfers go whole, over the first NIC.
     fn announce_to(&mut self, peer: Rank, region: RegionKey) {
         let known = self.regions.get(&region).map(Registered::known);
         let announcement = Announcement { region, known };
@@ -208,7 +211,8 @@ impl VerbsDevice {
         }
     }
 
-    /// Joins the queue pairs to the peer's, where it has said which those are and nobody else does it.
+    /// Joins the queue pairs to the peer's, where it has said which those are and nobody else does
+    /// it.
     fn connect_as_told(&mut self, peer: Rank, joining: &mut Joining) -> Result<(), LossCause> {
         let (Some(pair), Some(hello), false) = (&mut joining.pair, &joining.hello, joining.is_connected)
         else {

@@ -1,11 +1,12 @@
 //! A queue pair of a peer, and what is under way on it.
 //!
-//! What is submitted is chained up ([`chain`](super::chain)) and posted together by one ring of the doorbell ([`Lane::ring`]):
-//! when the device is polled or flushed, or when much has gathered. Requests complete in order, so of a chain only the last one
-//! that somebody waits for asks for a completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
+//! What is submitted is chained up ([`chain`](super::chain)) and posted together by one ring of the
+//! doorbell ([`Lane::ring`]): when the device is polled or flushed, or when much has gathered.
+//! Requests complete in order, so of a chain only the last one that somebody waits for asks for a
+//! completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
 //!
-//! **Invariant:** what the NIC may still touch (source, destination, own slots) is held by an entry of `sent`, which goes
-//! only with its completion or with the queue pair.
+//! **Invariant:** what the NIC may still touch (source, destination, own slots) is held by an entry
+//! of `sent`, which goes only with its completion or with the queue pair.
 
 use std::collections::VecDeque;
 use std::io;
@@ -33,7 +34,8 @@ const SPARE_REQUESTS: u32 = 8;
 
 /// A chain of so many requests is posted at once,
 const CHAIN_REQUESTS: usize = 32;
-/// and so is one that moves so many bytes: what is gained by waiting is a doorbell, which is little beside them.
+/// and so is one that moves so many bytes: what is gained by waiting is a doorbell, which is little
+/// beside them.
 const CHAIN_BYTES: usize = 4096;
 
 /// Requests of one group at most.
@@ -45,18 +47,20 @@ pub(super) const SLOT_BYTES: usize = 64;
 const GROUP_SLOT_BYTES: usize = GROUP_REQUESTS as usize * SLOT_BYTES;
 const _: () = assert!(CELL_PAYLOAD_BYTES <= SLOT_BYTES);
 
-/// A lost packet is sent again after 4.096 us times two to this power, 0.54 s: a host under load answers later than one would
-/// think, and who has died is found out by the control stream.
+/// A lost packet is sent again after 4.096 us times two to this power, 0.54 s: a host under load
+/// answers later than one would think, and who has died is found out by the control stream.
 const RETRY_TIMEOUT: u8 = 17;
 /// So often; 7 would be for ever with some NICs.
 pub(super) const RETRIES: u8 = 6;
-/// How long a sender waits for a receive, as the verbs number it: 0.64 ms. Credits see to it that none does.
+/// How long a sender waits for a receive, as the verbs number it: 0.64 ms. Credits see to it that
+/// none does.
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 6;
 const HOP_LIMIT: u8 = 64;
 /// Bytes of an address that name its InfiniBand subnet.
 const PREFIX_BYTES: usize = 8;
-/// Where in the address of a port behind a router its fabric LID is, two bytes: the packets' address on this subnet.
+/// Where in the address of a port behind a router its fabric LID is, two bytes: the packets'
+/// address on this subnet.
 const FABRIC_LID_AT: usize = 4;
 
 /// How much of everything a pair has.
@@ -80,8 +84,9 @@ impl Sizes {
         GROUP_REQUESTS * self.depth + SPARE_REQUESTS
     }
 
-    /// Receives that a peer can use up: its notices, and what it gives credits back with. It has given back those of all
-    /// that came but the last half, so two such are under way at most; twice that for ends that are out of step.
+    /// Receives that a peer can use up: its notices, and what it gives credits back with. It has
+    /// given back those of all that came but the last half, so two such are under way at most;
+    /// twice that for ends that are out of step.
     pub(super) fn receives(self) -> u32 {
         self.credits + 4
     }
@@ -249,8 +254,8 @@ impl Lane {
         (attributes, sys::IBV_QP_STATE | sys::IBV_QP_SQ_PSN)
     }
 
-    /// As [`Lane::connect`], where another one says what it is told of the way; how often is tried, and how much is under way
-    /// at once, is this backend's own choice.
+    /// As [`Lane::connect`], where another one says what it is told of the way; how often is tried,
+    /// and how much is under way at once, is this backend's own choice.
     pub(super) fn connect_as(
         &mut self,
         hello: &Hello,
@@ -316,7 +321,8 @@ impl Lane {
         self.pushed(Waits::Whole(id), None, key, binding.opcode, 1);
     }
 
-    /// Chains up a group of one or two requests, which name `key` at the peer and hold a slice here. There must be room.
+    /// Chains up a group of one or two requests, which name `key` at the peer and hold a slice
+    /// here. There must be room.
     pub(super) fn push<const N: usize>(
         &mut self,
         waits: Waits,
@@ -352,13 +358,14 @@ impl Lane {
         self.sent.push_back(Sent { requests, waits, _holds: holds, key, opcode, slot });
     }
 
-    /// Copies what a request of the next group carries to its place; how the request names it, and with which flags.
+    /// Copies what a request of the next group carries to its place; how the request names it, and
+    /// with which flags.
     #[inline]
     fn carry(&mut self, inline: &Inline, index: usize) -> (sys::ibv_sge, u32) {
         let address = self.address_of(self.next_slot) + (index * SLOT_BYTES) as u64;
         let words = inline.words();
-        // SAFETY: the slot of a group that does not exist yet, and has room for all that one can carry; the NIC reads it only
-        // after it was posted.
+        // SAFETY: the slot of a group that does not exist yet, and has room for all that one can
+        // carry; the NIC reads it only after it was posted.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), address as *mut u64, words.len()) };
         let flags = if self.carries_inline { sys::IBV_SEND_INLINE } else { 0 };
         self.counts.inlined += u64::from(self.carries_inline);
@@ -389,13 +396,15 @@ impl Lane {
         self.chain.is_empty()
     }
 
-    /// Posts the chain. What the NIC has no room for stays in it, until what is under way has made room.
+    /// Posts the chain. What the NIC has no room for stays in it, until what is under way has made
+    /// room.
     #[inline]
     pub(super) fn ring(&mut self) -> Result<(), LossCause> {
         if self.chain.is_empty() {
             return Ok(());
         }
-        // SAFETY: what the chain names is held by `sent` or is this lane's own slots, which go after the queue pair.
+        // SAFETY: what the chain names is held by `sent` or is this lane's own slots, which go
+        // after the queue pair.
         let posted = unsafe { self.chain.post(&mut self.queue_pair) };
         self.counts.doorbells += 1;
         self.counts.requests += posted.requests as u64;
@@ -459,8 +468,8 @@ impl Lane {
         self.place(number).map_or(Operation::Other, |place| Operation::of(self.sent[place].opcode))
     }
 
-    /// The request of this number failed because of what it names at the peer: who waits for it, from now on nobody, and what
-    /// it named.
+    /// The request of this number failed because of what it names at the peer: who waits for it,
+    /// from now on nobody, and what it named.
     pub(super) fn refuse(&mut self, number: u64) -> Option<(Waits, RegionKey)> {
         let place = self.place(number)?;
         let sent = &mut self.sent[place];

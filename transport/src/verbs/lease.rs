@@ -1,8 +1,9 @@
 //! Keys that one peer may use for a while: memory windows of type 2, where the NIC has them.
 //!
-//! A region's own key is good for every peer and as long as the region. A lease is good for one peer, on the queue pair that
-//! joins the two, and can be taken back at once, without the cost of registering the memory anew. **Invariant:** a lease
-//! holds its slice, so its region is deregistered after the last lease of it.
+//! A region's own key is good for every peer and as long as the region. A lease is good for one
+//! peer, on the queue pair that joins the two, and can be taken back at once, without the cost of
+//! registering the memory anew. **Invariant:** a lease holds its slice, so its region is
+//! deregistered after the last lease of it.
 
 use super::limits::{Limit, NotMade};
 use super::objects::Window;
@@ -60,8 +61,9 @@ pub(super) struct Leased {
 }
 
 impl VerbsDevice {
-    /// Leases a slice to one peer: it may use the name that is returned as it would the slice's own, from when
-    /// [`Event::Done`](crate::Event::Done) with `id` has come here until [`VerbsDevice::revoke`], and not beyond the slice.
+    /// Leases a slice to one peer: it may use the name that is returned as it would the slice's
+    /// own, from when [`Event::Done`](crate::Event::Done) with `id` has come here until
+    /// [`VerbsDevice::revoke`], and not beyond the slice.
     ///
     /// # Errors
     ///
@@ -83,8 +85,8 @@ impl VerbsDevice {
         Ok(leased)
     }
 
-    /// Takes a lease back: when this returns, the peer's NIC is refused, and who still uses it loses the pair. Nothing where
-    /// there is no such lease (any more).
+    /// Takes a lease back: when this returns, the peer's NIC is refused, and who still uses it
+    /// loses the pair. Nothing where there is no such lease (any more).
     pub fn revoke(&mut self, peer: Rank, key: RegionKey) {
         if let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) {
             pair.revoke(key);

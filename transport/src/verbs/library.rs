@@ -1,8 +1,9 @@
 //! libibverbs, found at run time.
 //!
-//! The library is opened with the first device and stays open. **Invariant:** a [`Library`] holds every function that is not
-//! optional; where one is missing there is no library, and the error names it. What the headers define as inline functions
-//! (posting and polling) goes through the tables of the context, in [`super::objects`].
+//! The library is opened with the first device and stays open. **Invariant:** a [`Library`] holds
+//! every function that is not optional; where one is missing there is no library, and the error
+//! names it. What the headers define as inline functions (posting and polling) goes through the
+//! tables of the context, in [`super::objects`].
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -66,7 +67,8 @@ macro_rules! functions {
                         if address.is_null() {
                             return Err(Missing::Symbol(symbol));
                         }
-                        // SAFETY: the library's function of this name has this type (its header), and it stays open.
+                        // SAFETY: the library's function of this name has this type (its header),
+                        // and it stays open.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address) }
                     },)*
                     $($optional: {
@@ -140,8 +142,8 @@ pub(super) fn open(name: &CStr) -> Result<*mut c_void, String> {
 /// A symbol of this version, else of any; null where there is none.
 pub(super) fn look_up(handle: *mut c_void, symbol: &str, version: &CStr) -> *mut c_void {
     debug_assert!(symbol.ends_with('\0'));
-    // Of versioned symbols `dlsym` may find the oldest, which the library keeps for programs of long ago.
-    // SAFETY: an open library, and texts that end with zero.
+    // Of versioned symbols `dlsym` may find the oldest, which the library keeps for programs of
+    // long ago. SAFETY: an open library, and texts that end with zero.
     unsafe {
         let newest = libc::dlvsym(handle, symbol.as_ptr().cast(), version.as_ptr());
         if newest.is_null() { libc::dlsym(handle, symbol.as_ptr().cast()) } else { newest }

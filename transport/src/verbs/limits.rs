@@ -1,9 +1,9 @@
-//! What a NIC says that it has at most, kept to before the NIC is asked: it would answer a number that says neither what there
-//! is too little of nor what to do.
+//! What a NIC says that it has at most, kept to before the NIC is asked: it would answer a number
+//! that says neither what there is too little of nor what to do.
 //!
-//! **Invariant:** [`Limits::take`] and [`Limits::allow`] refuse exactly what exceeds a limit that the device told; a driver that
-//! tells zero has told none. What this process has made is counted, by all its devices on that NIC; what others hold of it shows
-//! as an error of the system.
+//! **Invariant:** [`Limits::take`] and [`Limits::allow`] refuse exactly what exceeds a limit that
+//! the device told; a driver that tells zero has told none. What this process has made is counted,
+//! by all its devices on that NIC; what others hold of it shows as an error of the system.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -103,7 +103,8 @@ pub(super) struct Limits {
 /// How many kinds there are.
 const KINDS: usize = 5;
 
-/// What all objects of this process use of one device, by [`Kind`]. Relaxed, all of it: counts that publish nothing.
+/// What all objects of this process use of one device, by [`Kind`]. Relaxed, all of it: counts that
+/// publish nothing.
 #[derive(Default)]
 struct Used([AtomicU64; KINDS]);
 
@@ -152,7 +153,8 @@ impl Limits {
 
     /// Counts one more, to be kept with it.
     pub(super) fn take(&self, kind: Kind) -> Result<Taken, Limit> {
-        // Relaxed: see `Used`. Counted before it is looked at, so that of two who take the last one neither gets it too much.
+        // Relaxed: see `Used`. Counted before it is looked at, so that of two who take the last one
+        // neither gets it too much.
         self.used.0[kind as usize].fetch_add(1, Ordering::Relaxed);
         let taken = Taken { used: Arc::clone(&self.used), kind };
         self.allow(kind, 0)?;

@@ -1,25 +1,32 @@
 //! `verbs`: the device contract over RDMA, by libibverbs found at run time.
 //!
-//! Each pair of ranks has a reliable connection ([`pair`]), or several, perhaps over several NICs ([`nic`]), over which long
-//! transfers go in parts ([`stripes`]): a put is an RDMA write, its notice an immediate on the same queue pair. All
-//! completions of a NIC come to one queue, whose entries `poll` turns into counted cells, ends of transfers and losses;
-//! notices use up receives of one shared queue, covered by credits. Beside it each pair has the control stream of
-//! [`tcp`](crate::tcp): over it ranks prove that they know the secret, tell each other their queue pairs ([`wire`]) or where the
-//! connection manager finds them ([`cm`]), post messages and say goodbye, and its watcher finds out who has died.
+//! Each pair of ranks has a reliable connection ([`pair`]), or several, perhaps over several NICs
+//! ([`nic`]), over which long transfers go in parts ([`stripes`]): a put is an RDMA write, its
+//! notice an immediate on the same queue pair. All completions of a NIC come to one queue, whose
+//! entries `poll` turns into counted cells, ends of transfers and losses; notices use up receives
+//! of one shared queue, covered by credits. Beside it each pair has the control stream of
+//! [`tcp`](crate::tcp): over it ranks prove that they know the secret, tell each other their queue
+//! pairs ([`wire`]) or where the connection manager finds them ([`cm`]), post messages and say
+//! goodbye, and its watcher finds out who has died.
 //!
-//! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced; its length, and by what
-//!   further NICs know a region, are where pairs have several queue pairs, and who has not heard of it yet does without. The NIC checks keys; one that is stale or forged costs
-//!   the pair, which is lost with that cause.
-//! * **Registered twice** is registered once: memory that has a region gets another handle of it ([`cache`]), and the NIC keeps
-//!   it until the last one is gone. What a NIC has only so much of is counted before it is asked ([`limits`]).
-//! * **Silence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC takes nothing of it.
-//! * **GPUs**: their memory is registered where the kernel lets NICs at it, and notices are counted after a flush ([`direct`]).
+//! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced;
+//!   its length, and by what further NICs know a region, are where pairs have several queue pairs,
+//!   and who has not heard of it yet does without. The NIC checks keys; one that is stale or forged
+//!   costs the pair, which is lost with that cause.
+//! * **Registered twice** is registered once: memory that has a region gets another handle of it
+//!   ([`cache`]), and the NIC keeps it until the last one is gone. What a NIC has only so much of
+//!   is counted before it is asked ([`limits`]).
+//! * **Silence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC
+//!   takes nothing of it.
+//! * **GPUs**: their memory is registered where the kernel lets NICs at it, and notices are counted
+//!   after a flush ([`direct`]).
 //! * **Progress**: the NIC works by itself, but cells are counted by `poll`.
 //! * **Sleeping** is on the completion channel and the control streams at once.
 //!
-//! Costs a put with notice: one doorbell, shared by what is submitted between two polls ([`lane`]); one request where the
-//! notice has no payload, else two; one completion here, shared likewise (none for what is copied by submit, but every
-//! 32nd), and one there. [`VerbsDevice::counts`] counts them.
+//! Costs a put with notice: one doorbell, shared by what is submitted between two polls ([`lane`]);
+//! one request where the notice has no payload, else two; one completion here, shared likewise
+//! (none for what is copied by submit, but every 32nd), and one there. [`VerbsDevice::counts`]
+//! counts them.
 
 mod cache;
 #[allow(unsafe_code)]
@@ -136,7 +143,8 @@ const TRANSFER_BYTES_MAX: u64 = 1 << 30;
 /// Events that wait to be polled before submits are refused.
 const OUTBOX_MAX: usize = 4096;
 
-/// The control streams are looked at so often while nothing rings there: their sockets cost a system call.
+/// The control streams are looked at so often while nothing rings there: their sockets cost a
+/// system call.
 const CONTROL_INTERVAL: Duration = Duration::from_micros(200);
 /// And at every so many polls, as the time that polls are told may stand still.
 const CONTROL_POLLS: u32 = 512;
@@ -194,7 +202,8 @@ pub struct VerbsDevice {
 }
 
 impl VerbsDevice {
-    /// Takes the port that `wish` names, or the first that is usable, and listens as the configuration says.
+    /// Takes the port that `wish` names, or the first that is usable, and listens as the
+    /// configuration says.
     ///
     /// # Errors
     ///
@@ -288,8 +297,8 @@ impl VerbsDevice {
         counts
     }
 
-    /// Messages on its ports that found no receive since it was made, also those of other processes; `None` where no driver
-    /// counts them. Credits see to it that this is zero.
+    /// Messages on its ports that found no receive since it was made, also those of other
+    /// processes; `None` where no driver counts them. Credits see to it that this is zero.
     #[must_use]
     pub fn receivers_not_ready(&self) -> Option<u64> {
         self.nics.iter().filter_map(Nic::not_ready).reduce(|sum, count| sum + count)
@@ -310,13 +319,14 @@ impl VerbsDevice {
         &self.epoll
     }
 
-    /// Makes memory reachable by a key that ends with `slot`; the region of that key is of the shared registry.
+    /// Makes memory reachable by a key that ends with `slot`; the region of that key is of the
+    /// shared registry.
     pub(crate) fn adopt(&mut self, memory: &Arc<dyn Memory>, slot: u16) -> Result<RegionKey, RegisterError> {
         self.list(memory, Some(slot))
     }
 
-    /// Takes all regions from the NICs, whose pages are about to be others than those that were registered: peers that still
-    /// write there get an error, and lose the pair with it.
+    /// Takes all regions from the NICs, whose pages are about to be others than those that were
+    /// registered: peers that still write there get an error, and lose the pair with it.
     pub(crate) fn withdraw(&mut self) {
         self.cache.clear();
         let keys: Vec<_> = self.regions.drain().map(|(key, _)| key).collect();
@@ -356,7 +366,8 @@ impl Peer {
     }
 }
 
-/// One file that is readable when a completion queue has rung, or the control streams or the connection manager have news.
+/// One file that is readable when a completion queue has rung, or the control streams or the
+/// connection manager have news.
 fn join_bells(
     nics: &[Nic],
     control: &TcpDevice,

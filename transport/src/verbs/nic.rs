@@ -18,8 +18,8 @@ use crate::Rank;
 /// Receives that were used up and are posted again together.
 const RESTOCK: u32 = 64;
 
-/// Receives that are posted from the beginning beside those that peers have credits for: as many as may be used up, and told
-/// to peers as free, before they are posted again.
+/// Receives that are posted from the beginning beside those that peers have credits for: as many as
+/// may be used up, and told to peers as free, before they are posted again.
 pub(super) const SPARE_RECEIVES: u32 = RESTOCK + COMPLETIONS_AT_ONCE as u32;
 
 /// What a device with memory windows of type 2 says: either kind does.
@@ -136,7 +136,8 @@ impl Nic {
         }
     }
 
-    /// Messages of this port that found no receive since the device was made, of all processes, where the driver counts them.
+    /// Messages of this port that found no receive since the device was made, of all processes,
+    /// where the driver counts them.
     pub(super) fn not_ready(&self) -> Option<u64> {
         not_ready(&self.chosen).map(|count| count.saturating_sub(self.not_ready_before))
     }

@@ -1,7 +1,8 @@
 //! What libibverbs makes, each owned by a value that keeps alive what it stands on.
 //!
-//! **Invariant:** nothing is destroyed before what uses it: a region and a queue pair hold their domain, which holds the
-//! context; queues hold the context. So whatever order values are dropped in, the library sees the right one.
+//! **Invariant:** nothing is destroyed before what uses it: a region and a queue pair hold their
+//! domain, which holds the context; queues hold the context. So whatever order values are dropped
+//! in, the library sees the right one.
 
 mod memory;
 mod window;
@@ -71,7 +72,8 @@ pub(super) struct Context {
     library: &'static Library,
 }
 
-// SAFETY: libibverbs is thread-safe but for what one object's caller must serialise, which `&mut` does here.
+// SAFETY: libibverbs is thread-safe but for what one object's caller must serialise, which `&mut`
+// does here.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -91,7 +93,8 @@ impl Context {
 
     /// The file that the device's provider lies in.
     pub(super) fn provider(&self) -> Option<PathBuf> {
-        // SAFETY: a live context; the address of one of its provider's functions is looked up, and nothing called.
+        // SAFETY: a live context; the address of one of its provider's functions is looked up, and
+        // nothing called.
         unsafe {
             let poll = self.raw.as_ref().ops.poll_cq?;
             let mut found: libc::Dl_info = std::mem::zeroed();
@@ -157,7 +160,8 @@ pub(super) struct Completions {
     queue: NonNull<sys::ibv_cq>,
     /// The context's own function for it.
     poll: PollQueue,
-    /// As the library fills it; kept, since clearing it at every look would cost more than the look.
+    /// As the library fills it; kept, since clearing it at every look would cost more than the
+    /// look.
     found: Box<[sys::ibv_wc; COMPLETIONS_AT_ONCE]>,
     channel: NonNull<sys::ibv_comp_channel>,
     context: Arc<Context>,
@@ -213,8 +217,8 @@ impl Completions {
         unsafe { BorrowedFd::borrow_raw(self.descriptor()) }
     }
 
-    /// Takes what has completed, at most [`COMPLETIONS_AT_ONCE`]; how many, each of which [`Completions::found`] tells until
-    /// the next look.
+    /// Takes what has completed, at most [`COMPLETIONS_AT_ONCE`]; how many, each of which
+    /// [`Completions::found`] tells until the next look.
     #[inline]
     pub(super) fn poll(&mut self) -> usize {
         // SAFETY: a live queue, and room for as many as it is told.
@@ -272,7 +276,8 @@ impl Completions {
 impl Drop for Completions {
     fn drop(&mut self) {
         let library = self.context.library;
-        // SAFETY: queue pairs hold their completions; a queue is destroyed when all its events were acknowledged.
+        // SAFETY: queue pairs hold their completions; a queue is destroyed when all its events were
+        // acknowledged.
         unsafe {
             (library.ack_cq_events)(self.queue.as_ptr(), self.unacknowledged);
             (library.destroy_cq)(self.queue.as_ptr());
@@ -281,7 +286,8 @@ impl Drop for Completions {
     }
 }
 
-/// A receive queue that all queue pairs of a device share. Receives hold no memory: they are for notices.
+/// A receive queue that all queue pairs of a device share. Receives hold no memory: they are for
+/// notices.
 pub(super) struct Receives {
     raw: NonNull<sys::ibv_srq>,
     domain: Arc<Domain>,
@@ -318,7 +324,8 @@ impl Receives {
                 request.next = base.wrapping_add(index + 1);
             }
             let mut bad = ptr::null_mut();
-            // SAFETY: a chain of requests that stays for the call; the context's own function for its queue.
+            // SAFETY: a chain of requests that stays for the call; the context's own function for
+            // its queue.
             checked(unsafe {
                 let operations = &self.domain.context.raw.as_ref().ops;
                 let post = operations.post_srq_recv.expect("every provider posts receives");
@@ -391,13 +398,14 @@ impl QueuePair {
         })
     }
 
-    /// Posts a chain of requests by one ring of the doorbell. Where not all of it is taken: why, and the first one that was
-    /// not.
+    /// Posts a chain of requests by one ring of the doorbell. Where not all of it is taken: why,
+    /// and the first one that was not.
     ///
     /// # Safety
     ///
-    /// The chain and its lists are valid for the call. What it reads and writes locally is registered with this domain and
-    /// stays until the request's completion came, or the queue pair was dropped.
+    /// The chain and its lists are valid for the call. What it reads and writes locally is
+    /// registered with this domain and stays until the request's completion came, or the queue pair
+    /// was dropped.
     pub(super) unsafe fn post(
         &mut self,
         first: *mut sys::ibv_send_wr,

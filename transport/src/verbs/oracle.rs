@@ -1,8 +1,9 @@
-//! Whether our types and constants are what libibverbs means by them: compared with the bindings of `rdma-sys` (of the headers
-//! of this system) and of `ibverbs-sys` (of rdma-core 55), which others made; and a second way to open a device.
+//! Whether our types and constants are what libibverbs means by them: compared with the bindings of
+//! `rdma-sys` (of the headers of this system) and of `ibverbs-sys` (of rdma-core 55), which others
+//! made; and a second way to open a device.
 //!
-//! Only with the feature `verbs-oracle`. **Invariant:** whatever of `sys` this backend uses is compared with both, which the
-//! last test looks up in the sources.
+//! Only with the feature `verbs-oracle`. **Invariant:** whatever of `sys` this backend uses is
+//! compared with both, which the last test looks up in the sources.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -14,7 +15,8 @@ use super::objects::Context;
 use super::port::{self, SYSFS};
 use super::sys;
 
-/// Asserts that structs are as long there, and that these fields are at the same places. Returns their names.
+/// Asserts that structs are as long there, and that these fields are at the same places. Returns
+/// their names.
 macro_rules! same_layout {
     ($other:ident: $($name:ident { $($field:ident)* })*) => {
         [$({
@@ -36,7 +38,8 @@ macro_rules! same_fields {
     }};
 }
 
-/// Asserts that constants have the same values there: `modules` of constants, and `flags`, whose values stand in a field.
+/// Asserts that constants have the same values there: `modules` of constants, and `flags`, whose
+/// values stand in a field.
 macro_rules! same_values {
     ($other:ident: modules { $($module:ident: $($constant:ident)*;)* } flags { $($flags:ident: $($flag:ident)*;)* }) => {
         [
@@ -188,7 +191,8 @@ fn types_and_constants_are_those_of_this_systems_headers() {
 
 #[test]
 fn types_and_constants_are_those_of_newer_headers() {
-    // It has grown since, at its end, where the library is told how long ours is by which function is called.
+    // It has grown since, at its end, where the library is told how long ours is by which function
+    // is called.
     assert!(size_of::<sys::ibv_port_attr>() <= size_of::<ibverbs_sys::ibv_port_attr>());
     same_port_attributes!(ibverbs_sys);
     same_fields!(ibverbs_sys: ibv_wc { qp_num src_qp wc_flags pkey_index slid sl dlid_path_bits });
@@ -281,7 +285,8 @@ fn limits_and_ports_read_by_others_bindings_are_the_same() {
     for (index, name) in names.iter().enumerate() {
         let context = Context::open(library, name).expect("it opens").expect("it is there");
         let (ours, our_port) = (context.limits().expect("it tells"), context.port(1).expect("it tells"));
-        // SAFETY: their functions with their own types; what they fill is plain numbers, of which zero is one.
+        // SAFETY: their functions with their own types; what they fill is plain numbers, of which
+        // zero is one.
         let (theirs, their_port) = unsafe {
             let list = rdma_sys::ibv_get_device_list(std::ptr::null_mut());
             let context = rdma_sys::ibv_open_device(*list.add(index));

@@ -1,14 +1,17 @@
 //! One connected peer: queue pairs ([`lane`](super::lane)), and what each end may still send.
 //!
-//! * **A put** is an RDMA write; its notice is the immediate of that write, or of a second one on the same queue pair that
-//!   carries the payload to the cell's place in the target's inbox. A queue pair places writes in their order before it
-//!   completes the receive of an immediate, so whoever takes that completion has all of it (contract line 1).
-//! * **Several queue pairs**: a long transfer goes in parts over all of them ([`stripes`](super::stripes)), others over one,
-//!   notices of one cell always over the same, since payloads of a cell share a place. Atomics keep to the first: they are
-//!   atomic among those of one NIC.
-//! * **Credits.** An immediate consumes a receive of its target. Each end says in the hello how many it takes, and gives
-//!   back what it took with its own immediates, or with one of their own when half of them wait. So an immediate always finds
-//!   a receive, and who has no credit left hears `QueueFull` instead of the NIC's retries.
+//! * **A put** is an RDMA write; its notice is the immediate of that write, or of a second one on
+//!   the same queue pair that carries the payload to the cell's place in the target's inbox. A
+//!   queue pair places writes in their order before it completes the receive of an immediate, so
+//!   whoever takes that completion has all of it (contract line 1).
+//! * **Several queue pairs**: a long transfer goes in parts over all of them
+//!   ([`stripes`](super::stripes)), others over one, notices of one cell always over the same,
+//!   since payloads of a cell share a place. Atomics keep to the first: they are atomic among those
+//!   of one NIC.
+//! * **Credits.** An immediate consumes a receive of its target. Each end says in the hello how
+//!   many it takes, and gives back what it took with its own immediates, or with one of their own
+//!   when half of them wait. So an immediate always finds a receive, and who has no credit left
+//!   hears `QueueFull` instead of the NIC's retries.
 
 mod submit;
 
@@ -138,7 +141,8 @@ impl Pair {
         self.lanes.truncate(count);
     }
 
-    /// Joins one of its queue pairs to that of the peer that said this, over the way that `attributes` tell.
+    /// Joins one of its queue pairs to that of the peer that said this, over the way that
+    /// `attributes` tell.
     pub(super) fn connect_lane(
         &mut self,
         lane: usize,
@@ -231,8 +235,9 @@ impl Pair {
     fn payload(&self, cell: u16, bytes: u32) -> Result<Inline, ProtocolViolation> {
         let mut buffer = [0; CELL_PAYLOAD_BYTES];
         let buffer = buffer.get_mut(..bytes as usize).ok_or(ProtocolViolation::OversizedFrame)?;
-        // SAFETY: the cell's slot of the inbox, which has room for any payload; the peer writes it again only after it
-        // knows that this notice was taken (or breaks the rules, and then these are just bytes).
+        // SAFETY: the cell's slot of the inbox, which has room for any payload; the peer writes it
+        // again only after it knows that this notice was taken (or breaks the rules, and then these
+        // are just bytes).
         unsafe {
             let slot = self.inboxes[0].memory().base().as_ptr().add(usize::from(cell) * SLOT_BYTES);
             std::ptr::copy_nonoverlapping(slot, buffer.as_mut_ptr(), buffer.len());
@@ -240,7 +245,8 @@ impl Pair {
         Ok(Inline::new(buffer).unwrap_or(Inline::EMPTY))
     }
 
-    /// Gives back what the peer would otherwise soon wait for; whether it did, and so there is something to post.
+    /// Gives back what the peer would otherwise soon wait for; whether it did, and so there is
+    /// something to post.
     #[inline]
     pub(super) fn give_back(&mut self) -> bool {
         self.owed >= self.sizes.credits.div_ceil(2) && self.give_all_back()

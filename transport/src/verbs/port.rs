@@ -1,8 +1,9 @@
 //! Which device, port and address (GID) a rank uses, and why.
 //!
-//! What there is is read from sysfs (the kinds of GIDs stand nowhere else in every version); what is taken is decided by
-//! [`choose`], a pure function over it: the first active port that fits what was asked for, and of its GIDs the best
-//! [`Kind`]. **Invariant:** a choice says its reason in words, and a refusal lists what was there.
+//! What there is is read from sysfs (the kinds of GIDs stand nowhere else in every version); what
+//! is taken is decided by [`choose`], a pure function over it: the first active port that fits what
+//! was asked for, and of its GIDs the best [`Kind`]. **Invariant:** a choice says its reason in
+//! words, and a refusal lists what was there.
 
 use std::fmt;
 use std::fs;
@@ -106,18 +107,19 @@ impl Port {
 /// What was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
-    /// An RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`), or up to four with commas between, of which long
-    /// transfers use all.
+    /// An RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`), or up to four with commas
+    /// between, of which long transfers use all.
     pub device: Option<String>,
-    /// A network interface (`eth2`) or address (`10.0.0.5`) that the port must have. Not for several devices.
+    /// A network interface (`eth2`) or address (`10.0.0.5`) that the port must have. Not for
+    /// several devices.
     pub interface: Option<String>,
     /// The number of the GID in the port's table.
     pub gid_index: Option<u32>,
-    /// Queue pairs to each peer on each device; one where nothing is said. Of two ranks that wish different numbers the
-    /// smaller one counts.
+    /// Queue pairs to each peer on each device; one where nothing is said. Of two ranks that wish
+    /// different numbers the smaller one counts.
     pub queue_pairs: Option<u32>,
-    /// Transfers of so many bytes or more go in parts over all queue pairs to their peer; [`STRIPE_BYTES`] where nothing is
-    /// said.
+    /// Transfers of so many bytes or more go in parts over all queue pairs to their peer;
+    /// [`STRIPE_BYTES`] where nothing is said.
     pub stripe_bytes: Option<usize>,
     /// How queue pairs find each other. All ranks must wish the same.
     pub connect: Connect,
@@ -125,14 +127,15 @@ pub struct Wish {
     pub service: Service,
 }
 
-/// How switches treat the packets of a rank. What is not said is 0, or what the connection manager chooses where that joins
-/// ranks.
+/// How switches treat the packets of a rank. What is not said is 0, or what the connection manager
+/// chooses where that joins ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Service {
-    /// The traffic class of packets with a global header, 0 to 255: six bits of DSCP and two of ECN. A lossless RoCE network
-    /// tells its queue by it; 106 (DSCP 26) is usual.
+    /// The traffic class of packets with a global header, 0 to 255: six bits of DSCP and two of
+    /// ECN. A lossless RoCE network tells its queue by it; 106 (DSCP 26) is usual.
     pub traffic_class: Option<u8>,
-    /// The service level, 0 to 15: InfiniBand's virtual lane, or the priority of RoCE packets with a VLAN tag.
+    /// The service level, 0 to 15: InfiniBand's virtual lane, or the priority of RoCE packets with
+    /// a VLAN tag.
     pub service_level: Option<u8>,
 }
 
@@ -145,17 +148,19 @@ pub enum Connect {
     /// Ranks tell each other, over a socket, where they are.
     #[default]
     Rendezvous,
-    /// The connection manager (librdmacm) finds the address and the route: for networks that need it.
+    /// The connection manager (librdmacm) finds the address and the route: for networks that need
+    /// it.
     RdmaCm,
 }
 
-/// Shortest transfer that goes over several queue pairs, in bytes, where nothing else is wished: below, the time of a second
-/// doorbell and notice is more than a second NIC saves.
+/// Shortest transfer that goes over several queue pairs, in bytes, where nothing else is wished:
+/// below, the time of a second doorbell and notice is more than a second NIC saves.
 pub const STRIPE_BYTES: usize = 256 << 10;
 
 impl Wish {
-    /// What `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS`, `PLEACH_VERBS_STRIPE_BYTES`,
-    /// `PLEACH_VERBS_CONNECT` (`rendezvous` or `cm`), `PLEACH_VERBS_TRAFFIC_CLASS` and `PLEACH_VERBS_SERVICE_LEVEL` say.
+    /// What `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS`,
+    /// `PLEACH_VERBS_STRIPE_BYTES`, `PLEACH_VERBS_CONNECT` (`rendezvous` or `cm`),
+    /// `PLEACH_VERBS_TRAFFIC_CLASS` and `PLEACH_VERBS_SERVICE_LEVEL` say.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! What a poll does: completions become counted cells, ends of transfers and losses; the control streams' events become the
-//! device's.
+//! What a poll does: completions become counted cells, ends of transfers and losses; the control
+//! streams' events become the device's.
 
 use super::cm::CallFailure;
 use super::objects::{COMPLETIONS_AT_ONCE, Completion};
@@ -30,8 +30,8 @@ impl VerbsDevice {
         may_be_more
     }
 
-    /// Takes so many completions, which a look at this NIC's queue has found, and those that come meanwhile; true when there
-    /// may be more.
+    /// Takes so many completions, which a look at this NIC's queue has found, and those that come
+    /// meanwhile; true when there may be more.
     fn take_batches(&mut self, nic: usize, mut count: usize) -> bool {
         for _ in 1..BATCHES_MAX {
             self.take_batch(nic, count);
@@ -138,8 +138,9 @@ impl VerbsDevice {
         self.due.truncate(kept);
     }
 
-    /// Gives a peer up; its event comes by way of the control stream. Contract line 4: what the peer said before may not have
-    /// been read from there yet, so a pair that is open ends with that event.
+    /// Gives a peer up; its event comes by way of the control stream. Contract line 4: what the
+    /// peer said before may not have been read from there yet, so a pair that is open ends with
+    /// that event.
     pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
         self.control.lose(peer, cause.clone());
         if let Peer::Open(_) = self.peers[peer as usize] {
@@ -220,7 +221,8 @@ impl VerbsDevice {
                     self.outbox.push_back(Event::PeerLost { peer, cause });
                 }
                 Event::Left { peer } => {
-                    // It said so when its NIC had everything acknowledged: all of it has completed here.
+                    // It said so when its NIC had everything acknowledged: all of it has completed
+                    // here.
                     while self.take_completions() {}
                     self.end(peer, Peer::Left, &TransferError::Left { peer });
                     self.outbox.push_back(Event::Left { peer });

@@ -1,5 +1,5 @@
-//! Why a rank makes no connection, as it tells the peer before it hangs up: so both ends name the cause, not only the one that
-//! found it.
+//! Why a rank makes no connection, as it tells the peer before it hangs up: so both ends name the
+//! cause, not only the one that found it.
 
 use std::fmt;
 use std::io;
@@ -52,7 +52,8 @@ pub enum Refusal {
     },
     /// It could not make or join its queue pairs; its own error says why.
     NoQueuePair,
-    /// The connection manager found no way to the peer, or was refused there; its own error says why.
+    /// The connection manager found no way to the peer, or was refused there; its own error says
+    /// why.
     NoWay,
     /// One of the two connects by the connection manager, the other does not.
     OtherWay,
@@ -112,7 +113,8 @@ const ADDRESS_KINDS: u8 = LIMIT + KINDS.len() as u8;
 const NOT_JOINED: u8 = ADDRESS_KINDS + 1;
 
 impl Refusal {
-    /// What the peer is told where a pair is lost by this before it was there; `None` where it knows.
+    /// What the peer is told where a pair is lost by this before it was there; `None` where it
+    /// knows.
     pub(super) fn of(cause: &LossCause) -> Option<Self> {
         Some(match cause {
             LossCause::PacketLengths { own, peer } => Self::PacketLengths { own: *own, peer: *peer },

@@ -1,8 +1,10 @@
-//! Memory as the NICs know it: one registration with each, and the keys by which requests and peers name it.
+//! Memory as the NICs know it: one registration with each, and the keys by which requests and peers
+//! name it.
 //!
-//! Memory of a GPU is registered as a dma-buf, or by its address where the kernel gives that to NICs ([`super::direct`]); memory
-//! of the host that is a dma-buf as one, other by its address, locked. Where the limit of locked memory does not suffice and
-//! the NIC takes page faults (on-demand paging), it is registered for those instead.
+//! Memory of a GPU is registered as a dma-buf, or by its address where the kernel gives that to
+//! NICs ([`super::direct`]); memory of the host that is a dma-buf as one, other by its address,
+//! locked. Where the limit of locked memory does not suffice and the NIC takes page faults
+//! (on-demand paging), it is registered for those instead.
 
 use std::io;
 use std::sync::Arc;
@@ -18,9 +20,9 @@ use crate::device::RegisterError;
 use crate::memory::{Memory, Space, random_key};
 use crate::region::RegionKey;
 
-/// What peers may do with a region whose key they know, and this rank's own gets: all that the contract's transfers need.
-/// The order in which the bytes of one write become visible is the NIC's choice, as nobody looks at them before its
-/// completion, which is ordered behind them.
+/// What peers may do with a region whose key they know, and this rank's own gets: all that the
+/// contract's transfers need. The order in which the bytes of one write become visible is the NIC's
+/// choice, as nobody looks at them before its completion, which is ordered behind them.
 const ACCESS: u32 = sys::IBV_ACCESS_LOCAL_WRITE
     | sys::IBV_ACCESS_REMOTE_WRITE
     | sys::IBV_ACCESS_REMOTE_READ
@@ -39,7 +41,8 @@ pub(super) struct Registered {
 }
 
 impl Registered {
-    /// Registers memory with all NICs, under a key that is new, and that ends with `slot` where shared memory lists it too.
+    /// Registers memory with all NICs, under a key that is new, and that ends with `slot` where
+    /// shared memory lists it too.
     pub(super) fn new(
         nics: &[Nic],
         memory: &Arc<dyn Memory>,
@@ -125,8 +128,8 @@ fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> Result<MemoryR
     .map_err(Refused::Nic)
 }
 
-/// Registers a GPU's memory with one NIC: as a dma-buf, else by its address, which the kernel gives to NICs where
-/// nvidia-peermem is loaded.
+/// Registers a GPU's memory with one NIC: as a dma-buf, else by its address, which the kernel gives
+/// to NICs where nvidia-peermem is loaded.
 fn register_on_gpu(
     nic: &Nic,
     memory: &Arc<dyn Memory>,

@@ -51,7 +51,8 @@ pub(super) fn request(opcode: u32, target: Target) -> Request {
 
 #[inline]
 pub(super) fn with_immediate(target: Target, immediate: Immediate) -> Request {
-    // Who sleeps on the completion queue is woken by any completion; the flag is for NICs that wake by those alone.
+    // Who sleeps on the completion queue is woken by any completion; the flag is for NICs that wake
+    // by those alone.
     Request {
         opcode: sys::IBV_WR_RDMA_WRITE_WITH_IMM,
         flags: sys::IBV_SEND_SOLICITED,

@@ -1,11 +1,13 @@
-//! Transfers that go in parts over all queue pairs of a peer: which part goes where, when all have arrived, when all have
-//! ended. Pure.
+//! Transfers that go in parts over all queue pairs of a peer: which part goes where, when all have
+//! arrived, when all have ended. Pure.
 //!
-//! Queue pairs are not ordered with each other, so the receiver counts ([`Arriving`]): each part of a put with a notice is a
-//! write with an immediate that says the put's number and in how many parts it came. A striped transfer has one part,
-//! perhaps an empty one, on each queue pair of its peer. **Invariant:** as each queue pair is in order, the n-th part on each
-//! belongs to the n-th striped put, and none completes before those that were sent before it; the number is a check, not
-//! what parts are found by, so it needs no more than four bits and can never be that of another put.
+//! Queue pairs are not ordered with each other, so the receiver counts ([`Arriving`]): each part of
+//! a put with a notice is a write with an immediate that says the put's number and in how many
+//! parts it came. A striped transfer has one part, perhaps an empty one, on each queue pair of its
+//! peer. **Invariant:** as each queue pair is in order, the n-th part on each belongs to the n-th
+//! striped put, and none completes before those that were sent before it; the number is a check,
+//! not what parts are found by, so it needs no more than four bits and can never be that of another
+//! put.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,14 +18,16 @@ use crate::device::{ProtocolViolation, TransferId};
 /// Parts begin at multiples of this, in bytes, where they are longer.
 const PART_ALIGN_BYTES: usize = 4096;
 
-/// Where part `lane` of `lanes` lies in a transfer of `bytes`; the last ones may be shorter, or empty.
+/// Where part `lane` of `lanes` lies in a transfer of `bytes`; the last ones may be shorter, or
+/// empty.
 pub(super) fn part(bytes: usize, lanes: usize, lane: usize) -> Range<usize> {
     let even = bytes.div_ceil(lanes);
     let length = if even < PART_ALIGN_BYTES { even } else { even.next_multiple_of(PART_ALIGN_BYTES) };
     (lane * length).min(bytes)..((lane + 1) * length).min(bytes)
 }
 
-/// Striped puts of a peer of which only a part has come, at most: what a queue pair and its completions hold is far less.
+/// Striped puts of a peer of which only a part has come, at most: what a queue pair and its
+/// completions hold is far less.
 const ARRIVING_MAX: usize = 4096;
 
 /// Striped transfers whose ends somebody waits for.

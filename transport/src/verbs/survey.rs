@@ -1,5 +1,5 @@
-//! What libibverbs says of this machine, for who looks for what is wrong: each device is opened, its ports are asked, and some
-//! memory is registered, as a job would do it. Nothing is kept.
+//! What libibverbs says of this machine, for who looks for what is wrong: each device is opened,
+//! its ports are asked, and some memory is registered, as a job would do it. Nothing is kept.
 
 use super::library::library;
 use super::limits::{Limits, NotMade};
@@ -7,7 +7,8 @@ use super::objects::{self, Context, Domain, MemoryRegion};
 use super::{LoadError, OpenError, PortError, RdmaCmLoadError, sys};
 use crate::memory::SharedMemory;
 
-/// Memory that is registered to find out whether this process may, in bytes: more than the usual limit of 8 MiB.
+/// Memory that is registered to find out whether this process may, in bytes: more than the usual
+/// limit of 8 MiB.
 pub const REGISTERED_BYTES: usize = 16 << 20;
 
 /// A port as its driver tells of it.

@@ -1,9 +1,9 @@
 //! What goes over the wire beside data: immediates, and what two ranks tell each other before.
 //!
-//! An [`Immediate`] is 32 bits: the cell, whether a payload was written to the cell's place in the inbox, whether it is a
-//! notice at all, and either how many receives its sender gives back or which part of a striped put it came with. A
-//! [`Hello`] and [`Announcement`]s travel on the control stream. All that comes from a peer is decoded here, before anything is
-//! done with it.
+//! An [`Immediate`] is 32 bits: the cell, whether a payload was written to the cell's place in the
+//! inbox, whether it is a notice at all, and either how many receives its sender gives back or
+//! which part of a striped put it came with. A [`Hello`] and [`Announcement`]s travel on the
+//! control stream. All that comes from a peer is decoded here, before anything is done with it.
 
 use super::port::Kind;
 use crate::region::RegionKey;
@@ -205,8 +205,9 @@ impl LaneHello {
     }
 }
 
-/// What ranks that are joined by several queue pairs tell each other of a region beside its key, which is that of NIC 0: with
-/// it a transfer may go in parts, as it is known that all of them will be accepted, or none.
+/// What ranks that are joined by several queue pairs tell each other of a region beside its key,
+/// which is that of NIC 0: with it a transfer may go in parts, as it is known that all of them will
+/// be accepted, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Announcement {
     pub(super) region: RegionKey,
@@ -246,10 +247,11 @@ impl Announcement {
     }
 }
 
-/// A key of a region: the NIC's own key, and where the region begins in the addresses that peers use.
+/// A key of a region: the NIC's own key, and where the region begins in the addresses that peers
+/// use.
 ///
-/// The beginning is random in bits that no address of a region reaches, so that a key of a region that is gone names an
-/// address that the NIC refuses, also where it gave the same key out again.
+/// The beginning is random in bits that no address of a region reaches, so that a key of a region
+/// that is gone names an address that the NIC refuses, also where it gave the same key out again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyParts {
     pub(super) remote_key: u32,

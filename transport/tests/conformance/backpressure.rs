@@ -8,8 +8,8 @@ use crate::world::{Backend, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 7;
 
-/// Waits for room for one transfer, then submits without polling anybody until the queue is full, or until it is clear that
-/// it never is because whatever is submitted ends at once.
+/// Waits for room for one transfer, then submits without polling anybody until the queue is full,
+/// or until it is clear that it never is because whatever is submitted ends at once.
 fn fill<B: Backend>(
     world: &mut World<B>,
     from: Rank,

@@ -1,7 +1,8 @@
 //! Line 11: after `arm` returned a bell nothing comes without ringing it; any thread may ring.
 //!
-//! The loop under test is the one of every sleeper, the groups' driver among them: poll, look, and then arm, look again and
-//! wait by [`sleep::unless_news`]. A lost wake-up shows as a sleep that lasts to its limit.
+//! The loop under test is the one of every sleeper, the groups' driver among them: poll, look, and
+//! then arm, look again and wait by [`sleep::unless_news`]. A lost wake-up shows as a sleep that
+//! lasts to its limit.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -98,8 +99,8 @@ pub(crate) fn notices_wake_a_sleeper_every_time<B: Backend>() {
     let mut sleeper = world.take(0);
     let (mine, theirs) = (sleeper.cells(1), world.cells(1, 0));
     let mut answered = 0;
-    // Answers each notice of the sleeper after a while that differs from round to round, so that the answer meets the
-    // sleeper at each point of its loop.
+    // Answers each notice of the sleeper after a while that differs from round to round, so that
+    // the answer meets the sleeper at each point of its loop.
     let companion = Companion::start(world.take(1), move |device, _| {
         if theirs.count(CELL) == answered {
             return;

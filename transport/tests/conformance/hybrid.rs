@@ -1,5 +1,6 @@
-//! Shared memory and sockets in one device, under the suite: once with the pair that most tests are about on one host, and
-//! once with it on two, where rank 0 shares its host with others. Both once more with RDMA across.
+//! Shared memory and sockets in one device, under the suite: once with the pair that most tests are
+//! about on one host, and once with it on two, where rank 0 shares its host with others. Both once
+//! more with RDMA across.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +18,9 @@ use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put};
 const CELL: u16 = 3;
 const LEN: usize = 70_000;
 
-/// Two hosts. `TOGETHER`: ranks 0 and 1 are on the first one, all others on the second; else the ranks take turns. `RDMA`:
-/// that is what joins the hosts, each of which has the RDMA device of its number.
+/// Two hosts. `TOGETHER`: ranks 0 and 1 are on the first one, all others on the second; else the
+/// ranks take turns. `RDMA`: that is what joins the hosts, each of which has the RDMA device of its
+/// number.
 pub(crate) struct Hybrid<const TOGETHER: bool, const RDMA: bool = false>;
 
 fn host<const TOGETHER: bool>(rank: Rank) -> Rank {

@@ -1,4 +1,5 @@
-//! Line 8: a bad remote slice changes no byte and harms no other pair; what can be seen to be wrong is not accepted.
+//! Line 8: a bad remote slice changes no byte and harms no other pair; what can be seen to be wrong
+//! is not accepted.
 
 use pleach_transport::{
     AtomicOp, Region, RegionKey, RemoteSlice, Slice, SubmitError, Transfer, TransferError, TransferId,
@@ -12,7 +13,8 @@ const LEN: usize = 4096;
 /// Longest buffer that is allocated to be too long, in bytes.
 const TOO_LONG_TRIED_MAX: u64 = 64 << 20;
 
-/// Every way to write or read `remote`: a put, a put with notice, a get and atomics (on its last word).
+/// Every way to write or read `remote`: a put, a put with notice, a get and atomics (on its last
+/// word).
 fn accesses(remote: RemoteSlice, mine: &Slice) -> Vec<Transfer> {
     let offset = remote.offset.checked_add(remote.len).map_or(remote.offset, |end| end.saturating_sub(8));
     let word = RemoteSlice { key: remote.key, offset, len: 8 };
@@ -28,8 +30,9 @@ fn accesses(remote: RemoteSlice, mine: &Slice) -> Vec<Transfer> {
     accesses
 }
 
-/// Tries every access to a remote slice of `len` bytes that rank 1 does not have, from rank 0, each in a fresh world
-/// (where keys are not checked an access may cost the pair), and shows that nothing happened.
+/// Tries every access to a remote slice of `len` bytes that rank 1 does not have, from rank 0, each
+/// in a fresh world (where keys are not checked an access may cost the pair), and shows that
+/// nothing happened.
 fn check_refused<B: Backend>(len: usize, bad: impl Fn(&mut World<B>, &Region) -> RemoteSlice) {
     const KINDS: usize = 5;
     for kind in 0..KINDS {
@@ -89,7 +92,8 @@ pub(crate) fn the_key_of_a_dropped_region_reaches_nothing<B: Backend>() {
         let dropped = world.region(1, LEN);
         let stale = RemoteSlice { len: 64, ..dropped.remote() };
         drop(dropped);
-        // A new region of the same size invites an implementation to give it the place of the old one.
+        // A new region of the same size invites an implementation to give it the place of the old
+        // one.
         let fresh = world.region(1, LEN);
         assert_ne!(fresh.key(), stale.key);
         stale

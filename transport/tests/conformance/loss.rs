@@ -62,7 +62,8 @@ pub(crate) fn what_a_rank_said_is_told_before_its_loss<B: Backend>() {
     }
     world.until("the messages to be sent", |world| world.device(0).is_flushed());
     world.kill(0);
-    // Now its polling thread does, which sees the end of rank 0 in its own way; that may be at once.
+    // Now its polling thread does, which sees the end of rank 0 in its own way; that may be at
+    // once.
     let _ = world.try_submit(1, 0, put(&source.whole(), target.remote(), Some(CELL)));
     world.set_polled(1, true);
     let until = clock::now() + B::FAILED_AFTER;

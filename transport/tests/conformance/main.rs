@@ -1,14 +1,15 @@
-//! The conformance suite: the device contract (`pleach_transport::device`), one module a line, run against every backend.
+//! The conformance suite: the device contract (`pleach_transport::device`), one module a line, run
+//! against every backend.
 //!
-//! To add a backend implement [`world::Backend`] for it in a file here (about twenty lines: how a device and its memory
-//! are made, and what time it is) and name it in `backends!` below. A test that does not apply to a backend says so on
-//! the terminal with the reason.
+//! To add a backend implement [`world::Backend`] for it in a file here (about twenty lines: how a
+//! device and its memory are made, and what time it is) and name it in `backends!` below. A test
+//! that does not apply to a backend says so on the terminal with the reason.
 //!
-//! Beside the contract: what a pair of queue pairs says that refuses something (`verbs`), and what only devices made of software
-//! show, on a machine whose links tests may change (`softroce`).
+//! Beside the contract: what a pair of queue pairs says that refuses something (`verbs`), and what
+//! only devices made of software show, on a machine whose links tests may change (`softroce`).
 //!
-//! What the suite takes for granted beside the text of the contract: a key that a peer learned from a message is known
-//! to it, and so is that a region was released before a message was sent.
+//! What the suite takes for granted beside the text of the contract: a key that a peer learned from
+//! a message is known to it, and so is that a region was released before a message was sent.
 
 mod atomics;
 mod backpressure;

@@ -138,7 +138,8 @@ pub(crate) fn too_many_messages_are_refused_until_there_is_room<B: Backend>() {
         }
     }
     if sent == MOST {
-        // A watcher that keeps up never lets the queue fill; that what waits is bounded shows only where it does not.
+        // A watcher that keeps up never lets the queue fill; that what waits is bounded shows only
+        // where it does not.
         skip::<B>("took every message at once; its bound was not reached");
     }
     let inbox = world.inbox(1);

@@ -1,5 +1,5 @@
-//! `poll` never grows the vector of events, loses nothing for want of room, and keeps what is in it. (That it never grows
-//! is also asserted at every polling of the suite.)
+//! `poll` never grows the vector of events, loses nothing for want of room, and keeps what is in
+//! it. (That it never grows is also asserted at every polling of the suite.)
 
 use pleach_transport::{Event, Submitted, TransferId};
 

@@ -1,5 +1,5 @@
-//! Lines 1, 2 and 6: a put's bytes are visible when its notice is, a put gives one notice, and its source may be reused
-//! when it is done.
+//! Lines 1, 2 and 6: a put's bytes are visible when its notice is, a put gives one notice, and its
+//! source may be reused when it is done.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +53,8 @@ pub(crate) fn a_put_without_notice_arrives_and_touches_no_cell<B: Backend>() {
     let bytes = noise(1, 5000);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, 5000));
     assert_eq!(world.carry_out(0, 1, put(&source.whole(), target.remote(), None)), Ok(0));
-    // Its arrival shows in a get only after some time: `Done` of the put means that the source may be reused.
+    // Its arrival shows in a get only after some time: `Done` of the put means that the source may
+    // be reused.
     world.until("the bytes of a put without notice", |_| target.whole().to_vec() == bytes);
     assert!((0..CELLS as u16).all(|cell| world.count(1, 0, cell) == 0));
 }
@@ -158,7 +159,8 @@ pub(crate) fn a_device_that_names_the_cells_of_notices_names_all_of_them<B: Back
 
 pub(crate) fn a_thread_that_polls_nothing_sees_the_bytes_with_the_notice<B: Backend>() {
     const LEN: usize = 20_000;
-    // A world in virtual time gains little from another thread's pace and is repeated with many seeds.
+    // A world in virtual time gains little from another thread's pace and is repeated with many
+    // seeds.
     let rounds = if B::LIVE { 200 } else { 20 };
     let mut world = World::<B>::connected(2);
     let (source, target) = (world.region(0, LEN), world.region(1, LEN));

@@ -1,5 +1,6 @@
-//! `shm` under the suite: every rank a device of this process, with real files, sockets, watchers and mappings between.
-//! Once as it is, and once with every put and get done through a mapping by the caller.
+//! `shm` under the suite: every rank a device of this process, with real files, sockets, watchers
+//! and mappings between. Once as it is, and once with every put and get done through a mapping by
+//! the caller.
 
 use std::sync::Arc;
 
@@ -43,12 +44,13 @@ impl<const MAPPED: bool> Backend for Shm<MAPPED> {
     }
 }
 
-/// Copies through a mapping what a transfer asks for, then submits the transfer of no bytes that is left of it. What
-/// it cannot map, or what would not be accepted, it passes on whole.
+/// Copies through a mapping what a transfer asks for, then submits the transfer of no bytes that is
+/// left of it. What it cannot map, or what would not be accepted, it passes on whole.
 struct ThroughMappings {
     device: ShmDevice,
     keys: Vec<RegionKey>,
-    /// Transfers to all peers: as many as one queue takes, and the next is passed on whole, as it may be refused.
+    /// Transfers to all peers: as many as one queue takes, and the next is passed on whole, as it
+    /// may be refused.
     under_way: usize,
 }
 

@@ -70,7 +70,8 @@ pub(crate) fn the_cells_of_a_severed_peer_change_no_more<B: Backend>() {
     assert_eq!(cells_of_the_peer(&mut world), left, "{}: a cell changed after the silence", B::NAME);
 }
 
-/// Shows that the memory is this rank's alone: it keeps what is written here while `peer` does what it likes.
+/// Shows that the memory is this rank's alone: it keeps what is written here while `peer` does what
+/// it likes.
 fn check_silent<B: Backend>(world: &mut World<B>, region: &Region, mut peer: impl FnMut(&mut World<B>)) {
     let whole = region.whole();
     let left = whole.to_vec();

@@ -1,6 +1,6 @@
-//! The suite over `verbs`: each rank on the next RDMA device of this machine, from the first one on again. `WIDE`: on that
-//! and the next one, over two queue pairs on each, with nearly all transfers in parts over all of them. `CM`: joined by the
-//! connection manager.
+//! The suite over `verbs`: each rank on the next RDMA device of this machine, from the first one on
+//! again. `WIDE`: on that and the next one, over two queue pairs on each, with nearly all transfers
+//! in parts over all of them. `CM`: joined by the connection manager.
 
 use std::sync::Arc;
 use std::time::Duration;

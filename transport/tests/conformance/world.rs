@@ -1,6 +1,8 @@
-//! What the tests of the suite stand on: a world of devices of one backend in one process, polled by the test.
+//! What the tests of the suite stand on: a world of devices of one backend in one process, polled
+//! by the test.
 //!
-//! A test names what it waits for ([`World::until`]); every wait has a deadline and fails with what was seen.
+//! A test names what it waits for ([`World::until`]); every wait has a deadline and fails with what
+//! was seen.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -40,19 +42,21 @@ const ANNOUNCEMENT: u8 = 0xA7;
 /// First byte of a message that is answered, with `!` in its place.
 pub(crate) const QUESTION: u8 = b'?';
 
-/// How the devices of a backend are made. To instantiate the suite implement this and name it in `main.rs`.
+/// How the devices of a backend are made. To instantiate the suite implement this and name it in
+/// `main.rs`.
 pub(crate) trait Backend: Sized {
     /// How the backend is called in failures.
     const NAME: &'static str;
 
-    /// Whether time passes by itself and devices may be used on different threads at once. A simulation says no, and
-    /// is spared the tests about threads and sleeping.
+    /// Whether time passes by itself and devices may be used on different threads at once. A
+    /// simulation says no, and is spared the tests about threads and sleeping.
     const LIVE: bool;
 
     /// Puts and gets of so many bytes do not end with their submission.
     const LONG_BYTES: usize = 512;
 
-    /// How long after a rank is gone its peers know it from their transfers, if nobody tells them: over TCP half a second.
+    /// How long after a rank is gone its peers know it from their transfers, if nobody tells them:
+    /// over TCP half a second.
     const FAILED_AFTER: Duration = Duration::from_millis(600);
 
     /// Runs a test, several times where runs differ (a simulation: once a seed).
@@ -126,8 +130,8 @@ impl Inbox {
 pub(crate) struct Hold(#[expect(dead_code, reason = "only dropped")] Sender<()>);
 
 impl Inbox {
-    /// Lets no message or loss in until the hold is dropped, or [`HOLD_MAX`] has passed: then whoever waits for the test
-    /// itself goes on.
+    /// Lets no message or loss in until the hold is dropped, or [`HOLD_MAX`] has passed: then
+    /// whoever waits for the test itself goes on.
     pub(crate) fn hold(self: &Arc<Self>) -> Hold {
         let (inbox, (release, released), (holds, is_held)) = (Arc::clone(self), channel(), channel());
         thread::spawn(move || {
@@ -210,7 +214,8 @@ impl<B: Backend> World<B> {
         self.backend.kill(device);
     }
 
-    /// Whether `pump` polls this rank; a rank that is not polled stands for one that is stopped or busy.
+    /// Whether `pump` polls this rank; a rank that is not polled stands for one that is stopped or
+    /// busy.
     pub(crate) fn set_polled(&mut self, rank: Rank, polled: bool) {
         self.stations[rank as usize].polled = polled;
     }
@@ -296,8 +301,9 @@ impl<B: Backend> World<B> {
         region
     }
 
-    /// Waits until all peers have a message that was sent after everything so far: a key travels by message, and what
-    /// was registered or released before is known to who received a later message.
+    /// Waits until all peers have a message that was sent after everything so far: a key travels by
+    /// message, and what was registered or released before is known to who received a later
+    /// message.
     pub(crate) fn announce(&mut self, rank: Rank) {
         for peer in 0..self.stations.len() as u32 {
             if peer == rank || !self.is_up(rank, peer) || !self.is_up(peer, rank) {
@@ -390,7 +396,8 @@ impl<B: Backend> World<B> {
         self.log(rank).iter().filter(|seen| *seen == event).count()
     }
 
-    /// Shows that after a loss or a silence no transfer was said to have been carried out (with one peer under test).
+    /// Shows that after a loss or a silence no transfer was said to have been carried out (with one
+    /// peer under test).
     pub(crate) fn check_nothing_succeeds_after(&self, rank: Rank, end: &Event) {
         let after = self.log(rank).iter().skip_while(|event| *event != end);
         let succeeded = after.filter(|event| matches!(event, Event::Done { result: Ok(_), .. })).count();
@@ -551,7 +558,8 @@ pub(crate) fn assert_bytes(got: &[u8], want: &[u8], what: &str) {
     panic!("{what}: {wrong} of {} bytes differ, first byte {at}: {} for {}", got.len(), got[at], want[at]);
 }
 
-/// Says why a test does not apply, on the terminal and not only in the captured output; once, however often it repeats.
+/// Says why a test does not apply, on the terminal and not only in the captured output; once,
+/// however often it repeats.
 pub(crate) fn skip<B: Backend>(reason: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let thread = std::thread::current();

@@ -1,6 +1,7 @@
-//! NICs that read and write a GPU's memory: RDMA devices of this machine, and the fake driver, whose "GPU" memory the kernel
-//! gives to NICs where the test says so, as if nvidia-peermem were loaded. What NICs write is in that memory only after a
-//! flush. Soft-RoCE takes no dma-bufs, so that way is only seen to be tried first.
+//! NICs that read and write a GPU's memory: RDMA devices of this machine, and the fake driver,
+//! whose "GPU" memory the kernel gives to NICs where the test says so, as if nvidia-peermem were
+//! loaded. What NICs write is in that memory only after a flush. Soft-RoCE takes no dma-bufs, so
+//! that way is only seen to be tried first.
 
 use std::sync::Arc;
 

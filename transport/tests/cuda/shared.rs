@@ -1,4 +1,5 @@
-//! The device contract over `shm` where regions are on a GPU: what conformance says of host memory, in short.
+//! The device contract over `shm` where regions are on a GPU: what conformance says of host memory,
+//! in short.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
-//! The fake CUDA driver for tests (`driver.c` says what it is), built by the C compiler when a test wants it.
+//! The fake CUDA driver for tests (`driver.c` says what it is), built by the C compiler when a test
+//! wants it.
 //!
-//! It is found in place of a real one: `load` opens it under the name that the driver is looked for by, and [`folder`] is
-//! for `LD_LIBRARY_PATH` of processes that tests start.
+//! It is found in place of a real one: `load` opens it under the name that the driver is looked for
+//! by, and [`folder`] is for `LD_LIBRARY_PATH` of processes that tests start.
 #![allow(dead_code, reason = "each test takes what it needs")]
 #![allow(unsafe_code)]
 
@@ -25,14 +26,15 @@ pub(crate) fn load() {
     LOADED.get_or_init(|| {
         let path = folder().join(NAME).into_os_string().into_string().expect("a path of text");
         let path = CString::new(path).expect("a path without zeros");
-        // SAFETY: a text that ends with zero; the library has no initialisers. It stays open for ever, so that the
-        // driver's name leads to it.
+        // SAFETY: a text that ends with zero; the library has no initialisers. It stays open for
+        // ever, so that the driver's name leads to it.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         assert!(!handle.is_null(), "the fake driver does not load");
     });
 }
 
-/// How many kernels this process has launched with the fake driver, which it has found as its driver.
+/// How many kernels this process has launched with the fake driver, which it has found as its
+/// driver.
 pub(crate) fn launches() -> i64 {
     let name = CString::new(NAME).expect("a name without zeros");
     // SAFETY: texts that end with zero; the library is open already and stays so.

@@ -84,7 +84,8 @@ fn a_device_dropped_without_goodbye_is_a_loss_and_one_that_left_is_none() {
     }
 }
 
-/// Severs while puts and mapped writes of the peer are under way; how many bytes changed after `Severed`.
+/// Severs while puts and mapped writes of the peer are under way; how many bytes changed after
+/// `Severed`.
 fn writes_after_severed(options: Options) -> usize {
     let maps = options.maps;
     let seed = options.seed;

@@ -1,4 +1,5 @@
-//! The simulator: that it is exact, reproducible, as nasty as it says, and that its canaries are what they claim.
+//! The simulator: that it is exact, reproducible, as nasty as it says, and that its canaries are
+//! what they claim.
 
 mod failures;
 mod ranks;
@@ -43,7 +44,8 @@ fn a_get_takes_the_way_there_and_back() {
     assert_eq!(ours.whole().to_vec(), [9; 1_000]);
 }
 
-/// Puts of random spans between random ranks, each with a notice of its own cell, as fast as queues allow.
+/// Puts of random spans between random ranks, each with a notice of its own cell, as fast as queues
+/// allow.
 fn traffic(options: Options, transfers: u64) -> (World, Vec<String>) {
     let (count, seed) = (options.network.ranks(), options.seed);
     let mut random = Random::new(seed).split("traffic");
@@ -173,7 +175,8 @@ fn a_source_is_read_as_late_as_done_and_not_later() {
         let mut ranks = Ranks::connected(Options { canary, ..harsh(2, seed) });
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         let id = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
-        // A caller that breaks the rules changes the source while it is under way, one that keeps them after `Done`.
+        // A caller that breaks the rules changes the source while it is under way, one that keeps
+        // them after `Done`.
         ours.whole().store(&[1; 1_000]);
         ranks.until(|ranks| ranks.done(0, id).is_some());
         ours.whole().store(&[2; 1_000]);

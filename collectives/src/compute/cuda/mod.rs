@@ -1,12 +1,14 @@
 //! Reductions and copies by a GPU's kernels, with the same meaning, bit for bit, as by the host's.
 //!
-//! A [`CudaCompute`] puts each [`Job`] into a stream of its own as one kernel, marks the place behind it, and calls the job
-//! complete when the mark is reached. Jobs name memory of the GPU or pinned host memory. The kernels are PTX that lies beside
-//! this file (`reduce.cu`, `regenerate`), which the driver compiles when it is loaded.
+//! A [`CudaCompute`] puts each [`Job`] into a stream of its own as one kernel, marks the place
+//! behind it, and calls the job complete when the mark is reached. Jobs name memory of the GPU or
+//! pinned host memory. The kernels are PTX that lies beside this file (`reduce.cu`, `regenerate`),
+//! which the driver compiles when it is loaded.
 //!
-//! **Invariant:** a job is complete only when the GPU is through with it, so what is told to peers after that is true; and a
-//! job that is dropped before may be under way until [`Compute::is_idle`]. No kernel waits for anything: processes that
-//! share a GPU have it in turns, and one that waited for another's would keep it out.
+//! **Invariant:** a job is complete only when the GPU is through with it, so what is told to peers
+//! after that is true; and a job that is dropped before may be under way until
+//! [`Compute::is_idle`]. No kernel waits for anything: processes that share a GPU have it in turns,
+//! and one that waited for another's would keep it out.
 
 mod launch;
 
@@ -74,7 +76,8 @@ impl CudaCompute {
             Some(mark) => mark,
             None => Mark::new(&self.gpu)?,
         };
-        // SAFETY: the memory is the job's, which its owner vouches for until the job is complete or nothing is under way.
+        // SAFETY: the memory is the job's, which its owner vouches for until the job is complete or
+        // nothing is under way.
         unsafe { self.kernels.launch(&self.stream, job)? };
         self.stream.mark_with(&mut mark)?;
         self.begun += 1;
@@ -96,7 +99,8 @@ impl CudaCompute {
         Ok(())
     }
 
-    /// Notes the first failure. A GPU that has failed does nothing any more, so nothing is under way.
+    /// Notes the first failure. A GPU that has failed does nothing any more, so nothing is under
+    /// way.
     fn note<T>(&mut self, outcome: Result<T, ComputeError>) -> bool {
         if let Err(error) = outcome {
             tracing::error!(%error, "the GPU does not go on");

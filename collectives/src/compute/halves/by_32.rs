@@ -43,7 +43,8 @@ pub(super) fn halves(lower: x86::__m256, upper: x86::__m256) -> x86::__m256i {
     x86::_mm256_inserti128_si256::<1>(x86::_mm256_castsi128_si256(lower), upper)
 }
 
-/// Without the bits that the format does not have, rounded to nearest if told; E4M3 without their sign.
+/// Without the bits that the format does not have, rounded to nearest if told; E4M3 without their
+/// sign.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn shortened<F: Format, const ROUND: bool>(halves: x86::__m256i) -> x86::__m256i {

@@ -1,4 +1,5 @@
-//! What a packing must be to be run: trees that join all ranks, or paths between ranks and the root.
+//! What a packing must be to be run: trees that join all ranks, or paths between ranks and the
+//! root.
 
 use crate::Rank;
 use crate::collective::Collective;
@@ -120,7 +121,8 @@ fn spans(edges: &[(Rank, Rank)], root: Rank, ranks: u32, upwards: bool) -> bool 
             return false;
         }
     }
-    // As many edges as other ranks, each of which has one parent: a tree unless some go around in a circle.
+    // As many edges as other ranks, each of which has one parent: a tree unless some go around in a
+    // circle.
     let arrives = |rank: Rank| {
         let mut at = rank;
         (0..ranks).any(|_| match parents[at as usize] {

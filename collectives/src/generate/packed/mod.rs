@@ -1,23 +1,27 @@
 //! Along the trees of a packing, each for its share of the data.
 //!
-//! A [`Packing`] says which trees of ranks together use the links best and what each of them carries; [`PackedTrees`] is
-//! what a schedule needs of it: edges, and shares as block weights. Every tree gets a block of its own, so that all travel
-//! at the same time, in as many chunks as each other: the chunks of a tree are as large as its share, and where several
-//! trees use a link, serving chunks in the order in which they come gives each the part that the packing gives it.
+//! A [`Packing`] says which trees of ranks together use the links best and what each of them
+//! carries; [`PackedTrees`] is what a schedule needs of it: edges, and shares as block weights.
+//! Every tree gets a block of its own, so that all travel at the same time, in as many chunks as
+//! each other: the chunks of a tree are as large as its share, and where several trees use a link,
+//! serving chunks in the order in which they come gives each the part that the packing gives it.
 //!
-//! * Broadcast, all-gather: down the trees. Reduce, reduce-scatter: up. All-reduce: up and down each tree. In these
-//!   forms they are [trees](super::tree) like those of the other algorithms.
+//! * Broadcast, all-gather: down the trees. Reduce, reduce-scatter: up. All-reduce: up and down
+//!   each tree. In these forms they are [trees](super::tree) like those of the other algorithms.
 //! * Gather, scatter: along paths. Ranks on the way keep a chunk in scratch memory and pass it on.
 //!
-//! Cost for `n` bytes of the whole and a packing of rate `R` whose longest way (to the root, from it, or both) has `d`
-//! edges, in `k` chunks: `(1 + (d-1)/k)·n/R` and the latency of that way. [`Pace`] chooses `k`, and with it the window that
-//! covers the time from the word that a chunk may come to its coming.
+//! Cost for `n` bytes of the whole and a packing of rate `R` whose longest way (to the root, from
+//! it, or both) has `d` edges, in `k` chunks: `(1 + (d-1)/k)·n/R` and the latency of that way.
+//! [`Pace`] chooses `k`, and with it the window that covers the time from the word that a chunk may
+//! come to its coming.
 //!
-//! Links serve whoever comes, and a tree whose chunks are soon there and back comes more often: it would take from others what the
-//! packing gives them, be through early, and leave links idle that only it can use. As all trees have as many chunks, it
-//! is enough that ranks let none get far ahead of the others ([`Pace::lead`]): over eight servers on a switch of which one has
-//! three quarters of its bandwidth left, an all-reduce then goes at 99 % of the bound instead of 89 %. And of what waits for a
-//! link the oldest chunk goes first, whichever tree it is of ([`engine::outbox`](crate::engine)).
+//! Links serve whoever comes, and a tree whose chunks are soon there and back comes more often: it
+//! would take from others what the packing gives them, be through early, and leave links idle that
+//! only it can use. As all trees have as many chunks, it is enough that ranks let none get far
+//! ahead of the others ([`Pace::lead`]): over eight servers on a switch of which one has three
+//! quarters of its bandwidth left, an all-reduce then goes at 99 % of the bound instead of 89 %.
+//! And of what waits for a link the oldest chunk goes first, whichever tree it is of
+//! ([`engine::outbox`](crate::engine)).
 
 mod form;
 mod pace;
@@ -54,7 +58,8 @@ pub struct PackedTrees {
     ranks: u32,
     trees: Vec<Share>,
     pace: Pace,
-    /// By how much the largest rounding of a weight slows its tree down; zero where weights are exact.
+    /// By how much the largest rounding of a weight slows its tree down; zero where weights are
+    /// exact.
     loss: Rate,
 }
 
@@ -70,8 +75,8 @@ struct Share {
 }
 
 impl PackedTrees {
-    /// Takes from a packing of this topology what schedules need, and checks that it is one. `message_ns`: what a message
-    /// costs its sender besides its bytes, in nanoseconds.
+    /// Takes from a packing of this topology what schedules need, and checks that it is one.
+    /// `message_ns`: what a message costs its sender besides its bytes, in nanoseconds.
     ///
     /// # Errors
     ///
@@ -125,8 +130,8 @@ impl PackedTrees {
         &self.pace
     }
 
-    /// By which part of its time the slowest tree takes longer than in the packing, because weights had to be rounded to
-    /// 32 bits; zero where all proportions are exact.
+    /// By which part of its time the slowest tree takes longer than in the packing, because weights
+    /// had to be rounded to 32 bits; zero where all proportions are exact.
     #[must_use]
     pub fn loss(&self) -> Rate {
         self.loss
@@ -162,7 +167,8 @@ pub(super) fn schedule(trees: &PackedTrees, access: Access) -> Schedule {
         blocks,
         shape: &shape,
         turn: &|rank, block| {
-            // Among those that it has as soon, each rank begins with another one's tree: not all send to the same at once.
+            // Among those that it has as soon, each rank begins with another one's tree: not all
+            // send to the same at once.
             let after = (trees.trees[block as usize].root + ranks - rank) % ranks;
             turns[block as usize][rank as usize] * ranks + after
         },
@@ -170,8 +176,8 @@ pub(super) fn schedule(trees: &PackedTrees, access: Access) -> Schedule {
     .schedule()
 }
 
-/// By rank: how many edges a chunk has behind it when it comes to the rank, so that ranks turn first to the trees whose
-/// data they have first.
+/// By rank: how many edges a chunk has behind it when it comes to the rank, so that ranks turn
+/// first to the trees whose data they have first.
 fn turns(tree: &Share, ranks: u32) -> Vec<u32> {
     let mut turns = vec![0; ranks as usize];
     let mut changed = true;

@@ -1,5 +1,5 @@
-//! How fast a packing goes, how long its ways are, and what follows from it: into how many chunks a message is cut, and how many of
-//! them are under way.
+//! How fast a packing goes, how long its ways are, and what follows from it: into how many chunks a
+//! message is cut, and how many of them are under way.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -13,26 +13,28 @@ use crate::topology::{NodeId, Topology};
 
 /// Chunks under way of a tree, where cells and scratch suffice for so many.
 const WINDOW: u32 = 32;
-/// What cells suffice for: notices of a chunk of every tree from one rank to another, times the window. Some hundred trees, where
-/// links are alike in nothing, have 21 chunks each under way.
+/// What cells suffice for: notices of a chunk of every tree from one rank to another, times the
+/// window. Some hundred trees, where links are alike in nothing, have 21 chunks each under way.
 const CELLS_OF_PAIR_MAX: u32 = 4096;
-/// The same in groups of more ranks than are packed so finely, in which every rank keeps cells for very many others.
+/// The same in groups of more ranks than are packed so finely, in which every rank keeps cells for
+/// very many others.
 const CELLS_OF_PAIR_MAX_OF_MANY: u32 = 1024;
 /// Most ranks that have so many cells.
 const FEW_RANKS_MAX: u32 = 64;
-/// Chunks for each edge of the longest way where they cost nothing, of all trees together: many trees fill each other's
-/// gaps, few have to be cut finer.
+/// Chunks for each edge of the longest way where they cost nothing, of all trees together: many
+/// trees fill each other's gaps, few have to be cut finer.
 const CHUNKS_A_HOP_OF_ALL: u32 = 2048;
 /// The same of one tree, at least and at most.
 const CHUNKS_A_HOP: RangeInclusive<u32> = 64..=128;
 /// The same where a chunk goes up and down, and keeps its place in the window all the way.
 const CHUNKS_A_HOP_BOTH_WAYS: RangeInclusive<u32> = 40..=128;
 
-/// Chunks of a window that are to be under way at least, besides those that take their turns on links: with fewer the chunks are so
-/// long that filling the pipeline takes more than waiting.
+/// Chunks of a window that are to be under way at least, besides those that take their turns on
+/// links: with fewer the chunks are so long that filling the pipeline takes more than waiting.
 const COVERED_CHUNKS_MIN: u32 = 3;
 
-/// How fast a packing goes when it is under way, and how long its ways are: what the number of chunks follows from.
+/// How fast a packing goes when it is under way, and how long its ways are: what the number of
+/// chunks follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pace {
     /// Bytes of the whole in a second, rounded down.
@@ -43,21 +45,24 @@ pub struct Pace {
     pub latency_ns: u64,
     /// How long a byte is under way over the longest edge and a notice back, in nanoseconds.
     pub round_trip_ns: u64,
-    /// How long a chunk under way keeps its place in the window besides its turns on links, in nanoseconds: one round trip, but where
-    /// results come back the way that contributions went all of it.
+    /// How long a chunk under way keeps its place in the window besides its turns on links, in
+    /// nanoseconds: one round trip, but where results come back the way that contributions went all
+    /// of it.
     pub held_ns: u64,
-    /// How many turns it takes on links meanwhile: in each, a chunk of every tree goes over every link. About two at its receiver; where
-    /// it goes all the way up and down another one for four hops, as of what waits the oldest chunk goes first.
+    /// How many turns it takes on links meanwhile: in each, a chunk of every tree goes over every
+    /// link. About two at its receiver; where it goes all the way up and down another one for four
+    /// hops, as of what waits the oldest chunk goes first.
     pub held_turns: u32,
-    /// What a chunk of every tree costs a rank besides its bytes, in nanoseconds; 0 where that is nothing.
+    /// What a chunk of every tree costs a rank besides its bytes, in nanoseconds; 0 where that is
+    /// nothing.
     pub chunk_ns: u64,
     /// Chunks of a tree for each edge of the longest way, where they cost nothing.
     pub chunks_a_hop: u32,
     /// Chunks under way.
     pub window: u32,
-    /// By how many chunks a rank may be further with one tree than with another, besides those that latency takes
-    /// ([`Pace::lead_of`]). Each rank sees to it by itself, and none waits for ever: the least chunk that is incomplete anywhere may
-    /// be begun everywhere.
+    /// By how many chunks a rank may be further with one tree than with another, besides those that
+    /// latency takes ([`Pace::lead_of`]). Each rank sees to it by itself, and none waits for ever:
+    /// the least chunk that is incomplete anywhere may be begun everywhere.
     pub lead: u32,
 }
 
@@ -80,9 +85,9 @@ impl Pace {
         } else {
             (hops, round_trip_ns, 2, CHUNKS_A_HOP)
         };
-        // Besides its window a tree may lead by the hops that chunks of another one come later, twice for queues on the way, and by
-        // another window where trees are flat but some of their links slow. No more: who is further ahead takes turns on links
-        // from trees that are late.
+        // Besides its window a tree may lead by the hops that chunks of another one come later,
+        // twice for queues on the way, and by another window where trees are flat but some of their
+        // links slow. No more: who is further ahead takes turns on links from trees that are late.
         let lead = window + window.max(2 * far);
         let chunks_a_hop =
             (CHUNKS_A_HOP_OF_ALL / trees.len().max(1) as u32).clamp(*range.start(), *range.end());
@@ -100,15 +105,17 @@ impl Pace {
         })
     }
 
-    /// By how many chunks a rank may be further with one tree than with another, when so many bytes of the whole are cut into so
-    /// many chunks a tree: [`Pace::lead`], and those that pass a place while a byte is on the longest way.
+    /// By how many chunks a rank may be further with one tree than with another, when so many bytes
+    /// of the whole are cut into so many chunks a tree: [`Pace::lead`], and those that pass a place
+    /// while a byte is on the longest way.
     #[must_use]
     pub fn lead_of(&self, bytes: u64, chunks: u32) -> u32 {
         let under_way = self.latency_ns / self.round_ns(bytes, chunks);
         self.lead.saturating_add(u32::try_from(under_way).unwrap_or(u32::MAX))
     }
 
-    /// How long a chunk of every tree takes, when so many bytes of the whole are cut into so many; at least 1, in nanoseconds.
+    /// How long a chunk of every tree takes, when so many bytes of the whole are cut into so many;
+    /// at least 1, in nanoseconds.
     #[must_use]
     pub fn round_ns(&self, bytes: u64, chunks: u32) -> u64 {
         let bytes_in_s = u128::from(self.bytes_per_s.max(1)) * u128::from(chunks.max(1));
@@ -116,9 +123,10 @@ impl Pace {
         u64::try_from(nanos).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Into how many chunks a message of so many bytes of the whole is best cut: as many as make the way through the first
-    /// of them short beside the whole, but not so many that they cost more than they save (the square root of the formula
-    /// for pipelines), or that the window does not cover a round trip.
+    /// Into how many chunks a message of so many bytes of the whole is best cut: as many as make
+    /// the way through the first of them short beside the whole, but not so many that they cost
+    /// more than they save (the square root of the formula for pipelines), or that the window does
+    /// not cover a round trip.
     #[must_use]
     pub fn chunks(&self, bytes: u64) -> u64 {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.max(1));

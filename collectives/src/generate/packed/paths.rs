@@ -42,7 +42,8 @@ struct Stop {
 }
 
 impl Stop {
-    /// What it does: as the ranks of a chain in a broadcast do, but that what is on its way lies in scratch memory.
+    /// What it does: as the ranks of a chain in a broadcast do, but that what is on its way lies in
+    /// scratch memory.
     fn lane(&self, mut lane: Program<'_>, is_last_hop: bool) -> Option<Lane> {
         let own = if self.after.is_some() { PASSING } else { Part::Output };
         let mut held = Part::Input;

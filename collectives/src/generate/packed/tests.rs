@@ -143,7 +143,8 @@ fn schedules_of_random_packings_are_proved_and_do_their_collective_in_any_order_
     assert_eq!(proved, 5 * 7 * 2 * 2, "rank counts, collectives, draws, forms");
 }
 
-/// What each link carries in a chunk of every block, weighted, is what the trees of the packing carry over it.
+/// What each link carries in a chunk of every block, weighted, is what the trees of the packing
+/// carry over it.
 #[test]
 fn every_edge_carries_the_share_of_its_trees_and_nothing_else() {
     let mut random = Random::new(5);

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use super::Share;
 use crate::packing::{Rate, Tree};
 
-/// Gives every tree the weight of its block: proportional, exactly where 32 bits suffice, and then as small as can be;
-/// else rounded to what 32 bits hold. Returns by which part the slowest takes longer.
+/// Gives every tree the weight of its block: proportional, exactly where 32 bits suffice, and then
+/// as small as can be; else rounded to what 32 bits hold. Returns by which part the slowest takes
+/// longer.
 pub(super) fn weigh(shares: &mut [Share], trees: &[Tree]) -> Rate {
     let mut members: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (tree, share) in shares.iter().enumerate() {
@@ -27,7 +28,8 @@ pub(super) fn weigh(shares: &mut [Share], trees: &[Tree]) -> Rate {
     slowest
 }
 
-/// By which part the share of a rounded weight is larger than that of the weight, at most; to 2^-40, upwards.
+/// By which part the share of a rounded weight is larger than that of the weight, at most; to
+/// 2^-40, upwards.
 fn lost(weights: &[Rate], rounded: &[u32]) -> Rate {
     const STEPS: f64 = (1u64 << 40) as f64;
     let (sum, sum_rounded): (f64, f64) =

@@ -1,8 +1,9 @@
 //! Floats as rows of signed digits, which add without carries and without rounding.
 //!
-//! A [`Window`] is a range of binary places that holds all numbers of a block. A number in it is a row of digits of
-//! [`DIGIT_BITS`] bits, least significant first, all with the number's sign. A digit lies in an `i64`, so that as many rows
-//! as there can be ranks are added digit by digit before any of them overflows.
+//! A [`Window`] is a range of binary places that holds all numbers of a block. A number in it is a
+//! row of digits of [`DIGIT_BITS`] bits, least significant first, all with the number's sign. A
+//! digit lies in an `i64`, so that as many rows as there can be ranks are added digit by digit
+//! before any of them overflows.
 
 use crate::generate::RANKS_MAX;
 
@@ -58,7 +59,8 @@ impl Window {
         Self { low, digits: places.div_ceil(DIGIT_BITS) as usize }
     }
 
-    /// Stores the digits of a number within the window, digit `k` at `digits[k * stride]`. The others must be zero.
+    /// Stores the digits of a number within the window, digit `k` at `digits[k * stride]`. The
+    /// others must be zero.
     pub(super) fn store(self, number: Parts, digits: &mut [i64], stride: usize) {
         let place = (number.exponent - self.low) as u32;
         let (mut digit, mut rest) =
@@ -121,14 +123,16 @@ const _: () = assert!(SHORT_DIGITS as u32 * DIGIT_BITS + (63 - DIGIT_BITS) < 127
 #[derive(Clone, Debug)]
 struct Magnitude {
     negative: bool,
-    /// Least significant first. Three more than any row: one for carries, two below the window for a quotient's fraction.
+    /// Least significant first. Three more than any row: one for carries, two below the window for
+    /// a quotient's fraction.
     digits: [u64; DIGITS_MAX + 3],
     len: usize,
     /// Place of the first digit's lowest bit.
     low: i32,
 }
 
-/// Digits below the window that a quotient gets: more than any mantissa has, so that only whether there is more counts.
+/// Digits below the window that a quotient gets: more than any mantissa has, so that only whether
+/// there is more counts.
 const FRACTION_DIGITS: usize = 2;
 
 impl Magnitude {
@@ -173,13 +177,14 @@ impl Magnitude {
         rest != 0
     }
 
-    /// The 64 bits from the highest one on, the place of the lowest of them, and whether there is more below. `None` for
-    /// zero.
+    /// The 64 bits from the highest one on, the place of the lowest of them, and whether there is
+    /// more below. `None` for zero.
     fn leading(&self) -> Option<(u64, i32, bool)> {
         let highest = (0..self.len).rev().find(|&at| self.digits[at] != 0)?;
         let (mut bits, mut place) = (0u128, self.low + (highest as i32 + 1) * DIGIT_BITS as i32);
         let mut at = highest + 1;
-        // Three digits are 153 bits, of which the first has at least one: enough unless the bits run out.
+        // Three digits are 153 bits, of which the first has at least one: enough unless the bits
+        // run out.
         while at > 0 && bits >> 64 == 0 {
             at -= 1;
             bits = bits << DIGIT_BITS | u128::from(self.digits[at]);
@@ -251,7 +256,8 @@ mod tests {
             for divide_by in [1, 2, 3, 7, 4096, u32::MAX] {
                 let few = leading(short, sums.into_iter(), divide_by);
                 let many = leading(long, sums.into_iter().chain([0]), divide_by);
-                // A quotient may have its bits cut off at another place: both have all that a mantissa can hold.
+                // A quotient may have its bits cut off at another place: both have all that a
+                // mantissa can hold.
                 let cut = |leading: Option<Leading>| {
                     leading.map(|Leading { negative, bits, place, more }| {
                         let zeros = bits.leading_zeros();

@@ -1,16 +1,19 @@
 //! Sums without rounding, made of integer collectives.
 //!
-//! The elements are taken in blocks. One all-reduce (maximum) over a few integers a block finds the binary places that the
-//! block's numbers use on any rank; then each block is expanded into rows of digits ([`digits`]), these are
-//! all-reduced as `i64` sums, which no order can change, and every rank rounds the same exact sum once.
+//! The elements are taken in blocks. One all-reduce (maximum) over a few integers a block finds the
+//! binary places that the block's numbers use on any rank; then each block is expanded into rows of
+//! digits ([`digits`]), these are all-reduced as `i64` sums, which no order can change, and every
+//! rank rounds the same exact sum once.
 //!
-//! **Cost.** Numbers whose binary places span `s` bits (mantissas included) take `ceil(s / 51)` words of 8 bytes each, and
-//! one more where a block has infinities or NaN: for `f32` gradients within 2^78 of each other two words, four times the
-//! bytes; at most six words for any `f32`, 42 for any `f64`. To that come a small all-reduce a call, and expansion and
-//! rounding, which are what takes the time where memory is quick: [`Quick`] does it for up to two words, element by element
-//! but without taking numbers apart. Over shared memory, two ranks, one word each: 0.76 us for 2 elements and 3.1 to 3.4 ns an
-//! element for 16 Ki and 1 Mi (27 where every number is taken apart), where plain sums took 0.35 us and 0.12 to 0.15 ns
-//! (`pleach bench --reproducible exact`, and the table in docs/performance.md).
+//! **Cost.** Numbers whose binary places span `s` bits (mantissas included) take `ceil(s / 51)`
+//! words of 8 bytes each, and one more where a block has infinities or NaN: for `f32` gradients
+//! within 2^78 of each other two words, four times the bytes; at most six words for any `f32`, 42
+//! for any `f64`. To that come a small all-reduce a call, and expansion and rounding, which are
+//! what takes the time where memory is quick: [`Quick`] does it for up to two words, element by
+//! element but without taking numbers apart. Over shared memory, two ranks, one word each: 0.76 us
+//! for 2 elements and 3.1 to 3.4 ns an element for 16 Ki and 1 Mi (27 where every number is taken
+//! apart), where plain sums took 0.35 us and 0.12 to 0.15 ns (`pleach bench --reproducible exact`,
+//! and the table in docs/performance.md).
 
 mod digits;
 mod quick;
@@ -137,7 +140,8 @@ impl Exact {
         })
     }
 
-    /// Calls `store` with every element of the result; `read` gives this rank's, each before the result is stored there.
+    /// Calls `store` with every element of the result; `read` gives this rank's, each before the
+    /// result is stored there.
     fn run<T: Float, I: ExactSizeIterator<Item = T>>(
         &self,
         group: &Group,
@@ -179,7 +183,8 @@ impl Exact {
     }
 }
 
-/// The group with a tag that tells this call from others: the integer collectives of different calls may look the same.
+/// The group with a tag that tells this call from others: the integer collectives of different
+/// calls may look the same.
 fn marked(group: &Group, collective: Collective, data_type: DataType, op: ReduceOp, count: usize) -> Group {
     let kind = match collective {
         Collective::Reduce { root } => 2 + u64::from(root),
@@ -212,8 +217,8 @@ fn facts_of<T: Float>(block: impl Iterator<Item = T>) -> [i32; FACTS] {
     facts
 }
 
-/// The same of an `f32` and of what it holds, without branches, several at a time: the place of a bit is the exponent of the
-/// float that the bit is alone.
+/// The same of an `f32` and of what it holds, without branches, several at a time: the place of a
+/// bit is the exponent of the float that the bit is alone.
 fn facts_of_singles(block: impl Iterator<Item = f32>) -> [i32; FACTS] {
     let exponent = |integer: i32| ((integer as f32).to_bits() >> 23) as i32 - 127;
     block.fold([NO_PLACE, NO_PLACE, 0], |[top, bottom, special], number| {
@@ -228,7 +233,8 @@ fn facts_of_singles(block: impl Iterator<Item = f32>) -> [i32; FACTS] {
     })
 }
 
-/// How a block is expanded: digit by digit, all elements of one beside each other; then the counts, if there are any.
+/// How a block is expanded: digit by digit, all elements of one beside each other; then the counts,
+/// if there are any.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     window: Window,
@@ -411,7 +417,8 @@ mod tests {
             let whole = sum(&column, 1);
             prop_assert_eq!(whole, exact as f64);
             let average = sum(&column, divide_by);
-            // Correctly rounded: no neighbour is nearer. In units of 2^-20 of the divisor's, exactly.
+            // Correctly rounded: no neighbour is nearer. In units of 2^-20 of the divisor's,
+            // exactly.
             let error = |quotient: f64| {
                 let scaled = (quotient * 2f64.powi(20)) as i128 * i128::from(divide_by);
                 (scaled - (exact << 20)).abs()

@@ -1,18 +1,22 @@
 //! Sums of at most two digits: what most calls are made of, by the processor's own conversions.
 //!
-//! A number of a window is an integer times two to the power of `low`, so its digits are what two conversions to integers give,
-//! without rounding. A sum of such digits is an integer of at most 115 bits. Of a long one the leading [`KEPT_BITS`] are kept,
-//! the lowest of them set where anything below is: *rounding to odd*, after which rounding once more, to fewer bits, gives what
-//! rounding once would (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding
-//! to odd", IEEE Transactions on Computers 57(4), 2008). That last rounding is the conversion of an integer to a float.
+//! A number of a window is an integer times two to the power of `low`, so its digits are what two
+//! conversions to integers give, without rounding. A sum of such digits is an integer of at most
+//! 115 bits. Of a long one the leading [`KEPT_BITS`] are kept, the lowest of them set where
+//! anything below is: *rounding to odd*, after which rounding once more, to fewer bits, gives what
+//! rounding once would (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved
+//! algorithms using rounding to odd", IEEE Transactions on Computers 57(4), 2008). That last
+//! rounding is the conversion of an integer to a float.
 
 use super::digits::{DIGIT_BITS, Window};
 use super::rounding::{Float, power_of_two};
 
-/// Bits of a sum that are kept, more than twice those of any mantissa that is rounded to after a division.
+/// Bits of a sum that are kept, more than twice those of any mantissa that is rounded to after a
+/// division.
 const KEPT_BITS: u32 = 62;
 
-/// Windows that begin further from 1 are for others: scaled to integers, their numbers could leave the range of `f64`.
+/// Windows that begin further from 1 are for others: scaled to integers, their numbers could leave
+/// the range of `f64`.
 const LOW_MAX: i32 = 900;
 
 /// Most bits of a mantissa for which a quotient of 64 bits by a number of ranks is long enough.
@@ -34,8 +38,8 @@ pub(super) struct Quick {
 }
 
 impl Quick {
-    /// For sums of `T` that are divided by at least 1; `None` when the window is too long, or they have to go the long way for
-    /// another reason.
+    /// For sums of `T` that are divided by at least 1; `None` when the window is too long, or they
+    /// have to go the long way for another reason.
     pub(super) fn of<T: Float>(window: Window, divide_by: u32) -> Option<Self> {
         let halvings = divide_by.trailing_zeros();
         let odd = divide_by >> halvings;
@@ -106,8 +110,8 @@ impl Quick {
     }
 }
 
-/// The integer nearest to a number of at most [`DIGIT_BITS`] bits. Added to a number whose lowest bit is worth one, of which it
-/// changes no other bits than those of the mantissa.
+/// The integer nearest to a number of at most [`DIGIT_BITS`] bits. Added to a number whose lowest
+/// bit is worth one, of which it changes no other bits than those of the mantissa.
 #[inline]
 fn nearest_integer(number: f64) -> i64 {
     const ONES: f64 = (3u64 << 51) as f64;

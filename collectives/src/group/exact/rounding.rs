@@ -1,4 +1,5 @@
-//! Floats as the exact sum takes them in and gives them out: every value of all six is an `f64`, and a result is rounded once.
+//! Floats as the exact sum takes them in and gives them out: every value of all six is an `f64`,
+//! and a result is rounded once.
 
 use half::{bf16, f16};
 
@@ -14,11 +15,12 @@ pub(super) trait Float: Element {
 
     fn value(self) -> f64;
 
-    /// Of a value that has no more bits than the type; what is too large becomes what the type makes of it.
+    /// Of a value that has no more bits than the type; what is too large becomes what the type
+    /// makes of it.
     fn from_value(value: f64) -> Self;
 
-    /// The number nearest to `integer` times two to the power of `place`, within the normal numbers of `f64`; ties go to
-    /// even. An integer of no value is a positive zero.
+    /// The number nearest to `integer` times two to the power of `place`, within the normal numbers
+    /// of `f64`; ties go to even. An integer of no value is a positive zero.
     #[inline]
     fn of_integer(integer: i64, place: i32) -> Self {
         match integer {
@@ -34,7 +36,8 @@ macro_rules! of_integer {
         #[inline]
         fn of_integer(integer: i64, place: i32) -> Self {
             let number = (integer as Self) as f64 * power_of_two(place);
-            // Among the subnormal numbers it would have been rounded at a place that they do not have, unless it has no bits there.
+            // Among the subnormal numbers it would have been rounded at a place that they do not
+            // have, unless it has no bits there.
             if place >= Self::LOWEST || number.abs() >= f64::from(Self::MIN_POSITIVE) || integer == 0 {
                 number as Self
             } else {
@@ -78,8 +81,8 @@ float!(
     F8E5M2, 3, -16, |number| number.to_f32().into(), |value| F8E5M2::from_f32(value as f32);
 );
 
-/// The number nearest to `bits` times two to the power of `place`, plus a little where there is `more`; ties go to even.
-/// `bits` has 64 of them, or else there is no more.
+/// The number nearest to `bits` times two to the power of `place`, plus a little where there is
+/// `more`; ties go to even. `bits` has 64 of them, or else there is no more.
 pub(super) fn nearest<T: Float>(negative: bool, bits: u64, place: i32, more: bool) -> T {
     let length = (u64::BITS - bits.leading_zeros()) as i32;
     let lowest = (place + length - T::PRECISION).max(T::LOWEST);
@@ -103,7 +106,8 @@ pub(super) fn nearest<T: Float>(negative: bool, bits: u64, place: i32, more: boo
 
 /// `bits` times two to the power of `place`, where that is an `f64` or too large for one.
 fn scaled(bits: u64, place: i32) -> f64 {
-    // The exponent may be out of range where the product is not. The first factor leaves it a normal number.
+    // The exponent may be out of range where the product is not. The first factor leaves it a
+    // normal number.
     let first = place.clamp(-1000, 960);
     bits as f64 * power_of_two(first) * power_of_two((place - first).clamp(-1000, 1000))
 }

@@ -1,4 +1,5 @@
-//! The shortest tree that leads from a root to everybody, by contraction of circles (Chu and Liu 1965, Edmonds 1967).
+//! The shortest tree that leads from a root to everybody, by contraction of circles (Chu and Liu
+//! 1965, Edmonds 1967).
 
 /// An arc of a network whose lengths stand elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +8,8 @@ pub(super) struct Arc {
     pub(super) to: usize,
 }
 
-/// Which arcs are the shortest tree from `root` to all nodes; none where there is no tree. Of equally long arcs the first is taken.
+/// Which arcs are the shortest tree from `root` to all nodes; none where there is no tree. Of
+/// equally long arcs the first is taken.
 ///
 /// O(nodes · arcs).
 pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64]) -> Option<Vec<usize>> {
@@ -25,7 +27,8 @@ pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64])
     if circles == 0 {
         return Some(incoming.into_iter().flatten().collect());
     }
-    // Circles become nodes; what enters one is as much longer as it saves less than the arc that it replaces.
+    // Circles become nodes; what enters one is as much longer as it saves less than the arc that it
+    // replaces.
     let mut place = vec![0; nodes];
     let mut count = circles;
     for node in 0..nodes {

@@ -1,12 +1,13 @@
 //! Few trees instead of many thin ones (Blink, MLSys 2020, section 3.2.1).
 //!
-//! Of the candidates that the weights found, an integer program chooses those that go at the rate of one link each, as many as fit. Where that
-//! is more than a threshold below what the weights had reached, more and more of them (1, 2, 4 and so on, the heaviest first: the
-//! paper does not say which) may carry any share, until it is not. When all may, it is a linear program; and should even that fail, the weights stay as
-//! they were.
+//! Of the candidates that the weights found, an integer program chooses those that go at the rate
+//! of one link each, as many as fit. Where that is more than a threshold below what the weights had
+//! reached, more and more of them (1, 2, 4 and so on, the heaviest first: the paper does not say
+//! which) may carry any share, until it is not. When all may, it is a linear program; and should
+//! even that fail, the weights stay as they were.
 //!
-//! **Invariant:** what comes out fits exactly: the solver's numbers are made rationals with one small denominator, and divided by the
-//! largest overload that is left.
+//! **Invariant:** what comes out fits exactly: the solver's numbers are made rationals with one
+//! small denominator, and divided by the largest overload that is left.
 
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use good_lp::{Expression, ProblemVariables, Solution as _, SolverModel as _, Wit
 use super::weights::{Candidate, Network};
 use crate::packing::Rate;
 
-/// How many candidates the program may choose from: those with the largest weights. Beyond that the solver takes minutes.
+/// How many candidates the program may choose from: those with the largest weights. Beyond that the
+/// solver takes minutes.
 const CANDIDATES_MAX: usize = 96;
 
 /// Denominators that are tried before weights are rounded down.
@@ -28,7 +30,8 @@ const DENOMINATOR_FINE: i128 = 1 << 20;
 /// By how much a solver's number may miss the rational that it stands for.
 const MISS: f64 = 1e-6;
 
-/// Each candidate's weight, zero for most, in the unit of capacities. `capacities` are those of the network, exactly.
+/// Each candidate's weight, zero for most, in the unit of capacities. `capacities` are those of the
+/// network, exactly.
 pub(super) fn few(
     network: &Network,
     capacities: &[Rate],

@@ -1,12 +1,15 @@
 //! Two classes of links at once, where use of the second has a price at the begin.
 //!
-//! Data go over the fast links and over the slow ones in two sets of trees that share nothing. Before the slow ones can be used
-//! something has to be set up (on GPUs: peer access is disabled, so that copies go over PCIe), which takes a time that is
-//! measured in the first calls. Both are to end at once (Blink, MLSys 2020, appendix A.3):
+//! Data go over the fast links and over the slow ones in two sets of trees that share nothing.
+//! Before the slow ones can be used something has to be set up (on GPUs: peer access is disabled,
+//! so that copies go over PCIe), which takes a time that is measured in the first calls. Both are
+//! to end at once (Blink, MLSys 2020, appendix A.3):
 //!
-//! `D_slow / B_slow + T = D_fast / B_fast`, hence `D_slow = D·B_slow/(B_slow + B_fast) - T·B_slow·B_fast/(B_slow + B_fast)`.
+//! `D_slow / B_slow + T = D_fast / B_fast`, hence
+//! `D_slow = D·B_slow/(B_slow + B_fast) - T·B_slow·B_fast/(B_slow + B_fast)`.
 //!
-//! Below `D = T·B_fast` that is negative: the fast links are through before the slow ones have begun, and get everything.
+//! Below `D = T·B_fast` that is negative: the fast links are through before the slow ones have
+//! begun, and get everything.
 
 /// What is known of both classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +34,8 @@ pub struct Split {
 const NS_PER_S: u128 = 1_000_000_000;
 
 impl Classes {
-    /// The split of so many bytes by which both classes end at once, or all over the fast ones. Exact but for one byte.
+    /// The split of so many bytes by which both classes end at once, or all over the fast ones.
+    /// Exact but for one byte.
     #[must_use]
     pub fn split(&self, bytes: u64) -> Split {
         let (fast, slow) = (u128::from(self.fast_bytes_per_s), u128::from(self.slow_bytes_per_s));

@@ -13,8 +13,8 @@ use crate::topology::{NodeId, Topology};
 
 /// The trees of a topology without switches, and their weights in bytes a second.
 ///
-/// Broadcast uses each direction of a link by itself; every other collective here goes up and down the same tree,
-/// which uses both.
+/// Broadcast uses each direction of a link by itself; every other collective here goes up and down
+/// the same tree, which uses both.
 pub(super) fn shapes(
     topology: &Topology,
     collective: Collective,

@@ -1,12 +1,14 @@
 //! Trees where ranks are joined by switches: one hop inside a server, three phases across servers.
 //!
-//! Around a switch each of m ranks is the root of a tree that leads to all others directly, for its m-th of the data (Blink, MLSys
-//! 2020, section 3.4). Across servers the data are cut into partitions, each of which has a root in every server: it is reduced
-//! inside each server to that root, reduced and broadcast in one hop among these roots, and broadcast inside each server (appendix A.2). As
-//! a tree over all ranks that is: the trees of all servers, and a star among their roots; each root is the middle of one star.
+//! Around a switch each of m ranks is the root of a tree that leads to all others directly, for its
+//! m-th of the data (Blink, MLSys 2020, section 3.4). Across servers the data are cut into
+//! partitions, each of which has a root in every server: it is reduced inside each server to that
+//! root, reduced and broadcast in one hop among these roots, and broadcast inside each server
+//! (appendix A.2). As a tree over all ranks that is: the trees of all servers, and a star among
+//! their roots; each root is the middle of one star.
 //!
-//! What a server is is found in the graph: what stays together over links that are faster than the slowest ones
-//! which, taken away, leave parts of two ranks or more each.
+//! What a server is is found in the graph: what stays together over links that are faster than the
+//! slowest ones which, taken away, leave parts of two ranks or more each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -92,7 +94,8 @@ fn three_phases(
         .iter()
         .map(|ranks| inside(topology, ranks, servers, options))
         .collect::<Result<_, _>>()?;
-    // As many partitions as trees, and so many that every rank that has a link to other servers is a root.
+    // As many partitions as trees, and so many that every rank that has a link to other servers is
+    // a root.
     let partitions = inside.iter().map(Vec::len).chain(servers.ranks.iter().map(Vec::len)).max().unwrap_or(0);
     let mut shapes = Vec::with_capacity(partitions * servers.ranks.len());
     for partition in 0..partitions {

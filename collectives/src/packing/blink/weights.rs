@@ -1,12 +1,15 @@
-//! Nearly optimal weights by many small steps (Garg and Könemann 1998; Blink, MLSys 2020, section 3.2).
+//! Nearly optimal weights by many small steps (Garg and Könemann 1998; Blink, MLSys 2020,
+//! section 3.2).
 //!
-//! Every resource (a link, or both directions of one) has a length. Again and again the shortest tree is taken, its weight grows by its
-//! scarcest capacity, and what it uses grows longer, so that the next tree goes elsewhere. In the end all weights are divided
-//! by the largest overload. The result is at least 1 - O(ε) of the optimum.
+//! Every resource (a link, or both directions of one) has a length. Again and again the shortest
+//! tree is taken, its weight grows by its scarcest capacity, and what it uses grows longer, so that
+//! the next tree goes elsewhere. In the end all weights are divided by the largest overload. The
+//! result is at least 1 - O(ε) of the optimum.
 //!
-//! The textbook starts with lengths of `(1+ε)((1+ε)m)^(-1/ε)/c`, 10⁻³³ for small ε, which is where floating point breaks.
-//! Only ratios of lengths choose a tree, so here they start at 1/c, are divided by the largest when that gets large, and the
-//! factor to the textbook's is kept as a logarithm.
+//! The textbook starts with lengths of `(1+ε)((1+ε)m)^(-1/ε)/c`, 10⁻³³ for small ε, which is where
+//! floating point breaks. Only ratios of lengths choose a tree, so here they start at 1/c, are
+//! divided by the largest when that gets large, and the factor to the textbook's is kept as a
+//! logarithm.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +18,8 @@ use super::arborescence::{Arc, shortest};
 /// When lengths are divided by the largest.
 const LENGTH_MAX: f64 = 1e100;
 
-/// How many tree edges are looked at in all before the weights have to be good enough: about a second.
+/// How many tree edges are looked at in all before the weights have to be good enough: about a
+/// second.
 const WORK_MAX: u64 = 400_000_000;
 
 /// Ranks, arcs and what arcs use.
@@ -30,7 +34,8 @@ pub(super) struct Network {
     pub(super) capacities: Vec<f64>,
 }
 
-/// A tree as the resources that it uses, each once, in order; and the arcs by which it was found first.
+/// A tree as the resources that it uses, each once, in order; and the arcs by which it was found
+/// first.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Candidate {
     pub(super) resources: Vec<usize>,
@@ -38,7 +43,8 @@ pub(super) struct Candidate {
     pub(super) weight: f64,
 }
 
-/// Trees and their weights, which no capacity is less than; the heaviest first. Empty where no tree spans.
+/// Trees and their weights, which no capacity is less than; the heaviest first. Empty where no tree
+/// spans.
 pub(super) fn multiplicative(network: &Network, epsilon: f64) -> Vec<Candidate> {
     let resources = network.capacities.len();
     let mut lengths: Vec<f64> = network.capacities.iter().map(|capacity| capacity.recip()).collect();

@@ -1,4 +1,5 @@
-//! What a certificate says, evaluated. The formulas are those of the table in the module of packings.
+//! What a certificate says, evaluated. The formulas are those of the table in the module of
+//! packings.
 
 use num_rational::Ratio;
 

@@ -56,8 +56,9 @@ pub enum Flaw {
         /// Which rank.
         rank: Rank,
     },
-    /// An edge that is not joined to the root by those that the order puts between: a piece apart, the wrong
-    /// direction, or the wrong order. Of a path: an edge that does not go on where the other one ended.
+    /// An edge that is not joined to the root by those that the order puts between: a piece apart,
+    /// the wrong direction, or the wrong order. Of a path: an edge that does not go on where the
+    /// other one ended.
     #[error("edge {edge} of tree {tree} hangs on rank {rank}, which is not joined to the root yet")]
     Detached {
         /// Which tree.

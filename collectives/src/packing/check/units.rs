@@ -7,7 +7,8 @@ use num_rational::Ratio;
 use super::Flaw;
 use crate::packing::{Packing, Rate};
 
-/// What the common denominator may be at most: beside it every capacity, and sums of many, fit in 127 bits.
+/// What the common denominator may be at most: beside it every capacity, and sums of many, fit in
+/// 127 bits.
 const DENOMINATOR_MAX: i128 = 1 << 60;
 
 /// The common denominator of all weights of a packing.

@@ -1,9 +1,11 @@
 //! Sets of nodes into which little leads, and how often trees have entered them.
 //!
-//! Every tree of a root enters every set without the root at least once. Where the bandwidth into a set is little more than the
-//! bound, trees that enter it several times leave too little for those that come later, though no link of it is full yet: a server
-//! that all other servers reach over few NICs is such a set, and so is all that is outside the root's server. They are found
-//! by a flow to every rank, whose minimum cuts on the side of the rank and on the side of the root are two of them.
+//! Every tree of a root enters every set without the root at least once. Where the bandwidth into a
+//! set is little more than the bound, trees that enter it several times leave too little for those
+//! that come later, though no link of it is full yet: a server that all other servers reach over
+//! few NICs is such a set, and so is all that is outside the root's server. They are found by a
+//! flow to every rank, whose minimum cuts on the side of the rank and on the side of the root are
+//! two of them.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +33,8 @@ struct Narrow {
 }
 
 impl Narrows {
-    /// Those around all ranks but the root that hold several ranks; a single one is entered once by every tree as it is.
+    /// Those around all ranks but the root that hold several ranks; a single one is entered once by
+    /// every tree as it is.
     pub(super) fn around(topology: &Topology, root: Rank) -> Self {
         let links = topology.links();
         let mut network = Network::new(topology.nodes().len());
@@ -72,8 +75,9 @@ impl Narrows {
         }
     }
 
-    /// How many times more entries than its share so far some set would have that a link leads into, at least 1; `per_byte` is how many
-    /// entries a byte a second of what leads into a set is worth so far.
+    /// How many times more entries than its share so far some set would have that a link leads
+    /// into, at least 1; `per_byte` is how many entries a byte a second of what leads into a set is
+    /// worth so far.
     pub(super) fn excess(&self, link: usize, per_byte: f64) -> f64 {
         let excess = |&set: &u32| {
             let Narrow { carries, entries } = self.sets[set as usize];

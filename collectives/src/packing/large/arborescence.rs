@@ -1,8 +1,10 @@
-//! The cheapest tree that reaches all ranks: from a root along edges with costs for each direction, or without a root.
+//! The cheapest tree that reaches all ranks: from a root along edges with costs for each direction,
+//! or without a root.
 //!
-//! From a root it is Edmonds' way (1967) along one path of components: each takes the cheapest edge into it; what closes a
-//! circle becomes one component, in which an edge costs as much more than the one taken; what reaches the root is done. On
-//! a full matrix that is O(ranks²) in all. Without directions it is Prim's way.
+//! From a root it is Edmonds' way (1967) along one path of components: each takes the cheapest edge
+//! into it; what closes a circle becomes one component, in which an edge costs as much more than
+//! the one taken; what reaches the root is done. On a full matrix that is O(ranks²) in all. Without
+//! directions it is Prim's way.
 
 /// What it costs to go from one to another, for all pairs; infinite where there is no way.
 #[derive(Clone, Debug)]
@@ -71,7 +73,8 @@ pub(super) fn cheapest_from(root: usize, costs: Costs) -> Branching {
     Branching::new(root, &growing.taken_apart(root))
 }
 
-/// The cheapest tree of all that use edges both ways; costs are the same both ways. Begins at `root`.
+/// The cheapest tree of all that use edges both ways; costs are the same both ways. Begins at
+/// `root`.
 pub(super) fn cheapest_both_ways(root: usize, costs: &Costs) -> Branching {
     let mut before = vec![root; costs.ranks];
     let mut left: Vec<usize> = (0..costs.ranks).filter(|&rank| rank != root).collect();
@@ -92,7 +95,8 @@ pub(super) fn cheapest_both_ways(root: usize, costs: &Costs) -> Branching {
     Branching::new(root, &before)
 }
 
-/// The cheapest tree in which every rank hangs below one that is fewer steps from the root. Every rank is some steps away.
+/// The cheapest tree in which every rank hangs below one that is fewer steps from the root. Every
+/// rank is some steps away.
 pub(super) fn cheapest_of_shallowest(root: usize, costs: &Costs, steps: &[u32]) -> Branching {
     let nearer = |to: usize| (0..costs.ranks).filter(move |&from| steps[from] < steps[to]);
     let cheapest =
@@ -225,8 +229,8 @@ impl Growing {
         merged
     }
 
-    /// Which edge every rank keeps: an edge into a component replaces the one that was taken into the rank where it
-    /// ends, and into all components around that rank inside.
+    /// Which edge every rank keeps: an edge into a component replaces the one that was taken into
+    /// the rank where it ends, and into all components around that rank inside.
     fn taken_apart(&self, root: usize) -> Vec<usize> {
         let mut before = vec![root; self.costs.ranks];
         let mut left: Vec<usize> =

@@ -1,7 +1,8 @@
 //! Less deep trees with no more load.
 //!
-//! Ranks are hung nearer to the root, one at a time, as long as orbits of links carry it; where one would carry too much, another
-//! rank, of this tree or of another one, is hung elsewhere at no greater depth so that it does not.
+//! Ranks are hung nearer to the root, one at a time, as long as orbits of links carry it; where one
+//! would carry too much, another rank, of this tree or of another one, is hung elsewhere at no
+//! greater depth so that it does not.
 
 use std::collections::BTreeMap;
 
@@ -99,7 +100,8 @@ impl Lifting<'_, '_> {
         lifted
     }
 
-    /// Hangs one rank nearer to the root and another one elsewhere; says whether there was such a pair.
+    /// Hangs one rank nearer to the root and another one elsewhere; says whether there was such a
+    /// pair.
     fn lift_one_for_another(&mut self) -> bool {
         let mut alike: BTreeMap<Difference, Vec<Change>> = BTreeMap::new();
         for tree in 0..self.trees.len() {

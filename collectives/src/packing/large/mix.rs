@@ -1,10 +1,12 @@
 //! How trees are mixed so that no orbit of links carries more than it can.
 //!
-//! The rate is known beforehand: that of the cut. A tree's load of an orbit is given as part of what the orbit can carry at
-//! that rate if the tree had all of its root's data; weights are to be found, of sum 1 for each orbit of roots, so that all loads
-//! together are at most 1. That is a linear program with few rows and very many columns, of which the cheapest at the present prices is
-//! asked for one at a time (Dantzig and Wolfe 1960; Gilmore and Gomory 1961). It is solved in floating point: which trees are used is all
-//! that is taken from it, and their weights are computed again exactly.
+//! The rate is known beforehand: that of the cut. A tree's load of an orbit is given as part of
+//! what the orbit can carry at that rate if the tree had all of its root's data; weights are to be
+//! found, of sum 1 for each orbit of roots, so that all loads together are at most 1. That is a
+//! linear program with few rows and very many columns, of which the cheapest at the present prices
+//! is asked for one at a time (Dantzig and Wolfe 1960; Gilmore and Gomory 1961). It is solved in
+//! floating point: which trees are used is all that is taken from it, and their weights are
+//! computed again exactly.
 
 use std::collections::BTreeSet;
 
@@ -55,8 +57,9 @@ struct Program {
     pivots: u32,
 }
 
-/// Mixes trees. `carries` is how many uses each orbit of links can carry at the aimed-for rate; `cheapest` gives the cheapest
-/// tree of an orbit of roots at given prices. Stops as soon as loads are at most 1, or nothing gets better.
+/// Mixes trees. `carries` is how many uses each orbit of links can carry at the aimed-for rate;
+/// `cheapest` gives the cheapest tree of an orbit of roots at given prices. Stops as soon as loads
+/// are at most 1, or nothing gets better.
 pub(super) fn mixed(
     carries: &[f64],
     groups: usize,
@@ -97,7 +100,8 @@ pub(super) fn mixed(
     program.mixed()
 }
 
-/// Trees to begin with: at no prices, and at prices that rise with what the trees so far load (multiplicative weights).
+/// Trees to begin with: at no prices, and at prices that rise with what the trees so far load
+/// (multiplicative weights).
 fn gathered(
     rows: usize,
     groups: usize,

@@ -1,19 +1,22 @@
 //! Trees for topologies of which large parts look the same.
 //!
-//! A [group of automorphisms](super::symmetry) carries the trees of one rank to all others and loads the links of an orbit evenly. So
-//! it is enough to find the trees of one rank of each orbit, such that for every orbit of links
+//! A [group of automorphisms](super::symmetry) carries the trees of one rank to all others and
+//! loads the links of an orbit evenly. So it is enough to find the trees of one rank of each orbit,
+//! such that for every orbit of links
 //!
 //! `Σ weight · uses of the orbit ≤ bandwidth of the orbit / elements of the group`,
 //!
-//! and nothing is lost by that: of any packing the average over the group is such a packing. The [rate](best) comes
-//! from cuts, with one maximum flow for each orbit of ranks and one more for each cut found; the trees from a linear program with one row
-//! for each orbit of links ([`mix`]), whose columns are cheapest trees ([`ways`]). There are no more trees a root than there are
+//! and nothing is lost by that: of any packing the average over the group is such a packing. The
+//! [rate](best) comes from cuts, with one maximum flow for each orbit of ranks and one more for
+//! each cut found; the trees from a linear program with one row for each orbit of links ([`mix`]),
+//! whose columns are cheapest trees ([`ways`]). There are no more trees a root than there are
 //! orbits of links and of ranks.
 //!
-//! All-reduce is the same with trees that are used both ways, of which only the sum of all weights counts.
+//! All-reduce is the same with trees that are used both ways, of which only the sum of all weights
+//! counts.
 //!
-//! **Invariant:** weights and loads are exact. What floating point is used for is which trees to take; where their exact weights
-//! do not reach the bound, the rate says so.
+//! **Invariant:** weights and loads are exact. What floating point is used for is which trees to
+//! take; where their exact weights do not reach the bound, the rate says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,8 +65,8 @@ pub const SYMMETRIC_RANKS_MAX: u32 = 2_048;
 /// Most orbits of links: the linear program keeps a square matrix of them.
 const LINK_ORBITS_MAX: usize = 1_024;
 
-/// All-gather or reduce-scatter on a topology with automorphisms. None where there are none that move every rank, or too few for
-/// so many ranks or links.
+/// All-gather or reduce-scatter on a topology with automorphisms. None where there are none that
+/// move every rank, or too few for so many ranks or links.
 #[must_use]
 pub fn pack_all(topology: &Topology, collective: Collective, trees_per_root: Option<u32>) -> Option<Packing> {
     let is_towards = collective == Collective::ReduceScatter;
@@ -91,8 +94,8 @@ pub fn pack_all(topology: &Topology, collective: Collective, trees_per_root: Opt
     Some(packing)
 }
 
-/// All-reduce on a topology with automorphisms, whose links carry as much both ways, up to a bound. None where there are
-/// none that move every rank, or too few for so many ranks or links.
+/// All-reduce on a topology with automorphisms, whose links carry as much both ways, up to a bound.
+/// None where there are none that move every rank, or too few for so many ranks or links.
 #[must_use]
 pub fn pack_all_reduce(
     topology: &Topology,
@@ -131,8 +134,9 @@ pub(super) struct Best {
     pub(super) cut: Vec<bool>,
 }
 
-/// The largest rate at which all ranks can send to all others at once, by Newton's steps on violated cuts: one flow for each
-/// orbit of ranks, one more for each cut found. There are at least two ranks.
+/// The largest rate at which all ranks can send to all others at once, by Newton's steps on
+/// violated cuts: one flow for each orbit of ranks, one more for each cut found. There are at least
+/// two ranks.
 pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
     let ranks = i128::from(topology.ranks());
     let source = topology.nodes().len();
@@ -260,7 +264,8 @@ impl Mixing<'_> {
         Mixture { trees, per_root, is_shallow }
     }
 
-    /// A tree where an element of the group carries it. Several columns differ in the ways of its edges only.
+    /// A tree where an element of the group carries it. Several columns differ in the ways of its
+    /// edges only.
     fn carried(&self, columns: &[(Column, Rate)], element: usize, part: Rate, per_root: Rate) -> Tree {
         let images = &self.group.elements()[element];
         let carried = |rank: Rank| {
@@ -289,7 +294,8 @@ impl Mixing<'_> {
 /// A tree's edges, and the columns that have them.
 type Together = BTreeMap<(usize, Vec<(Rank, Rank)>), Vec<(Column, Rate)>>;
 
-/// Columns with the same edges, which are one tree whatever ways its edges go, and their weight together.
+/// Columns with the same edges, which are one tree whatever ways its edges go, and their weight
+/// together.
 fn together(columns: Vec<(Column, Rate)>) -> Vec<(Vec<(Column, Rate)>, Rate)> {
     let mut together = Together::new();
     for (column, part) in columns.into_iter().filter(|(_, part)| *part.numer() != 0) {

@@ -121,7 +121,8 @@ fn trees_are_as_shallow_as_the_bound_allows_where_ranks_look_the_same() {
     }
 }
 
-/// Links from each rank to those so far from it round a circle, with any bandwidths; at times two orbits of ranks and a switch.
+/// Links from each rank to those so far from it round a circle, with any bandwidths; at times two
+/// orbits of ranks and a switch.
 fn random_circle(random: &mut Random) -> Option<Topology> {
     let (ranks, orbits) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);
     let mut builder = Topology::builder();

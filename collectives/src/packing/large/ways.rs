@@ -1,8 +1,9 @@
 //! What trees cost when only orbits of links have prices, and which tree is the cheapest.
 //!
-//! Prices are the same for all links of an orbit, so the cheapest ways from one rank of an orbit are, carried along, those
-//! of all its ranks. Ways lead through switches only. Among equals those over fewer links are taken, and
-//! of trees those whose edges begin nearer to the root: both by a surcharge that is small beside any price that matters.
+//! Prices are the same for all links of an orbit, so the cheapest ways from one rank of an orbit
+//! are, carried along, those of all its ranks. Ways lead through switches only. Among equals those
+//! over fewer links are taken, and of trees those whose edges begin nearer to the root: both by a
+//! surcharge that is small beside any price that matters.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,8 +24,8 @@ const STEP_SURCHARGE: f64 = 1e-8;
 pub(super) enum Depth {
     /// Every rank is as few edges from the root as there can be.
     Least,
-    /// Whatever costs least, when each edge costs so much more for each step that its beginning is from the root, in parts of
-    /// what an edge costs on the average.
+    /// Whatever costs least, when each edge costs so much more for each step that its beginning is
+    /// from the root, in parts of what an edge costs on the average.
     Surcharged(f64),
 }
 
@@ -102,7 +103,8 @@ impl<'t> Ways<'t> {
         self.shortest_way(from, to).is_some()
     }
 
-    /// The orbits of links that the shortest way from a rank to another uses, once for each use; none where there is no way.
+    /// The orbits of links that the shortest way from a rank to another uses, once for each use;
+    /// none where there is no way.
     pub(super) fn shortest_uses(&self, from: Rank, to: Rank) -> Option<Vec<usize>> {
         let (way, _) = self.shortest_way(from, to)?;
         Some(way.links.iter().flat_map(|&link| self.uses(link)).collect())

@@ -11,15 +11,16 @@ const FULL: f64 = 1.0 - 1e-6;
 /// Denominator of weights where exact ones were not found.
 const COARSE: u32 = 1 << 16;
 
-/// Weights of the columns, as parts of their root's data, such that no orbit is loaded above what it carries, divided by the
-/// `load` beside them: 1 where the rate aimed for is reached.
+/// Weights of the columns, as parts of their root's data, such that no orbit is loaded above what
+/// it carries, divided by the `load` beside them: 1 where the rate aimed for is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Weights {
     pub(super) parts: Vec<Rate>,
     pub(super) load: Rate,
 }
 
-/// Most that the common denominator of exact weights may be: times a bandwidth it fits in 127 bits by far.
+/// Most that the common denominator of exact weights may be: times a bandwidth it fits in 127 bits
+/// by far.
 const DENOMINATOR_MAX: i128 = 1 << 56;
 
 /// Up to which common denominator weights are as good as equal ones.
@@ -46,7 +47,8 @@ impl Weights {
     }
 }
 
-/// The weights that fill what floating point found full, if they are right for the rest as well; else those found, rounded.
+/// The weights that fill what floating point found full, if they are right for the rest as well;
+/// else those found, rounded.
 pub(super) fn weighed(mixed: &Mixed, carries: &[Rate], groups: usize) -> Weights {
     let exact =
         solved(mixed, carries, groups).map(|parts| Weights { load: load(mixed, carries, &parts), parts });
@@ -91,8 +93,8 @@ fn load(mixed: &Mixed, carries: &[Rate], parts: &[Rate]) -> Rate {
     (0..carries.len()).map(of_orbit).max().unwrap_or_default()
 }
 
-/// Solves for full orbits and for weights that sum to 1; none where there is not one solution, or it is not one of weights, or its
-/// numbers grow too large.
+/// Solves for full orbits and for weights that sum to 1; none where there is not one solution, or
+/// it is not one of weights, or its numbers grow too large.
 fn solved(mixed: &Mixed, carries: &[Rate], groups: usize) -> Option<Vec<Rate>> {
     let unknowns = mixed.columns.len();
     let mut rows: Vec<Vec<Rate>> = Vec::new();

@@ -1,7 +1,8 @@
 //! Trees of equal weight: as many as are asked for, or so few that carry as much as any mix.
 //!
-//! From a mix rounded to whole trees, ranks of a tree are hung below others, one at a time, so that orbits of links that are
-//! used too often are used less. Nothing says that this finds what there is; what it finds is counted.
+//! From a mix rounded to whole trees, ranks of a tree are hung below others, one at a time, so that
+//! orbits of links that are used too often are used less. Nothing says that this finds what there
+//! is; what it finds is counted.
 
 use super::hung::Hung;
 use super::mix::Mixed;
@@ -25,7 +26,8 @@ pub(super) struct Whole {
     pub(super) load: Rate,
 }
 
-/// What every orbit of links carries for each tree of a root, and for which orbits of roots trees are made.
+/// What every orbit of links carries for each tree of a root, and for which orbits of roots trees
+/// are made.
 pub(super) struct Room<'w, 't> {
     pub(super) ways: &'w Ways<'t>,
     pub(super) carries: &'w [Rate],
@@ -109,8 +111,8 @@ impl Room<'_, '_> {
         trees
     }
 
-    /// Of an orbit that is used too often, the use that is best given up, and what for. Which orbit depends on the turn, and so does which
-    /// of equally good changes is taken.
+    /// Of an orbit that is used too often, the use that is best given up, and what for. Which orbit
+    /// depends on the turn, and so does which of equally good changes is taken.
     fn best_change(
         &self,
         trees: &[Hung],

@@ -1,7 +1,7 @@
 //! Guessing whole trees, and how much of each can be taken: see the module above.
 //!
-//! A [`Peeler`] holds what is left. It guesses a tree of short ways, asks by flows how much of it the rest can spare, remembers the
-//! sets that said no, and takes the best of a few guesses.
+//! A [`Peeler`] holds what is left. It guesses a tree of short ways, asks by flows how much of it
+//! the rest can spare, remembers the sets that said no, and takes the best of a few guesses.
 //!
 //! **Invariant:** what is left can be packed.
 
@@ -75,7 +75,8 @@ struct Guess {
 /// A node to which a way leads; the best is the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Next {
-    /// Whether nothing more can be passed on from there: such ranks are taken last, lest a tree ends before it has reached all.
+    /// Whether nothing more can be passed on from there: such ranks are taken last, lest a tree
+    /// ends before it has reached all.
     is_end: bool,
     /// When it is reached.
     time: u64,
@@ -134,8 +135,9 @@ impl<'a> Peeler<'a> {
         self.lacking().is_empty()
     }
 
-    /// The smallest sets into which not enough leads, and the largest with the same lack, whose outside is the smallest set that not enough
-    /// leaves; and how much they lack. Ranks that lack something are asked first the next time.
+    /// The smallest sets into which not enough leads, and the largest with the same lack, whose
+    /// outside is the smallest set that not enough leaves; and how much they lack. Ranks that lack
+    /// something are asked first the next time.
     fn lacking(&mut self) -> Vec<(Vec<bool>, Amount)> {
         let source = self.graph.nodes();
         let mut lacking: Vec<(Vec<bool>, Amount)> = Vec::new();
@@ -221,7 +223,8 @@ impl<'a> Peeler<'a> {
         for (place, limit) in self.limits.iter().enumerate().filter(|(_, limit)| limit.is_inside[node]) {
             guess.enter(place, limit, goal);
         }
-        // What every rank that was reached leads to next, or something sooner: what a rank leads to only gets less and later.
+        // What every rank that was reached leads to next, or something sooner: what a rank leads to
+        // only gets less and later.
         let mut open = BTreeSet::from([(Next::default(), root)]);
         while guess.edges.len() + 1 < ranks {
             let (_, from) = open.pop_first()?;

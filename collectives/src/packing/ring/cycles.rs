@@ -164,8 +164,9 @@ fn ways(topology: &Topology, left: &Units, from: Rank) -> Vec<Way> {
     others.into_iter().map(way).collect()
 }
 
-/// A chain of ranks that grows at its end and, where it cannot, is turned around in part (Pósa 1976): the end is joined to a rank
-/// within the chain, which lets go of the one after it, and that one is the end.
+/// A chain of ranks that grows at its end and, where it cannot, is turned around in part
+/// (Pósa 1976): the end is joined to a rank within the chain, which lets go of the one after
+/// it, and that one is the end.
 struct Chain<'a> {
     topology: &'a Topology,
     left: &'a mut Units,

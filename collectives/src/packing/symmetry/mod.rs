@@ -1,16 +1,18 @@
 //! What looks the same in a topology: automorphisms, found in its graph.
 //!
-//! An automorphism carries nodes to nodes of the same kind so that every link is carried to one of the same bandwidth.
-//! Names, numbers and latencies play no part, so a topology and its shuffled copy have the same
-//! symmetry, found with about the same work. A [`Symmetry`] is a set of automorphisms by whose products all
-//! others are made (*generators*) and what these carry into each other (*orbits*); a [`Semiregular`] is a group of automorphisms
-//! that carries one rank's trees to many ranks so that links of an orbit share the load evenly.
+//! An automorphism carries nodes to nodes of the same kind so that every link is carried to one of
+//! the same bandwidth. Names, numbers and latencies play no part, so a topology and its shuffled
+//! copy have the same symmetry, found with about the same work. A [`Symmetry`] is a set of
+//! automorphisms by whose products all others are made (*generators*) and what these carry into
+//! each other (*orbits*); a [`Semiregular`] is a group of automorphisms that carries one rank's
+//! trees to many ranks so that links of an orbit share the load evenly.
 //!
-//! **Invariant:** every generator has been looked at link by link. The search is bounded: beyond its limits there are fewer
-//! generators, smaller orbits and [`Symmetry::is_complete`] is false, never a permutation that is no automorphism.
+//! **Invariant:** every generator has been looked at link by link. The search is bounded: beyond
+//! its limits there are fewer generators, smaller orbits and [`Symmetry::is_complete`] is false,
+//! never a permutation that is no automorphism.
 //!
-//! After B. D. McKay and A. Piperno, Practical graph isomorphism II (2014), and H. Katebi, K. A. Sakallah and I. L. Markov,
-//! Symmetry and satisfiability: an update (2010).
+//! After B. D. McKay and A. Piperno, Practical graph isomorphism II (2014), and H. Katebi, K. A.
+//! Sakallah and I. L. Markov, Symmetry and satisfiability: an update (2010).
 
 use crate::Rank;
 use crate::topology::{NodeId, NodeKind, Topology};
@@ -133,7 +135,8 @@ impl Symmetry {
         self.node_orbit_count
     }
 
-    /// The number of the orbit of a link, by its place in [`Topology::links`]. Orbits are numbered in the order of their first links.
+    /// The number of the orbit of a link, by its place in [`Topology::links`]. Orbits are numbered
+    /// in the order of their first links.
     #[must_use]
     pub fn link_orbit(&self, link: usize) -> usize {
         self.link_orbits[link] as usize
@@ -154,7 +157,8 @@ impl Symmetry {
         (0..topology.ranks()).filter(is_first).collect()
     }
 
-    /// For every node of this one's orbit an automorphism that carries this one to it; none for other nodes.
+    /// For every node of this one's orbit an automorphism that carries this one to it; none for
+    /// other nodes.
     #[must_use]
     pub fn transversal(&self, of: NodeId) -> Vec<Option<Permutation>> {
         let nodes = self.node_orbits.len();
@@ -182,8 +186,9 @@ impl Symmetry {
     }
 }
 
-/// All nodes, this one first, in an order that depends on how they are linked: where nodes that colours do not tell apart look
-/// the same, a topology and its shuffled copy get orders that an automorphism carries into each other. None where that takes long.
+/// All nodes, this one first, in an order that depends on how they are linked: where nodes that
+/// colours do not tell apart look the same, a topology and its shuffled copy get orders that an
+/// automorphism carries into each other. None where that takes long.
 #[must_use]
 pub(super) fn order_from(topology: &Topology, first: NodeId) -> Option<Vec<NodeId>> {
     if topology.nodes().len() > SYMMETRY_NODES_MAX {

@@ -59,7 +59,8 @@ impl Permutation {
         self.0.iter().enumerate().all(|(node, &image)| node as u32 == image)
     }
 
-    /// Which nodes go round in which circles, those of one node as well; each begins with its smallest.
+    /// Which nodes go round in which circles, those of one node as well; each begins with its
+    /// smallest.
     #[must_use]
     pub fn cycles(&self) -> Vec<Vec<u32>> {
         let mut seen = vec![false; self.0.len()];

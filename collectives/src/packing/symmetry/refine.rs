@@ -1,17 +1,21 @@
-//! Colour refinement: nodes that differ in how they are linked to others get different colours, until nothing changes.
+//! Colour refinement: nodes that differ in how they are linked to others get different colours,
+//! until nothing changes.
 //!
-//! A [`Colouring`] is a list of all nodes in which those of a colour stand side by side (a *cell*). It is split by counting,
-//! for every node, the arcs to and from the nodes of one cell, and remembers its splits, so that it can be undone. Cells
-//! are told apart by position and by numbers computed of labels, never by node numbers: what it does to a
-//! graph and to the same graph with its nodes numbered otherwise is the same, and so is the trace that it leaves.
+//! A [`Colouring`] is a list of all nodes in which those of a colour stand side by side (a *cell*).
+//! It is split by counting, for every node, the arcs to and from the nodes of one cell, and
+//! remembers its splits, so that it can be undone. Cells are told apart by position and by numbers
+//! computed of labels, never by node numbers: what it does to a graph and to the same graph with
+//! its nodes numbered otherwise is the same, and so is the trace that it leaves.
 //!
-//! **Invariant:** nodes that an automorphism carries into each other, with what was [singled out](Colouring::single_out) on
-//! the way carried along, stand in cells at the same position. Counts are kept as sums of hashes: should two collide, fewer
-//! nodes are told apart and the invariant still holds.
+//! **Invariant:** nodes that an automorphism carries into each other, with what was [singled
+//! out](Colouring::single_out) on the way carried along, stand in cells at the same position.
+//! Counts are kept as sums of hashes: should two collide, fewer nodes are told apart and the
+//! invariant still holds.
 
 use std::collections::VecDeque;
 
-/// Nodes with colours and labelled arcs. What one of [`Symmetry`](super::Symmetry)'s searches works on.
+/// Nodes with colours and labelled arcs. What one of [`Symmetry`](super::Symmetry)'s searches works
+/// on.
 #[derive(Clone, Debug)]
 pub(super) struct Graph {
     /// A node's colour; only nodes of the same can be carried into each other.
@@ -67,15 +71,16 @@ impl Graph {
         distances
     }
 
-    /// Whether arcs go to arcs with the same label, and nodes to nodes of the same colour: looked at one by one. `images` has
-    /// every node once.
+    /// Whether arcs go to arcs with the same label, and nodes to nodes of the same colour: looked
+    /// at one by one. `images` has every node once.
     pub(super) fn is_carried_into_itself_by(&self, images: &[u32]) -> bool {
         let image = |node: u32| images[node as usize];
         let is_arc = |&(from, to, label): &(u32, u32, u64)| {
             self.leaving(image(from)).binary_search(&(image(from), image(to), label)).is_ok()
         };
-        // An arc between nodes that stay is its own image. Arcs with an end that moves go to different such arcs, as nodes go
-        // to different nodes; so when all their images are arcs, all of them are images.
+        // An arc between nodes that stay is its own image. Arcs with an end that moves go to
+        // different such arcs, as nodes go to different nodes; so when all their images are arcs,
+        // all of them are images.
         let moved = (0..self.nodes() as u32).filter(|&node| image(node) != node);
         let is_kept = |node: u32| {
             self.colours[node as usize] == self.colours[image(node) as usize]
@@ -235,8 +240,8 @@ impl Colouring {
         }
     }
 
-    /// Gives a node a colour of its own and refines. Says whether the trace is the expected one; after one that is not, only
-    /// [`undo`](Self::undo) may follow.
+    /// Gives a node a colour of its own and refines. Says whether the trace is the expected one;
+    /// after one that is not, only [`undo`](Self::undo) may follow.
     pub(super) fn single_out(&mut self, graph: &Graph, node: u32, trace: &mut Trace<'_>) -> bool {
         let start = self.cell[node as usize];
         let last = start + self.length[start as usize] - 1;
@@ -342,7 +347,8 @@ impl Colouring {
             }
             pieces.push(start);
         }
-        // Who was counted against the whole cell and all pieces but one has been counted against that one as well.
+        // Who was counted against the whole cell and all pieces but one has been counted against
+        // that one as well.
         let whole_is_left = self.is_left[start as usize];
         for &piece in pieces.iter().rev() {
             if whole_is_left || piece != largest {

@@ -1,14 +1,16 @@
 //! Automorphisms by singling out nodes, refining, and trying what then looks the same.
 //!
-//! One path down, in which nodes are singled out until every node has a colour of its own, gives an order of all nodes. Any
-//! other path of the same trace gives another order; what carries the first into it is an automorphism if it carries
-//! arcs into arcs, which is looked at arc by arc. Going up the first path again, at each level the nodes that look like the
-//! one singled out there are tried, one of each set that the automorphisms found so far do not join already. Near ones are tried first,
-//! and other nodes go to where the one moved first came from rather than anywhere: so each automorphism moves few nodes, and which
-//! ones are found depends little on how nodes are numbered.
+//! One path down, in which nodes are singled out until every node has a colour of its own, gives an
+//! order of all nodes. Any other path of the same trace gives another order; what carries the first
+//! into it is an automorphism if it carries arcs into arcs, which is looked at arc by arc. Going up
+//! the first path again, at each level the nodes that look like the one singled out there are
+//! tried, one of each set that the automorphisms found so far do not join already. Near ones are
+//! tried first, and other nodes go to where the one moved first came from rather than anywhere: so
+//! each automorphism moves few nodes, and which ones are found depends little on how nodes are
+//! numbered.
 //!
-//! **Invariant:** everything returned is an automorphism. Within the limits all of them are products of those returned;
-//! beyond, `complete` is false and there may be others.
+//! **Invariant:** everything returned is an automorphism. Within the limits all of them are
+//! products of those returned; beyond, `complete` is false and there may be others.
 
 use super::permutation::{Classes, Permutation};
 use super::refine::{Colouring, Graph, Trace};
@@ -27,10 +29,11 @@ pub(super) struct Limits {
 /// What a search found.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
-    /// All others are products of them; sorted from those that leave most nodes of the first path to those that leave none.
+    /// All others are products of them; sorted from those that leave most nodes of the first path
+    /// to those that leave none.
     pub(super) generators: Vec<Permutation>,
-    /// How many nodes each node of the first path is carried to by what leaves those before it: their product is how many
-    /// automorphisms there are.
+    /// How many nodes each node of the first path is carried to by what leaves those before it:
+    /// their product is how many automorphisms there are.
     pub(super) basic_orbits: Vec<u32>,
     /// Whether the limits were not met.
     pub(super) complete: bool,
@@ -101,8 +104,8 @@ impl<'g> Search<'g> {
         }
     }
 
-    /// The first path. A path that is cut short finds nothing wrong: its end does not tell all nodes apart, and what does
-    /// not carry arcs into arcs is refused.
+    /// The first path. A path that is cut short finds nothing wrong: its end does not tell all
+    /// nodes apart, and what does not carry arcs into arcs is refused.
     fn go_down(&mut self) {
         while let Some(cell) = self.colouring.largest_cell() {
             if self.levels.len() >= self.limits.depth || self.colouring.work > self.limits.work {
@@ -142,7 +145,8 @@ impl<'g> Search<'g> {
         }
     }
 
-    /// An automorphism that carries the first path's node of this level to `node`, and those before to themselves.
+    /// An automorphism that carries the first path's node of this level to `node`, and those before
+    /// to themselves.
     fn descend(&mut self, level: usize, node: u32) -> Option<Permutation> {
         let mark = self.colouring.mark();
         let mut trace = Trace::Expected(&self.levels[level].trace, 0);
@@ -158,7 +162,8 @@ impl<'g> Search<'g> {
         found
     }
 
-    /// Leaves the first path's node of this level where it is if that is possible: so most nodes stay in their places.
+    /// Leaves the first path's node of this level where it is if that is possible: so most nodes
+    /// stay in their places.
     fn descend_any(&mut self, level: usize) -> Option<Permutation> {
         let Level { node, cell, .. } = self.levels[level];
         let stays = self.colouring.cell_of(node) == cell;

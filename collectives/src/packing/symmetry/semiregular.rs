@@ -1,15 +1,19 @@
-//! Groups of automorphisms that carry one rank's trees to others so that all links of an orbit share the load evenly.
+//! Groups of automorphisms that carry one rank's trees to others so that all links of an orbit
+//! share the load evenly.
 //!
-//! Trees of one rank, carried along by a set of automorphisms, are trees of other ranks. If the set is a *group*, it uses
-//! every link of an orbit equally often: a link as often as the group has elements, times the uses of that orbit by the
-//! first trees, divided by the links of the orbit. Only the orbit counts, not the link. If, besides, nothing but the identity leaves
-//! any rank in its place, every rank gets the trees just once. Such groups are called semiregular, and regular
+//! Trees of one rank, carried along by a set of automorphisms, are trees of other ranks. If the set
+//! is a *group*, it uses every link of an orbit equally often: a link as often as the group has
+//! elements, times the uses of that orbit by the first trees, divided by the links of the orbit.
+//! Only the orbit counts, not the link. If, besides, nothing but the identity leaves any rank in
+//! its place, every rank gets the trees just once. Such groups are called semiregular, and regular
 //! when they carry one rank to all.
 //!
-//! **Invariant:** the elements are automorphisms, closed under products, and only the first, the identity, leaves a rank in its place.
+//! **Invariant:** the elements are automorphisms, closed under products, and only the first, the
+//! identity, leaves a rank in its place.
 //!
-//! Groups are grown by one generator at a time, taken of random products of automorphisms, first of those that commute with
-//! the group so far. That is a search of luck and bounds: where it finds less than there is, there are more orbits.
+//! Groups are grown by one generator at a time, taken of random products of automorphisms, first of
+//! those that commute with the group so far. That is a search of luck and bounds: where it finds
+//! less than there is, there are more orbits.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +26,8 @@ use crate::topology::{NodeId, Topology};
 /// Times that a group is grown from nothing.
 const ATTEMPTS_MAX: u64 = 4;
 
-/// Random automorphisms looked at for one generator in the first round; in each further one twice as many.
+/// Random automorphisms looked at for one generator in the first round; in each further one twice
+/// as many.
 const SAMPLES: usize = 32;
 
 /// Rounds for one generator.
@@ -144,8 +149,8 @@ impl Group {
             for generator in &generators {
                 let image = generator.of(elements[next].of(start));
                 match by_image[image as usize] {
-                    // Where one rank is carried tells all of an element, or there are two that differ by one that
-                    // leaves this rank in its place.
+                    // Where one rank is carried tells all of an element, or there are two that
+                    // differ by one that leaves this rank in its place.
                     Some(known) => {
                         let known: &Permutation = &elements[known];
                         let product = elements[next].images().iter().map(|&image| generator.of(image));
@@ -199,8 +204,8 @@ fn largest_order(topology: &Topology, symmetry: &Symmetry) -> usize {
     sizes.into_iter().fold(0, greatest_divisor) as usize
 }
 
-/// Generators of what commutes with a group: the automorphisms of the graph in which an arc leads from every node to
-/// where each generator carries it.
+/// Generators of what commutes with a group: the automorphisms of the graph in which an arc leads
+/// from every node to where each generator carries it.
 fn commuting(topology: &Topology, symmetry: &Symmetry, group: &Group) -> Vec<Permutation> {
     if group.generators.is_empty() {
         return symmetry.generators().to_vec();
@@ -221,7 +226,8 @@ fn larger(topology: &Topology, group: &Group, of: &[Permutation], random: &mut R
         let (order, candidate) = even_power(topology, automorphism)?;
         largest_with(topology, group, order, candidate)
     };
-    // All generators of a group that permutes boxes as it likes make one long cycle, one after the other.
+    // All generators of a group that permutes boxes as it likes make one long cycle, one after the
+    // other.
     let all = of.iter().skip(1).fold(of.first()?.clone(), |product, generator| product.then(generator));
     if let found @ Some(_) = with(&all) {
         return found;
@@ -255,7 +261,8 @@ fn largest_with(topology: &Topology, group: &Group, order: usize, candidate: Per
     None
 }
 
-/// The power of most elements that moves all ranks in cycles of one length, which is its order, if there is one.
+/// The power of most elements that moves all ranks in cycles of one length, which is its order, if
+/// there is one.
 fn even_power(topology: &Topology, automorphism: &Permutation) -> Option<(usize, Permutation)> {
     let (mut lengths, mut of_ranks) = (BTreeSet::new(), BTreeSet::new());
     for cycle in automorphism.cycles() {

@@ -122,7 +122,8 @@ fn all_automorphisms(topology: &Topology) -> Vec<Permutation> {
     found
 }
 
-/// Small graphs with random links, some of them in one direction only, with up to two bandwidths and a switch.
+/// Small graphs with random links, some of them in one direction only, with up to two bandwidths
+/// and a switch.
 fn random_graph(seed: u64) -> Option<Topology> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = |end: u64| {
@@ -257,7 +258,8 @@ fn a_search_without_room_finds_fewer_automorphisms_and_no_wrong_one() {
     assert!(shallow.generators.iter().all(|one| graph.is_carried_into_itself_by(one.images())));
 }
 
-/// What [`Semiregular`] promises, by counting: the images of any use of a link are spread evenly over its orbit.
+/// What [`Semiregular`] promises, by counting: the images of any use of a link are spread evenly
+/// over its orbit.
 fn assert_semiregular(topology: &Topology, group: &Semiregular) {
     let graph = graph(topology, Vec::new());
     for (index, element) in group.elements().iter().enumerate() {

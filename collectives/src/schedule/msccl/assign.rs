@@ -1,8 +1,9 @@
 //! Which thread block and channel carries out which step.
 //!
-//! A connection (two GPUs, one direction, one channel) is used by one thread block at each end. A step that receives and
-//! sends on ties the two transfers to one channel, so steps come in *strands*; each strand takes the lowest channel on which
-//! the ends that it needs are free or belong to thread blocks with the same peers. If sharing lets thread blocks wait for each
+//! A connection (two GPUs, one direction, one channel) is used by one thread block at each
+//! end. A step that receives and sends on ties the two transfers to one channel, so steps come
+//! in *strands*; each strand takes the lowest channel on which the ends that it needs are free
+//! or belong to thread blocks with the same peers. If sharing lets thread blocks wait for each
 //! other in a circle, every block of the data gets channels of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -369,7 +370,8 @@ impl Layout<'_> {
     }
 }
 
-/// Of every draft those it has to wait for explicitly, at most one of each thread block; and every draft's step number.
+/// Of every draft those it has to wait for explicitly, at most one of each thread block; and every
+/// draft's step number.
 fn numbered(
     lists: &[Vec<(usize, Vec<usize>)>],
     position: &BTreeMap<usize, (usize, usize)>,

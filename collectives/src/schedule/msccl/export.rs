@@ -1,9 +1,10 @@
 //! A schedule as an algorithm.
 //!
-//! A put and the wait for it are a send and a receive. Other notices are left out: by puts they protect memory that a peer
-//! is about to write, and here nobody writes a GPU's memory but itself. What a rank does for a block is put together into
-//! as few steps as possible: what is received and combined is combined while it comes, what is then sent goes on at once.
-//! [`super::assign`] gives each step its thread block and channel.
+//! A put and the wait for it are a send and a receive. Other notices are left out: by puts they
+//! protect memory that a peer is about to write, and here nobody writes a GPU's memory but itself.
+//! What a rank does for a block is put together into as few steps as possible: what is received and
+//! combined is combined while it comes, what is then sent goes on at once. [`super::assign`] gives
+//! each step its thread block and channel.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,16 +26,18 @@ pub struct Exported {
     pub channels: u32,
     /// Of the GPU that has most.
     pub thread_blocks: u32,
-    /// Of the thread block that has most. Above [`MAX_STEPS_RCCL`](super::MAX_STEPS_RCCL) RCCL refuses it.
+    /// Of the thread block that has most. Above [`MAX_STEPS_RCCL`](super::MAX_STEPS_RCCL) RCCL
+    /// refuses it.
     pub steps: u32,
-    /// How much of the rate is lost at most because shares are rounded to equal chunks, from 0 to 1.
+    /// How much of the rate is lost at most because shares are rounded to equal chunks, from 0
+    /// to 1.
     pub loss: f64,
 }
 
 /// Writes a schedule of puts as an MSCCL algorithm for calls in place and out of place.
 ///
-/// The format has no root: an algorithm for a broadcast or reduce serves calls with the root of the schedule only, which it
-/// names in an attribute that the runtimes pass over.
+/// The format has no root: an algorithm for a broadcast or reduce serves calls with the root of the
+/// schedule only, which it names in an attribute that the runtimes pass over.
 ///
 /// # Errors
 ///
@@ -373,7 +376,8 @@ impl<'a> Fuse<'a> {
             }
         }
         let target = into.iter().copied().find(|place| *place == Memory::Output).unwrap_or(into[0]);
-        // The sum so far; it begins with what is in the target already, if that is one of the sources.
+        // The sum so far; it begins with what is in the target already, if that is one of the
+        // sources.
         let first = here.iter().position(|place| *place == target).unwrap_or(0);
         let mut sum = (!here.is_empty()).then(|| here.remove(first));
         while let Some(transfer) = coming.pop_front() {

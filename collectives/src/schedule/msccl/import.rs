@@ -1,8 +1,9 @@
 //! An algorithm as a schedule.
 //!
-//! Steps are gone through in one of the orders in which they may be carried out (all do the same, [`super::order`] sees to
-//! that), chunk by chunk, with what each place of each GPU holds. What a GPU does for a chunk becomes a lane. A send is a put
-//! into scratch that the receiver has told to be free, and the receive is the wait for it with what is done with it.
+//! Steps are gone through in one of the orders in which they may be carried out (all do the same,
+//! [`super::order`] sees to that), chunk by chunk, with what each place of each GPU holds. What a
+//! GPU does for a chunk becomes a lane. A send is a put into scratch that the receiver has told to
+//! be free, and the receive is the wait for it with what is done with it.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +24,8 @@ type Result<T> = std::result::Result<T, ImportError>;
 ///
 /// # Errors
 ///
-/// [`ImportError`] says the line and what is wrong there: the form, the order of steps, or data in the wrong place. Whether
-/// the result is right is for [`verify`](crate::verify::verify()) to say.
+/// [`ImportError`] says the line and what is wrong there: the form, the order of steps, or data in
+/// the wrong place. Whether the result is right is for [`verify`](crate::verify::verify()) to say.
 pub fn import(text: &str) -> Result<Schedule> {
     let algorithm = xml::parse(text)?;
     let layout = Layout::of(&algorithm)?;
@@ -315,7 +316,8 @@ impl Import<'_> {
             Problem::TooMany { what: "sends of one chunk between two GPUs", most: u64::from(u16::MAX / 2) };
         let first = first.ok_or(ImportError { line, problem })?;
         *transfers += 1;
-        // Even cells tell what has come, odd ones that it may come: those of the other direction are another sender's.
+        // Even cells tell what has come, odd ones that it may come: those of the other direction
+        // are another sender's.
         let (cell, ready) = (Cell(first), Cell(first + 1));
         let receiver = self.lane(to, held.block);
         let slot = receiver.scratch(line)?;

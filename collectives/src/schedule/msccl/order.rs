@@ -1,11 +1,12 @@
 //! In which order the steps of an algorithm are carried out, and whether all orders do the same.
 //!
-//! Steps are ordered by their thread block, by dependencies, and by what is sent before it is received. A circle of these
-//! would never end. Neither may there be one where a connection holds [`HELD`] steps, and takes the next one only when the
-//! first of them has been received.
+//! Steps are ordered by their thread block, by dependencies, and by what is sent before it is
+//! received. A circle of these would never end. Neither may there be one where a connection holds
+//! [`HELD`] steps, and takes the next one only when the first of them has been received.
 //!
-//! Whether conflicting steps of a GPU are ordered is found by clocks: of each thread block of that GPU, how many of its steps
-//! are known to be over when a step begins. They follow all edges, through other GPUs as well.
+//! Whether conflicting steps of a GPU are ordered is found by clocks: of each thread block of that
+//! GPU, how many of its steps are known to be over when a step begins. They follow all edges,
+//! through other GPUs as well.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -14,8 +15,8 @@ use super::error::{ImportError, Problem};
 use super::{Algorithm, Buffer, Instruction, ThreadBlock};
 use crate::Rank;
 
-/// How many steps a connection holds that have not been received: the runtimes' buffers of eight slots take two chunks by
-/// the protocol that takes most.
+/// How many steps a connection holds that have not been received: the runtimes' buffers of eight
+/// slots take two chunks by the protocol that takes most.
 const HELD: usize = 2;
 /// Most comparisons of clocks: all steps by all thread blocks.
 const MAX_CLOCK_WORK: u64 = 1 << 31;
@@ -109,7 +110,8 @@ impl<'a> Order<'a> {
         Ok(())
     }
 
-    /// Joins sends and receives, and gives for each step those that must have made room for what it sends.
+    /// Joins sends and receives, and gives for each step those that must have made room for what it
+    /// sends.
     fn connect(&mut self) -> Result<Vec<Vec<StepNumber>>, ImportError> {
         let mut sends: BTreeMap<Connection, Vec<StepNumber>> = BTreeMap::new();
         let mut receives: BTreeMap<Connection, Vec<StepNumber>> = BTreeMap::new();
@@ -210,8 +212,8 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// That steps of a GPU which touch the same chunk, one of them writing, are ordered. `memory` says which place a chunk
-    /// of a buffer is.
+    /// That steps of a GPU which touch the same chunk, one of them writing, are ordered. `memory`
+    /// says which place a chunk of a buffer is.
     pub(super) fn check_races(
         &self,
         memory: impl Fn(Rank, (Buffer, u32)) -> (Buffer, u32),

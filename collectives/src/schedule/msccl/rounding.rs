@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use super::error::ExportError;
 
-/// Most chunks that a part is cut into: calls whose length does not divide by them go another way in the runtimes.
+/// Most chunks that a part is cut into: calls whose length does not divide by them go another way
+/// in the runtimes.
 pub(super) const CHUNKS_MAX: u32 = 64;
 
 /// How many chunks each block gets, for every part, and what that loses.

@@ -1,5 +1,5 @@
-//! What a seed draws of a scenario. Each part has random numbers of its own, so that what is drawn in addition some day changes
-//! nothing of what seeds have drawn so far.
+//! What a seed draws of a scenario. Each part has random numbers of its own, so that what is drawn
+//! in addition some day changes nothing of what seeds have drawn so far.
 
 use std::time::Duration;
 
@@ -193,8 +193,8 @@ fn call(random: &mut Random, ranks: u32, maps: bool) -> CallPlan {
     eagerly(plan, ranks)
 }
 
-/// Few bytes go the eager way for half of the counts, instead of directly or along a chain. Nothing is drawn for it, so that
-/// seeds that failed once still draw what they drew.
+/// Few bytes go the eager way for half of the counts, instead of directly or along a chain. Nothing
+/// is drawn for it, so that seeds that failed once still draw what they drew.
 fn eagerly(plan: CallPlan, ranks: u32) -> CallPlan {
     let eager = match plan.algorithm {
         Some(Algorithm::Direct) => Algorithm::Eager,
@@ -261,7 +261,8 @@ fn count(random: &mut Random, collective: Collective, data_type: DataType, ranks
     count.min(most.max(1)) as usize
 }
 
-/// How urgent each rank takes each call: mostly all alike; else often only some ranks do, as they need not agree.
+/// How urgent each rank takes each call: mostly all alike; else often only some ranks do, as they
+/// need not agree.
 pub(super) fn priorities(random: &mut Random, ranks: u32, calls: usize) -> Vec<Vec<i32>> {
     if !random.chance(300_000) {
         return Vec::new();

@@ -1,4 +1,5 @@
-//! NVLinks as NVIDIA's management library tells them. The library comes with the driver and is loaded when it is asked.
+//! NVLinks as NVIDIA's management library tells them. The library comes with the driver and is
+//! loaded when it is asked.
 
 use std::path::Path;
 
@@ -50,8 +51,8 @@ fn read(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, NvmlError> {
     Ok(links)
 }
 
-/// What is at the other end of a link, by the device that has this address. (The library's call for the type of the device is of no
-/// use: its wrapper returns unknown whatever it is told.)
+/// What is at the other end of a link, by the device that has this address. (The library's call for
+/// the type of the device is of no use: its wrapper returns unknown whatever it is told.)
 fn end(machine: &Machine, root: &Path, domain: u32, bus: u32, device: u32) -> Option<NvLinkEnd> {
     let address = format!("{domain:04x}:{bus:02x}:{device:02x}.0");
     if let Some(gpu) = machine.gpus.iter().position(|gpu| gpu.address == address) {

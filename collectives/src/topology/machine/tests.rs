@@ -17,7 +17,8 @@ impl Root {
         Self(path)
     }
 
-    /// A device at the end of a chain of ports, each with a speed and a width as the kernel says them.
+    /// A device at the end of a chain of ports, each with a speed and a width as the kernel says
+    /// them.
     fn device(&self, chain: &[(&str, &str, &str)], class: &str, vendor: &str, numa: i32) -> PathBuf {
         let mut path = self.0.join("sys/devices/pci0000:00");
         for (address, speed, width) in chain {
@@ -59,7 +60,8 @@ const GPU: (&str, &str) = ("0x030200", "0x10de");
 const FAST_BYTES_PER_S: u64 = 31_507_692_307;
 const SLOW_BYTES_PER_S: u64 = 15_753_846_153;
 
-/// Two GPUs and a NIC under one PCIe switch of NUMA node 0, whose uplink is slow; a GPU under a root port of node 1.
+/// Two GPUs and a NIC under one PCIe switch of NUMA node 0, whose uplink is slow; a GPU under a
+/// root port of node 1.
 fn three_gpus() -> Root {
     let root = Root::new();
     let upstream = [("0000:00:01.0", FAST, "16"), ("0000:01:00.0", SLOW, "16")];

@@ -1,7 +1,8 @@
 //! What links carry in each direction, by what a topology file or the system says of them.
 //!
-//! Rates are nominal ones: an NVLink of the third generation counts 25 GB/s as in `dgx-a100`. NCCL itself reckons with what it
-//! expects to reach of them (its `topo.h` has 20 GB/s for that link), which would mix overheads into the bounds.
+//! Rates are nominal ones: an NVLink of the third generation counts 25 GB/s as in `dgx-a100`. NCCL
+//! itself reckons with what it expects to reach of them (its `topo.h` has 20 GB/s for that link),
+//! which would mix overheads into the bounds.
 
 use crate::topology::decimal::scaled;
 
@@ -23,8 +24,9 @@ const TRANSFERS_MAX_PER_S: u64 = 1_024 * GB_PER_S;
 /// Most lanes that are believed; a NIC that NCCL merged of several has more than 16.
 const LANES_MAX: u64 = 1_024;
 
-/// What one NVLink of a GPU of this compute capability carries: the data sheets of P100 (NVLink 1, 40 GB/s both ways together),
-/// V100, RTX 20 and A100 (NVLink 2 and 3, 50), A40 and RTX 30 (4 links, 112.5 in all), H100 (NVLink 4, 50) and B200 (NVLink 5, 100).
+/// What one NVLink of a GPU of this compute capability carries: the data sheets of P100 (NVLink 1,
+/// 40 GB/s both ways together), V100, RTX 20 and A100 (NVLink 2 and 3, 50), A40 and RTX 30 (4
+/// links, 112.5 in all), H100 (NVLink 4, 50) and B200 (NVLink 5, 100).
 pub(in crate::topology) fn nvlink(compute_capability: u32) -> Option<u64> {
     match compute_capability {
         60 => Some(20 * GB_PER_S),
@@ -35,8 +37,9 @@ pub(in crate::topology) fn nvlink(compute_capability: u32) -> Option<u64> {
     }
 }
 
-/// What one xGMI link of an AMD GPU of this architecture carries: the data sheets of MI50 and MI100 (92 GB/s both ways together),
-/// MI200 (100), MI300 (128) and MI350 (153.6). Older files have numbers as RCCL numbered architectures.
+/// What one xGMI link of an AMD GPU of this architecture carries: the data sheets of MI50 and MI100
+/// (92 GB/s both ways together), MI200 (100), MI300 (128) and MI350 (153.6). Older files have
+/// numbers as RCCL numbered architectures.
 pub(super) fn xgmi(architecture: &str) -> Option<u64> {
     match architecture.strip_prefix("gfx").unwrap_or(architecture) {
         "906" | "908" => Some(46 * GB_PER_S),
@@ -47,7 +50,8 @@ pub(super) fn xgmi(architecture: &str) -> Option<u64> {
     }
 }
 
-/// What joins two NUMA nodes of such CPUs: the table in NCCL's `src/graph/topo.h` (2.2x), which was measured.
+/// What joins two NUMA nodes of such CPUs: the table in NCCL's `src/graph/topo.h` (2.2x), which was
+/// measured.
 pub(in crate::topology) fn between_cpus(
     architecture: &str,
     vendor: &str,
@@ -82,7 +86,8 @@ pub(in crate::topology) fn bus(text: &str) -> Option<u64> {
     Some(digits).filter(|_| is_hexadecimal).and_then(|digits| u64::from_str_radix(&digits, 16).ok())
 }
 
-/// Transfers a second of a lane, of a text such as `16.0 GT/s PCIe`; unknown where the text is empty or says so.
+/// Transfers a second of a lane, of a text such as `16.0 GT/s PCIe`; unknown where the text is
+/// empty or says so.
 pub(in crate::topology) fn transfers_per_s(text: &str) -> Option<u64> {
     if text.is_empty() || text.starts_with("Unknown") {
         return Some(TRANSFERS_DEFAULT_PER_S);
@@ -100,8 +105,8 @@ pub(in crate::topology) fn lanes(text: &str) -> Option<u64> {
     }
 }
 
-/// What so many lanes carry after line coding: 8 of 10 bits up to 5 GT/s, 128 of 130 up to 32 GT/s, and from 64 GT/s on the 242 of
-/// 256 bytes of a flit (PCI Express base specification).
+/// What so many lanes carry after line coding: 8 of 10 bits up to 5 GT/s, 128 of 130 up to 32 GT/s,
+/// and from 64 GT/s on the 242 of 256 bytes of a flit (PCI Express base specification).
 pub(in crate::topology) fn pcie(transfers_per_s: u64, lanes: u64) -> u64 {
     let (data, coded) = match transfers_per_s {
         0..=5_000_000_000 => (8, 10),

@@ -212,7 +212,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A switch for a bridge or NIC. Files that people put together of several machines list the same bus more than once.
+    /// A switch for a bridge or NIC. Files that people put together of several machines list the
+    /// same bus more than once.
     fn bridge(&mut self, node: Node<'_, '_>, host: usize, busid: &str) -> Result<NodeId, TextError> {
         let name = self.on_host(host, &format!("pci {busid}"));
         let before = self.bridges.entry(name.clone()).or_insert(0);

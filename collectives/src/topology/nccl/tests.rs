@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::topology::{NodeId, NodeKind, TopologyError, preset};
 
-/// Four GPUs under two bridges of two CPUs, joined by NVLink in a ring with a double link, as NCCL dumps it.
+/// Four GPUs under two bridges of two CPUs, joined by NVLink in a ring with a double link, as NCCL
+/// dumps it.
 const DIRECT: &str = include_str!("tests/direct.xml");
 
 /// Two hosts of two GPUs on NVSwitch with a NIC each.

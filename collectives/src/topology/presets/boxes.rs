@@ -3,11 +3,13 @@
 use super::{Asked, GB_PER_S, PresetError, build, join, product};
 use crate::topology::{Builder, NodeId, Topology};
 
-/// What a PCIe ring carries beside an NVLink: half of it, as in the model of Blink (MLSys 2020, figure 13).
+/// What a PCIe ring carries beside an NVLink: half of it, as in the model of Blink (MLSys 2020,
+/// figure 13).
 const PCIE_RING_SHARE: u64 = 2;
 
-/// Pairs of GPUs of a hybrid cube mesh that are joined by one link each in both generations of DGX-1: two quads in which
-/// each is joined to each, and every GPU to its counterpart in the other quad.
+/// Pairs of GPUs of a hybrid cube mesh that are joined by one link each in both generations of
+/// DGX-1: two quads in which each is joined to each, and every GPU to its counterpart in the other
+/// quad.
 const CUBE_MESH: [(usize, usize); 16] = [
     (0, 1),
     (0, 2),
@@ -30,18 +32,19 @@ const CUBE_MESH: [(usize, usize); 16] = [
 /// Pairs that DGX-1V joins by a second link: the cycle 0-3-2-1-5-6-7-4.
 const SECOND_LINKS: [(usize, usize); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
 
-/// Which GPU of DGX-1V is GPU 0, 1, … of NDv2. That turns the doubles of DGX-1V into those of NDv2 as published with
-/// TACCL (NSDI 2023) and TE-CCL (SIGCOMM 2024): 0-1, 0-4, 1-3, 2-3, 2-6, 4-5, 5-7, 6-7.
+/// Which GPU of DGX-1V is GPU 0, 1, … of NDv2. That turns the doubles of DGX-1V into those of NDv2
+/// as published with TACCL (NSDI 2023) and TE-CCL (SIGCOMM 2024): 0-1, 0-4, 1-3, 2-3, 2-6, 4-5,
+/// 5-7, 6-7.
 const NDV2_ORDER: [usize; 8] = [0, 3, 1, 2, 4, 7, 5, 6];
 
-/// DGX-1 with P100: links as described in NVIDIA's DGX-1 white paper and in Blink (MLSys 2020, figure 1); an NVLink of the
-/// first generation carries 20 GB/s.
+/// DGX-1 with P100: links as described in NVIDIA's DGX-1 white paper and in Blink (MLSys 2020,
+/// figure 1); an NVLink of the first generation carries 20 GB/s.
 pub(super) fn dgx_1p(_: &Asked) -> Result<Topology, PresetError> {
     cube_mesh(&[0, 1, 2, 3, 4, 5, 6, 7], 20 * GB_PER_S, &[])
 }
 
-/// DGX-1 with V100, as AWS p3.16xlarge: sources as for [`dgx_1p`]; an NVLink of the second generation carries 25 GB/s, and
-/// eight pairs have two.
+/// DGX-1 with V100, as AWS p3.16xlarge: sources as for [`dgx_1p`]; an NVLink of the second
+/// generation carries 25 GB/s, and eight pairs have two.
 pub(super) fn dgx_1v(_: &Asked) -> Result<Topology, PresetError> {
     cube_mesh(&[0, 1, 2, 3, 4, 5, 6, 7], 25 * GB_PER_S, &SECOND_LINKS)
 }
@@ -68,8 +71,9 @@ fn cube_mesh(
     build(builder)
 }
 
-/// DGX-2: 16 V100, each with six NVLinks of 25 GB/s to NVSwitches, which together join all to all without blocking (NVIDIA's
-/// NVSwitch white paper; Blink, section 5). The twelve chips are one switch here.
+/// DGX-2: 16 V100, each with six NVLinks of 25 GB/s to NVSwitches, which together join all to all
+/// without blocking (NVIDIA's NVSwitch white paper; Blink, section 5). The twelve chips are one
+/// switch here.
 pub(super) fn dgx_2(_: &Asked) -> Result<Topology, PresetError> {
     let mut builder = Topology::builder();
     let gpus: Vec<NodeId> = (0..16).map(|gpu| builder.rank(format!("gpu{gpu}"))).collect();
@@ -80,15 +84,17 @@ pub(super) fn dgx_2(_: &Asked) -> Result<Topology, PresetError> {
     build(builder)
 }
 
-/// DGX A100: 8 GPUs with 12 NVLinks of 25 GB/s each to NVSwitch, and a NIC of 200 Gb/s a GPU; NICs of even GPUs share one
-/// InfiniBand plane, those of odd ones another. Constants and planes as in the public topologies of ForestColl (NSDI 2026).
-/// A NIC only forwards for its GPU at what it carries itself, so it is part of the link. One box has no planes.
+/// DGX A100: 8 GPUs with 12 NVLinks of 25 GB/s each to NVSwitch, and a NIC of 200 Gb/s a GPU; NICs
+/// of even GPUs share one InfiniBand plane, those of odd ones another. Constants and planes as in
+/// the public topologies of ForestColl (NSDI 2026). A NIC only forwards for its GPU at what it
+/// carries itself, so it is part of the link. One box has no planes.
 pub(super) fn dgx_a100(asked: &Asked) -> Result<Topology, PresetError> {
     nvswitch_boxes(asked, 300 * GB_PER_S, 25 * GB_PER_S, 2, "plane")
 }
 
-/// DGX H100: 8 GPUs with 18 NVLinks of 25 GB/s each to NVSwitch, and a NIC of 400 Gb/s a GPU; GPU i of every box is on rail
-/// i, as in NVIDIA's DGX SuperPOD reference design. Rails are joined by NVSwitch only. One box has no rails.
+/// DGX H100: 8 GPUs with 18 NVLinks of 25 GB/s each to NVSwitch, and a NIC of 400 Gb/s a GPU; GPU i
+/// of every box is on rail i, as in NVIDIA's DGX SuperPOD reference design. Rails are joined by
+/// NVSwitch only. One box has no rails.
 pub(super) fn dgx_h100(asked: &Asked) -> Result<Topology, PresetError> {
     nvswitch_boxes(asked, 450 * GB_PER_S, 50 * GB_PER_S, 8, "rail")
 }
@@ -125,8 +131,8 @@ fn nvswitch_boxes(
 
 /// Joined dies of an MI250 box and by how many units: (one, other, units).
 ///
-/// The numbers are those of the 16×16 matrix in the public repository of ForestColl (NSDI 2026); the two dies of a package
-/// have four units, and each die has seven in all.
+/// The numbers are those of the 16×16 matrix in the public repository of ForestColl (NSDI 2026);
+/// the two dies of a package have four units, and each die has seven in all.
 const MI250_LINKS: [(usize, usize, u64); 28] = [
     (0, 1, 4),
     (0, 4, 2),
@@ -158,9 +164,9 @@ const MI250_LINKS: [(usize, usize, u64); 28] = [
     (14, 15, 4),
 ];
 
-/// Boxes of 8 AMD MI250 packages, 16 dies, each of which is a rank: a unit of xGMI carries 50 GB/s, and across boxes each die
-/// has 16 GB/s of InfiniBand to one switch. All of it as in the public topologies of ForestColl (NSDI 2026). One box has no
-/// such switch.
+/// Boxes of 8 AMD MI250 packages, 16 dies, each of which is a rank: a unit of xGMI carries 50 GB/s,
+/// and across boxes each die has 16 GB/s of InfiniBand to one switch. All of it as in the public
+/// topologies of ForestColl (NSDI 2026). One box has no such switch.
 pub(super) fn mi250(asked: &Asked) -> Result<Topology, PresetError> {
     let boxes = asked.boxes()?;
     asked.check_size(product(&[boxes, 16]), Some(1), product(&[boxes, 96]))?;

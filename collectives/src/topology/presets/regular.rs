@@ -51,7 +51,8 @@ fn join_all(builder: &mut Builder, nodes: &[NodeId], bytes_per_s: u64) {
     }
 }
 
-/// Ranks are numbered with the last coordinate fastest. A ring of two is one link, and a ring of one none.
+/// Ranks are numbered with the last coordinate fastest. A ring of two is one link, and a ring of
+/// one none.
 pub(super) fn torus(asked: &Asked) -> Result<Topology, PresetError> {
     let ranks = product(&asked.numbers);
     if ranks.is_some_and(|ranks| ranks < 2) {
@@ -85,9 +86,9 @@ fn coordinates(rank: usize, sides: &[usize]) -> String {
     .collect()
 }
 
-/// The k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008, section 3): k pods of k/2 edge and k/2 aggregation
-/// switches, k/2 ranks an edge switch, and k²/4 core switches, of which aggregation switch i of a pod has the i-th k/2.
-/// Every level can carry what the ranks can.
+/// The k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008, section 3): k pods of k/2
+/// edge and k/2 aggregation switches, k/2 ranks an edge switch, and k²/4 core switches, of which
+/// aggregation switch i of a pod has the i-th k/2. Every level can carry what the ranks can.
 pub(super) fn fat_tree(asked: &Asked) -> Result<Topology, PresetError> {
     let ports = asked.numbers[0];
     if ports < 2 || ports % 2 == 1 {
@@ -120,8 +121,9 @@ pub(super) fn fat_tree(asked: &Asked) -> Result<Topology, PresetError> {
     build(builder)
 }
 
-/// The dragonfly of Kim, Dally, Scott and Abts (ISCA 2008): routers of a group are joined each to each, and so are groups, by
-/// one link for each two. A group's links to the others, in the order of the groups after it, go to its routers by turns.
+/// The dragonfly of Kim, Dally, Scott and Abts (ISCA 2008): routers of a group are joined each to
+/// each, and so are groups, by one link for each two. A group's links to the others, in the order
+/// of the groups after it, go to its routers by turns.
 pub(super) fn dragonfly(asked: &Asked) -> Result<Topology, PresetError> {
     let [groups, routers, ranks_each] = asked.numbers[..] else { unreachable!("the form has three numbers") };
     let ranks = product(&asked.numbers);

@@ -14,8 +14,8 @@ fn refused(name: &str) -> PresetError {
     }
 }
 
-/// What leaves a set of ranks at least, in bytes a second, where no two switches are joined: each switch then stays on the
-/// side where it cuts less.
+/// What leaves a set of ranks at least, in bytes a second, where no two switches are joined: each
+/// switch then stays on the side where it cuts less.
 fn least_cut(topology: &Topology, inside: u32) -> u64 {
     let is_inside = |node: NodeId| topology.rank(node).map(|rank| inside >> rank & 1 == 1);
     let (mut cut, mut into, mut out_of) =
@@ -32,7 +32,8 @@ fn least_cut(topology: &Topology, inside: u32) -> u64 {
     cut + into.iter().zip(&out_of).map(|(&into, &out_of)| into.min(out_of)).sum::<u64>()
 }
 
-/// N times the least of B⁺(S) / ranks in S over all sets that lack a rank, in hundredths of a GB/s, rounded.
+/// N times the least of B⁺(S) / ranks in S over all sets that lack a rank, in hundredths of a GB/s,
+/// rounded.
 fn best_all_gather(topology: &Topology) -> u64 {
     let ranks = topology.ranks();
     let rate = |set: u32| least_cut(topology, set) as f64 / f64::from(set.count_ones());

@@ -1,8 +1,8 @@
 //! Folders and files that only this user can change, named by open descriptors.
 //!
-//! **Invariant:** no link is followed below a folder, nor as its last name, and whatever belongs to another user is refused
-//! before it is read or written. So who can write the place where a folder lies can end a meeting, but neither take part in
-//! it nor lead it to other files.
+//! **Invariant:** no link is followed below a folder, nor as its last name, and whatever belongs to
+//! another user is refused before it is read or written. So who can write the place where a folder
+//! lies can end a meeting, but neither take part in it nor lead it to other files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -58,7 +58,8 @@ impl Folder {
         Self::open_at(&self.file, name, self.path.join(name), others, true)
     }
 
-    /// Opens a folder in this one that nobody else may look into; the error is `NotFound` where there is none.
+    /// Opens a folder in this one that nobody else may look into; the error is `NotFound` where
+    /// there is none.
     pub(super) fn find(&self, name: &str) -> Result<Self, OpenError> {
         Self::open_at(&self.file, Path::new(name), self.path.join(name), Others::Nothing, false)
     }
@@ -77,7 +78,8 @@ impl Folder {
         {
             return Err(failed(&path, errno));
         }
-        // A mere name of it, which can be had also where this user may not look into it: so whose it is can be told.
+        // A mere name of it, which can be had also where this user may not look into it: so whose
+        // it is can be told.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&at, name, flags, Mode::empty()).map_err(|errno| {
             let is_link = statat(&at, name, AtFlags::SYMLINK_NOFOLLOW)

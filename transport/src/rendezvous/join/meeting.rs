@@ -23,16 +23,19 @@ use crate::{Nanos, Rank};
 /// Longest that sharing memory, or RDMA, is tried before another fabric is taken.
 const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a rank looks at the store before it polls its device again, which its peers may need to connect.
+/// How long a rank looks at the store before it polls its device again, which its peers may need to
+/// connect.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Ranks that did not connect tell each other why in the last of so many parts of the time that was left,
+/// Ranks that did not connect tell each other why in the last of so many parts of the time that was
+/// left,
 const TELLING_SHARE: u32 = 5;
 
 /// and in this long at most.
 const TELLING_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Of its whole time a rank keeps such a part, in which it tells the others why it gives up and the store still answers,
+/// Of its whole time a rank keeps such a part, in which it tells the others why it gives up and the
+/// store still answers,
 const FAREWELL_SHARE: u32 = 4;
 
 /// and this long at most.
@@ -120,7 +123,8 @@ impl<'a> Meeting<'a> {
         Ok(Met { fabric, ranks_here, is_crowded, hosts, connected })
     }
 
-    /// The secret of the devices: the user's, or one for this host that rank 0 makes and tells over the store.
+    /// The secret of the devices: the user's, or one for this host that rank 0 makes and tells over
+    /// the store.
     fn agree_on_secret(&mut self) -> Result<Secret, JoinError> {
         if let Some(secret) = &self.world.secret {
             return Ok(secret.clone());
@@ -133,7 +137,8 @@ impl<'a> Meeting<'a> {
         Ok(Secret::of_this_host(&told[0]))
     }
 
-    /// Refuses ranks of several users where nobody gave a secret that joins them: no other fabric would do either.
+    /// Refuses ranks of several users where nobody gave a secret that joins them: no other fabric
+    /// would do either.
     fn check_users(&self, records: &[Record], hosts: &Hosts) -> Result<(), JoinError> {
         match hosts.other_users {
             Some((low, high)) if self.world.secret.is_none() => Err(JoinError::OtherUser {
@@ -144,7 +149,8 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Finds out which ranks are on which host: this rank about those below it, and from what all others say.
+    /// Finds out which ranks are on which host: this rank about those below it, and from what all
+    /// others say.
     fn find_neighbours(&mut self, records: &[Record]) -> Result<Hosts, JoinError> {
         let rank = self.world.rank;
         let own = &records[rank as usize];
@@ -186,7 +192,8 @@ impl<'a> Meeting<'a> {
             other.compare(rank, &own, rank)?;
             return Err(JoinError::Duplicate { rank, own: own.to_string(), other: other.to_string() });
         }
-        // Rank 0 first: who has another world size would otherwise wait for ranks that do not exist.
+        // Rank 0 first: who has another world size would otherwise wait for ranks that do not
+        // exist.
         let first = self.wait("rank", 0..1, None)?;
         decode(0, &first[0], rank)?.compare(0, &own, rank)?;
         let bytes = self.wait("rank", 0..self.world.world_size, None)?;
@@ -243,7 +250,8 @@ impl<'a> Meeting<'a> {
         Ok((fabric, connected))
     }
 
-    /// The best fabric that all ranks have, and why it is that one. Each that is tried does on all ranks or on none.
+    /// The best fabric that all ranks have, and why it is that one. Each that is tried does on all
+    /// ranks or on none.
     fn connect_best(
         &mut self,
         best: Fabric,
@@ -273,14 +281,15 @@ impl<'a> Meeting<'a> {
         Ok((*last, why, self.connect(*last, terms, limit)??))
     }
 
-    /// How long the last fabric may take: what is left, but for the time to tell each other what came of it.
+    /// How long the last fabric may take: what is left, but for the time to tell each other what
+    /// came of it.
     fn time_to_connect(&self) -> Duration {
         let left = self.deadline.since(now());
         left - (left / TELLING_SHARE).min(TELLING_TIME_MAX)
     }
 
-    /// Tries one fabric on all ranks. The outer error ends the meeting; the inner one says, on all ranks alike, that
-    /// this fabric does not do.
+    /// Tries one fabric on all ranks. The outer error ends the meeting; the inner one says, on all
+    /// ranks alike, that this fabric does not do.
     fn connect(
         &mut self,
         fabric: Fabric,
@@ -373,7 +382,8 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Tells rank 0 that its store is not needed any more; rank 0 waits for that, so that it may close it.
+    /// Tells rank 0 that its store is not needed any more; rank 0 waits for that, so that it may
+    /// close it.
     fn part(&mut self, connected: &mut Connected) {
         if self.world.rank == 0 {
             // Who does not say it any more is lost, which the device tells.
@@ -444,7 +454,8 @@ impl<'a> Meeting<'a> {
     pub(super) fn concerns_all(&self, error: &JoinError) -> bool {
         match error {
             JoinError::Ended { .. } => false,
-            // One that is no part of rank 0's world has lost its way; the world may be complete without it.
+            // One that is no part of rank 0's world has lost its way; the world may be complete
+            // without it.
             JoinError::Differs(difference) => {
                 difference.what != "the world size"
                     || difference.first.1.parse().is_ok_and(|world_size: u32| self.world.rank < world_size)
@@ -454,8 +465,9 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// Whether of the ranks `here` more run on the processors of this one, and on no others, than there are. `parallelism` is
-/// how many of its processors this rank may use at a time: fewer than it has where a control group says so.
+/// Whether of the ranks `here` more run on the processors of this one, and on no others, than there
+/// are. `parallelism` is how many of its processors this rank may use at a time: fewer than it has
+/// where a control group says so.
 fn is_crowded<'a>(
     own: &Processors,
     parallelism: usize,
@@ -499,8 +511,8 @@ fn not_one_host(records: &[Record], hosts: &Hosts) -> JoinError {
     }
 }
 
-/// The first rank that said no, and why. Who knows a cause (`-`) goes before those who only miss a peer (`~`): that peer
-/// may be the one that gave up.
+/// The first rank that said no, and why. Who knows a cause (`-`) goes before those who only miss a
+/// peer (`~`): that peer may be the one that gave up.
 fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
     let of = |sign: char| (0..).zip(lines).find_map(|(rank, line)| Some((rank, line.strip_prefix(sign)?)));
     let unsigned =

@@ -23,7 +23,8 @@ pub(super) enum ReachError {
     Late { ranks: Vec<Rank>, addresses: Vec<(Rank, String)>, waited: Duration },
 }
 
-/// Of the addresses that a device has, separated by blanks, the one for other hosts, which is the last.
+/// Of the addresses that a device has, separated by blanks, the one for other hosts, which is the
+/// last.
 fn across(address: &str) -> String {
     address.rsplit(' ').next().unwrap_or(address).to_owned()
 }

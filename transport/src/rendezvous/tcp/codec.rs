@@ -1,11 +1,14 @@
-//! What goes over a store's connection: a handshake of fixed sizes, then frames with a length in front.
+//! What goes over a store's connection: a handshake of fixed sizes, then frames with a length in
+//! front.
 //!
-//! Pure: bytes in, values out. Whatever does not decode, or is longer than its kind allows, is [`Malformed`].
+//! Pure: bytes in, values out. Whatever does not decode, or is longer than its kind allows, is
+//! [`Malformed`].
 
 use crate::auth::TAG_BYTES;
 use crate::rendezvous::{KEY_BYTES_MAX, REASON_BYTES_MAX, VALUE_BYTES_MAX};
 
-/// What both ends say first. It ends like a request of HTTP, so that such a server answers (with an error) at once.
+/// What both ends say first. It ends like a request of HTTP, so that such a server answers (with an
+/// error) at once.
 pub(super) const MAGIC: &[u8; 16] = b"PLEACH STORE\r\n\r\n";
 
 /// Version of this protocol.
@@ -247,7 +250,8 @@ impl Answer {
     }
 }
 
-/// The first whole frame in `bytes` (without its length) and how many bytes it takes; `None`: more must come.
+/// The first whole frame in `bytes` (without its length) and how many bytes it takes; `None`: more
+/// must come.
 pub(super) fn frame(bytes: &[u8], bytes_max: usize) -> Result<Option<(&[u8], usize)>, Malformed> {
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;

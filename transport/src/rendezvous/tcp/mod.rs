@@ -1,9 +1,10 @@
 //! A store in rank 0's process that the other ranks reach by TCP.
 //!
-//! Rank 0 is a client of its own store like everybody else. Ends prove to each other that they know the secret
-//! ([`crate::auth`]). Where nobody gives one, which is possible on loopback alone, rank 0 makes one and hands it to processes
-//! of its own user ([`same_user`]). Strangers are turned away without harm, and a stranger *at* the address is told apart from
-//! a store by the first bytes it says.
+//! Rank 0 is a client of its own store like everybody else. Ends prove to each other that they know
+//! the secret ([`crate::auth`]). Where nobody gives one, which is possible on loopback alone, rank
+//! 0 makes one and hands it to processes of its own user ([`same_user`]). Strangers are turned away
+//! without harm, and a stranger *at* the address is told apart from a store by the first bytes it
+//! says.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -55,7 +56,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many bytes of a stranger's answer are shown.
 const ANSWER_SHOWN_BYTES: usize = 24;
 
-/// A connection to the store of rank 0; in rank 0 also the store itself, which lives until this is dropped.
+/// A connection to the store of rank 0; in rank 0 also the store itself, which lives until this is
+/// dropped.
 pub struct TcpStore {
     address: String,
     stream: TcpStream,
@@ -67,7 +69,8 @@ pub struct TcpStore {
 }
 
 impl TcpStore {
-    /// Opens the store at `address` (`HOST:PORT`): rank 0 creates it, the others connect, trying until the deadline.
+    /// Opens the store at `address` (`HOST:PORT`): rank 0 creates it, the others connect, trying
+    /// until the deadline.
     ///
     /// # Errors
     ///
@@ -199,7 +202,8 @@ fn resolve(address: &str, secret: Option<&Secret>, deadline: Nanos) -> Result<Ve
     Ok(resolved)
 }
 
-/// Asks for the addresses of a name, until the deadline: a name server that is silent takes its own time.
+/// Asks for the addresses of a name, until the deadline: a name server that is silent takes its own
+/// time.
 fn look_up(address: &str, deadline: Nanos) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = address.parse() {
         return Ok(vec![address]);
@@ -225,8 +229,9 @@ fn is_named(address: &str) -> bool {
     !is_localhost && address.parse::<SocketAddr>().is_err()
 }
 
-/// Where rank 0 listens, in the order of trying. A name may have several addresses, or be 127.0.1.1 on the host whose name it
-/// is (Debian's habit), while other hosts know another address: then rank 0 listens on all, if there is a secret.
+/// Where rank 0 listens, in the order of trying. A name may have several addresses, or be 127.0.1.1
+/// on the host whose name it is (Debian's habit), while other hosts know another address: then rank
+/// 0 listens on all, if there is a secret.
 fn places_to_listen(address: &str, resolved: &[SocketAddr], has_secret: bool) -> Vec<SocketAddr> {
     let mut outside: Vec<_> = resolved.iter().filter(|place| !place.ip().is_loopback()).copied().collect();
     outside.dedup();
@@ -315,7 +320,8 @@ impl Dialer<'_> {
     fn shake_hands(&self, mut stream: TcpStream, attempts: &Attempts) -> Result<TcpStream, Refusal> {
         let limit = attempts.left().clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
         if stream.local_addr()? == stream.peer_addr()? {
-            // Nobody listens, and the kernel happened to choose the very port as ours: we met ourselves.
+            // Nobody listens, and the kernel happened to choose the very port as ours: we met
+            // ourselves.
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
         }
         stream.set_nodelay(true)?;

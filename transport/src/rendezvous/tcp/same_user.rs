@@ -1,8 +1,10 @@
-//! The secret of a store that was given none: handed out over a Unix socket, to processes of the same user.
+//! The secret of a store that was given none: handed out over a Unix socket, to processes of the
+//! same user.
 //!
-//! An address of loopback tells hosts apart, not users: whoever is on the host can connect to it. At the other end of a
-//! Unix socket the kernel says who is there (`SO_PEERCRED`), to both. The socket's name is abstract, so it is there in
-//! the network namespace in which the store's address is, and is gone with the process.
+//! An address of loopback tells hosts apart, not users: whoever is on the host can connect to it.
+//! At the other end of a Unix socket the kernel says who is there (`SO_PEERCRED`), to both. The
+//! socket's name is abstract, so it is there in the network namespace in which the store's address
+//! is, and is gone with the process.
 
 use std::io;
 use std::net::SocketAddr;

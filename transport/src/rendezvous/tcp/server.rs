@@ -1,8 +1,9 @@
 //! The store itself: one thread of rank 0 that serves all connections.
 //!
-//! **Invariants:** a connection that has not proved the secret holds at most a handshake's bytes, for at most
-//! [`HANDSHAKE_TIMEOUT`], and never keeps a rank from being served; nothing it sends changes the table. A connection holds
-//! at most one answer and one request and a bit: nothing more is read from it before the answer is sent.
+//! **Invariants:** a connection that has not proved the secret holds at most a handshake's bytes,
+//! for at most [`HANDSHAKE_TIMEOUT`], and never keeps a rank from being served; nothing it sends
+//! changes the table. A connection holds at most one answer and one request and a bit: nothing more
+//! is read from it before the answer is sent.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -64,7 +65,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves what comes to `listener`. Without a secret it makes one and hands it to processes of this user and host.
+    /// Serves what comes to `listener`. Without a secret it makes one and hands it to processes of
+    /// this user and host.
     pub(super) fn start(
         listener: TcpListener,
         world_size: u32,
@@ -99,7 +101,8 @@ impl Drop for Server {
         let _ = self.stop.set(self.deadline);
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // It ends within `FAREWELL_TIMEOUT` and `FLUSH_TIMEOUT`; a panic there has been printed by its thread.
+            // It ends within `FAREWELL_TIMEOUT` and `FLUSH_TIMEOUT`; a panic there has been printed
+            // by its thread.
             let _ = thread.join();
         }
     }
@@ -136,8 +139,8 @@ impl Table {
         self.changes += 1;
     }
 
-    /// Keeps why somebody was turned away, and says so at once. The meeting goes on: anybody can send a wrong proof, which must
-    /// not end a job.
+    /// Keeps why somebody was turned away, and says so at once. The meeting goes on: anybody can
+    /// send a wrong proof, which must not end a job.
     fn refuse(&mut self, reason: String) {
         if self.refused.as_ref() != Some(&reason) && self.warnings_left > 0 {
             self.warnings_left -= 1;
@@ -279,8 +282,8 @@ impl Service {
         deadlines.chain(self.paused_until).min()
     }
 
-    /// Sleeps until a socket is ready, the bell rings or the deadline has passed; gives the connections to look at.
-    /// Without a bell only what can be sent is waited for.
+    /// Sleeps until a socket is ready, the bell rings or the deadline has passed; gives the
+    /// connections to look at. Without a bell only what can be sent is waited for.
     fn sleep(&self, bell: Option<&dyn AsFd>, deadline: Option<Nanos>) -> Vec<u64> {
         let mut files = Vec::with_capacity(self.connections.len() + 2);
         for connection in self.connections.values() {
@@ -315,7 +318,8 @@ impl Service {
         ready.map(|((&number, _), _)| number).collect()
     }
 
-    /// Serves the connections that are ready, lets some more in, then ends the waiting that is over.
+    /// Serves the connections that are ready, lets some more in, then ends the waiting that is
+    /// over.
     fn advance(&mut self, ready: &[u64]) {
         let changes = self.table.changes;
         ready.iter().for_each(|&number| self.serve_one(number));
@@ -358,7 +362,8 @@ impl Service {
                 Err(error) => return self.not_accepted(&error),
             };
             if self.connections.len() >= self.connections_max {
-                // One that has not shown who it is makes room; without any the newcomer must come again.
+                // One that has not shown who it is makes room; without any the newcomer must come
+                // again.
                 let Some(stranger) = self.unproved.first_to_drop() else { continue };
                 self.drop_unproved(stranger);
             }
@@ -367,7 +372,8 @@ impl Service {
                 self.next_number += 1;
                 self.unproved.add(from.ip(), number);
                 self.connections.insert(number, Connection::new(stream, from));
-                // At once: what it has said already keeps it from being taken for one that says nothing.
+                // At once: what it has said already keeps it from being taken for one that says
+                // nothing.
                 self.serve_one(number);
             }
         }
@@ -394,8 +400,9 @@ impl Service {
         }
     }
 
-    /// Nobody was there, whose connection may have gone wrong meanwhile: that is its own affair. Or there is no file or memory
-    /// for one: then the listener would be ready for ever, and who wants in would wait until its time is up.
+    /// Nobody was there, whose connection may have gone wrong meanwhile: that is its own affair. Or
+    /// there is no file or memory for one: then the listener would be ready for ever, and who wants
+    /// in would wait until its time is up.
     fn not_accepted(&mut self, error: &io::Error) {
         use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
         if matches!(error.kind(), WouldBlock | ConnectionAborted | Interrupted) {
@@ -431,8 +438,8 @@ impl Connection {
         matches!(self.stage, Stage::Open { waiting: Some(_), .. })
     }
 
-    /// Whether the next request, or word of a handshake, may be looked at: not while an answer is being waited for or sent,
-    /// so that a peer which asks without listening fills its own buffers.
+    /// Whether the next request, or word of a handshake, may be looked at: not while an answer is
+    /// being waited for or sent, so that a peer which asks without listening fills its own buffers.
     fn takes_requests(&self) -> bool {
         self.output.is_empty() && !self.is_waiting() && !matches!(self.stage, Stage::Ending { .. })
     }
@@ -479,7 +486,8 @@ impl Connection {
             // A handshake's bytes, and not one more.
             Stage::Greeting { .. } => HELLO_BYTES.saturating_sub(self.input.len()),
             Stage::Proving { .. } => PROOF_BYTES.saturating_sub(self.input.len()),
-            // A well-behaved rank has one request under way, so more than one and a bit is never kept.
+            // A well-behaved rank has one request under way, so more than one and a bit is never
+            // kept.
             Stage::Open { .. } if self.input.len() <= REQUEST_BYTES_MAX => READ_BYTES,
             Stage::Open { .. } | Stage::Ending { .. } => 0,
         };

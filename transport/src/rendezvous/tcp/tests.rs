@@ -131,7 +131,8 @@ fn a_server_that_is_no_store_is_recognised_by_what_it_says() {
         let address = listener.local_addr().expect("is bound").to_string();
         thread::scope(|scope| {
             scope.spawn(move || {
-                // Answers one caller and hangs up; a lone beginning that could be ours is tried again.
+                // Answers one caller and hangs up; a lone beginning that could be ours is tried
+                // again.
                 let (mut stream, _) = listener.accept().expect("somebody comes");
                 stream.write_all(said).expect("said");
                 let _ = stream.read(&mut [0; 100]);
@@ -163,7 +164,8 @@ fn an_address_that_is_not_loopback_needs_a_secret() {
     }
 }
 
-/// Connects and proves a secret by hand, as a program that is not this one would; whether the store lets it in.
+/// Connects and proves a secret by hand, as a program that is not this one would; whether the store
+/// lets it in.
 fn is_let_in(address: &str, key: Option<&Secret>) -> bool {
     let mut stream = TcpStream::connect(address).expect("it listens");
     let own = Hello { version: VERSION, challenge: challenge() };
@@ -219,7 +221,8 @@ fn without_a_secret_another_user_is_refused_on_both_sides() {
 fn strangers_do_no_harm() {
     let address = free_address();
     let mut zero = open(&address, 0, None, late()).expect("opens");
-    // More than there is room for; silent ones, ones that talk nonsense, and ones that promise too much.
+    // More than there is room for; silent ones, ones that talk nonsense, and ones that promise too
+    // much.
     let mut strangers = Vec::new();
     for number in 0..100 {
         let mut stream = TcpStream::connect(&address).expect("connects");
@@ -251,8 +254,8 @@ fn more_keys_than_fit_one_request_are_asked_for_in_several() {
     assert!(values.iter().zip(&keys).all(|(value, key)| value == key.as_bytes()) && values.len() == 600);
 }
 
-/// Connects so many times from one address and never proves anything: silent, with a hello, and byte by byte. At most
-/// `held` are open at a time.
+/// Connects so many times from one address and never proves anything: silent, with a hello, and
+/// byte by byte. At most `held` are open at a time.
 fn flood(address: &str, connections: usize, held: usize, over: &AtomicBool) {
     let hello = Hello { version: VERSION, challenge: [0; 32] }.encode();
     let mut strangers = std::collections::VecDeque::new();
@@ -276,7 +279,8 @@ fn flood(address: &str, connections: usize, held: usize, over: &AtomicBool) {
     over.store(true, Ordering::Release);
 }
 
-/// Ranks are served while a flood comes, those that are in and those that come; says how long one request took at most.
+/// Ranks are served while a flood comes, those that are in and those that come; says how long one
+/// request took at most.
 fn serve_under_flood(connections: usize, held: usize) {
     let (address, secret) = (free_address(), secret("right right right"));
     let mut zero = open(&address, 0, Some(&secret), late()).expect("opens");
@@ -346,7 +350,8 @@ fn mute() -> (String, thread::JoinHandle<TcpStream>) {
     (address, server)
 }
 
-/// Joins at this store as a rank of three, and gives the error and how long it took, the end of the store included.
+/// Joins at this store as a rank of three, and gives the error and how long it took, the end of the
+/// store included.
 fn joining(store: TcpStore, rank: Rank, timeout: Duration) -> (String, Duration) {
     struct Quiet;
     impl crate::Responder for Quiet {

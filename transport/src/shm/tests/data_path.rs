@@ -133,14 +133,15 @@ fn transfers_and_notices_call_no_system_while_the_peer_is_awake() {
     let (done, is_strict) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (finished, started) = (done.clone(), is_strict.clone());
     std::thread::spawn(move || {
-        // SAFETY: no memory is passed. From here on the kernel ends this thread when it calls the system for anything
-        // but to read, to write or to end.
+        // SAFETY: no memory is passed. From here on the kernel ends this thread when it calls the
+        // system for anything but to read, to write or to end.
         let strict = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT, 0, 0, 0) };
         started.store(strict == 0, Ordering::Release); // Pairs with the acquires below.
         traffic.run(ROUNDS / 10);
         finished.store(true, Ordering::Release);
         std::mem::forget((traffic, started, finished));
-        // SAFETY: ends this thread alone, in the one way that is allowed; what it owned was forgotten.
+        // SAFETY: ends this thread alone, in the one way that is allowed; what it owned was
+        // forgotten.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     });
     let deadline = clock::now() + PATIENCE;

@@ -17,7 +17,8 @@ use crate::device::{Address, Device, Event};
 const STREAMS: usize = 20_000;
 /// How long such streams are tried: on a busy machine each takes its ends several turns.
 const STREAMS_TIME: Duration = Duration::from_secs(3);
-/// Looks between two yields, so that the other end gets its turn where there is one processor for both.
+/// Looks between two yields, so that the other end gets its turn where there is one processor for
+/// both.
 const LOOKS: u32 = 64;
 
 const RANKS: u32 = 6;

@@ -1,4 +1,5 @@
-//! What only shared memory can get wrong: lying peers, stopped and killed processes, things left behind.
+//! What only shared memory can get wrong: lying peers, stopped and killed processes, things left
+//! behind.
 
 mod data_path;
 mod goodbye;

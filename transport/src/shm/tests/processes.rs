@@ -1,4 +1,5 @@
-//! Real processes: stopped, continued, killed, forked. The peer is this test binary run again with a role.
+//! Real processes: stopped, continued, killed, forked. The peer is this test binary run again with
+//! a role.
 
 use std::io::{Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -237,7 +238,8 @@ fn writer(told: &mut Told) {
 /// Forks a child that writes whenever it is told to, and waits to be killed.
 fn parent(told: Told) {
     let mut round = 0;
-    // SAFETY: the child calls only what needs no lock that another thread may have held: raw reads and writes.
+    // SAFETY: the child calls only what needs no lock that another thread may have held: raw reads
+    // and writes.
     if unsafe { libc::fork() } == 0 {
         let mut order = [0];
         // The test closes its end when it is over.
@@ -301,7 +303,8 @@ fn fork_and_drop() {
     let mut stations = [Station::new(0, 2), Station::new(1, 2)];
     connect(&mut stations);
     let region = stations[0].region(4096);
-    // SAFETY: the child drops two devices, which takes locks that only this thread and idle watchers use, and ends.
+    // SAFETY: the child drops two devices, which takes locks that only this thread and idle
+    // watchers use, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop((region, stations));

@@ -1,4 +1,5 @@
-//! How pairs come about: who dials whom, who is let in, what is proved before anything else is said.
+//! How pairs come about: who dials whom, who is let in, what is proved before anything else is
+//! said.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -32,7 +33,8 @@ impl Watcher {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(errno) => {
-                    // Out of descriptors or memory. Where more strangers are here than peers can be, they have them.
+                    // Out of descriptors or memory. Where more strangers are here than peers can
+                    // be, they have them.
                     if self.unproved.len() > CONNECTIONS * self.peers.len() {
                         return self.drop_oldest_unproved();
                     }
@@ -55,7 +57,8 @@ impl Watcher {
         // No room in the kernel: the stranger is dropped.
         if let Ok(slot) = self.insert(Kind::Handshake(Box::new(proving)), epoll::EventFlags::IN) {
             self.unproved.add(from.ip(), slot as u64);
-            // At once: what it has said already keeps it from being taken for one that says nothing.
+            // At once: what it has said already keeps it from being taken for one that says
+            // nothing.
             self.serve_handshake(slot, now);
         }
     }
@@ -90,7 +93,8 @@ impl Watcher {
         }
     }
 
-    /// Peers for whose connections this process may open no more files would wait for them until their time is up.
+    /// Peers for whose connections this process may open no more files would wait for them until
+    /// their time is up.
     fn cannot_open(&mut self, error: &std::io::Error) {
         if files_allowed(error).is_none() {
             return;
@@ -254,7 +258,8 @@ impl Watcher {
         };
         *place = Some(socket);
         if dialed.is_some() && arrivals.lanes_complete() {
-            // The listener's "ready" comes here, perhaps before its last word on a lane has been read: it waits for that.
+            // The listener's "ready" comes here, perhaps before its last word on a lane has been
+            // read: it waits for that.
             self.read_control(peer);
         }
         self.try_open(peer);

@@ -1,5 +1,6 @@
-//! What ranks tell each other when they are joined by the connection manager: an [`Entrance`] over the control stream, then one
-//! [`Greeting`] each way for each queue pair, as private data of the connection. All that comes from a peer is decoded here.
+//! What ranks tell each other when they are joined by the connection manager: an [`Entrance`] over
+//! the control stream, then one [`Greeting`] each way for each queue pair, as private data of the
+//! connection. All that comes from a peer is decoded here.
 
 use std::net::Ipv6Addr;
 
@@ -26,8 +27,8 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// Whether packets of an address of this rank go there: the manager chooses the version of RoCE by itself, so other than
-    /// for [`Kind`] it is the families of the addresses that count.
+    /// Whether packets of an address of this rank go there: the manager chooses the version of RoCE
+    /// by itself, so other than for [`Kind`] it is the families of the addresses that count.
     pub(super) fn meets(&self, own: Ipv6Addr) -> bool {
         self.address.to_ipv4_mapped().is_some() == own.to_ipv4_mapped().is_some()
     }

@@ -1,7 +1,9 @@
-//! What librdmacm makes, each owned by a value: the channel that events come over, and connections on their way, each an [`Id`].
+//! What librdmacm makes, each owned by a value: the channel that events come over, and connections
+//! on their way, each an [`Id`].
 //!
-//! **Invariant:** an id is destroyed before its channel, as it holds it, and no event is kept: [`Channel::next`] copies what it
-//! says and acknowledges it, since destroying an id waits until all its events were.
+//! **Invariant:** an id is destroyed before its channel, as it holds it, and no event is kept:
+//! [`Channel::next`] copies what it says and acknowledges it, since destroying an id waits until
+//! all its events were.
 
 use std::ffi::c_int;
 use std::io;
@@ -70,7 +72,8 @@ impl Channel {
 
     /// Readable when an event is there.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
-        // SAFETY: a live channel, whose file is open as long as it is, which the borrow does not outlive.
+        // SAFETY: a live channel, whose file is open as long as it is, which the borrow does not
+        // outlive.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
     }
 
@@ -81,8 +84,8 @@ impl Channel {
         if unsafe { (self.library.get_cm_event)(self.raw.as_ptr(), &raw mut event) } != 0 {
             return None;
         }
-        // SAFETY: an event that was not acknowledged; of a connection `conn` says something, and what it points to is as long
-        // as it says.
+        // SAFETY: an event that was not acknowledged; of a connection `conn` says something, and
+        // what it points to is as long as it says.
         let happened = unsafe {
             let event = &*event;
             let what = of(event.event);
@@ -178,7 +181,8 @@ impl Id {
         Ok(Self { raw, channel: Arc::clone(channel) })
     }
 
-    /// Waits for at most so many connections at an address of a port, at a number that the system chooses, which is returned.
+    /// Waits for at most so many connections at an address of a port, at a number that the system
+    /// chooses, which is returned.
     pub(super) fn listening(channel: &Arc<Channel>, at: SocketAddr, most: c_int) -> io::Result<(Self, u16)> {
         let id = Self::new(channel)?;
         let (mut address, library) = (Socket::of(at), channel.library);
@@ -265,7 +269,8 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: a live id, whose events were all acknowledged. Its queue pair is not the library's.
+        // SAFETY: a live id, whose events were all acknowledged. Its queue pair is not the
+        // library's.
         unsafe { (self.channel.library.destroy_id)(self.raw.as_ptr()) };
     }
 }

@@ -1,4 +1,5 @@
-//! librdmacm, found at run time as libibverbs is: opened with the first device that connects by it, and open from then on.
+//! librdmacm, found at run time as libibverbs is: opened with the first device that connects by it,
+//! and open from then on.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;

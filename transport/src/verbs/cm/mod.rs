@@ -1,17 +1,20 @@
-//! Pairs joined by the connection manager, librdmacm, instead of by what ranks tell each other of their queue pairs: the kernel
-//! finds the peer's address and the way there, and takes both ends through the states of their queue pairs.
+//! Pairs joined by the connection manager, librdmacm, instead of by what ranks tell each other of
+//! their queue pairs: the kernel finds the peer's address and the way there, and takes both ends
+//! through the states of their queue pairs.
 //!
-//! Chosen by [`Wish::connect`](super::Wish): networks with routers, partitions or path records of their own need it. The control
-//! stream is there in either way, and comes first: over it ranks prove who they are and tell each other where they wait
-//! ([`Entrance`]). The higher rank calls: it asks for the address, then for the route, then connects, one call for each queue pair,
-//! and both ends say in the private data of these messages what each must know ([`Greeting`]). What comes after, the word that each
-//! is ready and the write that shows that the way is open, is as without.
+//! Chosen by [`Wish::connect`](super::Wish): networks with routers, partitions or path records of
+//! their own need it. The control stream is there in either way, and comes first: over it ranks
+//! prove who they are and tell each other where they wait ([`Entrance`]). The higher rank calls: it
+//! asks for the address, then for the route, then connects, one call for each queue pair, and both
+//! ends say in the private data of these messages what each must know ([`Greeting`]). What comes
+//! after, the word that each is ready and the write that shows that the way is open, is as without.
 //!
-//! **Invariant:** a request to be joined is taken only of a peer whose pair is on its way and that gives the token which it was
-//! told over the control stream; others are sent away and change nothing. Queue pairs stay this backend's own: the manager
-//! only says what they are to be told, so what ends a pair ends it here as well, and whatever else the manager says then is
-//! not listened to. No call waits: events come over a file that the device's own sleeps on, and each step has the limit of the
-//! whole connection.
+//! **Invariant:** a request to be joined is taken only of a peer whose pair is on its way and that
+//! gives the token which it was told over the control stream; others are sent away and change
+//! nothing. Queue pairs stay this backend's own: the manager only says what they are to be told, so
+//! what ends a pair ends it here as well, and whatever else the manager says then is not listened
+//! to. No call waits: events come over a file that the device's own sleeps on, and each step has
+//! the limit of the whole connection.
 
 mod greeting;
 mod ids;
@@ -256,7 +259,8 @@ impl VerbsDevice {
             return self.asked(id, &happened.said, happened.queue_pair);
         }
         let call = self.switchboard.as_ref().and_then(|switchboard| switchboard.calls.get(&happened.id));
-        // Of a pair that has ended meanwhile, or a listener: nothing that is not found out otherwise.
+        // Of a pair that has ended meanwhile, or a listener: nothing that is not found out
+        // otherwise.
         let Some(&Call { peer, lane, .. }) = call else { return };
         let failure = match happened.what {
             What::AddressResolved => self.find_route(happened.id),

@@ -12,8 +12,8 @@ use crate::memory::Memory;
 use crate::verbs::limits::{Kind, Limits, NotMade, Taken};
 use crate::verbs::sys;
 
-/// A protection domain: what its regions and queue pairs have in common. It keeps to the limits that its device told, so
-/// that who meets one hears which.
+/// A protection domain: what its regions and queue pairs have in common. It keeps to the limits
+/// that its device told, so that who meets one hears which.
 pub(in crate::verbs) struct Domain {
     pub(super) raw: NonNull<sys::ibv_pd>,
     pub(super) context: Arc<Context>,
@@ -63,7 +63,8 @@ pub(in crate::verbs) struct MemoryRegion {
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers memory of at least one byte, known to peers at `iova`: as a dma-buf where it is one.
+    /// Registers memory of at least one byte, known to peers at `iova`: as a dma-buf where it is
+    /// one.
     pub(in crate::verbs) fn new(
         domain: &Arc<Domain>,
         memory: Arc<dyn Memory>,
@@ -89,8 +90,8 @@ impl MemoryRegion {
         let without = || io::Error::new(io::ErrorKind::Unsupported, "it is no dma-buf");
         let part = memory.dma_buf().ok_or_else(without)?;
         let (file, len) = (part.file.as_raw_fd(), memory.len());
-        // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is kept longer than the
-        // registration.
+        // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is
+        // kept longer than the registration.
         let raw =
             unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, older(access) as c_int) };
         Self::registered(domain, memory, raw, taken)

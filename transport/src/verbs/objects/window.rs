@@ -1,4 +1,5 @@
-//! Memory windows of type 2: keys of a part of a region that one queue pair's peer may use, until they are taken back.
+//! Memory windows of type 2: keys of a part of a region that one queue pair's peer may use, until
+//! they are taken back.
 
 use std::io;
 use std::ptr::NonNull;
@@ -32,8 +33,8 @@ impl Window {
         Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
     }
 
-    /// What binds it to these bytes of a region, in the addresses that peers use, and by which key it is good when that has
-    /// ended. Once a window: each binding would have another key.
+    /// What binds it to these bytes of a region, in the addresses that peers use, and by which key
+    /// it is good when that has ended. Once a window: each binding would have another key.
     pub(in crate::verbs) fn bind(
         &self,
         region: &MemoryRegion,
@@ -41,7 +42,8 @@ impl Window {
         bytes: u64,
         access: u32,
     ) -> sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
-        // SAFETY: a live window. Its key stays what it was before: the request names the window by that.
+        // SAFETY: a live window. Its key stays what it was before: the request names the window by
+        // that.
         let before = unsafe { self.raw.as_ref().rkey };
         sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
             mw: self.raw.as_ptr(),

@@ -24,7 +24,8 @@ struct Bytes<'a> {
 }
 
 impl Pair {
-    /// Starts a transfer whose lengths and local slice were checked. `keys`: of its slice; `others`: of the peer's regions.
+    /// Starts a transfer whose lengths and local slice were checked. `keys`: of its slice;
+    /// `others`: of the peer's regions.
     pub(in crate::verbs) fn submit(
         &mut self,
         transfer: &Transfer,
@@ -121,7 +122,8 @@ impl Pair {
         self.charge(immediate);
     }
 
-    /// A put over all queue pairs, each with a part and, where there is a notice, its word that the part is there.
+    /// A put over all queue pairs, each with a part and, where there is a notice, its word that the
+    /// part is there.
     fn put_striped(&mut self, bytes: &Bytes<'_>, notice: Option<&Notice>, id: TransferId) {
         let count = self.lanes.len();
         self.ends.begin(id, count);
@@ -197,8 +199,9 @@ impl Pair {
         Submitted::UnderWay
     }
 
-    /// Whether a transfer goes over all queue pairs: only where it is known to lie inside its region, since of one that does
-    /// not some parts might be accepted, and a transfer is, or is not.
+    /// Whether a transfer goes over all queue pairs: only where it is known to lie inside its
+    /// region, since of one that does not some parts might be accepted, and a transfer is, or is
+    /// not.
     fn is_striped(&self, bytes: &Bytes<'_>) -> bool {
         let lies_inside = |known: &KnownRegion| {
             bytes.remote.offset.checked_add(bytes.remote.len).is_some_and(|end| end <= known.bytes)
@@ -221,8 +224,8 @@ impl Pair {
         (target(lane, &remote, bytes.others).unwrap_or_else(|| Target::of(&remote)), local)
     }
 
-    /// The queue pair that a transfer goes over alone, and what it names there: one whose NIC's key is known, as that of the
-    /// first is.
+    /// The queue pair that a transfer goes over alone, and what it names there: one whose NIC's key
+    /// is known, as that of the first is.
     #[inline]
     fn way(&mut self, notice: Option<&Notice>, dst: &RemoteSlice, others: &KnownRegions) -> (usize, Target) {
         let lane = match notice {
@@ -257,7 +260,8 @@ impl Pair {
     }
 }
 
-/// The bytes of a slice that are so few that they are copied at once, so that nobody waits for the put's end.
+/// The bytes of a slice that are so few that they are copied at once, so that nobody waits for the
+/// put's end.
 fn carried(slice: &Slice) -> Option<Inline> {
     if slice.len() > CELL_PAYLOAD_BYTES || slice.region().memory().space() != Space::Host {
         return None;

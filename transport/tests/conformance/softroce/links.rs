@@ -49,7 +49,8 @@ fn check_transfers(world: &mut World<Verbs<false>>, rounds: u64) {
     }
 }
 
-/// Sees that rank 0 loses rank 1 because nothing comes back, and that both still reach rank 2 and each other's loss is told.
+/// Sees that rank 0 loses rank 1 because nothing comes back, and that both still reach rank 2 and
+/// each other's loss is told.
 fn check_silent(world: &mut World<Verbs<false>>) {
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
     world.submit(0, 1, put(&mine.whole(), theirs.remote(), Some(0)));

@@ -1,7 +1,8 @@
 //! Packets of RoCE v2, taken from all interfaces and taken apart.
 //!
-//! Source of the formats: InfiniBand Architecture Specification, volume 1, release 1.5, chapter 9 (BTH 9.2, RETH 9.3.3,
-//! AtomicETH 9.3.4, AETH 9.3.5, immediate 9.3.7; opcodes in table 38); annex A17 for UDP port 4791.
+//! Source of the formats: InfiniBand Architecture Specification, volume 1, release 1.5, chapter 9
+//! (BTH 9.2, RETH 9.3.3, AtomicETH 9.3.4, AETH 9.3.5, immediate 9.3.7; opcodes in table 38); annex
+//! A17 for UDP port 4791.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;

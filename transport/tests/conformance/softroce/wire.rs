@@ -12,7 +12,8 @@ use super::packet::{
 use crate::verbs::Verbs;
 use crate::world::{World, assert_bytes, noise, notice, put};
 
-/// Carries out one transfer from rank 0 to rank 1; what it was on the wire, requests and answers apart.
+/// Carries out one transfer from rank 0 to rank 1; what it was on the wire, requests and answers
+/// apart.
 fn seen(
     world: &mut World<Verbs<false>>,
     transfer: Transfer,

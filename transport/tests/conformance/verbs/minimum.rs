@@ -1,17 +1,21 @@
-//! What moving bytes costs in requests, doorbells, completions and looks at queues: exactly the least that it can.
+//! What moving bytes costs in requests, doorbells, completions and looks at queues: exactly the
+//! least that it can.
 //!
 //! The least, and why it is that:
 //!
-//! * A put with a notice is **one request**: the verbs have one operation, a write with immediate, that both places bytes and tells
-//!   the target, and messages as long as a port carries (Soft-RoCE: 8 MiB; hardware: 1 or 2 GiB) need no second. So bytes beyond
-//!   that length take one request for each such part; nothing less reaches the target's completion queue at all.
-//! * It is **one doorbell**: only posting hands it to the NIC. Notices that were submitted together share one, as the verbs take a
-//!   list of requests; a long put does not wait for others.
-//! * It is **one completion here**, since its submitter waits for its own end. A notice carries its bytes in the request, so
-//!   nobody waits for it, and only every 32nd asks for a completion, without which its place in the queue would never be known
-//!   to be free.
-//! * It is **one completion and one receive there**: an immediate uses up a receive. Receives are posted anew 64 at a time.
-//! * **A look that finds something** is needed for each batch of completions; one completion under way is one batch.
+//! * A put with a notice is **one request**: the verbs have one operation, a write with immediate,
+//!   that both places bytes and tells the target, and messages as long as a port carries
+//!   (Soft-RoCE: 8 MiB; hardware: 1 or 2 GiB) need no second. So bytes beyond that length take one
+//!   request for each such part; nothing less reaches the target's completion queue at all.
+//! * It is **one doorbell**: only posting hands it to the NIC. Notices that were submitted together
+//!   share one, as the verbs take a list of requests; a long put does not wait for others.
+//! * It is **one completion here**, since its submitter waits for its own end. A notice carries its
+//!   bytes in the request, so nobody waits for it, and only every 32nd asks for a completion,
+//!   without which its place in the queue would never be known to be free.
+//! * It is **one completion and one receive there**: an immediate uses up a receive. Receives are
+//!   posted anew 64 at a time.
+//! * **A look that finds something** is needed for each batch of completions; one completion under
+//!   way is one batch.
 
 use pleach_transport::verbs::Counts;
 use pleach_transport::{
@@ -39,7 +43,8 @@ fn since(before: Counts, after: Counts) -> Counts {
     counts
 }
 
-/// Puts `total` bytes from rank 0 to rank 1 in puts of `bytes`, one after the other; what that was at both ends.
+/// Puts `total` bytes from rank 0 to rank 1 in puts of `bytes`, one after the other; what that was
+/// at both ends.
 fn put(two: &mut Two, regions: &[Region; 2], bytes: usize, total: usize, told_before: u64) -> [Counts; 2] {
     let before = [two.0[0].counts(), two.0[1].counts()];
     let cells = two.0[1].cells(0);

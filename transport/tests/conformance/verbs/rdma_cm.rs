@@ -1,5 +1,6 @@
-//! What people are told when ranks are not to be joined in the same way. That the connection manager joins them is the suite's
-//! (`verbs_cm`); what changed links do to it is with those (`softroce::rdma_cm`).
+//! What people are told when ranks are not to be joined in the same way. That the connection
+//! manager joins them is the suite's (`verbs_cm`); what changed links do to it is with those
+//! (`softroce::rdma_cm`).
 
 use pleach_transport::LossCause;
 use pleach_transport::verbs::{Connect, Refusal, Wish};

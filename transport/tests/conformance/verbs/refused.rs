@@ -1,4 +1,5 @@
-//! What a NIC refuses its peer: the transfer says so, the pair is lost with that cause, and nobody else is harmed.
+//! What a NIC refuses its peer: the transfer says so, the pair is lost with that cause, and nobody
+//! else is harmed.
 //!
 //! That no byte changes is shown by the suite (`keys`); here is what people are told.
 
