@@ -264,6 +264,8 @@ impl TcpDevice {
 
     /// Gives a peer up, as if its connection had broken for this cause.
     pub(crate) fn lose(&self, peer: Rank, cause: LossCause) {
+        // Its control stream may end meanwhile, as a consequence.
+        self.shared.link(peer).suspect(cause.clone());
         self.shared.order(Order::Lose { peer, cause });
     }
 

@@ -156,6 +156,7 @@ impl Shared {
 
     /// A peer is lost. Of several that find out, the first is heard; a severed peer is not lost.
     pub(super) fn lose(&self, peer: Rank, cause: LossCause) {
+        let cause = self.link(peer).suspected().unwrap_or(cause);
         if self.link(peer).end(Standing::Lost) {
             self.responder.lost(peer, &cause);
             self.send(Mail::Lost { peer, cause });
@@ -187,11 +188,22 @@ struct LinkState {
     /// A frame that goes out once `out` is empty; the next one of its kind takes its place.
     urgent: Option<Vec<u8>>,
     said_goodbye: bool,
+    /// Why the peer will be lost, once all that it said has been read.
+    suspected: Option<LossCause>,
 }
 
 impl Link {
     pub(super) fn standing(&self) -> Standing {
         lock(&self.0).standing
+    }
+
+    /// The peer is lost for this cause, as was seen elsewhere; the first cause counts.
+    pub(super) fn suspect(&self, cause: LossCause) {
+        lock(&self.0).suspected.get_or_insert(cause);
+    }
+
+    fn suspected(&self) -> Option<LossCause> {
+        lock(&self.0).suspected.clone()
     }
 
     /// The pair is connected; false when it was severed meanwhile.
