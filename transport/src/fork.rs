@@ -37,6 +37,7 @@ impl Process {
 
     /// Whether it is the running one still.
     #[must_use]
+    #[inline]
     pub fn is_current(&self) -> bool {
         self.forks == FORKS.load(Ordering::Relaxed)
     }

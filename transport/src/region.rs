@@ -248,6 +248,7 @@ impl LentSlice {
 
     /// Its first bytes, so many or all.
     #[must_use]
+    #[inline]
     pub fn first(self, bytes: usize) -> Self {
         Self { remote: RemoteSlice { len: self.remote.len.min(bytes as u64), ..self.remote }, ..self }
     }

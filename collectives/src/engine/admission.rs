@@ -135,6 +135,7 @@ impl Engine {
     }
 
     /// Number of the first collective that is not complete.
+    #[inline]
     pub(super) fn first_unfinished(&self, except: Option<u8>) -> u64 {
         let unfinished = self.order.iter().filter(|slot| Some(**slot) != except).filter_map(|slot| {
             let run = self.slots[usize::from(*slot)].run.as_ref()?;

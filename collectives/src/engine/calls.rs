@@ -144,6 +144,7 @@ impl Engine {
 
     /// A slot for another run. One whose run has ended well may be taken before its outcome was:
     /// that it has, the next run's issue tells, so an outcome that nobody asks for costs nothing.
+    #[inline]
     pub(super) fn free_slot(&mut self) -> Option<u8> {
         let is_free = |slot: &SlotOfRun| matches!(slot.state, State::Free | State::Finished);
         if let Some(index) = self.slots.iter().position(is_free) {
@@ -167,6 +168,7 @@ impl Engine {
     }
 
     /// Number, history and bank of the next run of this plan's stream.
+    #[inline]
     pub(super) fn number(&mut self, plan: &Plan) -> (u64, u64, Bank) {
         match plan.stream {
             Stream::Collectives => {

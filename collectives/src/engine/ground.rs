@@ -65,10 +65,12 @@ impl Ground<'_> {
 
     /// Whether the peer is known to have completed so many runs of the stream; remembers that its
     /// next credit is waited for where it is not.
+    #[inline]
     pub(super) fn has_completed(&mut self, peer: Rank, stream: Stream, runs: u64) -> bool {
-        if self.credits.of(peer, stream) >= runs {
-            return true;
-        }
+        self.credits.of(peer, stream) >= runs || self.look_for_credit(peer, stream, runs)
+    }
+
+    fn look_for_credit(&mut self, peer: Rank, stream: Stream, runs: u64) -> bool {
         let cells = &self.cells[peer as usize];
         let found = self.credits.look(peer, stream, runs, cells, self.witness.as_deref_mut());
         if let Err((cell, count)) = found {

@@ -191,6 +191,7 @@ impl Plan {
     /// Whether it is one for parts of these lengths; the descriptor says so only where there is but
     /// one length.
     #[must_use]
+    #[inline]
     pub fn is_for(&self, counts: &Counts) -> bool {
         self.counts == *counts
     }

@@ -241,6 +241,7 @@ pub(super) fn destination<D: DataMut + ?Sized>(data: &mut D, group: u64) -> Byte
     private(data.elements_mut().as_mut_ptr().cast(), bytes)
 }
 
+#[inline]
 fn lent(slice: &Slice, bytes: usize) -> Bytes {
     debug_assert!(bytes <= slice.len(), "a buffer's slice holds its elements");
     // SAFETY: the data outlive the run: a blocking call borrows them until its outcome is known,

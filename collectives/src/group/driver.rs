@@ -149,10 +149,16 @@ impl Driver {
     }
 
     /// Engine and planner, for a short time.
+    #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
         if let Ok(core) = self.core.try_lock() {
             return core;
         }
+        self.wait_for_lock()
+    }
+
+    #[cold]
+    fn wait_for_lock(&self) -> MutexGuard<'_, Core> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // The driver may be asleep with the lock.
         self.ringer.ring();

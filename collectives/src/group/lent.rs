@@ -49,17 +49,23 @@ unsafe impl Sync for LentMemory {}
 impl Group {
     /// Registers the caller's slices for the time of the call, where that is free; input and output
     /// stay the same slice, or one a part of the other, where they are.
+    #[inline]
     pub(super) fn lend(
         &self,
         engine: &mut Engine,
         operation: &mut Operation,
     ) -> Result<Lent, CollectiveError> {
-        let mut lent = Lent::default();
         let is_private = |bytes: &Bytes| matches!(bytes, Bytes::Private { .. });
         let is_lent = is_private(&operation.input) || is_private(&operation.output);
-        if !is_lent || operation.space != Space::Host {
-            return Ok(lent);
+        if is_lent && operation.space == Space::Host {
+            Self::register_for_call(engine, operation)
+        } else {
+            Ok(Lent::default())
         }
+    }
+
+    fn register_for_call(engine: &mut Engine, operation: &mut Operation) -> Result<Lent, CollectiveError> {
+        let mut lent = Lent::default();
         let register = |error| CollectiveError::Register(Arc::new(error));
         let input = std::mem::replace(&mut operation.input, Bytes::None);
         let output = std::mem::replace(&mut operation.output, Bytes::None);

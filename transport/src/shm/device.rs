@@ -218,6 +218,7 @@ impl ShmDevice {
 
     /// Shows a notice and wakes its target if that has slept for long; [`Self::ring_due`] makes
     /// sure.
+    #[inline]
     pub(super) fn show(&mut self, rank: Rank, notice: &Notice) {
         let peer = &mut self.peers[rank as usize];
         let State::Connected(connected) = &mut peer.state else { return };
@@ -245,6 +246,7 @@ impl ShmDevice {
     }
 
     /// One fence for all notices since the last time, then no target of theirs sleeps over them.
+    #[inline]
     pub(super) fn ring_due(&mut self) {
         if self.due.is_empty() {
             return;
