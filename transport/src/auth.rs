@@ -2,6 +2,10 @@
 //! with an HMAC-SHA256 over its role, both challenges and what it claims to be, so that nothing can
 //! be replayed or reflected.
 //!
+//! [`Challenges`] is the one implementation: shared memory, TCP, the store and the doctor differ only
+//! in how they frame challenges and answers. Where the frames allow it the listener answers last, so
+//! that a stranger who dials gets no proof to work on.
+//!
 //! This keeps strangers out; it neither encrypts nor authenticates what is sent afterwards
 //! (`docs/security.md`). Every connection of TCP asks for it. Where nobody gives a secret, ranks of
 //! one user on one host make one themselves, which rank 0 tells only to whom the kernel says to be
@@ -47,6 +51,15 @@ pub enum Side {
     Dialer,
     /// The end that was listening.
     Listener,
+}
+
+impl Side {
+    fn other(self) -> Self {
+        match self {
+            Self::Dialer => Self::Listener,
+            Self::Listener => Self::Dialer,
+        }
+    }
 }
 
 /// Why a secret file was not accepted.
@@ -160,53 +173,55 @@ impl Secret {
         }
         Ok(Self::new(secret))
     }
-
-    /// The answer of `side` to a handshake in which these challenges were sent and `claim` was said
-    /// (rank, world, address: whatever must not be forged). Without a secret all ends share the
-    /// empty one.
-    #[must_use]
-    pub fn answer(
-        secret: Option<&Self>,
-        side: Side,
-        dialer_challenge: &[u8; TAG_BYTES],
-        listener_challenge: &[u8; TAG_BYTES],
-        claim: &[u8],
-    ) -> [u8; TAG_BYTES] {
-        mac(secret, side, dialer_challenge, listener_challenge, claim).finalize().into_bytes().into()
-    }
-
-    /// Whether `answer` is what [`Secret::answer`] gives, compared in constant time.
-    #[must_use]
-    pub fn verify(
-        secret: Option<&Self>,
-        side: Side,
-        dialer_challenge: &[u8; TAG_BYTES],
-        listener_challenge: &[u8; TAG_BYTES],
-        claim: &[u8],
-        answer: &[u8; TAG_BYTES],
-    ) -> bool {
-        mac(secret, side, dialer_challenge, listener_challenge, claim).verify_slice(answer).is_ok()
-    }
 }
 
-fn mac(
-    secret: Option<&Secret>,
+/// The challenges of one handshake, as one end of it sees them: all that a proof needs beside the
+/// secret and the claim. No protocol decides by itself whose challenge or answer is which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Challenges {
     side: Side,
-    dialer_challenge: &[u8; TAG_BYTES],
-    listener_challenge: &[u8; TAG_BYTES],
-    claim: &[u8],
-) -> Hmac<Sha256> {
-    let key = secret.map_or(&[][..], Secret::as_bytes);
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
-    mac.update(b"pleach 1 ");
-    mac.update(match side {
-        Side::Dialer => b"dialer..",
-        Side::Listener => b"listener",
-    });
-    mac.update(dialer_challenge);
-    mac.update(listener_challenge);
-    mac.update(claim);
-    mac
+    dialer: [u8; TAG_BYTES],
+    listener: [u8; TAG_BYTES],
+}
+
+impl Challenges {
+    /// Of the end that is `side`, which sent `own` and received `theirs`.
+    #[must_use]
+    pub fn new(side: Side, own: [u8; TAG_BYTES], theirs: [u8; TAG_BYTES]) -> Self {
+        let (dialer, listener) = match side {
+            Side::Dialer => (own, theirs),
+            Side::Listener => (theirs, own),
+        };
+        Self { side, dialer, listener }
+    }
+
+    /// This end's answer to the other's challenge, bound to what was claimed (rank, world, address:
+    /// whatever must not be forged). Without a secret all ends share the empty one.
+    #[must_use]
+    pub fn answer(&self, secret: Option<&Secret>, claim: &[u8]) -> [u8; TAG_BYTES] {
+        self.mac(self.side, secret, claim).finalize().into_bytes().into()
+    }
+
+    /// Whether `answer` is the other end's for the same secret and claim, compared in constant
+    /// time.
+    #[must_use]
+    pub fn verify(&self, secret: Option<&Secret>, claim: &[u8], answer: &[u8; TAG_BYTES]) -> bool {
+        self.mac(self.side.other(), secret, claim).verify_slice(answer).is_ok()
+    }
+
+    fn mac(&self, side: Side, secret: Option<&Secret>, claim: &[u8]) -> Hmac<Sha256> {
+        let key = secret.map_or(&[][..], Secret::as_bytes);
+        let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+        mac.update(b"pleach 1 ");
+        mac.update(match side {
+            Side::Dialer => b"dialer..",
+            Side::Listener => b"listener",
+        });
+        mac.update(&self.dialer);
+        mac.update(&self.listener);
+        mac.update(claim);
+        mac
+    }
 }
 
 /// A challenge nobody can foresee.
@@ -235,12 +250,27 @@ mod tests {
     fn an_answer_holds_for_its_side_challenges_claim_and_secret_only() {
         let secret = Secret::new(b"0123456789abcdef");
         let (a, b) = ([1; TAG_BYTES], [2; TAG_BYTES]);
-        let answer = Secret::answer(Some(&secret), Side::Dialer, &a, &b, b"rank 1");
-        assert!(Secret::verify(Some(&secret), Side::Dialer, &a, &b, b"rank 1", &answer));
-        assert!(!Secret::verify(Some(&secret), Side::Listener, &a, &b, b"rank 1", &answer));
-        assert!(!Secret::verify(Some(&secret), Side::Dialer, &b, &a, b"rank 1", &answer));
-        assert!(!Secret::verify(Some(&secret), Side::Dialer, &a, &b, b"rank 2", &answer));
-        assert!(!Secret::verify(None, Side::Dialer, &a, &b, b"rank 1", &answer));
+        let (dialer, listener) = (Challenges::new(Side::Dialer, a, b), Challenges::new(Side::Listener, b, a));
+        let answer = dialer.answer(Some(&secret), b"rank 1");
+        assert!(listener.verify(Some(&secret), b"rank 1", &answer));
+        assert!(!dialer.verify(Some(&secret), b"rank 1", &answer), "its own answer proves nothing to an end");
+        let swapped = Challenges::new(Side::Listener, a, b);
+        assert!(!swapped.verify(Some(&secret), b"rank 1", &answer));
+        assert!(!listener.verify(Some(&secret), b"rank 2", &answer));
+        assert!(!listener.verify(None, b"rank 1", &answer));
+        let answer = listener.answer(None, b"");
+        assert!(dialer.verify(None, b"", &answer), "without a secret all share the empty one");
+        assert!(!dialer.verify(Some(&secret), b"", &answer));
+    }
+
+    #[test]
+    fn answers_are_the_same_bytes_in_every_version() {
+        let secret = Secret::new(b"0123456789abcdef");
+        let challenges = Challenges::new(Side::Dialer, [1; TAG_BYTES], [2; TAG_BYTES]);
+        assert_eq!(
+            challenges.answer(Some(&secret), b"rank 1")[..8],
+            [0xd5, 0xd5, 0x5f, 0x6c, 0x0b, 0x79, 0x1c, 0x0c]
+        );
     }
 
     /// A file that goes away with the test.

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::auth::{Side, TAG_BYTES};
+use pleach_transport::auth::{Challenges, Side, TAG_BYTES};
 use pleach_transport::device::ProtocolViolation;
 use pleach_transport::tcp::frame::{Frame, HEADER_BYTES, TRANSFER_BYTES_MAX};
 use pleach_transport::tcp::{LANES, OpenError, TcpDevice};
@@ -179,13 +179,14 @@ fn shake(address: SocketAddr, hello: &Hello, secret: &[u8]) -> (TcpStream, u8) {
     let claim = [&own[..], &theirs].concat();
     let (ours, theirs) = (challenge(&own), challenge(&theirs));
     let secret = Secret::new(secret);
-    let answer = Secret::answer(Some(&secret), Side::Dialer, &ours, &theirs, &claim);
+    let challenges = Challenges::new(Side::Dialer, ours, theirs);
+    let answer = challenges.answer(Some(&secret), &claim);
     stream.write_all(&answer).expect("written");
     let mut verdict = [0; 1 + TAG_BYTES];
     stream.read_exact(&mut verdict).expect("a verdict");
     let tag = verdict[1..].try_into().expect("32 bytes");
     if verdict[0] == 0 {
-        let proved = Secret::verify(Some(&secret), Side::Listener, &ours, &theirs, &claim, &tag);
+        let proved = challenges.verify(Some(&secret), &claim, &tag);
         assert!(proved, "the listener proves that it knows the secret, too");
     } else {
         assert_eq!(tag, [0; TAG_BYTES], "who is turned away gets no proof to work on");
@@ -414,10 +415,10 @@ fn take(listener: &std::net::TcpListener) -> (TcpStream, [u8; 1 + TAG_BYTES], u8
     stream.write_all(&own).expect("written");
     stream.read_exact(&mut [0; TAG_BYTES]).expect("an answer");
     let challenge = |bytes: &[u8]| bytes[HELLO_BYTES - TAG_BYTES..].try_into().expect("32 bytes");
-    let (dialer, listener, secret) = (challenge(&theirs), challenge(&own), Secret::new(SECRET));
+    let challenges = Challenges::new(Side::Listener, challenge(&own), challenge(&theirs));
     let claim = [&theirs[..], &own].concat();
     let mut verdict = [0; 1 + TAG_BYTES];
-    verdict[1..].copy_from_slice(&Secret::answer(Some(&secret), Side::Listener, &dialer, &listener, &claim));
+    verdict[1..].copy_from_slice(&challenges.answer(Some(&Secret::new(SECRET)), &claim));
     (stream, verdict, theirs[8])
 }
 

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach::transport::auth::{Secret, Side, TAG_BYTES, challenge};
+use pleach::transport::auth::{Challenges, Secret, Side, challenge};
 use pleach::transport::device::Bell;
 use pleach::transport::rendezvous::{
     Distance, Door, FabricChoice, JoinOptions, Launcher, Rendezvous, World, join, knock,
@@ -346,7 +346,8 @@ impl Responder for Deaf {
     fn lost(&self, _peer: Rank, _cause: &LossCause) {}
 }
 
-/// Each proves to the other that it knows the secret.
+/// Each proves to the other that it knows the secret; the one that listens does so last, so that a
+/// stranger who dials gets no proof to work on.
 fn prove(words: &mut Words, side: Side, secret: Option<&Secret>) -> io::Result<()> {
     let own = challenge();
     words.tell(GREETING)?;
@@ -354,18 +355,18 @@ fn prove(words: &mut Words, side: Side, secret: Option<&Secret>) -> io::Result<(
     if &words.hear::<16>()? != GREETING {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no pleach doctor of this version"));
     }
-    let theirs: [u8; TAG_BYTES] = words.hear()?;
-    let (dialer, listener, other) = match side {
-        Side::Dialer => (own, theirs, Side::Listener),
-        Side::Listener => (theirs, own, Side::Dialer),
-    };
-    words.tell(&Secret::answer(secret, side, &dialer, &listener, GREETING))?;
-    let answer = words.hear()?;
-    if Secret::verify(secret, other, &dialer, &listener, GREETING, &answer) {
-        Ok(())
-    } else {
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, "it has another secret"))
+    let challenges = Challenges::new(side, own, words.hear()?);
+    let answer = challenges.answer(secret, GREETING);
+    if side == Side::Dialer {
+        words.tell(&answer)?;
     }
+    if !challenges.verify(secret, GREETING, &words.hear()?) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it has another secret"));
+    }
+    if side == Side::Listener {
+        words.tell(&answer)?;
+    }
+    Ok(())
 }
 
 /// How far the other's time of day is ahead, in nanoseconds, and half of what the question took.

@@ -13,7 +13,7 @@ use super::mapping::check;
 use super::socket::{self, Packet, send};
 use super::watcher::{Phase, Want, Watcher};
 use crate::Rank;
-use crate::auth::{Secret, Side, TAG_BYTES, challenge};
+use crate::auth::{Challenges, Side, TAG_BYTES, challenge};
 use crate::cuda::GpuId;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::region::RegionKey;
@@ -54,11 +54,12 @@ impl Watcher {
                 &Phase::AwaitWelcome { peer, challenge },
                 Frame::Welcome { claim, challenge: theirs, answer },
             ) => {
-                self.welcomed(index, peer, claim, &challenge, &theirs, &answer)?;
+                let challenges = Challenges::new(Side::Dialer, challenge, theirs);
+                self.welcomed(index, peer, claim, &challenges, &answer)?;
             }
-            (&Phase::AwaitGrant { peer, cells, theirs, ours }, Frame::Grant { answer }) => {
+            (&Phase::AwaitGrant { peer, cells, challenges }, Frame::Grant { answer }) => {
                 let claim = self.claim_of(peer, cells).to_bytes();
-                if !Secret::verify(self.secret.as_ref(), Side::Dialer, &theirs, &ours, &claim, &answer) {
+                if !challenges.verify(self.secret.as_ref(), &claim, &answer) {
                     self.say(index, &Frame::Reject(Reason::Secret), &[]);
                     return Err(ProtocolViolation::WrongSecret.into());
                 }
@@ -103,8 +104,9 @@ impl Watcher {
         let Some(&Phase::Parked { peer, cells, challenge: theirs }) = self.phase(index) else { return };
         let ours = challenge();
         let claim = self.claim(peer);
-        let answer = Secret::answer(self.secret.as_ref(), Side::Listener, &theirs, &ours, &claim.to_bytes());
-        self.set_phase(index, Phase::AwaitGrant { peer, cells, theirs, ours });
+        let challenges = Challenges::new(Side::Listener, ours, theirs);
+        let answer = challenges.answer(self.secret.as_ref(), &claim.to_bytes());
+        self.set_phase(index, Phase::AwaitGrant { peer, cells, challenges });
         self.say(index, &Frame::Welcome { claim, challenge: ours, answer }, &[]);
     }
 
@@ -134,20 +136,19 @@ impl Watcher {
         index: usize,
         peer: Rank,
         claim: Claim,
-        ours: &[u8; TAG_BYTES],
-        theirs: &[u8; TAG_BYTES],
+        challenges: &Challenges,
         answer: &[u8; TAG_BYTES],
     ) -> Result<(), ProtocolViolation> {
         if claim != self.claim_of(peer, claim.cells) {
             self.say(index, &Frame::Reject(Reason::Rank), &[]);
             return Err(ProtocolViolation::WrongRank);
         }
-        if !Secret::verify(self.secret.as_ref(), Side::Listener, ours, theirs, &claim.to_bytes(), answer) {
+        if !challenges.verify(self.secret.as_ref(), &claim.to_bytes(), answer) {
             self.say(index, &Frame::Reject(Reason::Secret), &[]);
             return Err(ProtocolViolation::WrongSecret);
         }
         let own = self.claim(peer).to_bytes();
-        let answer = Secret::answer(self.secret.as_ref(), Side::Dialer, ours, theirs, &own);
+        let answer = challenges.answer(self.secret.as_ref(), &own);
         self.set_phase(index, Phase::AwaitAccept { peer, cells: claim.cells });
         self.say_with_files(index, peer, &Frame::Grant { answer });
         Ok(())

@@ -21,7 +21,7 @@ use super::shared::{Command, Shared};
 use super::socket::{self, Packet, ReceiveError};
 use crate::Rank;
 use crate::accepting::Rest;
-use crate::auth::{Secret, TAG_BYTES};
+use crate::auth::{Challenges, Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
 use crate::device::{DeviceConfig, LossCause, Responder};
 use crate::error::files_allowed;
@@ -84,8 +84,7 @@ pub(super) enum Phase {
     AwaitGrant {
         peer: Rank,
         cells: u32,
-        theirs: [u8; TAG_BYTES],
-        ours: [u8; TAG_BYTES],
+        challenges: Challenges,
     },
     /// `Grant` sent.
     AwaitAccept {

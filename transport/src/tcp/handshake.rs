@@ -6,7 +6,7 @@
 //! in, bytes out.
 
 use crate::Rank;
-use crate::auth::{Secret, Side, TAG_BYTES, challenge};
+use crate::auth::{Challenges, Secret, Side, TAG_BYTES, challenge};
 use crate::device::ProtocolViolation;
 
 /// What every hello begins with: the name and, as its last two bytes, the version of the protocol.
@@ -278,15 +278,18 @@ impl Handshake {
         {
             return self.fail(ProtocolViolation::Version);
         }
-        let answer = self.answer(Side::Dialer, &own, &theirs);
+        let answer = self.challenges(&own, &theirs).answer(self.secret(), &claim(&own, &theirs));
         self.outgoing.extend_from_slice(&answer);
         self.stage = Stage::Verdict;
         Progress::Under
     }
 
-    fn answer(&self, side: Side, dialer: &Hello, listener: &Hello) -> [u8; TAG_BYTES] {
-        let secret = self.identity.secret.as_ref();
-        Secret::answer(secret, side, &dialer.challenge, &listener.challenge, &claim(dialer, listener))
+    fn challenges(&self, own: &Hello, theirs: &Hello) -> Challenges {
+        Challenges::new(self.side, own.challenge, theirs.challenge)
+    }
+
+    fn secret(&self) -> Option<&Secret> {
+        self.identity.secret.as_ref()
     }
 
     fn answer_came(&mut self) -> Progress {
@@ -294,14 +297,7 @@ impl Handshake {
             return self.fail(ProtocolViolation::MalformedFrame);
         };
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[byte]);
-        if !Secret::verify(
-            self.identity.secret.as_ref(),
-            Side::Dialer,
-            &theirs.challenge,
-            &own.challenge,
-            &claim(&theirs, &own),
-            &answer,
-        ) {
+        if !self.challenges(&own, &theirs).verify(self.secret(), &claim(&theirs, &own), &answer) {
             return self.refuse(ProtocolViolation::WrongSecret);
         }
         // Of two ranks the higher one dials; nobody else has business here.
@@ -337,7 +333,7 @@ impl Handshake {
         if let Err(violation) = decision {
             return self.refuse(violation);
         }
-        let answer = self.answer(Side::Listener, &theirs, &own);
+        let answer = self.challenges(&own, &theirs).answer(self.secret(), &claim(&theirs, &own));
         self.outgoing.push(0);
         self.outgoing.extend_from_slice(&answer);
         self.stage = Stage::Over;
@@ -355,9 +351,7 @@ impl Handshake {
             _ => return self.fail(ProtocolViolation::Version),
         }
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[1 + byte]);
-        let secret = self.identity.secret.as_ref();
-        let claim = claim(&own, &theirs);
-        if !Secret::verify(secret, Side::Listener, &own.challenge, &theirs.challenge, &claim, &answer) {
+        if !self.challenges(&own, &theirs).verify(self.secret(), &claim(&own, &theirs), &answer) {
             return self.fail(ProtocolViolation::WrongSecret);
         }
         self.stage = Stage::Over;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::pause::Attempts;
 use super::{Claim, OpenError, Store, StoreError, StorePath, check, cut};
-use crate::auth::{Secret, Side, challenge};
+use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::now;
 use crate::error::files_allowed;
 use crate::shm::socket;
@@ -347,21 +347,15 @@ impl Dialer<'_> {
             }
         };
         let claim = Proof::claim(self.rank, self.world_size);
-        let answer = Secret::answer(Some(secret), Side::Dialer, &own.challenge, &theirs.challenge, &claim);
+        let challenges = Challenges::new(Side::Dialer, own.challenge, theirs.challenge);
+        let answer = challenges.answer(Some(secret), &claim);
         stream.write_all(&Proof { rank: self.rank, world_size: self.world_size, answer }.encode())?;
         let mut bytes = [0; VERDICT_BYTES];
         read_until(&mut stream, &mut bytes, until, |_| Ok(()))?;
         let wrong_secret = || Refusal::Final(OpenError::WrongSecret { address: self.address.to_owned() });
         match Verdict::decode(&bytes).map_err(|_| self.foreign(&bytes))? {
             Verdict::Welcome(answer) => {
-                let known = Secret::verify(
-                    Some(secret),
-                    Side::Listener,
-                    &own.challenge,
-                    &theirs.challenge,
-                    &claim,
-                    &answer,
-                );
+                let known = challenges.verify(Some(secret), &claim, &answer);
                 if known { Ok(stream) } else { Err(wrong_secret()) }
             }
             Verdict::WrongSecret => Err(wrong_secret()),

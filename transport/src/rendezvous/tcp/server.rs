@@ -21,7 +21,7 @@ use super::codec::{
 };
 use super::same_user;
 use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, Unproved};
-use crate::auth::{Secret, Side, TAG_BYTES, challenge};
+use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::{Nanos, now};
 use crate::error::files_allowed;
 use crate::rendezvous::{OpenError, check};
@@ -197,7 +197,7 @@ enum Stage {
     /// Nothing said yet.
     Greeting { until: Nanos },
     /// Challenges are exchanged.
-    Proving { until: Nanos, dialer: [u8; TAG_BYTES], listener: [u8; TAG_BYTES] },
+    Proving { until: Nanos, challenges: Challenges },
     /// In.
     Open { rank: u32, waiting: Option<(Request, Nanos)> },
     /// Only what is left to send goes out.
@@ -513,39 +513,33 @@ impl Connection {
                 let Some((hello, rest)) = self.input.split_first_chunk::<HELLO_BYTES>() else {
                     return Ok(false);
                 };
-                let (dialer, listener, until) = (Hello::decode(hello)?, challenge(), *until);
+                let (dialer, own, until) = (Hello::decode(hello)?, challenge(), *until);
                 self.input = rest.to_vec();
-                self.output.extend(Hello { version: VERSION, challenge: listener }.encode());
+                self.output.extend(Hello { version: VERSION, challenge: own }.encode());
                 self.stage = if dialer.version == VERSION {
-                    Stage::Proving { until, dialer: dialer.challenge, listener }
+                    let challenges = Challenges::new(Side::Listener, own, dialer.challenge);
+                    Stage::Proving { until, challenges }
                 } else {
                     let from = self.from.ip();
                     table.refuse(format!("{from} speaks rendezvous version {}", dialer.version));
                     Stage::Ending { until }
                 };
             }
-            Stage::Proving { until, dialer, listener } => {
+            Stage::Proving { until, challenges } => {
                 let Some((proof, rest)) = self.input.split_first_chunk::<PROOF_BYTES>() else {
                     return Ok(false);
                 };
                 let (proof, until) = (Proof::decode(proof)?, *until);
                 let claim = Proof::claim(proof.rank, proof.world_size);
-                let verdict =
-                    if !Secret::verify(Some(secret), Side::Dialer, dialer, listener, &claim, &proof.answer) {
-                        let from = self.from.ip();
-                        table.refuse(format!("rank {} from {from} has a wrong secret", proof.rank));
-                        Verdict::WrongSecret
-                    } else if table.sealed {
-                        Verdict::Complete
-                    } else {
-                        Verdict::Welcome(Secret::answer(
-                            Some(secret),
-                            Side::Listener,
-                            dialer,
-                            listener,
-                            &claim,
-                        ))
-                    };
+                let verdict = if !challenges.verify(Some(secret), &claim, &proof.answer) {
+                    let from = self.from.ip();
+                    table.refuse(format!("rank {} from {from} has a wrong secret", proof.rank));
+                    Verdict::WrongSecret
+                } else if table.sealed {
+                    Verdict::Complete
+                } else {
+                    Verdict::Welcome(challenges.answer(Some(secret), &claim))
+                };
                 self.input = rest.to_vec();
                 self.output.extend(verdict.encode());
                 self.stage = match verdict {

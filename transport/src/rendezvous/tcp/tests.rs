@@ -174,7 +174,7 @@ fn is_let_in(address: &str, key: Option<&Secret>) -> bool {
     stream.read_exact(&mut bytes).expect("it answers");
     let theirs = Hello::decode(&bytes).expect("it is a store");
     let claim = Proof::claim(1, 3);
-    let answer = Secret::answer(key, Side::Dialer, &own.challenge, &theirs.challenge, &claim);
+    let answer = Challenges::new(Side::Dialer, own.challenge, theirs.challenge).answer(key, &claim);
     stream.write_all(&Proof { rank: 1, world_size: 3, answer }.encode()).expect("said");
     let mut bytes = [0; VERDICT_BYTES];
     stream.read_exact(&mut bytes).expect("it answers");
@@ -337,13 +337,8 @@ fn mute() -> (String, thread::JoinHandle<TcpStream>) {
         stream.read_exact(&mut proof).expect("a proof");
         let proof = Proof::decode(&proof).expect("ours");
         let claim = Proof::claim(proof.rank, proof.world_size);
-        let answer = Secret::answer(
-            Some(&secret("right right right")),
-            Side::Listener,
-            &theirs.challenge,
-            &own,
-            &claim,
-        );
+        let challenges = Challenges::new(Side::Listener, own, theirs.challenge);
+        let answer = challenges.answer(Some(&secret("right right right")), &claim);
         stream.write_all(&Verdict::Welcome(answer).encode()).expect("there is room");
         stream
     });

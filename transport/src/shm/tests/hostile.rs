@@ -8,7 +8,7 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use super::super::frame::{Claim, FRAME_BYTES_MAX, Frame, PROTOCOL_VERSION, decode};
 use super::super::socket::{dial, parse, receive, send};
 use super::{PATIENCE, Station};
-use crate::auth::{Secret, Side, challenge};
+use crate::auth::{Challenges, Side, challenge};
 use crate::clock;
 use crate::device::{Device, Event, LossCause, ProtocolViolation};
 use crate::memory::{SEALS_FIXED_SIZE, sealed_file};
@@ -42,7 +42,7 @@ impl Liar {
         let Ok(Frame::Welcome { challenge: theirs, .. }) = decode(&buffer[..bytes]) else {
             panic!("no welcome")
         };
-        let answer = Secret::answer(None, Side::Dialer, &own, &theirs, &claim.to_bytes());
+        let answer = Challenges::new(Side::Dialer, own, theirs).answer(None, &claim.to_bytes());
         liar.say(&Frame::Grant { answer }, files);
         liar
     }
