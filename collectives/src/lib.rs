@@ -3,6 +3,7 @@
 //! A pipeline of values: a generator makes a [`Schedule`], [`verify`](verify::verify) turns it into
 //! a [`Proof`](verify::Proof), and only a proof can be executed. Start with [`schedule`].
 
+pub mod call;
 pub mod choices;
 pub mod collective;
 pub mod compute;

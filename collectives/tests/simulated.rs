@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_collectives::engine::{Bytes, Counts, Descriptor, Plan, RunId};
+use pleach_collectives::call::{Counts, Descriptor};
+use pleach_collectives::engine::{Bytes, Plan, RunId};
 use pleach_collectives::simulate::Cluster;
 use pleach_collectives::{Access, Algorithm, Collective, DataType, HostMap, Rank, ReduceOp};
 use pleach_transport::sim::{FaultKinds, Faults, Network, Options};

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use pleach_collectives::call::{Counts, CountsError, Descriptor};
 use pleach_collectives::collective::{Collective, DataType, ReduceOp};
 use pleach_collectives::compute::HostCompute;
 use pleach_collectives::cost::{CostModel, Platform};
-use pleach_collectives::engine::{Board, Bytes, Counts, CountsError, Descriptor, StartError, cells};
+use pleach_collectives::engine::{Board, Bytes, StartError, cells};
 use pleach_collectives::generate::Access;
 use pleach_collectives::group::Connection;
 use pleach_collectives::simulate::Cluster;

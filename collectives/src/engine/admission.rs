@@ -5,7 +5,7 @@ use pleach_transport::Nanos;
 use super::bank::{self, Class};
 use super::fault::Fault;
 use super::ground::Ground;
-use super::signature::Stream;
+use super::stream::Stream;
 use super::{Engine, QUERY_AFTER, SlotOfRun, State};
 
 impl Engine {

@@ -12,7 +12,7 @@ use super::at::{LANES_MAX, STEPS_MAX, WINDOW_MAX};
 use super::header::INLINE_DATA_BYTES;
 use super::layout::{ALIGN_BYTES, longest_block};
 use super::program::Program;
-use super::signature::Stream;
+use super::stream::Stream;
 use crate::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
 use crate::generate::packed::{Pace, cells_of_pair_max};
 

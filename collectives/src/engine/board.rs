@@ -16,11 +16,11 @@ use crate::Rank;
 
 use super::agreement::Agreement;
 use super::bank::EAGER_BANKS;
-use super::counts::Paired;
 use super::fault::{Fault, FaultKind};
 use super::message::{Blocked, Message, NO_RANK, Record, Standing, Verdict};
 use super::records::Records;
-use super::signature::{Amount, Descriptor, Stream};
+use super::stream::Stream;
+use crate::call::{Amount, Descriptor, Paired};
 
 /// How many runs back this rank can say what it did.
 const RECORDS: usize = 64;

@@ -9,15 +9,15 @@ use super::at::RUNS_MAX;
 use super::bank::{Bank, MessageBanks};
 use super::board::{Board, Messages};
 use super::bytes::Bytes;
-use super::counts::Counts;
 use super::fault::Fault;
 use super::gate::Gate;
 use super::message::Record;
 use super::plan::Plan;
 use super::run::{Parameters, Run};
-use super::signature::{self, Stream};
+use super::stream::Stream;
 use super::{Engine, Phase, QUERY_AFTER, RunId, SlotOfRun, StartError, State};
 use crate::Rank;
+use crate::call::{self, Counts};
 
 /// Where the engine notes its runs for those who ask: on the board, of which it keeps what it
 /// writes for each message.
@@ -174,7 +174,7 @@ impl Engine {
             Stream::Collectives => {
                 let number = self.next_run;
                 self.next_run += 1;
-                self.history = signature::chain(self.history, plan.signature);
+                self.history = call::chain(self.history, plan.signature);
                 (number, self.history, self.banks.take(plan.class, number, self.ranks))
             }
             Stream::Messages { from, to } => {

@@ -19,9 +19,10 @@ use pleach_transport::Nanos;
 
 use super::fault::{Fault, FaultKind};
 use super::message::{Blocked, Message, Standing};
-use super::signature::{Descriptor, Stream};
+use super::stream::Stream;
 use super::{Engine, Phase, RunId, State};
 use crate::Rank;
+use crate::call::Descriptor;
 use crate::collective::Collective;
 
 /// How long a circle has to last until it is an error.

@@ -11,7 +11,7 @@ use super::Engine;
 use super::at::NOBODY;
 use super::bank;
 use super::ground::Witness;
-use super::signature::Stream;
+use super::stream::Stream;
 
 /// The cells in which peers tell how many runs they have completed, when nothing else tells it.
 const COLLECTIVES_CELL: u16 = 0;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::Rank;
 
 use super::message::{Reader, Writer};
-use super::signature::{DESCRIPTOR_WORDS, Descriptor};
+use crate::call::{DESCRIPTOR_WORDS, Descriptor};
 use crate::collective::Collective;
 
 /// Longest text in a fault, in bytes; longer ones are cut.
@@ -245,8 +245,8 @@ impl fmt::Display for Fault {
 
 #[cfg(test)]
 mod tests {
-    use super::super::signature::Amount;
     use super::*;
+    use crate::call::Amount;
     use crate::collective::{DataType, ReduceOp};
 
     #[test]

@@ -71,8 +71,9 @@ mod tests {
     use pleach_transport::{HostMemory, Slice};
 
     use super::*;
+    use crate::call::{Amount, Counts, Descriptor};
     use crate::collective::{Collective, DataType, ReduceOp};
-    use crate::engine::{Amount, Bytes, Counts, Descriptor};
+    use crate::engine::Bytes;
     use crate::simulate::Cluster;
 
     const RANKS: usize = 2;

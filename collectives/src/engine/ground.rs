@@ -4,7 +4,7 @@ use pleach_transport::{Cells, Device, Nanos, RemoteSlice, Slice};
 
 use super::credit::Credits;
 use super::header::Header;
-use super::signature::Stream;
+use super::stream::Stream;
 use crate::Rank;
 use crate::compute::Compute;
 

@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use super::bank::FIRST_CELL;
 use super::fault::Fault;
 use super::header::{Header, Landing};
-use super::{Amount, Bytes, Counts, Descriptor, RunId};
+use super::{Bytes, RunId};
+use crate::call::{Amount, Counts, Descriptor};
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::simulate::Cluster;
 

@@ -1,7 +1,7 @@
 //! Where blocks and chunks are, for given numbers of elements.
 
-use super::counts::{Counts, CountsError};
 use super::program::{PlaceAt, Program};
+use crate::call::{Counts, CountsError};
 use crate::parts::Parts;
 use crate::schedule::Part;
 

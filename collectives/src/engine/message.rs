@@ -4,8 +4,9 @@
 use pleach_transport::{RegionKey, RemoteSlice};
 
 use super::agreement::Claim;
-use super::signature::{DESCRIPTOR_WORDS, Stream};
+use super::stream::Stream;
 use crate::Rank;
+use crate::call::DESCRIPTOR_WORDS;
 
 /// Builds a message.
 pub(super) struct Writer(Vec<u8>);

@@ -36,7 +36,6 @@ mod board;
 mod bytes;
 mod calls;
 mod circle;
-mod counts;
 mod credit;
 mod fault;
 mod gate;
@@ -57,9 +56,9 @@ mod program;
 mod records;
 mod run;
 mod short;
-mod signature;
 mod slots;
 mod step;
+mod stream;
 mod trouble;
 mod waiting;
 
@@ -80,16 +79,15 @@ pub use bytes::Bytes;
 use calls::Journal;
 pub use circle::CIRCLE_AFTER;
 use circle::Circles;
-pub use counts::{Counts, CountsError, Paired};
 use credit::Credits;
 pub use fault::{Fault, FaultKind};
 pub use gate::Gate;
 pub use ground::Witness;
 pub use plan::{Plan, PlanError};
 pub use program::Program;
-pub use signature::{Amount, Descriptor};
 
 use crate::Rank;
+use crate::call::CountsError;
 use crate::compute::{Compute, ComputeError, Job};
 use crate::observe::Observations;
 use at::RUNS_MAX;
@@ -99,7 +97,7 @@ use message::Message;
 use observed::Observer;
 use priority::Priorities;
 use run::Run;
-use signature::Stream;
+use stream::Stream;
 
 /// How long a run may make no progress before peers are asked what they are doing.
 pub const QUERY_AFTER: Duration = Duration::from_millis(1);

@@ -80,7 +80,7 @@ impl Engine {
     /// What is known of this rank's runs; `board` is this engine's.
     #[must_use]
     pub fn report(&self, board: &Board, now: Nanos) -> Report {
-        self.observer.observations.report(board, now)
+        self.observer.observations.report(board.under_way(), board.waits_for(), now)
     }
 
     /// Whether the next call should be told its time by [`Engine::begin_time`].

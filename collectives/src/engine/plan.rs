@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use super::bank::{self, Class, TooLarge};
 use super::bytes::Bytes;
-use super::counts::{Counts, CountsError};
 use super::header::INLINE_DATA_BYTES;
 use super::layout::Layout;
 use super::message::Record;
 use super::program::{OpProgram, Program};
 use super::short::Short;
-use super::signature::{Descriptor, Stream};
+use super::stream::Stream;
 use crate::Rank;
+use crate::call::{Counts, CountsError, Descriptor};
 use crate::generate::packed::Pace;
 use crate::observe::Shape;
 
@@ -88,16 +88,17 @@ impl Plan {
     ///
     /// See [`PlanError`].
     pub fn new(program: Arc<Program>, mut descriptor: Descriptor, counts: Counts) -> Result<Self, PlanError> {
-        counts.check_program(&program)?;
+        let (collective, place) = (program.collective, (program.rank, program.ranks));
+        counts.check_for(collective, program.ranks, program.is_private)?;
         descriptor.amount = counts.amount();
         let element_bytes = descriptor.data_type.bytes();
-        counts.check_sum(&program, element_bytes)?;
+        counts.check_sum(collective, place, element_bytes)?;
         let longest_bytes = counts.longest().map(|count| count * element_bytes);
         let (chunk_bytes, class) = bank::chunking(&program, longest_bytes)?;
         let unit_bytes = bank::unit_bytes(&program, chunk_bytes);
         let layout = Layout::new(&program, &counts, element_bytes, (chunk_bytes, unit_bytes))?;
-        let place = (program.rank, program.ranks);
-        let shape = Shape::new(program.collective, &program.algorithm, place, &counts, element_bytes);
+        let bytes = counts.elements(collective, place).saturating_mul(element_bytes) as u64;
+        let shape = Shape::new(collective, &program.algorithm, bytes);
         let mut states = 0;
         let mut lanes = Vec::with_capacity(program.lanes.len());
         for lane in &program.lanes {
@@ -105,8 +106,8 @@ impl Plan {
             states += lane.steps * program.window;
         }
         let chunks = lanes.iter().map(|lane| lane.chunks).max().unwrap_or(1);
-        let whole_bytes = (longest_bytes.unwrap_or(0) as u64)
-            .saturating_mul(program.collective.parts(program.ranks).into());
+        let whole_bytes =
+            (longest_bytes.unwrap_or(0) as u64).saturating_mul(collective.parts(program.ranks).into());
         let lead = program.pace.map_or(u32::MAX, |pace| pace.lead_of(whole_bytes, chunks));
         let under_way_max = program.pace.map_or(Vec::new(), |pace| {
             in_round_trip(&program, &layout, &pace, pace.round_ns(whole_bytes, chunks))
@@ -118,7 +119,7 @@ impl Plan {
             if is_even { Short::of(&program, &layout, (chunk_bytes, unit_bytes), &descriptor) } else { None };
         Ok(Self {
             signature: descriptor.signature(program.schedule_hash, chunk_bytes),
-            stream: Stream::of(program.collective),
+            stream: Stream::of(collective),
             inline,
             short,
             descriptor,
@@ -145,8 +146,9 @@ impl Plan {
     /// Whether input and output are as long as the counts say; where those are one for all parts,
     /// the caller knows.
     pub(super) fn check_lengths(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
+        let Program { collective, rank, ranks, .. } = *self.program;
         let element_bytes = self.descriptor.data_type.bytes();
-        self.counts.check_lengths(&self.program, element_bytes, [input.len(), output.len()])
+        self.counts.check_lengths(collective, (rank, ranks), element_bytes, [input.len(), output.len()])
     }
 
     /// As [`Plan::check_lengths`], where the caller does not know.
@@ -212,10 +214,13 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::counts::CALL_BYTES_MAX;
     use crate::collective::{Collective, DataType, ReduceOp};
     use crate::cost::Platform;
+    use crate::generate::{Access, Algorithm};
     use crate::group::Planner;
     use crate::topology::preset;
+    use crate::verify::verify;
     use crate::wiring::Wiring;
 
     #[test]
@@ -252,5 +257,25 @@ mod tests {
             }
             assert_eq!(sizes > 1, differ, "{name}: whether trees have several weights");
         }
+    }
+    #[test]
+    fn counts_of_more_bytes_than_there_are_addresses_are_refused() {
+        let group = crate::generate(Collective::Gather { root: 0 }, &Algorithm::Direct, 3, Access::Put);
+        let proof = verify(group.expect("there is one")).expect("it is right");
+        let program = Arc::new(Program::new(&proof, 1, "direct"));
+        let counts =
+            |long| [Counts::Each(long), Counts::listed(&[long, 1, 2]), Counts::listed(&[1, 2, long])];
+        let (data_type, op) = (DataType::F64, ReduceOp::Sum);
+        let plan = |counts: Counts| {
+            let (collective, amount) = (Collective::Gather { root: 0 }, counts.amount());
+            Plan::new(program.clone(), Descriptor { collective, amount, data_type, op, tag: 0 }, counts)
+        };
+        for long in [CALL_BYTES_MAX / 8 + 1, usize::MAX / 8, usize::MAX / 8 + 1, usize::MAX / 2, usize::MAX] {
+            for counts in counts(long) {
+                let refused = plan(counts.clone()).expect_err("it is too long");
+                assert!(matches!(refused, PlanError::Counts(CountsError::TooLong)), "{counts:?}: {refused}");
+            }
+        }
+        assert!(counts(CALL_BYTES_MAX / 64).into_iter().all(|counts| plan(counts).is_ok()));
     }
 }

@@ -95,8 +95,9 @@ mod tests {
 
     use pleach_transport::sim::{Fault, Network, Options};
 
+    use crate::call::{Amount, Counts, Descriptor};
     use crate::collective::{Collective, DataType, ReduceOp};
-    use crate::engine::{Address, Amount, Bytes, Counts, Descriptor, RunId};
+    use crate::engine::{Address, Bytes, RunId};
     use crate::simulate::{Cluster, Member};
 
     const RANKS: u32 = 2;

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::message::{Record, Verdict};
-use super::signature::DESCRIPTOR_WORDS;
+use crate::call::DESCRIPTOR_WORDS;
 
 const RECORD_WORDS: usize = 3 + DESCRIPTOR_WORDS;
 

@@ -25,7 +25,7 @@ use super::outbox::Outboxes;
 use super::plan::{LanePlan, Plan};
 use super::program::{LaneProgram, OpProgram};
 use super::short::Progress;
-use super::signature::Stream;
+use super::stream::Stream;
 use crate::Rank;
 use crate::compute::Job;
 

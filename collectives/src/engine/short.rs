@@ -28,10 +28,11 @@ use super::layout::Layout;
 use super::plan::Plan;
 use super::program::{OpProgram, PlaceAt, Program};
 use super::run::Parameters;
-use super::signature::{Descriptor, Stream};
 use super::step::{add_destination, divisor, prepare};
+use super::stream::Stream;
 use super::{Engine, LOOKS, Phase, RunId, StartError, State};
 use crate::Rank;
+use crate::call::Descriptor;
 use crate::compute::Job;
 use crate::schedule::Part;
 

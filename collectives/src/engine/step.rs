@@ -9,8 +9,9 @@ use super::header::{Header, INLINE_DATA_BYTES};
 use super::plan::Plan;
 use super::program::{PlaceAt, Program, PutProgram};
 use super::run::{Issue, Parameters, Run, Site, Trouble};
-use super::signature::{Descriptor, Stream};
+use super::stream::Stream;
 use crate::Rank;
+use crate::call::Descriptor;
 use crate::collective::{DataType, ReduceOp};
 use crate::compute::Job;
 

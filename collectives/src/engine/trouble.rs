@@ -12,7 +12,7 @@ use super::circle::LOOK_INTERVAL_MAX;
 use super::fault::{Fault, FaultKind};
 use super::message::{Message, Record, Verdict};
 use super::run::{Run, Trouble};
-use super::signature::Stream;
+use super::stream::Stream;
 use super::waiting::Heard;
 use super::{
     Asked, COMPUTE_END_LIMIT, DOUBT_TIME, Engine, FLOOD_TIME, FLOOD_TIME_EXPELLED, Phase, QUERY_AFTER,

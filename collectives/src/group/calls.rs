@@ -5,8 +5,8 @@ use super::data::{Data, DataMut, Element, destination, source};
 use super::error::CollectiveError;
 use super::operation::{barrier_operation, operation};
 use crate::Rank;
+use crate::call::Counts;
 use crate::collective::{Collective, ReduceOp};
-use crate::engine::Counts;
 
 impl Group {
     /// Replaces every rank's `data` by the reduction of all of them.

@@ -9,9 +9,10 @@ use pleach_transport::memory::remedy;
 use pleach_transport::rendezvous::StoreError;
 use pleach_transport::{Rank, RegisterError, Space};
 
+use crate::call::CountsError;
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::ComputeError;
-use crate::engine::{CountsError, EngineError, Fault, PlanError, StartError, TooLarge};
+use crate::engine::{EngineError, Fault, PlanError, StartError, TooLarge};
 use crate::select::SelectError;
 use crate::verify::Violation;
 

@@ -12,8 +12,9 @@ use super::error::CollectiveError;
 use super::operation::{Operation, expect_length, moving};
 use super::pending::Started;
 use crate::Rank;
+use crate::call::Counts;
 use crate::collective::{Collective, ReduceOp};
-use crate::engine::{Bytes, Counts};
+use crate::engine::Bytes;
 
 impl Group {
     /// Fills every rank's `data`, which has a block for each rank, with all ranks' blocks; block

@@ -21,6 +21,10 @@ pub(super) struct Observed {
     _server: Option<Server>,
 }
 
+fn report(observations: &Observations, board: &Board) -> Report {
+    observations.report(board.under_way(), board.waits_for(), clock::now())
+}
+
 impl Observed {
     pub(super) fn new(
         options: &Options,
@@ -45,7 +49,7 @@ impl Observed {
                     address.set_port(u16::try_from(port).map_err(|_| GroupError::Port { port })?);
                 }
                 let (seen, of) = (observations.clone(), board.clone());
-                let server = Server::start(address, move || seen.report(&of, clock::now()).to_prometheus())
+                let server = Server::start(address, move || report(&seen, &of).to_prometheus())
                     .map_err(|source| GroupError::Metrics { address, source })?;
                 tracing::info!(rank, "metrics at http://{}/metrics", server.address());
                 Some(server)
@@ -67,11 +71,11 @@ impl Observed {
 
     /// A call has returned that the group has failed.
     pub(super) fn failed(&self) {
-        self.recorder.write(self.rank, &self.observations, &self.board);
+        self.recorder.write(self.rank, &self.observations, || self.board.last_calls());
     }
 
     fn report(&self) -> Report {
-        self.observations.report(&self.board, clock::now())
+        report(&self.observations, &self.board)
     }
 }
 

@@ -7,8 +7,9 @@ use super::Group;
 use super::data::{Buffer, Data, DataMut, Element, destination, first_of, source};
 use super::error::CollectiveError;
 use crate::Rank;
+use crate::call::Counts;
 use crate::collective::{Collective, DataType, ReduceOp};
-use crate::engine::{Bytes, Counts, Gate};
+use crate::engine::{Bytes, Gate};
 
 /// One operation, as the calls below put it.
 pub(super) struct Operation {

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pleach_transport::Rank;
 
 use super::error::CollectiveError;
+use crate::call::{Counts, Descriptor};
 use crate::choices::{Table, whole_bytes};
 use crate::collective::Collective;
 use crate::cost::Platform;
-use crate::engine::{Counts, Descriptor, Plan, Program};
+use crate::engine::{Plan, Program};
 use crate::generate::{Access, Algorithm, Way, generate};
 use crate::select::{Choice, SelectError, select, select_algorithm, select_way};
 use crate::verify::{Proof, verify};

@@ -10,7 +10,8 @@ use super::operation::Operation;
 use super::pending::Started;
 use super::planner::Planner;
 use super::unwinding::without_unwinding;
-use crate::engine::{Descriptor, Plan, RunId};
+use crate::call::Descriptor;
+use crate::engine::{Plan, RunId};
 
 impl Group {
     /// Starts an operation, by its plan where that is known.

@@ -12,8 +12,9 @@ use super::error::CollectiveError;
 use super::operation::{Operation, expect_length, operation};
 use super::pending::Started;
 use crate::Rank;
+use crate::call::{Counts, Paired};
 use crate::collective::{Collective, ReduceOp};
-use crate::engine::{Bytes, Counts, Paired};
+use crate::engine::Bytes;
 
 impl Group {
     /// Stores every rank's `input` in every rank's `output`, one after the other in rank order;

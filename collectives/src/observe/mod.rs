@@ -46,7 +46,7 @@ pub use shape::Shape;
 pub(crate) use trace::Trace;
 
 use crate::Rank;
-use crate::engine::{Board, Descriptor};
+use crate::call::Descriptor;
 use scale::Histogram;
 
 /// One call of so many is timed although it does not wait. A prime, so that loops over some calls
@@ -273,8 +273,9 @@ impl Observations {
         }
     }
 
-    /// What is known now.
-    pub(crate) fn report(&self, board: &Board, now: Nanos) -> Report {
+    /// What is known now, with what the engine says of this moment: collectives that are under way,
+    /// and for whom this rank waits.
+    pub(crate) fn report(&self, under_way: u64, waits_for: Option<Rank>, now: Nanos) -> Report {
         let shapes = self.seats.iter().filter_map(|seat| {
             let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
             let shape = seat.shape.get()?;
@@ -309,8 +310,8 @@ impl Observations {
             age: now.since(self.began),
             shapes,
             peers: peers.collect(),
-            under_way: board.under_way(),
-            waits_for: board.waits_for(),
+            under_way,
+            waits_for,
             failure: self.failure.get().map(|failure| failure.text.clone()),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use super::json::Quoted;
 use super::{Failure, Flight, Observations};
 use crate::Rank;
-use crate::engine::{Board, Descriptor};
+use crate::call::Descriptor;
 
 /// How many records of a rank this process has written to a folder: several groups of a process
 /// fail when a rank dies.
@@ -28,14 +28,20 @@ impl Recorder {
         Self { folder, is_done: AtomicBool::new(false) }
     }
 
-    /// The group has failed: writes what is known, once.
-    pub(crate) fn write(&self, rank: Rank, observations: &Observations, board: &Board) {
+    /// The group has failed: writes what is known, once. `last_calls`: those begun last, oldest
+    /// first.
+    pub(crate) fn write(
+        &self,
+        rank: Rank,
+        observations: &Observations,
+        last_calls: impl FnOnce() -> Vec<(u64, Descriptor)>,
+    ) {
         let (Some(folder), Some(failure)) = (&self.folder, observations.failure()) else { return };
         if self.is_done.swap(true, Ordering::Relaxed) {
             return;
         }
         let path = path(folder, rank);
-        let text = text(rank, failure, &observations.last_flights(), &board.last_calls());
+        let text = text(rank, failure, &observations.last_flights(), &last_calls());
         match std::fs::write(&path, text) {
             Ok(()) => tracing::warn!(
                 rank,

@@ -3,9 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use crate::Rank;
 use crate::collective::Collective;
-use crate::engine::Counts;
 
 /// A collective, the algorithm that carries it out, and how many bytes about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,20 +24,8 @@ impl Shape {
         Self { key: 0, collective: "others", algorithm: "".into(), bytes_max: 0, bytes: 0 }
     }
 
-    pub(crate) fn new(
-        collective: Collective,
-        algorithm: &str,
-        (rank, ranks): (Rank, u32),
-        counts: &Counts,
-        element_bytes: usize,
-    ) -> Self {
-        let parts = collective.input_parts(rank, ranks).len().max(collective.output_parts(rank, ranks).len());
-        let elements = match counts {
-            Counts::Each(count) => count.saturating_mul(parts),
-            Counts::Listed(list) => list.iter().sum(),
-            Counts::Paired(paired) => paired.given.iter().sum::<usize>().max(paired.taken.iter().sum()),
-        };
-        let bytes = elements.saturating_mul(element_bytes) as u64;
+    /// `bytes`: of one call on this rank, its input or its output, whichever is longer.
+    pub(crate) fn new(collective: Collective, algorithm: &str, bytes: u64) -> Self {
         let bytes_max = if bytes == 0 { 0 } else { bytes.checked_next_power_of_two().unwrap_or(u64::MAX) };
         let mut hasher = DefaultHasher::new();
         (collective.name(), algorithm, bytes_max).hash(&mut hasher);

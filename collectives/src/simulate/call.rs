@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Rank;
+use crate::call::{Counts, Paired};
 use crate::collective::{Collective, DataType, ReduceOp};
-use crate::engine::{Counts, Paired};
 use crate::generate::{Access, Algorithm};
 use crate::parts::Parts;
 

@@ -19,8 +19,9 @@ use super::slices::Guarded;
 use super::watch::Watch;
 use super::weaken::weakened;
 use crate::Rank;
+use crate::call::Descriptor;
 use crate::collective::Collective;
-use crate::engine::{Bytes, Descriptor, Fault, Plan, Program, RunId, StartError};
+use crate::engine::{Bytes, Fault, Plan, Program, RunId, StartError};
 use crate::generate::{Access, Algorithm, generate};
 use crate::verify::{Proof, verify};
 

@@ -13,9 +13,10 @@ use pleach_transport::{SharedMemory, Slice};
 
 use super::cluster::{Cluster, Member, Stuck};
 use crate::Rank;
+use crate::call::{Counts, Descriptor};
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::cost::Platform;
-use crate::engine::{Bytes, Counts, Descriptor, RunId};
+use crate::engine::{Bytes, RunId};
 use crate::generate::Algorithm;
 use crate::group::CollectiveError;
 use crate::select::{Choice, SelectError, select, select_algorithm};

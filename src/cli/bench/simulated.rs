@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pleach::collectives::engine::{Bytes, Counts, Descriptor, RunId};
+use pleach::collectives::call::{Counts, Descriptor};
+use pleach::collectives::engine::{Bytes, RunId};
 use pleach::collectives::simulate::{Cluster, Member};
 use pleach::transport::sim::{Network, Options};
 use pleach::transport::{Nanos, SharedMemory, Slice};

@@ -31,9 +31,9 @@ use self::quick::Quick;
 use self::rounding::{Float, nearest};
 use super::{Buffer, CollectiveError, Element, Group};
 use crate::Rank;
+use crate::call::{Amount, Counts};
 use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::{F8E4M3, F8E5M2};
-use crate::engine::{Amount, Counts};
 
 /// Elements of a block.
 const BLOCK_ELEMENTS: usize = 16 << 10;

@@ -1,15 +1,22 @@
-//! What makes two calls the same call: the signature that every notice carries, and the description
-//! behind it.
+//! What a call is, as values: which collective, of how many elements, of which type and reduction.
+//!
+//! Both who carries calls out (`engine`) and who notes them (`observe`) stand on this, and it knows
+//! neither. A [`Descriptor`] is what must be the same on all ranks; its signature travels in every
+//! notice. [`Counts`] are what one rank knows of the lengths of parts: read the first comment of
+//! [`counts`].
+
+pub mod counts;
 
 use std::fmt;
 
-use super::counts::Between;
 use crate::Rank;
 use crate::collective::{Collective, DataType, ReduceOp};
+use counts::Between;
+pub use counts::{Counts, CountsError, Paired};
 
 /// The history of a stream when a call with this signature follows: splitmix64's finaliser, so that
 /// every bit of both reaches every bit of it.
-pub(super) fn chain(history: u64, signature: u64) -> u64 {
+pub(crate) fn chain(history: u64, signature: u64) -> u64 {
     let mut hash = history.rotate_left(23).wrapping_add(signature).wrapping_add(0x9e37_79b9_7f4a_7c15);
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -31,8 +38,7 @@ pub struct Descriptor {
     pub tag: u32,
 }
 
-/// How many elements, as far as it must be the same on all ranks. See the module of the engine's
-/// counts.
+/// How many elements, as far as it must be the same on all ranks. See [`counts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Amount {
@@ -61,11 +67,11 @@ pub enum Amount {
 }
 
 /// Words of an encoded descriptor.
-pub(super) const DESCRIPTOR_WORDS: usize = 4;
+pub(crate) const DESCRIPTOR_WORDS: usize = 4;
 
 impl Descriptor {
     /// With the schedule and chunk size: what travels in every notice. Never zero.
-    pub(super) fn signature(&self, schedule_hash: u64, chunk_bytes: usize) -> u64 {
+    pub(crate) fn signature(&self, schedule_hash: u64, chunk_bytes: usize) -> u64 {
         let words = self.to_words();
         let mut hash = schedule_hash ^ (chunk_bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for word in words {
@@ -74,7 +80,7 @@ impl Descriptor {
         hash.max(1)
     }
 
-    pub(super) fn to_words(self) -> [u64; DESCRIPTOR_WORDS] {
+    pub(crate) fn to_words(self) -> [u64; DESCRIPTOR_WORDS] {
         let (kind, a, b) = match self.collective {
             Collective::AllReduce => (1u64, 0, 0),
             Collective::Reduce { root } => (2, root, 0),
@@ -103,7 +109,7 @@ impl Descriptor {
     }
 
     /// `None` when a peer sent nonsense.
-    pub(super) fn from_words(words: [u64; DESCRIPTOR_WORDS]) -> Option<Self> {
+    pub(crate) fn from_words(words: [u64; DESCRIPTOR_WORDS]) -> Option<Self> {
         let (a, b) = (words[1] as u32, (words[1] >> 32) as u32);
         let collective = match words[0] & 0xff {
             1 => Collective::AllReduce,
@@ -164,36 +170,5 @@ impl fmt::Display for Descriptor {
             write!(formatter, " tag {}", self.tag)?;
         }
         Ok(())
-    }
-}
-
-/// Which sequence of runs: the collectives of the group, or the messages from one rank to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Stream {
-    Collectives,
-    Messages { from: Rank, to: Rank },
-}
-
-impl Stream {
-    pub(super) fn of(collective: Collective) -> Self {
-        match collective {
-            Collective::SendRecv { from, to } => Self::Messages { from, to },
-            _ => Self::Collectives,
-        }
-    }
-
-    pub(super) fn to_word(self) -> u64 {
-        match self {
-            Self::Collectives => u64::MAX,
-            Self::Messages { from, to } => u64::from(from) | u64::from(to) << 32,
-        }
-    }
-
-    pub(super) fn from_word(word: u64) -> Self {
-        if word == u64::MAX {
-            Self::Collectives
-        } else {
-            Self::Messages { from: word as u32, to: (word >> 32) as u32 }
-        }
     }
 }

@@ -29,13 +29,12 @@
 use std::hash::Hasher;
 use std::sync::Arc;
 
-use super::program::Program;
-use super::signature::Amount;
+use super::Amount;
 use crate::Rank;
 use crate::collective::Collective;
 use crate::digest::Hasher64;
 
-/// Elements of the parts of a call. See the module of the engine's counts.
+/// Elements of the parts of a call. See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counts {
     /// Every part has so many.
@@ -57,13 +56,13 @@ pub struct Paired {
 
 /// What goes between two ranks, in elements, as both must see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Between {
-    pub(super) low: Rank,
-    pub(super) high: Rank,
+pub(crate) struct Between {
+    pub(crate) low: Rank,
+    pub(crate) high: Rank,
     /// From the lower rank to the higher one.
-    pub(super) up: u64,
+    pub(crate) up: u64,
     /// From the higher rank to the lower one.
-    pub(super) down: u64,
+    pub(crate) down: u64,
 }
 
 /// A length in elements that no part has: schedules for paired counts are chosen as if parts were
@@ -73,7 +72,7 @@ const PAIRED_PLAN_BYTES: usize = 1 << 20;
 /// Longest input or output of a call, in bytes: all that a process can address. Places of chunks
 /// are computed in numbers that hold this many times over, so that no count makes one of them
 /// overflow.
-const CALL_BYTES_MAX: usize = 1 << 47;
+pub(crate) const CALL_BYTES_MAX: usize = 1 << 47;
 
 /// Why counts do not fit the call.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
@@ -120,6 +119,18 @@ impl Counts {
         }
     }
 
+    /// Elements of a rank's input or output, whichever is longer.
+    pub(crate) fn elements(&self, collective: Collective, (rank, ranks): (Rank, u32)) -> usize {
+        match self {
+            Self::Each(count) => {
+                let inputs = collective.input_parts(rank, ranks).len();
+                inputs.max(collective.output_parts(rank, ranks).len()).saturating_mul(*count)
+            }
+            Self::Listed(list) => sum(list.iter().copied()),
+            Self::Paired(paired) => sum(paired.given.iter().copied()).max(sum(paired.taken.iter().copied())),
+        }
+    }
+
     /// Bytes of a part to choose a schedule for: the same on all ranks.
     #[must_use]
     pub fn plan_bytes(&self, element_bytes: usize) -> usize {
@@ -127,7 +138,7 @@ impl Counts {
     }
 
     /// Elements of the longest part, where all ranks know it.
-    pub(super) fn longest(&self) -> Option<usize> {
+    pub(crate) fn longest(&self) -> Option<usize> {
         match self {
             Self::Each(count) => Some(*count),
             Self::Listed(list) => Some(list.iter().copied().max().unwrap_or(0)),
@@ -151,9 +162,14 @@ impl Counts {
         }
     }
 
-    /// Whether the program can be carried out with them.
-    pub(super) fn check_program(&self, program: &Program) -> Result<(), CountsError> {
-        let (ranks, collective) = (program.ranks, program.collective);
+    /// Whether a collective of so many ranks can have them. `is_private`: no rank touches parts
+    /// that it neither gives nor gets.
+    pub(crate) fn check_for(
+        &self,
+        collective: Collective,
+        ranks: u32,
+        is_private: bool,
+    ) -> Result<(), CountsError> {
         let number = |expected: u32, list: &[usize]| {
             let (expected, actual) = (expected as usize, list.len());
             if actual == expected { Ok(()) } else { Err(CountsError::Number { expected, actual }) }
@@ -162,7 +178,7 @@ impl Counts {
             Self::Each(_) => Ok(()),
             Self::Listed(_) if collective == Collective::AllToAll => Err(CountsError::NotListed),
             Self::Listed(list) => number(collective.parts(ranks), list),
-            Self::Paired(_) if !program.is_private => Err(CountsError::NotPrivate),
+            Self::Paired(_) if !is_private => Err(CountsError::NotPrivate),
             Self::Paired(paired) => {
                 number(ranks, &paired.given)?;
                 number(ranks, &paired.taken)
@@ -171,28 +187,26 @@ impl Counts {
     }
 
     /// Refuses counts of more bytes than there can be.
-    pub(super) fn check_sum(&self, program: &Program, element_bytes: usize) -> Result<(), CountsError> {
-        let (rank, ranks, collective) = (program.rank, program.ranks, program.collective);
-        let longest = match self {
-            Self::Each(count) => {
-                let inputs = collective.input_parts(rank, ranks).len();
-                inputs.max(collective.output_parts(rank, ranks).len()).max(1).saturating_mul(*count)
-            }
-            Self::Listed(list) => sum(list.iter().copied()),
-            Self::Paired(paired) => sum(paired.given.iter().copied()).max(sum(paired.taken.iter().copied())),
-        };
+    pub(crate) fn check_sum(
+        &self,
+        collective: Collective,
+        place: (Rank, u32),
+        element_bytes: usize,
+    ) -> Result<(), CountsError> {
+        // Also where this rank has no part: places are computed of one.
+        let longest = self.elements(collective, place).max(self.longest().unwrap_or(0));
         let bytes = longest.saturating_mul(element_bytes);
         if bytes <= CALL_BYTES_MAX { Ok(()) } else { Err(CountsError::TooLong) }
     }
 
     /// Whether input and output are as long as they say.
-    pub(super) fn check_lengths(
+    pub(crate) fn check_lengths(
         &self,
-        program: &Program,
+        collective: Collective,
+        (rank, ranks): (Rank, u32),
         element_bytes: usize,
         [input_bytes, output_bytes]: [usize; 2],
     ) -> Result<(), CountsError> {
-        let (rank, ranks, collective) = (program.rank, program.ranks, program.collective);
         let (given, taken): (usize, usize) = match self {
             Self::Each(_) => return Ok(()),
             Self::Listed(list) => {
@@ -216,7 +230,7 @@ fn sum(counts: impl Iterator<Item = usize>) -> usize {
 
 impl Paired {
     /// What goes between this rank and a peer; `None` when there is no such peer.
-    pub(super) fn between(&self, own: Rank, peer: Rank) -> Option<Between> {
+    pub(crate) fn between(&self, own: Rank, peer: Rank) -> Option<Between> {
         let given = *self.given.get(peer as usize)? as u64;
         let taken = *self.taken.get(peer as usize)? as u64;
         let (up, down) = if own < peer { (given, taken) } else { (taken, given) };
@@ -226,10 +240,10 @@ impl Paired {
 
 impl Between {
     /// A signature for the notices between the two. Never zero.
-    pub(super) fn mark(self, signature: u64) -> u64 {
+    pub(crate) fn mark(self, signature: u64) -> u64 {
         let mut hash = signature;
         for word in [self.up, self.down] {
-            // splitmix64's finaliser, as in [`super::Descriptor::signature`].
+            // splitmix64's finaliser, as in [`super::chain`].
             hash = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
             hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -238,20 +252,20 @@ impl Between {
         hash.max(1)
     }
 
-    pub(super) fn amount(self) -> Amount {
+    pub(crate) fn amount(self) -> Amount {
         let Self { low, high, up, down } = self;
         Amount::Pair { low, high, up, down }
     }
 
     /// As words on the wire; of a rooted collective only one way is used.
-    pub(super) fn to_words(self, collective: Collective) -> [u64; 2] {
+    pub(crate) fn to_words(self, collective: Collective) -> [u64; 2] {
         match collective.root() {
             Some(root) => [u64::from(root), self.up.max(self.down)],
             None => [self.down, self.up],
         }
     }
 
-    pub(super) fn from_words(collective: Collective, low: Rank, high: Rank, words: [u64; 2]) -> Self {
+    pub(crate) fn from_words(collective: Collective, low: Rank, high: Rank, words: [u64; 2]) -> Self {
         let (down, up) = match collective {
             Collective::Gather { root } if root == low => (words[1], 0),
             Collective::Gather { .. } => (0, words[1]),
@@ -265,11 +279,7 @@ impl Between {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Descriptor, Plan, PlanError};
     use super::*;
-    use crate::collective::{DataType, ReduceOp};
-    use crate::generate::{Access, Algorithm};
-    use crate::verify::verify;
 
     #[test]
     fn two_ranks_mark_alike_exactly_if_their_counts_agree() {
@@ -298,27 +308,6 @@ mod tests {
             let words = sent.to_words(collective);
             assert_eq!(Between::from_words(collective, 2, 5, words), sent, "{collective}");
         }
-    }
-
-    #[test]
-    fn counts_of_more_bytes_than_there_are_addresses_are_refused() {
-        let group = crate::generate(Collective::Gather { root: 0 }, &Algorithm::Direct, 3, Access::Put);
-        let proof = verify(group.expect("there is one")).expect("it is right");
-        let program = Arc::new(Program::new(&proof, 1, "direct"));
-        let counts =
-            |long| [Counts::Each(long), Counts::listed(&[long, 1, 2]), Counts::listed(&[1, 2, long])];
-        let (data_type, op) = (DataType::F64, ReduceOp::Sum);
-        let plan = |counts: Counts| {
-            let (collective, amount) = (Collective::Gather { root: 0 }, counts.amount());
-            Plan::new(program.clone(), Descriptor { collective, amount, data_type, op, tag: 0 }, counts)
-        };
-        for long in [CALL_BYTES_MAX / 8 + 1, usize::MAX / 8, usize::MAX / 8 + 1, usize::MAX / 2, usize::MAX] {
-            for counts in counts(long) {
-                let refused = plan(counts.clone()).expect_err("it is too long");
-                assert!(matches!(refused, PlanError::Counts(CountsError::TooLong)), "{counts:?}: {refused}");
-            }
-        }
-        assert!(counts(CALL_BYTES_MAX / 64).into_iter().all(|counts| plan(counts).is_ok()));
     }
 
     #[test]
