@@ -13,7 +13,7 @@
 //! 3. Every accepted transfer ends exactly once: `submit` says that it has ended
 //!    ([`Submitted::Ended`]), or, while the device is polled, one `Done` comes, also after loss.
 //! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are
-//!    refused with it. A peer that said goodbye (`Left`) is not lost; what it had sent before
+//!    refused with its kind. A peer that said goodbye (`Left`) is not lost; what it had sent before
 //!    arrives first. The messages of a peer that have come to this host are given to the responder
 //!    before its loss is.
 //! 5. `QueueFull` is back-pressure and leaves no trace; polling always makes room again.
@@ -48,8 +48,8 @@ use crate::auth::Secret;
 use crate::cells::{Cells, Inline, Notice};
 use crate::clock::Nanos;
 pub use crate::error::{
-    ConnectError, LossCause, MapError, PostError, ProtocolViolation, RegisterError, SubmitError,
-    TransferError,
+    BackendError, ConnectError, LossCause, LossKind, MapError, PostError, ProtocolViolation, RegisterError,
+    SubmitError, TransferError,
 };
 use crate::memory::Memory;
 use crate::region::{Region, Registry, RemoteSlice, Slice};

@@ -1,17 +1,154 @@
 //! What can go wrong at a device: one type an operation, each saying who and how much.
+//!
+//! The contract knows no backend. What only one fabric or its hardware can say is a type of that
+//! backend, carried as a [`BackendError`]; of a loss a [`LossKind`] stands beside it, which every
+//! caller can match and which goes to other ranks.
 
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::Rank;
-use crate::cuda::CudaError;
 use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::{Space, UNMAPPED_REMEDY};
 use crate::region::{OutOfBounds, RegionKey};
-use crate::verbs::port::Kind as AddressKind;
-use crate::verbs::{CallFailure, KINDS_REMEDY, Limit, LimitKind, NOT_JOINED_REMEDY, Refusal, WorkFailure};
+
+/// An error of one fabric or of its hardware, of a type that the backend defines. Two are equal
+/// when fabric and text are.
+#[derive(Clone)]
+pub struct BackendError {
+    fabric: &'static str,
+    error: Arc<dyn Error + Send + Sync>,
+}
+
+impl BackendError {
+    /// For backends.
+    pub fn new(fabric: &'static str, error: impl Error + Send + Sync + 'static) -> Self {
+        Self { fabric, error: Arc::new(error) }
+    }
+
+    /// Name of the fabric, as [`crate::Caps::fabric`] of its device.
+    #[must_use]
+    pub fn fabric(&self) -> &'static str {
+        self.fabric
+    }
+
+    /// The error, where it is of this type.
+    #[must_use]
+    pub fn downcast_ref<T: Error + 'static>(&self) -> Option<&T> {
+        self.error.downcast_ref()
+    }
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(formatter)
+    }
+}
+
+impl fmt::Debug for BackendError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{self}")
+    }
+}
+
+impl Error for BackendError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl PartialEq for BackendError {
+    fn eq(&self, other: &Self) -> bool {
+        self.fabric == other.fabric && self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for BackendError {}
+
+/// What kind of thing a loss is. The same for all fabrics, so callers can match it; ranks tell each
+/// other of it by its [`code`](Self::code).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum LossKind {
+    /// The peer's process ended without goodbye.
+    ProcessEnded = 1,
+    /// The peer's end of a connection was closed without goodbye.
+    Closed = 2,
+    /// A connection to the peer broke.
+    Broken = 3,
+    /// The peer's host or NIC does not answer any more.
+    Unresponsive = 4,
+    /// The peer was not reached: not in time, or there is no route.
+    Unreachable = 5,
+    /// The peer or its host refused the connection.
+    Refused = 6,
+    /// The peer's NIC refused an access to memory.
+    AccessDenied = 7,
+    /// The peer sent something that the protocol does not allow.
+    Protocol = 8,
+    /// The two ranks are set up so that their ports do not go together.
+    Incompatible = 9,
+    /// A limit of this process, this host or this NIC left no room for a connection.
+    Exhausted = 10,
+    /// A NIC or a GPU failed.
+    Hardware = 11,
+    /// A link on the way is down.
+    LinkDown = 12,
+}
+
+impl LossKind {
+    const ALL: [Self; 12] = [
+        Self::ProcessEnded,
+        Self::Closed,
+        Self::Broken,
+        Self::Unresponsive,
+        Self::Unreachable,
+        Self::Refused,
+        Self::AccessDenied,
+        Self::Protocol,
+        Self::Incompatible,
+        Self::Exhausted,
+        Self::Hardware,
+        Self::LinkDown,
+    ];
+
+    /// Its number on the wire, never zero.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The kind of this number, if there is one.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+}
+
+impl fmt::Display for LossKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::ProcessEnded => "its process ended",
+            Self::Closed => "its connection closed",
+            Self::Broken => "its connection broke",
+            Self::Unresponsive => "it does not answer",
+            Self::Unreachable => "it was not reached",
+            Self::Refused => "it refused the connection",
+            Self::AccessDenied => "it refused an access",
+            Self::Protocol => "it broke the protocol",
+            Self::Incompatible => "its port and this rank's do not go together",
+            Self::Exhausted => "a limit left no room for a connection to it",
+            Self::Hardware => "hardware failed",
+            Self::LinkDown => "the link to it is down",
+        })
+    }
+}
 
 /// How a loss was found out.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
@@ -41,78 +178,48 @@ pub enum LossCause {
         /// How many it may have open.
         most: u64,
     },
-    /// What it shares to be connected with cannot be mapped here (shm).
+    /// What it shares to be connected with cannot be mapped here.
     #[error("what it shares cannot be mapped ({0}); {UNMAPPED_REMEDY}")]
     Unmapped(std::io::ErrorKind),
-    /// There is no queue pair to it, since this process may lock no more memory for the NIC
-    /// (verbs).
-    #[error(
-        "the NIC needs locked memory to reach it, and this process may lock no more: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
-    )]
-    NotLocked {
-        /// How many bytes this process may lock in all.
-        limit: u64,
-    },
-    /// Its port carries packets of another length than this rank's (verbs).
-    #[error(
-        "its RDMA port carries packets of {peer} bytes, this rank's of {own}; give both ends' network interfaces the same MTU"
-    )]
-    PacketLengths {
-        /// Longest packet of this rank's port, in bytes.
-        own: u32,
-        /// Longest packet of the peer's port, in bytes.
-        peer: u32,
-    },
-    /// The address of its port is of a kind that does not meet this rank's (verbs).
-    #[error(
-        "the address of its RDMA port is {peer}, that of this rank's {own}, which do not meet; {KINDS_REMEDY}"
-    )]
-    AddressKinds {
-        /// That of this rank's port.
-        own: AddressKind,
-        /// That of the peer's port.
-        peer: AddressKind,
-    },
-    /// This rank's NIC does not join a queue pair to the peer's (verbs).
-    #[error(
-        "this rank's NIC joins no queue pair to it ({}); {NOT_JOINED_REMEDY}",
-        std::io::Error::from_raw_os_error(*.errno)
-    )]
-    NotJoined {
-        /// Why, as the system numbers it.
-        errno: i32,
-    },
-    /// There is no queue pair to it, since this rank's NIC has no more of something (verbs).
-    #[error("this rank's NIC has no more than {most} {kind}; {}", .kind.remedy())]
-    Limit {
-        /// Of what.
-        kind: LimitKind,
-        /// How many there may be.
-        most: u64,
-    },
-    /// The connection manager did not join the two (verbs).
-    #[error("{0}")]
-    Call(CallFailure),
-    /// It made no connection, and said why (verbs).
-    #[error("it refused the connection: {0}")]
-    Refused(Refusal),
-    /// This rank's GPU does not show what its NIC has written to it (verbs).
-    #[error(
-        "this rank's GPU does not show what its NIC has written there (CUDA error {code}); look whether 'nvidia-smi' works"
-    )]
-    Gpu {
-        /// What the driver said; zero: nothing.
-        code: u32,
-    },
-    /// Work on its queue pair failed (verbs).
-    #[error("{0}")]
-    QueuePair(WorkFailure),
-    /// A link on the way is down (simulated).
+    /// A link on the way is down.
     #[error("the link to it is down")]
     LinkDown,
+    /// What only the fabric can say.
+    #[error("{error}")]
+    Fabric {
+        /// What kind of thing it is.
+        kind: LossKind,
+        /// What the fabric says.
+        error: BackendError,
+    },
 }
 
 impl LossCause {
+    /// What kind of thing it is.
+    #[must_use]
+    pub fn kind(&self) -> LossKind {
+        match self {
+            Self::ProcessEnded => LossKind::ProcessEnded,
+            Self::ConnectionClosed => LossKind::Closed,
+            Self::ConnectionBroke(_) => LossKind::Broken,
+            Self::HostSilent(_) => LossKind::Unresponsive,
+            Self::Protocol(_) => LossKind::Protocol,
+            Self::NotReached(_) => LossKind::Unreachable,
+            Self::Files { .. } | Self::Unmapped(_) => LossKind::Exhausted,
+            Self::LinkDown => LossKind::LinkDown,
+            Self::Fabric { kind, .. } => *kind,
+        }
+    }
+
+    /// What the fabric says, where that is of this type: the typed source beside the kind.
+    #[must_use]
+    pub fn fabric_error<T: Error + 'static>(&self) -> Option<&T> {
+        match self {
+            Self::Fabric { error, .. } => error.downcast_ref(),
+            _ => None,
+        }
+    }
+
     /// What an error of the system says when it keeps this rank from a connection to a peer.
     #[must_use]
     pub(crate) fn unconnected(error: &std::io::Error) -> Self {
@@ -193,13 +300,13 @@ pub enum TransferError {
         /// From whom.
         peer: Rank,
     },
-    /// A GPU did not carry it out.
-    #[error("a copy by a GPU, from or to memory of rank {peer}, failed: {error}")]
-    Gpu {
+    /// This rank's own hardware did not carry it out; the peer has no part in that.
+    #[error("a transfer from or to memory of rank {peer} failed here: {error}")]
+    Fabric {
         /// Whose memory is at the other end.
         peer: Rank,
         /// Why.
-        error: CudaError,
+        error: BackendError,
     },
     /// The peer has no such region, or the range does not lie inside it; or this process could not
     /// map it, which its log says.
@@ -231,12 +338,12 @@ pub enum SubmitError {
         peer: Rank,
     },
     /// The peer is gone.
-    #[error("rank {peer} is lost: {cause}")]
+    #[error("rank {peer} is lost: {kind}")]
     Lost {
         /// Who.
         peer: Rank,
-        /// How it was found out.
-        cause: LossCause,
+        /// How; [`crate::Event::PeerLost`] has said the cause.
+        kind: LossKind,
     },
     /// The peer said goodbye.
     #[error("rank {peer} has left")]
@@ -283,7 +390,7 @@ pub enum SubmitError {
 }
 
 // It is what the data path returns: each submission would look whether there is something to drop.
-const _: () = assert!(!std::mem::needs_drop::<SubmitError>() && size_of::<SubmitError>() <= 40);
+const _: () = assert!(!std::mem::needs_drop::<SubmitError>() && size_of::<SubmitError>() <= 24);
 
 /// Why memory was not registered.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -307,36 +414,6 @@ pub enum RegisterError {
         /// Which memory.
         space: Space,
     },
-    /// Neither of the two ways to let a NIC reach a GPU's memory works here.
-    #[error(
-        "the NIC does not reach memory of GPU {ordinal}: neither as a dma-buf ({dma_buf}), nor by its address ({address}), which takes nvidia-peermem; load that ('sudo modprobe nvidia-peermem'), or install NVIDIA's open kernel modules (driver 515 or newer, with Linux 5.12 and rdma-core 34 or newer); a group whose Options::space is cuda:{ordinal} stages it through host memory meanwhile"
-    )]
-    NoGpuDirect {
-        /// Which GPU.
-        ordinal: u32,
-        /// Why not as a dma-buf.
-        dma_buf: String,
-        /// What the kernel said to its address.
-        address: std::io::Error,
-    },
-    /// The GPU shows what NICs write to it only to who reads it back through the NIC.
-    #[error(
-        "GPU {ordinal} gives the host no way to see what a NIC has written there in full (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS says so); update NVIDIA's driver, or stage through host memory, as a group whose Options::space is cuda:{ordinal} does"
-    )]
-    NoFlush {
-        /// Which GPU.
-        ordinal: u32,
-    },
-    /// One device reaches the memory of one GPU.
-    #[error(
-        "memory of GPU {other} cannot be registered beside that of GPU {first}; make a group for each GPU"
-    )]
-    OtherGpu {
-        /// Whose memory is registered.
-        first: u32,
-        /// Whose was to be.
-        other: u32,
-    },
     /// It was cut off from all peers when one of them was severed, and nobody else can see what is
     /// written to it.
     #[error("this memory was cut off from other processes by a severed peer; allocate new memory")]
@@ -352,19 +429,9 @@ pub enum RegisterError {
         /// How many there are.
         regions: usize,
     },
-    /// The NIC needs the memory to be locked, and this process may lock no more.
-    #[error(
-        "{bytes} bytes cannot be locked for the NIC: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
-    )]
-    Locked {
-        /// How many.
-        bytes: usize,
-        /// How many this process may lock in all.
-        limit: u64,
-    },
-    /// The NIC takes no more, or none so long.
+    /// What only the fabric can say.
     #[error(transparent)]
-    Limit(Limit),
+    Fabric(BackendError),
     /// The operating system refused.
     #[error("registering {bytes} bytes failed")]
     System {
@@ -406,16 +473,15 @@ pub enum MapError {
         /// Which.
         key: RegionKey,
     },
-    /// It is on a GPU, which this process does not reach.
-    #[error("rank {peer}'s region {key:?} on a GPU is out of reach: {source}")]
-    Gpu {
+    /// This rank's own hardware does not reach it.
+    #[error("rank {peer}'s region {key:?} is out of reach: {error}")]
+    Fabric {
         /// Whose.
         peer: Rank,
         /// Which.
         key: RegionKey,
         /// Why.
-        #[source]
-        source: CudaError,
+        error: BackendError,
     },
     /// It is on a GPU, and what this rank computes is on its host.
     #[error(

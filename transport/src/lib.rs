@@ -43,9 +43,9 @@ pub use auth::Secret;
 pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 pub use clock::Nanos;
 pub use device::{
-    Address, AtomicOp, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX,
-    MapError, Mapped, PostError, Reach, RegisterError, Responder, Ring, Source, SubmitError, Submitted,
-    Transfer, TransferError, TransferId,
+    Address, AtomicOp, BackendError, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause,
+    LossKind, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach, RegisterError, Responder, Ring, Source,
+    SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
 pub use region::{LentSlice, OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};

@@ -23,6 +23,11 @@
 //! would have heard the lower fault from another of them, which would have gone below F before it.
 //! Ranks in E are told the final claim while there is a way to them.
 //!
+//! A claim is told and kept whole, so [`Fault::compare`] orders by every byte of a fault: two that
+//! differ in any byte are not the same claim. The kind of a loss ([`Fault::loss`]) is such a byte.
+//! It is no part of the equality of faults, as who found one is none: one finder may see a process
+//! end and another one its connection break, and these are two reports of one event.
+//!
 //! What this needs: one rank that runs, reaches all other survivors, and answers in time. Then all
 //! survivors have the same verdict, byte for byte, also those between which a link is down, and
 //! also a rank that was stopped and is continued later. What no protocol can promise: where no rank
@@ -337,6 +342,7 @@ mod tests {
             kind,
             found_by,
             subject,
+            loss: None,
             run,
             during: None,
             theirs: None,

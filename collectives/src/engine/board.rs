@@ -110,7 +110,18 @@ impl Board {
     fn fault(&self, kind: FaultKind, subject: Rank, detail: String) -> Fault {
         let (run, during) = self.position();
         let (found_by, waited) = (self.rank, Duration::ZERO);
-        Fault { kind, found_by, subject, run, during, theirs: None, detail, waited, told_during: None }
+        Fault {
+            kind,
+            found_by,
+            subject,
+            loss: None,
+            run,
+            during,
+            theirs: None,
+            detail,
+            waited,
+            told_during: None,
+        }
     }
 
     /// The number and the call of the oldest run under way; without one the number of the next
@@ -323,7 +334,8 @@ impl Responder for Board {
 
     fn lost(&self, peer: Rank, cause: &LossCause) {
         self.agreement().lose(peer);
-        self.propose(self.fault(FaultKind::Lost, peer, cause.to_string()));
+        let fault = self.fault(FaultKind::Lost, peer, cause.to_string());
+        self.propose(Fault { loss: Some(cause.kind()), ..fault });
     }
 }
 

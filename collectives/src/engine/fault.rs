@@ -5,6 +5,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
+use pleach_transport::LossKind;
+
 use crate::Rank;
 
 use super::message::{Reader, Writer};
@@ -56,8 +58,8 @@ impl FaultKind {
 /// lowest subject; faults that were found in no call go last.
 ///
 /// Two faults are equal when the kind, the subject, the run and the calls are. Who found it, how
-/// long that rank had waited and where are details: the survivors agree on these too, so their
-/// texts are alike.
+/// long that rank had waited, how a loss showed itself there and where are details: the survivors
+/// agree on these too, so their texts are alike.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// What happened.
@@ -66,6 +68,9 @@ pub struct Fault {
     pub found_by: Rank,
     /// The rank that it is about.
     pub subject: Rank,
+    /// How the subject was lost, where [`Fault::kind`] is [`FaultKind::Lost`]: as the finder saw it,
+    /// so of one loss two finders may see different kinds.
+    pub loss: Option<LossKind>,
     /// Number of the run in which it happened (collectives are numbered from 0).
     pub run: u64,
     /// What the finder was asked for, if it was in a call.
@@ -101,7 +106,7 @@ impl Fault {
     /// byte.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         let verdicts = self.verdict().cmp(&other.verdict());
-        let details = |fault: &Self| (fault.found_by, fault.waited);
+        let details = |fault: &Self| (fault.found_by, fault.waited, fault.loss);
         verdicts.then_with(|| details(self).cmp(&details(other))).then_with(|| self.detail.cmp(&other.detail))
     }
 
@@ -118,7 +123,7 @@ impl Fault {
     }
 
     pub(super) fn write(&self, writer: &mut Writer) {
-        writer.u64(self.kind as u64);
+        writer.u64(self.kind as u64 | u64::from(self.loss.map_or(0, LossKind::code)) << u8::BITS);
         writer.u64(u64::from(self.found_by) | u64::from(self.subject) << 32);
         writer.u64(self.run);
         for descriptor in [&self.during, &self.theirs] {
@@ -134,8 +139,12 @@ impl Fault {
     }
 
     pub(super) fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        let kind = reader.u64()?;
-        let kind = FaultKind::ALL.into_iter().find(|item| *item as u64 == kind)?;
+        let [kind, loss, 0, 0, 0, 0, 0, 0] = reader.u64()?.to_le_bytes() else { return None };
+        let kind = FaultKind::ALL.into_iter().find(|item| *item as u8 == kind)?;
+        let loss = match loss {
+            0 => None,
+            code => Some(LossKind::from_code(code)?),
+        };
         let ranks = reader.u64()?;
         let run = reader.u64()?;
         let mut descriptors = [None; 2];
@@ -153,6 +162,7 @@ impl Fault {
             kind,
             found_by: ranks as u32,
             subject: (ranks >> 32) as u32,
+            loss,
             run,
             during,
             theirs,
@@ -262,6 +272,7 @@ mod tests {
             kind: FaultKind::Mismatch,
             found_by: 0,
             subject: 1,
+            loss: None,
             run: 0,
             during: Some(call(Collective::SendRecv { from: 0, to: 1 })),
             theirs: Some(call(theirs)),
@@ -293,6 +304,7 @@ mod tests {
             kind: FaultKind::Mismatch,
             found_by: 1,
             subject: 2,
+            loss: None,
             run: 77,
             during: Some(during),
             theirs: Some(Descriptor { amount: Amount::Each(6), ..during }),
@@ -307,5 +319,38 @@ mod tests {
             assert!(Fault::read(&mut Reader::new(&bytes[..end])).is_none(), "cut at {end}");
         }
         assert!(fault.to_string().contains("of 5 bf16 (avg)"), "{fault}");
+    }
+
+    #[test]
+    fn the_kind_of_a_loss_reaches_other_ranks_and_tells_no_two_verdicts_apart() {
+        let of = |loss| Fault {
+            kind: FaultKind::Lost,
+            found_by: 1,
+            subject: 2,
+            loss,
+            run: 77,
+            during: None,
+            theirs: None,
+            detail: String::new(),
+            waited: Duration::ZERO,
+            told_during: None,
+        };
+        let known = (0..=u8::MAX).filter_map(LossKind::from_code);
+        let faults: Vec<Fault> = known.map(Some).chain([None]).map(of).collect();
+        assert!(faults.len() > 12, "{faults:?}");
+        for fault in &faults {
+            let read = Fault::read(&mut Reader::new(&fault.to_bytes())).expect("it is whole");
+            assert_eq!(read.loss, fault.loss);
+            for other in &faults {
+                assert_eq!(fault, other, "how a rank saw it is a detail");
+                let is_same = fault.to_bytes() == other.to_bytes();
+                assert_eq!(fault.compare(other) == Ordering::Equal, is_same);
+            }
+        }
+        for (at, unknown) in [(0, 200), (1, 200), (2, 1)] {
+            let mut bytes = faults[0].to_bytes();
+            bytes[at] = unknown;
+            assert!(Fault::read(&mut Reader::new(&bytes)).is_none(), "byte {at}");
+        }
     }
 }

@@ -5,7 +5,6 @@ use pleach_transport::{Event, Nanos};
 use super::at::{NOBODY, run_of};
 use super::bank;
 use super::board::Answer;
-use super::fault::FaultKind;
 use super::message::Verdict;
 use super::{Engine, Phase};
 
@@ -46,7 +45,7 @@ impl Engine {
                 Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
                 Event::PeerLost { peer, cause } => {
                     self.board.agreement().lose(peer);
-                    let fault = self.fault(FaultKind::Lost, peer, cause.to_string(), None, now);
+                    let fault = self.fault_of_loss(peer, cause.kind(), cause.to_string(), None, now);
                     self.fail(fault, now);
                 }
                 Event::Left { peer } => {

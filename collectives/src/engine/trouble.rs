@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::{MapError, Nanos, SubmitError, TransferError, TransferId, last_resort};
+use pleach_transport::{LossKind, MapError, Nanos, SubmitError, TransferError, TransferId, last_resort};
 
 use super::agreement::{Look, Talk};
 use super::at::run_of;
@@ -25,13 +25,13 @@ impl Engine {
         let slot = Some(run_of(id) as u8);
         let fault = match error {
             TransferError::Lost { peer, cause } => {
-                self.fault(FaultKind::Lost, *peer, cause.to_string(), slot, now)
+                self.fault_of_loss(*peer, cause.kind(), cause.to_string(), slot, now)
             }
             TransferError::Left { peer } => self.fault(FaultKind::Left, *peer, error.to_string(), slot, now),
             TransferError::Refused { peer, .. } => {
                 self.fault(FaultKind::Protocol, *peer, error.to_string(), slot, now)
             }
-            TransferError::Gpu { .. } => {
+            TransferError::Fabric { .. } => {
                 self.fault(FaultKind::Compute, self.rank, error.to_string(), slot, now)
             }
             _ => return,
@@ -240,8 +240,9 @@ impl Engine {
 
     pub(super) fn fault_of(&self, slot: u8, trouble: &Trouble, now: Nanos) -> Fault {
         let (kind, peer, detail) = match trouble {
-            Trouble::Submit { peer, error: SubmitError::Lost { cause, .. } } => {
-                (FaultKind::Lost, peer, cause.to_string())
+            Trouble::Submit { peer, error: SubmitError::Lost { kind, .. } } => {
+                // The board was told the cause before.
+                return self.fault_of_loss(*peer, *kind, kind.to_string(), Some(slot), now);
             }
             Trouble::Submit { peer, error: error @ SubmitError::Left { .. } } => {
                 (FaultKind::Left, peer, error.to_string())
@@ -250,12 +251,24 @@ impl Engine {
             Trouble::Map { peer, error: error @ MapError::NoRoom { .. } } => {
                 (FaultKind::OutOfReach, peer, error.to_string())
             }
-            Trouble::Map { error: error @ MapError::Gpu { .. }, .. } => {
+            Trouble::Map { error: error @ MapError::Fabric { .. }, .. } => {
                 (FaultKind::Compute, &self.rank, error.to_string())
             }
             Trouble::Map { peer, error } => (FaultKind::Protocol, peer, error.to_string()),
         };
         self.fault(kind, *peer, detail, Some(slot), now)
+    }
+
+    /// The fault of a lost peer.
+    pub(super) fn fault_of_loss(
+        &self,
+        peer: Rank,
+        kind: LossKind,
+        detail: String,
+        slot: Option<u8>,
+        now: Nanos,
+    ) -> Fault {
+        Fault { loss: Some(kind), ..self.fault(FaultKind::Lost, peer, detail, slot, now) }
     }
 
     pub(super) fn fault(
@@ -274,6 +287,7 @@ impl Engine {
             kind,
             found_by: self.rank,
             subject,
+            loss: None,
             run: run.map_or(self.next_run, |run| run.parameters.number),
             during: run.map(|run| run.plan().descriptor),
             theirs: None,

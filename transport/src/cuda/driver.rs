@@ -127,6 +127,16 @@ pub enum CudaError {
         /// Whose memory.
         other: u32,
     },
+    /// One device reaches the memory of one GPU.
+    #[error(
+        "memory of GPU {other} cannot be registered beside that of GPU {first}; make a group for each GPU"
+    )]
+    OtherGpu {
+        /// Whose memory is registered.
+        first: u32,
+        /// Whose was to be.
+        other: u32,
+    },
     /// The GPU has too little memory.
     #[error(
         "GPU {ordinal} has no {bytes} bytes left; free some, or use less ('nvidia-smi' shows who has it)"

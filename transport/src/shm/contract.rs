@@ -9,6 +9,7 @@ use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
 use rustix::param::page_size;
 
 use super::bell;
+use super::copies::gpu_failed;
 use super::detached::was_detached;
 use super::device::{FABRIC, Place, QUEUE_DEPTH, REACH, ShmDevice, State};
 use super::directory::file_of;
@@ -51,7 +52,8 @@ impl ShmDevice {
     ) -> Result<Region, RegisterError> {
         check_memory(&memory)?;
         if let Some(memory) = memory.as_cuda() {
-            self.copies.take_gpu(memory.gpu())?;
+            let taken = self.copies.take_gpu(memory.gpu());
+            taken.map_err(gpu_failed).map_err(RegisterError::Fabric)?;
         }
         let slot = self.shared.directory().reserve();
         let slot = slot.ok_or(RegisterError::TooMany { fabric: FABRIC, regions: REGIONS_MAX })?;
@@ -112,7 +114,11 @@ unsafe impl Device for ShmDevice {
             Place::Here(_, region) => region,
             Place::OnGpu(region) => {
                 let imported = region.import(self.copies.gpu());
-                imported.map_err(|source| MapError::Gpu { peer, key: slice.key, source })?;
+                imported.map_err(gpu_failed).map_err(|error| MapError::Fabric {
+                    peer,
+                    key: slice.key,
+                    error,
+                })?;
                 region
             }
             Place::NoRoom => return Err(MapError::NoRoom { peer, key: slice.key }),

@@ -8,14 +8,20 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::device::FABRIC;
 use super::link::PeerRegion;
 use super::transfer::Request;
 use crate::Rank;
 use crate::cells::{Inline, Notice};
 use crate::cuda::{CudaError, Gpu, Mark, Stream};
-use crate::device::{RegisterError, Source, TransferError, TransferId};
+use crate::device::{BackendError, Source, TransferError, TransferId};
 use crate::memory::Space;
 use crate::region::Slice;
+
+/// An error of a GPU as this fabric tells it.
+pub(super) fn gpu_failed(error: CudaError) -> BackendError {
+    BackendError::new(FABRIC, error)
+}
 
 /// How long a device that is dropped waits for its copies.
 const DROP_LIMIT: Duration = Duration::from_secs(10);
@@ -60,9 +66,9 @@ pub(crate) struct GpuCopies {
 
 impl GpuCopies {
     /// Memory of this GPU is registered.
-    pub(crate) fn take_gpu(&mut self, gpu: &Arc<Gpu>) -> Result<(), RegisterError> {
+    pub(crate) fn take_gpu(&mut self, gpu: &Arc<Gpu>) -> Result<(), CudaError> {
         let (first, other) = (self.gpu.get_or_insert_with(|| gpu.clone()).ordinal(), gpu.ordinal());
-        if first == other { Ok(()) } else { Err(RegisterError::OtherGpu { first, other }) }
+        if first == other { Ok(()) } else { Err(CudaError::OtherGpu { first, other }) }
     }
 
     /// The GPU whose memory is registered.

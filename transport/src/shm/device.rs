@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::bell;
 use super::board::{End, Known};
-use super::copies::GpuCopies;
+use super::copies::{GpuCopies, gpu_failed};
 use super::detached;
 use super::link::{BellPage, CELLS_MAX, Link, PeerRegion, slot_of};
 use super::shared::{Shared, wake_sleepers};
@@ -362,7 +362,7 @@ impl ShmDevice {
         match self.copies.begin(peer, request, id, region) {
             Ok(true) => self.peers[peer as usize].pending += 1,
             Ok(false) => self.refuse(peer, key, id),
-            Err(error) => self.done(peer, id, Err(TransferError::Gpu { peer, error })),
+            Err(error) => self.done(peer, id, Err(TransferError::Fabric { peer, error: gpu_failed(error) })),
         }
         Submitted::UnderWay
     }
@@ -373,7 +373,7 @@ impl ShmDevice {
             let peer = copy.peer;
             let result = match (copy.failure, result) {
                 (Some(failure), _) => Err(failure),
-                (None, Err(error)) => Err(TransferError::Gpu { peer, error }),
+                (None, Err(error)) => Err(TransferError::Fabric { peer, error: gpu_failed(error) }),
                 (None, Ok(())) => {
                     self.peers[peer as usize].pending -= 1;
                     if let Some(notice) = copy.notice {
@@ -595,7 +595,7 @@ impl Peer {
         match &self.state {
             State::Connected(connected) => Ok(connected),
             State::Unconnected | State::Connecting => Err(SubmitError::NotConnected { peer }),
-            State::Lost(cause) => Err(SubmitError::Lost { peer, cause: cause.clone() }),
+            State::Lost(cause) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
             State::Left => Err(SubmitError::Left { peer }),
             State::Severed => Err(SubmitError::Severed { peer }),
         }

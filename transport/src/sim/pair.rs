@@ -112,7 +112,7 @@ impl State {
             Bond::Idle | Bond::Connecting => Err(SubmitError::NotConnected { peer }),
             Bond::Severed => Err(SubmitError::Severed { peer }),
             Bond::Left => Err(SubmitError::Left { peer }),
-            Bond::Lost(cause) => Err(SubmitError::Lost { peer, cause: cause.clone() }),
+            Bond::Lost(cause) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
         }
     }
 

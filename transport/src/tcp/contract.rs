@@ -95,7 +95,7 @@ unsafe impl Device for TcpDevice {
             Peer::Open(open) if open.departed || self.leaving => return Err(SubmitError::Left { peer }),
             Peer::Open(_) => {}
             Peer::Idle | Peer::Connecting => return Err(SubmitError::NotConnected { peer }),
-            Peer::Lost(cause) => return Err(SubmitError::Lost { peer, cause: cause.clone() }),
+            Peer::Lost(cause) => return Err(SubmitError::Lost { peer, kind: cause.kind() }),
             Peer::Severed => return Err(SubmitError::Severed { peer }),
         }
         self.check(peer, &transfer)?;

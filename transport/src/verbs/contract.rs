@@ -200,7 +200,7 @@ impl VerbsDevice {
         match self.peers.get(peer as usize) {
             None | Some(Peer::Idle | Peer::Joining(_) | Peer::Open(_)) => SubmitError::NotConnected { peer },
             Some(Peer::Left) => SubmitError::Left { peer },
-            Some(Peer::Lost(cause)) => SubmitError::Lost { peer, cause: cause.clone() },
+            Some(Peer::Lost(cause)) => SubmitError::Lost { peer, kind: cause.kind() },
             Some(Peer::Severed) => SubmitError::Severed { peer },
         }
     }

@@ -15,6 +15,7 @@
 use std::sync::Arc;
 
 use super::FABRIC;
+use super::registered::MemoryError;
 use crate::cuda::{CudaError, Flush, Gpu, Readers};
 use crate::device::RegisterError;
 use crate::memory::{Memory, Space};
@@ -35,7 +36,7 @@ impl Gpus {
         // Of other memory nobody could say how it is flushed.
         let gpu = memory.as_cuda().ok_or(RegisterError::Space { fabric: FABRIC, space })?.gpu();
         match gpu.flush(readers) {
-            Flush::ByReadBack => Err(RegisterError::NoFlush { ordinal: gpu.ordinal() }),
+            Flush::ByReadBack => Err(MemoryError::NoFlush { ordinal: gpu.ordinal() }.into()),
             Flush::Needless | Flush::ByHost => Ok(Some(Arc::clone(gpu))),
         }
     }

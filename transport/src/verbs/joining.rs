@@ -15,6 +15,7 @@ use super::cm::{Entrance, Meeting};
 use super::nic::Nic;
 use super::open::{hint, refused};
 use super::pair::Pair;
+use super::pair_error::PairError;
 use super::refusal::Refusal;
 use super::registered::Registered;
 use super::wire::{Announcement, Hello, LaneHello};
@@ -183,7 +184,7 @@ impl VerbsDevice {
             && joining.pair.is_some()
         {
             if self.is_other_way(joining) {
-                return self.refuse(peer, LossCause::Refused(Refusal::OtherWay));
+                return self.refuse(peer, PairError::Refused(Refusal::OtherWay).into());
             }
             if joining.entrance.is_some() {
                 return self.call_back(peer);
@@ -251,7 +252,7 @@ impl VerbsDevice {
 pub(super) fn not_joined(peer: Rank, error: io::Error) -> LossCause {
     tracing::debug!("verbs: the queue pair to rank {peer} does not connect ({error})");
     match error.raw_os_error() {
-        Some(errno) if error.kind() != io::ErrorKind::OutOfMemory => LossCause::NotJoined { errno },
+        Some(errno) if error.kind() != io::ErrorKind::OutOfMemory => PairError::NotJoined { errno }.into(),
         _ => refused(&error.into()),
     }
 }
@@ -259,8 +260,8 @@ pub(super) fn not_joined(peer: Rank, error: io::Error) -> LossCause {
 /// Addresses of ports of the two that do not meet.
 fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
     facing(nics, hello).map(|(nic, lane)| (nic.chosen.gid.kind, lane.kind)).find_map(|(own, peer)| {
-        let cause = LossCause::AddressKinds { own, peer };
-        (!own.meets(peer)).then_some(cause)
+        let error = PairError::AddressKinds { own, peer };
+        (!own.meets(peer)).then(|| error.into())
     })
 }
 
@@ -268,8 +269,8 @@ fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
 pub(super) fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
     facing(nics, hello).map(|(nic, lane)| (nic.port.active_mtu, u32::from(lane.mtu))).find_map(
         |(own, other)| {
-            let cause = LossCause::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
-            (own != other).then_some(cause)
+            let error = PairError::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
+            (own != other).then(|| error.into())
         },
     )
 }

@@ -8,6 +8,7 @@ use super::lane::Sizes;
 use super::library::LoadError;
 use super::limits::{Kind, Limit, Limits, NotMade};
 use super::nic::{Opened, SPARE_RECEIVES};
+use super::pair_error::PairError;
 use super::port::{PortError, Service};
 use super::sys;
 use super::wire::LANES_MAX;
@@ -104,9 +105,9 @@ pub(super) fn hint(error: io::ErrorKind) -> &'static str {
 /// How a pair is lost for which something was refused.
 pub(super) fn refused(error: &NotMade) -> LossCause {
     match (error, error.kind(), locked_limit()) {
-        (NotMade::Limit(limit), ..) => LossCause::Limit { kind: limit.kind, most: limit.most },
+        (NotMade::Limit(limit), ..) => PairError::Limit { kind: limit.kind, most: limit.most }.into(),
         // Without a limit it is another memory that there is too little of.
-        (_, io::ErrorKind::OutOfMemory, limit) if limit < u64::MAX => LossCause::NotLocked { limit },
+        (_, io::ErrorKind::OutOfMemory, limit) if limit < u64::MAX => PairError::NotLocked { limit }.into(),
         (_, kind, _) => LossCause::ConnectionBroke(kind),
     }
 }

@@ -4,6 +4,7 @@
 use super::cm::CallFailure;
 use super::objects::{COMPLETIONS_AT_ONCE, Completion};
 use super::pair::Pair;
+use super::pair_error::PairError;
 use super::refusal::Refusal;
 use super::status::{Operation, WorkFailure, WorkStatus};
 use super::{CONTROL_INTERVAL, Peer, VerbsDevice, desk, sys};
@@ -47,7 +48,7 @@ impl VerbsDevice {
     /// Takes so many completions.
     fn take_batch(&mut self, nic: usize, count: usize) {
         if let Err(error) = self.gpus.flush() {
-            self.not_shown(&error);
+            self.not_shown(error);
         }
         let mut used = 0;
         for index in 0..count {
@@ -97,7 +98,7 @@ impl VerbsDevice {
         }
         // Its process may have ended a moment ago, which the control stream tells better.
         let (status, queue_pair) = (WorkStatus::of(completion.status), completion.queue_pair);
-        self.lose(peer, LossCause::QueuePair(WorkFailure { status, operation, queue_pair }));
+        self.lose(peer, PairError::QueuePair(WorkFailure { status, operation, queue_pair }).into());
     }
 
     /// Something was submitted to a peer: posts it, or notes that it is to be posted.
@@ -151,13 +152,9 @@ impl VerbsDevice {
 
     /// Gives up every peer whose completions would tell what a GPU does not show.
     #[cold]
-    fn not_shown(&mut self, error: &CudaError) {
+    fn not_shown(&mut self, error: CudaError) {
         tracing::error!("{error}");
-        let code = match error {
-            CudaError::Call { code, .. } | CudaError::Driver { code, .. } => code.code,
-            _ => 0,
-        };
-        let cause = LossCause::Gpu { code };
+        let cause = LossCause::from(PairError::NotShown(error));
         for peer in 0..self.peers.len() as Rank {
             if self.peers[peer as usize].pair_mut().is_some() {
                 self.lose(peer, cause.clone());

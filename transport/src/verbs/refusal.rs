@@ -5,14 +5,15 @@ use std::fmt;
 use std::io;
 
 use super::limits::Kind as LimitKind;
+use super::pair_error::PairError;
 use super::port::Kind;
 use crate::device::LossCause;
 
 /// What to do where addresses do not meet.
-pub(crate) const KINDS_REMEDY: &str = "give both interfaces an address of one network, or set PLEACH_VERBS_GID_INDEX on both to addresses of one kind ('pleach devices' lists them)";
+pub(super) const KINDS_REMEDY: &str = "give both interfaces an address of one network, or set PLEACH_VERBS_GID_INDEX on both to addresses of one kind ('pleach devices' lists them)";
 
 /// What to do where a NIC finds no way to its peer's.
-pub(crate) const NOT_JOINED_REMEDY: &str =
+pub(super) const NOT_JOINED_REMEDY: &str =
     "are the addresses of both RDMA ports in one network? 'pleach doctor --peer HOST' compares them";
 
 /// What a peer said of why it makes no connection.
@@ -116,26 +117,28 @@ impl Refusal {
     /// What the peer is told where a pair is lost by this before it was there; `None` where it
     /// knows.
     pub(super) fn of(cause: &LossCause) -> Option<Self> {
-        Some(match cause {
-            LossCause::PacketLengths { own, peer } => Self::PacketLengths { own: *own, peer: *peer },
-            LossCause::AddressKinds { own, peer } => Self::AddressKinds { own: *own, peer: *peer },
-            LossCause::NotJoined { errno } => Self::NotJoined { errno: *errno },
-            LossCause::NotLocked { limit } => Self::NotLocked { limit: *limit },
-            LossCause::Limit { kind, most } => Self::Limit { kind: *kind, most: *most },
-            LossCause::ConnectionBroke(_) => Self::NoQueuePair,
-            LossCause::Call(_) => Self::NoWay,
-            LossCause::Refused(Self::OtherWay) => Self::OtherWay,
-            _ => return None,
+        if let LossCause::ConnectionBroke(_) = cause {
+            return Some(Self::NoQueuePair);
+        }
+        Some(match cause.fabric_error()? {
+            PairError::PacketLengths { own, peer } => Self::PacketLengths { own: *own, peer: *peer },
+            PairError::AddressKinds { own, peer } => Self::AddressKinds { own: *own, peer: *peer },
+            PairError::NotJoined { errno } => Self::NotJoined { errno: *errno },
+            PairError::NotLocked { limit } => Self::NotLocked { limit: *limit },
+            PairError::Limit { kind, most } => Self::Limit { kind: *kind, most: *most },
+            PairError::Call(_) => Self::NoWay,
+            PairError::Refused(Self::OtherWay) => Self::OtherWay,
+            PairError::Refused(_) | PairError::NotShown(_) | PairError::QueuePair(_) => return None,
         })
     }
 
     /// How the pair is lost for who hears this.
     pub(super) fn heard(self) -> LossCause {
-        match self {
-            Self::PacketLengths { own, peer } => LossCause::PacketLengths { own: peer, peer: own },
-            Self::AddressKinds { own, peer } => LossCause::AddressKinds { own: peer, peer: own },
-            other => LossCause::Refused(other),
-        }
+        LossCause::from(match self {
+            Self::PacketLengths { own, peer } => PairError::PacketLengths { own: peer, peer: own },
+            Self::AddressKinds { own, peer } => PairError::AddressKinds { own: peer, peer: own },
+            other => PairError::Refused(other),
+        })
     }
 
     pub(super) fn encode(self) -> [u8; 9] {
@@ -203,11 +206,12 @@ mod tests {
 
     #[test]
     fn both_ends_name_the_lengths_of_packets_each_from_its_side() {
-        let cause = LossCause::PacketLengths { own: 1024, peer: 4096 };
+        let cause = LossCause::from(PairError::PacketLengths { own: 1024, peer: 4096 });
         let heard = Refusal::of(&cause).expect("the peer is told").heard();
-        assert_eq!(heard, LossCause::PacketLengths { own: 4096, peer: 1024 });
-        let cause = LossCause::AddressKinds { own: Kind::RoceV2Local, peer: Kind::RoceV2Ipv4 };
+        assert_eq!(heard, PairError::PacketLengths { own: 4096, peer: 1024 }.into());
+        let cause =
+            LossCause::from(PairError::AddressKinds { own: Kind::RoceV2Local, peer: Kind::RoceV2Ipv4 });
         let heard = Refusal::of(&cause).expect("the peer is told").heard();
-        assert_eq!(heard, LossCause::AddressKinds { own: Kind::RoceV2Ipv4, peer: Kind::RoceV2Local });
+        assert_eq!(heard, PairError::AddressKinds { own: Kind::RoceV2Ipv4, peer: Kind::RoceV2Local }.into());
     }
 }

@@ -9,14 +9,14 @@
 use std::io;
 use std::sync::Arc;
 
-use super::limits::NotMade;
+use super::limits::{Limit, NotMade};
 use super::nic::Nic;
 use super::objects::MemoryRegion;
 use super::open::locked_limit;
 use super::wire::{KeyParts, KnownRegion, NICS_MAX, NicKeys, REGION_BYTES_MAX};
 use super::{FABRIC, sys};
 use crate::cuda::CudaMemory;
-use crate::device::RegisterError;
+use crate::device::{BackendError, RegisterError};
 use crate::memory::{Memory, Space, random_key};
 use crate::region::RegionKey;
 
@@ -90,20 +90,65 @@ enum Refused {
     },
 }
 
+/// Why a NIC does not take memory: see [`RegisterError::Fabric`].
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// Neither of the two ways to let a NIC reach a GPU's memory works here.
+    #[error(
+        "the NIC does not reach memory of GPU {ordinal}: neither as a dma-buf ({dma_buf}), nor by its address ({address}), which takes nvidia-peermem; load that ('sudo modprobe nvidia-peermem'), or install NVIDIA's open kernel modules (driver 515 or newer, with Linux 5.12 and rdma-core 34 or newer); a group whose Options::space is cuda:{ordinal} stages it through host memory meanwhile"
+    )]
+    NoGpuDirect {
+        /// Which GPU.
+        ordinal: u32,
+        /// Why not as a dma-buf.
+        dma_buf: String,
+        /// What the kernel said to its address.
+        address: io::Error,
+    },
+    /// The GPU shows what NICs write to it only to who reads it back through the NIC.
+    #[error(
+        "GPU {ordinal} gives the host no way to see what a NIC has written there in full (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS says so); update NVIDIA's driver, or stage through host memory, as a group whose Options::space is cuda:{ordinal} does"
+    )]
+    NoFlush {
+        /// Which GPU.
+        ordinal: u32,
+    },
+    /// The NIC needs the memory to be locked, and this process may lock no more.
+    #[error(
+        "{bytes} bytes cannot be locked for the NIC: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
+    )]
+    Locked {
+        /// How many.
+        bytes: usize,
+        /// How many this process may lock in all.
+        limit: u64,
+    },
+    /// The NIC takes no more, or none so long.
+    #[error(transparent)]
+    Limit(Limit),
+}
+
+impl From<MemoryError> for RegisterError {
+    fn from(error: MemoryError) -> Self {
+        Self::Fabric(BackendError::new(FABRIC, error))
+    }
+}
+
 /// What people are told of it.
 fn not_registered(memory: &dyn Memory, refused: Refused) -> RegisterError {
     let bytes = memory.len();
     match (memory.space(), refused) {
-        (_, Refused::Nic(NotMade::Limit(limit))) => RegisterError::Limit(limit),
+        (_, Refused::Nic(NotMade::Limit(limit))) => MemoryError::Limit(limit).into(),
         // Without a limit it is another memory that there is too little of.
         (Space::Host, Refused::Nic(NotMade::System(error)))
             if error.kind() == io::ErrorKind::OutOfMemory && locked_limit() < u64::MAX =>
         {
-            RegisterError::Locked { bytes, limit: locked_limit() }
+            MemoryError::Locked { bytes, limit: locked_limit() }.into()
         }
         (Space::Host, Refused::Nic(NotMade::System(source))) => RegisterError::System { bytes, source },
         (Space::Cuda { ordinal }, Refused::OutOfReach { dma_buf, address }) => {
-            RegisterError::NoGpuDirect { ordinal, dma_buf, address }
+            MemoryError::NoGpuDirect { ordinal, dma_buf, address }.into()
         }
         (space, _) => RegisterError::Space { fabric: FABRIC, space },
     }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::verbs::{Connect, Operation, VerbsDevice, Wish, WorkStatus};
+use pleach_transport::verbs::{Connect, Operation, PairError, VerbsDevice, Wish, WorkStatus};
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Rank, Responder,
     Secret, Source, SubmitError, Submitted, Transfer, TransferId, clock,
@@ -234,7 +234,8 @@ fn a_lease_is_good_for_its_slice_until_it_is_taken_back() {
     put(&mut two, 2);
     let (deadline, mut events) = (clock::now() + PATIENCE, Vec::with_capacity(64));
     let is_refused = |event: &Event| {
-        let Event::PeerLost { peer: 1, cause: LossCause::QueuePair(failure) } = event else { return false };
+        let Event::PeerLost { peer: 1, cause } = event else { return false };
+        let Some(PairError::QueuePair(failure)) = cause.fabric_error() else { return false };
         assert_eq!((failure.status, failure.operation), (WorkStatus::RemoteAccess, Operation::Write));
         true
     };

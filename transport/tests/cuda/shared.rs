@@ -136,7 +136,7 @@ pub(crate) fn memory_of_a_copy_that_cannot_be_marked_is_kept(gpu: &Arc<Gpu>, unm
         pair.carry_out(Transfer::Put { src: Source::Slice(source), dst, notice: None }, byte.into())
     };
     let failed = put(5, unmarked_bytes);
-    assert!(matches!(failed, Err(TransferError::Gpu { peer: 1, .. })), "{failed:?}");
+    assert!(matches!(failed, Err(TransferError::Fabric { peer: 1, .. })), "{failed:?}");
     assert_eq!(put(6, 10), Ok(0), "the GPU works on");
     let expected = [vec![6; 10], vec![5; unmarked_bytes - 10], vec![0; LEN - unmarked_bytes]].concat();
     assert_eq!(bytes_of(&into), expected, "it has made both copies");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::Rank;
-use crate::device::{ConnectError, LossCause};
+use crate::device::{ConnectError, LossCause, LossKind};
 use crate::rendezvous::error::ranks_shown;
 
 /// Of the peers that were not reached, so many are named with their addresses.
@@ -72,7 +72,7 @@ impl ReachError {
                     | LossCause::ConnectionBroke(_)
                     | LossCause::HostSilent(_)
                     | LossCause::NotReached(_)
-                    | LossCause::Refused(_)
+                    | LossCause::Fabric { kind: LossKind::Refused, .. }
             ),
         }
     }

@@ -27,7 +27,7 @@ enum Trouble {
     /// It sees its peers go.
     Lose,
     /// It may lock no memory for them.
-    Lock,
+    Files,
 }
 
 /// One rank's fabrics: pairs are connected when both want it.
@@ -52,10 +52,8 @@ impl Fabrics for Paper {
         }
         let caps = Caps { fabric: "paper", ..paper_caps() };
         let mute = self.troubles.contains(&(fabric, Trouble::Reach));
-        let losses = [
-            (Trouble::Lose, LossCause::ConnectionClosed),
-            (Trouble::Lock, LossCause::NotLocked { limit: 7 }),
-        ];
+        let losses =
+            [(Trouble::Lose, LossCause::ConnectionClosed), (Trouble::Files, LossCause::Files { most: 7 })];
         let loss = losses.into_iter().find(|(trouble, _)| self.troubles.contains(&(fabric, *trouble)));
         let loses = loss.map(|(_, cause)| cause);
         let (wants, rank) = (Arc::clone(&self.wants), self.rank);
@@ -397,14 +395,14 @@ fn ranks_that_reach_nobody_until_the_time_is_up_still_tell_each_other_that() {
 fn the_rank_that_knows_the_cause_is_named_and_not_one_that_only_saw_it_go() {
     let mut job = Job::of(4);
     job.processes.iter_mut().for_each(|process| process.fabric = FabricChoice::Only(Fabric::Verbs));
-    job.processes[2].troubles = vec![(Fabric::Verbs, Trouble::Lock)];
+    job.processes[2].troubles = vec![(Fabric::Verbs, Trouble::Files)];
     for rank in [0, 1, 3] {
         job.processes[rank].troubles = vec![(Fabric::Verbs, Trouble::Lose)];
     }
     for result in job.run() {
         let error = result.expect_err("not connected");
         assert!(
-            error.contains("fabric verbs not usable: rank 2: ") && error.contains("the limit is 7 bytes"),
+            error.contains("fabric verbs not usable: rank 2: ") && error.contains("no more than 7 files"),
             "{error}"
         );
     }

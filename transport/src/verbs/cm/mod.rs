@@ -48,6 +48,7 @@ use super::lane::RETRIES;
 use super::nic::Nic;
 use super::open::OpenError;
 use super::pair::Pair;
+use super::pair_error::PairError;
 use super::port::{Chosen, Kind};
 use super::{Peer, VerbsDevice};
 use crate::Rank;
@@ -222,7 +223,7 @@ impl VerbsDevice {
             let chosen = &self.nics[nic].chosen;
             let door = &entrance.doors[lane];
             if !door.meets(chosen.gid.address) {
-                failure = Some(LossCause::AddressKinds { own: chosen.gid.kind, peer: door.kind });
+                failure = Some(PairError::AddressKinds { own: chosen.gid.kind, peer: door.kind }.into());
                 break;
             }
             let from = socket_address(chosen.gid.address, 0, scope(chosen));
@@ -231,7 +232,7 @@ impl VerbsDevice {
                 Ok(id) => switchboard.add(id, peer, lane),
                 Err(error) => {
                     tracing::warn!("verbs: rdma_cm does not look for {to} from {from} ({error})");
-                    failure = Some(LossCause::Call(CallFailure::NoAddress));
+                    failure = Some(CallFailure::NoAddress.into());
                 }
             }
         }
@@ -419,6 +420,6 @@ impl VerbsDevice {
 
 impl From<CallFailure> for LossCause {
     fn from(failure: CallFailure) -> Self {
-        Self::Call(failure)
+        PairError::Call(failure).into()
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use pleach_transport::verbs::port::Kind;
-use pleach_transport::verbs::{Connect, OpenError, PortError, Refusal, VerbsDevice, Wish, WorkStatus};
+use pleach_transport::verbs::{
+    Connect, OpenError, PairError, PortError, Refusal, VerbsDevice, Wish, WorkStatus,
+};
 use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Rank, Secret, Transfer};
 
 use super::changed::{Changed, expect_machine};
@@ -55,7 +57,7 @@ fn check_silent(world: &mut World<Verbs<false>>) {
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
     world.submit(0, 1, put(&mine.whole(), theirs.remote(), Some(0)));
     let cause = world.until_lost(0, 1);
-    let LossCause::QueuePair(failure) = &cause else { panic!("{cause:?}") };
+    let Some(PairError::QueuePair(failure)) = cause.fabric_error() else { panic!("{cause:?}") };
     assert_eq!(failure.status, WorkStatus::RetriesExceeded);
     let text = cause.to_string();
     assert!(text.contains("its NIC does not answer") && text.contains("is its link up"), "{text}");
@@ -110,7 +112,7 @@ fn ends_with_different_packet_sizes_are_told_both() {
     world.device(0).connect(1, &addresses[1]).expect("starts");
     world.device(1).connect(0, &addresses[0]).expect("starts");
     let causes = [world.until_lost(0, 1), world.until_lost(1, 0)];
-    let of = |own, peer| LossCause::PacketLengths { own, peer };
+    let of = |own, peer| LossCause::from(PairError::PacketLengths { own, peer });
     assert_eq!(causes, [of(4096, 1024), of(1024, 4096)], "each end says both, whoever found it");
     let text = causes[0].to_string();
     assert!(text.contains("1024") && text.contains("4096") && text.contains("the same MTU"), "{text}");
@@ -129,7 +131,7 @@ fn ends_whose_addresses_are_of_kinds_that_do_not_meet_are_told_both() {
         // Index 0 is that of the link alone, index 1 of IPv4.
         let mut two = Two::new(|rank| Wish { connect, ..at(rank, 1 - rank) }, PATIENCE);
         two.connect();
-        let of = |own, peer| LossCause::AddressKinds { own, peer };
+        let of = |own, peer| LossCause::from(PairError::AddressKinds { own, peer });
         let (ipv4, local) = (Kind::RoceV2Ipv4, Kind::RoceV2Local);
         let causes = two.until_lost();
         assert_eq!(causes, [of(ipv4, local), of(local, ipv4)], "each end says both, whoever found it");
@@ -149,7 +151,8 @@ fn an_address_that_goes_before_queue_pairs_are_joined_is_told_by_both_ends_with_
     let causes = two.until_lost();
     println!("{causes:?}");
     let is_meant = |cause: &LossCause| {
-        matches!(cause, LossCause::NotJoined { .. } | LossCause::Refused(Refusal::NotJoined { .. }))
+        let said = cause.fabric_error();
+        matches!(said, Some(PairError::NotJoined { .. } | PairError::Refused(Refusal::NotJoined { .. })))
     };
     assert!(causes.iter().all(is_meant), "{causes:?}");
     for cause in causes {

@@ -2,8 +2,7 @@
 //! manager joins them is the suite's (`verbs_cm`); what changed links do to it is with those
 //! (`softroce::rdma_cm`).
 
-use pleach_transport::LossCause;
-use pleach_transport::verbs::{Connect, Refusal, Wish};
+use pleach_transport::verbs::{Connect, PairError, Refusal, Wish};
 
 use super::{PATIENCE, Two, wish};
 
@@ -21,7 +20,7 @@ fn ends_that_connect_in_different_ways_both_say_so() {
         two.connect();
         let causes = two.until_lost();
         for cause in causes {
-            assert_eq!(cause, LossCause::Refused(Refusal::OtherWay));
+            assert_eq!(cause, PairError::Refused(Refusal::OtherWay).into());
             let text = cause.to_string();
             assert!(text.contains("PLEACH_VERBS_CONNECT alike on all ranks"), "{text}");
         }

@@ -3,8 +3,8 @@
 //!
 //! That no byte changes is shown by the suite (`keys`); here is what people are told.
 
-use pleach_transport::verbs::{Operation, WorkStatus};
-use pleach_transport::{LossCause, RegionKey, RemoteSlice, SubmitError, Transfer, TransferError};
+use pleach_transport::verbs::{Operation, PairError, WorkStatus};
+use pleach_transport::{LossKind, RegionKey, RemoteSlice, SubmitError, Transfer, TransferError};
 
 use super::Verbs;
 use crate::world::{World, assert_bytes, noise, notice, put};
@@ -26,7 +26,7 @@ fn check(bad: impl Fn(&mut World<Verbs<false>>, RemoteSlice) -> RemoteSlice) {
         let ending = world.carry_out(0, 1, access);
         assert_eq!(ending, Err(TransferError::Refused { peer: 1, key: remote.key }), "is_read: {is_read}");
         let cause = world.until_lost(0, 1);
-        let LossCause::QueuePair(failure) = cause else { panic!("{cause:?}") };
+        let Some(PairError::QueuePair(failure)) = cause.fabric_error() else { panic!("{cause:?}") };
         let operation = if is_read { Operation::Read } else { Operation::WriteWithImmediate };
         assert_eq!((failure.status, failure.operation), (WorkStatus::RemoteAccess, operation));
         assert_ne!(failure.queue_pair, 0);
@@ -34,9 +34,9 @@ fn check(bad: impl Fn(&mut World<Verbs<false>>, RemoteSlice) -> RemoteSlice) {
         let queue_pair = format!("[{operation} on queue pair {} of this rank]", failure.queue_pair);
         let says = ["rank 1", "remote access error", "a key was stale", "outside its region", &queue_pair];
         assert!(says.iter().all(|part| text.contains(part)), "{text}");
-        // What follows is refused with the same cause.
+        // What follows is refused with the same kind.
         let again = world.try_submit(0, 1, Transfer::Notify(notice(0, b"")));
-        assert_eq!(again, Err(SubmitError::Lost { peer: 1, cause }));
+        assert_eq!(again, Err(SubmitError::Lost { peer: 1, kind: LossKind::AccessDenied }));
         // Its peer hears that the pair is over as well, and nothing of either has changed.
         world.until_lost(1, 0);
         assert_bytes(&owned.whole().to_vec(), &noise(1, LEN), "what was refused");
