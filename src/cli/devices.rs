@@ -3,10 +3,12 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use serde_json::{Value, json};
+
 use super::CommandError;
 use super::doctor::Machine;
 use super::doctor::network::{Interface, interfaces};
-use super::output::{list, print, quoted};
+use super::output::{print, print_json};
 
 /// Arguments of `pleach devices`.
 #[derive(Debug, clap::Args)]
@@ -51,7 +53,7 @@ struct Found {
 /// Runs `pleach devices`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let found = Found::of(&Machine::here());
-    print("devices", &if arguments.json { found.json() } else { found.text() })
+    if arguments.json { print_json("devices", &found.json()) } else { print("devices", &found.text()) }
 }
 
 impl Found {
@@ -143,61 +145,29 @@ impl Found {
         out
     }
 
-    fn json(&self) -> String {
-        let number =
-            |number: Option<u64>| number.map_or_else(|| "null".to_owned(), |number| number.to_string());
-        let text = |text: Option<&str>| text.map_or_else(|| "null".to_owned(), quoted);
+    fn json(&self) -> Value {
         let interface = |it: &Interface| {
-            format!(
-                "{{\"name\":{},\"up\":{},\"megabits_per_s\":{},\"mtu\":{},\"numa\":{},\"addresses\":{}}}",
-                quoted(&it.name),
-                it.is_up,
-                number(it.megabits_per_s),
-                number(it.mtu),
-                number(it.numa),
-                list(it.addresses.iter().map(|address| quoted(address)))
-            )
+            json!({
+                "name": it.name, "up": it.is_up, "megabits_per_s": it.megabits_per_s, "mtu": it.mtu,
+                "numa": it.numa, "addresses": it.addresses
+            })
         };
-        let gid = |(index, address, kind, interface): &(u32, String, String, Option<String>)| {
-            format!(
-                "{{\"index\":{index},\"address\":{},\"kind\":{},\"interface\":{}}}",
-                quoted(address),
-                quoted(kind),
-                text(interface.as_deref())
-            )
-        };
+        let gid = |(index, address, kind, interface): &(u32, String, String, Option<String>)| json!({ "index": index, "address": address, "kind": kind, "interface": interface });
         let port = |it: &RdmaPort| {
-            format!(
-                "{{\"device\":{},\"port\":{},\"up\":{},\"rate\":{},\"link_layer\":{},\"path_mtu_bytes\":{},\"numa\":{},\"gids\":{}}}",
-                quoted(&it.device),
-                it.number,
-                it.is_active,
-                text(it.rate.as_deref()),
-                text(it.layer.as_deref()),
-                number(it.path_mtu_bytes.map(u64::from)),
-                number(it.numa),
-                list(it.gids.iter().map(gid))
-            )
+            json!({
+                "device": it.device, "port": it.number, "up": it.is_active, "rate": it.rate,
+                "link_layer": it.layer, "path_mtu_bytes": it.path_mtu_bytes, "numa": it.numa,
+                "gids": it.gids.iter().map(gid).collect::<Vec<_>>()
+            })
         };
-        let gpu = |it: &Gpu| {
-            format!(
-                "{{\"pci\":{},\"numa\":{},\"model\":{}}}",
-                quoted(&it.address),
-                number(it.numa),
-                text(it.model.as_deref())
-            )
-        };
-        let (taken, reason) = match &self.chosen {
-            Ok(reason) => ("true", reason),
-            Err(reason) => ("false", reason),
-        };
-        format!(
-            "{{\"shm\":{},\"tcp\":{},\"rdma\":{},\"verbs\":{{\"usable\":{taken},\"reason\":{}}},\"gpus\":{}}}\n",
-            text(self.memory.as_deref()),
-            list(self.interfaces.iter().map(interface)),
-            list(self.rdma.iter().map(port)),
-            quoted(reason),
-            list(self.gpus.iter().map(gpu))
-        )
+        let gpu = |it: &Gpu| json!({ "pci": it.address, "numa": it.numa, "model": it.model });
+        let (Ok(reason) | Err(reason)) = &self.chosen;
+        json!({
+            "shm": self.memory,
+            "tcp": self.interfaces.iter().map(interface).collect::<Vec<_>>(),
+            "rdma": self.rdma.iter().map(port).collect::<Vec<_>>(),
+            "verbs": { "usable": self.chosen.is_ok(), "reason": reason },
+            "gpus": self.gpus.iter().map(gpu).collect::<Vec<_>>()
+        })
     }
 }

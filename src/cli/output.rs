@@ -1,7 +1,8 @@
-//! Standard output, and texts in JSON.
+//! Standard output: text for people, JSON for programs.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
+
+use serde_json::Value;
 
 use super::CommandError;
 
@@ -16,22 +17,13 @@ pub(super) fn print(what: &str, text: &str) -> Result<(), CommandError> {
     }
 }
 
-/// A text as JSON has it.
-pub(super) fn quoted(text: &str) -> String {
-    let mut out = String::from('"');
-    for character in text.chars() {
-        // Writing into a `String` does not fail.
-        let _ = match character {
-            '"' | '\\' => write!(out, "\\{character}"),
-            control if control < ' ' => write!(out, "\\u{:04x}", control as u32),
-            other => write!(out, "{other}"),
-        };
-    }
-    out.push('"');
-    out
+/// Prints a value as one line of JSON.
+pub(super) fn print_json(what: &str, value: &Value) -> Result<(), CommandError> {
+    print(what, &format!("{value}\n"))
 }
 
-/// A list of values that are JSON already.
-pub(super) fn list(items: impl IntoIterator<Item = String>) -> String {
-    format!("[{}]", items.into_iter().collect::<Vec<_>>().join(","))
+/// A number rounded to so many decimal places.
+pub(super) fn rounded(number: f64, places: i32) -> f64 {
+    let unit = 10f64.powi(places);
+    (number * unit).round() / unit
 }

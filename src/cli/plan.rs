@@ -11,7 +11,7 @@ use pleach::transport::clock;
 
 use super::CommandError;
 use super::bench::Size;
-use super::output::print;
+use super::output::{print, print_json};
 use super::schedule::collective;
 
 mod captions;
@@ -96,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let plan = made(arguments, topology, collective)?;
     files::write(arguments, &plan)?;
     if arguments.json {
-        return print("plan", &json::object(&plan));
+        return print_json("plan", &json::object(&plan));
     }
     let compared = compare::others(&plan);
     print("plan", &report::text(&plan, &compared))

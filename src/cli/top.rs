@@ -12,7 +12,7 @@ use rustix::time::Timespec;
 
 use super::CommandError;
 use super::metrics::MetricsAddress;
-use super::output::print;
+use super::output::{print, print_json};
 
 mod scrape;
 mod view;
@@ -90,7 +90,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         };
         let view = View::new(&snapshot, before.as_ref());
         if !is_live {
-            return print("view", &if arguments.json { view.to_json() } else { view.to_string() });
+            return if arguments.json {
+                print_json("view", &view.to_json())
+            } else {
+                print("view", &view.to_string())
+            };
         }
         print("view", &screen.show(&view.to_string()))?;
         before = Some(snapshot);

@@ -14,9 +14,11 @@ use std::time::Duration;
 use pleach::transport::clock;
 use pleach::transport::rendezvous::FabricChoice;
 use pleach::{CollectiveError, Group, Options, ReduceOp};
+use serde_json::json;
 
 use super::launch::{Bind, WorldArguments, rank_or_launch};
 use super::metrics::MetricsAddress;
+use super::output::rounded;
 use super::{CommandError, progress};
 
 mod data;
@@ -219,10 +221,9 @@ impl Summary {
         }
         for (rank, [steps_per_s, share]) in self.ranks.iter().enumerate() {
             if as_json {
-                writeln!(
-                    out,
-                    r#"{{"rank":{rank},"steps_per_s":{steps_per_s:.1},"communication_share":{share:.4}}}"#
-                )?;
+                let (steps_per_s, share) = (rounded(*steps_per_s, 1), rounded(*share, 4));
+                let row = json!({ "rank": rank, "steps_per_s": steps_per_s, "communication_share": share });
+                writeln!(out, "{row}")?;
             } else {
                 writeln!(out, "{rank:>4} {steps_per_s:>10.1} {:>12.1} %", share * 100.0)?;
             }
@@ -230,10 +231,11 @@ impl Summary {
         let Verdict { accuracy, examined, parameters_equal, difference } = verdict;
         let (ranks, matches) = (self.ranks.len(), verdict.matches_one_rank());
         if as_json {
-            writeln!(
-                out,
-                r#"{{"test_accuracy":{accuracy:.4},"ranks":{ranks},"parameters_equal":{parameters_equal},"matches_one_rank":{matches}}}"#
-            )
+            let row = json!({
+                "test_accuracy": rounded(*accuracy, 4), "ranks": ranks, "parameters_equal": parameters_equal,
+                "matches_one_rank": matches
+            });
+            writeln!(out, "{row}")
         } else {
             let [equal, matches] = [*parameters_equal, matches].map(|holds| if holds { "yes" } else { "NO" });
             writeln!(out, "all ranks have the same parameters, bit for bit: {equal}")?;

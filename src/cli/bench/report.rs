@@ -4,8 +4,10 @@ use std::io::Write;
 use std::time::Duration;
 
 use pleach::Collective;
+use serde_json::json;
 
 use super::{CommandError, Measured, Task};
+use crate::cli::output::rounded;
 
 /// Prints rows of one fabric as they come.
 pub(super) struct Report<'a> {
@@ -87,27 +89,28 @@ impl<'a> Report<'a> {
         let bound = over_links.and_then(|over| over.bound_bytes_per_s).filter(|_| bytes > 0);
         let of_bound = bound.map(|bound| algorithm_bandwidth * 1e9 / bound);
         if self.as_json {
-            let (collective, fabric) = (collective.name(), self.fabric);
-            let more = match (self.topology, over_links) {
-                (Some(topology), Some(over)) => {
-                    let number =
-                        |number: Option<f64>| number.map_or("null".to_owned(), |it| format!("{it:.6}"));
-                    let (bound, of_bound) = (number(bound.map(|bound| bound / 1e9)), number(of_bound));
-                    let predicted = over.predicted_s * 1e6;
-                    format!(
-                        ",\"topology\":\"{}\",\"bound_gb_s\":{bound},\"of_bound\":{of_bound},\
-                         \"predicted_us\":{predicted:.3}",
-                        topology.escape_default()
-                    )
-                }
-                _ => String::new(),
-            };
-            return print(&format!(
-                "{{\"collective\":\"{collective}\",\"fabric\":\"{fabric}\",\"algorithm\":\"{algorithm}\",\
-                 \"dtype\":\"{data_type}\",\"op\":\"{op}\",\"ranks\":{ranks},\"bytes\":{bytes},\
-                 \"time_us_p50\":{median:.3},\"time_us_p99\":{late:.3},\"algbw_gb_s\":{algorithm_bandwidth:.6},\
-                 \"busbw_gb_s\":{bus_bandwidth:.6},\"errors\":{errors}{more}}}\n"
-            ));
+            let collective = collective.name();
+            let mut row = json!({
+                "collective": collective,
+                "fabric": self.fabric,
+                "algorithm": algorithm,
+                "dtype": data_type.name(),
+                "op": op,
+                "ranks": ranks,
+                "bytes": bytes,
+                "time_us_p50": rounded(median, 3),
+                "time_us_p99": rounded(late, 3),
+                "algbw_gb_s": rounded(algorithm_bandwidth, 6),
+                "busbw_gb_s": rounded(bus_bandwidth, 6),
+                "errors": errors
+            });
+            if let (Some(topology), Some(over)) = (self.topology, over_links) {
+                row["topology"] = topology.into();
+                row["bound_gb_s"] = bound.map(|bound| rounded(bound / 1e9, 6)).into();
+                row["of_bound"] = of_bound.map(|part| rounded(part, 6)).into();
+                row["predicted_us"] = rounded(over.predicted_s * 1e6, 3).into();
+            }
+            return print(&format!("{row}\n"));
         }
         let more = over_links.map_or(String::new(), |over| {
             let part = of_bound.map_or("-".to_owned(), |part| format!("{:.2}", part * 100.0));

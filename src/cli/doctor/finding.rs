@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::cli::output::{list, quoted};
+use serde_json::{Value, json};
 
 /// How good it is. **Invariant:** what could not be read is [`Level::Unknown`], never
 /// [`Level::Ok`].
@@ -133,27 +133,22 @@ impl Report {
         out
     }
 
-    /// For programs: one object, with a line end.
-    pub(super) fn json(&self) -> String {
+    /// For programs.
+    pub(super) fn json(&self) -> Value {
         let finding = |finding: &Finding| {
-            format!(
-                "{{\"section\":{},\"subject\":{},\"level\":\"{}\",\"text\":{},\"command\":{}}}",
-                quoted(finding.section),
-                quoted(&finding.subject),
-                finding.level.name(),
-                quoted(&finding.text),
-                finding.command.as_deref().map_or("null".to_owned(), quoted),
-            )
+            let Finding { section, subject, level, text, command } = finding;
+            json!({
+                "section": section, "subject": subject, "level": level.name(), "text": text, "command": command
+            })
         };
-        let [problems, warnings, unknown] =
-            [Level::Problem, Level::Warning, Level::Unknown].map(|level| self.count(level));
-        format!(
-            "{{\"host\":{},\"version\":\"{}\",\"uses\":{},\"problems\":{problems},\"warnings\":{warnings},\
-             \"unknown\":{unknown},\"findings\":{}}}\n",
-            quoted(&self.host),
-            env!("CARGO_PKG_VERSION"),
-            quoted(&self.uses),
-            list(self.findings.iter().map(finding)),
-        )
+        json!({
+            "host": self.host,
+            "version": env!("CARGO_PKG_VERSION"),
+            "uses": self.uses,
+            "problems": self.count(Level::Problem),
+            "warnings": self.count(Level::Warning),
+            "unknown": self.count(Level::Unknown),
+            "findings": self.findings.iter().map(finding).collect::<Vec<_>>()
+        })
     }
 }

@@ -14,7 +14,7 @@ use pleach::transport::clock;
 use pleach::transport::verbs::port;
 
 use super::CommandError;
-use super::output::print;
+use super::output::{print, print_json};
 
 mod compare;
 mod counters;
@@ -78,7 +78,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         report.host = format!("{} with {there} ({})", report.host, address.ip());
         report.findings.extend(compare::check(&own, &theirs, &reached));
     }
-    print("report", &if arguments.json { report.json() } else { report.text() })?;
+    if arguments.json {
+        print_json("report", &report.json())?;
+    } else {
+        print("report", &report.text())?;
+    }
     verdict(&report)
 }
 

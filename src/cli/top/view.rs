@@ -1,11 +1,13 @@
 //! What snapshots mean, put together over all ranks: as a screen and as JSON.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write};
+use std::fmt;
 
 use pleach::Rank;
+use serde_json::{Value, json};
 
 use super::scrape::{Calls, RankState, ShapeKey, Snapshot};
+use crate::cli::output::rounded;
 
 /// A shape over all ranks.
 #[derive(Debug, PartialEq)]
@@ -123,51 +125,40 @@ impl View {
         }
     }
 
-    /// One line.
-    pub(super) fn to_json(&self) -> String {
+    pub(super) fn to_json(&self) -> Value {
         let Self { world_size, answered, age_s, shapes, ranks } = self;
-        let mut text =
-            format!("{{\"world_size\":{world_size},\"answered\":{answered},\"age_s\":{age_s:.3},\"calls\":[");
-        // Writing to a string cannot fail.
-        for (number, row) in shapes.iter().enumerate() {
+        let call = |row: &ShapeRow| {
             let (collective, algorithm, bytes_max) = &row.shape;
-            let _ = write!(
-                text,
-                "{}{{\"collective\":\"{}\",\"algorithm\":\"{}\",\"bytes_max\":{bytes_max},\"calls_per_s\":{:.3},\
-                 \"call_us\":{:.3},\"gb_per_s\":{:.6}}}",
-                comma(number),
-                plain(collective),
-                plain(algorithm),
-                row.calls_per_s,
-                row.call_us,
-                row.gb_per_s
-            );
-        }
-        text.push_str("],\"ranks\":[");
-        for (number, row) in ranks.iter().enumerate() {
-            let waits_for = row.waits_for.map_or_else(|| "null".to_owned(), |peer| peer.to_string());
-            let _ = write!(
-                text,
-                "{}{{\"rank\":{},\"waits_for\":{waits_for},\"under_way\":{},\"failed\":{},\"calls_per_s\":{:.3},\
-                 \"in_calls\":{:.4},\"last\":{},\"late_us\":{:.3},\"longest_us\":{:.3}}}",
-                comma(number),
-                row.rank,
-                row.under_way,
-                row.has_failed,
-                row.calls_per_s,
-                row.in_calls,
-                row.last,
-                row.late_us,
-                row.longest_us
-            );
-        }
-        text.push_str("]}\n");
-        text
+            json!({
+                "collective": plain(collective),
+                "algorithm": plain(algorithm),
+                "bytes_max": bytes_max,
+                "calls_per_s": rounded(row.calls_per_s, 3),
+                "call_us": rounded(row.call_us, 3),
+                "gb_per_s": rounded(row.gb_per_s, 6)
+            })
+        };
+        let rank = |row: &RankRow| {
+            json!({
+                "rank": row.rank,
+                "waits_for": row.waits_for,
+                "under_way": row.under_way,
+                "failed": row.has_failed,
+                "calls_per_s": rounded(row.calls_per_s, 3),
+                "in_calls": rounded(row.in_calls, 4),
+                "last": row.last,
+                "late_us": rounded(row.late_us, 3),
+                "longest_us": rounded(row.longest_us, 3)
+            })
+        };
+        json!({
+            "world_size": world_size,
+            "answered": answered,
+            "age_s": rounded(*age_s, 3),
+            "calls": shapes.iter().map(call).collect::<Value>(),
+            "ranks": ranks.iter().map(rank).collect::<Value>()
+        })
     }
-}
-
-fn comma(number: usize) -> &'static str {
-    if number == 0 { "" } else { "," }
 }
 
 /// Without what could leave a string or the line of a screen: names come over the network.
