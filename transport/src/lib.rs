@@ -16,6 +16,7 @@ mod accepting;
 pub mod auth;
 pub mod cells;
 pub mod clock;
+mod control;
 pub mod cuda;
 pub mod device;
 mod error;

@@ -3,7 +3,9 @@
 //! **Invariant:** a region is deregistered when its last handle is dropped; a transfer in flight
 //! holds a handle (contract line 7), so no transfer ever touches deregistered memory.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -25,6 +27,27 @@ impl fmt::Debug for RegionKey {
         write!(formatter, "RegionKey({:016x})", self.0)
     }
 }
+
+/// Keys are random already: hashing them again would only cost.
+#[derive(Default)]
+pub(crate) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 ^= value;
+    }
+}
+
+/// A map by region key.
+pub(crate) type KeyMap<T> = HashMap<RegionKey, T, BuildHasherDefault<KeyHasher>>;
 
 /// Told when the last handle of a region is gone. Implemented by the device that registered it.
 pub trait Registry: Send + Sync {

@@ -16,7 +16,8 @@ use super::error::JoinError;
 use super::record::Record;
 use super::{StorePath, World};
 use crate::Rank;
-use crate::tcp::{self, interface_addresses};
+use crate::control;
+use crate::tcp::interface_addresses;
 
 /// Addresses that nobody has, of ranges that are set aside for documents: the way there is the
 /// default route.
@@ -136,7 +137,7 @@ impl Addresses for Kernel {
     }
 
     fn named(&self, interface: &str, preferred: Option<IpAddr>) -> Result<IpAddr, String> {
-        tcp::listening_ip(Some(interface), preferred).map_err(|error| error.to_string())
+        control::listening_ip(Some(interface), preferred).map_err(|error| error.to_string())
     }
 }
 

@@ -1,17 +1,13 @@
 //! The device contract over [`TcpDevice`].
 
-use std::io;
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use super::lane::OutLane;
 use super::pair::Goodbye;
-use super::shared::{Order, Shared, Standing};
-use super::{FABRIC, LINGER_LIMIT, Peer, QUEUE_DEPTH, TcpDevice, WATCHER_END_LIMIT, socket};
+use super::{FABRIC, Peer, QUEUE_DEPTH, TcpDevice};
 use crate::Rank;
 use crate::cells::Cells;
-use crate::clock::{self, Nanos};
+use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MapError, Mapped, PostError, Reach, RegisterError,
     Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
@@ -32,11 +28,11 @@ unsafe impl Device for TcpDevice {
     }
 
     fn rank(&self) -> Rank {
-        self.rank
+        self.control.rank()
     }
 
     fn address(&self) -> Address {
-        self.address.clone()
+        self.control.address().clone()
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
@@ -54,39 +50,23 @@ unsafe impl Device for TcpDevice {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        if peer >= self.world_size || peer == self.rank {
-            return Err(ConnectError::Peer { peer, own: self.rank, world_size: self.world_size });
-        }
-        let target = socket::from_text(address)
-            .ok_or_else(|| ConnectError::Address { fabric: FABRIC, address: address.clone() })?;
-        if !target.ip().is_loopback() && !self.has_secret {
-            let source = io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "a shared secret is required, since the address is not loopback; write one with 'pleach secret FILE' and set PLEACH_SECRET_FILE=FILE",
-            );
-            return Err(ConnectError::System { peer, address: address.clone(), source });
-        }
-        if matches!(self.peers[peer as usize], Peer::Idle) {
-            self.peers[peer as usize] = Peer::Connecting;
-            // Of two ranks the higher one dials, so that they never dial each other at once.
-            let dial = (self.rank > peer).then_some(target);
-            let deadline = clock::now() + self.connect_timeout;
-            self.shared.order(Order::Connect { peer, dial, deadline });
+        self.control.connect(peer, address)?;
+        if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
+            *slot = Peer::Connecting;
         }
         Ok(())
     }
 
     fn sever(&mut self, peer: Rank) {
-        self.shared.link(peer).end(Standing::Severed);
-        self.shared.order(Order::Sever { peer });
+        self.control.sever(peer);
         self.close(peer, Peer::Severed, &TransferError::Severed { peer });
         self.outbox.push_back(Event::Severed { peer });
     }
 
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
-        if self.shared.has_mail() {
+        if self.control.has_events() {
             // A key may have been taken back.
-            self.take_mail();
+            self.take_events();
         }
         let Some(state) = self.peers.get(peer as usize) else {
             return Err(SubmitError::NotConnected { peer });
@@ -110,25 +90,25 @@ unsafe impl Device for TcpDevice {
     }
 
     fn cells(&self, peer: Rank) -> Cells {
-        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.cells_each)).clone()
+        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.caps.cells)).clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post_user(peer, message, false)
+        self.post_message(peer, message, false)
     }
 
     fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post_user(peer, message, true)
+        self.post_message(peer, message, true)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         self.now = now;
         self.unfinished = false;
-        if self.shared.bell.is_rung() {
-            self.shared.bell.silence();
+        if self.control.bell().is_set() {
+            self.control.bell().drain();
         }
-        if self.shared.has_mail() {
-            self.take_mail();
+        if self.control.has_events() {
+            self.take_events();
         }
         if self.releases.any() {
             self.release_regions();
@@ -141,20 +121,20 @@ unsafe impl Device for TcpDevice {
         if !self.sending.is_empty() {
             self.flush_lanes();
         }
-        self.convict_suspects();
-        if self.shared.has_mail() {
-            self.take_mail();
+        self.expire_suspects();
+        if self.control.has_events() {
+            self.take_events();
         }
         self.deliver(events);
     }
 
     fn arm(&mut self) -> Option<Bell> {
-        let rung = self.shared.bell.silence();
+        let is_woken = self.control.bell().drain();
         let sendable = self.sending.iter().any(|peer| match &self.peers[*peer as usize] {
             Peer::Open(open) => open.pair.core.out.iter().any(OutLane::is_ready),
             _ => false,
         });
-        if rung || sendable || self.unfinished || self.shared.has_mail() || !self.outbox.is_empty() {
+        if is_woken || sendable || self.unfinished || self.control.has_events() || !self.outbox.is_empty() {
             return None;
         }
         for (peer, state) in self.peers.iter_mut().enumerate() {
@@ -168,7 +148,7 @@ unsafe impl Device for TcpDevice {
     }
 
     fn ringer(&self) -> Arc<dyn Ring> {
-        Arc::new(Ringer(Arc::clone(&self.shared)))
+        Arc::clone(self.control.bell()) as _
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {
@@ -181,7 +161,7 @@ unsafe impl Device for TcpDevice {
 
     fn leave(&mut self) {
         self.leaving = true;
-        for peer in 0..self.world_size {
+        for peer in 0..self.control.world_size() {
             if let Peer::Open(open) = &mut self.peers[peer as usize] {
                 if open.pair.core.goodbye == Goodbye::No {
                     open.pair.core.goodbye = Goodbye::Wanted;
@@ -204,44 +184,11 @@ unsafe impl Device for TcpDevice {
     }
 
     fn is_flushed(&self) -> bool {
-        self.peers.iter().zip(&self.shared.links).all(|(peer, link)| match peer {
-            Peer::Open(open) => open.suspect.is_none() && open.pair.is_flushed() && !link.has_output(),
+        (0..).zip(&self.peers).all(|(rank, peer)| match peer {
+            Peer::Open(open) => {
+                open.suspect.is_none() && open.pair.is_flushed() && !self.control.has_output(rank)
+            }
             _ => true,
         })
-    }
-}
-
-impl Drop for TcpDevice {
-    fn drop(&mut self) {
-        let linger = if self.leaving { LINGER_LIMIT } else { Duration::ZERO };
-        // The lanes close before the goodbye's stream does, so that peers read what was sent first.
-        self.peers.clear();
-        self.shared.order(Order::Stop { linger_until: clock::now() + linger });
-        if let Some(watcher) = self.watcher.take() {
-            // Not when the watcher itself drops the device, through its responder: it ends when it
-            // returns from there.
-            let is_watcher = watcher.thread().id() == std::thread::current().id();
-            let limit = if is_watcher { Duration::ZERO } else { linger + WATCHER_END_LIMIT };
-            let end = self.watcher_end.get_mut().unwrap_or_else(PoisonError::into_inner);
-            match end.recv_timeout(limit) {
-                Err(RecvTimeoutError::Timeout) if is_watcher => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    tracing::warn!(rank = self.rank, "the responder blocks; its thread is left behind");
-                }
-                // A panic there was reported by the thread itself.
-                _ => drop(watcher.join()),
-            }
-        }
-        for link in &self.shared.links {
-            link.close();
-        }
-    }
-}
-
-struct Ringer(Arc<Shared>);
-
-impl Ring for Ringer {
-    fn ring(&self) {
-        self.0.bell.ring();
     }
 }

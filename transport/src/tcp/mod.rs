@@ -1,7 +1,7 @@
 //! `tcp`: the device contract over sockets, anywhere.
 //!
-//! Each pair has a control stream, read by a [watcher thread](watcher) also while nobody polls, and
-//! [`LANES`] data connections in each direction, written and read by `poll` itself. Frames
+//! Each pair has a control stream of the [control plane](crate::control), read also while nobody
+//! polls, and [`LANES`] data connections in each direction, written and read by `poll` itself. Frames
 //! ([`frame`]) name region, offset and notice; data is sent straight out of registered memory and
 //! received straight into it.
 //!
@@ -20,44 +20,27 @@
 //! line 9).
 
 mod contract;
-mod control;
 pub mod frame;
-mod handshake;
 mod lane;
-mod open_error;
 mod pair;
 mod poll;
 mod regions;
-mod shared;
 mod slab;
-mod socket;
-mod watcher;
 
-use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
 use rustix::event::epoll;
 
-use self::control::ControlFrame;
-use self::handshake::Identity;
-pub use self::open_error::OpenError;
 use self::pair::{Goodbye, Outbox, Pair};
-pub(crate) use self::regions::KeyMap;
-use self::regions::{Regions, Releases};
-use self::shared::{Mail, Order, Shared};
-pub use self::socket::interface_addresses;
-pub(crate) use self::socket::listening_ip;
-use self::watcher::Watcher;
+use self::regions::{Regions, Releases, Revoked};
 use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::Nanos;
+use crate::control::{Control, ControlEvent, socket};
+pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
-    Address, Caps, Device, DeviceConfig, Event, LossCause, MESSAGE_BYTES_MAX, PostError, SubmitError,
-    Transfer, TransferError,
+    Caps, Device, DeviceConfig, Event, LossCause, PostError, SubmitError, Transfer, TransferError,
 };
 use crate::region::{Region, Registry};
 
@@ -68,18 +51,7 @@ use crate::region::{Region, Registry};
 /// When what was decoded does not survive being encoded and decoded again.
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
-    use self::control::ControlFrame;
-    use self::handshake::{HELLO_BYTES, Hello};
-    if let Some(bytes) = bytes.first_chunk::<HELLO_BYTES>()
-        && let Ok(hello) = Hello::decode(bytes)
-    {
-        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-    }
-    if let Ok(Some((frame, used))) = ControlFrame::decode(bytes) {
-        let mut encoded = Vec::new();
-        frame.encode(&mut encoded);
-        assert_eq!(encoded, &bytes[..used]);
-    }
+    crate::control::check_decoders(bytes);
 }
 
 /// Data connections of a pair in each direction.
@@ -94,12 +66,6 @@ pub const QUEUE_DEPTH: usize = 1024;
 /// Events that wait to be polled before submits are refused.
 const OUTBOX_MAX: usize = 4 * QUEUE_DEPTH;
 
-/// How long dropping a device that has left waits for its peers to read the goodbye.
-const LINGER_LIMIT: Duration = Duration::from_secs(1);
-
-/// How much longer the watcher may take to end; longer only when a responder blocks.
-const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
-
 const FABRIC: &str = "tcp";
 
 /// Epoll data of the bell itself; others are peers.
@@ -107,24 +73,16 @@ const CHIME: u64 = u64::MAX;
 
 /// One rank's end of the tcp fabric.
 pub struct TcpDevice {
-    rank: Rank,
-    world_size: u32,
+    // The data connections close before the control streams do, so that peers read what was sent
+    // first.
+    peers: Vec<Peer>,
+    control: Control<Revoked>,
     caps: Caps,
-    address: Address,
-    cells_each: usize,
-    connect_timeout: Duration,
-    /// Whether the secret may be used beyond this host.
-    has_secret: bool,
-    shared: Arc<Shared>,
-    watcher: Option<JoinHandle<()>>,
-    /// Hears when the watcher has ended, however it did: then nobody holds the other end any more.
-    watcher_end: Mutex<Receiver<()>>,
     epoll: Arc<OwnedFd>,
     cells: Vec<OnceLock<Cells>>,
     regions: Regions,
     releases: Arc<Releases>,
     registry: Arc<dyn Registry>,
-    peers: Vec<Peer>,
     /// Peers whose lanes are to be read.
     open: Vec<Rank>,
     /// Peers to whom something waits to be sent.
@@ -164,69 +122,30 @@ impl TcpDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
-        let ip = socket::listening_ip(config.interface.as_deref(), config.address)?;
-        let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
-        if !ip.is_loopback() && !has_secret {
-            return Err(OpenError::SecretRequired { address: ip });
-        }
-        if config.secret.is_none() {
-            return Err(OpenError::NoSecret);
-        }
-        let (listener, bound) =
-            socket::listen_on(ip).map_err(|source| OpenError::Listen { address: ip, source })?;
-        let system = |what| move |source: io::Error| OpenError::System { what, source };
-        let cells_each = config.cells.min(usize::from(u16::MAX) + 1);
-        let identity = Identity {
-            rank: config.rank,
-            world_size: config.world_size,
-            lanes: LANES as u8,
-            cells: cells_each as u32,
-            process: std::process::id(),
-            host: socket::host_identity(),
-            secret: config.secret.clone(),
-        };
-        let shared =
-            Arc::new(Shared::new(config.responder, config.world_size).map_err(system("event descriptors"))?);
+        let world_size = config.world_size;
+        let control = Control::new(config, FABRIC, LANES as u8)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(|epoll| {
                 let data = epoll::EventData::new_u64(CHIME);
-                epoll::add(&epoll, &shared.bell, data, epoll::EventFlags::IN).map(|()| epoll)
+                epoll::add(&epoll, control.bell(), data, epoll::EventFlags::IN).map(|()| epoll)
             })
-            .map_err(|error| system("epoll descriptor")(error.into()))?;
-        let watcher =
-            Watcher::new(Arc::clone(&shared), identity, listener).map_err(system("epoll descriptor"))?;
-        let (watches, watcher_end) = channel();
-        let watcher = std::thread::Builder::new()
-            .name(format!("pleach-tcp-{}", config.rank))
-            .spawn(move || {
-                let _watches = watches;
-                watcher.run();
-            })
-            .map_err(system("watcher thread"))?;
-        let releases = Arc::new(Releases::new(Arc::downgrade(&shared)));
+            .map_err(|error| OpenError::System { what: "epoll descriptor", source: error.into() })?;
+        let releases = Arc::new(Releases::new(Arc::downgrade(control.bell())));
         Ok(Self {
-            rank: config.rank,
-            world_size: config.world_size,
+            peers: (0..world_size).map(|_| Peer::Idle).collect(),
             caps: Caps {
                 fabric: FABRIC,
                 checks_keys: true,
                 registers_freely: true,
-                cells: cells_each,
+                cells: control.cells(),
                 transfer_bytes_max: frame::TRANSFER_BYTES_MAX,
             },
-            address: socket::to_text(bound),
-            cells_each,
-            connect_timeout: config.connect_timeout,
-            has_secret,
-            shared,
-            watcher: Some(watcher),
-            watcher_end: Mutex::new(watcher_end),
+            control,
             epoll: Arc::new(epoll),
-            cells: (0..config.world_size).map(|_| OnceLock::new()).collect(),
+            cells: (0..world_size).map(|_| OnceLock::new()).collect(),
             regions: Regions::default(),
             registry: Arc::clone(&releases) as Arc<dyn Registry>,
             releases,
-            peers: (0..config.world_size).map(|_| Peer::Idle).collect(),
             open: Vec::new(),
             sending: Vec::new(),
             outbox: Outbox::with_capacity(64),
@@ -257,33 +176,8 @@ impl TcpDevice {
         &self.epoll
     }
 
-    /// Whether something has come over a control stream that `poll` has not told yet.
-    pub(crate) fn has_news(&self) -> bool {
-        self.shared.bell.is_rung() || self.shared.has_mail() || !self.outbox.is_empty()
-    }
-
-    /// Gives a peer up, as if its connection had broken for this cause.
-    pub(crate) fn lose(&self, peer: Rank, cause: LossCause) {
-        // Its control stream may end meanwhile, as a consequence.
-        self.shared.link(peer).suspect(cause.clone());
-        self.shared.order(Order::Lose { peer, cause });
-    }
-
-    /// As [`Device::post`], of a message that who stands on this device has put a byte of its own
-    /// before.
-    fn post_user(&mut self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(PostError::TooLong { bytes: message.len() });
-        }
-        self.post_framed(peer, message, is_urgent)
-    }
-
-    pub(crate) fn post_framed(
-        &mut self,
-        peer: Rank,
-        message: &[u8],
-        is_urgent: bool,
-    ) -> Result<(), PostError> {
+    /// As [`Device::post`](crate::device::Device::post).
+    fn post_message(&mut self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
         match self.peers.get(peer as usize) {
             Some(Peer::Open(open)) if !open.departed => {}
             _ => return Err(PostError::NotConnected { peer }),
@@ -292,10 +186,7 @@ impl TcpDevice {
         if self.releases.any() {
             self.release_regions();
         }
-        if self.shared.link(peer).post(peer, message, is_urgent)? {
-            self.shared.order(Order::Flush { peer });
-        }
-        Ok(())
+        self.control.post(peer, message, is_urgent)
     }
 
     fn check(&self, peer: Rank, transfer: &Transfer) -> Result<(), SubmitError> {
@@ -317,16 +208,20 @@ impl TcpDevice {
         }
     }
 
-    fn take_mail(&mut self) {
-        for mail in self.shared.take_mail() {
-            match mail {
-                Mail::Opened { peer, cells, out, incoming } => self.opened(peer, cells, out, incoming),
-                Mail::Revoked { peer, key } => {
+    fn take_events(&mut self) {
+        for event in self.control.take_events() {
+            match event {
+                ControlEvent::Opened { peer, cells, to_peer, from_peer } => {
+                    self.opened(peer, cells, to_peer, from_peer);
+                }
+                ControlEvent::Message { peer, message: Revoked(key) } => {
                     if let Peer::Open(open) = &mut self.peers[peer as usize] {
                         open.pair.core.revoked(key);
                     }
                 }
-                Mail::Lost { peer, cause } => {
+                // Data may still be on its way, and the last frame there says so too.
+                ControlEvent::Departed { .. } => {}
+                ControlEvent::Lost { peer, cause } => {
                     let error = TransferError::Lost { peer, cause: cause.clone() };
                     if !matches!(self.peers[peer as usize], Peer::Lost(_) | Peer::Severed) {
                         self.close(peer, Peer::Lost(cause.clone()), &error);
@@ -344,7 +239,7 @@ impl TcpDevice {
         let mut pair = Pair::new(peer, self.cells(peer), peer_cells, out, incoming);
         let data = epoll::EventData::new_u64(u64::from(peer));
         if let Err(error) = epoll::add(&self.epoll, &pair.incoming[0].socket, data, epoll::EventFlags::IN) {
-            self.shared.lose(peer, socket::loss(&error.into()));
+            self.control.lose_at_once(peer, socket::loss(&error.into()));
             return;
         }
         pair.incoming[0].watched = true;
@@ -405,9 +300,7 @@ impl TcpDevice {
         for key in self.releases.take() {
             for peer in self.regions.remove(key) {
                 // A peer that reads nothing is found out by other means.
-                if self.shared.link(peer).say(&ControlFrame::Revoked(key)) == Some(true) {
-                    self.shared.order(Order::Flush { peer });
-                }
+                self.control.say(peer, &Revoked(key).encode());
             }
         }
     }

@@ -13,12 +13,13 @@ use std::os::fd::OwnedFd;
 use super::LANES;
 use super::frame::{Frame, Token};
 use super::lane::{Body, InLane, OutFrame, OutLane, Received, Written};
-use super::regions::{KeyMap, Regions};
+use super::regions::Regions;
 use super::slab::Slab;
 use crate::Rank;
 use crate::cells::{Cells, Notice};
+use crate::control::socket;
 use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
-use crate::region::{RegionKey, Slice};
+use crate::region::{KeyMap, RegionKey, Slice};
 
 /// Events that wait to be polled.
 pub(super) type Outbox = std::collections::VecDeque<Event>;
@@ -207,7 +208,7 @@ impl Pair {
                 Ok(Received::More) => {}
                 Ok(Received::Drained) => drained = true,
                 Ok(Received::Closed) => return Err(LossCause::ConnectionClosed),
-                Err(error) => return Err(super::socket::loss(&error)),
+                Err(error) => return Err(socket::loss(&error)),
             }
         }
     }
@@ -299,7 +300,7 @@ impl Core {
                 continue;
             }
             if let Err(error) = self.out[lane].flush(&mut written) {
-                result = Err(super::socket::loss(&error));
+                result = Err(socket::loss(&error));
             }
         }
         for what in written.drain(..) {

@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use rustix::event::epoll;
 
-use super::control::ControlFrame;
 use super::lane::InLane;
 use super::pair::{Goodbye, Outcome};
-use super::shared::Order;
 use super::{Open, Peer, TcpDevice};
 use crate::Rank;
 use crate::clock::Nanos;
@@ -49,10 +47,7 @@ impl TcpDevice {
             }
             open.pair.core.say_goodbye();
             if said != Goodbye::Sent && open.pair.core.goodbye == Goodbye::Sent {
-                let waits = self.shared.link(*peer).say(&ControlFrame::Bye);
-                if waits == Some(true) {
-                    self.shared.order(Order::Flush { peer: *peer });
-                }
+                self.control.say_bye(*peer);
             }
             open.pair.core.listed = open.pair.core.has_output();
             open.pair.core.listed
@@ -85,7 +80,7 @@ impl TcpDevice {
                 self.departed(peer);
                 self.list_sending(peer);
             }
-            Err(cause @ LossCause::Protocol(_)) => self.shared.lose(peer, cause),
+            Err(cause @ LossCause::Protocol(_)) => self.control.lose_at_once(peer, cause),
             // What it said last stands on the control stream, which the watcher reads; a lane's end
             // may be seen first.
             Err(cause) => {
@@ -123,13 +118,13 @@ impl TcpDevice {
         self.unfinished |= ready.len() == READY_MAX;
         for event in ready {
             let token = event.data.u64();
-            if token < u64::from(self.world_size) {
+            if token < u64::from(self.control.world_size()) {
                 self.receive_from(token as Rank);
             }
         }
     }
 
-    pub(super) fn convict_suspects(&mut self) {
+    pub(super) fn expire_suspects(&mut self) {
         for at in 0..self.open.len() {
             let peer = self.open[at];
             if let Peer::Open(open) = &mut self.peers[peer as usize]
@@ -138,7 +133,7 @@ impl TcpDevice {
             {
                 // This rank may have been stopped all that time, and its watcher too.
                 *until = Nanos::MAX;
-                self.shared.order(Order::Lose { peer, cause: cause.clone() });
+                self.control.lose(peer, cause.clone());
             }
         }
     }

@@ -1,35 +1,29 @@
 //! The regions of this rank, as peers name them: which exist, and which peers count on which.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError, Weak};
 
-use super::shared::Shared;
 use crate::Rank;
+use crate::control::{EventFlag, FabricMessage};
 use crate::device::Ring;
-use crate::region::{Region, RegionKey, Registry, RemoteSlice, Slice, WeakRegion};
+use crate::region::{KeyMap, Region, RegionKey, Registry, RemoteSlice, Slice, WeakRegion};
 
-/// Keys are random already: hashing them again would only cost.
-#[derive(Default)]
-pub(crate) struct KeyHasher(u64);
+/// What a rank says to those that it told that a key is good: its region is gone. Comes before any
+/// message that was posted after the region went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Revoked(pub(super) RegionKey);
 
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-    fn write_u64(&mut self, value: u64) {
-        self.0 ^= value;
+impl Revoked {
+    pub(super) fn encode(self) -> [u8; 8] {
+        self.0.0.to_le_bytes()
     }
 }
 
-/// A map by region key.
-pub(crate) type KeyMap<T> = HashMap<RegionKey, T, BuildHasherDefault<KeyHasher>>;
+impl FabricMessage for Revoked {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        Some(Self(RegionKey(u64::from_le_bytes(bytes.try_into().ok()?))))
+    }
+}
 
 /// This rank's regions, owned by the polling thread: finding one takes no lock.
 #[derive(Default)]
@@ -76,12 +70,13 @@ impl Regions {
 pub(super) struct Releases {
     keys: Mutex<Vec<RegionKey>>,
     any: AtomicBool,
-    shared: std::sync::Weak<Shared>,
+    /// What wakes the device, while there is one.
+    bell: Weak<EventFlag>,
 }
 
 impl Releases {
-    pub(super) fn new(shared: std::sync::Weak<Shared>) -> Self {
-        Self { keys: Mutex::new(Vec::new()), any: AtomicBool::new(false), shared }
+    pub(super) fn new(bell: Weak<EventFlag>) -> Self {
+        Self { keys: Mutex::new(Vec::new()), any: AtomicBool::new(false), bell }
     }
 
     /// Whether [`Releases::take`] would give something.
@@ -95,17 +90,29 @@ impl Releases {
         // Release/acquire as in `any`; cleared before taking, so a key that comes in between is
         // seen next time.
         self.any.swap(false, Ordering::AcqRel);
-        std::mem::take(&mut *super::shared::lock(&self.keys))
+        std::mem::take(&mut *self.keys.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl Registry for Releases {
     fn released(&self, key: RegionKey) {
-        super::shared::lock(&self.keys).push(key);
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).push(key);
         // Release: pairs with the acquire in `any`.
         self.any.store(true, Ordering::Release);
-        if let Some(shared) = self.shared.upgrade() {
-            shared.bell.ring();
+        if let Some(bell) = self.bell.upgrade() {
+            bell.ring();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revoked_key_comes_back_and_other_lengths_are_refused() {
+        let revoked = Revoked(RegionKey(0x0102_0304_0506_0708));
+        assert_eq!(Revoked::decode(&revoked.encode()), Some(revoked));
+        assert_eq!((Revoked::decode(&[0; 7]), Revoked::decode(&[0; 9])), (None, None));
     }
 }

@@ -32,7 +32,7 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn address(&self) -> Address {
-        self.control.address()
+        self.control.address().clone()
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
@@ -61,6 +61,7 @@ unsafe impl Device for VerbsDevice {
     fn sever(&mut self, peer: Rank) {
         self.end(peer, Peer::Severed, &TransferError::Severed { peer });
         self.control.sever(peer);
+        self.outbox.push_back(Event::Severed { peer });
     }
 
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
@@ -98,11 +99,11 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post_user(peer, message, false)
+        self.post_message(peer, message, false)
     }
 
     fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post_user(peer, message, true)
+        self.post_message(peer, message, true)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
@@ -114,8 +115,8 @@ unsafe impl Device for VerbsDevice {
         self.control_polls += 1;
         let is_due = now >= self.control_due_at
             || self.control_polls >= CONTROL_POLLS
-            || self.desk.has_any()
-            || self.control.has_news();
+            || self.control.bell().is_set()
+            || self.control.has_events();
         if is_due {
             self.look_around(now);
         }
@@ -133,11 +134,11 @@ unsafe impl Device for VerbsDevice {
 
     fn arm(&mut self) -> Option<Bell> {
         self.ring_all();
-        if self.unfinished || self.desk.has_any() || self.releases.has_any() || !self.outbox.is_empty() {
+        if self.unfinished || self.releases.has_any() || !self.outbox.is_empty() {
             return None;
         }
         self.control_polls = CONTROL_POLLS;
-        let control = self.control.arm();
+        let is_woken = self.control.bell().drain() || self.control.has_events();
         self.is_armed = true;
         for nic in &mut self.nics {
             nic.completions.silence();
@@ -145,7 +146,7 @@ unsafe impl Device for VerbsDevice {
         }
         // What completed before it was armed rings nothing.
         self.unfinished = self.take_completions();
-        if control.is_none() || self.unfinished || !self.outbox.is_empty() || self.desk.has_any() {
+        if is_woken || self.unfinished || !self.outbox.is_empty() {
             return None;
         }
         // What was taken may have made room, or credits to give back.
@@ -154,7 +155,7 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn ringer(&self) -> Arc<dyn Ring> {
-        self.control.ringer()
+        Arc::clone(self.control.bell()) as _
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {
@@ -162,7 +163,7 @@ unsafe impl Device for VerbsDevice {
             Peer::Joining(joining) => Some(joining.deadline),
             _ => None,
         });
-        joining.chain(self.control.next_wakeup()).min()
+        joining.min()
     }
 
     fn leave(&mut self) {
@@ -173,7 +174,7 @@ unsafe impl Device for VerbsDevice {
     fn flush(&mut self) -> bool {
         // The NIC sends what it was given by itself.
         self.ring_all();
-        self.due.is_empty() && self.control.flush()
+        self.due.is_empty()
     }
 
     fn is_flushed(&self) -> bool {
@@ -181,7 +182,9 @@ unsafe impl Device for VerbsDevice {
             Peer::Open(pair) => pair.is_idle(),
             _ => true,
         });
-        is_sent && (!self.is_leaving || self.has_left) && self.control.is_flushed()
+        let mut ranks = 0..self.control.world_size();
+        let is_said = ranks.all(|rank| !self.control.has_output(rank));
+        is_sent && is_said && (!self.is_leaving || self.has_left)
     }
 }
 

@@ -19,14 +19,12 @@ use super::pair_error::PairError;
 use super::refusal::Refusal;
 use super::registered::Registered;
 use super::wire::{Announcement, Hello, LaneHello};
-use super::{Peer, VerbsDevice, desk};
+use super::{ControlMessage, Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock::{self, Nanos};
 use crate::device::{Device, Event, LossCause, ProtocolViolation, TransferError};
 use crate::memory::random_key;
 use crate::region::RegionKey;
-
-use desk::Told;
 
 /// Regions of a peer that are kept in mind; transfers to further ones go whole, over the first NIC.
 const KNOWN_REGIONS_MAX: usize = 1 << 16;
@@ -79,6 +77,11 @@ impl Joining {
 }
 
 impl VerbsDevice {
+    /// Says something to a peer; false when the peer does not hear it.
+    pub(super) fn say(&self, peer: Rank, message: &ControlMessage) -> bool {
+        self.control.say(peer, &message.encode())
+    }
+
     /// The control stream to a peer is open: makes queue pairs and tells the peer of them.
     pub(super) fn greet(&mut self, peer: Rank) {
         let cells = self.cells(peer);
@@ -100,11 +103,11 @@ impl VerbsDevice {
         for (lane, (nic, number)) in pair.queue_pairs().enumerate() {
             self.nics[nic].owners.insert(number, (peer, lane));
         }
-        let hello = desk::of_hello(&pair.hello(&self.nics));
+        let hello = ControlMessage::Hello(pair.hello(&self.nics));
         joining.pair = Some(pair);
-        let said = self.open_entrance(peer).map_or(hello, |entrance| desk::of_entrance(&entrance));
-        // Refused only when the peer is gone, which comes as an event.
-        let _ = self.control.post_framed(peer, &said, false);
+        let said = self.open_entrance(peer).map_or(hello, ControlMessage::Entrance);
+        // Not heard only when the peer is gone, which comes as an event.
+        self.say(peer, &said);
         if self.announces() {
             let keys: Vec<_> = self.regions.keys().copied().collect();
             keys.into_iter().for_each(|key| self.announce_to(peer, key));
@@ -122,7 +125,7 @@ impl VerbsDevice {
     fn announce_to(&mut self, peer: Rank, region: RegionKey) {
         let known = self.regions.get(&region).map(Registered::known);
         let announcement = Announcement { region, known };
-        let _ = self.control.post_framed(peer, &desk::of_announcement(&announcement), false);
+        self.say(peer, &ControlMessage::Announcement(announcement));
     }
 
     /// Tells all peers that hear of it.
@@ -134,40 +137,38 @@ impl VerbsDevice {
         }
     }
 
-    pub(super) fn told(&mut self, peer: Rank, told: Told) {
-        if let Told::Announcement(Announcement { region, known }) = told {
-            let regions = &mut self.known_regions[peer as usize];
-            match known {
-                Some(known) if regions.len() < KNOWN_REGIONS_MAX => drop(regions.insert(region, known)),
-                _ => drop(regions.remove(&region)),
-            }
-            return;
-        }
-        let Peer::Joining(joining) = &mut self.peers[peer as usize] else {
-            if matches!(self.peers[peer as usize], Peer::Open(_)) {
-                self.lose(peer, LossCause::Protocol(ProtocolViolation::UnexpectedAnswer));
-            }
-            return;
-        };
-        match told {
-            Told::Refusal(refusal) => {
-                let cause = self.desk.cause(peer, refusal.heard());
+    /// A peer has said something.
+    pub(super) fn told(&mut self, peer: Rank, message: ControlMessage) {
+        match (message, &mut self.peers[peer as usize]) {
+            (ControlMessage::Announcement(announcement), _) => return self.learn(peer, announcement),
+            (ControlMessage::Refusal(refusal), Peer::Joining(_)) => {
+                let cause = self.control.cause(peer, refusal.heard());
                 return self.lose(peer, cause);
             }
-            _ if joining.is_refused => return,
-            Told::Hello(hello) => joining.hello = Some(hello),
-            Told::Entrance(entrance) => joining.entrance = Some(entrance),
-            Told::Ready => joining.peer_is_ready = true,
-            Told::Nonsense | Told::Announcement(_) => {
-                return self.lose(peer, LossCause::Protocol(ProtocolViolation::MalformedFrame));
+            (_, Peer::Joining(joining)) if joining.is_refused => return,
+            (ControlMessage::Hello(hello), Peer::Joining(joining)) => joining.hello = Some(hello),
+            (ControlMessage::Entrance(entrance), Peer::Joining(joining)) => joining.entrance = Some(entrance),
+            (ControlMessage::Ready, Peer::Joining(joining)) => joining.peer_is_ready = true,
+            (_, Peer::Open(_)) => {
+                return self.lose(peer, LossCause::Protocol(ProtocolViolation::UnexpectedAnswer));
             }
+            _ => return,
         }
         self.advance(peer);
     }
 
+    /// Keeps in mind what a peer says of one of its regions.
+    fn learn(&mut self, peer: Rank, Announcement { region, known }: Announcement) {
+        let regions = &mut self.known_regions[peer as usize];
+        match known {
+            Some(known) if regions.len() < KNOWN_REGIONS_MAX => drop(regions.insert(region, known)),
+            _ => drop(regions.remove(&region)),
+        }
+    }
+
     /// This rank's queue pairs to a peer receive and send.
     pub(super) fn say_ready(&mut self, peer: Rank) {
-        let _ = self.control.post_framed(peer, &desk::of_ready(), false);
+        self.say(peer, &ControlMessage::Ready);
     }
 
     /// Whether the peer wants to be joined in the other way than this rank.
@@ -232,8 +233,8 @@ impl VerbsDevice {
     /// Makes no connection to a peer: tells it why, and waits a while for it to hang up.
     pub(super) fn refuse(&mut self, peer: Rank, cause: LossCause) {
         let is_told = Refusal::of(&cause).is_some_and(|refusal| {
-            self.desk.refuse(peer, cause.clone());
-            self.control.post_framed(peer, &desk::of_refusal(refusal), false).is_ok()
+            self.control.refuse(peer, cause.clone());
+            self.say(peer, &ControlMessage::Refusal(refusal))
         });
         match &mut self.peers[peer as usize] {
             Peer::Joining(joining) if is_told => {

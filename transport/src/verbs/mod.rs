@@ -4,10 +4,10 @@
 //! ([`nic`]), over which long transfers go in parts ([`stripes`]): a put is an RDMA write, its
 //! notice an immediate on the same queue pair. All completions of a NIC come to one queue, whose
 //! entries `poll` turns into counted cells, ends of transfers and losses; notices use up receives
-//! of one shared queue, covered by credits. Beside it each pair has the control stream of
-//! [`tcp`](crate::tcp): over it ranks prove that they know the secret, tell each other their queue
-//! pairs ([`wire`]) or where the connection manager finds them ([`cm`]), post messages and say
-//! goodbye, and its watcher finds out who has died.
+//! of one shared queue, covered by credits. Beside it each pair has one socket, the stream of the
+//! [control plane](crate::control): over it ranks prove that they know the secret, tell each other
+//! their queue pairs ([`wire`]) or where the connection manager finds them ([`cm`]), post messages
+//! and say goodbye, and its watcher finds out who has died.
 //!
 //! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced;
 //!   its length, and by what further NICs know a region, are where pairs have several queue pairs,
@@ -34,8 +34,8 @@ mod chain;
 #[allow(unsafe_code)]
 mod cm;
 mod contract;
+mod control_message;
 mod counts;
-mod desk;
 mod direct;
 mod joining;
 #[allow(unsafe_code)]
@@ -87,8 +87,8 @@ use rustix::event::epoll;
 pub(crate) use self::cache::Cache;
 use self::cm::Switchboard;
 pub use self::cm::{CallFailure, LoadError as RdmaCmLoadError};
+use self::control_message::ControlMessage;
 pub use self::counts::Counts;
-use self::desk::Desk;
 use self::direct::Gpus;
 use self::joining::Joining;
 use self::lane::Sizes;
@@ -110,11 +110,11 @@ pub use self::status::{Operation, WorkFailure, WorkStatus};
 use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::Nanos;
+use crate::control::{Control, FabricMessage};
 use crate::cuda::Readers;
-use crate::device::{Caps, Device, DeviceConfig, Event, LossCause, RegisterError};
+use crate::device::{Caps, DeviceConfig, Event, LossCause, RegisterError};
 use crate::memory::Memory;
-use crate::region::{RegionKey, Registry};
-use crate::tcp::{KeyMap, TcpDevice};
+use crate::region::{KeyMap, RegionKey, Registry};
 
 /// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
 ///
@@ -126,6 +126,7 @@ pub fn check_decoders(bytes: &[u8]) {
     survives(wire::Hello::decode(bytes), |said| wire::Hello::decode(&said.encode()));
     survives(wire::Announcement::decode(bytes), |said| wire::Announcement::decode(&said.encode()));
     survives(Refusal::decode(bytes), |said| Refusal::decode(&said.encode()));
+    survives(ControlMessage::decode(bytes), |said| ControlMessage::decode(&said.encode()));
     cm::check_decoders(bytes);
     if let Some(word) = bytes.first_chunk() {
         let word = u32::from_le_bytes(*word);
@@ -145,8 +146,7 @@ const TRANSFER_BYTES_MAX: u64 = 1 << 30;
 /// Events that wait to be polled before submits are refused.
 const OUTBOX_MAX: usize = 4096;
 
-/// The control streams are looked at so often while nothing rings there: their sockets cost a
-/// system call.
+/// Time limits and the connection manager are looked at so often.
 const CONTROL_INTERVAL: Duration = Duration::from_micros(200);
 /// And at every so many polls, as the time that polls are told may stand still.
 const CONTROL_POLLS: u32 = 512;
@@ -172,8 +172,7 @@ pub struct VerbsDevice {
     cache: Cache,
     nics: Vec<Nic>,
     gpus: Gpus,
-    control: TcpDevice,
-    desk: Arc<Desk>,
+    control: Control<ControlMessage>,
     releases: Arc<Releases>,
     registry: Arc<dyn Registry>,
     epoll: Arc<OwnedFd>,
@@ -190,8 +189,6 @@ pub struct VerbsDevice {
     cells: Vec<OnceLock<Cells>>,
     connect_timeout: Duration,
     outbox: VecDeque<Event>,
-    /// Kept to be used again.
-    control_events: Vec<Event>,
     control_due_at: Nanos,
     control_polls: u32,
     is_armed: bool,
@@ -225,13 +222,12 @@ impl VerbsDevice {
         tracing::info!("verbs: {reason}");
         let opened = chosen.into_iter().map(|chosen| Opened::new(library, chosen));
         let opened = opened.collect::<Result<Vec<_>, _>>()?;
-        let (world_size, cells, connect_timeout) = (config.world_size, config.cells, config.connect_timeout);
+        let (world_size, connect_timeout) = (config.world_size, config.connect_timeout);
         let sizes = Sizes { service: wish.service()?, ..sizes(&opened, world_size, queue_pairs)? };
         let others = world_size.saturating_sub(1).max(1);
         let nics = opened.into_iter().map(|opened| Nic::new(opened, others, sizes));
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
-        let desk = Arc::new(Desk::new(Arc::clone(&config.responder)));
-        let control = TcpDevice::new(DeviceConfig { responder: Arc::clone(&desk) as _, ..config })?;
+        let control = Control::new(config, FABRIC, 0)?;
         let switchboard = match wish.connect {
             Connect::Rendezvous => None,
             Connect::RdmaCm => Some(Switchboard::new(&nics, world_size)?),
@@ -248,7 +244,7 @@ impl VerbsDevice {
             fabric: FABRIC,
             checks_keys: false,
             registers_freely: false,
-            cells: control.caps().cells.min(cells),
+            cells: control.cells(),
             transfer_bytes_max: TRANSFER_BYTES_MAX.min(message_bytes_max),
         };
         Ok(Self {
@@ -259,7 +255,6 @@ impl VerbsDevice {
             nics,
             gpus: Gpus::default(),
             control,
-            desk,
             registry: Arc::clone(&releases) as _,
             releases,
             epoll: Arc::new(joined),
@@ -273,7 +268,6 @@ impl VerbsDevice {
             cells: (0..world_size).map(|_| OnceLock::new()).collect(),
             connect_timeout,
             outbox: VecDeque::with_capacity(64),
-            control_events: Vec::with_capacity(64),
             control_due_at: Nanos::ZERO,
             control_polls: 0,
             is_armed: false,
@@ -372,7 +366,7 @@ impl Peer {
 /// connection manager have news.
 fn join_bells(
     nics: &[Nic],
-    control: &TcpDevice,
+    control: &Control<ControlMessage>,
     switchboard: Option<&Switchboard>,
 ) -> rustix::io::Result<OwnedFd> {
     let joined = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -380,7 +374,7 @@ fn join_bells(
     for nic in nics {
         epoll::add(&joined, nic.completions.file(), data, epoll::EventFlags::IN)?;
     }
-    epoll::add(&joined, control.bell_file(), data, epoll::EventFlags::IN)?;
+    epoll::add(&joined, control.bell(), data, epoll::EventFlags::IN)?;
     if let Some(switchboard) = switchboard {
         epoll::add(&joined, switchboard.file(), data, epoll::EventFlags::IN)?;
     }

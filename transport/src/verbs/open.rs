@@ -12,8 +12,8 @@ use super::pair_error::PairError;
 use super::port::{PortError, Service};
 use super::sys;
 use super::wire::LANES_MAX;
+use crate::control;
 use crate::device::LossCause;
-use crate::tcp;
 
 /// Transfers under way to one peer, where the NIC has room for so many.
 pub const QUEUE_DEPTH: u32 = 256;
@@ -38,7 +38,7 @@ pub enum OpenError {
     Port(#[from] PortError),
     /// No control streams.
     #[error(transparent)]
-    Control(#[from] tcp::OpenError),
+    Control(#[from] control::OpenError),
     /// The NIC has too little of something.
     #[error(
         "RDMA device {device} has room for {ranks} ranks at most ({limit}); take fewer ranks a NIC or another fabric"

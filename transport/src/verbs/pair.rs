@@ -33,8 +33,7 @@ use crate::Rank;
 use crate::cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
 use crate::memory::{HostMemory, Memory};
-use crate::region::RegionKey;
-use crate::tcp::KeyMap;
+use crate::region::{KeyMap, RegionKey};
 
 /// What a peer has told of its regions.
 pub(super) type KnownRegions = KeyMap<KnownRegion>;

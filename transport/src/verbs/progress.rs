@@ -7,11 +7,12 @@ use super::pair::Pair;
 use super::pair_error::PairError;
 use super::refusal::Refusal;
 use super::status::{Operation, WorkFailure, WorkStatus};
-use super::{CONTROL_INTERVAL, Peer, VerbsDevice, desk, sys};
+use super::{CONTROL_INTERVAL, ControlMessage, Peer, VerbsDevice, sys};
 use crate::Rank;
 use crate::clock::Nanos;
+use crate::control::ControlEvent;
 use crate::cuda::CudaError;
-use crate::device::{Device, Event, LossCause, MESSAGE_BYTES_MAX, PostError, TransferError};
+use crate::device::{Event, LossCause, PostError, TransferError};
 
 /// Batches of completions that one poll takes at most.
 const BATCHES_MAX: usize = 16;
@@ -195,43 +196,49 @@ impl VerbsDevice {
     #[cold]
     pub(super) fn look_around(&mut self, now: Nanos) {
         self.poll_control(now);
-        self.convict_late(now);
+        self.expire_joining(now);
     }
 
-    /// Looks at the control streams once; what they have left makes the next poll look again.
+    /// Takes what the control plane tells, in its order.
     fn poll_control(&mut self, now: Nanos) {
         self.control_due_at = now + CONTROL_INTERVAL;
         self.control_polls = 0;
-        let mut events = std::mem::take(&mut self.control_events);
-        self.control.poll(now, &mut events);
-        // What a peer said before it was lost tells more than that it was.
-        for (peer, told) in self.desk.take() {
-            self.told(peer, told);
+        if self.control.bell().is_set() {
+            self.control.bell().drain();
         }
-        for event in events.drain(..) {
-            match event {
-                Event::Connected { peer } => self.greet(peer),
-                Event::PeerLost { peer, cause } => {
-                    let cause = self.desk.cause(peer, cause);
-                    let error = TransferError::Lost { peer, cause: cause.clone() };
-                    self.end(peer, Peer::Lost(cause.clone()), &error);
-                    self.outbox.push_back(Event::PeerLost { peer, cause });
-                }
-                Event::Left { peer } => {
-                    // It said so when its NIC had everything acknowledged: all of it has completed
-                    // here.
-                    while self.take_completions() {}
-                    self.end(peer, Peer::Left, &TransferError::Left { peer });
-                    self.outbox.push_back(Event::Left { peer });
-                }
-                Event::Severed { peer } => self.outbox.push_back(Event::Severed { peer }),
-                // Nothing is transferred over it.
-                Event::Done { .. } => {}
+        if self.control.has_events() {
+            for event in self.control.take_events() {
+                self.take_event(event);
             }
         }
-        self.control_events = events;
         if self.switchboard.is_some() && (std::mem::take(&mut self.has_slept) || self.is_joining()) {
             self.take_calls();
+        }
+    }
+
+    fn take_event(&mut self, event: ControlEvent<ControlMessage>) {
+        match event {
+            ControlEvent::Opened { peer, .. } => {
+                if self.has_left {
+                    self.control.say_bye(peer);
+                }
+                self.greet(peer);
+            }
+            ControlEvent::Message { peer, message } => self.told(peer, message),
+            ControlEvent::Departed { peer } | ControlEvent::Lost { peer, .. }
+                if matches!(self.peers[peer as usize], Peer::Severed) => {}
+            ControlEvent::Departed { peer } => {
+                // It said so when its NIC had everything acknowledged: all of it has completed
+                // here.
+                while self.take_completions() {}
+                self.end(peer, Peer::Left, &TransferError::Left { peer });
+                self.outbox.push_back(Event::Left { peer });
+            }
+            ControlEvent::Lost { peer, cause } => {
+                let error = TransferError::Lost { peer, cause: cause.clone() };
+                self.end(peer, Peer::Lost(cause.clone()), &error);
+                self.outbox.push_back(Event::PeerLost { peer, cause });
+            }
         }
     }
 
@@ -255,11 +262,11 @@ impl VerbsDevice {
         }
         if is_idle {
             self.has_left = true;
-            self.control.leave();
+            (0..self.control.world_size()).for_each(|peer| self.control.say_bye(peer));
         }
     }
 
-    fn convict_late(&mut self, now: Nanos) {
+    fn expire_joining(&mut self, now: Nanos) {
         for peer in 0..self.peers.len() as Rank {
             if let Peer::Joining(joining) = &self.peers[peer as usize]
                 && now >= joining.deadline
@@ -269,27 +276,29 @@ impl VerbsDevice {
                 } else {
                     LossCause::NotReached(self.connect_timeout)
                 };
-                let cause = self.desk.cause(peer, seen);
+                let cause = self.control.cause(peer, seen);
                 if !joining.is_refused {
                     // So that it knows who gave up, if it is there.
-                    let _ = self.control.post_framed(peer, &desk::of_refusal(Refusal::NoWay), false);
+                    self.say(peer, &ControlMessage::Refusal(Refusal::NoWay));
                 }
                 self.lose(peer, cause);
             }
         }
     }
 
-    pub(super) fn post_user(&mut self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(PostError::TooLong { bytes: message.len() });
-        }
+    pub(super) fn post_message(
+        &mut self,
+        peer: Rank,
+        message: &[u8],
+        is_urgent: bool,
+    ) -> Result<(), PostError> {
         match self.peers.get(peer as usize) {
             Some(Peer::Open(_)) => {}
             _ => return Err(PostError::NotConnected { peer }),
         }
         // Who has this message finds released regions gone.
         self.forget_released();
-        self.control.post_framed(peer, &desk::of_user(message), is_urgent)
+        self.control.post(peer, message, is_urgent)
     }
 
     /// Deregisters what has no handle any more.

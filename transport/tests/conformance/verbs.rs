@@ -209,6 +209,26 @@ fn a_long_put_costs_one_request_short_ones_share_a_doorbell_and_no_receiver_is_u
     }
 }
 
+/// Connections of TCP at a device's port, as the kernel lists them.
+fn sockets(device: &VerbsDevice) -> usize {
+    let address = device.address().0;
+    let port = address.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
+    let own = format!(":{:04X}", port.expect("an address with a port"));
+    let listed = std::fs::read_to_string("/proc/net/tcp").expect("the kernel's list");
+    // Number, own address, other address, state (1: connected).
+    let columns = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    columns.filter(|line| line[1].ends_with(&own) && line[3] == "01").count()
+}
+
+#[test]
+#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+fn a_pair_has_one_socket_whatever_number_of_queue_pairs() {
+    for wide in [false, true] {
+        let two = Two::connected(wide);
+        assert_eq!(two.0.each_ref().map(sockets), [1, 0], "the higher rank has dialed, once");
+    }
+}
+
 #[test]
 #[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
 fn a_lease_is_good_for_its_slice_until_it_is_taken_back() {

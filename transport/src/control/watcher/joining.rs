@@ -9,21 +9,21 @@ use rustix::event::epoll;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{
-    Arrivals, CONNECTIONS, Connection, DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Kind, Origin, Plan,
-    Proving, Watcher,
-};
+use super::connection::{Arrivals, Connection, Origin, Peer, Proving};
+use super::{DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Watcher};
 use crate::Rank;
 use crate::accepting::ACCEPTS_AT_ONCE;
 use crate::clock::Nanos;
+use crate::control::FabricMessage;
+use crate::control::frame::{Frame, HEADER_BYTES};
+use crate::control::handshake::{Handshake, Hello, Progress, Role};
+use crate::control::link::State;
+use crate::control::shared::{ControlEvent, Shared};
+use crate::control::socket;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::error::files_allowed;
-use crate::tcp::control::{CONTROL_HEADER_BYTES, ControlFrame};
-use crate::tcp::handshake::{Handshake, Hello, Progress, Role};
-use crate::tcp::shared::{Mail, Shared, Standing};
-use crate::tcp::{LANES, socket};
 
-impl Watcher {
+impl<M: FabricMessage> Watcher<M> {
     /// Lets in who waits, up to a number, so that those who are in get their turn.
     pub(super) fn accept(&mut self, now: Nanos) {
         for _ in 0..ACCEPTS_AT_ONCE {
@@ -33,9 +33,9 @@ impl Watcher {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(errno) => {
-                    // Out of descriptors or memory. Where more strangers are here than peers can
-                    // be, they have them.
-                    if self.unproved.len() > CONNECTIONS * self.peers.len() {
+                    // Out of descriptors or memory. Where more unproved connections are here than
+                    // peers can have, they hold them.
+                    if self.unproved.len() > self.connections_max() {
                         return self.drop_oldest_unproved();
                     }
                     self.rest.begin(&self.epoll, &self.listener, now);
@@ -45,17 +45,22 @@ impl Watcher {
         }
     }
 
+    /// Connections that all peers can have at most.
+    fn connections_max(&self) -> usize {
+        self.identity.connections() * self.peers.len()
+    }
+
     fn accepted(&mut self, socket: OwnedFd, from: Option<SocketAddrAny>, now: Nanos) {
         // The kernel says where from, but for connections that ended meanwhile.
         let Some(Ok(from)) = from.map(SocketAddr::try_from) else { return };
-        if self.unproved.len() >= HANDSHAKES_MIN.max(2 * CONNECTIONS * self.peers.len()) {
+        if self.unproved.len() >= HANDSHAKES_MIN.max(2 * self.connections_max()) {
             self.drop_oldest_unproved();
         }
         let origin = Origin::Accepted(from.ip());
         let handshake = Handshake::listen(&self.identity);
         let proving = Proving { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
-        // No room in the kernel: the stranger is dropped.
-        if let Ok(slot) = self.insert(Kind::Handshake(Box::new(proving)), epoll::EventFlags::IN) {
+        // No room in the kernel: the connection is dropped.
+        if let Ok(slot) = self.insert(Connection::Handshake(Box::new(proving)), epoll::EventFlags::IN) {
             self.unproved.add(from.ip(), slot as u64);
             // At once: what it has said already keeps it from being taken for one that says
             // nothing.
@@ -77,14 +82,15 @@ impl Watcher {
         wanted.retry_at = None;
         let Some(address) = wanted.dial else { return };
         let deadline = wanted.deadline.min(now + HANDSHAKE_LIMIT);
-        let lanes = (0..LANES as u8).flat_map(|lane| [(Role::ToListener, lane), (Role::ToDialer, lane)]);
-        for (role, lane) in std::iter::once((Role::Control, 0)).chain(lanes) {
-            let handshake = Handshake::dial(&self.identity, role, lane, peer, session);
+        let data = (0..self.identity.data_connections)
+            .flat_map(|index| [(Role::ToListener, index), (Role::ToDialer, index)]);
+        for (role, index) in std::iter::once((Role::Control, 0)).chain(data) {
+            let handshake = Handshake::dial(&self.identity, role, index, peer, session);
             let inserted = socket::dial(&address).and_then(|socket| {
                 let origin = Origin::Dialed(peer, session);
                 let proving = Proving { socket, handshake, deadline, origin, verdict: None };
                 let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-                self.insert(Kind::Handshake(Box::new(proving)), flags)
+                self.insert(Connection::Handshake(Box::new(proving)), flags)
             });
             if let Err(error) = inserted {
                 self.dial_again(peer, now);
@@ -109,19 +115,7 @@ impl Watcher {
 
     /// Drops all of an attempt that did not lead to a pair.
     fn abandon_attempt(&mut self, peer: Rank) {
-        let slots: Vec<usize> = (0..self.connections.len())
-            .filter(|slot| match &self.connections[*slot] {
-                Some(Connection { kind: Kind::Handshake(proving), .. }) => {
-                    proving.origin.dialed().is_some_and(|(dialed, _)| dialed == peer)
-                }
-                Some(Connection {
-                    kind: Kind::Control { peer: of, .. } | Kind::Process { peer: of, .. },
-                    ..
-                }) => *of == peer,
-                None => false,
-            })
-            .collect();
-        for slot in slots {
+        for slot in self.peers[peer as usize].slots.clone() {
             self.remove(slot);
         }
         self.peers[peer as usize].arrivals = None;
@@ -143,7 +137,7 @@ impl Watcher {
     }
 
     pub(super) fn drop_handshake(&mut self, slot: usize, now: Nanos) {
-        if let Some(Kind::Handshake(proving)) = self.remove(slot)
+        if let Some(Connection::Handshake(proving)) = self.remove(slot)
             && let Some((peer, _)) = proving.origin.dialed()
         {
             self.dial_again(peer, now);
@@ -152,10 +146,7 @@ impl Watcher {
 
     pub(super) fn serve_handshake(&mut self, slot: usize, now: Nanos) {
         loop {
-            let Some(Connection { kind: Kind::Handshake(proving), generation }) = &mut self.connections[slot]
-            else {
-                return;
-            };
+            let Some(Connection::Handshake(proving)) = self.connections.get_mut(slot) else { return };
             if !send_outgoing(proving) {
                 self.drop_handshake(slot, now);
                 return;
@@ -167,8 +158,7 @@ impl Watcher {
                 }
             } else if proving.verdict.is_some() {
                 // Nothing but room to send is awaited.
-                let data = epoll::EventData::new_u64(u64::from(*generation) << 32 | slot as u64);
-                let _ = epoll::modify(&self.epoll, &proving.socket, data, epoll::EventFlags::OUT);
+                let _ = self.watch(slot, epoll::EventFlags::OUT);
                 return;
             }
             let flags = RecvFlags::DONTWAIT;
@@ -197,8 +187,7 @@ impl Watcher {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => {
                     // Dialed sockets are watched for room until they are connected.
                     if proving.handshake.outgoing().is_empty() {
-                        let data = epoll::EventData::new_u64(u64::from(*generation) << 32 | slot as u64);
-                        let _ = epoll::modify(&self.epoll, &proving.socket, data, epoll::EventFlags::IN);
+                        let _ = self.watch(slot, epoll::EventFlags::IN);
                     }
                     return;
                 }
@@ -212,7 +201,7 @@ impl Watcher {
 
     /// A handshake is over.
     fn conclude(&mut self, slot: usize, verdict: Progress, now: Nanos) {
-        let Some(Kind::Handshake(proving)) = self.remove(slot) else { return };
+        let Some(Connection::Handshake(proving)) = self.remove(slot) else { return };
         let dialed = proving.origin.dialed();
         match (verdict, dialed) {
             (Progress::Done(hello), _) => {
@@ -231,9 +220,9 @@ impl Watcher {
                     self.warnings_left -= 1;
                     tracing::warn!(?claimed, %violation, "a connection was turned away");
                 }
-                let plan = claimed.and_then(|rank| self.peers.get_mut(rank as usize));
-                if let Some(plan) = plan {
-                    plan.violation = Some(violation);
+                let known = claimed.and_then(|rank| self.peers.get_mut(rank as usize));
+                if let Some(known) = known {
+                    known.violation = Some(violation);
                 }
             }
             _ => {}
@@ -243,23 +232,23 @@ impl Watcher {
     /// A proved connection joins the others of its attempt.
     fn arrived(&mut self, hello: &Hello, socket: OwnedFd, dialed: Option<(Rank, u64)>) {
         let peer = hello.rank;
-        let Some(plan) = self.peers.get_mut(peer as usize) else { return };
-        let current = plan.arrivals.as_ref().is_some_and(|arrivals| arrivals.session == hello.session);
+        let Some(known) = self.peers.get_mut(peer as usize) else { return };
+        let current = known.arrivals.as_ref().is_some_and(|arrivals| arrivals.session == hello.session);
         if !current {
-            plan.arrivals = Some(Arrivals::new(hello, &self.identity));
+            known.arrivals = Some(Arrivals::new(hello, &self.identity));
         }
-        let Some(arrivals) = &mut plan.arrivals else { return };
-        let lane = usize::from(hello.lane);
+        let Some(arrivals) = &mut known.arrivals else { return };
+        let index = usize::from(hello.index);
         let sends = (hello.role == Role::ToListener) == dialed.is_some();
         let place = match hello.role {
             Role::Control => &mut arrivals.control,
-            _ if sends => &mut arrivals.to_peer[lane],
-            _ => &mut arrivals.from_peer[lane],
+            _ if sends => &mut arrivals.to_peer[index],
+            _ => &mut arrivals.from_peer[index],
         };
         *place = Some(socket);
-        if dialed.is_some() && arrivals.lanes_complete() {
-            // The listener's "ready" comes here, perhaps before its last word on a lane has been
-            // read: it waits for that.
+        if dialed.is_some() && arrivals.has_all_data_connections() {
+            // The listener's "ready" comes here, perhaps before its last word on a data
+            // connection has been read: it waits for that.
             self.read_control(peer);
         }
         self.try_open(peer);
@@ -271,56 +260,56 @@ impl Watcher {
         let _ = socket::tune_control(&control);
         let stream = Arc::new(control);
         arrivals.reading = Some(Arc::clone(&stream));
-        let reader = Vec::with_capacity(2 * (CONTROL_HEADER_BYTES + MESSAGE_BYTES_MAX));
-        let kind = Kind::Control { peer, stream, reader, watched_output: false };
+        let reader = Vec::with_capacity(2 * (HEADER_BYTES + MESSAGE_BYTES_MAX));
+        let control = Connection::Control { peer, stream, reader, watches_output: false };
         // Without room in the kernel the pair does not come about and times out.
-        let _ = self.insert(kind, epoll::EventFlags::IN);
+        let _ = self.insert(control, epoll::EventFlags::IN);
     }
 
     /// The listener's end: opens the pair when all is there and wanted.
     pub(super) fn try_open(&mut self, peer: Rank) {
-        let plan = &mut self.peers[peer as usize];
-        let listens = plan.wanted.as_ref().is_some_and(|wanted| wanted.dial.is_none());
-        let complete = plan
+        let known = &self.peers[peer as usize];
+        let listens = known.wanted.as_ref().is_some_and(|wanted| wanted.dial.is_none());
+        let complete = known
             .arrivals
             .as_ref()
-            .is_some_and(|arrivals| arrivals.lanes_complete() && arrivals.control.is_some());
+            .is_some_and(|arrivals| arrivals.has_all_data_connections() && arrivals.control.is_some());
         if listens && complete {
             self.read_control(peer);
-            self.open(peer, Some(&ControlFrame::Ready));
+            self.open(peer, Some(&Frame::Ready));
         }
     }
 
     /// Opens a pair, saying something before this rank's device can say anything.
-    pub(super) fn open(&mut self, peer: Rank, first: Option<&ControlFrame<'_>>) {
-        let plan = &mut self.peers[peer as usize];
-        let Some(arrivals) = plan.arrivals.take() else { return };
-        plan.wanted = None;
+    pub(super) fn open(&mut self, peer: Rank, first: Option<&Frame<'_>>) {
+        let known = &mut self.peers[peer as usize];
+        let Some(arrivals) = known.arrivals.take() else { return };
+        known.wanted = None;
         let Some(stream) = arrivals.reading else { return };
         if !self.shared.link(peer).open(stream) {
             return;
         }
         if let Some(first) = first {
-            self.shared.link(peer).say(first);
+            let _ = self.shared.link(peer).say(first);
         }
         if let Some(file) = arrivals.process.and_then(open_process) {
-            let _ = self.insert(Kind::Process { peer, file }, epoll::EventFlags::IN);
+            let _ = self.insert(Connection::Process { peer, file }, epoll::EventFlags::IN);
         }
-        self.shared.send(Mail::Opened {
+        self.shared.send(ControlEvent::Opened {
             peer,
             cells: arrivals.cells as usize,
-            out: arrivals.to_peer.into_iter().flatten().collect(),
-            incoming: arrivals.from_peer.into_iter().flatten().collect(),
+            to_peer: arrivals.to_peer.into_iter().flatten().collect(),
+            from_peer: arrivals.from_peer.into_iter().flatten().collect(),
         });
     }
 }
 
 /// Whether a proved dialer is welcome.
-fn decide(peers: &[Plan], shared: &Shared, hello: &Hello) -> Result<(), ProtocolViolation> {
-    let plan = peers.get(hello.rank as usize).ok_or(ProtocolViolation::WrongRank)?;
+fn decide<M>(peers: &[Peer], shared: &Shared<M>, hello: &Hello) -> Result<(), ProtocolViolation> {
+    let known = peers.get(hello.rank as usize).ok_or(ProtocolViolation::WrongRank)?;
     // A rank that is connected, or is to be dialed, does not come a second time.
-    let expected = shared.link(hello.rank).standing() == Standing::Unconnected
-        && plan.wanted.as_ref().is_none_or(|wanted| wanted.dial.is_none());
+    let expected = shared.link(hello.rank).state() == State::Unconnected
+        && known.wanted.as_ref().is_none_or(|wanted| wanted.dial.is_none());
     if expected { Ok(()) } else { Err(ProtocolViolation::WrongRank) }
 }
 

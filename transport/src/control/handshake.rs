@@ -14,7 +14,7 @@ const MAGIC: [u8; 8] = *b"pleach\0\x01";
 const NAME_BYTES: usize = 6;
 
 /// Length of a hello, in bytes.
-pub(super) const HELLO_BYTES: usize = 88;
+pub(crate) const HELLO_BYTES: usize = 88;
 const ANSWER_BYTES: usize = TAG_BYTES;
 const VERDICT_BYTES: usize = 1 + TAG_BYTES;
 
@@ -31,12 +31,13 @@ pub(super) enum Role {
 
 /// What each end says about itself and the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(crate) struct Hello {
     pub(super) version: [u8; 8],
     pub(super) role: Role,
-    pub(super) lane: u8,
-    /// Lanes in each direction.
-    pub(super) lanes: u8,
+    /// Which of the data connections of its role.
+    pub(super) index: u8,
+    /// Data connections in each direction.
+    pub(super) data_connections: u8,
     pub(super) rank: Rank,
     /// The rank that it believes to talk to.
     pub(super) expected: Rank,
@@ -53,7 +54,7 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
+    pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&self.version);
         bytes[8] = match self.role {
@@ -61,8 +62,8 @@ impl Hello {
             Role::ToListener => 1,
             Role::ToDialer => 2,
         };
-        bytes[9] = self.lane;
-        bytes[10] = self.lanes;
+        bytes[9] = self.index;
+        bytes[10] = self.data_connections;
         let words = [self.rank, self.expected, self.world_size, self.cells, self.process];
         for (at, word) in words.into_iter().enumerate() {
             bytes[12 + at * 4..16 + at * 4].copy_from_slice(&word.to_le_bytes());
@@ -73,7 +74,7 @@ impl Hello {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, ProtocolViolation> {
+    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, ProtocolViolation> {
         if bytes[..8] != MAGIC {
             return Err(ProtocolViolation::Version);
         }
@@ -87,8 +88,8 @@ impl Hello {
         Ok(Self {
             version: MAGIC,
             role,
-            lane: bytes[9],
-            lanes: bytes[10],
+            index: bytes[9],
+            data_connections: bytes[10],
             rank: word(0),
             expected: word(1),
             world_size: word(2),
@@ -106,7 +107,8 @@ impl Hello {
 pub(super) struct Identity {
     pub(super) rank: Rank,
     pub(super) world_size: u32,
-    pub(super) lanes: u8,
+    /// Data connections in each direction.
+    pub(super) data_connections: u8,
     pub(super) cells: u32,
     pub(super) process: u32,
     pub(super) host: [u8; 16],
@@ -114,12 +116,17 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    fn hello(&self, role: Role, lane: u8, expected: Rank, session: u64) -> Hello {
+    /// Connections of one pair.
+    pub(super) fn connections(&self) -> usize {
+        1 + 2 * usize::from(self.data_connections)
+    }
+
+    fn hello(&self, role: Role, index: u8, expected: Rank, session: u64) -> Hello {
         Hello {
             version: MAGIC,
             role,
-            lane,
-            lanes: self.lanes,
+            index,
+            data_connections: self.data_connections,
             rank: self.rank,
             expected,
             world_size: self.world_size,
@@ -169,8 +176,8 @@ pub(super) struct Handshake {
 
 impl Handshake {
     /// The end that dialed `expected`.
-    pub(super) fn dial(identity: &Identity, role: Role, lane: u8, expected: Rank, session: u64) -> Self {
-        let hello = identity.hello(role, lane, expected, session);
+    pub(super) fn dial(identity: &Identity, role: Role, index: u8, expected: Rank, session: u64) -> Self {
+        let hello = identity.hello(role, index, expected, session);
         let mut handshake = Self::new(identity, Side::Dialer);
         handshake.outgoing.extend_from_slice(&hello.encode());
         handshake.own = Some(hello);
@@ -256,7 +263,7 @@ impl Handshake {
                 return self.fail(violation);
             }
         };
-        let own = self.identity.hello(theirs.role, theirs.lane, theirs.rank, theirs.session);
+        let own = self.identity.hello(theirs.role, theirs.index, theirs.rank, theirs.session);
         self.outgoing.extend_from_slice(&own.encode());
         (self.own, self.theirs) = (Some(own), Some(theirs));
         self.stage = Stage::Answer;
@@ -273,9 +280,8 @@ impl Handshake {
         if theirs.rank != own.expected || theirs.expected != own.rank || theirs.world_size != own.world_size {
             return self.fail(ProtocolViolation::WrongRank);
         }
-        if (theirs.role, theirs.lane, theirs.lanes, theirs.session)
-            != (own.role, own.lane, own.lanes, own.session)
-        {
+        let connection = |hello: &Hello| (hello.role, hello.index, hello.data_connections, hello.session);
+        if connection(&theirs) != connection(&own) {
             return self.fail(ProtocolViolation::Version);
         }
         let answer = self.challenges(&own, &theirs).answer(self.secret(), &claim(&own, &theirs));
@@ -308,7 +314,8 @@ impl Handshake {
         {
             return self.refuse(ProtocolViolation::WrongRank);
         }
-        if theirs.lanes != own.lanes || (theirs.role != Role::Control && theirs.lane >= theirs.lanes) {
+        let is_known = theirs.role == Role::Control || theirs.index < theirs.data_connections;
+        if theirs.data_connections != own.data_connections || !is_known {
             return self.refuse(ProtocolViolation::Version);
         }
         Progress::Asked(theirs)

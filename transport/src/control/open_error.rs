@@ -15,7 +15,7 @@ pub enum OpenError {
         address: std::net::IpAddr,
     },
     /// No secret was given.
-    #[error("the tcp device takes a shared secret: every user of this host can connect to it")]
+    #[error("a device over TCP takes a shared secret: every user of this host can connect to it")]
     NoSecret,
     /// There is no such interface on this host.
     #[error(
@@ -58,7 +58,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The operating system refused a descriptor or the thread.
-    #[error("the operating system refused the tcp device its {what}")]
+    #[error("the operating system refused the device its {what}")]
     System {
         /// What was asked for.
         what: &'static str,

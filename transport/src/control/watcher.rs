@@ -6,9 +6,9 @@
 //! [`HANDSHAKE_LIMIT`] of time. However many come, those that have proved themselves get their turn
 //! after a few of them ([`accepting`](crate::accepting)).
 
+mod connection;
 mod joining;
 
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,13 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::net::RecvFlags;
 
-use super::LANES;
-use super::control::ControlFrame;
-use super::handshake::{Handshake, Hello, Identity, Progress};
-use super::shared::{Mail, Order, Shared, Standing};
+use self::connection::{Arrivals, Connection, Origin, Peer, Wanted};
+use super::FabricMessage;
+use super::frame::Frame;
+use super::handshake::Identity;
+use super::link::{NotSaid, State};
+use super::shared::{Command, ControlEvent, Shared};
+use super::slots::Slots;
 use super::socket;
 use crate::Rank;
 use crate::accepting::{Rest, Unproved};
@@ -39,136 +42,42 @@ const HANDSHAKES_MIN: usize = 256;
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Connections of one attempt: the control stream and the lanes of both directions.
-const CONNECTIONS: usize = 1 + 2 * LANES;
-
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-pub(super) struct Watcher {
-    shared: Arc<Shared>,
+pub(super) struct Watcher<M> {
+    shared: Arc<Shared<M>>,
     identity: Identity,
     epoll: OwnedFd,
     listener: OwnedFd,
     rest: Rest,
-    connections: Vec<Option<Connection>>,
-    free: Vec<usize>,
+    connections: Slots<Connection>,
     /// The slots of those that somebody dialed and that are not proved.
     unproved: Unproved,
     warnings_left: u32,
-    generation: u32,
-    peers: Vec<Plan>,
+    peers: Vec<Peer>,
     lingering_until: Option<Nanos>,
 }
 
-/// Something that the watcher waits for.
-struct Connection {
-    generation: u32,
-    kind: Kind,
-}
-
-enum Kind {
-    Handshake(Box<Proving>),
-    Control { peer: Rank, stream: Arc<OwnedFd>, reader: Vec<u8>, watched_output: bool },
-    Process { peer: Rank, file: OwnedFd },
-}
-
-/// How a connection that is not proved came about.
-#[derive(Clone, Copy)]
-enum Origin {
-    /// This rank dialed that peer, in that attempt.
-    Dialed(Rank, u64),
-    /// Somebody dialed this rank from there.
-    Accepted(IpAddr),
-}
-
-impl Origin {
-    /// Whom this rank dialed, and in which attempt.
-    fn dialed(self) -> Option<(Rank, u64)> {
-        match self {
-            Self::Dialed(peer, session) => Some((peer, session)),
-            Self::Accepted(_) => None,
-        }
-    }
-}
-
-/// A connection that is not proved yet.
-struct Proving {
-    socket: OwnedFd,
-    handshake: Handshake,
-    deadline: Nanos,
-    origin: Origin,
-    /// Over as soon as everything is sent.
-    verdict: Option<Progress>,
-}
-
-/// What is intended with a peer.
-#[derive(Default)]
-struct Plan {
-    wanted: Option<Wanted>,
-    arrivals: Option<Arrivals>,
-    /// Why somebody who said to be this peer was turned away.
-    violation: Option<ProtocolViolation>,
-}
-
-struct Wanted {
-    since: Nanos,
-    deadline: Nanos,
-    dial: Option<SocketAddr>,
-    retry_at: Option<Nanos>,
-    pause: Duration,
-    /// The attempt under way.
-    session: u64,
-}
-
-/// Proved connections of one attempt.
-struct Arrivals {
-    session: u64,
-    cells: u32,
-    process: Option<u32>,
-    control: Option<OwnedFd>,
-    /// The control stream's place once it is being read (the dialer awaits "ready").
-    reading: Option<Arc<OwnedFd>>,
-    to_peer: [Option<OwnedFd>; LANES],
-    from_peer: [Option<OwnedFd>; LANES],
-}
-
-impl Arrivals {
-    fn new(hello: &Hello, identity: &Identity) -> Self {
-        let same_host = hello.host == identity.host && hello.host != [0; 16];
-        Self {
-            session: hello.session,
-            cells: hello.cells,
-            process: same_host.then_some(hello.process),
-            control: None,
-            reading: None,
-            to_peer: Default::default(),
-            from_peer: Default::default(),
-        }
-    }
-
-    fn lanes_complete(&self) -> bool {
-        self.to_peer.iter().chain(&self.from_peer).all(Option::is_some)
-    }
-}
-
-impl Watcher {
-    pub(super) fn new(shared: Arc<Shared>, identity: Identity, listener: OwnedFd) -> std::io::Result<Self> {
+impl<M: FabricMessage> Watcher<M> {
+    pub(super) fn new(
+        shared: Arc<Shared<M>>,
+        identity: Identity,
+        listener: OwnedFd,
+    ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &shared.wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let peers = (0..identity.world_size).map(|_| Plan::default()).collect();
+        let peers = (0..identity.world_size).map(|_| Peer::default()).collect();
         Ok(Self {
             shared,
             identity,
             epoll,
             listener,
             rest: Rest::default(),
-            connections: Vec::new(),
-            free: Vec::new(),
+            connections: Slots::default(),
             unproved: Unproved::default(),
             warnings_left: WARNINGS_MAX,
-            generation: 0,
             peers,
             lingering_until: None,
         })
@@ -179,7 +88,8 @@ impl Watcher {
         let mut events = Vec::with_capacity(64);
         loop {
             let now = clock::now();
-            if self.take_orders(now) || self.has_lingered(now) {
+            self.take_commands(now);
+            if self.has_lingered(now) {
                 return;
             }
             let next = self.keep_time(now);
@@ -198,30 +108,33 @@ impl Watcher {
                 let token = event.data.u64();
                 match token {
                     WAKE => {
-                        self.shared.wake.silence();
+                        self.shared.wake.drain();
                     }
                     LISTENER => self.accept(now),
-                    _ => self.serve(token, now),
+                    _ => {
+                        if let Some(slot) = self.connections.find(token) {
+                            self.serve(slot, now);
+                        }
+                    }
                 }
             }
         }
     }
 
-    /// Returns whether to end at once.
-    fn take_orders(&mut self, now: Nanos) -> bool {
-        for order in self.shared.take_orders() {
-            match order {
-                Order::Connect { peer, dial, deadline } => {
+    fn take_commands(&mut self, now: Nanos) {
+        for command in self.shared.take_commands() {
+            match command {
+                Command::Connect { peer, dial, deadline } => {
                     let retry_at = dial.map(|_| now);
                     let pause = DIAL_PAUSE_MIN;
                     self.peers[peer as usize].wanted =
                         Some(Wanted { since: now, deadline, dial, retry_at, pause, session: 0 });
                     self.try_open(peer);
                 }
-                Order::Flush { peer } => self.watch_output(peer),
-                Order::Sever { peer } => self.forget(peer),
-                Order::Lose { peer, cause } => self.lose(peer, cause, now),
-                Order::Stop { linger_until } => {
+                Command::Flush { peer } => self.watch_output(peer),
+                Command::Sever { peer } => self.forget(peer),
+                Command::Lose { peer, cause } => self.lose(peer, cause, now),
+                Command::Stop { linger_until } => {
                     let _ = epoll::delete(&self.epoll, &self.listener);
                     for link in self.shared.links.iter().filter(|link| link.lingers()) {
                         link.shutdown_write();
@@ -230,7 +143,6 @@ impl Watcher {
                 }
             }
         }
-        false
     }
 
     /// Whether everybody who was told goodbye has had the time to read it.
@@ -247,14 +159,14 @@ impl Watcher {
             earliest(until);
         }
         let mut late = Vec::new();
-        for (slot, connection) in self.connections.iter().enumerate() {
-            if let Some(Connection { kind: Kind::Handshake(proving), .. }) = connection {
+        for (slot, connection) in self.connections.iter() {
+            if let Connection::Handshake(proving) = connection {
                 if now >= proving.deadline { late.push(slot) } else { earliest(proving.deadline) }
             }
         }
         let (mut lost, mut dials) = (Vec::new(), Vec::new());
-        for (peer, plan) in self.peers.iter().enumerate() {
-            let Some(wanted) = &plan.wanted else { continue };
+        for (peer, known) in self.peers.iter().enumerate() {
+            let Some(wanted) = &known.wanted else { continue };
             if now >= wanted.deadline {
                 lost.push(peer as Rank);
                 continue;
@@ -279,71 +191,74 @@ impl Watcher {
     }
 
     fn not_reached(&mut self, peer: Rank, now: Nanos) {
-        let plan = &mut self.peers[peer as usize];
-        let waited = plan.wanted.as_ref().map_or(Duration::ZERO, |wanted| now.since(wanted.since));
-        let cause = plan.violation.map_or(LossCause::NotReached(waited), LossCause::Protocol);
+        let known = &self.peers[peer as usize];
+        let waited = known.wanted.as_ref().map_or(Duration::ZERO, |wanted| now.since(wanted.since));
+        let cause = known.violation.map_or(LossCause::NotReached(waited), LossCause::Protocol);
         self.forget(peer);
         self.shared.lose(peer, cause);
     }
 
-    fn insert(&mut self, kind: Kind, flags: epoll::EventFlags) -> std::io::Result<usize> {
-        self.generation = self.generation.wrapping_add(1);
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.connections.push(None);
-            self.connections.len() - 1
-        });
-        let data = epoll::EventData::new_u64(u64::from(self.generation) << 32 | slot as u64);
-        let added = match &kind {
-            Kind::Handshake(proving) => epoll::add(&self.epoll, &proving.socket, data, flags),
-            Kind::Control { stream, .. } => epoll::add(&self.epoll, stream, data, flags),
-            Kind::Process { file, .. } => epoll::add(&self.epoll, file, data, flags),
+    fn insert(&mut self, connection: Connection, flags: epoll::EventFlags) -> std::io::Result<usize> {
+        let peer = connection.peer();
+        let slot = self.connections.insert(connection);
+        if let Some(peer) = peer {
+            self.peers[peer as usize].slots.push(slot);
+        }
+        let added = match self.connections.get(slot) {
+            Some(connection) => epoll::add(&self.epoll, connection.file(), self.data(slot), flags),
+            None => Ok(()),
         };
         if let Err(error) = added {
-            self.free.push(slot);
+            self.remove(slot);
             return Err(error.into());
         }
-        self.connections[slot] = Some(Connection { generation: self.generation, kind });
         Ok(slot)
     }
 
-    fn remove(&mut self, slot: usize) -> Option<Kind> {
-        let connection = self.connections[slot].take()?;
-        self.free.push(slot);
-        // Explicitly, as a forked child may keep the connection open.
-        let _ = match &connection.kind {
-            Kind::Handshake(proving) => {
-                if let Origin::Accepted(from) = proving.origin {
-                    self.unproved.remove(from, slot as u64);
-                }
-                epoll::delete(&self.epoll, &proving.socket)
-            }
-            Kind::Control { stream, .. } => epoll::delete(&self.epoll, stream),
-            Kind::Process { file, .. } => epoll::delete(&self.epoll, file),
-        };
-        Some(connection.kind)
+    /// What epoll says of a connection.
+    fn data(&self, slot: usize) -> epoll::EventData {
+        epoll::EventData::new_u64(self.connections.token(slot))
     }
 
-    fn serve(&mut self, token: u64, now: Nanos) {
-        let slot = (token & 0xffff_ffff) as usize;
-        let Some(Some(connection)) = self.connections.get(slot) else { return };
-        if u64::from(connection.generation) != token >> 32 {
-            return;
+    /// What to wait for at a connection.
+    fn watch(&self, slot: usize, flags: epoll::EventFlags) -> rustix::io::Result<()> {
+        let Some(connection) = self.connections.get(slot) else { return Ok(()) };
+        epoll::modify(&self.epoll, connection.file(), self.data(slot), flags)
+    }
+
+    fn remove(&mut self, slot: usize) -> Option<Connection> {
+        let connection = self.connections.remove(slot)?;
+        if let Some(peer) = connection.peer() {
+            self.peers[peer as usize].slots.retain(|other| *other != slot);
         }
-        match &connection.kind {
-            Kind::Handshake(_) => self.serve_handshake(slot, now),
-            Kind::Control { peer, .. } => {
-                let peer = *peer;
-                self.serve_control(slot, peer, now);
-            }
-            Kind::Process { peer, .. } => {
-                let peer = *peer;
-                self.process_ended(slot, peer, now);
-            }
+        if let Connection::Handshake(proving) = &connection
+            && let Origin::Accepted(from) = proving.origin
+        {
+            self.unproved.remove(from, slot as u64);
         }
+        // Explicitly, as a forked child may keep the connection open.
+        let _ = epoll::delete(&self.epoll, connection.file());
+        Some(connection)
+    }
+
+    fn serve(&mut self, slot: usize, now: Nanos) {
+        match self.connections.get(slot) {
+            Some(Connection::Handshake(_)) => self.serve_handshake(slot, now),
+            Some(&Connection::Control { peer, .. }) => self.serve_control(slot, peer, now),
+            Some(&Connection::Process { peer, .. }) => self.process_ended(slot, peer, now),
+            None => {}
+        }
+    }
+
+    /// The slot of a peer's control stream.
+    fn control_slot(&self, peer: Rank) -> Option<usize> {
+        let is_control =
+            |slot: &usize| matches!(self.connections.get(*slot), Some(Connection::Control { .. }));
+        self.peers[peer as usize].slots.iter().copied().find(is_control)
     }
 
     fn serve_control(&mut self, slot: usize, peer: Rank, now: Nanos) {
-        if self.shared.link(peer).standing() == Standing::Severed {
+        if self.shared.link(peer).state() == State::Severed {
             self.remove(slot);
             return;
         }
@@ -355,14 +270,14 @@ impl Watcher {
             Err(cause) => cause,
         };
         self.remove(slot);
-        match self.shared.link(peer).standing() {
+        match self.shared.link(peer).state() {
             // Its goodbye came before.
-            Standing::Goodbye => {
+            State::Departed => {
                 self.shared.link(peer).close();
                 self.forget(peer);
             }
             // Before the pair was there: the listener may be about to take a newer attempt.
-            Standing::Unconnected if !matches!(cause, LossCause::Protocol(_)) => self.dial_again(peer, now),
+            State::Unconnected if !matches!(cause, LossCause::Protocol(_)) => self.dial_again(peer, now),
             _ => {
                 self.forget(peer);
                 self.shared.lose(peer, cause);
@@ -373,9 +288,7 @@ impl Watcher {
     /// Reads what is there and acts on it.
     fn drain_control(&mut self, slot: usize, peer: Rank) -> Result<(), LossCause> {
         loop {
-            let Some(Connection { kind: Kind::Control { stream, reader, .. }, .. }) =
-                &mut self.connections[slot]
-            else {
+            let Some(Connection::Control { stream, reader, .. }) = self.connections.get_mut(slot) else {
                 return Ok(());
             };
             match rustix::net::recv(&**stream, rustix::buffer::spare_capacity(reader), RecvFlags::DONTWAIT) {
@@ -388,7 +301,7 @@ impl Watcher {
             let mut bytes = std::mem::take(reader);
             let mut used = 0;
             let result = loop {
-                match ControlFrame::decode(&bytes[used..]) {
+                match Frame::decode(&bytes[used..]) {
                     Ok(Some((frame, count))) => {
                         used += count;
                         if let Err(violation) = self.act(peer, &frame) {
@@ -400,37 +313,49 @@ impl Watcher {
                 }
             };
             bytes.drain(..used);
-            if let Some(Connection { kind: Kind::Control { reader, .. }, .. }) = &mut self.connections[slot] {
+            if let Some(Connection::Control { reader, .. }) = self.connections.get_mut(slot) {
                 *reader = bytes;
             }
             result?;
         }
     }
 
-    fn act(&mut self, peer: Rank, frame: &ControlFrame<'_>) -> Result<(), ProtocolViolation> {
+    fn act(&mut self, peer: Rank, frame: &Frame<'_>) -> Result<(), ProtocolViolation> {
         let shared = Arc::clone(&self.shared);
         let link = shared.link(peer);
-        match (link.standing(), frame) {
-            (Standing::Unconnected, ControlFrame::Ready) => {
-                let complete =
-                    self.peers[peer as usize].arrivals.as_ref().is_some_and(Arrivals::lanes_complete);
+        match (link.state(), frame) {
+            (State::Unconnected, Frame::Ready) => {
+                let complete = self.peers[peer as usize]
+                    .arrivals
+                    .as_ref()
+                    .is_some_and(Arrivals::has_all_data_connections);
                 if !complete {
                     return Err(ProtocolViolation::UnexpectedAnswer);
                 }
                 self.open(peer, None);
             }
-            (Standing::Open | Standing::Goodbye, ControlFrame::Message(message)) => {
+            (State::Open | State::Departed, Frame::Message(message)) => {
                 if let Some(reply) = self.shared.responder.message(peer, message) {
-                    let reply = ControlFrame::Message(&reply[..reply.len().min(MESSAGE_BYTES_MAX)]);
-                    link.say(&reply).ok_or(ProtocolViolation::TooManyRequests)?;
+                    let reply = Frame::Message(&reply[..reply.len().min(MESSAGE_BYTES_MAX)]);
+                    if link.say(&reply) == Err(NotSaid::NotRead) {
+                        return Err(ProtocolViolation::TooManyRequests);
+                    }
                 }
                 self.shared.bell.ring();
             }
-            (Standing::Open | Standing::Goodbye, ControlFrame::Revoked(key)) => {
-                shared.send(Mail::Revoked { peer, key: *key });
+            (State::Open | State::Departed, Frame::Fabric(message)) => {
+                let message = M::decode(message).ok_or(ProtocolViolation::MalformedFrame)?;
+                // At once: the peer hangs up behind it, and whoever sees that asks for the cause.
+                if let Some(cause) = message.refusal() {
+                    link.refuse(cause);
+                }
+                shared.send(ControlEvent::Message { peer, message });
             }
-            (Standing::Open, ControlFrame::Bye) => link.goodbye_came(),
-            (Standing::Severed | Standing::Lost, _) => {}
+            (State::Open, Frame::Bye) => {
+                link.depart();
+                shared.send(ControlEvent::Departed { peer });
+            }
+            (State::Severed | State::Lost, _) => {}
             _ => return Err(ProtocolViolation::MalformedFrame),
         }
         Ok(())
@@ -439,21 +364,14 @@ impl Watcher {
     /// Wakes when the peer's control stream takes more, as long as something waits for that.
     fn watch_output(&mut self, peer: Rank) {
         let waits = self.shared.link(peer).flush();
-        for slot in 0..self.connections.len() {
-            if let Some(Connection {
-                kind: Kind::Control { peer: of, stream, watched_output, .. },
-                generation,
-            }) = &mut self.connections[slot]
-                && *of == peer
-                && *watched_output != waits
-            {
-                let output = if waits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-                let data = epoll::EventData::new_u64(u64::from(*generation) << 32 | slot as u64);
-                let flags = epoll::EventFlags::IN | output;
-                if epoll::modify(&self.epoll, &**stream, data, flags).is_ok() {
-                    *watched_output = waits;
-                }
-            }
+        let Some(slot) = self.control_slot(peer) else { return };
+        let Some(Connection::Control { watches_output, .. }) = self.connections.get(slot) else { return };
+        let output = if waits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+        if *watches_output != waits
+            && self.watch(slot, epoll::EventFlags::IN | output).is_ok()
+            && let Some(Connection::Control { watches_output, .. }) = self.connections.get_mut(slot)
+        {
+            *watches_output = waits;
         }
     }
 
@@ -466,22 +384,18 @@ impl Watcher {
     /// The peer is lost, as something else than its control stream tells. Contract line 4: what it
     /// said before still counts.
     fn lose(&mut self, peer: Rank, cause: LossCause, now: Nanos) {
-        let control = (0..self.connections.len()).find(|slot| {
-            matches!(&self.connections[*slot],
-                Some(Connection { kind: Kind::Control { peer: of, .. }, .. }) if *of == peer)
-        });
-        if let Some(control) = control {
+        if let Some(control) = self.control_slot(peer) {
             self.serve_control(control, peer, now);
         }
-        match self.shared.link(peer).standing() {
+        match self.shared.link(peer).state() {
             // Before the pair was there: a newer process may be about to come.
-            Standing::Unconnected if cause == LossCause::ProcessEnded => {}
-            Standing::Unconnected | Standing::Open => {
+            State::Unconnected if cause == LossCause::ProcessEnded => {}
+            State::Unconnected | State::Open => {
                 self.forget(peer);
                 self.shared.lose(peer, cause);
             }
             // A forked child may keep the stream open.
-            Standing::Goodbye => {
+            State::Departed => {
                 self.shared.link(peer).close();
                 self.forget(peer);
             }

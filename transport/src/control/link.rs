@@ -1,0 +1,226 @@
+//! The control stream to one peer, as both threads write it: how far the peer is, and what waits to
+//! be sent.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::net::{SendFlags, Shutdown};
+
+use super::frame::Frame;
+use crate::Rank;
+use crate::device::{LossCause, MESSAGE_BYTES_MAX, PostError};
+
+/// Bytes of posted messages that wait to be sent to one peer at most.
+const POSTED_BYTES_MAX: usize = 256 << 10;
+
+/// Bytes of replies and of the fabric's own messages that wait at most; a peer that makes more does
+/// not read them.
+const REPLIED_BYTES_MAX: usize = 4 << 20;
+
+/// How far a peer is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum State {
+    #[default]
+    Unconnected,
+    Open,
+    /// Its goodbye has come.
+    Departed,
+    Lost,
+    Severed,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Link(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    state: State,
+    /// The device has asked to be connected.
+    is_wanted: bool,
+    stream: Option<Arc<OwnedFd>>,
+    out: VecDeque<u8>,
+    /// A frame that goes out once `out` is empty; the next one of its kind takes its place.
+    urgent: Option<Vec<u8>>,
+    has_said_bye: bool,
+    /// Why the peer will be lost, once all that it said has been read.
+    suspected: Option<LossCause>,
+    /// Why one of the two makes no connection: tells more than what is seen of it.
+    refused: Option<LossCause>,
+}
+
+impl Link {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic elsewhere leaves nothing half done under this lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.lock().state
+    }
+
+    /// The device wants the peer; false when it did before, or the peer is beyond that.
+    pub(super) fn want(&self) -> bool {
+        let mut link = self.lock();
+        link.state == State::Unconnected && !std::mem::replace(&mut link.is_wanted, true)
+    }
+
+    /// The peer is lost for this cause, as was seen elsewhere; the first cause counts.
+    pub(super) fn suspect(&self, cause: LossCause) {
+        self.lock().suspected.get_or_insert(cause);
+    }
+
+    /// One of the two makes no connection for this cause; the first one counts.
+    pub(super) fn refuse(&self, cause: LossCause) {
+        self.lock().refused.get_or_insert(cause);
+    }
+
+    /// Why a peer is lost of which this was seen.
+    pub(super) fn cause(&self, seen: LossCause) -> LossCause {
+        let link = self.lock();
+        link.refused.clone().or_else(|| link.suspected.clone()).unwrap_or(seen)
+    }
+
+    /// The pair is connected; false when it was severed meanwhile.
+    pub(super) fn open(&self, stream: Arc<OwnedFd>) -> bool {
+        let mut link = self.lock();
+        if link.state != State::Unconnected {
+            return false;
+        }
+        link.state = State::Open;
+        link.stream = Some(stream);
+        true
+    }
+
+    /// The peer's goodbye has come.
+    pub(super) fn depart(&self) {
+        let mut link = self.lock();
+        if link.state == State::Open {
+            link.state = State::Departed;
+        }
+    }
+
+    /// Whether goodbye was said to a peer that is still there.
+    pub(super) fn lingers(&self) -> bool {
+        let link = self.lock();
+        link.has_said_bye && link.stream.is_some()
+    }
+
+    /// Ends the link: lost or severed. Returns whether this was the first end.
+    pub(super) fn end(&self, state: State) -> bool {
+        let mut link = self.lock();
+        if matches!(link.state, State::Lost | State::Severed) {
+            return false;
+        }
+        link.state = state;
+        link.close();
+        true
+    }
+
+    /// The peer has closed after its goodbye.
+    pub(super) fn close(&self) {
+        self.lock().close();
+    }
+
+    /// Nothing more will be sent, but the peer may still read what was.
+    pub(super) fn shutdown_write(&self) {
+        if let Some(stream) = &self.lock().stream {
+            let _ = rustix::net::shutdown(stream, Shutdown::Write);
+        }
+    }
+
+    /// Sends a user's message, or queues what the socket does not take. Returns whether something
+    /// waits. For an urgent one there is always room: of those that wait the last one is kept.
+    pub(super) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<bool, PostError> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
+        }
+        let mut link = self.lock();
+        if link.state != State::Open || link.stream.is_none() || link.has_said_bye {
+            return Err(PostError::NotConnected { peer });
+        }
+        if is_urgent {
+            let mut frame = Vec::new();
+            Frame::Message(message).encode(&mut frame);
+            link.urgent = Some(frame);
+        } else if link.out.len() > POSTED_BYTES_MAX {
+            return Err(PostError::QueueFull { peer });
+        } else {
+            Frame::Message(message).encode(&mut link.out);
+        }
+        Ok(link.flush())
+    }
+
+    /// Says something on the watcher's or the fabric's behalf; returns whether something waits.
+    pub(super) fn say(&self, frame: &Frame<'_>) -> Result<bool, NotSaid> {
+        let mut link = self.lock();
+        if link.stream.is_none() {
+            return Err(NotSaid::NotConnected);
+        }
+        if link.out.len() > REPLIED_BYTES_MAX {
+            return Err(NotSaid::NotRead);
+        }
+        frame.encode(&mut link.out);
+        link.has_said_bye |= *frame == Frame::Bye;
+        Ok(link.flush())
+    }
+
+    /// Sends what the socket takes; returns whether something still waits.
+    pub(super) fn flush(&self) -> bool {
+        self.lock().flush()
+    }
+
+    pub(super) fn has_output(&self) -> bool {
+        let link = self.lock();
+        !link.out.is_empty() || link.urgent.is_some()
+    }
+}
+
+/// Why something was not said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotSaid {
+    /// There is no stream to say it on, not yet or not any more.
+    NotConnected,
+    /// The peer does not read what was said before.
+    NotRead,
+}
+
+impl Inner {
+    fn close(&mut self) {
+        self.drop_output();
+        if let Some(stream) = self.stream.take() {
+            // The watcher wakes and forgets the stream; a forked child does not keep it open.
+            let _ = rustix::net::shutdown(&stream, Shutdown::Both);
+        }
+    }
+
+    fn drop_output(&mut self) {
+        self.out.clear();
+        self.urgent = None;
+    }
+
+    fn flush(&mut self) -> bool {
+        let Some(stream) = &self.stream else {
+            self.drop_output();
+            return false;
+        };
+        loop {
+            if self.out.is_empty() {
+                let Some(frame) = self.urgent.take() else { return false };
+                self.out.extend(frame);
+            }
+            let (first, _) = self.out.as_slices();
+            match rustix::net::send(stream, first, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => drop(self.out.drain(..count)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return true,
+                Err(_) => {
+                    // The watcher reads the same stream and finds out why.
+                    self.drop_output();
+                    return false;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What the polling thread and the watcher thread share: events and commands, what wakes each of
+//! the two, and a link for each peer.
+//!
+//! None of it is on the data path: a poll with no events reads two flags.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::event_flag::EventFlag;
+use super::frame::Frame;
+use super::link::{Link, State};
+use crate::Rank;
+use crate::clock::Nanos;
+use crate::device::{LossCause, Responder, Ring};
+
+/// From the watcher to the device.
+pub(crate) enum ControlEvent<M> {
+    /// The pair has its control stream and, where the fabric has some, its data connections.
+    Opened {
+        peer: Rank,
+        /// Cells that the peer keeps for this rank.
+        cells: usize,
+        to_peer: Vec<OwnedFd>,
+        from_peer: Vec<OwnedFd>,
+    },
+    /// A message of the fabric itself.
+    Message { peer: Rank, message: M },
+    /// The peer has said goodbye: the end of its stream will be no loss.
+    Departed { peer: Rank },
+    /// The peer is lost; comes once at most, and after all that the peer said.
+    Lost { peer: Rank, cause: LossCause },
+}
+
+/// From the device to the watcher.
+pub(super) enum Command {
+    /// Dial the address, or wait for the peer when there is none.
+    Connect { peer: Rank, dial: Option<SocketAddr>, deadline: Nanos },
+    /// Something waits to be sent on the control stream.
+    Flush { peer: Rank },
+    /// Nothing more of this peer.
+    Sever { peer: Rank },
+    /// The peer is lost, as was seen elsewhere than on its control stream.
+    Lose { peer: Rank, cause: LossCause },
+    /// End; peers that were told goodbye may read it until this time.
+    Stop { linger_until: Nanos },
+}
+
+pub(super) struct Shared<M> {
+    pub(super) responder: Arc<dyn Responder>,
+    /// What wakes the device.
+    pub(super) bell: Arc<EventFlag>,
+    /// What wakes the watcher.
+    pub(super) wake: EventFlag,
+    events: Mutex<Vec<ControlEvent<M>>>,
+    has_events: AtomicBool,
+    commands: Mutex<Vec<Command>>,
+    pub(super) links: Vec<Link>,
+}
+
+impl<M> Shared<M> {
+    pub(super) fn new(responder: Arc<dyn Responder>, world_size: u32) -> std::io::Result<Self> {
+        Ok(Self {
+            responder,
+            bell: Arc::new(EventFlag::new()?),
+            wake: EventFlag::new()?,
+            events: Mutex::new(Vec::new()),
+            has_events: AtomicBool::new(false),
+            commands: Mutex::new(Vec::new()),
+            links: (0..world_size).map(|_| Link::default()).collect(),
+        })
+    }
+
+    pub(super) fn link(&self, peer: Rank) -> &Link {
+        &self.links[peer as usize]
+    }
+
+    pub(super) fn has_events(&self) -> bool {
+        // Acquire: pairs with the release in `send`; the lock orders the events themselves.
+        self.has_events.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take_events(&self) -> Vec<ControlEvent<M>> {
+        let mut events = lock(&self.events);
+        // Release: under the lock, so it never hides events that are still there.
+        self.has_events.store(false, Ordering::Release);
+        std::mem::take(&mut *events)
+    }
+
+    pub(super) fn send(&self, event: ControlEvent<M>) {
+        let mut events = lock(&self.events);
+        events.push(event);
+        // Release: pairs with the acquire in `has_events`.
+        self.has_events.store(true, Ordering::Release);
+        drop(events);
+        self.bell.ring();
+    }
+
+    pub(super) fn command(&self, command: Command) {
+        lock(&self.commands).push(command);
+        self.wake.ring();
+    }
+
+    pub(super) fn take_commands(&self) -> Vec<Command> {
+        std::mem::take(&mut *lock(&self.commands))
+    }
+
+    /// Says something on the fabric's behalf; false when there is nobody to hear it. A peer that
+    /// does not read is found out by other means.
+    pub(super) fn say(&self, peer: Rank, frame: &Frame<'_>) -> bool {
+        let waits = self.link(peer).say(frame);
+        if waits == Ok(true) {
+            self.command(Command::Flush { peer });
+        }
+        waits.is_ok()
+    }
+
+    /// A peer is lost. Of several that find out, the first is heard; a severed peer is not lost.
+    pub(super) fn lose(&self, peer: Rank, cause: LossCause) {
+        let cause = self.link(peer).cause(cause);
+        if self.link(peer).end(State::Lost) {
+            self.responder.lost(peer, &cause);
+            self.send(ControlEvent::Lost { peer, cause });
+        }
+    }
+}
+
+/// Locks; a panic elsewhere leaves nothing half done under these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,278 @@
+//! Control planes of several ranks in one process, of a fabric without data connections.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::*;
+use crate::auth::Secret;
+use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation, Responder};
+
+/// How long a test waits for anything: machines are loaded.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the fabric of these tests says: a number that is not zero; from 100 on why it refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Number(u8);
+
+impl FabricMessage for Number {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        match bytes {
+            [0] => None,
+            &[number] => Some(Self(number)),
+            _ => None,
+        }
+    }
+
+    fn refusal(&self) -> Option<LossCause> {
+        (self.0 >= 100).then_some(LossCause::Files { most: u64::from(self.0) })
+    }
+}
+
+/// What a responder heard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Heard {
+    Message(Rank, Vec<u8>),
+    Lost(Rank, LossCause),
+}
+
+#[derive(Default)]
+struct Inbox(Mutex<Vec<Heard>>);
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, Vec<Heard>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Responder for Inbox {
+    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        self.lock().push(Heard::Message(from, message.to_vec()));
+        (message == b"?").then(|| b"!".to_vec())
+    }
+
+    fn lost(&self, peer: Rank, cause: &LossCause) {
+        self.lock().push(Heard::Lost(peer, cause.clone()));
+    }
+}
+
+struct End {
+    control: Control<Number>,
+    inbox: Arc<Inbox>,
+    events: Vec<ControlEvent<Number>>,
+}
+
+impl End {
+    fn new(rank: Rank, world_size: u32) -> Self {
+        let inbox = Arc::new(Inbox::default());
+        let config = DeviceConfig {
+            rank,
+            world_size,
+            secret: Some(Secret::new(b"known to all of them")),
+            cells: 4,
+            connect_timeout: PATIENCE,
+            interface: None,
+            address: None,
+            responder: Arc::clone(&inbox) as _,
+        };
+        let control = Control::new(config, "test", 0).expect("listening on loopback");
+        Self { control, inbox, events: Vec::new() }
+    }
+
+    /// Until something has come, or for a moment.
+    fn sleep(&self) {
+        let moment = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+        let mut bell = [PollFd::new(&**self.control.bell(), PollFlags::IN)];
+        let _ = poll(&mut bell, Some(&moment));
+        self.control.bell().drain();
+    }
+
+    fn connect(&self, other: &Self) {
+        self.control.connect(other.control.rank(), other.control.address()).expect("starts");
+    }
+
+    /// Waits until an event has come; events before it are kept, in their order.
+    fn until(&mut self, what: &str, is_it: impl Fn(&ControlEvent<Number>) -> bool) {
+        let until = clock::now() + PATIENCE;
+        while !self.events.iter().any(&is_it) {
+            assert!(clock::now() < until, "no {what}: {:?}", self.inbox.lock());
+            self.sleep();
+            self.events.extend(self.control.take_events());
+        }
+    }
+
+    fn until_opened(&mut self, peer: Rank) {
+        self.until(
+            "connection",
+            |event| matches!(event, ControlEvent::Opened { peer: of, .. } if *of == peer),
+        );
+    }
+
+    fn until_lost(&mut self, peer: Rank) -> LossCause {
+        self.until("loss", |event| matches!(event, ControlEvent::Lost { peer: of, .. } if *of == peer));
+        let causes = self.events.iter().filter_map(|event| match event {
+            ControlEvent::Lost { cause, .. } => Some(cause.clone()),
+            _ => None,
+        });
+        let causes: Vec<_> = causes.collect();
+        assert_eq!(causes.len(), 1, "a loss is told once: {causes:?}");
+        let told = self.inbox.lock().contains(&Heard::Lost(peer, causes[0].clone()));
+        assert!(told, "the responder hears of it before");
+        causes[0].clone()
+    }
+
+    fn until_heard(&self, what: &Heard) {
+        let until = clock::now() + PATIENCE;
+        while !self.inbox.lock().contains(what) {
+            assert!(clock::now() < until, "not heard: {what:?}");
+            self.sleep();
+        }
+    }
+
+    /// Connections of TCP at its port, as the kernel lists them.
+    fn sockets(&self) -> usize {
+        let port = self.control.address().0.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
+        let own = format!(":{:04X}", port.expect("an address with a port"));
+        let listed = std::fs::read_to_string("/proc/net/tcp").expect("the kernel's list");
+        // Number, own address, other address, state (1: connected).
+        let columns = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        columns.filter(|line| line[1].ends_with(&own) && line[3] == "01").count()
+    }
+}
+
+fn connected() -> [End; 2] {
+    let [mut low, mut high] = [End::new(0, 2), End::new(1, 2)];
+    low.connect(&high);
+    high.connect(&low);
+    low.until_opened(1);
+    high.until_opened(0);
+    [low, high]
+}
+
+#[test]
+fn a_pair_has_one_socket_and_says_all_over_it_in_order() {
+    let [mut low, high] = connected();
+    assert_eq!([low.sockets(), high.sockets()], [1, 0], "the higher rank has dialed, once");
+    assert!(high.control.say(0, &[7]));
+    high.control.post(0, b"?", false).expect("there is room");
+    assert!(high.control.say(0, &[8]));
+    high.until_heard(&Heard::Message(0, b"!".to_vec()));
+    low.until_heard(&Heard::Message(1, b"?".to_vec()));
+    low.until("message", |event| matches!(event, ControlEvent::Message { message: Number(8), .. }));
+    let said = low.events.iter().filter_map(|event| match event {
+        ControlEvent::Message { peer: 1, message } => Some(message.0),
+        _ => None,
+    });
+    assert_eq!(said.collect::<Vec<_>>(), [7, 8]);
+    let long = [0; MESSAGE_BYTES_MAX + 1];
+    assert_eq!(high.control.post(0, &long, false), Err(PostError::TooLong { bytes: long.len() }));
+    assert_eq!(high.control.post(1, b"", false), Err(PostError::NotConnected { peer: 1 }));
+    assert_eq!(high.control.post(2, b"", false), Err(PostError::NotConnected { peer: 2 }));
+}
+
+#[test]
+fn what_a_peer_said_counts_though_its_loss_was_seen_before_elsewhere() {
+    let broken = LossCause::ConnectionBroke(io::ErrorKind::Other);
+    let [mut low, high] = connected();
+    high.control.post(0, b"last words", true).expect("there is room");
+    low.control.lose(1, broken.clone());
+    // The second cause is not.
+    low.control.lose(1, LossCause::ConnectionClosed);
+    assert_eq!(low.until_lost(1), broken);
+    assert_eq!(low.inbox.lock()[..], [Heard::Message(1, b"last words".to_vec()), Heard::Lost(1, broken)]);
+
+    let [mut low, mut high] = connected();
+    high.control.say_bye(0);
+    low.control.lose(1, LossCause::ConnectionClosed);
+    low.until("goodbye", |event| matches!(event, ControlEvent::Departed { peer: 1 }));
+    drop(high);
+    assert_eq!(low.inbox.lock()[..], [], "who said goodbye is not lost");
+}
+
+#[test]
+fn why_a_pair_is_refused_tells_more_than_what_is_seen_of_it() {
+    let refused = LossCause::Files { most: 101 };
+    let [mut low, high] = connected();
+    assert!(high.control.say(0, &[101]));
+    low.control.lose(1, LossCause::ConnectionClosed);
+    assert_eq!(low.until_lost(1), refused);
+    assert_eq!(low.control.cause(1, LossCause::ConnectionClosed), refused);
+    let [mut low, high] = connected();
+    low.control.refuse(1, refused.clone());
+    drop(high);
+    assert_eq!(low.until_lost(1), refused);
+}
+
+#[test]
+fn a_message_that_no_fabric_sends_costs_the_pair() {
+    let [mut low, high] = connected();
+    assert!(high.control.say(0, &[0]));
+    assert_eq!(low.until_lost(1), LossCause::Protocol(ProtocolViolation::MalformedFrame));
+}
+
+#[test]
+fn pairs_are_connected_one_by_one_when_both_want_it_and_others_never() {
+    let mut ends = [End::new(0, 4), End::new(1, 4), End::new(2, 4)];
+    let [low, middle, high] = &mut ends;
+    // Long before the other wants it.
+    high.connect(low);
+    high.connect(low);
+    middle.connect(high);
+    high.connect(middle);
+    middle.until_opened(2);
+    high.until_opened(1);
+    assert!(low.events.is_empty() && !low.control.has_events());
+    assert_eq!(low.control.post(2, b"", false), Err(PostError::NotConnected { peer: 2 }));
+    low.connect(high);
+    low.until_opened(2);
+    high.until_opened(0);
+    assert_eq!(low.sockets(), 1, "rank 1 is not connected to it");
+    // Severed before they were connected: they never are, and nothing is lost.
+    low.control.sever(1);
+    low.connect(middle);
+    assert!(!low.control.say(1, &[1]));
+    high.control.post(0, b"here", false).expect("it is connected");
+    low.until_heard(&Heard::Message(2, b"here".to_vec()));
+    assert_eq!(low.events.len(), 1, "one pair, nothing else");
+}
+
+#[test]
+fn posts_to_a_peer_that_reads_nothing_are_bounded_and_an_urgent_one_has_room() {
+    struct Blocking(Mutex<()>);
+    impl Responder for Blocking {
+        fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+            drop(self.0.lock());
+            None
+        }
+        fn lost(&self, _peer: Rank, _cause: &LossCause) {}
+    }
+    let blocking = Arc::new(Blocking(Mutex::new(())));
+    let held = blocking.0.lock().expect("nobody panics");
+    let mut high = End::new(1, 2);
+    let config = DeviceConfig {
+        rank: 0,
+        world_size: 2,
+        secret: Some(Secret::new(b"known to all of them")),
+        cells: 4,
+        connect_timeout: PATIENCE,
+        interface: None,
+        address: None,
+        responder: Arc::clone(&blocking) as _,
+    };
+    let low = Control::<Number>::new(config, "test", 0).expect("listening on loopback");
+    low.connect(1, high.control.address()).expect("starts");
+    high.control.connect(0, low.address()).expect("starts");
+    high.until_opened(0);
+    let full = [0; MESSAGE_BYTES_MAX];
+    let posted = (0..100_000).take_while(|_| high.control.post(0, &full, false).is_ok()).count();
+    assert!(posted < 100_000, "{posted} messages wait");
+    assert_eq!(high.control.post(0, &full, false), Err(PostError::QueueFull { peer: 0 }));
+    high.control.post(0, b"urgent", true).expect("there is always room");
+    assert!(high.control.has_output(0));
+    drop(held);
+    let until = clock::now() + PATIENCE;
+    while high.control.has_output(0) {
+        assert!(clock::now() < until, "the rest goes out without a call");
+        high.sleep();
+    }
+}

@@ -1,0 +1,61 @@
+//! What ends of this backend say to each other over the control stream, beside what users post.
+
+use super::cm::Entrance;
+use super::refusal::Refusal;
+use super::wire::{Announcement, Hello};
+use crate::control::FabricMessage;
+use crate::device::LossCause;
+
+const HELLO: u8 = 1;
+const READY: u8 = 2;
+const ANNOUNCEMENT: u8 = 3;
+const REFUSAL: u8 = 4;
+const ENTRANCE: u8 = 5;
+
+/// A message of a rank to the same backend at another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ControlMessage {
+    /// Where its queue pairs are.
+    Hello(Hello),
+    /// Where it waits to be called.
+    Entrance(Entrance),
+    /// Its queue pairs receive and send.
+    Ready,
+    /// How long a region is, and by what its other NICs know it; or that it is gone.
+    Announcement(Announcement),
+    /// It makes no connection.
+    Refusal(Refusal),
+}
+
+impl ControlMessage {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (kind, body): (u8, Vec<u8>) = match self {
+            Self::Hello(hello) => (HELLO, hello.encode()),
+            Self::Entrance(entrance) => (ENTRANCE, entrance.encode()),
+            Self::Ready => (READY, Vec::new()),
+            Self::Announcement(announcement) => (ANNOUNCEMENT, announcement.encode()),
+            Self::Refusal(refusal) => (REFUSAL, refusal.encode().into()),
+        };
+        [&[kind], &body[..]].concat()
+    }
+}
+
+impl FabricMessage for ControlMessage {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        match bytes.split_first()? {
+            (&HELLO, hello) => Hello::decode(hello).map(Self::Hello),
+            (&ENTRANCE, entrance) => Entrance::decode(entrance).map(Self::Entrance),
+            (&READY, []) => Some(Self::Ready),
+            (&ANNOUNCEMENT, announced) => Announcement::decode(announced).map(Self::Announcement),
+            (&REFUSAL, refusal) => Refusal::decode(refusal).map(Self::Refusal),
+            _ => None,
+        }
+    }
+
+    fn refusal(&self) -> Option<LossCause> {
+        match self {
+            Self::Refusal(refusal) => Some(refusal.heard()),
+            _ => None,
+        }
+    }
+}
