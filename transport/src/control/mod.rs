@@ -61,7 +61,8 @@ use self::link::State;
 pub use self::open_error::OpenError;
 pub(crate) use self::shared::ControlEvent;
 use self::shared::{Command, Shared};
-use self::thread::WatcherThread;
+pub(crate) use self::slots::{SECOND, Slots};
+pub(crate) use self::thread::WatcherThread;
 use self::watcher::Watcher;
 use crate::Rank;
 use crate::clock;
@@ -71,7 +72,7 @@ use crate::device::{Address, ConnectError, DeviceConfig, LossCause, PostError};
 const LINGER_LIMIT: Duration = Duration::from_secs(1);
 
 /// How much longer the watcher may take to end; longer only when a responder blocks.
-const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
 
 /// A message of a fabric to itself at another rank.
 pub(crate) trait FabricMessage: Sized + Send + 'static {

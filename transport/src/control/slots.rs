@@ -1,6 +1,9 @@
 //! Values in numbered slots, each with a token that no later value of its slot has: what epoll
 //! gives back. An event of a descriptor that is gone, in the same batch as its end, finds nothing.
 
+/// For who watches a second descriptor of a value: its token with this bit finds the same slot.
+pub(crate) const SECOND: u64 = 1 << 31;
+
 /// See the module. The two highest tokens are never given: they are for listeners and wake-ups.
 pub(crate) struct Slots<T> {
     slots: Vec<Option<Slot<T>>>,
@@ -39,7 +42,7 @@ impl<T> Slots<T> {
 
     /// The slot of this token, if its value is still there.
     pub(crate) fn find(&self, token: u64) -> Option<usize> {
-        let (generation, slot) = ((token >> 32) as u32, token as u32 as usize);
+        let (generation, slot) = ((token >> 32) as u32, (token & (SECOND - 1)) as usize);
         let current = self.slots.get(slot)?.as_ref()?;
         (current.generation == generation).then_some(slot)
     }
@@ -58,6 +61,11 @@ impl<T> Slots<T> {
         Some(removed.value)
     }
 
+    /// The slots of the values that are such.
+    pub(crate) fn slots(&self, is_such: impl Fn(&T) -> bool) -> Vec<usize> {
+        self.iter().filter(|(_, value)| is_such(value)).map(|(slot, _)| slot).collect()
+    }
+
     /// All values, each with its slot.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         let values = self.slots.iter().enumerate();
@@ -74,7 +82,7 @@ mod tests {
         let mut slots = Slots::default();
         let (first, second) = (slots.insert('a'), slots.insert('b'));
         let token = slots.token(first);
-        assert_eq!(slots.find(token), Some(first));
+        assert_eq!((slots.find(token), slots.find(token | SECOND)), (Some(first), Some(first)));
         assert_ne!(token, slots.token(second));
         assert_eq!(slots.remove(first), Some('a'));
         assert_eq!((slots.find(token), slots.remove(first)), (None, None));

@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
 use rustix::param::page_size;
@@ -21,6 +20,7 @@ use super::transfer::Request;
 use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
+use crate::control::WATCHER_END_LIMIT;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
     RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
@@ -28,9 +28,6 @@ use crate::device::{
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Share, Space, random_key};
 use crate::primitive::AtomicU32;
 use crate::region::{OutOfBounds, Region, RegionKey, RemoteSlice, Slice};
-
-/// How long the watcher may take to end; longer only when a responder blocks.
-const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
 
 impl ShmDevice {
     fn check_post(&self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
@@ -359,20 +356,8 @@ impl Drop for ShmDevice {
             return;
         }
         self.ring_due();
-        let watcher = self.watcher.take();
-        // Not when the watcher itself drops the device, through its responder: it ends when it
-        // returns from there.
-        let is_watcher =
-            watcher.as_ref().is_some_and(|watcher| watcher.thread().id() == std::thread::current().id());
-        let limit = if is_watcher { Duration::ZERO } else { WATCHER_END_LIMIT };
-        match watcher {
-            Some(watcher) if self.shared.stop(limit) => {
-                // An error is a panic of the responder, which was printed when it happened.
-                let _ = watcher.join();
-            }
-            _ if is_watcher => {}
-            _ => tracing::warn!(rank = self.shared.rank, "the responder blocks; its thread is left behind"),
-        }
+        self.shared.stop();
+        self.watcher.join(WATCHER_END_LIMIT);
         self.shared.directory().close_all();
         for peer in 0..self.shared.world_size {
             drop(self.shared.board().forget(peer));

@@ -9,7 +9,6 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::bell;
@@ -25,6 +24,7 @@ use super::watcher::Watcher;
 use crate::Rank;
 use crate::cells::Notice;
 use crate::clock::Nanos;
+use crate::control::WatcherThread;
 use crate::device::{
     Address, Caps, DeviceConfig, Event, LossCause, Reach, Sharing, Source, SubmitError, Submitted,
     TransferError, TransferId,
@@ -98,7 +98,7 @@ pub struct ShmDevice {
     pub(super) events: VecDeque<(Rank, Event)>,
     pub(super) is_armed: bool,
     pub(super) is_leaving: bool,
-    pub(super) watcher: Option<JoinHandle<()>>,
+    pub(super) watcher: WatcherThread,
 }
 
 pub(super) struct Peer {
@@ -166,10 +166,8 @@ impl ShmDevice {
         detached::hear(&shared);
         let (listener, address) = socket::bind_anywhere().map_err(OpenError::System)?;
         let watcher = Watcher::new(shared.clone(), &config, listener).map_err(OpenError::System)?;
-        let watcher = thread::Builder::new()
-            .name(format!("pleach-shm-{rank}"))
-            .spawn(|| watcher.run())
-            .map_err(OpenError::System)?;
+        let name = format!("pleach-{FABRIC}-{rank}");
+        let watcher = WatcherThread::spawn(name, || watcher.run()).map_err(OpenError::System)?;
         Ok(Self {
             registry: shared.clone(),
             bell: shared.own.bell.clone(),
@@ -193,7 +191,7 @@ impl ShmDevice {
             events: VecDeque::new(),
             is_armed: false,
             is_leaving: false,
-            watcher: Some(watcher),
+            watcher,
         })
     }
 

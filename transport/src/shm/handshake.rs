@@ -14,6 +14,7 @@ use super::socket::{self, Packet, send};
 use super::watcher::{Phase, Want, Watcher};
 use crate::Rank;
 use crate::auth::{Challenges, Side, TAG_BYTES, challenge};
+use crate::control::SECOND;
 use crate::cuda::GpuId;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::region::RegionKey;
@@ -47,7 +48,7 @@ impl Watcher {
             return Err(LossCause::unconnected(&Errno::MFILE.into()));
         }
         match (phase, frame) {
-            (Phase::Stranger { .. }, Frame::Hello { claim, challenge }) => {
+            (Phase::Unproved { .. }, Frame::Hello { claim, challenge }) => {
                 self.hello(index, claim, challenge)
             }
             (
@@ -119,7 +120,7 @@ impl Watcher {
         // Two that claim the same rank: the first has it.
         let is_first = is_possible
             && matches!(self.wants[peer as usize], Want::Nothing | Want::Connection { .. })
-            && !self.connections.iter().flatten().any(|other| other.phase.peer() == Some(peer));
+            && self.connections.iter().all(|(_, other)| other.phase.peer() != Some(peer));
         if !is_first {
             self.say(index, &Frame::Reject(Reason::Rank), &[]);
             return self.close(index);
@@ -156,15 +157,16 @@ impl Watcher {
 
     /// Both ends have proved themselves and handed over their files.
     fn open(&mut self, index: usize, peer: Rank, link: Link, process: OwnedFd) {
-        let Some(connection) = &mut self.connections[index] else { return };
-        let data = epoll::EventData::new_u64(connection.token | 1);
+        let token = self.connections.token(index);
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let data = epoll::EventData::new_u64(token | SECOND);
         if epoll::add(&*self.shared.epoll, &process, data, epoll::EventFlags::IN).is_err() {
             return self.fail(index, ProtocolViolation::UnsafeFile.into());
         }
         connection.process = Some(process);
         connection.phase = Phase::Open { peer, said_bye: false };
         self.wants[peer as usize] = Want::Settled;
-        let (stream, token) = (connection.stream.clone(), connection.token);
+        let stream = connection.stream.clone();
         // Before the device can see the link: what it then posts at once must find the stream.
         if self.shared.directory().open(peer, stream, token) {
             self.shared.board().about(peer).link = Some(link);
@@ -275,7 +277,7 @@ impl Watcher {
     }
 
     fn set_phase(&mut self, index: usize, phase: Phase) {
-        if let Some(connection) = &mut self.connections[index] {
+        if let Some(connection) = self.connections.get_mut(index) {
             connection.phase = phase;
         }
     }
@@ -291,7 +293,7 @@ impl Watcher {
     /// Sends one of the few packets of a handshake, for which a new stream has room. If it fails
     /// all the same, the stream is broken, and the end of the stream or the deadline tells.
     fn say(&mut self, index: usize, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
-        if let Some(connection) = &self.connections[index]
+        if let Some(connection) = self.connections.get(index)
             && let Err(errno) = send(&connection.stream, &frame.encode(), files)
         {
             tracing::debug!(%errno, "a handshake packet was not sent");

@@ -2,13 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::process::{Pid, getpid};
+use rustix::event::epoll;
 use rustix::thread::futex;
 
 use super::bell;
@@ -16,7 +14,9 @@ use super::board::Board;
 use super::directory::Directory;
 use super::link::{CellTable, Own};
 use crate::Rank;
+use crate::control::EventFlag;
 use crate::device::{DeviceConfig, Ring};
+use crate::fork::Process;
 use crate::primitive::AtomicU32;
 use crate::region::{RegionKey, Registry};
 
@@ -30,14 +30,14 @@ pub(crate) enum Command {
 
 pub(crate) struct Shared {
     /// Whose device this is; a forked child has a copy that is not its to use.
-    process: Pid,
+    process: Process,
     pub(crate) rank: Rank,
     pub(crate) world_size: u32,
     pub(crate) own: Own,
     pub(crate) cells: CellTable,
     pub(crate) epoll: Arc<OwnedFd>,
-    /// Readable when there are commands.
-    pub(crate) wake: OwnedFd,
+    /// Set when there are commands.
+    pub(crate) wake: EventFlag,
     /// Something is on the board. Release by the watcher, acquire by the poller.
     pub(crate) news: AtomicBool,
     /// The bell was rung while nobody slept: the next attempt to sleep fails.
@@ -46,35 +46,31 @@ pub(crate) struct Shared {
     board: Mutex<Board>,
     directory: Mutex<Directory>,
     commands: Mutex<VecDeque<Command>>,
-    finished: Mutex<bool>,
-    finish: Condvar,
 }
 
 impl Shared {
     pub(crate) fn new(config: &DeviceConfig) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         Ok(Self {
-            process: getpid(),
+            process: Process::current(),
             rank: config.rank,
             world_size: config.world_size,
             own: Own::new()?,
             cells: CellTable::new(config.world_size, config.cells),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            wake: EventFlag::new()?,
             news: AtomicBool::new(false),
             rung: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             board: Mutex::new(Board::new(config.world_size)),
             directory: Mutex::new(Directory::new(config.world_size, epoll.clone())),
             commands: Mutex::new(VecDeque::new()),
-            finished: Mutex::new(false),
-            finish: Condvar::new(),
             epoll,
         })
     }
 
     /// Whether this is a forked child of the process whose device this is.
     pub(crate) fn is_forked(&self) -> bool {
-        getpid() != self.process
+        !self.process.is_current()
     }
 
     pub(crate) fn board(&self) -> MutexGuard<'_, Board> {
@@ -109,35 +105,21 @@ impl Shared {
     /// Hands the watcher a command.
     pub(crate) fn command(&self, command: Command) {
         lock(&self.commands).push_back(command);
-        self.wake_watcher();
+        self.wake.ring();
     }
 
     pub(crate) fn next_command(&self) -> Option<Command> {
         lock(&self.commands).pop_front()
     }
 
-    fn wake_watcher(&self) {
-        // It fails only when the counter is full, and then the file is readable already.
-        let _ = rustix::io::write(self.wake.as_fd(), &1_u64.to_ne_bytes());
-    }
-
     pub(crate) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Ends the watcher. False when it has not ended within the limit: a responder blocks.
-    pub(crate) fn stop(&self, limit: Duration) -> bool {
+    /// Asks the watcher to end.
+    pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.wake_watcher();
-        let finished = lock(&self.finished);
-        let waited = self.finish.wait_timeout_while(finished, limit, |finished| !*finished);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    /// The watcher has ended.
-    pub(crate) fn finish(&self) {
-        *lock(&self.finished) = true;
-        self.finish.notify_all();
+        self.wake.ring();
     }
 }
 

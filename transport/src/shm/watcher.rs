@@ -23,6 +23,7 @@ use crate::Rank;
 use crate::accepting::Rest;
 use crate::auth::{Challenges, Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
+use crate::control::{SECOND, Slots};
 use crate::device::{DeviceConfig, LossCause, Responder};
 use crate::error::files_allowed;
 
@@ -43,7 +44,7 @@ const DIAL_AGAIN_AFTER: Duration = Duration::from_millis(5);
 const SYSTEM_FULL_REST: Duration = Duration::from_millis(5);
 
 /// Connections that have not said yet who they are; further ones are turned away.
-const STRANGERS_MAX: usize = 1024;
+const UNPROVED_MAX: usize = 1024;
 
 const EVENTS_AT_ONCE: usize = 32;
 const LISTENER: u64 = u64::MAX;
@@ -66,7 +67,7 @@ pub(super) enum Want {
 /// How far a connection is.
 pub(super) enum Phase {
     /// Accepted: says `Hello` next.
-    Stranger {
+    Unproved {
         deadline: Nanos,
     },
     /// Said `Hello`, but `connect` was not called here yet.
@@ -106,7 +107,7 @@ pub(super) enum Phase {
 impl Phase {
     pub(super) fn peer(&self) -> Option<Rank> {
         match self {
-            Self::Stranger { .. } => None,
+            Self::Unproved { .. } => None,
             Self::Parked { peer, .. }
             | Self::AwaitWelcome { peer, .. }
             | Self::AwaitGrant { peer, .. }
@@ -121,7 +122,6 @@ pub(super) struct Connection {
     pub(super) stream: Arc<OwnedFd>,
     pub(super) process: Option<OwnedFd>,
     pub(super) phase: Phase,
-    pub(super) token: u64,
 }
 
 pub(super) struct Watcher {
@@ -130,13 +130,12 @@ pub(super) struct Watcher {
     pub(super) secret: Option<Secret>,
     listener: OwnedFd,
     connect_timeout: Duration,
-    pub(super) connections: Vec<Option<Connection>>,
+    pub(super) connections: Slots<Connection>,
     pub(super) wants: Vec<Want>,
     /// Peers to which nothing can be sent before that time, though their streams have room.
     resting: Vec<(Rank, Nanos)>,
-    /// Until when no strangers are let in, as this process may open no more files.
+    /// Until when no connection is accepted, as this process may open no more files.
     rest: Rest,
-    generation: u32,
     buffer: Vec<u8>,
 }
 
@@ -150,11 +149,10 @@ impl Watcher {
             secret: config.secret.clone(),
             listener,
             connect_timeout: config.connect_timeout,
-            connections: Vec::new(),
+            connections: Slots::default(),
             wants: (0..config.world_size).map(|_| Want::Nothing).collect(),
             resting: Vec::new(),
             rest: Rest::default(),
-            generation: 0,
             buffer: vec![0; FRAME_BYTES_MAX],
             shared,
         })
@@ -162,15 +160,6 @@ impl Watcher {
 
     /// Until the device is dropped.
     pub(super) fn run(mut self) {
-        /// Says so also when a responder panics, so that nobody waits for it.
-        struct Finish(Arc<Shared>);
-        impl Drop for Finish {
-            fn drop(&mut self) {
-                self.0.finish();
-            }
-        }
-        let _finish = Finish(self.shared.clone());
-
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         while !self.shared.is_stopping() {
             while let Some(command) = self.shared.next_command() {
@@ -198,11 +187,7 @@ impl Watcher {
             Command::Connect { peer, dial } => self.connect(peer, dial),
             Command::Cut { peer } => {
                 self.wants[peer as usize] = Want::Settled;
-                for index in 0..self.connections.len() {
-                    if self.phase(index).is_some_and(|phase| phase.peer() == Some(peer)) {
-                        self.close(index);
-                    }
-                }
+                self.close_all_of(peer);
             }
         }
     }
@@ -220,10 +205,8 @@ impl Watcher {
             }
             (Want::Nothing, None) => {
                 self.wants[peer as usize] = Want::Connection { deadline };
-                let parked = (0..self.connections.len()).find(|&index| {
-                    matches!(self.phase(index), Some(Phase::Parked { peer: early, .. }) if *early == peer)
-                });
-                if let Some(index) = parked {
+                let is_early = |connection: &Connection| matches!(&connection.phase, Phase::Parked { peer: early, .. } if *early == peer);
+                if let Some(index) = self.connections.slots(is_early).first().copied() {
                     self.welcome(index);
                 }
             }
@@ -256,9 +239,9 @@ impl Watcher {
                 _ => {}
             }
         }
-        for index in 0..self.connections.len() {
+        for index in self.connections.slots(|_| true) {
             match self.phase(index) {
-                Some(Phase::Stranger { deadline }) if *deadline <= now => self.close(index),
+                Some(Phase::Unproved { deadline }) if *deadline <= now => self.close(index),
                 Some(Phase::Ending { peer, cause, deadline }) if *deadline <= now => {
                     let (peer, cause) = (*peer, cause.clone());
                     self.lose(peer, cause);
@@ -281,8 +264,8 @@ impl Watcher {
             Want::Connection { deadline } => Some(*deadline),
             _ => None,
         });
-        let phases = self.connections.iter().flatten().filter_map(|connection| match &connection.phase {
-            Phase::Stranger { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
+        let phases = self.connections.iter().filter_map(|(_, connection)| match &connection.phase {
+            Phase::Unproved { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
             _ => None,
         });
         wants.chain(phases).chain(rests).chain(accepting).min().map(|next| next.since(now))
@@ -292,15 +275,12 @@ impl Watcher {
         match token {
             LISTENER => self.accept(),
             WAKE => {
-                let _ = rustix::io::read(self.shared.wake.as_fd(), &mut [0_u8; 8]);
+                self.shared.wake.drain();
             }
             _ => {
-                let (index, is_process) = ((token as u32 >> 1) as usize, token & 1 == 1);
-                let current = self.connections.get(index).and_then(Option::as_ref);
                 // The connection may have ended by an earlier event of the same batch.
-                if current.is_none_or(|connection| connection.token != token & !1) {
-                    return;
-                }
+                let Some(index) = self.connections.find(token) else { return };
+                let is_process = token & SECOND != 0;
                 if is_process {
                     self.process_ended(index);
                 } else {
@@ -314,12 +294,12 @@ impl Watcher {
         for _ in 0..PACKETS_AT_ONCE {
             match socket::accept(&self.listener) {
                 Ok(stream) => {
-                    let strangers = self.connections.iter().flatten();
-                    let strangers =
-                        strangers.filter(|one| matches!(one.phase, Phase::Stranger { .. })).count();
-                    if strangers < STRANGERS_MAX && socket::is_same_user(&stream) {
+                    let is_unproved =
+                        |connection: &Connection| matches!(connection.phase, Phase::Unproved { .. });
+                    let unproved = self.connections.slots(is_unproved).len();
+                    if unproved < UNPROVED_MAX && socket::is_same_user(&stream) {
                         let deadline = clock::now() + self.connect_timeout;
-                        self.add(stream, Phase::Stranger { deadline });
+                        self.add(stream, Phase::Unproved { deadline });
                     }
                 }
                 Err(Errno::AGAIN) => return,
@@ -362,7 +342,7 @@ impl Watcher {
     /// Takes up to so many packets from a stream.
     fn read(&mut self, index: usize, packets_max: usize) {
         for _ in 0..packets_max {
-            let Some(connection) = &self.connections[index] else { return };
+            let Some(connection) = self.connections.get(index) else { return };
             if matches!(connection.phase, Phase::Ending { .. }) {
                 return;
             }
@@ -398,13 +378,13 @@ impl Watcher {
         }
         // What it said before it ended may be a goodbye.
         self.read(index, PACKETS_LEFT_MAX);
-        if self.connections[index].is_some() {
+        if self.connections.get(index).is_some() {
             self.fail(index, LossCause::ProcessEnded);
         }
     }
 
     fn stream_ended(&mut self, index: usize, cause: LossCause) {
-        let Some(connection) = &mut self.connections[index] else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         if let (Phase::Open { peer, said_bye: false }, Some(_)) = (&connection.phase, &connection.process) {
             let deadline = clock::now() + PROCESS_END_LIMIT;
             connection.phase = Phase::Ending { peer: *peer, cause, deadline };
@@ -417,7 +397,7 @@ impl Watcher {
     /// A connection ended otherwise than by a goodbye, unless there was one.
     pub(super) fn fail(&mut self, index: usize, cause: LossCause) {
         match self.phase(index) {
-            None | Some(Phase::Stranger { .. }) => self.close(index),
+            None | Some(Phase::Unproved { .. }) => self.close(index),
             Some(&Phase::Open { peer, said_bye: true }) => {
                 self.close(index);
                 self.shared.directory().close(peer);
@@ -440,11 +420,7 @@ impl Watcher {
     /// A peer is lost: closes what belongs to it, tells the responder, then the poller.
     pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
         self.wants[peer as usize] = Want::Settled;
-        for index in 0..self.connections.len() {
-            if self.phase(index).is_some_and(|phase| phase.peer() == Some(peer)) {
-                self.close(index);
-            }
-        }
+        self.close_all_of(peer);
         let is_cut = {
             let mut directory = self.shared.directory();
             directory.close(peer);
@@ -459,30 +435,31 @@ impl Watcher {
     }
 
     pub(super) fn phase(&self, index: usize) -> Option<&Phase> {
-        self.connections.get(index)?.as_ref().map(|connection| &connection.phase)
+        self.connections.get(index).map(|connection| &connection.phase)
     }
 
     /// A new connection; its index, if it can be watched.
     pub(super) fn add(&mut self, stream: OwnedFd, phase: Phase) -> Option<usize> {
-        let index = match self.connections.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.connections.push(None);
-                self.connections.len() - 1
-            }
-        };
-        // Bit 0 tells stream and process apart; the two highest tokens are never reached.
-        self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff;
-        let token = u64::from(self.generation) << 32 | (index as u64) << 1;
-        let data = epoll::EventData::new_u64(token);
-        epoll::add(&*self.shared.epoll, &stream, data, epoll::EventFlags::IN).ok()?;
-        self.connections[index] = Some(Connection { stream: Arc::new(stream), process: None, phase, token });
+        let stream = Arc::new(stream);
+        let index = self.connections.insert(Connection { stream: Arc::clone(&stream), process: None, phase });
+        let data = epoll::EventData::new_u64(self.connections.token(index));
+        if epoll::add(&*self.shared.epoll, &*stream, data, epoll::EventFlags::IN).is_err() {
+            self.connections.remove(index);
+            return None;
+        }
         Some(index)
+    }
+
+    /// Ends all connections of a peer.
+    fn close_all_of(&mut self, peer: Rank) {
+        for index in self.connections.slots(|connection| connection.phase.peer() == Some(peer)) {
+            self.close(index);
+        }
     }
 
     /// Ends a connection here and, also where a forked child holds its socket, at the other end.
     pub(super) fn close(&mut self, index: usize) {
-        if let Some(connection) = self.connections[index].take() {
+        if let Some(connection) = self.connections.remove(index) {
             let _ = epoll::delete(&*self.shared.epoll, &*connection.stream);
             if let Some(process) = &connection.process {
                 let _ = epoll::delete(&*self.shared.epoll, process);
