@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::lane::OutLane;
-use super::pair::Goodbye;
+use super::pair::Bye;
 use super::{FABRIC, Peer, QUEUE_DEPTH, TcpDevice};
 use crate::Rank;
 use crate::cells::Cells;
@@ -163,10 +163,10 @@ unsafe impl Device for TcpDevice {
         self.leaving = true;
         for peer in 0..self.control.world_size() {
             if let Peer::Open(open) = &mut self.peers[peer as usize] {
-                if open.pair.core.goodbye == Goodbye::No {
-                    open.pair.core.goodbye = Goodbye::Wanted;
+                if open.pair.core.bye == Bye::No {
+                    open.pair.core.bye = Bye::Wanted;
                 }
-                open.pair.core.say_goodbye();
+                open.pair.core.say_bye();
                 self.list_sending(peer);
             }
         }

@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::event::epoll;
 
-use self::pair::{Goodbye, Outbox, Pair};
+use self::pair::{Bye, Outbox, Pair};
 use self::regions::{Regions, Releases, Revoked};
 use crate::Rank;
 use crate::cells::Cells;
@@ -244,8 +244,8 @@ impl TcpDevice {
         }
         pair.incoming[0].watched = true;
         if self.leaving {
-            pair.core.goodbye = Goodbye::Wanted;
-            pair.core.say_goodbye();
+            pair.core.bye = Bye::Wanted;
+            pair.core.say_bye();
         }
         let open = Open { pair, departed: false, suspect: None, is_silent: false };
         self.peers[peer as usize] = Peer::Open(Box::new(open));
@@ -287,9 +287,9 @@ impl TcpDevice {
         open.suspect = None;
         let core = &mut open.pair.core;
         core.fail_all(&TransferError::Left { peer }, true, &mut self.outbox);
-        if core.goodbye == Goodbye::Queued {
-            core.goodbye = Goodbye::Wanted;
-            core.say_goodbye();
+        if core.bye == Bye::Queued {
+            core.bye = Bye::Wanted;
+            core.say_bye();
         }
         self.peers[peer as usize] = Peer::Open(open);
         self.outbox.push_back(Event::Left { peer });

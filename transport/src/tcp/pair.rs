@@ -71,7 +71,7 @@ enum Then {
 
 /// How far this rank's goodbye has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Goodbye {
+pub(super) enum Bye {
     No,
     /// Asked for; waits for answers to what was asked before.
     Wanted,
@@ -107,8 +107,8 @@ pub(super) struct Core {
     /// Transfers accepted and not reported.
     under_way: usize,
     answers: usize,
-    pub(super) goodbye: Goodbye,
-    peer_goodbye: bool,
+    pub(super) bye: Bye,
+    has_peer_bye: bool,
     /// Whether the device's list of pairs with something to send has it.
     pub(super) listed: bool,
     written: Vec<Written>,
@@ -148,8 +148,8 @@ impl Pair {
                 announced: [0; LANES],
                 under_way: 0,
                 answers: 0,
-                goodbye: Goodbye::No,
-                peer_goodbye: false,
+                bye: Bye::No,
+                has_peer_bye: false,
                 listed: false,
                 written: Vec::new(),
             },
@@ -160,7 +160,7 @@ impl Pair {
     /// announced on them.
     pub(super) fn expects(&self, lane: usize) -> bool {
         if lane == 0 {
-            !self.core.peer_goodbye
+            !self.core.has_peer_bye
         } else {
             self.core.announced[lane] > 0 && !self.incoming[lane].held
         }
@@ -182,7 +182,7 @@ impl Pair {
             self.incoming[lane].start_poll();
             more |= self.receive_lane(lane, regions, outbox)?;
         }
-        if self.core.peer_goodbye && self.core.splits.is_empty() {
+        if self.core.has_peer_bye && self.core.splits.is_empty() {
             return Ok(Outcome::Left);
         }
         Ok(if more { Outcome::More } else { Outcome::Idle })
@@ -230,7 +230,7 @@ impl Pair {
                     None => return Ok(()),
                 }
             }
-            let silent = if lane == 0 { core.peer_goodbye } else { core.announced[lane] == 0 };
+            let silent = if lane == 0 { core.has_peer_bye } else { core.announced[lane] == 0 };
             if silent {
                 return Ok(());
             }
@@ -252,7 +252,7 @@ impl Pair {
         let core = &self.core;
         core.out.iter().all(OutLane::is_empty)
             && core.pending.len() == 0
-            && !matches!(core.goodbye, Goodbye::Wanted | Goodbye::Queued)
+            && !matches!(core.bye, Bye::Wanted | Bye::Queued)
     }
 }
 
@@ -318,16 +318,16 @@ impl Core {
             Written::Answer => self.answers -= 1,
             Written::Bye => {
                 if result.is_ok() {
-                    self.goodbye = Goodbye::Sent;
+                    self.bye = Bye::Sent;
                 }
             }
         }
     }
 
     /// Queues the goodbye when it is wanted and nothing is awaited any more.
-    pub(super) fn say_goodbye(&mut self) {
-        if self.goodbye == Goodbye::Wanted && self.pending.len() == 0 {
-            self.goodbye = Goodbye::Queued;
+    pub(super) fn say_bye(&mut self) {
+        if self.bye == Bye::Wanted && self.pending.len() == 0 {
+            self.bye = Bye::Queued;
             self.push(0, &Frame::Bye, Body::Nothing, Written::Bye);
         }
     }

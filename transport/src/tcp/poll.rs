@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::epoll;
 
 use super::lane::InLane;
-use super::pair::{Goodbye, Outcome};
+use super::pair::{Bye, Outcome};
 use super::{Open, Peer, TcpDevice};
 use crate::Rank;
 use crate::clock::Nanos;
@@ -32,12 +32,12 @@ impl TcpDevice {
         let mut sending = std::mem::take(&mut self.sending);
         sending.retain(|peer| {
             let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
-            let said = open.pair.core.goodbye;
+            let said = open.pair.core.bye;
             match open.pair.core.flush(&mut self.outbox) {
                 Ok(()) => {}
                 Err(_) if open.departed => {
                     open.pair.core.fail_all(&TransferError::Left { peer: *peer }, false, &mut self.outbox);
-                    open.pair.core.goodbye = Goodbye::Sent;
+                    open.pair.core.bye = Bye::Sent;
                 }
                 Err(cause) => {
                     open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
@@ -45,8 +45,8 @@ impl TcpDevice {
                     return false;
                 }
             }
-            open.pair.core.say_goodbye();
-            if said != Goodbye::Sent && open.pair.core.goodbye == Goodbye::Sent {
+            open.pair.core.say_bye();
+            if said != Bye::Sent && open.pair.core.bye == Bye::Sent {
                 self.control.say_bye(*peer);
             }
             open.pair.core.listed = open.pair.core.has_output();
@@ -67,8 +67,8 @@ impl TcpDevice {
         {
             *until = self.now + GOODBYE_GRACE;
         }
-        if open.pair.core.goodbye == Goodbye::Wanted {
-            open.pair.core.say_goodbye();
+        if open.pair.core.bye == Bye::Wanted {
+            open.pair.core.say_bye();
         }
         match outcome {
             Ok(Outcome::Idle) => self.list_sending(peer),

@@ -141,7 +141,7 @@ unsafe impl Device for VerbsDevice {
         let is_woken = self.control.bell().drain() || self.control.has_events();
         self.is_armed = true;
         for nic in &mut self.nics {
-            nic.completions.silence();
+            nic.completions.ack_events();
             nic.completions.arm().ok()?;
         }
         // What completed before it was armed rings nothing.
@@ -194,7 +194,7 @@ impl VerbsDevice {
     fn disarm(&mut self) {
         self.is_armed = false;
         self.has_slept = true;
-        self.nics.iter_mut().for_each(|nic| nic.completions.silence());
+        self.nics.iter_mut().for_each(|nic| nic.completions.ack_events());
     }
 
     /// Why nothing is submitted to a peer that is not open.

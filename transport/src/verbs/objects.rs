@@ -253,7 +253,7 @@ impl Completions {
     }
 
     /// Takes what rang, so that the file is not readable any more.
-    pub(super) fn silence(&mut self) {
+    pub(super) fn ack_events(&mut self) {
         let library = self.context.library;
         let (mut queue, mut unused) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel does not block; it names our only queue.

@@ -125,7 +125,7 @@ impl Core {
                     None => return Err(ProtocolViolation::UnexpectedAnswer),
                 }
             }
-            Frame::Bye => self.peer_goodbye = true,
+            Frame::Bye => self.has_peer_bye = true,
             _ => return Err(ProtocolViolation::MalformedFrame),
         }
         Ok(())
