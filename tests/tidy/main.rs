@@ -28,6 +28,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/src/shm", "maps segments of other processes"),
     ("transport/src/verbs", "calls libibverbs"),
     ("transport/src/cuda", "calls the CUDA driver"),
+    ("transport/src/control/packet.rs", "asks whose process is at the other end of a socket"),
     ("transport/src/cells.rs", "cells in shared memory"),
     ("transport/src/device.rs", "addresses of mapped memory"),
     ("transport/src/fork.rs", "is told of forks"),

@@ -10,6 +10,7 @@
 //! | [`link`] | the stream of one pair as it is written, with limits of what may wait there |
 //! | [`handshake`] | who is at the other end of a connection: the mutual proof of the secret |
 //! | [`slots`] | what the watcher waits for, by tokens that go stale with what they name |
+//! | [`packet`] | packets with file descriptors, between processes of one host |
 //!
 //! A pair has one stream, and as many data connections each way as the fabric asks for: those are
 //! dialed and proved with the stream and belong to the fabric from then on. Of two ranks the higher
@@ -40,6 +41,10 @@ mod handshake;
 mod interfaces;
 mod link;
 mod open_error;
+// Under loom there is nobody who uses them.
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+pub(crate) mod packet;
 mod shared;
 mod slots;
 pub(crate) mod socket;

@@ -21,10 +21,10 @@ use rustix::time::Timespec;
 use super::fabrics::Fabric;
 use crate::auth::{TAG_BYTES, challenge};
 use crate::clock::now;
+use crate::control::packet::{self, ReceiveError};
 use crate::device::Address;
 use crate::hybrid::Route;
 use crate::memory::{SharedMemory, shows};
-use crate::shm::socket::{self, ReceiveError};
 use crate::{Nanos, Rank};
 
 /// How long one who has knocked may take to say the next word, and who was knocked at to answer.
@@ -96,7 +96,7 @@ impl Door {
     ///
     /// What the kernel says: too many files or threads.
     pub fn open() -> io::Result<Self> {
-        let (listener, address) = socket::bind_anywhere()?;
+        let (listener, address) = packet::bind_anywhere()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()
@@ -131,8 +131,8 @@ fn answer_all(listener: &OwnedFd, stop: &OwnedFd) {
         if files[1].revents().contains(PollFlags::IN) {
             return;
         }
-        if let Ok(stream) = socket::accept(listener)
-            && socket::is_same_user(&stream)
+        if let Ok(stream) = packet::accept(listener)
+            && packet::is_same_user(&stream)
         {
             // Who says nothing more is found out by itself, and by nobody else.
             let _ = answer(stream, stop);
@@ -153,9 +153,9 @@ fn answer(stream: OwnedFd, stop: &OwnedFd) -> Result<(), Distance> {
 pub fn knock(door: &str, deadline: Nanos) -> Distance {
     let until = deadline.min(now() + ANSWER_LIMIT);
     let outcome = || -> Result<(), Distance> {
-        let name = socket::parse_text(door).ok_or(Distance::NotFound)?;
-        let stream = socket::dial(name).map_err(|_| Distance::NotFound)?;
-        if !socket::is_same_user(&stream) {
+        let name = packet::parse_text(door).ok_or(Distance::NotFound)?;
+        let stream = packet::dial(name).map_err(|_| Distance::NotFound)?;
+        if !packet::is_same_user(&stream) {
             return Err(Distance::OtherUser);
         }
         give(&stream)?;
@@ -171,7 +171,7 @@ fn give(stream: &OwnedFd) -> Result<(), Distance> {
     if rustix::io::pwrite(memory.file(), &token, 0) != Ok(TAG_BYTES) {
         return Err(Distance::NoDescriptor);
     }
-    socket::send(stream, &token, &[memory.file()]).map_err(|_| Distance::NoDescriptor)
+    packet::send(stream, &token, &[memory.file()]).map_err(|_| Distance::NoDescriptor)
 }
 
 /// Takes a descriptor and looks whether it maps. Waits until then, or until `stop` can be read.
@@ -179,7 +179,7 @@ fn take(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), Di
     // One more than there should be, so that a longer word is seen.
     let mut token = [0; TAG_BYTES + 1];
     loop {
-        match socket::receive(stream, &mut token) {
+        match packet::receive(stream, &mut token) {
             Ok(mut packet) => {
                 let file = packet.files.pop().filter(|_| packet.bytes == TAG_BYTES);
                 let file = file.ok_or(Distance::NoDescriptor)?;
@@ -304,14 +304,14 @@ mod tests {
 
     #[test]
     fn who_says_nothing_or_passes_nothing_is_no_neighbour() {
-        let (listener, address) = socket::bind_anywhere().expect("the system gives a socket");
+        let (listener, address) = packet::bind_anywhere().expect("the system gives a socket");
         assert_eq!(knock(&address.0, now() + Duration::from_millis(20)), Distance::NoDescriptor);
         let mute = thread::spawn(move || {
             // The one before is still in the queue.
-            let _ = socket::accept(&listener);
+            let _ = packet::accept(&listener);
             Bell::File(Arc::new(listener.try_clone().expect("a descriptor"))).wait(ANSWER_LIMIT);
-            let stream = socket::accept(&listener).expect("somebody knocks");
-            socket::send(&stream, &[7; TAG_BYTES], &[]).expect("there is room");
+            let stream = packet::accept(&listener).expect("somebody knocks");
+            packet::send(&stream, &[7; TAG_BYTES], &[]).expect("there is room");
             Bell::File(Arc::new(stream)).wait(ANSWER_LIMIT);
         });
         assert_eq!(knock(&address.0, now() + Duration::from_secs(60)), Distance::NoDescriptor);
@@ -321,8 +321,8 @@ mod tests {
     #[test]
     fn a_door_closes_at_once_also_while_one_who_knocked_is_silent() {
         let door = Door::open().expect("the system gives a socket");
-        let name = socket::parse_text(door.address()).expect("an address");
-        let silent = socket::dial(name).expect("it is answered");
+        let name = packet::parse_text(door.address()).expect("an address");
+        let silent = packet::dial(name).expect("it is answered");
         // Most likely the thread waits for its word by then; where it does not, the door closes all
         // the sooner.
         let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
@@ -343,7 +343,7 @@ mod tests {
         )
         .expect("the system gives sockets");
         let memory = SharedMemory::new(TAG_BYTES).expect("memory");
-        socket::send(&one, &[7; TAG_BYTES], &[memory.file()]).expect("there is room");
+        packet::send(&one, &[7; TAG_BYTES], &[memory.file()]).expect("there is room");
         assert_eq!(take(&other, now() + ANSWER_LIMIT, None), Err(Distance::NotMapped));
         give(&one).expect("there is room");
         assert_eq!(take(&other, now() + ANSWER_LIMIT, None), Ok(()));

@@ -15,12 +15,12 @@ use super::directory::file_of;
 use super::link::REGIONS_MAX;
 use super::mapping::check;
 use super::shared::Command;
-use super::socket;
 use super::transfer::Request;
 use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::control::WATCHER_END_LIMIT;
+use crate::control::packet;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
     RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
@@ -149,7 +149,7 @@ unsafe impl Device for ShmDevice {
         if peer == own || peer >= world_size {
             return Err(ConnectError::Peer { peer, own, world_size });
         }
-        let name = socket::parse(address)
+        let name = packet::parse(address)
             .ok_or_else(|| ConnectError::Address { fabric: FABRIC, address: address.clone() })?;
         if let Some(kind) = self.shared.cells.of(peer).failure() {
             return Err(ConnectError::System {

@@ -18,13 +18,13 @@ use super::detached;
 use super::link::{BellPage, CELLS_MAX, Link, PeerRegion, slot_of};
 use super::shared::{Shared, wake_sleepers};
 use super::silence::{REFUSAL_LIMIT, Silence};
-use super::socket;
 use super::transfer::{Copy, Large, PIECE_BYTES, POLL_BYTES, Request, Waiting, change, store};
 use super::watcher::Watcher;
 use crate::Rank;
 use crate::cells::Notice;
 use crate::clock::Nanos;
 use crate::control::WatcherThread;
+use crate::control::packet;
 use crate::device::{
     Address, Caps, DeviceConfig, Event, LossCause, Reach, Sharing, Source, SubmitError, Submitted,
     TransferError, TransferId,
@@ -164,7 +164,7 @@ impl ShmDevice {
         }
         let shared = Arc::new(Shared::new(&config).map_err(OpenError::System)?);
         detached::hear(&shared);
-        let (listener, address) = socket::bind_anywhere().map_err(OpenError::System)?;
+        let (listener, address) = packet::bind_anywhere().map_err(OpenError::System)?;
         let watcher = Watcher::new(shared.clone(), &config, listener).map_err(OpenError::System)?;
         let name = format!("pleach-{FABRIC}-{rank}");
         let watcher = WatcherThread::spawn(name, || watcher.run()).map_err(OpenError::System)?;

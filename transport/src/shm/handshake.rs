@@ -10,11 +10,11 @@ use super::board::{End, Known};
 use super::frame::{Claim, Frame, PROTOCOL_VERSION, Reason, decode};
 use super::link::{GpuFile, Link, PeerRegion, REGIONS_MAX, slot_of};
 use super::mapping::check;
-use super::socket::{self, Packet, send};
 use super::watcher::{Phase, Want, Watcher};
 use crate::Rank;
 use crate::auth::{Challenges, Side, TAG_BYTES, challenge};
 use crate::control::SECOND;
+use crate::control::packet::{self, Packet, send};
 use crate::cuda::GpuId;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::region::RegionKey;
@@ -22,7 +22,7 @@ use crate::region::RegionKey;
 impl Watcher {
     /// Dialed: says who this is.
     pub(super) fn greet(&mut self, peer: Rank, stream: OwnedFd) {
-        if !socket::is_same_user(&stream) {
+        if !packet::is_same_user(&stream) {
             return self.lose(peer, LossCause::ConnectionBroke(std::io::ErrorKind::PermissionDenied));
         }
         let challenge = challenge();

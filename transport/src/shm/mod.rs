@@ -54,9 +54,6 @@ mod shared;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod silence;
-#[cfg(not(loom))]
-#[allow(unsafe_code)]
-pub(crate) mod socket;
 #[cfg(all(test, not(loom)))]
 #[allow(unsafe_code)]
 mod tests;

@@ -18,11 +18,11 @@ use super::board::End;
 use super::directory::Flushed;
 use super::frame::FRAME_BYTES_MAX;
 use super::shared::{Command, Shared};
-use super::socket::{self, Packet, ReceiveError};
 use crate::Rank;
 use crate::accepting::Rest;
 use crate::auth::{Challenges, Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
+use crate::control::packet::{self, Packet, ReceiveError};
 use crate::control::{SECOND, Slots};
 use crate::device::{DeviceConfig, LossCause, Responder};
 use crate::error::files_allowed;
@@ -217,7 +217,7 @@ impl Watcher {
     fn dial(&mut self, peer: Rank) {
         let Want::Dial { name, again_at, deadline } = &mut self.wants[peer as usize] else { return };
         let deadline = *deadline;
-        match socket::dial(name) {
+        match packet::dial(name) {
             Ok(stream) => {
                 self.wants[peer as usize] = Want::Connection { deadline };
                 self.greet(peer, stream);
@@ -292,12 +292,12 @@ impl Watcher {
 
     fn accept(&mut self) {
         for _ in 0..PACKETS_AT_ONCE {
-            match socket::accept(&self.listener) {
+            match packet::accept(&self.listener) {
                 Ok(stream) => {
                     let is_unproved =
                         |connection: &Connection| matches!(connection.phase, Phase::Unproved { .. });
                     let unproved = self.connections.slots(is_unproved).len();
-                    if unproved < UNPROVED_MAX && socket::is_same_user(&stream) {
+                    if unproved < UNPROVED_MAX && packet::is_same_user(&stream) {
                         let deadline = clock::now() + self.connect_timeout;
                         self.add(stream, Phase::Unproved { deadline });
                     }
@@ -347,7 +347,7 @@ impl Watcher {
                 return;
             }
             let stream = connection.stream.clone();
-            match socket::receive(&stream, &mut self.buffer) {
+            match packet::receive(&stream, &mut self.buffer) {
                 // The other end closed before it had read everything; what it had sent before comes
                 // next.
                 Err(ReceiveError::System(Errno::INTR | Errno::CONNRESET)) => {}

@@ -15,8 +15,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::control::packet::own_user;
 use crate::rendezvous::OpenError;
-use crate::shm::socket::own_user;
 
 /// Mode of folders that are made.
 const FOLDER_MODE: Mode = Mode::RWXU;

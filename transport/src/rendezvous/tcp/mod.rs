@@ -15,8 +15,8 @@ use super::pause::Attempts;
 use super::{Claim, OpenError, Store, StoreError, StorePath, check, cut};
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::now;
+use crate::control::packet;
 use crate::error::files_allowed;
-use crate::shm::socket;
 use crate::{Nanos, Rank};
 
 mod codec;
@@ -370,7 +370,7 @@ impl Dialer<'_> {
             // The store has its user's secret. It will say that this rank does not know it.
             Err(AskError::NotHandedOut) => Ok(Secret::fresh()),
             Err(AskError::OtherUser(owner)) => {
-                let (place, user) = (self.address.to_owned(), socket::own_user());
+                let (place, user) = (self.address.to_owned(), packet::own_user());
                 Err(Refusal::Final(OpenError::Owner { place, owner, user }))
             }
             Err(AskError::System(error)) => Err(error.into()),

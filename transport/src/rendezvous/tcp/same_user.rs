@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use crate::Nanos;
 use crate::auth::{Secret, TAG_BYTES};
 use crate::clock::now;
+use crate::control::packet::{self, ReceiveError};
 use crate::device::Bell;
-use crate::shm::socket::{self, ReceiveError};
 
 /// Where the secret of the store at this address is handed out.
 fn name(address: SocketAddr) -> String {
@@ -26,16 +26,16 @@ fn name(address: SocketAddr) -> String {
 
 /// The end at which rank 0 hands out the secret of its store.
 pub(super) fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
-    socket::bind_named(&name(address))
+    packet::bind_named(&name(address))
 }
 
 /// Hands the secret to the next one that came, or turns it away and gives the number of its user.
 pub(super) fn hand_out(listener: &OwnedFd, secret: &Secret) -> Result<Option<u32>, Errno> {
-    let stream = socket::accept(listener)?;
-    match socket::peer_user(&stream) {
-        Some(user) if user == socket::own_user() => {
+    let stream = packet::accept(listener)?;
+    match packet::peer_user(&stream) {
+        Some(user) if user == packet::own_user() => {
             // The stream is new and has room. If it has none, the other end asks again.
-            let _ = socket::send(&stream, secret.as_bytes(), &[]);
+            let _ = packet::send(&stream, secret.as_bytes(), &[]);
             Ok(None)
         }
         user => Ok(user),
@@ -61,12 +61,12 @@ impl From<Errno> for AskError {
 
 /// Asks for the secret of the store at this address.
 pub(super) fn ask(address: SocketAddr, until: Nanos) -> Result<Secret, AskError> {
-    let stream = socket::dial(&name(address)).map_err(|errno| match errno {
+    let stream = packet::dial(&name(address)).map_err(|errno| match errno {
         Errno::CONNREFUSED => AskError::NotHandedOut,
         errno => errno.into(),
     })?;
-    match socket::peer_user(&stream) {
-        Some(user) if user == socket::own_user() => {}
+    match packet::peer_user(&stream) {
+        Some(user) if user == packet::own_user() => {}
         Some(user) => return Err(AskError::OtherUser(user)),
         None => return Err(AskError::System(io::ErrorKind::PermissionDenied.into())),
     }
@@ -74,7 +74,7 @@ pub(super) fn ask(address: SocketAddr, until: Nanos) -> Result<Secret, AskError>
     // One more than there should be, so that a longer word is seen.
     let mut told = [0; TAG_BYTES + 1];
     loop {
-        match socket::receive(&stream, &mut told) {
+        match packet::receive(&stream, &mut told) {
             Ok(packet) if packet.bytes == TAG_BYTES => return Ok(Secret::of_this_host(&told[..TAG_BYTES])),
             Ok(_) => return Err(AskError::System(io::ErrorKind::ConnectionAborted.into())),
             Err(ReceiveError::System(Errno::AGAIN | Errno::INTR)) => {

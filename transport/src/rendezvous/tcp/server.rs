@@ -23,9 +23,9 @@ use super::same_user;
 use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, Unproved};
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::{Nanos, now};
+use crate::control::packet;
 use crate::error::files_allowed;
 use crate::rendezvous::{OpenError, check};
-use crate::shm::socket;
 
 /// How long a connection may take to say who it is.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -386,7 +386,7 @@ impl Service {
             match same_user::hand_out(listener, &self.secret) {
                 Ok(None) => {}
                 Ok(Some(user)) => {
-                    let own = socket::own_user();
+                    let own = packet::own_user();
                     self.table.refuse(format!("a process of user {user}, this job is of user {own}"));
                 }
                 Err(errno) => return self.not_accepted(&errno.into()),

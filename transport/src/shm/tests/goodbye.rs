@@ -7,10 +7,10 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
-use super::super::socket::{ReceiveError, receive, send};
 use super::{PATIENCE, Station, pair};
 use crate::Rank;
 use crate::clock;
+use crate::control::packet::{ReceiveError, receive, send};
 use crate::device::{Address, Device, Event};
 
 /// Streams that end while they are read, unless the time is up before.

@@ -6,10 +6,10 @@ use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::super::frame::{Claim, FRAME_BYTES_MAX, Frame, PROTOCOL_VERSION, decode};
-use super::super::socket::{dial, parse, receive, send};
 use super::{PATIENCE, Station};
 use crate::auth::{Challenges, Side, challenge};
 use crate::clock;
+use crate::control::packet::{dial, parse, receive, send};
 use crate::device::{Device, Event, LossCause, ProtocolViolation};
 use crate::memory::{SEALS_FIXED_SIZE, sealed_file};
 use crate::region::{RegionKey, RemoteSlice};
