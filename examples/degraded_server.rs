@@ -10,10 +10,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pleach::collectives::packing::Rate;
 use pleach::collectives::simulate::wired::time;
-use pleach::collectives::topology::{LATENCY_NS, Topology};
-use pleach::collectives::wiring::Wiring;
+use pleach::packing::Rate;
+use pleach::packing::topology::{LATENCY_NS, Topology};
+use pleach::schedule::wiring::Wiring;
 use pleach::transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
 use pleach::{Algorithm, Collective, Group, Options, Rank, ReduceOp};
 

@@ -164,7 +164,7 @@ fn what_cannot_be_scheduled_is_a_usage_error_that_says_what_can() {
 }
 
 /// Two GPUs, each of which sums up its half and sends it back.
-const PAIR: &str = include_str!("../collectives/tests/msccl/pair.xml");
+const PAIR: &str = include_str!("../schedule/tests/msccl/pair.xml");
 
 #[test]
 fn an_msccl_algorithm_is_proved_or_refuted_like_a_schedule() {

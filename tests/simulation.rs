@@ -4,13 +4,13 @@
 use std::process::Command;
 
 use pleach::collectives::engine::CIRCLE_AFTER;
-use pleach::collectives::generate::{Access, Algorithm};
 use pleach::collectives::simulate::{
     Abort, CallPlan, Checker, Limits, Mismatch, Report, Sabotage, Scenario, TIMEOUT_FAR, run,
 };
-use pleach::collectives::{Collective, DataType};
+use pleach::schedule::generate::{Access, Algorithm};
 use pleach::transport::Nanos;
 use pleach::transport::sim::{Canary, Fault, FaultKinds, Faults, Network, Random};
+use pleach::{Collective, DataType};
 
 /// Fresh seeds in every test run.
 const FRESH_SEEDS: u64 = 150;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use pleach_collectives::packing::compare::{Comparison, Outcome};
+use pleach::packing::compare::{Comparison, Outcome};
 
 use crate::servers::{COLLECTIVES, Server, rate};
 use crate::targets::{Finding, as_f64, milliseconds};

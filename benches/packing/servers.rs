@@ -1,10 +1,10 @@
 //! Every allocation of a server: ours, Blink's strategy, rings.
 
-use pleach_collectives::Collective;
-use pleach_collectives::packing::allocations::{Allocation, allocations};
-use pleach_collectives::packing::compare::{Comparison, Outcome, compare as compare_strategies};
-use pleach_collectives::packing::{PackOptions, Rate, check, pack};
-use pleach_collectives::topology::{Topology, preset};
+use pleach::Collective;
+use pleach::packing::allocations::{Allocation, allocations};
+use pleach::packing::compare::{Comparison, Outcome, compare as compare_strategies};
+use pleach::packing::topology::{Topology, preset};
+use pleach::packing::{PackOptions, Rate, check, pack};
 
 use crate::targets::as_f64;
 

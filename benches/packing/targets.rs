@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use pleach_collectives::Collective;
-use pleach_collectives::packing::allocations::allocations;
-use pleach_collectives::packing::{PackOptions, Packing, check, pack};
-use pleach_collectives::topology::{LATENCY_NS, NodeId, Topology, preset};
+use pleach::Collective;
+use pleach::packing::allocations::allocations;
+use pleach::packing::topology::{LATENCY_NS, NodeId, Topology, preset};
+use pleach::packing::{PackOptions, Packing, check, pack};
 use pleach_transport::clock;
 
 /// Topologies, what is packed on each, and what is demanded.
@@ -230,7 +230,7 @@ impl Target {
 }
 
 /// A rate as a number to print.
-pub(crate) fn as_f64(rate: pleach_collectives::packing::Rate) -> f64 {
+pub(crate) fn as_f64(rate: pleach::packing::Rate) -> f64 {
     *rate.numer() as f64 / *rate.denom() as f64
 }
 

@@ -10,12 +10,12 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use pleach_collectives::Collective;
-use pleach_collectives::packing::Rate;
 use pleach_collectives::simulate::wired::time;
-use pleach_collectives::topology::source;
-use pleach_collectives::wiring::Wiring;
+use pleach_packing::Rate;
+use pleach_packing::topology::source;
+use pleach_schedule::wiring::Wiring;
 use pleach_transport::clock::now;
+use pleach_vocabulary::Collective;
 
 /// How much longer than bytes over bound a collective may take.
 const SLACK: f64 = 0.05;

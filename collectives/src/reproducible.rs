@@ -2,15 +2,15 @@
 //!
 //! A sum of floats depends on the order in which it is made, so without further care on the
 //! algorithm, and with it on the message size, the fabric and the number of ranks. All ranks always
-//! end with the same bits ([`verify`](crate::verify::verify) proves that); the levels of
+//! end with the same bits ([`verify`](pleach_schedule::verify::verify) proves that); the levels of
 //! [`Reproducible`] say in which *other* run of the program they are the same too.
 //!
 //! * [`Reproducible::PerWorldSize`] takes only schedules whose every result is one and the same
 //!   expression: the fold of all contributions from rank 0 to the last, in one pass
-//!   ([`Proof::folds_in_rank_order`](crate::verify::Proof)). The proof of each schedule is asked,
-//!   nothing is taken for granted about its generator. It costs the choice: with more than two
-//!   ranks `direct` is what is left, which moves no more bytes than the best but more messages, and
-//!   `exchange` for short parts; with two ranks it costs nothing.
+//!   ([`Proof::folds_in_rank_order`](pleach_schedule::verify::Proof)). The proof of each schedule
+//!   is asked, nothing is taken for granted about its generator. It costs the choice: with more
+//!   than two ranks `direct` is what is left, which moves no more bytes than the best but more
+//!   messages, and `exchange` for short parts; with two ranks it costs nothing.
 //! * [`Reproducible::Exact`] adds without rounding, in integers wide enough, and rounds once: the
 //!   correctly rounded sum (or average) of all contributions, whatever the number and order of
 //!   ranks. See `group/exact` for how and for the cost.
@@ -21,7 +21,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::collective::UnknownName;
+use pleach_vocabulary::UnknownName;
 
 /// Which results are the same bits again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

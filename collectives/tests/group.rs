@@ -15,9 +15,11 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::engine::{CIRCLE_AFTER, FaultKind};
-use pleach_collectives::{Algorithm, CollectiveError, Group, Options, Rank, ReduceOp};
+use pleach_collectives::{CollectiveError, Group, Options};
+use pleach_schedule::Algorithm;
 use pleach_transport::clock;
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
+use pleach_vocabulary::{Rank, ReduceOp};
 
 use blocks::{
     a_different_length_of_blocks_is_a_mismatch, a_rank_s_own_block_may_lie_at_its_place,
@@ -465,7 +467,7 @@ fn groups_find_out_which_ranks_are_neighbours_and_take_what_joins_them() {
 
 #[test]
 fn hierarchical_schedules_give_the_right_result_on_hosts_of_any_sizes() {
-    use pleach_collectives::Algorithm;
+    use pleach_schedule::Algorithm;
     for hosts in [&[0, 0, 1, 1][..], &[0, 1, 0, 1, 0], &[0, 0, 0, 1], &[0, 1, 1, 2]] {
         let ranks = hosts.len();
         on_hosts(hosts, |group| {

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_collectives::packing::{Certificate, Edge, Packing, Path, Rate, Tree};
-use pleach_collectives::select::SelectError;
 use pleach_collectives::simulate::wired::{TimeError, Timed, choose, time};
-use pleach_collectives::topology::{LATENCY_NS, Topology, preset};
-use pleach_collectives::wiring::Wiring;
-use pleach_collectives::{Algorithm, Collective, Rank};
+use pleach_packing::topology::{LATENCY_NS, Topology, preset};
+use pleach_packing::{Certificate, Edge, Packing, Path, Rate, Tree};
+use pleach_schedule::Algorithm;
+use pleach_schedule::select::SelectError;
+use pleach_schedule::wiring::Wiring;
+use pleach_vocabulary::{Collective, Rank};
 
 /// What the promise is for, in bytes of the whole.
 const BYTES: u64 = 256 << 20;

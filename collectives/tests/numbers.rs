@@ -3,11 +3,10 @@
 
 mod ranks;
 
-use pleach_collectives::{
-    Algorithm, Collective, CollectiveError, Element, F8E4M3, F8E5M2, Group, Options, ReduceOp, Reproducible,
-    bf16, f16,
-};
+use pleach_collectives::{CollectiveError, Element, F8E4M3, F8E5M2, Group, Options, Reproducible, bf16, f16};
+use pleach_schedule::Algorithm;
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::{Collective, ReduceOp};
 
 use ranks::with_group;
 

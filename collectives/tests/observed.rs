@@ -11,9 +11,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pleach_collectives::{Algorithm, Group, Options, Rank, ReduceOp, Report};
+use pleach_collectives::{Group, Options, Report};
+use pleach_schedule::Algorithm;
 use pleach_transport::clock;
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::{Rank, ReduceOp};
 use serde_json::Value;
 
 use ranks::{Folder, with_group, world};

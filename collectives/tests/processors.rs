@@ -3,9 +3,10 @@
 #[allow(dead_code)] // Not every test says where its ranks meet.
 mod ranks;
 
-use pleach_collectives::{Group, ReduceOp};
+use pleach_collectives::Group;
 use pleach_transport::processors::{Processors, current};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use ranks::with_group;
 

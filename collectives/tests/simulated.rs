@@ -7,9 +7,10 @@ use std::time::Duration;
 use pleach_collectives::call::{Counts, Descriptor};
 use pleach_collectives::engine::{Bytes, Plan, RunId};
 use pleach_collectives::simulate::Cluster;
-use pleach_collectives::{Access, Algorithm, Collective, DataType, HostMap, Rank, ReduceOp};
+use pleach_schedule::{Access, Algorithm, HostMap};
 use pleach_transport::sim::{FaultKinds, Faults, Network, Options};
 use pleach_transport::{Device, SharedMemory};
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 const TIMEOUT: Duration = Duration::from_secs(3600);
 

@@ -7,8 +7,9 @@ mod ranks;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use pleach_collectives::{Group, ReduceOp};
+use pleach_collectives::Group;
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use ranks::with_group;
 

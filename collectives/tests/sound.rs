@@ -10,18 +10,18 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::call::{Counts, CountsError, Descriptor};
-use pleach_collectives::collective::{Collective, DataType, ReduceOp};
 use pleach_collectives::compute::HostCompute;
-use pleach_collectives::cost::{CostModel, Platform};
 use pleach_collectives::engine::{Board, Bytes, StartError, cells};
-use pleach_collectives::generate::Access;
 use pleach_collectives::group::Connection;
 use pleach_collectives::simulate::Cluster;
 use pleach_collectives::{Group, Options};
+use pleach_schedule::cost::{CostModel, Platform};
+use pleach_schedule::generate::Access;
 use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::sim::{self, Network};
 use pleach_transport::{Address, Device, DeviceConfig, Event, HostMemory, Rank, SharedMemory, clock};
+use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

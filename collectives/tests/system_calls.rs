@@ -15,9 +15,10 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pleach_collectives::{Group, Rank, ReduceOp};
+use pleach_collectives::Group;
 use pleach_transport::clock;
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::{Rank, ReduceOp};
 
 use ranks::with_group;
 

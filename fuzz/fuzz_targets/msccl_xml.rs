@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pleach_collectives::schedule::msccl::import;
-use pleach_collectives::verify::verify;
+use pleach_schedule::msccl::import;
+use pleach_schedule::verify::verify;
 
 fuzz_target!(|text: &str| {
     if let Ok(schedule) = import(text) {

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pleach_collectives::Schedule;
-use pleach_collectives::verify::verify;
+use pleach_schedule::Schedule;
+use pleach_schedule::verify::verify;
 
 fuzz_target!(|text: &str| {
     if let Ok(schedule) = Schedule::parse(text) {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pleach_collectives::topology::{SourceOptions, file, parse};
+use pleach_packing::topology::{SourceOptions, file, parse};
 
 /// Of more parallel links only the sum is written.
 const COUNT_WRITTEN_MAX: u32 = 64;

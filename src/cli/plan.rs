@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pleach::collectives::packing::{PackOptions, Strategy, check, pack, pack_for};
-use pleach::collectives::topology::{Origin, SourceOptions, Topology, source_with};
-use pleach::collectives::{Collective, Rank};
+use pleach::packing::topology::{Origin, SourceOptions, Topology, source_with};
+use pleach::packing::{PackOptions, Strategy, check, pack, pack_for};
 use pleach::transport::clock;
+use pleach::{Collective, Rank};
 
 use super::CommandError;
 use super::bench::Size;

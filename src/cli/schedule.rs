@@ -2,8 +2,8 @@
 
 use std::io::{BufWriter, Write};
 
-use pleach::collectives::generate::{Access, Algorithm, generate};
-use pleach::collectives::{Collective, Rank};
+use pleach::schedule::generate::{Access, Algorithm, generate};
+use pleach::{Collective, Rank};
 
 use super::CommandError;
 

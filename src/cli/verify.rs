@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
-use pleach::collectives::schedule::msccl;
-use pleach::collectives::schedule::text::MAX_TEXT_BYTES;
-use pleach::collectives::verify::verify;
-use pleach::collectives::{Collective, Schedule};
+use pleach::Collective;
+use pleach::schedule::Schedule;
+use pleach::schedule::msccl;
+use pleach::schedule::text::MAX_TEXT_BYTES;
+use pleach::schedule::verify::verify;
 
 use super::CommandError;
 use super::schedule::collective;

@@ -56,18 +56,29 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
 /// Who may depend on whom among the crates of the workspace.
 const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("pleach-derive", &[]),
-    ("pleach-transport", &["pleach-derive"]),
-    ("pleach-collectives", &["pleach-derive", "pleach-transport"]),
+    ("pleach-vocabulary", &["pleach-derive"]),
+    ("pleach-transport", &["pleach-derive", "pleach-vocabulary"]),
+    ("pleach-packing", &["pleach-derive", "pleach-vocabulary"]),
+    ("pleach-schedule", &["pleach-derive", "pleach-packing", "pleach-vocabulary"]),
+    (
+        "pleach-collectives",
+        &["pleach-derive", "pleach-packing", "pleach-schedule", "pleach-transport", "pleach-vocabulary"],
+    ),
     ("pleach-graph-analyzer", &["pleach-transport"]),
     ("pleach-training", &["pleach-collectives", "pleach-graph-analyzer", "pleach-transport"]),
     ("pleach-exchange", &["pleach-collectives", "pleach-graph-analyzer", "pleach-transport"]),
     ("pleach-ffi", &["pleach-collectives", "pleach-transport"]),
-    ("pleach-micro", &["pleach-collectives", "pleach-transport"]),
+    (
+        "pleach-micro",
+        &["pleach-collectives", "pleach-packing", "pleach-schedule", "pleach-transport", "pleach-vocabulary"],
+    ),
     ("pleach-python", &["pleach-collectives", "pleach-transport"]),
     (
         "pleach",
         &[
             "pleach-transport",
+            "pleach-packing",
+            "pleach-schedule",
             "pleach-collectives",
             "pleach-graph-analyzer",
             "pleach-training",

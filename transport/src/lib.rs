@@ -49,7 +49,5 @@ pub use device::{
     SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
+pub use pleach_vocabulary::Rank;
 pub use region::{LentSlice, OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};
-
-/// A rank: the number of a process in its world, `0 .. world_size`.
-pub type Rank = u32;

@@ -25,12 +25,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use pleach_collectives::{Buffer, Group, Options, Pending, Rank, ReduceOp};
+use pleach_collectives::{Buffer, Group, Options, Pending};
 use pleach_transport::device::{Device, LossCause, Responder, Source, Submitted, Transfer, TransferId};
 use pleach_transport::rendezvous::{
     Fabric, FabricChoice, JoinOptions, Joined, Launcher, Rendezvous, World, join,
 };
 use pleach_transport::{Cells, Inline, Nanos, Notice, SharedMemory};
+use pleach_vocabulary::{Rank, ReduceOp};
 
 /// Counts that differ by less are the same.
 const TOLERANCE_PERCENT: u64 = 4;

@@ -8,8 +8,8 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pleach_collectives::compute::{Compute, HostCompute, Job};
-use pleach_collectives::{DataType, ReduceOp};
 use pleach_transport::Nanos;
+use pleach_vocabulary::{DataType, ReduceOp};
 
 const SIZES: [(&str, usize); 2] = [("cache", 256 << 10), ("memory", 32 << 20)];
 const TYPES: [DataType; 8] = [

@@ -3,10 +3,11 @@
 #![allow(missing_docs)] // criterion's macros
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
-use pleach_collectives::cost::Platform;
 use pleach_collectives::group::Planner;
-use pleach_collectives::verify::verify;
-use pleach_collectives::{Access, Algorithm, Collective, HostMap, generate, select};
+use pleach_schedule::cost::Platform;
+use pleach_schedule::verify::verify;
+use pleach_schedule::{Access, Algorithm, HostMap, generate, select};
+use pleach_vocabulary::Collective;
 
 const BYTES: usize = 1 << 20;
 

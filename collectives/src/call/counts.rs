@@ -7,9 +7,9 @@
 //! * *Each*: all parts are equally long. The length is in the signature that every notice carries.
 //! * *Listed*: every rank was given the same list. A digest of the list is in the signature.
 //! * *Paired*: a part is known to the rank that gives it and the one that gets it alone. Then no
-//!   other rank may touch it ([`Program::is_private`]), and nothing that all ranks must do alike
-//!   depends on any length: the schedule, the size of chunks and the class of banks are those of
-//!   parts of unknown length.
+//!   other rank may touch it (`Program::is_private` of the engine), and nothing that all ranks must
+//!   do alike depends on any length: the schedule, the size of chunks and the class of banks are
+//!   those of parts of unknown length.
 //!
 //! **Invariant:** no byte of a part is used, and none is written to a peer's slice, before the two
 //! have been compared. For *paired* counts it holds like this. A rank marks every notice to a peer
@@ -29,10 +29,10 @@
 use std::hash::Hasher;
 use std::sync::Arc;
 
+use pleach_schedule::digest::Hasher64;
+use pleach_vocabulary::{Collective, Rank};
+
 use super::Amount;
-use crate::Rank;
-use crate::collective::Collective;
-use crate::digest::Hasher64;
 
 /// Elements of the parts of a call. See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,7 +210,7 @@ impl Counts {
         let (given, taken): (usize, usize) = match self {
             Self::Each(_) => return Ok(()),
             Self::Listed(list) => {
-                let all = |parts: crate::Parts| sum(parts.iter().map(|part| list[part as usize]));
+                let all = |parts: pleach_vocabulary::Parts| sum(parts.iter().map(|part| list[part as usize]));
                 (all(collective.input_parts(rank, ranks)), all(collective.output_parts(rank, ranks)))
             }
             Self::Paired(paired) => (sum(paired.given.iter().copied()), sum(paired.taken.iter().copied())),

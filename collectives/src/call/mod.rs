@@ -9,8 +9,8 @@ pub mod counts;
 
 use std::fmt;
 
-use crate::Rank;
-use crate::collective::{Collective, DataType, ReduceOp};
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
+
 use counts::Between;
 pub use counts::{Counts, CountsError, Paired};
 

@@ -279,10 +279,11 @@ fn combined_in_half<F: Format, O: Arithmetic>(a: x86::__m512i, b: x86::__m512i) 
 
 #[cfg(test)]
 mod tests {
+    use pleach_vocabulary::{DataType, ReduceOp};
+
     use super::super::convert::{from_f8e4m3, from_f8e5m2, to_f8e4m3, to_f8e5m2};
     use super::super::{Instructions, oracle};
     use super::*;
-    use crate::collective::{DataType, ReduceOp};
 
     /// All instructions but those that do without this file.
     fn with_halves() -> impl Iterator<Item = Instructions> {

@@ -9,7 +9,7 @@ use super::element::{And, Bf16, Element, F16, Max, Min, Operation, Or, Prod, Sho
 use super::halves::{self, Arithmetic, Format};
 #[cfg(target_arch = "x86_64")]
 use super::{f16c, pairs};
-use crate::collective::ReduceOp;
+use pleach_vocabulary::ReduceOp;
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

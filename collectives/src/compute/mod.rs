@@ -31,8 +31,7 @@ use std::sync::Arc;
 
 use pleach_transport::cuda::CudaError;
 use pleach_transport::{Memory, Nanos, Space};
-
-use crate::collective::{DataType, ReduceOp};
+use pleach_vocabulary::{DataType, ReduceOp};
 
 mod convert;
 pub mod cuda;

@@ -1,9 +1,9 @@
 //! What a reduction must give, one element after the other and with none of the kernels' code.
 
 use half::{bf16, f16};
+use pleach_vocabulary::{DataType, ReduceOp};
 
 use super::{F8E4M3, F8E5M2};
-use crate::collective::{DataType, ReduceOp};
 
 /// What is asked for.
 #[derive(Clone, Copy)]

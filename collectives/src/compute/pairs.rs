@@ -201,9 +201,10 @@ by_pairs!(
 
 #[cfg(test)]
 mod tests {
+    use pleach_vocabulary::ReduceOp;
+
     use super::super::convert::{from_bf16, to_bf16};
     use super::super::kernel::Instructions;
-    use crate::collective::ReduceOp;
 
     /// Infinities, NaNs of both kinds, zeros, subnormal numbers, and others on the way.
     const OTHERS: [u16; 12] =

@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use pleach_transport::Nanos;
-use pleach_transport::Rank;
 use pleach_transport::sim::{AccessKind, Random, World};
+use pleach_transport::{Nanos, Rank};
 
 use super::{Compute, HostCompute, Job};
 

@@ -5,9 +5,9 @@
 use std::hint::black_box;
 
 use pleach_transport::{HostMemory, Memory, Nanos, clock};
+use pleach_vocabulary::{DataType, ReduceOp};
 
 use super::{Compute, HostCompute, Instructions, Job};
-use crate::collective::{DataType, ReduceOp};
 
 /// Each is measured this often, in turn with the others, beginning with another one each time; the
 /// median counts.

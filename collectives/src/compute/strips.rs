@@ -6,10 +6,11 @@
 //! stored was read from every source before, which makes destinations that are sources come out
 //! right.
 
+use pleach_vocabulary::DataType;
+
 use super::Job;
 use super::element::{Bf16, E4M3, E5M2, Element, F16, Short};
 use super::kernel::{Conversion, Instructions, Kernel};
-use crate::collective::DataType;
 
 /// Bytes of a strip: the fold and two widened sources fit the first-level cache beside what streams
 /// through it.

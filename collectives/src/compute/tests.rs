@@ -1,10 +1,10 @@
 //! Every kernel against the oracle, bit for bit.
 
+use pleach_transport::Nanos;
+use pleach_vocabulary::{DataType, ReduceOp};
 use proptest::prelude::*;
 
 use super::{Compute, F8E4M3, F8E5M2, HostCompute, Instructions, Job, SLICE_BYTES, oracle};
-use crate::collective::{DataType, ReduceOp};
-use pleach_transport::Nanos;
 
 /// Where destinations are.
 #[derive(Clone, Copy, Debug)]

@@ -42,12 +42,12 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use pleach_schedule::generate::RANKS_MAX;
 use pleach_transport::Nanos;
+use pleach_vocabulary::Rank;
 
 use super::fault::Fault;
 use super::message::{Reader, Writer};
-use crate::Rank;
-use crate::generate::RANKS_MAX;
 
 /// How long a told peer may say nothing until it counts as gone.
 pub(super) const ANSWER_TIME: Duration = Duration::from_millis(100);

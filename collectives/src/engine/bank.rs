@@ -6,6 +6,8 @@
 //! the same banks, because assignment depends on the sequence of calls alone (and where the
 //! sequences differ, signatures differ before anything is used).
 
+use pleach_schedule::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
+use pleach_schedule::generate::packed::{Pace, cells_of_pair_max};
 use pleach_transport::Rank;
 
 use super::at::{LANES_MAX, STEPS_MAX, WINDOW_MAX};
@@ -13,8 +15,6 @@ use super::header::INLINE_DATA_BYTES;
 use super::layout::{ALIGN_BYTES, longest_block};
 use super::program::Program;
 use super::stream::Stream;
-use crate::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
-use crate::generate::packed::{Pace, cells_of_pair_max};
 
 /// Cells before this one tell credits: see [`super::credit`].
 pub(super) const FIRST_CELL: u32 = 2;

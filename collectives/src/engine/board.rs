@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::{LossCause, RemoteSlice, Responder};
-
-use crate::Rank;
+use pleach_vocabulary::Rank;
 
 use super::agreement::Agreement;
 use super::bank::EAGER_BANKS;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::Nanos;
+use pleach_vocabulary::Rank;
 
 use super::at::RUNS_MAX;
 use super::bank::{Bank, MessageBanks};
@@ -16,7 +17,6 @@ use super::plan::Plan;
 use super::run::{Parameters, Run};
 use super::stream::Stream;
 use super::{Engine, Phase, QUERY_AFTER, RunId, SlotOfRun, StartError, State};
-use crate::Rank;
 use crate::call::{self, Counts};
 
 /// Where the engine notes its runs for those who ask: on the board, of which it keeps what it

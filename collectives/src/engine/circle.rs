@@ -16,14 +16,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use pleach_transport::Nanos;
+use pleach_vocabulary::{Collective, Rank};
 
 use super::fault::{Fault, FaultKind};
 use super::message::{Blocked, Message, Standing};
 use super::stream::Stream;
 use super::{Engine, Phase, RunId, State};
-use crate::Rank;
 use crate::call::Descriptor;
-use crate::collective::Collective;
 
 /// How long a circle has to last until it is an error.
 pub const CIRCLE_AFTER: Duration = Duration::from_millis(30);

@@ -6,12 +6,10 @@ use std::fmt;
 use std::time::Duration;
 
 use pleach_transport::LossKind;
-
-use crate::Rank;
+use pleach_vocabulary::{Collective, Rank};
 
 use super::message::{Reader, Writer};
 use crate::call::{DESCRIPTOR_WORDS, Descriptor};
-use crate::collective::Collective;
 
 /// Longest text in a fault, in bytes; longer ones are cut.
 const TEXT_BYTES_MAX: usize = 240;
@@ -255,9 +253,10 @@ impl fmt::Display for Fault {
 
 #[cfg(test)]
 mod tests {
+    use pleach_vocabulary::{DataType, ReduceOp};
+
     use super::*;
     use crate::call::Amount;
-    use crate::collective::{DataType, ReduceOp};
 
     #[test]
     fn ranks_that_send_to_each_other_are_told_to_start_one_message_and_others_to_call_the_same() {

@@ -69,10 +69,10 @@ mod tests {
     use pleach_transport::cuda::CudaError;
     use pleach_transport::sim::{Network, Options};
     use pleach_transport::{HostMemory, Slice};
+    use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
     use super::*;
     use crate::call::{Amount, Counts, Descriptor};
-    use crate::collective::{Collective, DataType, ReduceOp};
     use crate::engine::Bytes;
     use crate::simulate::Cluster;
 

@@ -1,11 +1,11 @@
 //! What a run stands on, and how it looks at what came.
 
 use pleach_transport::{Cells, Device, Nanos, RemoteSlice, Slice};
+use pleach_vocabulary::Rank;
 
 use super::credit::Credits;
 use super::header::Header;
 use super::stream::Stream;
-use crate::Rank;
 use crate::compute::Compute;
 
 /// Told what a rank acts on; for checkers.

@@ -8,10 +8,13 @@
 //! | 2, 3 | key and offset of the sender's input, zero: in scratch. Or the first half of the data |
 //! | 4, 5 | key and offset of the sender's output, zero: in scratch. Or the second half of the data |
 
-use crate::observe::scale::{step_above, step_ns};
 use pleach_transport::{CELL_PAYLOAD_BYTES, Inline, RegionKey};
 
 use super::address::DataWords;
+use crate::observe::scale::{step_above, step_ns};
+
+/// What schedules are priced by is what a cell carries.
+const _: () = assert!(CELL_PAYLOAD_BYTES == pleach_schedule::cost::INLINE_BYTES_MAX);
 
 /// Bytes of data that fit beside the header, where the schedule exposes no slices.
 pub(super) const INLINE_DATA_BYTES: usize = CELL_PAYLOAD_BYTES - HEADER_BYTES;

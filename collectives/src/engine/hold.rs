@@ -6,10 +6,11 @@
 //! steps, with which it is settled no more. So is a lane that was ahead of the others when these
 //! have caught up.
 
+use pleach_vocabulary::Rank;
+
 use super::ground::Ground;
 use super::plan::Plan;
 use super::run::Run;
-use crate::Rank;
 
 /// What a chunk under way waits for, as far as that was seen when it was looked at last.
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pleach_transport::sim::{Network, Options};
 use pleach_transport::{Inline, Notice, Responder, SharedMemory};
+use pleach_vocabulary::{Collective, DataType, ReduceOp};
 use proptest::prelude::*;
 
 use super::bank::FIRST_CELL;
@@ -13,7 +14,6 @@ use super::fault::Fault;
 use super::header::{Header, Landing};
 use super::{Bytes, RunId};
 use crate::call::{Amount, Counts, Descriptor};
-use crate::collective::{Collective, DataType, ReduceOp};
 use crate::simulate::Cluster;
 
 /// Several chunks, so that most of them do not begin where their part does.

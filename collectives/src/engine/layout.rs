@@ -1,9 +1,10 @@
 //! Where blocks and chunks are, for given numbers of elements.
 
+use pleach_schedule::Part;
+use pleach_vocabulary::Parts;
+
 use super::program::{PlaceAt, Program};
 use crate::call::{Counts, CountsError};
-use crate::parts::Parts;
-use crate::schedule::Part;
 
 /// Block boundaries are multiples of this many bytes within their part, and chunk boundaries within
 /// their block, so that no two ranks write one cache line.
@@ -161,7 +162,7 @@ impl Layout {
     }
 
     /// Where in this rank's input and output the landings begin that it tells a peer, in bytes.
-    pub(super) fn landing_starts(&self, peer: crate::Rank) -> (u64, u64) {
+    pub(super) fn landing_starts(&self, peer: pleach_vocabulary::Rank) -> (u64, u64) {
         match &self.lengths {
             Lengths::Each { .. } | Lengths::Listed { .. } => (0, 0),
             Lengths::Paired { given, taken } => (given[peer as usize] as u64, taken[peer as usize] as u64),
@@ -191,7 +192,7 @@ fn parts(program: &Program, place: PlaceAt) -> Parts {
 }
 
 /// Who gives a part and who gets it, of a program that was checked to have such parts.
-fn ends(program: &Program, part: u32) -> (crate::Rank, crate::Rank) {
+fn ends(program: &Program, part: u32) -> (pleach_vocabulary::Rank, pleach_vocabulary::Rank) {
     program.collective.ends(part, program.ranks).expect("checked when the call was accepted")
 }
 

@@ -2,10 +2,10 @@
 //! checked, every text has a limit, and what does not decode is ignored.
 
 use pleach_transport::{RegionKey, RemoteSlice};
+use pleach_vocabulary::Rank;
 
 use super::agreement::Claim;
 use super::stream::Stream;
-use crate::Rank;
 use crate::call::DESCRIPTOR_WORDS;
 
 /// Builds a message.

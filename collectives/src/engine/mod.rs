@@ -86,7 +86,8 @@ pub use ground::Witness;
 pub use plan::{Plan, PlanError};
 pub use program::Program;
 
-use crate::Rank;
+use pleach_vocabulary::Rank;
+
 use crate::call::CountsError;
 use crate::compute::{Compute, ComputeError, Job};
 use crate::observe::Observations;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use pleach_transport::Nanos;
+use pleach_vocabulary::Rank;
 
 use super::at::At;
 use super::ground::Ground;
@@ -12,7 +13,6 @@ use super::plan::Plan;
 use super::program::OpProgram;
 use super::run::{Run, Site};
 use super::{Board, Engine};
-use crate::Rank;
 use crate::observe::{Failure, Flight, Observations, Report, Unfinished};
 
 /// Steps ahead of a lane that are looked at for notices that have come already.

@@ -18,12 +18,13 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use pleach_vocabulary::Rank;
+
 use super::at::At;
 use super::ground::Ground;
 use super::plan::Plan;
 use super::program::{OpProgram, PutProgram};
 use super::run::{Issue, Run, Site, Trouble};
-use crate::Rank;
 
 /// So many puts may be under way to a peer however long they are: one more than its link carries at
 /// a time.

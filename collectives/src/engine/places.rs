@@ -1,6 +1,8 @@
 //! Where the places of a run are: in the caller's slices, in scratch, at a peer.
 
+use pleach_schedule::Part;
 use pleach_transport::{MapError, Mapped, RegionKey, RemoteSlice, Slice, Space};
+use pleach_vocabulary::Rank;
 
 use super::address::Address;
 use super::bytes::Bytes;
@@ -9,8 +11,6 @@ use super::header::Landing;
 use super::plan::Plan;
 use super::program::{NO_SLOT, PlaceAt, PutProgram};
 use super::run::{Parameters, Run, Site, Trouble};
-use crate::Rank;
-use crate::schedule::Part;
 
 impl Run {
     /// The registered bytes to put: in place, or copied to the bounce slot first, unless who

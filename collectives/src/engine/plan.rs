@@ -3,6 +3,9 @@
 
 use std::sync::Arc;
 
+use pleach_schedule::generate::packed::Pace;
+use pleach_vocabulary::Rank;
+
 use super::bank::{self, Class, TooLarge};
 use super::bytes::Bytes;
 use super::header::INLINE_DATA_BYTES;
@@ -11,9 +14,7 @@ use super::message::Record;
 use super::program::{OpProgram, Program};
 use super::short::Short;
 use super::stream::Stream;
-use crate::Rank;
 use crate::call::{Counts, CountsError, Descriptor};
-use crate::generate::packed::Pace;
 use crate::observe::Shape;
 
 /// A program for so many elements of a type, reduced by an operation. See the module.
@@ -213,15 +214,16 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use pleach_packing::topology::preset;
+    use pleach_schedule::cost::Platform;
+    use pleach_schedule::generate::{Access, Algorithm};
+    use pleach_schedule::verify::verify;
+    use pleach_schedule::wiring::Wiring;
+    use pleach_vocabulary::{Collective, DataType, ReduceOp};
+
     use super::*;
     use crate::call::counts::CALL_BYTES_MAX;
-    use crate::collective::{Collective, DataType, ReduceOp};
-    use crate::cost::Platform;
-    use crate::generate::{Access, Algorithm};
     use crate::group::Planner;
-    use crate::topology::preset;
-    use crate::verify::verify;
-    use crate::wiring::Wiring;
 
     #[test]
     fn trees_of_all_weights_have_as_many_chunks_each_no_longer_than_the_scratch_of_its_own() {
@@ -260,7 +262,8 @@ mod tests {
     }
     #[test]
     fn counts_of_more_bytes_than_there_are_addresses_are_refused() {
-        let group = crate::generate(Collective::Gather { root: 0 }, &Algorithm::Direct, 3, Access::Put);
+        let group =
+            pleach_schedule::generate(Collective::Gather { root: 0 }, &Algorithm::Direct, 3, Access::Put);
         let proof = verify(group.expect("there is one")).expect("it is right");
         let program = Arc::new(Program::new(&proof, 1, "direct"));
         let counts =

@@ -94,9 +94,9 @@ mod tests {
     use std::time::Duration;
 
     use pleach_transport::sim::{Fault, Network, Options};
+    use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
     use crate::call::{Amount, Counts, Descriptor};
-    use crate::collective::{Collective, DataType, ReduceOp};
     use crate::engine::{Address, Bytes, RunId};
     use crate::simulate::{Cluster, Member};
 

@@ -9,12 +9,12 @@
 
 use std::collections::BTreeMap;
 
+use pleach_schedule::generate::packed::Pace;
+use pleach_schedule::verify::Proof;
+use pleach_schedule::{BlockId, Cell, Op, Part, Place, Schedule};
+use pleach_vocabulary::{Collective, Rank};
+
 use super::slots::{Slots, bounces, most_units, size_by_share};
-use crate::Rank;
-use crate::collective::Collective;
-use crate::generate::packed::Pace;
-use crate::schedule::{BlockId, Cell, Op, Part, Place, Schedule};
-use crate::verify::Proof;
 
 /// What one rank runs. Independent of the number of elements, their type and the operation.
 #[derive(Debug)]
@@ -189,7 +189,7 @@ impl Program {
         let mut cuts = cuts(proof.schedule());
         size_by_share(proof.schedule(), &mut cuts);
         let mut program = Self::of(proof, rank, algorithm, cuts);
-        let mut hasher = crate::digest::Hasher64::default();
+        let mut hasher = pleach_schedule::digest::Hasher64::default();
         std::hash::Hash::hash(&(program.schedule_hash, pace), &mut hasher);
         program.schedule_hash = std::hash::Hasher::finish(&hasher);
         program.pace = Some(pace);
@@ -357,7 +357,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn lane(&mut self, lane_number: usize, lane: &crate::schedule::Lane) {
+    fn lane(&mut self, lane_number: usize, lane: &pleach_schedule::Lane) {
         let first_step = self.steps.len() as u32;
         for (step_number, step) in lane.steps.iter().enumerate() {
             let after = self.after.len() as u32;
@@ -414,7 +414,7 @@ impl Builder<'_> {
 /// FNV-1a over the schedule's words: equal on all ranks for equal schedules.
 fn hash_schedule(schedule: &Schedule) -> u64 {
     use std::hash::{Hash, Hasher};
-    let mut hasher = crate::digest::Hasher64::default();
+    let mut hasher = pleach_schedule::digest::Hasher64::default();
     format!("{}", schedule.collective).hash(&mut hasher);
     (schedule.window, schedule.single_chunk).hash(&mut hasher);
     schedule.blocks.hash(&mut hasher);

@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use pleach_transport::{MapError, Mapped, SubmitError, TransferId};
+use pleach_vocabulary::Rank;
 
 use super::address::advance;
 use super::at::At;
@@ -26,7 +27,6 @@ use super::plan::{LanePlan, Plan};
 use super::program::{LaneProgram, OpProgram};
 use super::short::Progress;
 use super::stream::Stream;
-use crate::Rank;
 use crate::compute::Job;
 
 /// Why a run cannot go on.

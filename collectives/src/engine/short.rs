@@ -16,7 +16,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_schedule::Part;
 use pleach_transport::{Inline, Mapped, Nanos, Notice};
+use pleach_vocabulary::Rank;
 
 use super::address::{Address, DATA_WORDS, advance};
 use super::at::NOBODY;
@@ -31,10 +33,8 @@ use super::run::Parameters;
 use super::step::{add_destination, divisor, prepare};
 use super::stream::Stream;
 use super::{Engine, LOOKS, Phase, RunId, StartError, State};
-use crate::Rank;
 use crate::call::Descriptor;
 use crate::compute::Job;
-use crate::schedule::Part;
 
 /// How often a run on the short way looks for its peers' notices, each time up to [`super::LOOKS`]
 /// times in a row: some microseconds.

@@ -10,9 +10,10 @@
 
 use std::collections::BTreeMap;
 
+use pleach_schedule::{BlockId, Op, Part, Place, Schedule};
+use pleach_vocabulary::Rank;
+
 use super::program::{Cut, NO_SLOT, PlaceAt};
-use crate::Rank;
-use crate::schedule::{BlockId, Op, Part, Place, Schedule};
 
 /// Units of scratch that a chunk of the largest block takes, where chunks of blocks differ in
 /// length.
@@ -123,7 +124,7 @@ pub(super) fn size_by_share(schedule: &Schedule, cuts: &mut [Cut]) {
 /// The units of scratch of the rank that has most. Bounce slots are the own rank's affair, but the
 /// size of a bank must be the same everywhere.
 pub(super) fn most_units(schedule: &Schedule, slots: &Slots, cuts: &[Cut]) -> u32 {
-    let bounces = |lane: &crate::schedule::Lane| {
+    let bounces = |lane: &pleach_schedule::Lane| {
         let puts = lane.steps.iter().filter(|step| bounces(&step.op)).count() as u32;
         puts * cuts[lane.block as usize].size
     };

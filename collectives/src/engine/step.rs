@@ -1,6 +1,7 @@
 //! What the steps of a run do: wait, notify, put, reduce.
 
 use pleach_transport::{Inline, Notice, Source, Space, SubmitError, Submitted, Transfer};
+use pleach_vocabulary::{DataType, Rank, ReduceOp};
 
 use super::address::{Address, advance};
 use super::at::NOBODY;
@@ -10,9 +11,7 @@ use super::plan::Plan;
 use super::program::{PlaceAt, Program, PutProgram};
 use super::run::{Issue, Parameters, Run, Site, Trouble};
 use super::stream::Stream;
-use crate::Rank;
 use crate::call::Descriptor;
-use crate::collective::{DataType, ReduceOp};
 use crate::compute::Job;
 
 impl Run {

@@ -1,7 +1,6 @@
 //! Sequences of runs: a call belongs to one of them, and runs are numbered in each.
 
-use crate::Rank;
-use crate::collective::Collective;
+use pleach_vocabulary::{Collective, Rank};
 
 /// Which sequence of runs: the collectives of the group, or the messages from one rank to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

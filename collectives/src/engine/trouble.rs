@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{LossKind, MapError, Nanos, SubmitError, TransferError, TransferId, last_resort};
+use pleach_vocabulary::Rank;
 
 use super::agreement::{Look, Talk};
 use super::at::run_of;
@@ -18,7 +19,6 @@ use super::{
     Asked, COMPUTE_END_LIMIT, DOUBT_TIME, Engine, FLOOD_TIME, FLOOD_TIME_EXPELLED, Phase, QUERY_AFTER,
     QUERY_INTERVAL_MAX, SEVER_LIMIT, SILENT_AFTER, State, Times,
 };
-use crate::Rank;
 
 impl Engine {
     pub(super) fn transfer_failed(&mut self, id: TransferId, error: &TransferError, now: Nanos) {

@@ -1,13 +1,13 @@
 //! Where a run is, and whom it waits for: for those who ask.
 
 use pleach_transport::Cells;
+use pleach_vocabulary::Rank;
 
 use super::at::At;
 use super::credit::Credits;
 use super::header::Header;
 use super::program::{OpProgram, PutProgram};
 use super::run::{Run, Site};
-use crate::Rank;
 
 /// What this rank has of its peers, also what no run has looked at yet.
 pub(super) struct Heard<'a> {

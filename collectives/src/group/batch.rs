@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pleach_transport::{SharedMemory, Slice, Space};
+use pleach_vocabulary::{Rank, ReduceOp};
 
 use super::Group;
 use super::data::{Buffer, Data, DataMut, Element, destination};
@@ -21,8 +22,6 @@ use super::fused::{
     self, Entry, FUSED_BYTES_MAX, Kind, STAGING_BYTES_MAX, STAGING_BYTES_MIN, Work, expect_meaning, fused,
 };
 use super::operation::Operation;
-use crate::Rank;
-use crate::collective::ReduceOp;
 
 /// Operations that are carried out together by [`Batch::run`]. Results are those of the same calls
 /// one by one in the order in which they were added; where the group is not

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use pleach_transport::Slice;
+use pleach_vocabulary::ReduceOp;
 
 use super::Group;
 use super::batch::{Alone, Job, bytes_of, keep_staging, take_staging};
@@ -18,7 +19,6 @@ use super::fused::{self, RUNS_AT_ONCE};
 use super::operation::Operation;
 use super::pending::{Completion, Pending, PendingError, Started};
 use super::unwinding::without_unwinding;
-use crate::collective::ReduceOp;
 use crate::engine::RunId;
 
 /// Operations that were started.

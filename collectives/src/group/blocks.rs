@@ -1,12 +1,12 @@
 //! Calls that move blocks between ranks: gather, scatter, all-to-all.
 
+use pleach_vocabulary::{Collective, Rank};
+
 use super::Group;
 use super::data::{Data, DataMut, Element, OwnedData, destination, source};
 use super::error::CollectiveError;
 use super::operation::{Operation, moving};
 use super::pending::Started;
-use crate::Rank;
-use crate::collective::Collective;
 use crate::engine::Bytes;
 
 impl Group {

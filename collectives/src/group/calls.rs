@@ -1,12 +1,12 @@
 //! Calls that wait for their result: reductions, broadcast, all-gather, barrier, messages.
 
+use pleach_vocabulary::{Collective, Rank, ReduceOp};
+
 use super::Group;
 use super::data::{Data, DataMut, Element, destination, source};
 use super::error::CollectiveError;
 use super::operation::{barrier_operation, operation};
-use crate::Rank;
 use crate::call::Counts;
-use crate::collective::{Collective, ReduceOp};
 
 impl Group {
     /// Replaces every rank's `data` by the reduction of all of them.

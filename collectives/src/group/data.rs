@@ -11,9 +11,9 @@ use std::ops::{Deref, DerefMut, Range};
 
 use half::{bf16, f16};
 use pleach_transport::Slice;
+use pleach_vocabulary::DataType;
 
 use super::summary::Summary;
-use crate::collective::DataType;
 use crate::compute::{F8E4M3, F8E5M2, Scale};
 use crate::engine::{Address, Bytes};
 

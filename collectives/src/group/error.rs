@@ -4,17 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_schedule::select::SelectError;
+use pleach_schedule::verify::Violation;
 use pleach_transport::cuda::CudaError;
 use pleach_transport::memory::remedy;
 use pleach_transport::rendezvous::StoreError;
 use pleach_transport::{Rank, RegisterError, Space};
+use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
 use crate::call::CountsError;
-use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::ComputeError;
 use crate::engine::{EngineError, Fault, PlanError, StartError, TooLarge};
-use crate::select::SelectError;
-use crate::verify::Violation;
 
 /// Why a group could not be made.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]

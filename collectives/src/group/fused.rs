@@ -9,13 +9,12 @@
 use std::collections::VecDeque;
 
 use pleach_transport::Space;
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use super::Group;
 use super::error::CollectiveError;
 use super::operation::Operation;
-use crate::Rank;
 use crate::call::Counts;
-use crate::collective::{Collective, DataType, ReduceOp};
 use crate::engine::Bytes;
 
 /// Longest data that are fused, in bytes; beyond, two copies cost more than a call. Measured over

@@ -7,6 +7,7 @@
 use std::marker::PhantomData;
 
 use pleach_transport::cuda::Stream;
+use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
 use super::Group;
 use super::data::Element;
@@ -17,8 +18,6 @@ use super::gpu_flight::{GpuFlight, GpuPart};
 use super::gpu_operation::GpuOperation;
 use super::on_stream::{Before, OnStream};
 use super::pending::{Pending, PendingError, Started};
-use crate::Rank;
-use crate::collective::{Collective, ReduceOp};
 
 /// Operations on GPU memory that are carried out together by [`GpuBatch::run`], after the earlier
 /// work of the stream that the batch was made with. Results are those of the same calls one by one

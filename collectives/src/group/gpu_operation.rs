@@ -1,16 +1,14 @@
 //! Operations on a GPU's memory as data.
 
 use pleach_transport::cuda::{CudaError, ForeignMemory};
+use pleach_vocabulary::{Collective, Parts, Rank, ReduceOp};
 
 use super::Group;
 use super::data::Element;
 use super::error::CollectiveError;
 use super::gpu::GpuBuffer;
 use super::operation::{self, Operation};
-use crate::Rank;
-use crate::collective::{Collective, ReduceOp};
 use crate::engine::Bytes;
-use crate::parts::Parts;
 
 /// An operation, and what somebody may free before it begins.
 pub(super) struct GpuOperation {

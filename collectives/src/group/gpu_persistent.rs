@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use pleach_transport::cuda::Stream;
+use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
 use super::Group;
 use super::data::Element;
@@ -15,8 +16,6 @@ use super::gpu::GpuBuffer;
 use super::gpu_operation::GpuOperation;
 use super::on_stream::OnStream;
 use super::pending::{PendingError, Started};
-use crate::Rank;
-use crate::collective::{Collective, ReduceOp};
 use crate::engine::Plan;
 
 /// A collective on GPU memory that is planned and can be run as often as wanted, each time in the

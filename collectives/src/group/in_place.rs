@@ -6,14 +6,14 @@
 
 use std::ops::Range;
 
+use pleach_vocabulary::{Collective, Rank, ReduceOp};
+
 use super::Group;
 use super::data::{DataMut, Element, OwnedData, destination, part};
 use super::error::CollectiveError;
 use super::operation::{Operation, expect_length, moving};
 use super::pending::Started;
-use crate::Rank;
 use crate::call::Counts;
-use crate::collective::{Collective, ReduceOp};
 use crate::engine::Bytes;
 
 impl Group {

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_packing::topology::Topology;
+use pleach_schedule::choices::ChoicesError;
+use pleach_schedule::cost::{CostModel, Platform};
+use pleach_schedule::generate::Access;
+use pleach_schedule::hosts::HostMap;
+use pleach_schedule::wiring::{Wiring, topology_digest};
 use pleach_transport::cuda::{CudaMemory, Gpu, GpuId};
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
 use pleach_transport::{Device, Rank, Space};
 
 use super::{Connection, Group, GroupError, Options};
-use crate::choices::ChoicesError;
 use crate::compute::cuda::{CudaCompute, Staging};
 use crate::compute::{Compute, ComputeError, HostCompute};
-use crate::cost::{CostModel, Platform};
 use crate::engine::{Board, cells};
-use crate::generate::Access;
-use crate::hosts::HostMap;
-use crate::topology::Topology;
-use crate::wiring::{Wiring, topology_digest};
 
 /// Why a group was not joined.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -137,13 +137,11 @@ impl Reach {
     /// What schedules are chosen by: kernels do not reach what peers map of the host's memory, so
     /// that is put.
     fn platform(self, joined: &Joined) -> Platform {
-        let platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
-        match self {
-            Self::Host | Self::Mapped => platform,
-            Self::Put | Self::Staged => {
-                Platform { access: Access::Put, near: CostModel::LOOPBACK, ..platform }
-            }
+        let mut platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
+        if matches!(self, Self::Put | Self::Staged) {
+            (platform.access, platform.near) = (Access::Put, CostModel::LOOPBACK);
         }
+        platform
     }
 
     /// Who computes on that memory.
@@ -233,9 +231,9 @@ fn memory(space: Space) -> &'static str {
 fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     let ranks = hosts.len() as u32;
     let maps = matches!(fabric, Fabric::Shm | Fabric::Hybrid | Fabric::HybridVerbs);
-    let platform = Platform::over(fabric, if maps { HostMap::new(hosts) } else { HostMap::one(ranks) });
+    let mut platform = Platform::over(fabric, if maps { HostMap::new(hosts) } else { HostMap::one(ranks) });
     if fabric == Fabric::Tcp && ranks_here == ranks {
-        return Platform { near: CostModel::LOOPBACK, far: CostModel::LOOPBACK, ..platform };
+        (platform.near, platform.far) = (CostModel::LOOPBACK, CostModel::LOOPBACK);
     }
     platform
 }

@@ -76,14 +76,14 @@ pub use progress::Progress;
 pub use rewire::SetTopologyError;
 pub use split::SplitError;
 
-use crate::Rank;
-use crate::choices::Table;
-use crate::collective::{Collective, DataType, ReduceOp};
+use pleach_schedule::choices::Table;
+use pleach_schedule::cost::Platform;
+use pleach_schedule::generate::{Access, Algorithm, Way};
+use pleach_schedule::hosts::HostMap;
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
+
 use crate::compute::{Compute, ComputeError};
-use crate::cost::Platform;
 use crate::engine::{Board, Engine};
-use crate::generate::{Access, Algorithm, Way};
-use crate::hosts::HostMap;
 use crate::reproducible::Reproducible;
 use driver::{Core, Driver};
 use exact::Exact;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use pleach_transport::clock;
+use pleach_vocabulary::Rank;
 
 use super::driver::Driver;
 use super::{Group, GroupError, Options};
-use crate::Rank;
 use crate::engine::Board;
 use crate::observe::{Observations, Observe, Recorder, Report, Server, Trace};
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use pleach_transport::clock;
 use pleach_transport::cuda::{CudaError, ForeignMemory, Mark, Stream};
+use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
 use super::Group;
 use super::data::Element;
@@ -22,8 +23,6 @@ use super::gpu::GpuBuffer;
 use super::gpu_operation::GpuOperation;
 use super::operation::Operation;
 use super::pending::Started;
-use crate::Rank;
-use crate::collective::{Collective, ReduceOp};
 use crate::engine::{Gate, Plan};
 
 /// How often a blocking call that waits for a stream looks at it while it carries on what else the

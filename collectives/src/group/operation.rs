@@ -2,13 +2,12 @@
 //! checked.
 
 use pleach_transport::Space;
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use super::Group;
 use super::data::{Buffer, Data, DataMut, Element, destination, first_of, source};
 use super::error::CollectiveError;
-use crate::Rank;
 use crate::call::Counts;
-use crate::collective::{Collective, DataType, ReduceOp};
 use crate::engine::{Bytes, Gate};
 
 /// One operation, as the calls below put it.

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_packing::topology::Topology;
+use pleach_schedule::choices::Pinned;
+use pleach_schedule::generate::Algorithm;
 use pleach_transport::Space;
 use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
 
 use super::progress::Progress;
-use crate::choices::Pinned;
-use crate::generate::Algorithm;
 use crate::observe::Observe;
 use crate::reproducible::Reproducible;
-use crate::topology::Topology;
 
 /// How a group is joined and how it behaves.
 #[derive(Clone, Debug)]

@@ -7,13 +7,13 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use pleach_vocabulary::{Rank, ReduceOp};
+
 use super::data::{DataMut, Element, OwnedData};
 use super::error::CollectiveError;
 use super::operation::Operation;
 use super::pending::{PendingError, Started};
 use super::{Data, Group};
-use crate::Rank;
-use crate::collective::ReduceOp;
 use crate::engine::Plan;
 
 /// A collective that is planned and can be run as often as wanted. It owns its memory, which is

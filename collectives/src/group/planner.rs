@@ -4,18 +4,18 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pleach_schedule::choices::{Table, whole_bytes};
+use pleach_schedule::cost::Platform;
+use pleach_schedule::generate::{Access, Algorithm, Way, generate};
+use pleach_schedule::select::{Choice, SelectError, select, select_algorithm, select_way};
+use pleach_schedule::verify::{Proof, verify};
+use pleach_schedule::wiring::Wiring;
 use pleach_transport::Rank;
+use pleach_vocabulary::Collective;
 
 use super::error::CollectiveError;
 use crate::call::{Counts, Descriptor};
-use crate::choices::{Table, whole_bytes};
-use crate::collective::Collective;
-use crate::cost::Platform;
 use crate::engine::{Plan, Program};
-use crate::generate::{Access, Algorithm, Way, generate};
-use crate::select::{Choice, SelectError, select, select_algorithm, select_way};
-use crate::verify::{Proof, verify};
-use crate::wiring::Wiring;
 
 /// Makes and keeps the programs of one rank of one group. **Invariant:** what it chooses depends
 /// only on what is the same on all ranks.

@@ -6,9 +6,9 @@
 //! and their proofs stay what they are, whoever reads whose memory. It costs one more pass over the
 //! rank's own data.
 
+use pleach_vocabulary::{Rank, ReduceOp};
+
 use super::{CollectiveError, Data, DataMut, Element, Group, OwnedData, Started};
-use crate::Rank;
-use crate::collective::ReduceOp;
 
 impl Group {
     /// Replaces every rank's `data` by the sum of all of them, each multiplied by its rank's factor

@@ -13,12 +13,12 @@
 
 use std::time::Duration;
 
+use pleach_packing::topology::{Topology, TopologyError};
+use pleach_schedule::hosts::HostMap;
 use pleach_transport::clock::now;
+use pleach_vocabulary::Rank;
 
 use super::{CollectiveError, Group};
-use crate::Rank;
-use crate::hosts::HostMap;
-use crate::topology::{Topology, TopologyError};
 
 /// Notes there and back of which the median counts, and those before that do not count.
 const NOTES: usize = 31;

@@ -1,10 +1,11 @@
 //! Links that change between collectives: one was repaired, or has lost part of its bandwidth.
 
+use pleach_packing::topology::Topology;
+use pleach_schedule::wiring::topology_digest;
+use pleach_vocabulary::Rank;
+
 use super::join::wiring;
 use super::{CollectiveError, Group};
-use crate::Rank;
-use crate::topology::Topology;
-use crate::wiring::topology_digest;
 
 /// Sets the calls apart from a caller's own all-gather.
 const TOPOLOGY_MARK: u32 = 0x544f_504f;

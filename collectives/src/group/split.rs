@@ -9,15 +9,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use pleach_packing::topology::Topology;
 use pleach_transport::Space;
 use pleach_transport::rendezvous::{JoinError, PartOfStore, World, join, join_at};
+use pleach_vocabulary::Rank;
 
 use super::join::{expect_memory, settings};
 use super::{CollectiveError, Group, JoinGroupError, Options};
-use crate::Rank;
 use crate::engine::Board;
 use crate::observe::{Observe, Part};
-use crate::topology::Topology;
 
 /// Sets the calls of a split apart from a caller's own all-gather.
 const SPLIT_MARK: u32 = 0x5350_4c54;

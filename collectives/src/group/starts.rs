@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use pleach_vocabulary::{Rank, ReduceOp};
+
 use super::Group;
 use super::data::{Data, DataMut, Element, OwnedData};
 use super::error::CollectiveError;
 use super::operation::{Operation, barrier_operation};
 use super::pending::{Pending, PendingError, Started};
 use super::unwinding::without_unwinding;
-use crate::Rank;
-use crate::collective::ReduceOp;
 use crate::engine::{Plan, RunId};
 
 impl Group {

@@ -6,14 +6,14 @@
 
 use std::sync::Arc;
 
+use pleach_vocabulary::{Collective, Rank, ReduceOp};
+
 use super::Group;
 use super::data::{Data, DataMut, Element, OwnedData, destination, source};
 use super::error::CollectiveError;
 use super::operation::{Operation, expect_length, operation};
 use super::pending::Started;
-use crate::Rank;
 use crate::call::{Counts, Paired};
-use crate::collective::{Collective, ReduceOp};
 use crate::engine::Bytes;
 
 impl Group {

@@ -45,7 +45,8 @@ pub use settings::{METRICS_FORM, METRICS_VARIABLE, Observe, metrics_address};
 pub use shape::Shape;
 pub(crate) use trace::Trace;
 
-use crate::Rank;
+use pleach_vocabulary::Rank;
+
 use crate::call::Descriptor;
 use scale::Histogram;
 

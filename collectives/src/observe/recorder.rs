@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use pleach_vocabulary::Rank;
+
 use super::json::Quoted;
 use super::{Failure, Flight, Observations};
-use crate::Rank;
 use crate::call::Descriptor;
 
 /// How many records of a rank this process has written to a folder: several groups of a process

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use pleach_vocabulary::Rank;
+
 use super::scale::Distribution;
-use crate::Rank;
 
 /// What one rank knows of its group. Counters run since the group was made.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::Rank;
+use pleach_vocabulary::Rank;
 
 /// Names the folder of [`Observe::flight_recorder`].
 const FLIGHT_RECORDER_VARIABLE: &str = "PLEACH_FLIGHT_RECORDER";

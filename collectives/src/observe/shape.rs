@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use crate::collective::Collective;
+use pleach_vocabulary::Collective;
 
 /// A collective, the algorithm that carries it out, and how many bytes about.
 #[derive(Clone, Debug, PartialEq, Eq)]

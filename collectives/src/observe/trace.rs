@@ -12,12 +12,13 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use pleach_schedule::digest::Hasher64;
+use pleach_vocabulary::Rank;
+
 use super::Flight;
 use super::json::Quoted;
 use super::settings::Part;
 use super::shape::Shape;
-use crate::Rank;
-use crate::digest::Hasher64;
 
 /// Calls kept; later ones are left out, and the file says how many.
 const EVENTS_MAX: usize = 1 << 20;

@@ -5,11 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Rank;
+use pleach_schedule::generate::{Access, Algorithm};
+use pleach_vocabulary::{Collective, DataType, Parts, Rank, ReduceOp};
+
 use crate::call::{Counts, Paired};
-use crate::collective::{Collective, DataType, ReduceOp};
-use crate::generate::{Access, Algorithm};
-use crate::parts::Parts;
 
 /// One call, as all ranks make it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,12 +1,11 @@
 //! Whether an error tells of something that was injected.
 
 use pleach_transport::sim::Fault as Injected;
+use pleach_vocabulary::{Collective, Rank};
 
 use super::bound::bound;
 use super::call::CallPlan;
 use super::scenario::{Mismatch, Scenario, TIMEOUT_FAR};
-use crate::Rank;
-use crate::collective::Collective;
 use crate::engine::{Fault, FaultKind};
 
 /// Whether something that this scenario injects explains the fault.

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_schedule::cost::Platform;
+use pleach_schedule::generate::Access;
+use pleach_schedule::hosts::HostMap;
 use pleach_transport::sim::{self, AccessKind, World};
 use pleach_transport::{Device, DeviceConfig, Nanos};
+use pleach_vocabulary::Rank;
 
-use crate::Rank;
 use crate::compute::simulated::{Sabotage, SimulatedCompute};
-use crate::cost::Platform;
 use crate::engine::{Board, Bytes, Engine, Plan, RunId, StartError, Witness, cells};
-use crate::generate::Access;
 use crate::group::{Known, Planner};
-use crate::hosts::HostMap;
 
 /// What a simulated processor touches in a second, in bytes.
 const COMPUTE_BYTES_PER_S: u64 = 20_000_000_000;

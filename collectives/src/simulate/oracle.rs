@@ -2,10 +2,9 @@
 
 use half::{bf16, f16};
 use pleach_transport::sim::Random;
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use super::call::CallPlan;
-use crate::Rank;
-use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::{F8E4M3, F8E5M2};
 
 /// Most ranks whose powers of two between 1/2 and 2 have a product that is exact in every type.

@@ -6,13 +6,12 @@ mod draw;
 use std::fmt;
 use std::time::Duration;
 
+use pleach_schedule::hosts::HostMap;
 use pleach_transport::sim::{Canary, FaultKinds, Faults, Network, Random};
+use pleach_vocabulary::{Collective, Rank};
 
 use super::call::CallPlan;
-use crate::Rank;
-use crate::collective::Collective;
 use crate::compute::simulated::Sabotage;
-use crate::hosts::HostMap;
 
 /// Most ranks of a scenario.
 pub const RANKS_MAX: u32 = 64;

@@ -2,8 +2,8 @@
 
 use pleach_transport::sim::{AccessKind, World};
 use pleach_transport::{Device, SharedMemory, Slice};
+use pleach_vocabulary::Rank;
 
-use crate::Rank;
 use crate::engine::{Address, Bytes};
 
 /// Bytes before and behind a slice that nobody may touch.

@@ -6,8 +6,11 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use pleach_schedule::generate::{Access, Algorithm, generate};
+use pleach_schedule::verify::{Proof, verify};
 use pleach_transport::Nanos;
 use pleach_transport::sim::{self, AccessKind, FREEZE_MAX, Fault as Injected, TraceHash};
+use pleach_vocabulary::{Collective, Rank};
 
 use super::bound::bound;
 use super::call::{CallPlan, Overlap};
@@ -18,12 +21,8 @@ use super::scenario::Scenario;
 use super::slices::Guarded;
 use super::watch::Watch;
 use super::weaken::weakened;
-use crate::Rank;
 use crate::call::Descriptor;
-use crate::collective::Collective;
 use crate::engine::{Bytes, Fault, Plan, Program, RunId, StartError};
-use crate::generate::{Access, Algorithm, generate};
-use crate::verify::{Proof, verify};
 
 /// How much later than its deadline a call of a surviving rank may end: the ranks agree on why (300
 /// ms where peers do not answer), the last ones are told (100 ms) and silenced. Delays of severance

@@ -11,9 +11,9 @@ use std::ops::Range;
 
 use pleach_transport::Nanos;
 use pleach_transport::sim::{Access, AccessKind, Actor, Observer, Record, TransferNumber};
+use pleach_vocabulary::Rank;
 
 use super::trial::Checker;
-use crate::Rank;
 
 type Clock = Vec<u32>;
 
@@ -272,8 +272,9 @@ impl Observer for Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use pleach_transport::RegionKey;
+
+    use super::*;
 
     fn access(by: Actor, kind: AccessKind, addresses: Range<usize>) -> Record {
         Record::Access(Access {

@@ -1,9 +1,10 @@
 //! The canary of proofs: a program whose schedule lost a dependency after it was proved.
 
-use crate::Rank;
+use pleach_schedule::Schedule;
+use pleach_schedule::verify::{Proof, verify};
+use pleach_vocabulary::Rank;
+
 use crate::engine::Program;
-use crate::schedule::Schedule;
-use crate::verify::{Proof, verify};
 
 /// `rank`'s share of what was proved, without one of the dependencies that the proof stands on: the
 /// first, counted from number `from` on, without which the schedule is refused. `None` where there

@@ -8,19 +8,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::sim;
+use pleach_packing::topology::{NodeId, Topology};
+use pleach_schedule::cost::Platform;
+use pleach_schedule::generate::Algorithm;
+use pleach_schedule::select::{Choice, SelectError, select, select_algorithm};
+use pleach_schedule::wiring::{Route, Routes, Wiring};
+use pleach_transport::sim::{self, Network, Sharing};
 use pleach_transport::{SharedMemory, Slice};
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use super::cluster::{Cluster, Member, Stuck};
-use crate::Rank;
 use crate::call::{Counts, Descriptor};
-use crate::collective::{Collective, DataType, ReduceOp};
-use crate::cost::Platform;
 use crate::engine::{Bytes, RunId};
-use crate::generate::Algorithm;
 use crate::group::CollectiveError;
-use crate::select::{Choice, SelectError, select, select_algorithm};
-use crate::wiring::Wiring;
 
 /// Transfers under way to one peer: more than any schedule has, as nothing but links is to be
 /// measured.
@@ -127,6 +127,28 @@ pub fn choose(
     }
 }
 
+/// A topology as wires of the simulator, whose links carry one transfer after the other. Switches
+/// are numbered after the ranks, in their order.
+fn network(topology: &Topology, routes: &Routes) -> Network {
+    let ranks = topology.ranks();
+    let mut builder = Network::builder(ranks);
+    let nodes = (0..topology.nodes().len() as u32).map(NodeId);
+    let numbers: Vec<sim::NodeId> =
+        nodes.map(|node| topology.rank(node).map_or_else(|| builder.switch(), sim::NodeId)).collect();
+    for link in routes.links() {
+        let (from, to) = (numbers[link.from.0 as usize], numbers[link.to.0 as usize]);
+        builder.link(from, to, link.bytes_per_s, Duration::from_nanos(link.latency_ns));
+    }
+    for (from, to) in (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to))) {
+        let of = |route: &Route| sim::Route {
+            links: route.links.iter().map(|&link| sim::LinkId(link as u32)).collect(),
+            weight: route.weight,
+        };
+        builder.routes(from, to, routes.between(from, to).iter().map(of).collect());
+    }
+    builder.build().expect("routes lead over links of their topology").shared(Sharing::InOrder)
+}
+
 /// Ranks joined by these links, with routes as the choice's packing says, connected and ready.
 /// `moves_bytes`: whether payload is copied and combined.
 ///
@@ -134,10 +156,10 @@ pub fn choose(
 ///
 /// They do not connect.
 pub fn cluster(wiring: &Arc<Wiring>, choice: &Choice, moves_bytes: bool) -> Result<Cluster, Stuck> {
-    let packed = wiring.packed_network(choice.collective, &choice.algorithm);
-    let network = packed.as_ref().map_or(wiring.network(), |packed| &packed.network);
-    let options =
-        sim::Options { moves_bytes, queue_depth: QUEUE_DEPTH, ..sim::Options::new(network.clone(), 0) };
+    let packed = wiring.carried_out_by(choice.collective, &choice.algorithm);
+    let routes = packed.as_ref().map_or(wiring.routes(), |packed| &packed.routes);
+    let network = network(wiring.topology(), routes);
+    let options = sim::Options { moves_bytes, queue_depth: QUEUE_DEPTH, ..sim::Options::new(network, 0) };
     let mut cluster = Cluster::wired(options, &Platform::wired(wiring.clone()));
     cluster.run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready()))?;
     Ok(cluster)
@@ -174,4 +196,24 @@ fn start(
     let plan = planner.plan(&descriptor, &counts, Some(&choice.algorithm.clone().into()))?;
     let run = engine.start(plan, bytes(&input), bytes(&output), TIMEOUT).map_err(CollectiveError::from)?;
     Ok((run, [input, output]))
+}
+
+#[cfg(test)]
+mod tests {
+    use pleach_packing::topology::LATENCY_NS;
+
+    use super::*;
+
+    #[test]
+    fn ranks_are_the_first_nodes_of_a_network_and_links_carry_one_transfer_after_the_other() {
+        let mut builder = Topology::builder();
+        let (switch, ranks) = (builder.switch("switch"), ["a", "b"].map(|name| builder.rank(name)));
+        ranks.into_iter().for_each(|rank| builder.duplex(rank, switch, 1_000, LATENCY_NS));
+        let wiring = Wiring::new(builder.build().expect("connected"));
+        let network = network(wiring.topology(), wiring.routes());
+        let ends = |&link: &sim::LinkId| (network.link(link).from.0, network.link(link).to.0);
+        assert_eq!(network.route(0, 1).iter().map(ends).collect::<Vec<_>>(), [(0, 2), (2, 1)]);
+        assert_eq!(network.latency(0, 1), Duration::from_nanos(2 * LATENCY_NS));
+        assert_eq!(network.sharing(), Sharing::InOrder);
+    }
 }

@@ -4,10 +4,11 @@
 use std::sync::{Arc, Barrier};
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Element, GpuBuffer, Group, Progress, ReduceOp, Reproducible};
+use pleach_collectives::{CollectiveError, Element, GpuBuffer, Group, Progress, Reproducible};
 use pleach_transport::Memory;
 use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use crate::group::{GPU, filled, on_gpu};
 use crate::ranks::with_group;

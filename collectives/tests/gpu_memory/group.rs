@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use pleach_collectives::compute::{F8E4M3, F8E5M2};
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{
-    Algorithm, CollectiveError, Element, GpuBuffer, Group, Options, ReduceOp, Reproducible, bf16, f16,
-};
+use pleach_collectives::{CollectiveError, Element, GpuBuffer, Group, Options, Reproducible, bf16, f16};
+use pleach_schedule::Algorithm;
 use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
 use pleach_transport::{Memory, Space};
+use pleach_vocabulary::ReduceOp;
 
 use crate::ranks::{Folder, with_group, world};
 

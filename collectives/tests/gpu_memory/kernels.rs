@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use pleach_collectives::compute::cuda::{CudaCompute, Staging};
 use pleach_collectives::compute::{Compute, ComputeError, HostCompute, Job};
-use pleach_collectives::{DataType, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
+use pleach_collectives::{F8E4M3, F8E5M2, bf16, f16};
 use pleach_transport::cuda::{CudaMemory, Gpu};
 use pleach_transport::{Memory, Nanos, Space, clock};
+use pleach_vocabulary::{DataType, ReduceOp};
 
 /// How long a test waits for a GPU. Generous: machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(60);

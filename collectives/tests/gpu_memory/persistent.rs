@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use pleach_collectives::{CollectiveError, GpuBuffer, ReduceOp, Reproducible};
+use pleach_collectives::{CollectiveError, GpuBuffer, Reproducible};
 use pleach_transport::Memory;
 use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use crate::group::{GPU, filled, on_gpu};
 use crate::ranks::with_group;

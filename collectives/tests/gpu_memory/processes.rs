@@ -5,12 +5,12 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use pleach_collectives::{
-    Algorithm, CollectiveError, Element, F8E4M3, F8E5M2, GpuBuffer, Group, Options, ReduceOp, bf16, f16,
-};
+use pleach_collectives::{CollectiveError, Element, F8E4M3, F8E5M2, GpuBuffer, Group, Options, bf16, f16};
+use pleach_schedule::Algorithm;
 use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
 use pleach_transport::{Memory, clock};
+use pleach_vocabulary::ReduceOp;
 
 use crate::group::{GPU, filled};
 use crate::ranks::Folder;

@@ -5,10 +5,11 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, GpuBuffer, Group, Progress, ReduceOp};
+use pleach_collectives::{CollectiveError, GpuBuffer, Group, Progress};
 use pleach_transport::Memory;
 use pleach_transport::cuda::{CudaMemory, ForeignMemory, Gpu, Mark, Stream};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use crate::group::{GPU, filled, on_gpu};
 use crate::ranks::with_group;

@@ -1,7 +1,8 @@
 //! Gather, scatter and all-to-all of blocks of one length.
 
-use pleach_collectives::{CollectiveError, Group, Rank, ReduceOp};
+use pleach_collectives::{CollectiveError, Group};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::{Rank, ReduceOp};
 
 use super::with_group;
 

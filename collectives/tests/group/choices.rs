@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::thread;
 
-use pleach_collectives::{
-    Access, Algorithm, Choices, Collective, Group, JoinGroupError, Options, Pinned, ReduceOp, Way,
-};
+use pleach_collectives::{Group, JoinGroupError, Options};
+use pleach_schedule::{Access, Algorithm, Choices, Pinned, Way};
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
+use pleach_vocabulary::{Collective, ReduceOp};
 
 use super::ranks::{Folder, with_group, world};
 

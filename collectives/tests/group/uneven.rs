@@ -1,8 +1,9 @@
 //! The v-variants: blocks of different lengths, and what ranks that disagree about them are told.
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Group, Rank, ReduceOp};
+use pleach_collectives::{CollectiveError, Group};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::{Rank, ReduceOp};
 
 use super::{fault, with_group};
 

@@ -8,11 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use pleach_collectives::compute::HostCompute;
-use pleach_collectives::cost::{CostModel, Platform};
 use pleach_collectives::engine::{Board, cells};
-use pleach_collectives::generate::Access;
 use pleach_collectives::group::Connection;
-use pleach_collectives::{Group, Options, Rank};
+use pleach_collectives::{Group, Options};
+use pleach_schedule::cost::{CostModel, Platform};
+use pleach_schedule::generate::Access;
 use pleach_transport::hybrid::{HybridDevice, Route};
 use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
@@ -21,6 +21,7 @@ use pleach_transport::{
     Notice, PostError, Reach, Region, RegisterError, RemoteSlice, Ring, Secret, SubmitError, Submitted,
     Transfer, TransferId, clock,
 };
+use pleach_vocabulary::Rank;
 
 use super::PATIENCE;
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 use pleach_collectives::call::{Counts, Descriptor};
 use pleach_collectives::engine::{Bytes, Plan, RunId};
 use pleach_collectives::simulate::Cluster;
-use pleach_collectives::{Access, Algorithm, Collective, DataType, Rank, ReduceOp};
+use pleach_schedule::{Access, Algorithm};
 use pleach_transport::sim::{Network, Options};
 use pleach_transport::{HostMemory, Slice};
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 const TIMEOUT: Duration = Duration::from_secs(3600);
 const LATENESS: Duration = Duration::from_millis(40);

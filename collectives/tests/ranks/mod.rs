@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pleach_collectives::{Group, Options, Rank};
+use pleach_collectives::{Group, Options};
 use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach_vocabulary::Rank;
 
 /// Longest time a call may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);

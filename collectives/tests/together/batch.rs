@@ -1,8 +1,9 @@
 //! Many operations in one pass.
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Element, Group, Progress, ReduceOp, Reproducible, bf16};
+use pleach_collectives::{CollectiveError, Element, Group, Progress, Reproducible, bf16};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use crate::ranks::with_group;
 

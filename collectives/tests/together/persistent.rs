@@ -1,7 +1,8 @@
 //! Calls that are prepared once.
 
-use pleach_collectives::{CollectiveError, ReduceOp, Reproducible};
+use pleach_collectives::{CollectiveError, Reproducible};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use crate::ranks::with_group;
 

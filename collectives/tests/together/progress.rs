@@ -5,9 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Options, Progress, ReduceOp};
+use pleach_collectives::{CollectiveError, Options, Progress};
 use pleach_transport::clock;
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use crate::ranks::with_group;
 

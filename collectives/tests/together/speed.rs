@@ -4,9 +4,10 @@
 
 use std::time::Duration;
 
-use pleach_collectives::{Buffer, Group, Progress, ReduceOp};
+use pleach_collectives::{Buffer, Group, Progress};
 use pleach_transport::clock;
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use crate::ranks::with_group;
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Group, JoinGroupError, ReduceOp, SplitError};
+use pleach_collectives::{CollectiveError, Group, JoinGroupError, SplitError};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::ReduceOp;
 
 use crate::ranks::with_group;
 

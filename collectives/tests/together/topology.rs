@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use pleach_collectives::topology::{LATENCY_NS, Topology, preset};
-use pleach_collectives::{Algorithm, Collective, Group, JoinGroupError, Options, ReduceOp, SetTopologyError};
+use pleach_collectives::{Group, JoinGroupError, Options, SetTopologyError};
+use pleach_packing::topology::{LATENCY_NS, Topology, preset};
+use pleach_schedule::Algorithm;
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::{Collective, ReduceOp};
 
 use crate::ranks::{Folder, with_group, world};
 

@@ -10,11 +10,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach::collectives::cost::Platform;
-use pleach::collectives::select::SelectError;
-use pleach::collectives::topology::Topology;
-use pleach::collectives::wiring::Wiring;
-use pleach::collectives::{Access, CostModel, Way, select_named};
+use pleach::packing::topology::Topology;
+use pleach::schedule::cost::Platform;
+use pleach::schedule::select::SelectError;
+use pleach::schedule::wiring::Wiring;
+use pleach::schedule::{Access, CostModel, Way, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
 use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp, Reproducible};
 

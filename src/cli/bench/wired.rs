@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use pleach::Collective;
-use pleach::collectives::packing::Rate;
 use pleach::collectives::simulate::wired::{TimeError, choose, cluster, time};
-use pleach::collectives::topology;
-use pleach::collectives::wiring::Wiring;
+use pleach::packing::Rate;
+use pleach::packing::topology;
+use pleach::schedule::wiring::Wiring;
 
 use super::report::Report;
 use super::simulated::Simulation;

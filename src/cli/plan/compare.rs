@@ -1,7 +1,7 @@
 //! What other ways reach on the same links.
 
-use pleach::collectives::packing::compare::{Hybrid, NotHere, Outcome, Row, compare, hybrid};
-use pleach::collectives::packing::{PackOptions, Packing, Rate, Strategy, pack};
+use pleach::packing::compare::{Hybrid, NotHere, Outcome, Row, compare, hybrid};
+use pleach::packing::{PackOptions, Packing, Rate, Strategy, pack};
 
 use super::outcome::Plan;
 

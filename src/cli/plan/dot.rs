@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pleach::collectives::topology::{NodeId, NodeKind};
+use pleach::packing::topology::{NodeId, NodeKind};
 
 use super::outcome::{Plan, number};
 use super::{strands::strands, words};

@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use pleach::collectives::generate::packed::PackedTrees;
-use pleach::collectives::packing::Strategy;
-use pleach::collectives::schedule::msccl::{self, ExportError, Exported, MAX_STEPS_RCCL};
-use pleach::collectives::verify::verify;
-use pleach::collectives::{Access, Algorithm, Schedule, generate};
+use pleach::packing::Strategy;
+use pleach::schedule::generate::packed::PackedTrees;
+use pleach::schedule::msccl::{self, ExportError, Exported, MAX_STEPS_RCCL};
+use pleach::schedule::verify::verify;
+use pleach::schedule::{Access, Algorithm, Schedule, generate};
 
 use super::outcome::Plan;
 use super::{Arguments, dot, svg};

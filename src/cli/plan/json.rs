@@ -1,8 +1,8 @@
 //! A plan as one JSON object: rates are exact, ranks and nodes by name, edges by number.
 
-use pleach::collectives::packing::latency::predicted_ns;
-use pleach::collectives::packing::{Certificate, Edge, Path, Rate, Tree};
-use pleach::collectives::topology::{NodeId, Topology};
+use pleach::packing::latency::predicted_ns;
+use pleach::packing::topology::{NodeId, Topology};
+use pleach::packing::{Certificate, Edge, Path, Rate, Tree};
 use serde_json::{Value, json};
 
 use super::outcome::{Plan, gb_s};

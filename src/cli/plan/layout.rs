@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::f64::consts::TAU;
 
-use pleach::collectives::topology::{NodeId, NodeKind, Topology};
+use pleach::packing::topology::{NodeId, NodeKind, Topology};
 
 /// Distance of neighbours, in pixels.
 const SPACING: f64 = 76.0;
@@ -413,7 +413,7 @@ fn islands(graph: &Graph) -> (Vec<Point>, Vec<(Point, Point)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pleach::collectives::topology::preset;
+    use pleach::packing::topology::preset;
 
     #[test]
     fn no_two_nodes_of_any_structure_stand_on_each_other() {

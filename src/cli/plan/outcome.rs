@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pleach::collectives::packing::check::Checked;
-use pleach::collectives::packing::{Certificate, Packing, Rate, Strategy};
-use pleach::collectives::topology::{Link, NodeId, Topology};
+use pleach::packing::check::Checked;
+use pleach::packing::topology::{Link, NodeId, Topology};
+use pleach::packing::{Certificate, Packing, Rate, Strategy};
 
 /// A packing of a topology, checked, and how it was made.
 pub(super) struct Plan {
@@ -46,7 +46,7 @@ impl Plan {
 
 /// Whether a cut of this collective is about what enters its nodes.
 pub(super) fn enters(packing: &Packing) -> bool {
-    use pleach::collectives::Collective::{Gather, Reduce, ReduceScatter};
+    use pleach::Collective::{Gather, Reduce, ReduceScatter};
     matches!(packing.collective, Gather { .. } | Reduce { .. } | ReduceScatter)
 }
 

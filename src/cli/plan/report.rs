@@ -5,10 +5,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use pleach::collectives::packing::latency::predicted_ns;
-use pleach::collectives::packing::{Rate, Tree};
-use pleach::collectives::topology::{NodeKind, Topology};
-use pleach::collectives::{Collective, Rank};
+use pleach::packing::latency::predicted_ns;
+use pleach::packing::topology::{NodeKind, Topology};
+use pleach::packing::{Rate, Tree};
+use pleach::{Collective, Rank};
 
 use super::compare::Compared;
 use super::outcome::{Plan, number};

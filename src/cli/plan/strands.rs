@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use pleach::collectives::Collective;
-use pleach::collectives::packing::Tree;
-use pleach::collectives::topology::NodeId;
+use pleach::Collective;
+use pleach::packing::Tree;
+use pleach::packing::topology::NodeId;
 
 use super::outcome::{Plan, number};
 

@@ -4,9 +4,9 @@
 
 use std::fmt::Write;
 
-use pleach::collectives::Collective;
-use pleach::collectives::packing::{Certificate, Tree};
-use pleach::collectives::topology::{Link, NodeId, NodeKind};
+use pleach::Collective;
+use pleach::packing::topology::{Link, NodeId, NodeKind};
+use pleach::packing::{Certificate, Tree};
 
 use super::captions::{escaped, labels, sentence, title, wrapped};
 use super::layout::{Layout, Point, layout};

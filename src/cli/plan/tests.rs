@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pleach::collectives::Collective;
-use pleach::collectives::packing::{Certificate, Edge, Packing, Path, Rate, Strategy, Tree, check};
-use pleach::collectives::topology::{LATENCY_NS, NodeId, Topology};
+use pleach::Collective;
+use pleach::packing::topology::{LATENCY_NS, NodeId, Topology};
+use pleach::packing::{Certificate, Edge, Packing, Path, Rate, Strategy, Tree, check};
 
 use super::outcome::Plan;
 use super::{dot, json, report, svg, words};

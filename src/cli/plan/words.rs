@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use pleach::collectives::Collective;
-use pleach::collectives::packing::{Certificate, Packing, Rate};
-use pleach::collectives::topology::{Link, NodeId, NodeKind, Topology};
+use pleach::Collective;
+use pleach::packing::topology::{Link, NodeId, NodeKind, Topology};
+use pleach::packing::{Certificate, Packing, Rate};
 
 use super::outcome::{enters, number};
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use pleach::collectives::Way;
-use pleach::collectives::choices::tune::{self, Measured, Timed};
+use pleach::schedule::Way;
+use pleach::schedule::choices::tune::{self, Measured, Timed};
 use pleach::transport::clock;
 use pleach::{Buffer, Collective, CollectiveError, Group, ReduceOp};
 

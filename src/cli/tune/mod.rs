@@ -2,15 +2,15 @@
 //!
 //! Every rank carries out the same ways in the same order; rank 0 makes the table of the times and
 //! writes it. What is measured and what follows from the times is decided by
-//! [`pleach::collectives::choices::tune`]; `measure` carries it out.
+//! [`pleach::schedule::choices::tune`]; `measure` carries it out.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pleach::collectives::choices::{Choices, ChoicesError, Pinned, Row, Table, tune};
-use pleach::collectives::cost::Platform;
-use pleach::collectives::{Access, HostMap};
+use pleach::schedule::choices::{Choices, ChoicesError, Pinned, Row, Table, tune};
+use pleach::schedule::cost::Platform;
+use pleach::schedule::{Access, HostMap};
 use pleach::transport::rendezvous::{Fabric, FabricChoice};
 use pleach::{Collective, Group, Options};
 

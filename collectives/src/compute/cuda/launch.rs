@@ -4,9 +4,9 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use pleach_transport::cuda::{CudaError, Gpu, Kernel, Module, Stream};
+use pleach_vocabulary::{DataType, ReduceOp};
 
 use super::super::{ComputeError, Job};
-use crate::collective::{DataType, ReduceOp};
 
 /// Most sources and destinations of one reduction, as in `reduce.cu`.
 pub(super) const SOURCES_MAX: usize = 128;

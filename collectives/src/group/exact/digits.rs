@@ -5,7 +5,7 @@
 //! digit lies in an `i64`, so that as many rows as there can be ranks are added digit by digit
 //! before any of them overflows.
 
-use crate::generate::RANKS_MAX;
+use pleach_schedule::generate::RANKS_MAX;
 
 /// Bits of a digit. What is left of an `i64` is the sign and room for the sum of all ranks' digits.
 pub(super) const DIGIT_BITS: u32 = 51;

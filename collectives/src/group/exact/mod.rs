@@ -25,14 +25,13 @@ use std::sync::Mutex;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16};
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use self::digits::{Leading, Window, leading, parts};
 use self::quick::Quick;
 use self::rounding::{Float, nearest};
 use super::{Buffer, CollectiveError, Element, Group};
-use crate::Rank;
 use crate::call::{Amount, Counts};
-use crate::collective::{Collective, DataType, ReduceOp};
 use crate::compute::{F8E4M3, F8E5M2};
 
 /// Elements of a block.

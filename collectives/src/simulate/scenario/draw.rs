@@ -3,14 +3,13 @@
 
 use std::time::Duration;
 
+use pleach_schedule::generate::{Access, Algorithm, check};
+use pleach_schedule::hosts::HostMap;
+use pleach_schedule::select::candidates;
 use pleach_transport::sim::{FaultKind, FaultKinds, Network, NodeId, Random};
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use super::{CALLS_MAX, Mismatch, RANKS_MAX};
-use crate::Rank;
-use crate::collective::{Collective, DataType, ReduceOp};
-use crate::generate::{Access, Algorithm, check};
-use crate::hosts::HostMap;
-use crate::select::candidates;
 use crate::simulate::call::CallPlan;
 
 /// Most bytes of all ranks' inputs and outputs of one call, so that a seed takes little time.

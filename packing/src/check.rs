@@ -1,0 +1,342 @@
+//! Whether a packing is what it says: every property recomputed from the topology, by nobody who
+//! packs.
+//!
+//! [`check`] takes nothing for granted. Trees span and lead where they should, their edges go over
+//! links that are there and through switches only, no link carries more than it can, weights sum to
+//! the rate, and the [`Certificate`](super::Certificate) evaluates to the bound. What is wrong is a
+//! [`Flaw`] that says where. What is right is a [`Checked`]: how busy each link is and how deep
+//! each tree, which only a correct packing has.
+//!
+//! **Invariant:** this file and those below it use the types of a packing and nothing that packs,
+//! no flow and no search. Arithmetic is exact: all weights are integers over one common
+//! denominator, sums are checked for overflow.
+//!
+//! # The order of edges
+//!
+//! An edge comes after the one that brings its sender the data (towards the root: before the one
+//! that takes its receiver's data on). Edges of different branches may stand in any order.
+
+use num_rational::Ratio;
+use pleach_vocabulary::{Collective, Rank};
+
+use super::{Edge, Packing, Path, Rate, Tree};
+use crate::topology::{NodeId, Topology};
+
+mod certificate;
+mod flaw;
+mod twins;
+mod units;
+
+pub use flaw::{CertificateFlaw, Flaw, PathFlaw};
+use units::Units;
+
+/// What a correct packing does to the links.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// Of every link, in the order of [`Topology::links`].
+    pub loads: Vec<LinkLoad>,
+    /// Of every tree, in the order of [`Packing::trees`].
+    pub depths: Vec<Depth>,
+}
+
+/// How busy a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkLoad {
+    /// Where it begins.
+    pub from: NodeId,
+    /// Where it ends.
+    pub to: NodeId,
+    /// What it can carry, in bytes a second.
+    pub capacity: u64,
+    /// What it does carry, in bytes a second; for all-reduce both ways of the trees.
+    pub load: Rate,
+}
+
+/// How far the data of a tree travel one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depth {
+    /// Edges, which are steps from rank to rank, between the root and the rank that is farthest by
+    /// them.
+    pub edges: u32,
+    /// Links, switches counted, between the root and the rank that is farthest by them.
+    pub links: u32,
+}
+
+impl LinkLoad {
+    /// Load by capacity: 1 is all that the link can carry.
+    #[must_use]
+    pub fn utilisation(&self) -> Rate {
+        self.load / Rate::from(i128::from(self.capacity))
+    }
+}
+
+impl Checked {
+    /// The depth of the deepest tree.
+    #[must_use]
+    pub fn depth(&self) -> Depth {
+        let deepest = |depth: fn(&Depth) -> u32| self.depths.iter().map(depth).max().unwrap_or(0);
+        Depth { edges: deepest(|depth| depth.edges), links: deepest(|depth| depth.links) }
+    }
+
+    /// The utilisation of the busiest link; zero where nothing moves.
+    #[must_use]
+    pub fn busiest(&self) -> Rate {
+        self.loads.iter().map(LinkLoad::utilisation).max().unwrap_or_default()
+    }
+}
+
+/// Checks a packing of a topology, all of it.
+///
+/// # Errors
+///
+/// The first [`Flaw`] found.
+pub fn check(topology: &Topology, packing: &Packing) -> Result<Checked, Flaw> {
+    let form = Form::of(packing.collective).ok_or(Flaw::NotPacked { collective: packing.collective })?;
+    if let Some(root) = form.root.filter(|&root| root >= topology.ranks()) {
+        return Err(Flaw::NoSuchRoot { root, ranks: topology.ranks() });
+    }
+    let units = Units::of(packing)?;
+    if topology.ranks() == 1 {
+        return alone(topology, packing);
+    }
+    let mut loads = Loads::of(topology);
+    let mut depths = Vec::with_capacity(packing.trees.len());
+    let mut walk = Walk::of(topology, form);
+    for (index, tree) in packing.trees.iter().enumerate() {
+        depths.push(walk.tree(index, tree)?);
+        loads.add(index, tree, &units, form.both_ways)?;
+    }
+    twins::none(&packing.trees)?;
+    let loads = loads.within_capacity(&units)?;
+    check_sums(topology, packing, form, &units)?;
+    if packing.rate > packing.bound {
+        return Err(Flaw::AboveBound { rate: packing.rate, bound: packing.bound });
+    }
+    certificate::check(topology, packing)?;
+    Ok(Checked { loads, depths })
+}
+
+/// Where nothing moves, nothing is packed.
+fn alone(topology: &Topology, packing: &Packing) -> Result<Checked, Flaw> {
+    let zero = Rate::default();
+    if !packing.trees.is_empty() || packing.rate != zero || packing.bound != zero {
+        return Err(Flaw::NotAtRest);
+    }
+    certificate::check(topology, packing)?;
+    let none = Units::of(packing)?;
+    Ok(Checked { loads: Loads::of(topology).within_capacity(&none)?, depths: Vec::new() })
+}
+
+/// How the trees of a collective look.
+#[derive(Clone, Copy)]
+struct Form {
+    /// Data move to the root, not from it.
+    inward: bool,
+    /// Each tree is used backwards as well.
+    both_ways: bool,
+    /// Entries are paths, each of one rank's data.
+    paths: bool,
+    /// The root of all trees; where there is none, any rank may be one.
+    root: Option<Rank>,
+    /// Each rank's share of the whole is the same.
+    blocks: bool,
+}
+
+impl Form {
+    fn of(collective: Collective) -> Option<Self> {
+        let form = |inward, paths, root, blocks| Self { inward, both_ways: false, paths, root, blocks };
+        Some(match collective {
+            Collective::Broadcast { root } => form(false, false, Some(root), false),
+            Collective::Reduce { root } => form(true, false, Some(root), false),
+            Collective::AllGather => form(false, false, None, true),
+            Collective::ReduceScatter => form(true, false, None, true),
+            Collective::Scatter { root } => form(false, true, Some(root), true),
+            Collective::Gather { root } => form(true, true, Some(root), true),
+            Collective::AllReduce => Self { both_ways: true, ..form(true, false, None, false) },
+            _ => return None,
+        })
+    }
+}
+
+/// Goes through trees from the root on.
+struct Walk<'a> {
+    topology: &'a Topology,
+    form: Form,
+    /// Of every rank that the tree has been found to hold.
+    depths: Vec<Option<Depth>>,
+}
+
+impl<'a> Walk<'a> {
+    fn of(topology: &'a Topology, form: Form) -> Self {
+        Self { topology, form, depths: vec![None; topology.ranks() as usize] }
+    }
+
+    /// The depth of a tree that is one.
+    fn tree(&mut self, index: usize, tree: &Tree) -> Result<Depth, Flaw> {
+        let ranks = self.topology.ranks();
+        if tree.root >= ranks || self.form.root.is_some_and(|root| root != tree.root) {
+            return Err(Flaw::Root { tree: index, root: tree.root });
+        }
+        self.depths.fill(None);
+        self.depths[tree.root as usize] = Some(Depth::default());
+        let mut at = tree.root;
+        let mut deepest = Depth::default();
+        for number in 0..tree.edges.len() {
+            let edge_index = if self.form.inward { tree.edges.len() - 1 - number } else { number };
+            let edge = &tree.edges[edge_index];
+            let (near, far) = if self.form.inward { (edge.to, edge.from) } else { (edge.from, edge.to) };
+            if let Some(&rank) = [near, far].iter().find(|&&rank| rank >= ranks) {
+                return Err(Flaw::NoSuchRank { tree: index, edge: edge_index, rank });
+            }
+            let near_depth = self.depths[near as usize].filter(|_| !self.form.paths || near == at);
+            let near_depth =
+                near_depth.ok_or(Flaw::Detached { tree: index, edge: edge_index, rank: near })?;
+            let links = check_paths(self.topology, edge).map_err(|(path, flaw)| Flaw::Path {
+                tree: index,
+                edge: edge_index,
+                path,
+                flaw,
+            })?;
+            let depth = Depth { edges: near_depth.edges + 1, links: near_depth.links + links };
+            if self.depths[far as usize].replace(depth).is_some() {
+                return Err(Flaw::ReachedTwice { tree: index, edge: edge_index, rank: far });
+            }
+            deepest.edges = deepest.edges.max(depth.edges);
+            deepest.links = deepest.links.max(depth.links);
+            at = far;
+        }
+        let left = self.depths.iter().position(Option::is_none).filter(|_| !self.form.paths);
+        if let Some(rank) = left {
+            return Err(Flaw::NotSpanning { tree: index, rank: rank as Rank });
+        }
+        Ok(deepest)
+    }
+}
+
+/// The most links of an edge's paths, each of which is one; else which path is none, and why.
+fn check_paths(topology: &Topology, edge: &Edge) -> Result<u32, (usize, PathFlaw)> {
+    if edge.paths.is_empty() {
+        return Err((0, PathFlaw::None));
+    }
+    let mut longest = 0;
+    for (index, path) in edge.paths.iter().enumerate() {
+        check_path(topology, edge, path).map_err(|flaw| (index, flaw))?;
+        let again = edge.paths[..index].iter().any(|other| other.hops == path.hops);
+        if again {
+            return Err((index, PathFlaw::ListedTwice));
+        }
+        longest = longest.max(path.hops.len() as u32 - 1);
+    }
+    Ok(longest)
+}
+
+fn check_path(topology: &Topology, edge: &Edge, path: &Path) -> Result<(), PathFlaw> {
+    if let Some(&node) = path.hops.iter().find(|node| node.0 as usize >= topology.nodes().len()) {
+        return Err(PathFlaw::UnknownNode { node });
+    }
+    let (from, to) = (topology.node(edge.from), topology.node(edge.to));
+    if path.hops.len() < 2 || path.hops.first() != Some(&from) || path.hops.last() != Some(&to) {
+        return Err(PathFlaw::Ends { from, to });
+    }
+    let between = &path.hops[1..path.hops.len() - 1];
+    for (index, &node) in between.iter().enumerate() {
+        if let Some(rank) = topology.rank(node) {
+            return Err(PathFlaw::ThroughRank { rank });
+        }
+        if between[..index].contains(&node) {
+            return Err(PathFlaw::NodeTwice { node });
+        }
+    }
+    Ok(())
+}
+
+/// What has been sent over every link so far, in [`Units`].
+struct Loads<'a> {
+    topology: &'a Topology,
+    loads: Vec<i128>,
+}
+
+impl<'a> Loads<'a> {
+    fn of(topology: &'a Topology) -> Self {
+        Self { topology, loads: vec![0; topology.links().len()] }
+    }
+
+    /// Adds the paths of a tree, whose weights are positive and sum to the tree's at each edge.
+    fn add(&mut self, index: usize, tree: &Tree, units: &Units, both_ways: bool) -> Result<(), Flaw> {
+        let weight = units.positive(tree.weight).ok_or(Flaw::TreeWeight { tree: index })?;
+        for (edge_index, edge) in tree.edges.iter().enumerate() {
+            let mut sum: i128 = 0;
+            for (path_index, path) in edge.paths.iter().enumerate() {
+                let wrong = |flaw| Flaw::Path { tree: index, edge: edge_index, path: path_index, flaw };
+                let share = units.positive(path.weight).ok_or(wrong(PathFlaw::Weight))?;
+                sum = sum.checked_add(share).ok_or(Flaw::TooFine)?;
+                for pair in path.hops.windows(2) {
+                    self.link(pair[0], pair[1], share).map_err(wrong)?;
+                    if both_ways {
+                        self.link(pair[1], pair[0], share).map_err(wrong)?;
+                    }
+                }
+            }
+            if sum != weight {
+                let sum = units.rate(sum);
+                return Err(Flaw::PathSum { tree: index, edge: edge_index, sum, weight: tree.weight });
+            }
+        }
+        Ok(())
+    }
+
+    fn link(&mut self, from: NodeId, to: NodeId, share: i128) -> Result<(), PathFlaw> {
+        let links = self.topology.links();
+        let link = links.binary_search_by_key(&(from, to), |link| (link.from, link.to));
+        let load = &mut self.loads[link.map_err(|_| PathFlaw::NoLink { from, to })?];
+        // A sum beyond what can be counted is far beyond any capacity: keep it there.
+        *load = load.saturating_add(share);
+        Ok(())
+    }
+
+    fn within_capacity(self, units: &Units) -> Result<Vec<LinkLoad>, Flaw> {
+        let pairs = self.topology.links().iter().zip(self.loads);
+        let checked = pairs.map(|(link, load)| {
+            let (from, to, capacity) = (link.from, link.to, link.bytes_per_s);
+            let load = units.rate(load);
+            if load > Rate::from(i128::from(capacity)) {
+                return Err(Flaw::Overload { from, to, load, capacity });
+            }
+            Ok(LinkLoad { from, to, capacity, load })
+        });
+        checked.collect()
+    }
+}
+
+/// Weights sum to the rate, and where each rank has a block of its own each block's to the same
+/// share of it.
+fn check_sums(topology: &Topology, packing: &Packing, form: Form, units: &Units) -> Result<(), Flaw> {
+    let mut blocks = vec![0_i128; topology.ranks() as usize];
+    for tree in &packing.trees {
+        let block = &mut blocks[block_of(tree, form) as usize];
+        *block =
+            units.exact(tree.weight).and_then(|weight| block.checked_add(weight)).ok_or(Flaw::TooFine)?;
+    }
+    let sum = blocks.iter().try_fold(0_i128, |sum, &block| sum.checked_add(block)).ok_or(Flaw::TooFine)?;
+    if units.rate(sum) != packing.rate {
+        return Err(Flaw::RateSum { sum: units.rate(sum), rate: packing.rate });
+    }
+    let share = packing.rate / Rate::from(i128::from(topology.ranks()));
+    for (rank, &block) in blocks.iter().enumerate().filter(|_| form.blocks) {
+        let block: Ratio<i128> = units.rate(block);
+        if block != share {
+            return Err(Flaw::Share { rank: rank as Rank, sum: block, share });
+        }
+    }
+    Ok(())
+}
+
+/// Whose block a tree carries: the root's, or that of a path's far end.
+fn block_of(tree: &Tree, form: Form) -> Rank {
+    let far = if form.inward {
+        tree.edges.first().map(|edge| edge.from)
+    } else {
+        tree.edges.last().map(|edge| edge.to)
+    };
+    far.filter(|_| form.paths).unwrap_or(tree.root)
+}

@@ -1,0 +1,261 @@
+//! What can be wrong with a packing.
+
+use pleach_vocabulary::{Collective, Rank};
+
+use crate::Rate;
+use crate::topology::NodeId;
+
+/// Why a packing is not what it says. Trees, edges and paths are named by their index.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Flaw {
+    /// This collective has no packing.
+    #[error("{collective:?} is not packed into trees")]
+    NotPacked {
+        /// Which.
+        collective: Collective,
+    },
+    /// The collective has a root that is no rank of the topology.
+    #[error("the root is rank {root}, and there are {ranks} ranks, numbered from 0")]
+    NoSuchRoot {
+        /// Which.
+        root: Rank,
+        /// How many there are.
+        ranks: u32,
+    },
+    /// A weight whose denominator is not positive.
+    #[error("a weight has a denominator that is not positive")]
+    NoNumber,
+    /// Weights whose sums cannot be computed exactly in 127 bits.
+    #[error("the weights have no common denominator that can be worked with")]
+    TooFine,
+    /// A single rank has trees or a rate.
+    #[error("there is one rank and nothing to move, but there are trees or a rate")]
+    NotAtRest,
+    /// A tree whose root is no rank or not that of the collective.
+    #[error("tree {tree} has rank {root} as its root")]
+    Root {
+        /// Which tree.
+        tree: usize,
+        /// Its root.
+        root: Rank,
+    },
+    /// A tree that carries nothing or less.
+    #[error("tree {tree} has a weight that is not positive")]
+    TreeWeight {
+        /// Which tree.
+        tree: usize,
+    },
+    /// An edge names a rank that is not there.
+    #[error("edge {edge} of tree {tree} names rank {rank}, which is not there")]
+    NoSuchRank {
+        /// Which tree.
+        tree: usize,
+        /// Which edge.
+        edge: usize,
+        /// Which rank.
+        rank: Rank,
+    },
+    /// An edge that is not joined to the root by those that the order puts between: a piece apart,
+    /// the wrong direction, or the wrong order. Of a path: an edge that does not go on where the
+    /// other one ended.
+    #[error("edge {edge} of tree {tree} hangs on rank {rank}, which is not joined to the root yet")]
+    Detached {
+        /// Which tree.
+        tree: usize,
+        /// Which edge.
+        edge: usize,
+        /// Its end that is nearer to the root.
+        rank: Rank,
+    },
+    /// Two edges lead to a rank from the root: a circle, or two ways.
+    #[error("edge {edge} of tree {tree} leads to rank {rank}, which is in the tree already")]
+    ReachedTwice {
+        /// Which tree.
+        tree: usize,
+        /// Which edge.
+        edge: usize,
+        /// Its end that is farther from the root.
+        rank: Rank,
+    },
+    /// A tree without some rank.
+    #[error("tree {tree} does not reach rank {rank}")]
+    NotSpanning {
+        /// Which tree.
+        tree: usize,
+        /// Which rank.
+        rank: Rank,
+    },
+    /// A path that is none.
+    #[error("path {path} of edge {edge} of tree {tree}: {flaw}")]
+    Path {
+        /// Which tree.
+        tree: usize,
+        /// Which edge.
+        edge: usize,
+        /// Which path.
+        path: usize,
+        /// What is wrong with it.
+        flaw: PathFlaw,
+    },
+    /// The paths of an edge do not carry what the tree does.
+    #[error("the paths of edge {edge} of tree {tree} carry {sum} bytes a second and the tree {weight}")]
+    PathSum {
+        /// Which tree.
+        tree: usize,
+        /// Which edge.
+        edge: usize,
+        /// What the paths carry.
+        sum: Rate,
+        /// What the tree carries.
+        weight: Rate,
+    },
+    /// Two trees that are one.
+    #[error("trees {first} and {second} are the same")]
+    Twins {
+        /// Which.
+        first: usize,
+        /// And which.
+        second: usize,
+    },
+    /// A link carries more than it can.
+    #[error("the link from {from} to {to} carries {load} bytes a second and can {capacity}")]
+    Overload {
+        /// Where it begins.
+        from: NodeId,
+        /// Where it ends.
+        to: NodeId,
+        /// What it has to carry.
+        load: Rate,
+        /// What it can.
+        capacity: u64,
+    },
+    /// The trees do not carry the rate.
+    #[error("the trees carry {sum} bytes a second together, and the rate is {rate}")]
+    RateSum {
+        /// What they carry.
+        sum: Rate,
+        /// What the packing says.
+        rate: Rate,
+    },
+    /// A rank's block goes slower or faster than those of others.
+    #[error("the block of rank {rank} goes at {sum} bytes a second; the share of each is {share}")]
+    Share {
+        /// Whose.
+        rank: Rank,
+        /// At what.
+        sum: Rate,
+        /// At what it should: the rate by the number of ranks.
+        share: Rate,
+    },
+    /// A rate that exceeds what nothing can.
+    #[error("the rate {rate} is above the bound {bound}")]
+    AboveBound {
+        /// The rate.
+        rate: Rate,
+        /// The bound.
+        bound: Rate,
+    },
+    /// The certificate does not show the bound.
+    #[error("the certificate {0}")]
+    Certificate(CertificateFlaw),
+}
+
+/// What can be wrong with a path.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PathFlaw {
+    /// The edge has none.
+    #[error("there is none")]
+    None,
+    /// The same hops twice in an edge.
+    #[error("it is listed twice")]
+    ListedTwice,
+    /// A hop that is not in the topology.
+    #[error("{node} is not there")]
+    UnknownNode {
+        /// Which.
+        node: NodeId,
+    },
+    /// It does not begin and end where its edge does.
+    #[error("it does not go from {from} to {to}")]
+    Ends {
+        /// Where the edge begins.
+        from: NodeId,
+        /// Where it ends.
+        to: NodeId,
+    },
+    /// Ranks do not forward.
+    #[error("it goes through rank {rank}, and only switches forward")]
+    ThroughRank {
+        /// Which.
+        rank: Rank,
+    },
+    /// It comes to a switch again.
+    #[error("it goes through {node} twice")]
+    NodeTwice {
+        /// Which.
+        node: NodeId,
+    },
+    /// Two hops that no link joins in this direction (for all-reduce in both).
+    #[error("there is no link from {from} to {to}")]
+    NoLink {
+        /// From where.
+        from: NodeId,
+        /// To where.
+        to: NodeId,
+    },
+    /// It carries nothing or less.
+    #[error("it has a weight that is not positive")]
+    Weight,
+}
+
+/// What can be wrong with a certificate.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CertificateFlaw {
+    /// A cut where it has to be a partition, or the like.
+    #[error("is of a kind that shows nothing of this collective")]
+    Kind,
+    /// A node that is not in the topology.
+    #[error("names {node}, which is not there")]
+    UnknownNode {
+        /// Which.
+        node: NodeId,
+    },
+    /// A node in two parts, or twice in one.
+    #[error("names {node} twice")]
+    NodeTwice {
+        /// Which.
+        node: NodeId,
+    },
+    /// All ranks are on one side.
+    #[error("separates no ranks")]
+    SeparatesNothing,
+    /// A cut around the wrong side.
+    #[error("does not hold the root, rank {root}")]
+    RootOutside {
+        /// Which.
+        root: Rank,
+    },
+    /// A part without a rank needs nothing from others.
+    #[error("has part {part} without a rank")]
+    PartWithoutRank {
+        /// Which.
+        part: usize,
+    },
+    /// Parts that do not hold all ranks.
+    #[error("has rank {rank} in no part")]
+    RankInNoPart {
+        /// Which.
+        rank: Rank,
+    },
+    /// It shows another bound.
+    #[error("shows the bound {value}, and the packing says {bound}")]
+    Value {
+        /// What it shows.
+        value: Rate,
+        /// What it should.
+        bound: Rate,
+    },
+}

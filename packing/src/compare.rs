@@ -1,0 +1,305 @@
+//! What the other strategies reach where an optimal packing reaches its bound.
+//!
+//! | strategy | what it is | for |
+//! |--|--|--|
+//! | `blink` | [Blink's own way](super::blink) | all |
+//! | `ring` | [the most rings](super::ring); where there is none, the ring over PCIe of topologies that say what it carries, marked | all |
+//! | `double-tree` | two binary trees over the ranks in their order, if each of their edges is a link or goes through switches only | all-reduce, broadcast, reduce |
+//! | `reduce-scatter+all-gather` | one after the other over the same trees, each with half of what the links carry | all-reduce |
+//!
+//! Blink's trees may have a ring over PCIe beside them, see [`hybrid`].
+//!
+//! Each gives a [`Packing`] that the checker accepts, beside the bound and certificate of the
+//! optimal one.
+
+use std::fmt;
+
+use pleach_vocabulary::{Collective, Rank};
+
+use super::all_reduce::pack_in_two_phases;
+use super::blink::hybrid::{Classes, Split};
+use super::blink::{self, BlinkError, BlinkOptions};
+use super::double_tree_edges;
+use super::shape::{Shape, Weighted, beside, fitted, ways_from};
+use super::{Packing, Rate, Strategy, greedy, ring};
+use crate::topology::Topology;
+
+/// Why a strategy has no packing of a topology.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotHere {
+    /// Not a strategy for this collective.
+    #[error("not for {collective}")]
+    NotFor {
+        /// Which.
+        collective: Collective,
+    },
+    /// Blink has no trees for this topology.
+    #[error("not possible here: {0}")]
+    Blink(#[from] BlinkError),
+    /// A tree needs an edge that neither a link nor switches carry.
+    #[error("not possible here: ranks {from} and {to} are not joined by a link or through switches only")]
+    Unjoined {
+        /// One end.
+        from: Rank,
+        /// The other one.
+        to: Rank,
+    },
+    /// No cycle visits every rank once.
+    #[error("not possible here: no ring of links visits every rank")]
+    NoRing,
+    /// The search for cycles found none that visits every rank once, and could not rule it out
+    /// either.
+    #[error("not found here: no ring of links that visits every rank was found")]
+    NoRingFound,
+    /// A search without a bound on its time, on a graph that is not small.
+    #[error("takes too long for {ranks} ranks and {links} links")]
+    TooLarge {
+        /// How many there are.
+        ranks: u32,
+        /// How many of these.
+        links: usize,
+    },
+    /// Trees that are used both ways need links that lead one way only.
+    #[error("not possible here: some ranks are joined only by links that lead one way")]
+    OneWay,
+}
+
+/// That a strategy's search ends soon on so large a graph.
+///
+/// # Errors
+///
+/// [`NotHere::TooLarge`].
+pub(super) fn expect_in_reach(topology: &Topology, strategy: Strategy) -> Result<(), NotHere> {
+    let is_in_reach = match strategy {
+        Strategy::Optimal => true,
+        Strategy::DoubleTree => greedy::is_bound_within_reach(topology),
+        Strategy::Blink | Strategy::Ring | Strategy::ReduceScatterAllGather => {
+            greedy::is_exact_within_reach(topology)
+        }
+    };
+    let (ranks, links) = (topology.ranks(), topology.links().len());
+    if is_in_reach { Ok(()) } else { Err(NotHere::TooLarge { ranks, links }) }
+}
+
+/// Blink's trees.
+///
+/// # Errors
+///
+/// Where it has none for this topology.
+pub fn blink(topology: &Topology, optimum: &Packing, options: &BlinkOptions) -> Result<Packing, NotHere> {
+    Ok(beside(optimum, blink::trees(topology, optimum.collective, options)?))
+}
+
+/// Rings of links, both ways.
+///
+/// # Errors
+///
+/// [`NotHere::NoRing`] and [`NotHere::NoRingFound`].
+pub fn rings(topology: &Topology, optimum: &Packing) -> Result<Packing, NotHere> {
+    rings_found(topology, optimum).map(|(packing, _)| packing)
+}
+
+/// The same, and whether more rings are known not to fit.
+fn rings_found(topology: &Topology, optimum: &Packing) -> Result<(Packing, bool), NotHere> {
+    let rings = ring::rings(topology);
+    let trees = rings.trees(topology.ranks(), optimum.collective);
+    match trees.is_empty() && topology.ranks() > 1 {
+        true if rings.is_most => Err(NotHere::NoRing),
+        true => Err(NotHere::NoRingFound),
+        false => Ok((beside(optimum, trees), rings.is_most)),
+    }
+}
+
+/// The two trees that `Algorithm::DoubleTree` uses, each for half
+/// of the data.
+///
+/// # Errors
+///
+/// Another collective, or an edge that no link or switch carries.
+pub fn double_tree(topology: &Topology, optimum: &Packing) -> Result<Packing, NotHere> {
+    let (collective, ranks) = (optimum.collective, topology.ranks());
+    if !matches!(collective, Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. })
+    {
+        return Err(NotHere::NotFor { collective });
+    }
+    if ranks == 1 {
+        return Ok(beside(optimum, Vec::new()));
+    }
+    let mut shapes = Vec::with_capacity(2);
+    for edges in double_tree_edges(ranks, collective.root()) {
+        let ways = edges.iter().map(|&(child, parent)| {
+            let way = ways_from(topology, child).swap_remove(parent as usize);
+            way.ok_or(NotHere::Unjoined { from: child, to: parent })
+        });
+        let ways = ways.collect::<Result<Vec<_>, _>>()?;
+        let is_child = |rank| edges.iter().any(|&(child, _)| child == rank);
+        let top = (0..ranks).find(|&rank| !is_child(rank)).unwrap_or(0);
+        shapes.push(Weighted { shape: Shape { ways }, top, weight: Rate::from(1) });
+    }
+    let trees = Weighted::trees(&shapes, ranks, collective);
+    // A way may go back only over other links than forth.
+    let trees = fitted(topology, collective, trees).ok_or(NotHere::OneWay)?;
+    Ok(beside(optimum, trees))
+}
+
+/// An all-reduce by a reduce-scatter and then an all-gather.
+///
+/// # Errors
+///
+/// Another collective, or ranks that are joined only one way.
+pub fn two_phases(topology: &Topology, optimum: &Packing) -> Result<Packing, NotHere> {
+    let collective = optimum.collective;
+    if collective != Collective::AllReduce {
+        return Err(NotHere::NotFor { collective });
+    }
+    if topology.ranks() == 1 {
+        return Ok(optimum.clone());
+    }
+    pack_in_two_phases(topology, None).ok_or(NotHere::OneWay)
+}
+
+/// Blink's hybrid of two classes of links for one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hybrid {
+    /// How many bytes go over the links, and how many around the ring over PCIe.
+    pub split: Split,
+    /// Bytes by the time until both have arrived, in bytes a second.
+    pub rate: Rate,
+}
+
+/// Blink's trees over the links with a ring over PCIe beside them, which can be used `setup_ns`
+/// nanoseconds after a call of `bytes` bytes began. None where the topology does not say what PCIe
+/// carries, or nothing moves.
+#[must_use]
+pub fn hybrid(topology: &Topology, blink: &Packing, bytes: u64, setup_ns: u64) -> Option<Hybrid> {
+    let pcie = topology.pcie_ring_bytes_per_s()?;
+    let whole = |rate: Rate| u64::try_from(rate.to_integer()).ok();
+    let slow = ring::one_way_rate(blink.collective, topology.ranks(), pcie);
+    let classes = Classes { fast_bytes_per_s: whole(blink.rate)?, slow_bytes_per_s: whole(slow)?, setup_ns };
+    let split = classes.split(bytes);
+    let time_ns = classes.time_ns(split).ceil() as i128;
+    (time_ns > 0).then(|| Hybrid { split, rate: Rate::new(i128::from(bytes) * 1_000_000_000, time_ns) })
+}
+
+/// A topology and a collective, and what every strategy makes of them.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// Of what.
+    pub collective: Collective,
+    /// What nothing can exceed.
+    pub bound: Rate,
+    /// By the names of the strategies; the optimal one first.
+    pub rows: Vec<Row>,
+}
+
+/// What a strategy makes of a topology.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Its name.
+    pub strategy: &'static str,
+    /// What it reaches.
+    pub outcome: Outcome,
+}
+
+/// What a strategy reaches.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// With these trees.
+    Packed(Packing),
+    /// With these trees, and perhaps more with others: the search was not exhaustive.
+    AtLeast(Packing),
+    /// No ring fits on the links, and one over PCIe goes at this rate.
+    OverPcie(Rate),
+    /// Nothing.
+    NotHere(NotHere),
+}
+
+impl Outcome {
+    /// In bytes a second.
+    #[must_use]
+    pub fn rate(&self) -> Option<Rate> {
+        match self {
+            Self::Packed(packing) | Self::AtLeast(packing) => Some(packing.rate),
+            Self::OverPcie(rate) => Some(*rate),
+            Self::NotHere(_) => None,
+        }
+    }
+}
+
+impl From<Result<Packing, NotHere>> for Outcome {
+    fn from(result: Result<Packing, NotHere>) -> Self {
+        result.map_or_else(Self::NotHere, Self::Packed)
+    }
+}
+
+/// Compares an optimal packing with what the other strategies reach.
+#[must_use]
+pub fn compare(topology: &Topology, optimum: &Packing) -> Comparison {
+    let collective = optimum.collective;
+    let in_reach = |strategy| expect_in_reach(topology, strategy);
+    let ring = match in_reach(Strategy::Ring).and_then(|()| rings_found(topology, optimum)) {
+        Ok((packing, true)) => Outcome::Packed(packing),
+        Ok((packing, false)) => Outcome::AtLeast(packing),
+        Err(why @ (NotHere::NoRing | NotHere::NoRingFound)) => {
+            topology.pcie_ring_bytes_per_s().map_or(Outcome::NotHere(why), |bytes_per_s| {
+                Outcome::OverPcie(ring::one_way_rate(collective, topology.ranks(), bytes_per_s))
+            })
+        }
+        Err(why) => Outcome::NotHere(why),
+    };
+    let by = |strategy: Strategy, pack: &dyn Fn() -> Result<Packing, NotHere>| -> Outcome {
+        in_reach(strategy).and_then(|()| pack()).into()
+    };
+    let rows = [
+        (Strategy::Optimal, Outcome::Packed(optimum.clone())),
+        (Strategy::Blink, by(Strategy::Blink, &|| blink(topology, optimum, &BlinkOptions::default()))),
+        (Strategy::Ring, ring),
+        (Strategy::DoubleTree, by(Strategy::DoubleTree, &|| double_tree(topology, optimum))),
+        (
+            Strategy::ReduceScatterAllGather,
+            by(Strategy::ReduceScatterAllGather, &|| two_phases(topology, optimum)),
+        ),
+    ];
+    let row = |(strategy, outcome): (Strategy, Outcome)| Row { strategy: strategy.name(), outcome };
+    let rows = rows.into_iter().map(row).collect();
+    Comparison { collective, bound: optimum.bound, rows }
+}
+
+impl Comparison {
+    /// The row of a strategy.
+    #[must_use]
+    pub fn row(&self, strategy: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.strategy == strategy)
+    }
+}
+
+/// A rate as a person reads it, in GB/s.
+fn gb_per_s(rate: Rate) -> f64 {
+    *rate.numer() as f64 / *rate.denom() as f64 / 1e9
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "{:<26} {:>10} {:>9} {:>6}", "strategy", "GB/s", "of bound", "trees")?;
+        for Row { strategy, outcome } in &self.rows {
+            let Some(rate) = outcome.rate() else {
+                if let Outcome::NotHere(why) = outcome {
+                    writeln!(formatter, "{strategy:<26} {why}")?;
+                }
+                continue;
+            };
+            let share = match self.bound == Rate::default() {
+                true => 100.0,
+                false => gb_per_s(rate / self.bound) * 1e11,
+            };
+            write!(formatter, "{strategy:<26} {:>10.2} {share:>8.1}%", gb_per_s(rate))?;
+            match outcome {
+                Outcome::Packed(packing) => writeln!(formatter, " {:>6}", packing.trees.len())?,
+                Outcome::AtLeast(packing) => writeln!(formatter, " {:>6}  at least", packing.trees.len())?,
+                _ => writeln!(formatter, "  over PCIe: no ring of links visits every rank")?,
+            }
+        }
+        Ok(())
+    }
+}

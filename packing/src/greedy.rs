@@ -1,0 +1,442 @@
+//! Trees for graphs that are too large to be packed exactly and in which nothing looks the same.
+//!
+//! Exact packing asks for about `ranks²` flows over all links, which for some hundred ranks takes
+//! hours. Here so many trees of equal weight are grown one after the other, each in the time that
+//! looking at every link a few times takes, and the gap is stated: the bound is exact while one
+//! flow a rank is affordable ([`BOUND_WORK_MAX`]), beyond that it is the least cut around a single
+//! rank.
+//!
+//! Let `λ = trees / bound`: what a link of one byte a second would be used at the optimum. A
+//! link's *price* is the uses it would have by its bandwidth, and at least `λ`, so that what the
+//! optimum can afford costs the same everywhere. A tree reaches the rank next that it reaches at
+//! the least price of any link on the way, among these soonest, where the edges of one rank leave
+//! it one after the other: that makes trees as deep as a logarithm. What leaves a rank has a price
+//! as well, once it is more than the rank's share so far. The weight of all trees is the least
+//! bandwidth by uses, and of trees for the same data only so many are kept as carry most.
+//!
+//! A single root's trees are [peeled](super::peel) first where there is time for a flow to every
+//! rank after each of them. That often gives the optimum; otherwise the better of both is taken.
+//!
+//! **Invariant:** every tree spans all ranks, no link carries more than it can, and the rate is
+//! that of the trees. What comes out depends on the topology alone: work is counted and not timed,
+//! and prices are compared bit by bit.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use pleach_vocabulary::{Collective, Rank};
+
+use super::MAX_TREES_PER_ROOT;
+use super::digraph::Digraph;
+use super::directed::{self, Forest, certificate};
+use super::flow::Amount;
+use super::peel;
+use super::search::{around_single_ranks, best_rate, signed};
+use super::shallow::make_shallow;
+use super::shape::merged;
+use super::{Certificate, Edge, Packing, Path, Rate, Tree};
+use crate::topology::{Link, NodeId, Topology};
+use narrow::Narrows;
+
+/// Up to how many ranks, squared, times links graphs are packed exactly.
+const EXACT_WORK_MAX: u64 = 1 << 26;
+
+/// Up to how many ranks times links the bound is exact where the packing is not.
+const BOUND_WORK_MAX: u64 = 1 << 26;
+
+/// Up to how many ranks times links the trees of a root are peeled first.
+const PEELING_WORK_MAX: u64 = 1 << 23;
+
+/// Links looked at, about, for all trees.
+const GROWTH_WORK_MAX: u64 = 1 << 26;
+
+/// Fewest trees for the same data, so that uses of a link differ little from its share.
+const TREES_MIN: u32 = 64;
+
+/// Fewer trees than this are peeled as more of less weight each.
+const SHARED_TREES_MIN: Amount = 4;
+
+/// Most trees of an all-reduce.
+const ALL_REDUCE_TREES_MAX: u32 = 256;
+
+/// How many trees for the same data are wanted for each link's bandwidth that the bound has.
+const TREES_PER_LINK: u32 = 4;
+
+/// By how many edges a rank may be ahead of its share without a price.
+const AHEAD_EDGES: f64 = 8.0;
+
+/// How often a switch of a tree is come to by a better way.
+const BETTER_WAYS_MAX: u8 = 8;
+
+/// Whether exact packing takes seconds at most.
+pub(super) fn is_exact_within_reach(topology: &Topology) -> bool {
+    let (ranks, links) = (u64::from(topology.ranks()), topology.links().len() as u64);
+    ranks.saturating_mul(ranks).saturating_mul(links) <= EXACT_WORK_MAX
+}
+
+/// Whether a flow for every rank takes seconds at most.
+pub(super) fn is_bound_within_reach(topology: &Topology) -> bool {
+    u64::from(topology.ranks()) * topology.links().len() as u64 <= BOUND_WORK_MAX
+}
+
+/// Trees of equal weight beside the bound; `trees_per_root` of them for each root, for all-reduce
+/// for each rank.
+///
+/// # Panics
+///
+/// When there are fewer than two ranks, the root is none of them, or `collective` does not go along
+/// trees one way.
+pub(super) fn pack_one_way(
+    topology: &Topology,
+    collective: Collective,
+    trees_per_root: Option<u32>,
+) -> Packing {
+    let is_towards = matches!(collective, Collective::Reduce { .. } | Collective::ReduceScatter);
+    let reversed = is_towards.then(|| topology.reversed());
+    let grown_on = reversed.as_ref().unwrap_or(topology);
+    let (graph, unit) = Digraph::of(grown_on);
+    let ranks = topology.ranks() as usize;
+    let demand: Vec<_> = match collective.root() {
+        Some(root) => (0..ranks).map(|rank| u128::from(rank == root as usize)).collect(),
+        None => vec![1; ranks],
+    };
+    let best = if is_bound_within_reach(topology) {
+        best_rate(&graph, &demand)
+    } else {
+        around_single_ranks(&graph, &demand)
+    };
+    let best = best.expect("there are two ranks and something to send");
+    let bound = best.rate * signed(demand.iter().sum()) * signed(unit);
+    let mut growth = Growth::new(grown_on, false);
+    let mut partial = None;
+    let trees = match collective.root() {
+        Some(root) => {
+            if trees_per_root.is_none()
+                && let Some(trees) = peeled(grown_on, &graph, root, best.rate, signed(unit))
+            {
+                let certificate = certificate(best.clone());
+                let mut packing = made(topology, collective, bound, certificate, trees, is_towards);
+                make_shallow(&mut packing, topology);
+                if packing.is_optimal() {
+                    return packing;
+                }
+                partial = Some(packing);
+            }
+            if is_bound_within_reach(topology) {
+                growth.narrows = Narrows::around(grown_on, root);
+            }
+            let count = trees_per_root.unwrap_or_else(|| growth.count(bound, MAX_TREES_PER_ROOT));
+            growth.grow(&vec![root; count as usize], bound, trees_per_root.is_none())
+        }
+        None => {
+            let count = trees_per_root.unwrap_or(1);
+            let roots: Vec<Rank> = (0..count).flat_map(|_| 0..topology.ranks()).collect();
+            growth.grow(&roots, bound, false)
+        }
+    };
+    let trees = trees.expect("all ranks are reached from each");
+    let grown = made(topology, collective, bound, certificate(best), trees, is_towards);
+    partial.filter(|partial: &Packing| partial.rate >= grown.rate).unwrap_or(grown)
+}
+
+/// Whole trees that leave room for as many as the best rate allows, if their number is in reach.
+fn peeled(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i128) -> Option<Vec<Tree>> {
+    let work = u64::from(topology.ranks()) * topology.links().len() as u64;
+    if work > PEELING_WORK_MAX {
+        return None;
+    }
+    let total = best.numer().unsigned_abs();
+    // Of links without anything in common the optimum has very many trees, and few would be found.
+    if total > Amount::from(MAX_TREES_PER_ROOT) {
+        return None;
+    }
+    // A single tree may have to be a chain.
+    let shares = if total < SHARED_TREES_MIN { Amount::from(TREES_MIN) } else { 1 };
+    let parts = best.denom().unsigned_abs() * shares;
+    let graph = graph.map(|_, _, capacity| capacity * parts);
+    let mut demand = vec![0; graph.ranks().len()];
+    demand[root as usize] = total * shares;
+    let trees = peel::peel(&graph, &demand, Amount::from(TREES_MIN))?;
+    Some(
+        Forest { unit: Rate::new(unit, signed(parts)), trees: directed::merged(trees) }
+            .trees(Rate::from_integer(1), false),
+    )
+    .filter(|trees| (1..=MAX_TREES_PER_ROOT as usize).contains(&trees.len()))
+}
+
+/// Trees of equal weight that are used both ways, for an all-reduce with this bound, so many for
+/// each rank on the average; none where ranks are joined only by links that lead one way.
+pub(super) fn pack_both_ways(
+    topology: &Topology,
+    bound: Rate,
+    certificate: Certificate,
+    trees_per_root: Option<u32>,
+) -> Option<Packing> {
+    let ranks = topology.ranks();
+    let mut growth = Growth::new(topology, true);
+    let count = trees_per_root
+        .map_or_else(|| growth.count(bound, ALL_REDUCE_TREES_MAX), |count| count.saturating_mul(ranks));
+    let roots: Vec<Rank> = (0..count).map(|tree| tree % ranks).collect();
+    let trees = growth.grow(&roots, bound, trees_per_root.is_none())?;
+    Some(made(topology, Collective::AllReduce, bound, certificate, trees, true))
+}
+
+fn made(
+    topology: &Topology,
+    collective: Collective,
+    bound: Rate,
+    certificate: Certificate,
+    mut trees: Vec<Tree>,
+    is_towards: bool,
+) -> Packing {
+    if is_towards {
+        trees.iter_mut().for_each(Tree::turn);
+    }
+    debug_assert!(trees.iter().all(|tree| tree.edges.len() + 1 == topology.ranks() as usize));
+    let rate = trees.iter().map(|tree| tree.weight).sum();
+    Packing { collective, rate, bound, certificate, trees }
+}
+
+/// A way's price in the bits of a float, which is never negative, and when its end is reached.
+type Cost = (u64, u32);
+
+/// Trees that grow on a topology and load it.
+struct Growth<'t> {
+    topology: &'t Topology,
+    is_both_ways: bool,
+    /// Where the links of each node begin in [`Topology::links`].
+    first: Vec<usize>,
+    /// What each link carries for trees, in bytes a second.
+    carries: Vec<u64>,
+    /// How many edges of trees go over it.
+    uses: Vec<u32>,
+    /// The link back, where trees are used both ways.
+    back: Vec<usize>,
+    /// By node: what leaves it, and how many edges of trees do.
+    exits: Vec<(f64, u32)>,
+    /// Of a single root.
+    narrows: Narrows,
+}
+
+/// A tree that is grown.
+struct Sprout {
+    /// By node: the link by which it is come to.
+    by: Vec<Option<usize>>,
+    /// By node: how often a better way was found.
+    betters: Vec<u8>,
+    /// By node: when it was reached; only ranks are.
+    reached: Vec<Option<u32>>,
+    /// By node: how many edges leave it.
+    leaving: Vec<u32>,
+    left: BinaryHeap<Reverse<(Cost, u32)>>,
+    /// The links of every edge, from its sender on.
+    edges: Vec<Vec<usize>>,
+}
+
+/// What trees may cost.
+struct Aim {
+    /// The price up to which a link is as the optimum may have it.
+    price: f64,
+    /// Which part of all trees there will be with the present one.
+    progress: f64,
+}
+
+impl<'t> Growth<'t> {
+    fn new(topology: &'t Topology, is_both_ways: bool) -> Self {
+        let links = topology.links();
+        let mut first = Vec::with_capacity(topology.nodes().len() + 1);
+        first.push(0);
+        for node in 0..topology.nodes().len() {
+            first.push(first[node] + topology.leaving(NodeId(node as u32)).len());
+        }
+        let back = |link: &Link| topology.link_place(link.to, link.from);
+        let backs: Vec<Option<usize>> =
+            if is_both_ways { links.iter().map(back).collect() } else { Vec::new() };
+        let carried = |(place, link): (usize, &Link)| match backs.get(place) {
+            None => link.bytes_per_s,
+            Some(back) => back.map_or(0, |back| links[back].bytes_per_s.min(link.bytes_per_s)),
+        };
+        let carries: Vec<u64> = links.iter().enumerate().map(carried).collect();
+        let mut exits = vec![(0.0, 0); topology.nodes().len()];
+        for (link, &carried) in links.iter().zip(&carries) {
+            exits[link.from.0 as usize].0 += carried as f64;
+        }
+        let uses = vec![0; links.len()];
+        let back = backs.into_iter().enumerate().map(|(place, back)| back.unwrap_or(place)).collect();
+        Self { topology, is_both_ways, first, carries, uses, back, exits, narrows: Narrows::default() }
+    }
+
+    /// How many trees for the same data are worth it where so much can be reached, at most `most`.
+    fn count(&self, bound: Rate, most: u32) -> u32 {
+        let widest = self.carries.iter().copied().max().unwrap_or(1).max(1);
+        let wanted = (bound * i128::from(TREES_PER_LINK) / i128::from(widest)).ceil().to_integer();
+        let affordable = GROWTH_WORK_MAX / (self.carries.len() as u64).max(1);
+        let most = u64::from(most).min(affordable).max(1) as u32;
+        u32::try_from(wanted).unwrap_or(u32::MAX).max(TREES_MIN).min(most)
+    }
+
+    /// A tree from each of these roots, all of the same weight, those that are the same made one;
+    /// `can_be_fewer`: where they are for the same data. None where a root does not reach all
+    /// ranks.
+    fn grow(&mut self, roots: &[Rank], bound: Rate, can_be_fewer: bool) -> Option<Vec<Tree>> {
+        let count = roots.len();
+        let price = count as f64 * *bound.denom() as f64 / *bound.numer() as f64;
+        let mut grown: Vec<(Rank, Vec<Vec<usize>>)> = Vec::with_capacity(count);
+        let (mut most, mut best, mut kept) = (0.0_f64, 0.0, 0);
+        for (tree, &root) in roots.iter().enumerate() {
+            let aim = Aim { price, progress: (tree + 1) as f64 / count as f64 };
+            let edges = self.sprout(root, &aim)?;
+            let dearest =
+                edges.iter().flatten().map(|&link| self.uses[link] as f64 / self.carries[link] as f64);
+            most = dearest.fold(most, f64::max);
+            grown.push((root, edges));
+            if !can_be_fewer || (tree + 1) as f64 / most > best {
+                (best, kept) = ((tree + 1) as f64 / most, tree + 1);
+            }
+        }
+        grown.truncate(kept);
+        let weight = self.level(&grown);
+        Some(merged(grown.into_iter().map(|(root, edges)| self.tree(root, weight, edges)).collect()))
+    }
+
+    /// The most that all trees can carry each.
+    fn level(&mut self, grown: &[(Rank, Vec<Vec<usize>>)]) -> Rate {
+        self.uses.fill(0);
+        grown.iter().flat_map(|(_, edges)| edges.iter().flatten()).for_each(|&link| self.load(link));
+        let used = self.uses.iter().zip(&self.carries).filter(|(uses, _)| **uses > 0);
+        let share = used.map(|(&uses, &carries)| Rate::new(carries.into(), uses.into())).min();
+        share.expect("there are edges")
+    }
+
+    fn load(&mut self, link: usize) {
+        self.uses[link] += 1;
+        if self.is_both_ways {
+            self.uses[self.back[link]] += 1;
+        }
+    }
+
+    fn tree(&self, root: Rank, weight: Rate, edges: Vec<Vec<usize>>) -> Tree {
+        let links = self.topology.links();
+        let rank = |node: NodeId| self.topology.rank(node).expect("edges join ranks");
+        let edge = |way: Vec<usize>| {
+            let begin = links[way[0]].from;
+            let hops: Vec<NodeId> =
+                std::iter::once(begin).chain(way.iter().map(|&link| links[link].to)).collect();
+            let to = rank(hops[hops.len() - 1]);
+            Edge { from: rank(begin), to, paths: vec![Path { hops, weight }] }
+        };
+        Tree { root, weight, edges: edges.into_iter().map(edge).collect() }
+    }
+
+    /// Grows a tree and loads the links with it.
+    fn sprout(&mut self, root: Rank, aim: &Aim) -> Option<Vec<Vec<usize>>> {
+        let nodes = self.topology.nodes().len();
+        let others = self.topology.ranks() as usize - 1;
+        let mut sprout = Sprout {
+            by: vec![None; nodes],
+            betters: vec![0; nodes],
+            reached: vec![None; nodes],
+            leaving: vec![0; nodes],
+            left: BinaryHeap::new(),
+            edges: Vec::with_capacity(others),
+        };
+        let root = self.topology.node(root).0 as usize;
+        sprout.reached[root] = Some(0);
+        self.spread(&mut sprout, root, aim);
+        while sprout.edges.len() < others {
+            let Reverse((known, node)) = sprout.left.pop()?;
+            let node = node as usize;
+            if sprout.reached[node].is_some() {
+                continue;
+            }
+            // What was taken since may have made the way dearer.
+            let cost = self.cost(&sprout, node, aim);
+            if cost > known {
+                sprout.left.push(Reverse((cost, node as u32)));
+                continue;
+            }
+            if !self.is_rank(node) {
+                self.spread(&mut sprout, node, aim);
+                continue;
+            }
+            self.reach(&mut sprout, node, cost.1);
+            self.spread(&mut sprout, node, aim);
+        }
+        Some(sprout.edges)
+    }
+
+    fn is_rank(&self, node: usize) -> bool {
+        self.topology.rank(NodeId(node as u32)).is_some()
+    }
+
+    /// Takes the way to a rank.
+    fn reach(&mut self, sprout: &mut Sprout, node: usize, time: u32) {
+        let links = self.topology.links();
+        let mut way = Vec::new();
+        let mut at = node;
+        while let Some(link) = sprout.by[at].filter(|_| sprout.reached[at].is_none()) {
+            way.push(link);
+            at = links[link].from.0 as usize;
+        }
+        way.reverse();
+        for &link in &way {
+            self.load(link);
+            self.narrows.enter(link);
+        }
+        self.exits[at].1 += 1;
+        self.exits[node].1 += u32::from(self.is_both_ways);
+        sprout.leaving[at] += 1;
+        sprout.reached[node] = Some(time);
+        sprout.edges.push(way);
+    }
+
+    /// Tells what a node leads to, where that is better than what was known.
+    fn spread(&self, sprout: &mut Sprout, node: usize, aim: &Aim) {
+        let cost = self.cost(sprout, node, aim);
+        for place in self.first[node]..self.first[node + 1] {
+            let to = self.topology.links()[place].to.0 as usize;
+            if self.carries[place] == 0 || sprout.reached[to].is_some() {
+                continue;
+            }
+            let there = (cost.0.max(self.price(place, aim)), cost.1 + 1);
+            let may_be_better = sprout.betters[to] < BETTER_WAYS_MAX || self.is_rank(to);
+            let is_better = sprout.by[to].is_none() || (may_be_better && there < self.cost(sprout, to, aim));
+            if is_better {
+                sprout.by[to] = Some(place);
+                sprout.betters[to] = sprout.betters[to].saturating_add(1);
+                sprout.left.push(Reverse((there, to as u32)));
+            }
+        }
+    }
+
+    /// What it costs now to come to a node by the way that is known.
+    fn cost(&self, sprout: &Sprout, node: usize, aim: &Aim) -> Cost {
+        let (mut at, mut price, mut hops) = (node, 0, 0);
+        while let Some(link) = sprout.by[at].filter(|_| sprout.reached[at].is_none()) {
+            price = price.max(self.price(link, aim));
+            hops += 1;
+            at = self.topology.links()[link].from.0 as usize;
+        }
+        let start = self.cost_of_rank(sprout, at, aim);
+        (start.0.max(price), start.1 + hops)
+    }
+
+    /// What one more edge costs that leaves a rank that was reached, before its links.
+    fn cost_of_rank(&self, sprout: &Sprout, node: usize, aim: &Aim) -> Cost {
+        let (carries, edges) = self.exits[node];
+        let all = carries * aim.price;
+        let share = (all * aim.progress + AHEAD_EDGES).min(all).max(1.0);
+        let price = aim.price * (f64::from(edges + 1) / share).max(1.0);
+        (price.to_bits(), sprout.reached[node].unwrap_or(0) + sprout.leaving[node])
+    }
+
+    /// Of one more edge over a link.
+    fn price(&self, link: usize, aim: &Aim) -> u64 {
+        let of_sets = aim.price * self.narrows.excess(link, aim.price * aim.progress);
+        (f64::from(self.uses[link] + 1) / self.carries[link] as f64).max(of_sets).to_bits()
+    }
+}
+
+mod narrow;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,455 @@
+//! Fewer and less deep trees for messages that are short.
+//!
+//! A packing at the optimum wins when there is much to carry. The first byte, though, goes as long
+//! as the longest way, and so do all where there are few. [`predicted_ns`] says how long a packing
+//! takes for so many bytes, and [`pack_for`] takes the quickest of several packings: the optimum;
+//! what remains of it without its deepest trees; and single trees that take the ways of least
+//! latency, over links that so many of their edges may use at once: 1, 2, 4, and so on, as few uses
+//! make a tree deep and fast, many make it flat and slow.
+//!
+//! **Invariant:** what comes out is a packing for the same collective with the bound and
+//! certificate of the optimum, and no slower than that by [`predicted_ns`].
+
+use num_rational::Ratio;
+use pleach_vocabulary::{Collective, Rank};
+
+use super::shape::fitted;
+use super::{Edge, PackError, PackOptions, Packing, Path, Rate, Tree, pack};
+use crate::topology::{Link, NodeId, Topology};
+
+/// What a chunk costs besides its bytes: a notice to write and one to read, in nanoseconds.
+const CHUNK_NS: u64 = 500;
+
+/// Most ranks for which flatter trees are looked for.
+const FLAT_RANKS_MAX: u32 = 64;
+
+/// Packs for a collective of so many bytes, of what its rate counts: [`pack`], and with the optimal
+/// strategy and no given number of trees the quickest of what there is. A group that was told of
+/// its links does the same; see `Wiring` of `pleach-schedule`.
+///
+/// # Errors
+///
+/// See [`PackError`].
+pub fn pack_for(
+    topology: &Topology,
+    collective: Collective,
+    options: &PackOptions,
+    bytes: u64,
+) -> Result<Packing, PackError> {
+    let packing = pack(topology, collective, options)?;
+    Ok(if options.may_be_flat() { quickest(packing, topology, bytes) } else { packing })
+}
+
+/// How long a packing takes for so many bytes (of what its rate counts), in nanoseconds.
+///
+/// For a longest way of `d` edges and `l` nanoseconds, up and down together for all-reduce, and `t`
+/// nanoseconds that the bytes take at the rate, in `k` chunks: `l + (1 + (d-1)/k)·t + k·CHUNK_NS`,
+/// with the best `k`.
+#[must_use]
+pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
+    let turns = if packing.collective == Collective::AllReduce { 2 } else { 1 };
+    let (latency_ns, edges) = longest_way(packing, topology);
+    if packing.rate == Ratio::from_integer(0) {
+        return 0;
+    }
+    let per_ns = *packing.rate.numer() as f64 / *packing.rate.denom() as f64 / 1e9;
+    let data_ns = bytes as f64 / per_ns;
+    let behind = f64::from((turns * edges).saturating_sub(1));
+    let chunks = (behind * data_ns / CHUNK_NS as f64).sqrt().floor().max(1.0);
+    let sum_ns = (1.0 + behind / chunks) * data_ns + chunks * CHUNK_NS as f64;
+    sum_ns as u64 + u64::from(turns) * latency_ns
+}
+
+/// The latency of the longest way between root and leaf in any tree, in nanoseconds, and the most
+/// edges that one has.
+#[must_use]
+pub fn longest_way(packing: &Packing, topology: &Topology) -> (u64, u32) {
+    let ways = packing.trees.iter().map(|tree| way_of(tree, topology));
+    ways.fold((0, 0), |most, way| (most.0.max(way.0), most.1.max(way.1)))
+}
+
+/// The latency of a tree's longest way between root and leaf, and how many edges one has.
+pub(super) fn way_of(tree: &Tree, topology: &Topology) -> (u64, u32) {
+    let mut ways = vec![None; topology.ranks() as usize];
+    ways[tree.root as usize] = Some((0, 0));
+    let (mut left, mut most) = (tree.edges.len(), (0, 0));
+    // Edges are ordered, from the root or to it.
+    let mut pass = |edge: &Edge, ways: &mut Vec<Option<(u64, u32)>>| {
+        let ends = [(edge.from, edge.to), (edge.to, edge.from)];
+        for (near, far) in ends.map(|(near, far)| (near as usize, far as usize)) {
+            if let (Some((latency_ns, edges)), None) = (ways[near], ways[far]) {
+                let way = (latency_ns + edge_ns(edge, topology), edges + 1);
+                most = (most.0.max(way.0), most.1.max(way.1));
+                ways[far] = Some(way);
+                left -= 1;
+                return;
+            }
+        }
+    };
+    tree.edges.iter().for_each(|edge| pass(edge, &mut ways));
+    tree.edges.iter().rev().for_each(|edge| pass(edge, &mut ways));
+    debug_assert_eq!(left, 0, "edges are in order");
+    most
+}
+
+/// How long a byte is under way over an edge, on the slowest of its paths.
+fn edge_ns(edge: &Edge, topology: &Topology) -> u64 {
+    let link = |pair: &[NodeId]| topology.link(pair[0], pair[1]).map_or(0, |link| link.latency_ns);
+    edge.paths.iter().map(|path| path.hops.windows(2).map(link).sum()).max().unwrap_or(0)
+}
+
+/// The packing that carries so many bytes soonest: the optimum, or one with fewer or less deep
+/// trees.
+fn quickest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
+    let mut all = vec![optimum];
+    all.extend(flatter(&all[0], topology));
+    let place = soonest_of(&all, topology, bytes);
+    all.swap_remove(place)
+}
+
+/// Which of some packings for the same collective carries so many bytes first, the first one of
+/// several.
+///
+/// # Panics
+///
+/// When there is none.
+#[must_use]
+pub fn soonest_of(packings: &[Packing], topology: &Topology, bytes: u64) -> usize {
+    let time = |&place: &usize| predicted_ns(&packings[place], topology, bytes);
+    (0..packings.len()).min_by_key(time).expect("there are packings")
+}
+
+/// Packings with fewer or less deep trees than the optimum: each is quicker than all others for
+/// some bytes, or as quick. None where there are so many ranks that to look for them would take
+/// longer than the optimum did.
+#[must_use]
+pub fn flatter(optimum: &Packing, topology: &Topology) -> Vec<Packing> {
+    if topology.ranks() > FLAT_RANKS_MAX {
+        return Vec::new();
+    }
+    let mut found = without_deepest(optimum, topology);
+    found.extend(flat_packings(optimum, topology));
+    // The fastest first; what is no flatter than a faster one never is quicker.
+    found.sort_by_key(|packing| (std::cmp::Reverse(packing.rate), longest_way(packing, topology)));
+    let mut least = longest_way(optimum, topology);
+    found.retain(|packing| {
+        let way = longest_way(packing, topology);
+        let is_flatter = way.0 < least.0 || way.1 < least.1;
+        least = if is_flatter { (least.0.min(way.0), least.1.min(way.1)) } else { least };
+        is_flatter
+    });
+    found
+}
+
+/// What remains of a packing without its deepest trees, where each tree carries a share of the same
+/// data.
+fn without_deepest(packing: &Packing, topology: &Topology) -> Vec<Packing> {
+    if !matches!(
+        packing.collective,
+        Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. }
+    ) {
+        return Vec::new();
+    }
+    let depth = |tree: &Tree| way_of(tree, topology);
+    let mut depths: Vec<(u64, u32)> = packing.trees.iter().map(depth).collect();
+    depths.sort_unstable();
+    depths.dedup();
+    depths.pop();
+    let kept = |most: &(u64, u32)| {
+        let trees = packing.trees.iter().filter(|tree| depth(tree) <= *most).cloned();
+        with_trees(packing, trees.collect())
+    };
+    depths.iter().map(kept).collect()
+}
+
+/// The same collective with other trees.
+fn with_trees(packing: &Packing, trees: Vec<Tree>) -> Packing {
+    let rate = trees.iter().map(|tree| tree.weight).sum();
+    Packing { trees, rate, ..packing.clone() }
+}
+
+/// Packings of one tree a root over the ways of least latency.
+fn flat_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
+    let ranks = topology.ranks();
+    let (roots, is_one): (Vec<Rank>, bool) = match packing.collective {
+        Collective::AllReduce => ((0..ranks).collect(), true),
+        Collective::Broadcast { root } | Collective::Reduce { root } => (vec![root], true),
+        Collective::AllGather | Collective::ReduceScatter => ((0..ranks).collect(), false),
+        _ => return Vec::new(),
+    };
+    let is_inwards = matches!(packing.collective, Collective::Reduce { .. } | Collective::ReduceScatter);
+    let reversed;
+    let grown_on = if is_inwards {
+        reversed = topology.reversed();
+        &reversed
+    } else {
+        topology
+    };
+    let mut flat = Vec::new();
+    let is_both_ways = packing.collective == Collective::AllReduce;
+    let roots = if is_both_ways { middle(grown_on).into_iter().collect() } else { roots };
+    let mut uses = 1;
+    loop {
+        let grow = |&root: &Rank| flat_tree(grown_on, root, uses, is_both_ways);
+        let trees: Vec<Option<Tree>> = roots.iter().map(grow).collect();
+        let is_last = uses > ranks;
+        if is_one {
+            let one = trees.into_iter().flatten().min_by_key(|tree| way_of(tree, grown_on));
+            flat.extend(one.map(|tree| vec![tree]));
+        } else if let Some(all) = trees.into_iter().collect::<Option<Vec<Tree>>>() {
+            flat.push(all);
+        }
+        if is_last {
+            break;
+        }
+        uses *= 2;
+    }
+    let to_root = is_inwards || packing.collective == Collective::AllReduce;
+    let mut packings = Vec::with_capacity(flat.len());
+    for trees in flat {
+        // They weigh the same, and do so still when they are as heavy as links allow.
+        let Some(mut trees) = fitted(grown_on, packing.collective, trees) else { continue };
+        if to_root {
+            trees.iter_mut().for_each(Tree::turn);
+        }
+        packings.push(with_trees(packing, trees));
+    }
+    packings
+}
+
+/// The rank that reaches all others soonest over links that lead both ways, whatever they carry.
+fn middle(topology: &Topology) -> Option<Rank> {
+    let ranks = topology.ranks();
+    let tree = |root| flat_tree(topology, root, ranks, true).map(|tree| (way_of(&tree, topology), root));
+    (0..ranks).filter_map(tree).min().map(|(_, root)| root)
+}
+
+/// A tree that reaches every rank as soon as it can, while no link is used by more of its edges
+/// than `uses`; none if that is too few. It leads away from the root and weighs one byte a second.
+fn flat_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> Option<Tree> {
+    let mut used = std::collections::BTreeMap::new();
+    let mut reached: Vec<Option<u64>> = vec![None; topology.ranks() as usize];
+    reached[root as usize] = Some(0);
+    let mut edges: Vec<Edge> = Vec::new();
+    while edges.len() + 1 < topology.ranks() as usize {
+        let is_open = |link: &Link| {
+            let free = used.get(&(link.from, link.to)).is_none_or(|&count| count < uses);
+            free && (!is_both_ways || topology.link(link.to, link.from).is_some())
+        };
+        let (hops, latency_ns) = soonest(topology, &reached, is_open)?;
+        for pair in hops.windows(2) {
+            *used.entry((pair[0], pair[1])).or_insert(0) += 1;
+        }
+        let from = topology.rank(hops[0])?;
+        let to = topology.rank(*hops.last()?)?;
+        reached[to as usize] = Some(latency_ns);
+        edges.push(Edge { from, to, paths: vec![Path { hops, weight: Rate::from_integer(1) }] });
+    }
+    Some(Tree { root, weight: Rate::from_integer(1), edges })
+}
+
+/// The way through switches from a rank that is reached to one that is not by which it is reached
+/// first, and when.
+fn soonest(
+    topology: &Topology,
+    reached: &[Option<u64>],
+    is_open: impl Fn(&Link) -> bool,
+) -> Option<(Vec<NodeId>, u64)> {
+    let mut above = vec![None; topology.nodes().len()];
+    let mut left = std::collections::BTreeSet::new();
+    for (rank, latency_ns) in (0..).zip(reached) {
+        left.extend(latency_ns.map(|latency_ns| (latency_ns, 0_u32, topology.node(rank), None)));
+    }
+    // By time, then by edges, then by number: at equal times the flatter tree.
+    while let Some((latency_ns, hops, node, from)) = left.pop_first() {
+        let is_start = from.is_none();
+        if above[node.0 as usize].is_some() {
+            continue;
+        }
+        above[node.0 as usize] = Some(from);
+        let rank = topology.rank(node);
+        if rank.is_some_and(|rank| reached[rank as usize].is_none()) {
+            let mut way = vec![node];
+            while let Some(Some(from)) = above[way[way.len() - 1].0 as usize] {
+                way.push(from);
+            }
+            way.reverse();
+            return Some((way, latency_ns));
+        }
+        if rank.is_none() || is_start {
+            for link in topology.leaving(node).iter().filter(|link| is_open(link)) {
+                if above[link.to.0 as usize].is_none() {
+                    left.insert((latency_ns + link.latency_ns, hops + 1, link.to, Some(node)));
+                }
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Certificate;
+    use crate::samples::Random;
+    use crate::strength::tests::random_topology;
+    use crate::topology::LATENCY_NS;
+    use std::collections::BTreeMap;
+
+    const GB_S: u64 = 1_000_000_000;
+
+    fn switched(ranks: u32) -> Topology {
+        let mut builder = Topology::builder();
+        let nodes: Vec<NodeId> = (0..ranks).map(|rank| builder.rank(format!("r{rank}"))).collect();
+        let switch = builder.switch("s");
+        nodes.into_iter().for_each(|node| builder.duplex(node, switch, 25 * GB_S, LATENCY_NS));
+        builder.build().unwrap()
+    }
+
+    /// All ranks one after the other, from the root or to it.
+    fn chain(topology: &Topology, collective: Collective, rate: Rate) -> Packing {
+        let switch = NodeId(topology.ranks());
+        let mut tree = Tree { root: 0, weight: rate, edges: Vec::new() };
+        for to in 1..topology.ranks() {
+            let hops = vec![topology.node(to - 1), switch, topology.node(to)];
+            tree.edges.push(Edge { from: to - 1, to, paths: vec![Path { hops, weight: rate }] });
+        }
+        if collective == Collective::AllReduce {
+            tree.turn();
+        }
+        Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees: vec![tree] }
+    }
+
+    #[test]
+    fn the_time_is_that_of_the_longest_way_and_of_the_bytes_at_the_rate() {
+        let topology = switched(3);
+        let rate = Rate::from_integer(i128::from(GB_S));
+        let broadcast = chain(&topology, Collective::Broadcast { root: 0 }, rate);
+        assert_eq!(predicted_ns(&broadcast, &topology, 0), 4 * LATENCY_NS + CHUNK_NS);
+        // One chunk, as more would cost more than what they save: twice 100 bytes at a byte a
+        // nanosecond.
+        assert_eq!(predicted_ns(&broadcast, &topology, 100), 4 * LATENCY_NS + CHUNK_NS + 200);
+        // 20 chunks of 10 kB.
+        assert_eq!(predicted_ns(&broadcast, &topology, 200_000), 4_000 + 210_000 + 20 * CHUNK_NS);
+        let all_reduce = chain(&topology, Collective::AllReduce, rate);
+        assert_eq!(predicted_ns(&all_reduce, &topology, 100), 8 * LATENCY_NS + CHUNK_NS + 400);
+    }
+
+    #[test]
+    fn few_bytes_go_over_flat_trees_and_many_over_the_optimum() {
+        let topology = switched(16);
+        for collective in [Collective::AllReduce, Collective::Broadcast { root: 0 }] {
+            let optimum = chain(&topology, collective, Rate::from_integer(i128::from(26 * GB_S)));
+            let depths: Vec<u32> = [8, 1 << 14, 1 << 20, 1 << 30]
+                .map(|bytes| way_of(&quickest(optimum.clone(), &topology, bytes).trees[0], &topology).1)
+                .to_vec();
+            assert_eq!((depths[0], depths[3]), (1, 15), "{collective:?}: {depths:?}");
+            assert!(depths.is_sorted() && depths[1] < 15, "{collective:?}: {depths:?}");
+            assert_eq!(quickest(optimum.clone(), &topology, 1 << 30), optimum);
+        }
+    }
+
+    #[test]
+    fn what_is_packed_for_few_bytes_is_flat_and_what_is_asked_for_is_left_alone() {
+        let topology = crate::topology::preset("dgx-1v").unwrap();
+        let collective = Collective::Broadcast { root: 2 };
+        let options = PackOptions::default();
+        let optimum = pack(&topology, collective, &options).unwrap();
+        assert_eq!(pack_for(&topology, collective, &options, 1 << 32), Ok(optimum.clone()));
+        let flat = pack_for(&topology, collective, &options, 8).unwrap();
+        crate::check(&topology, &flat).unwrap();
+        assert!(flat.rate < optimum.rate && flat.bound == optimum.bound);
+        assert!(longest_way(&flat, &topology) < longest_way(&optimum, &topology));
+        assert!(predicted_ns(&flat, &topology, 8) < predicted_ns(&optimum, &topology, 8));
+        let options = PackOptions { trees_per_root: Some(1), ..options };
+        assert_eq!(pack_for(&topology, collective, &options, 8), pack(&topology, collective, &options));
+    }
+
+    fn assert_fits(packing: &Packing, topology: &Topology) {
+        let mut loads = BTreeMap::new();
+        for path in packing.trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths) {
+            for pair in path.hops.windows(2) {
+                *loads.entry((pair[0], pair[1])).or_insert(Rate::from_integer(0)) += path.weight;
+                if packing.collective == Collective::AllReduce {
+                    *loads.entry((pair[1], pair[0])).or_insert(Rate::from_integer(0)) += path.weight;
+                }
+            }
+        }
+        for ((from, to), load) in loads {
+            let link = topology.link(from, to).expect("paths go over links");
+            assert!(load <= Rate::from_integer(i128::from(link.bytes_per_s)));
+        }
+    }
+
+    #[test]
+    fn flat_trees_reach_all_ranks_and_no_link_carries_more_than_it_can() {
+        let mut random = Random(9);
+        let mut trees = 0;
+        for round in 0..300 {
+            let ranks = 2 + random.below(6) as usize;
+            let Some(topology) = random_topology(&mut random, ranks, round % 3, round % 2 == 0) else {
+                continue;
+            };
+            let collective = [
+                Collective::AllReduce,
+                Collective::Broadcast { root: 1 },
+                Collective::Reduce { root: 0 },
+                Collective::AllGather,
+                Collective::ReduceScatter,
+            ][round % 5];
+            let rate = Rate::from_integer(1);
+            let none =
+                Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees: Vec::new() };
+            let flat = flat_packings(&none, &topology);
+            assert!(!flat.is_empty());
+            for packing in flat {
+                assert_fits(&packing, &topology);
+                assert_eq!(packing.rate, packing.trees.iter().map(|tree| tree.weight).sum());
+                for tree in &packing.trees {
+                    assert!(tree.weight > Rate::from_integer(0));
+                    assert_reaches(tree, &topology, collective);
+                    trees += 1;
+                }
+            }
+        }
+        assert!(trees > 1_000, "{trees}");
+    }
+
+    fn assert_reaches(tree: &Tree, topology: &Topology, collective: Collective) {
+        let is_outwards = matches!(collective, Collective::Broadcast { .. } | Collective::AllGather);
+        let mut reached = vec![false; ranks_of(topology)];
+        reached[tree.root as usize] = true;
+        let mut edges: Vec<(Rank, Rank)> = tree.edges.iter().map(|edge| (edge.from, edge.to)).collect();
+        if !is_outwards {
+            edges = edges.into_iter().rev().map(|(from, to)| (to, from)).collect();
+        }
+        for (near, far) in edges {
+            assert!(reached[near as usize] && !std::mem::replace(&mut reached[far as usize], true));
+        }
+        assert!(reached.iter().all(|&is_reached| is_reached));
+        for edge in &tree.edges {
+            let hops = &edge.paths[0].hops;
+            assert_eq!(topology.rank(hops[0]), Some(edge.from));
+            assert_eq!(topology.rank(hops[hops.len() - 1]), Some(edge.to));
+            assert!(hops[1..hops.len() - 1].iter().all(|&node| topology.rank(node).is_none()));
+        }
+    }
+
+    fn ranks_of(topology: &Topology) -> usize {
+        topology.ranks() as usize
+    }
+
+    #[test]
+    fn without_its_deepest_trees_a_packing_has_the_rate_of_the_others() {
+        let topology = switched(4);
+        let collective = Collective::AllReduce;
+        let mut packing = chain(&topology, collective, Rate::from_integer(3));
+        let none = Packing { trees: Vec::new(), ..packing.clone() };
+        let flat = flat_packings(&none, &topology).pop().unwrap();
+        packing.trees.extend(flat.trees.clone());
+        let less = without_deepest(&packing, &topology);
+        assert_eq!(less.len(), 1);
+        assert_eq!((less[0].trees.clone(), less[0].rate), (flat.trees, flat.rate));
+        assert_eq!(less[0].bound, packing.bound);
+    }
+}

@@ -1,0 +1,652 @@
+//! The same load on every link with less deep trees.
+//!
+//! Throughput does not see how deep a tree is, but the first byte does: data take as long as the
+//! longest way from root to leaf. Of packings with the same rate the one with less deep trees is
+//! better, and three things make it so without any link carrying more:
+//!
+//! * a tree that is used both ways (all-reduce) gets the root in its *middle*;
+//! * two trees *exchange* edges: if `A - e + f` and `B - f + e` are trees again, all loads stay;
+//!   done as long as the deeper of the two gets less deep, or neither deeper and one less. Where
+//!   the trees weigh differently, the heavier is split;
+//! * trees with the same root and edges are *one* tree, whatever paths their edges go.
+//!
+//! How far an edge reaches is the latency of its slowest path, and one nanosecond, so that edges
+//! count where latencies are not known.
+//!
+//! **Invariant:** the rate, the weight of each root (but for all-reduce, where roots are free), and
+//! what each path of links carries all in all stay exactly what they were. Amounts are integers of
+//! a common unit.
+
+use std::collections::BTreeMap;
+
+use num_rational::Ratio;
+use pleach_vocabulary::{Collective, Rank};
+
+use super::digraph::greatest_divisor;
+use super::flow::Amount;
+use super::{Edge, Packing, Path, Rate, Tree};
+use crate::topology::{NodeId, Topology};
+
+/// How much work exchanges may take all in all, in ranks looked at: some milliseconds,
+const WORK_MAX: usize = 200_000;
+/// and up to a fifth of a second where there are more ranks than that is meant for, which take
+/// longer to pack anyway.
+const WORK_MAX_OF_MANY: usize = 5_000_000;
+/// Most ranks for which milliseconds count.
+const FEW_RANKS_MAX: u32 = 16;
+
+/// By how many trees splitting may make a packing larger, in parts of what it had.
+const SPLITS_MAX_FRACTION: usize = 4;
+
+/// Which way a tree's edges may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// From the root.
+    Out,
+    /// To the root.
+    In,
+    /// Both, and the root does not matter.
+    Both,
+}
+
+/// Parallel paths of an edge, with what each carries.
+type Paths = Vec<(Vec<NodeId>, Amount)>;
+
+/// An edge away from the root, or in either direction.
+#[derive(Clone, Debug)]
+struct Branch {
+    from: usize,
+    to: usize,
+    reach_ns: u64,
+    paths: Paths,
+}
+
+#[derive(Clone, Debug)]
+struct Grown {
+    root: usize,
+    weight: Amount,
+    branches: Vec<Branch>,
+    /// How long the longest way is from the root; from the middle where the root does not matter.
+    reach_ns: u64,
+}
+
+/// Makes the trees of a packing less deep. Gather and scatter have no trees, and stay.
+pub(super) fn make_shallow(packing: &mut Packing, topology: &Topology) {
+    let way = match packing.collective {
+        Collective::AllReduce => Way::Both,
+        Collective::Broadcast { .. } | Collective::AllGather => Way::Out,
+        Collective::Reduce { .. } | Collective::ReduceScatter => Way::In,
+        _ => return,
+    };
+    let Some(unit) = shared_unit(&packing.trees) else { return };
+    let mut forest = Forest {
+        way,
+        ranks: topology.ranks() as usize,
+        trees: packing.trees.iter().map(|tree| Grown::of(tree, unit, way, topology)).collect(),
+        work: 0,
+        work_max: if topology.ranks() <= FEW_RANKS_MAX { WORK_MAX } else { WORK_MAX_OF_MANY },
+    };
+    forest.trees.iter_mut().for_each(|tree| tree.measure(way, topology.ranks() as usize));
+    forest.merge();
+    forest.exchange();
+    forest.merge();
+    packing.trees = forest.trees.iter().map(|tree| tree.packed(unit, way)).collect();
+}
+
+/// The largest rate of which all weights are multiples; none where numbers get too large.
+fn shared_unit(trees: &[Tree]) -> Option<Rate> {
+    let paths = trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths);
+    let weights = || trees.iter().map(|tree| tree.weight).chain(paths.clone().map(|path| path.weight));
+    let mut denominator: i128 = 1;
+    for weight in weights() {
+        let common = greatest_divisor(denominator.unsigned_abs(), weight.denom().unsigned_abs());
+        denominator = denominator.checked_mul(weight.denom() / common as i128)?;
+    }
+    let mut numerator = 0;
+    for weight in weights() {
+        let scaled = weight.numer().checked_mul(denominator / weight.denom())?;
+        numerator = greatest_divisor(numerator, scaled.unsigned_abs());
+    }
+    (numerator != 0).then(|| Ratio::new(numerator as i128, denominator))
+}
+
+impl Grown {
+    fn of(tree: &Tree, unit: Rate, way: Way, topology: &Topology) -> Self {
+        let amount = |weight: Rate| (weight / unit).to_integer().unsigned_abs();
+        let branch = |edge: &Edge| {
+            let mut paths: Paths =
+                edge.paths.iter().map(|path| (path.hops.clone(), amount(path.weight))).collect();
+            let (mut from, mut to) = (edge.from as usize, edge.to as usize);
+            if way == Way::In {
+                (from, to) = (to, from);
+                paths.iter_mut().for_each(|(hops, _)| hops.reverse());
+            }
+            let reach_ns =
+                edge.paths.iter().map(|path| latency_ns(&path.hops, topology)).max().unwrap_or(0) + 1;
+            Branch { from, to, reach_ns, paths }
+        };
+        Self {
+            root: tree.root as usize,
+            weight: amount(tree.weight),
+            branches: tree.edges.iter().map(branch).collect(),
+            reach_ns: 0,
+        }
+    }
+
+    fn packed(&self, unit: Rate, way: Way) -> Tree {
+        let mut edges = Vec::with_capacity(self.branches.len());
+        let neighbours = Neighbours::of(&self.branches, self.branches.len() + 1);
+        for (node, place) in neighbours.outwards(self.root) {
+            let branch = &self.branches[place];
+            let is_turned = way == Way::In || (way == Way::Both && branch.to == node);
+            let mut paths: Vec<Path> = Vec::with_capacity(branch.paths.len());
+            for (hops, amount) in &branch.paths {
+                let mut hops = hops.clone();
+                if is_turned {
+                    hops.reverse();
+                }
+                paths.push(Path { hops, weight: unit * *amount as i128 });
+            }
+            let (from, to) = if is_turned { (branch.to, branch.from) } else { (branch.from, branch.to) };
+            edges.push(Edge { from: from as Rank, to: to as Rank, paths });
+        }
+        if way != Way::Out {
+            edges.reverse();
+        }
+        Tree { root: self.root as Rank, weight: unit * self.weight as i128, edges }
+    }
+
+    /// Finds the middle where the root does not matter, and how long the longest way is.
+    fn measure(&mut self, way: Way, ranks: usize) {
+        let neighbours = Neighbours::of(&self.branches, ranks);
+        if way != Way::Both {
+            self.reach_ns = neighbours.farthest(&self.branches, self.root).1.into_iter().max().unwrap_or(0);
+            return;
+        }
+        let (one, _) = neighbours.farthest(&self.branches, 0);
+        let (other, from_one) = neighbours.farthest(&self.branches, one);
+        let (_, from_other) = neighbours.farthest(&self.branches, other);
+        let middle = |&rank: &usize| (from_one[rank].max(from_other[rank]), rank);
+        self.root = (0..ranks).min_by_key(middle).unwrap_or(0);
+        self.reach_ns = from_one[self.root].max(from_other[self.root]);
+    }
+
+    /// Cuts off so much of the weight, path by path, and gives it as a tree of its own.
+    fn split(&mut self, weight: Amount) -> Self {
+        let mut other = self.clone();
+        other.weight = weight;
+        self.weight -= weight;
+        for (kept, given) in self.branches.iter_mut().zip(&mut other.branches) {
+            let mut left = weight;
+            for ((_, kept), (_, given)) in kept.paths.iter_mut().zip(&mut given.paths) {
+                *given = left.min(*kept);
+                *kept -= *given;
+                left -= *given;
+            }
+            kept.paths.retain(|path| path.1 != 0);
+            given.paths.retain(|path| path.1 != 0);
+        }
+        other
+    }
+
+    /// What two trees have to share to be one.
+    fn shape(&self, way: Way) -> (usize, Vec<(usize, usize)>) {
+        let ends = |branch: &Branch| match way {
+            Way::Both => (branch.from.min(branch.to), branch.from.max(branch.to)),
+            Way::Out | Way::In => (branch.from, branch.to),
+        };
+        let mut edges: Vec<(usize, usize)> = self.branches.iter().map(ends).collect();
+        edges.sort_unstable();
+        (self.root, edges)
+    }
+}
+
+fn latency_ns(hops: &[NodeId], topology: &Topology) -> u64 {
+    let link = |pair: &[NodeId]| topology.link(pair[0], pair[1]).map_or(0, |link| link.latency_ns);
+    hops.windows(2).map(link).sum()
+}
+
+/// The branches at every rank, and the ranks that they lead to. One list for all: a packing of many
+/// trees asks for many.
+struct Neighbours {
+    /// Where those of each rank begin in the list, and where the last ones end.
+    starts: Vec<usize>,
+    /// The rank that is led to, and the place of the branch.
+    list: Vec<(usize, usize)>,
+}
+
+impl Neighbours {
+    fn of(branches: &[Branch], ranks: usize) -> Self {
+        let mut starts = vec![0; ranks + 1];
+        for branch in branches {
+            starts[branch.from + 1] += 1;
+            starts[branch.to + 1] += 1;
+        }
+        for rank in 0..ranks {
+            starts[rank + 1] += starts[rank];
+        }
+        let (mut next, mut list) = (starts.clone(), vec![(0, 0); 2 * branches.len()]);
+        for (place, branch) in branches.iter().enumerate() {
+            for (at, to) in [(branch.from, branch.to), (branch.to, branch.from)] {
+                list[next[at]] = (to, place);
+                next[at] += 1;
+            }
+        }
+        Self { starts, list }
+    }
+
+    fn ranks(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    fn at(&self, rank: usize) -> &[(usize, usize)] {
+        &self.list[self.starts[rank]..self.starts[rank + 1]]
+    }
+
+    /// Ranks with the branch that leads to them, those nearer to the root first.
+    fn outwards(&self, root: usize) -> Vec<(usize, usize)> {
+        let mut found: Vec<(usize, usize)> = Vec::with_capacity(self.ranks());
+        let (mut node, mut from, mut seen) = (root, usize::MAX, 0);
+        loop {
+            found.extend(self.at(node).iter().filter(|&&(_, place)| place != from));
+            let Some(&next) = found.get(seen) else { return found };
+            (node, from) = next;
+            seen += 1;
+        }
+    }
+
+    /// The rank that is farthest from this one, the first of several, and how far each is.
+    fn farthest(&self, branches: &[Branch], root: usize) -> (usize, Vec<u64>) {
+        let mut distances = vec![0; self.ranks()];
+        for (node, place) in self.outwards(root) {
+            let branch = &branches[place];
+            let parent = if branch.to == node { branch.from } else { branch.to };
+            distances[node] = distances[parent] + branch.reach_ns;
+        }
+        let farthest = (0..distances.len()).max_by_key(|&rank| (distances[rank], std::cmp::Reverse(rank)));
+        (farthest.unwrap_or(root), distances)
+    }
+}
+
+struct Forest {
+    way: Way,
+    ranks: usize,
+    trees: Vec<Grown>,
+    /// Ranks looked at.
+    work: usize,
+    work_max: usize,
+}
+
+impl Forest {
+    /// Makes trees of the same shape one.
+    fn merge(&mut self) {
+        let mut shapes: BTreeMap<(usize, Vec<(usize, usize)>), Grown> = BTreeMap::new();
+        let way = self.way;
+        for mut tree in self.trees.drain(..) {
+            tree.branches.sort_by_key(|branch| (branch.from.min(branch.to), branch.from.max(branch.to)));
+            let Some(same) = shapes.get_mut(&tree.shape(way)) else {
+                shapes.insert(tree.shape(way), tree);
+                continue;
+            };
+            same.weight += tree.weight;
+            same.reach_ns = same.reach_ns.max(tree.reach_ns);
+            for (branch, more) in same.branches.iter_mut().zip(tree.branches) {
+                branch.reach_ns = branch.reach_ns.max(more.reach_ns);
+                let is_turned = branch.from != more.from;
+                for (mut hops, amount) in more.paths {
+                    if is_turned {
+                        hops.reverse();
+                    }
+                    match branch.paths.iter_mut().find(|path| path.0 == hops) {
+                        Some(path) => path.1 += amount,
+                        None => branch.paths.push((hops, amount)),
+                    }
+                }
+            }
+        }
+        self.trees = shapes.into_values().collect();
+        self.trees.sort_by_key(|tree| (tree.root, std::cmp::Reverse(tree.weight)));
+    }
+
+    /// Exchanges edges between trees until nothing gets less deep, or enough was tried.
+    fn exchange(&mut self) {
+        let most = self.trees.len() + self.trees.len() / SPLITS_MAX_FRACTION;
+        loop {
+            let mut order: Vec<usize> = (0..self.trees.len()).collect();
+            order.sort_by_key(|&tree| (std::cmp::Reverse(self.trees[tree].reach_ns), tree));
+            let is_better = order.iter().any(|&tree| self.exchange_one(tree, most));
+            if !is_better {
+                return;
+            }
+        }
+    }
+
+    /// Makes one tree less deep by an exchange with another, if there is one.
+    fn exchange_one(&mut self, deep: usize, most: usize) -> bool {
+        let neighbours = Neighbours::of(&self.trees[deep].branches, self.ranks);
+        for place in self.longest_way(deep, &neighbours) {
+            let inside = self.cut_off(deep, place, &neighbours);
+            for other in 0..self.trees.len() {
+                let is_level = self.trees[other].weight == self.trees[deep].weight;
+                if other == deep || (!is_level && self.trees.len() >= most) {
+                    continue;
+                }
+                self.work += self.ranks;
+                for partner in self.partners(deep, place, other, &inside) {
+                    self.work += 4 * self.ranks;
+                    if self.work >= self.work_max {
+                        return false;
+                    }
+                    if self.try_exchange((deep, place), (other, partner)) {
+                        return true;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// The branches of a longest way of a tree.
+    fn longest_way(&self, tree: usize, neighbours: &Neighbours) -> Vec<usize> {
+        let tree = &self.trees[tree];
+        let start = match self.way {
+            Way::Both => neighbours.farthest(&tree.branches, tree.root).0,
+            Way::Out | Way::In => tree.root,
+        };
+        let (mut node, _) = neighbours.farthest(&tree.branches, start);
+        let mut above = vec![usize::MAX; self.ranks];
+        neighbours.outwards(start).into_iter().for_each(|(to, place)| above[to] = place);
+        let mut way = Vec::new();
+        while node != start {
+            let branch = &tree.branches[above[node]];
+            way.push(above[node]);
+            node = if branch.to == node { branch.from } else { branch.to };
+        }
+        way
+    }
+
+    /// Which ranks a tree loses with a branch: those beyond it.
+    fn cut_off(&self, tree: usize, place: usize, neighbours: &Neighbours) -> Vec<bool> {
+        let mut is_cut = vec![false; self.ranks];
+        let mut left = vec![self.trees[tree].branches[place].to];
+        is_cut[left[0]] = true;
+        while let Some(node) = left.pop() {
+            for &(to, by) in neighbours.at(node) {
+                if by != place && !std::mem::replace(&mut is_cut[to], true) {
+                    left.push(to);
+                }
+            }
+        }
+        is_cut
+    }
+
+    /// The branches of another tree that can take the place of this one, and it theirs.
+    fn partners(&self, deep: usize, place: usize, other: usize, inside: &[bool]) -> Vec<usize> {
+        let gone = &self.trees[deep].branches[place];
+        let branches = &self.trees[other].branches;
+        let same = |branch: &Branch| {
+            (branch.from, branch.to) == (gone.from, gone.to)
+                || (branch.to, branch.from) == (gone.from, gone.to)
+        };
+        let rejoins = |branch: &Branch| inside[branch.from] != inside[branch.to];
+        // What closes a circle in the other tree with the branch that comes.
+        let neighbours = Neighbours::of(branches, self.ranks);
+        let mut above = vec![(usize::MAX, usize::MAX); self.ranks];
+        for (to, by) in neighbours.outwards(gone.from) {
+            let branch = &branches[by];
+            above[to] = (by, if branch.to == to { branch.from } else { branch.to });
+        }
+        let mut circle = Vec::new();
+        let mut node = gone.to;
+        while node != gone.from {
+            let (by, next) = above[node];
+            circle.push(by);
+            node = next;
+        }
+        circle.retain(|&by| {
+            let branch = &branches[by];
+            let fits = self.way == Way::Both || branch.to == gone.to;
+            fits && rejoins(branch) && !same(branch)
+        });
+        circle
+    }
+
+    /// Exchanges two branches if the deeper of both trees gets less deep, or neither deeper and one
+    /// less.
+    fn try_exchange(&mut self, one: (usize, usize), other: (usize, usize)) -> bool {
+        let (mut first, mut second) = (self.trees[one.0].clone(), self.trees[other.0].clone());
+        let before = ordered(first.reach_ns, second.reach_ns);
+        let weight = first.weight.min(second.weight);
+        let first_rest = (first.weight > weight).then(|| first.split(first.weight - weight));
+        let second_rest = (second.weight > weight).then(|| second.split(second.weight - weight));
+        std::mem::swap(&mut first.branches[one.1], &mut second.branches[other.1]);
+        if !self.is_tree(&first) || !self.is_tree(&second) {
+            return false;
+        }
+        first.measure(self.way, self.ranks);
+        second.measure(self.way, self.ranks);
+        if ordered(first.reach_ns, second.reach_ns) >= before {
+            return false;
+        }
+        self.trees[one.0] = first;
+        self.trees[other.0] = second;
+        self.trees.extend(first_rest.into_iter().chain(second_rest));
+        true
+    }
+
+    /// Whether all ranks are reached from the root, in the direction of the branches where that
+    /// matters.
+    fn is_tree(&self, tree: &Grown) -> bool {
+        let neighbours = Neighbours::of(&tree.branches, self.ranks);
+        let mut is_reached = vec![false; self.ranks];
+        let mut left = vec![tree.root];
+        is_reached[tree.root] = true;
+        let mut reached = 1;
+        while let Some(node) = left.pop() {
+            for &(to, by) in neighbours.at(node) {
+                let is_open = self.way == Way::Both || tree.branches[by].to == to;
+                if is_open && !std::mem::replace(&mut is_reached[to], true) {
+                    reached += 1;
+                    left.push(to);
+                }
+            }
+        }
+        reached == self.ranks && tree.branches.len() + 1 == self.ranks
+    }
+}
+
+fn ordered(one: u64, other: u64) -> (u64, u64) {
+    (one.max(other), one.min(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Certificate;
+    use crate::samples::Random;
+    use crate::strength::tests::random_topology;
+
+    /// Random trees of random weights, which may load links with anything.
+    fn random_packing(random: &mut Random, topology: &Topology, collective: Collective) -> Packing {
+        let ranks = u64::from(topology.ranks());
+        let mut trees = Vec::new();
+        for _ in 0..2 + random.below(6) {
+            let root = match collective {
+                Collective::Broadcast { root } | Collective::Reduce { root } => root,
+                _ => random.below(ranks) as Rank,
+            };
+            let weight = Rate::new(1 + i128::from(random.below(4)), 3);
+            trees.extend(random_tree(random, topology, root, weight, collective));
+        }
+        let rate = trees.iter().map(|tree| tree.weight).sum();
+        Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees }
+    }
+
+    fn random_tree(
+        random: &mut Random,
+        topology: &Topology,
+        root: Rank,
+        weight: Rate,
+        collective: Collective,
+    ) -> Option<Tree> {
+        let mut reached = vec![root];
+        let mut edges = Vec::new();
+        for _ in 0..1_000 {
+            let from = reached[random.below(reached.len() as u64) as usize];
+            let links = topology.leaving(topology.node(from));
+            let to = links[random.below(links.len() as u64) as usize].to;
+            let Some(to) = topology.rank(to).filter(|to| !reached.contains(to)) else { continue };
+            reached.push(to);
+            let hops = vec![topology.node(from), topology.node(to)];
+            edges.push(Edge { from, to, paths: vec![Path { hops, weight }] });
+        }
+        let mut tree = Tree { root, weight, edges };
+        let is_to_root = !matches!(collective, Collective::Broadcast { .. } | Collective::AllGather);
+        if is_to_root {
+            tree.edges.reverse();
+            for edge in &mut tree.edges {
+                std::mem::swap(&mut edge.from, &mut edge.to);
+                edge.paths[0].hops.reverse();
+            }
+        }
+        (reached.len() as u32 == topology.ranks()).then_some(tree)
+    }
+
+    /// What goes over every link, both ways together for all-reduce.
+    fn loads(packing: &Packing) -> BTreeMap<(NodeId, NodeId), Rate> {
+        let mut loads = BTreeMap::new();
+        for path in packing.trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths) {
+            for pair in path.hops.windows(2) {
+                let is_turned = packing.collective == Collective::AllReduce && pair[0] > pair[1];
+                let ends = if is_turned { (pair[1], pair[0]) } else { (pair[0], pair[1]) };
+                *loads.entry(ends).or_insert(Rate::from_integer(0)) += path.weight;
+            }
+        }
+        loads
+    }
+
+    fn weights_of_roots(packing: &Packing) -> BTreeMap<Rank, Rate> {
+        let mut weights = BTreeMap::new();
+        for tree in &packing.trees {
+            *weights.entry(tree.root).or_insert(Rate::from_integer(0)) += tree.weight;
+        }
+        weights
+    }
+
+    /// The longest ways of all trees, weighed, the deepest first.
+    fn reach(packing: &Packing, topology: &Topology) -> (u64, Rate) {
+        let ways = packing.trees.iter().map(|tree| crate::latency::way_of(tree, topology).0);
+        let weighed = packing.trees.iter().zip(ways.clone());
+        (ways.max().unwrap(), weighed.map(|(tree, way)| tree.weight * way as i128).sum())
+    }
+
+    #[test]
+    fn loads_roots_and_rate_stay_and_no_packing_gets_deeper() {
+        let mut random = Random(8);
+        let (mut less_deep, mut rounds) = (0, 0);
+        for round in 0..400 {
+            let Some(topology) = random_topology(&mut random, 3 + round % 5, 0, true) else { continue };
+            let collective = [
+                Collective::AllReduce,
+                Collective::Broadcast { root: 1 },
+                Collective::Reduce { root: 2 },
+                Collective::AllGather,
+                Collective::ReduceScatter,
+            ][round % 5];
+            let before = random_packing(&mut random, &topology, collective);
+            if before.trees.is_empty() {
+                continue;
+            }
+            let mut after = before.clone();
+            make_shallow(&mut after, &topology);
+            assert_eq!(loads(&after), loads(&before));
+            assert_eq!(after.trees.iter().map(|tree| tree.weight).sum::<Rate>(), before.rate);
+            if collective != Collective::AllReduce {
+                assert_eq!(weights_of_roots(&after), weights_of_roots(&before));
+            }
+            for tree in &after.trees {
+                assert_eq!(tree.edges.len() as u32 + 1, topology.ranks());
+                for edge in &tree.edges {
+                    assert_eq!(edge.paths.iter().map(|path| path.weight).sum::<Rate>(), tree.weight);
+                    for path in &edge.paths {
+                        assert_eq!(topology.rank(path.hops[0]), Some(edge.from));
+                        assert_eq!(topology.rank(path.hops[1]), Some(edge.to));
+                    }
+                }
+                assert_order(tree, collective);
+            }
+            let (was, is) = (reach(&before, &topology), reach(&after, &topology));
+            assert!(is.0 <= was.0 && is.1 <= was.1, "{collective:?}: {was:?} became {is:?}");
+            rounds += 1;
+            less_deep += usize::from(is.1 < was.1);
+        }
+        assert!(rounds > 200 && less_deep > rounds / 2, "{less_deep} of {rounds}");
+    }
+
+    /// From the root, those nearer to it first; to the root, those nearer to it last.
+    fn assert_order(tree: &Tree, collective: Collective) {
+        let is_from_root = matches!(collective, Collective::Broadcast { .. } | Collective::AllGather);
+        let mut reached = vec![tree.root];
+        let edges = tree.edges.iter().map(|edge| (edge.from, edge.to));
+        let outwards: Vec<(Rank, Rank)> =
+            if is_from_root { edges.collect() } else { edges.rev().map(|(from, to)| (to, from)).collect() };
+        for (near, far) in outwards {
+            assert!(reached.contains(&near) && !reached.contains(&far), "{collective:?}: {tree:?}");
+            reached.push(far);
+        }
+    }
+
+    #[test]
+    fn two_chains_become_two_trees_of_less_depth() {
+        let mut builder = Topology::builder();
+        let nodes: Vec<NodeId> = (0..6).map(|rank| builder.rank(format!("r{rank}"))).collect();
+        for (place, &one) in nodes.iter().enumerate() {
+            nodes[..place].iter().for_each(|&other| builder.duplex(other, one, 1, 1_000));
+        }
+        let topology = builder.build().unwrap();
+        let chain = |ranks: [Rank; 6]| {
+            let edge = |pair: &[Rank]| {
+                let hops = vec![nodes[pair[0] as usize], nodes[pair[1] as usize]];
+                let paths = vec![Path { hops, weight: Rate::from_integer(1) }];
+                Edge { from: pair[0], to: pair[1], paths }
+            };
+            let edges = ranks.windows(2).map(edge).collect();
+            Tree { root: ranks[0], weight: Rate::from_integer(1), edges }
+        };
+        let collective = Collective::Broadcast { root: 0 };
+        let rate = Rate::from_integer(2);
+        let trees = vec![chain([0, 1, 2, 3, 4, 5]), chain([0, 2, 4, 1, 3, 5])];
+        let mut packing = Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees };
+        make_shallow(&mut packing, &topology);
+        assert_eq!(reach(&packing, &topology).0, 3_000);
+    }
+
+    #[test]
+    fn trees_of_one_shape_become_one_tree_with_all_their_paths() {
+        let mut builder = Topology::builder();
+        let (a, b) = (builder.rank("a"), builder.rank("b"));
+        let (s, t) = (builder.switch("s"), builder.switch("t"));
+        for switch in [s, t] {
+            builder.duplex(a, switch, 2, 1_000);
+            builder.duplex(switch, b, 2, 1_000);
+        }
+        let topology = builder.build().unwrap();
+        let tree = |from: Rank, to: Rank, hops: [NodeId; 3]| Tree {
+            root: to,
+            weight: Rate::from_integer(2),
+            edges: vec![Edge {
+                from,
+                to,
+                paths: vec![Path { hops: hops.to_vec(), weight: Rate::from_integer(2) }],
+            }],
+        };
+        let rate = Rate::from_integer(4);
+        let trees = vec![tree(0, 1, [a, s, b]), tree(1, 0, [b, t, a])];
+        let collective = Collective::AllReduce;
+        let mut packing = Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees };
+        make_shallow(&mut packing, &topology);
+        let [tree] = &packing.trees[..] else { panic!("{:?}", packing.trees) };
+        assert_eq!((tree.root, tree.weight, tree.edges[0].paths.len()), (0, rate, 2));
+        assert!(tree.edges[0].paths.iter().all(|path| path.hops[0] == b && path.hops[2] == a));
+    }
+}

@@ -1,0 +1,389 @@
+//! What is asked of a packing: by which strategy, with how many trees, and what may be wrong with
+//! the question.
+
+use std::cmp::Reverse;
+use std::fmt;
+use std::str::FromStr;
+
+use pleach_vocabulary::{Collective, Rank};
+
+use super::all_reduce::pack_all_reduce;
+#[cfg(feature = "compare")]
+use super::all_reduce::pack_in_two_phases;
+#[cfg(feature = "compare")]
+use super::blink::BlinkOptions;
+#[cfg(feature = "compare")]
+use super::compare::{self, NotHere};
+use super::directed::pack_directed;
+use super::flows::pack_flows;
+use super::large::pack_all;
+use super::latency::longest_way;
+use super::renumbered::Renumbered;
+use super::{Certificate, EDGES_MAX, MAX_TREES_PER_ROOT, Packing, Rate, greedy};
+use crate::topology::Topology;
+
+/// Most ranks that are looked at one by one where they look the same.
+const ONE_BY_ONE_RANKS_MAX: u32 = 64;
+
+/// Trees of so many edges from root to leaf are not looked at for shallower ones.
+const SHALLOW_EDGES: u32 = 2;
+
+/// How trees are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Strategy {
+    /// The best that links allow.
+    #[default]
+    Optimal,
+    /// Blink's: multiplicative weights, then few trees.
+    #[cfg(feature = "compare")]
+    Blink,
+    /// Edge-disjoint Hamiltonian cycles.
+    #[cfg(feature = "compare")]
+    Ring,
+    /// Two binary trees.
+    #[cfg(feature = "compare")]
+    DoubleTree,
+    /// All-reduce in two phases one after the other.
+    #[cfg(feature = "compare")]
+    ReduceScatterAllGather,
+}
+
+impl Strategy {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::Optimal,
+        #[cfg(feature = "compare")]
+        Self::Blink,
+        #[cfg(feature = "compare")]
+        Self::Ring,
+        #[cfg(feature = "compare")]
+        Self::DoubleTree,
+        #[cfg(feature = "compare")]
+        Self::ReduceScatterAllGather,
+    ];
+
+    /// What it is called on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Optimal => "optimal",
+            #[cfg(feature = "compare")]
+            Self::Blink => "blink",
+            #[cfg(feature = "compare")]
+            Self::Ring => "ring",
+            #[cfg(feature = "compare")]
+            Self::DoubleTree => "double-tree",
+            #[cfg(feature = "compare")]
+            Self::ReduceScatterAllGather => "reduce-scatter+all-gather",
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// A name that no strategy has.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no strategy '{name}'; there are {}", names())]
+pub struct UnknownStrategy {
+    /// Which.
+    pub name: String,
+}
+
+/// The names of all strategies, for people.
+fn names() -> String {
+    let names: Vec<_> = Strategy::ALL.iter().map(|strategy| strategy.name()).collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} and {last}", others.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+impl FromStr for Strategy {
+    type Err = UnknownStrategy;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.iter().copied().find(|strategy| strategy.name() == name);
+        found.ok_or_else(|| UnknownStrategy { name: name.to_owned() })
+    }
+}
+
+/// How to pack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PackOptions {
+    /// By which strategy.
+    pub strategy: Strategy,
+    /// How many trees of equal weight each root has, 1 to [`MAX_TREES_PER_ROOT`]; as many as the
+    /// optimum needs where nothing is said. For all-reduce, whose trees may have any root, how many
+    /// there are for each rank on the average.
+    pub trees_per_root: Option<u32>,
+}
+
+impl PackOptions {
+    /// Whether trees may be flatter than those of the optimum where few bytes go along them sooner.
+    #[must_use]
+    pub fn may_be_flat(&self) -> bool {
+        self.strategy == Strategy::Optimal && self.trees_per_root.is_none()
+    }
+}
+
+/// Why nothing was packed.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// A collective that trees do not help.
+    #[error(
+        "{collective}: there is nothing to pack; trees are for all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather and scatter"
+    )]
+    NothingToPack {
+        /// Which.
+        collective: Collective,
+    },
+    /// A root that is no rank.
+    #[error("{collective}: there is no rank {root} in this topology: there are {ranks}, numbered from 0")]
+    NoSuchRoot {
+        /// Of what.
+        collective: Collective,
+        /// Which.
+        root: Rank,
+        /// How many there are.
+        ranks: u32,
+    },
+    /// None, or more than [`MAX_TREES_PER_ROOT`].
+    #[error("{given} trees a root: a root has 1 to {MAX_TREES_PER_ROOT}")]
+    TreesPerRoot {
+        /// How many were asked for.
+        given: u32,
+    },
+    /// A number of trees where there are none to count.
+    #[error("{collective}: a number of trees a root means nothing here; leave it out")]
+    NoTreesToCount {
+        /// For what.
+        collective: Collective,
+    },
+    /// A strategy that is not for this collective.
+    #[cfg(feature = "compare")]
+    #[error("{collective}: strategy {strategy} is not for it; use 'optimal'")]
+    NotFor {
+        /// Which.
+        strategy: Strategy,
+        /// For what.
+        collective: Collective,
+    },
+    /// Trees from or to every rank that have more than [`EDGES_MAX`] edges together.
+    #[error(
+        "{collective}: {trees} trees a root for {ranks} ranks have more than {EDGES_MAX} edges, which takes gigabytes; take fewer ranks or trees"
+    )]
+    TooManyEdges {
+        /// Of what.
+        collective: Collective,
+        /// How many there are.
+        ranks: u32,
+        /// How many a root has at least.
+        trees: u32,
+    },
+    /// Links that lead one way, where trees are used both ways.
+    #[error(
+        "all-reduce uses every link both ways, and some ranks are joined only by links that lead one way; give those links their other direction"
+    )]
+    OneWay,
+    /// A strategy that finds nothing on this topology.
+    #[cfg(feature = "compare")]
+    #[error("{collective}: strategy {strategy}: {why}; use 'optimal'")]
+    NotHere {
+        /// Which.
+        strategy: Strategy,
+        /// For what.
+        collective: Collective,
+        /// Why.
+        #[source]
+        why: NotHere,
+    },
+}
+
+/// Packs trees for a collective. [`check`](super::check()) can be asked whether the result is
+/// right.
+///
+/// # Errors
+///
+/// See [`PackError`].
+pub fn pack(
+    topology: &Topology,
+    collective: Collective,
+    options: &PackOptions,
+) -> Result<Packing, PackError> {
+    if matches!(collective, Collective::SendRecv { .. } | Collective::Barrier | Collective::AllToAll) {
+        return Err(PackError::NothingToPack { collective });
+    }
+    let ranks = topology.ranks();
+    if let Some(root) = collective.root().filter(|&root| root >= ranks) {
+        return Err(PackError::NoSuchRoot { collective, root, ranks });
+    }
+    if let Some(given) = options.trees_per_root {
+        if given == 0 || given > MAX_TREES_PER_ROOT {
+            return Err(PackError::TreesPerRoot { given });
+        }
+        let has_trees =
+            |collective| !matches!(collective, Collective::Gather { .. } | Collective::Scatter { .. });
+        if !has_trees(collective) {
+            return Err(PackError::NoTreesToCount { collective });
+        }
+    }
+    expect_memory(topology, collective, options)?;
+    match options.strategy {
+        Strategy::Optimal if ranks == 1 => Ok(alone(collective)),
+        Strategy::Optimal => optimal(topology, collective, options),
+        #[cfg(feature = "compare")]
+        _ => other(topology, collective, options),
+    }
+}
+
+/// That trees of every rank can be kept.
+fn expect_memory(
+    topology: &Topology,
+    collective: Collective,
+    options: &PackOptions,
+) -> Result<(), PackError> {
+    let (ranks, trees) = (topology.ranks(), options.trees_per_root.unwrap_or(1));
+    let is_from_all = matches!(collective, Collective::AllGather | Collective::ReduceScatter)
+        || options.trees_per_root.is_some();
+    let edges = u64::from(ranks) * u64::from(ranks) * u64::from(trees);
+    match is_from_all && collective.root().is_none() && edges > EDGES_MAX {
+        true => Err(PackError::TooManyEdges { collective, ranks, trees }),
+        false => Ok(()),
+    }
+}
+
+/// What another strategy packs, beside the bound of the optimal one.
+#[cfg(feature = "compare")]
+fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {
+    let strategy = options.strategy;
+    let not_here = |why| match why {
+        NotHere::NotFor { .. } => PackError::NotFor { strategy, collective },
+        why => PackError::NotHere { strategy, collective, why },
+    };
+    compare::expect_in_reach(topology, strategy).map_err(not_here)?;
+    if topology.ranks() == 1 {
+        return Ok(alone(collective));
+    }
+    if strategy == Strategy::ReduceScatterAllGather && collective == Collective::AllReduce {
+        return pack_in_two_phases(topology, options.trees_per_root).ok_or(PackError::OneWay);
+    }
+    if options.trees_per_root.is_some() {
+        return Err(PackError::NoTreesToCount { collective });
+    }
+    let best = optimal(topology, collective, &PackOptions::default())?;
+    let packed = match strategy {
+        Strategy::Optimal => Ok(best),
+        Strategy::Blink => compare::blink(topology, &best, &BlinkOptions::default()),
+        Strategy::Ring => compare::rings(topology, &best),
+        Strategy::DoubleTree => compare::double_tree(topology, &best),
+        // Of any other collective than the one that is packed above.
+        Strategy::ReduceScatterAllGather => Err(NotHere::NotFor { collective }),
+    };
+    packed.map_err(not_here)
+}
+
+fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {
+    match collective {
+        Collective::AllGather | Collective::ReduceScatter => Ok(pack_blocks(topology, collective, options)),
+        Collective::Broadcast { .. } | Collective::Reduce { .. } => {
+            Ok(one_by_one(topology, collective, options))
+        }
+        Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_flows(topology, collective)),
+        Collective::AllReduce => pack_all_reduce(topology, options.trees_per_root).ok_or(PackError::OneWay),
+        _ => Err(PackError::NothingToPack { collective }),
+    }
+}
+
+/// What looks the same from many ranks is found once and carried to all of them; where that does
+/// not reach the bound or not by shallow trees, or there is no such thing, ranks are looked at one
+/// by one, and the better is taken.
+fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
+    let symmetric = pack_all(topology, collective, options.trees_per_root);
+    let depth = |packing: &Packing| longest_way(packing, topology);
+    let is_large = topology.ranks() > ONE_BY_ONE_RANKS_MAX;
+    match symmetric {
+        Some(packing) if packing.is_optimal() && (is_large || depth(&packing).1 <= SHALLOW_EDGES) => packing,
+        symmetric => {
+            let general = one_by_one(topology, collective, options);
+            let is_better = |symmetric: &Packing| {
+                (general.rate, Reverse(depth(&general))) <= (symmetric.rate, Reverse(depth(symmetric)))
+            };
+            symmetric.filter(is_better).unwrap_or(general)
+        }
+    }
+}
+
+/// Exactly where that takes seconds; elsewhere as good as a look at every link for each tree gets.
+fn one_by_one(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
+    match greedy::is_exact_within_reach(topology) {
+        true => pack_directed(topology, collective, options.trees_per_root),
+        false => {
+            let pack = |topology: &Topology, collective| {
+                greedy::pack_one_way(topology, collective, options.trees_per_root)
+            };
+            match collective.root().and_then(|root| Renumbered::from_rank(topology, root)) {
+                Some(renumbered) => renumbered.pack(collective, pack),
+                None => pack(topology, collective),
+            }
+        }
+    }
+}
+
+/// That of one rank.
+fn alone(collective: Collective) -> Packing {
+    let zero = Rate::default();
+    Packing { collective, rate: zero, bound: zero, certificate: Certificate::Alone, trees: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::preset;
+
+    fn error(collective: Collective, options: &PackOptions) -> PackError {
+        pack(&preset("mesh:3").unwrap(), collective, options).unwrap_err()
+    }
+
+    #[test]
+    fn strategies_are_known_by_their_names() {
+        for &strategy in Strategy::ALL {
+            assert_eq!(strategy.name().parse(), Ok(strategy));
+        }
+        assert_eq!("best".parse::<Strategy>(), Err(UnknownStrategy { name: "best".to_owned() }));
+    }
+
+    #[test]
+    fn what_cannot_be_packed_is_refused_with_its_reason() {
+        let options = PackOptions::default();
+        for collective in [Collective::AllToAll, Collective::Barrier, Collective::SendRecv { from: 0, to: 1 }]
+        {
+            assert_eq!(error(collective, &options), PackError::NothingToPack { collective });
+        }
+        let collective = Collective::Gather { root: 3 };
+        assert_eq!(error(collective, &options), PackError::NoSuchRoot { collective, root: 3, ranks: 3 });
+        let counted = |given| PackOptions { trees_per_root: Some(given), ..PackOptions::default() };
+        for given in [0, MAX_TREES_PER_ROOT + 1] {
+            assert_eq!(error(Collective::AllGather, &counted(given)), PackError::TreesPerRoot { given });
+        }
+        let collective = Collective::Scatter { root: 0 };
+        assert_eq!(error(collective, &counted(1)), PackError::NoTreesToCount { collective });
+    }
+
+    #[test]
+    fn one_rank_has_nothing_to_move() {
+        let mut builder = Topology::builder();
+        builder.rank("a");
+        let topology = builder.build().unwrap();
+        for collective in [Collective::AllGather, Collective::AllReduce, Collective::Gather { root: 0 }] {
+            let packing = pack(&topology, collective, &PackOptions::default()).unwrap();
+            super::super::check(&topology, &packing).unwrap();
+            assert_eq!(packing.certificate, Certificate::Alone);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What looks the same in a topology: automorphisms, found in its graph.
+//!
+//! An automorphism carries nodes to nodes of the same kind so that every link is carried to one of
+//! the same bandwidth. Names, numbers and latencies play no part, so a topology and its shuffled
+//! copy have the same symmetry, found with about the same work. A [`Symmetry`] is a set of
+//! automorphisms by whose products all others are made (*generators*) and what these carry into
+//! each other (*orbits*); a [`Semiregular`] is a group of automorphisms that carries one rank's
+//! trees to many ranks so that links of an orbit share the load evenly.
+//!
+//! **Invariant:** every generator has been looked at link by link. The search is bounded: beyond
+//! its limits there are fewer generators, smaller orbits and [`Symmetry::is_complete`] is false,
+//! never a permutation that is no automorphism.
+//!
+//! After B. D. McKay and A. Piperno, Practical graph isomorphism II (2014), and H. Katebi, K. A.
+//! Sakallah and I. L. Markov, Symmetry and satisfiability: an update (2010).
+
+use pleach_vocabulary::Rank;
+
+use crate::topology::{NodeId, NodeKind, Topology};
+use permutation::Classes;
+pub(crate) use permutation::Permutation;
+use refine::Graph;
+use search::{Limits, automorphisms, end_of_first_path};
+pub(crate) use semiregular::Semiregular;
+
+mod permutation;
+mod refine;
+mod search;
+mod semiregular;
+#[cfg(test)]
+mod tests;
+
+/// Arcs and nodes that one search looks at, at most: about two seconds of work.
+const WORK_MAX: u64 = 400_000_000;
+
+/// The same for an order of all nodes: some tenths of a second.
+const ORDER_WORK_MAX: u64 = 50_000_000;
+
+/// Nodes singled out in vain on the way to one automorphism.
+const FAILURES_MAX: u32 = 2_000;
+
+/// Nodes singled out one after the other.
+const DEPTH_MAX: usize = 4_096;
+
+/// Most nodes of a topology that is searched.
+pub(crate) const SYMMETRY_NODES_MAX: usize = 8_192;
+
+/// What looks the same. See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Symmetry {
+    generators: Vec<Permutation>,
+    basic_orbits: Vec<u32>,
+    node_orbits: Vec<u32>,
+    node_orbit_count: usize,
+    link_orbits: Vec<u32>,
+    link_orbit_count: usize,
+    complete: bool,
+    work: u64,
+}
+
+impl Symmetry {
+    /// That of a topology.
+    #[must_use]
+    pub(crate) fn of(topology: &Topology) -> Self {
+        Self::fixing(topology, &[])
+    }
+
+    /// Only what leaves each of these nodes in its place.
+    #[must_use]
+    pub(crate) fn fixing(topology: &Topology, fixed: &[NodeId]) -> Self {
+        if topology.nodes().len() > SYMMETRY_NODES_MAX {
+            return Self::made_of(topology, Vec::new(), Vec::new(), false, 0);
+        }
+        let limits = Limits { work: WORK_MAX, failures: FAILURES_MAX, depth: DEPTH_MAX };
+        let found = automorphisms(&graph_fixing(topology, fixed), limits);
+        Self::made_of(topology, found.generators, found.basic_orbits, found.complete, found.work)
+    }
+
+    fn made_of(
+        topology: &Topology,
+        generators: Vec<Permutation>,
+        basic_orbits: Vec<u32>,
+        complete: bool,
+        work: u64,
+    ) -> Self {
+        let mut nodes = Classes::new(topology.nodes().len());
+        generators.iter().for_each(|generator| nodes.merge_along(generator));
+        let (node_orbits, node_orbit_count) = nodes.numbered();
+        let (link_orbits, link_orbit_count) = link_orbits(topology, &generators);
+        Self {
+            generators,
+            basic_orbits,
+            node_orbits,
+            node_orbit_count,
+            link_orbits,
+            link_orbit_count,
+            complete,
+            work,
+        }
+    }
+
+    /// Automorphisms of which all others are products.
+    #[must_use]
+    pub(crate) fn generators(&self) -> &[Permutation] {
+        &self.generators
+    }
+
+    /// Whether nothing but the identity was found.
+    #[must_use]
+    pub(crate) fn is_trivial(&self) -> bool {
+        self.generators.is_empty()
+    }
+
+    /// Whether the search met no limit, so that there are no other automorphisms.
+    #[must_use]
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Numbers whose product is how many automorphisms there are, where the search was complete.
+    #[must_use]
+    pub(crate) fn order_factors(&self) -> &[u32] {
+        &self.basic_orbits
+    }
+
+    /// The number of a node's orbit. Orbits are numbered in the order of their first nodes.
+    #[must_use]
+    pub(crate) fn node_orbit(&self, node: NodeId) -> usize {
+        self.node_orbits[node.0 as usize] as usize
+    }
+
+    /// How many orbits of nodes there are.
+    #[must_use]
+    pub(crate) fn node_orbit_count(&self) -> usize {
+        self.node_orbit_count
+    }
+
+    /// The number of the orbit of a link, by its place in [`Topology::links`]. Orbits are numbered
+    /// in the order of their first links.
+    #[must_use]
+    pub(crate) fn link_orbit(&self, link: usize) -> usize {
+        self.link_orbits[link] as usize
+    }
+
+    /// How many orbits of links there are.
+    #[must_use]
+    pub(crate) fn link_orbit_count(&self) -> usize {
+        self.link_orbit_count
+    }
+
+    /// The first rank of every orbit of ranks.
+    #[must_use]
+    pub(crate) fn rank_representatives(&self, topology: &Topology) -> Vec<Rank> {
+        let mut seen = vec![false; self.node_orbit_count];
+        let is_first =
+            |&rank: &Rank| !std::mem::replace(&mut seen[self.node_orbit(topology.node(rank))], true);
+        (0..topology.ranks()).filter(is_first).collect()
+    }
+
+    /// For every node of this one's orbit an automorphism that carries this one to it; none for
+    /// other nodes.
+    #[must_use]
+    pub(crate) fn transversal(&self, of: NodeId) -> Vec<Option<Permutation>> {
+        let nodes = self.node_orbits.len();
+        let mut carried: Vec<Option<Permutation>> = vec![None; nodes];
+        carried[of.0 as usize] = Some(Permutation::identity(nodes));
+        let mut reached = vec![of.0];
+        let mut next = 0;
+        while let Some(&node) = reached.get(next) {
+            next += 1;
+            for generator in &self.generators {
+                let image = generator.of(node);
+                if carried[image as usize].is_none() {
+                    carried[image as usize] = carried[node as usize].as_ref().map(|to| to.then(generator));
+                    reached.push(image);
+                }
+            }
+        }
+        carried
+    }
+
+    /// Arcs and nodes that were looked at.
+    #[must_use]
+    pub(crate) fn work(&self) -> u64 {
+        self.work
+    }
+}
+
+/// All nodes, this one first, in an order that depends on how they are linked: where nodes that
+/// colours do not tell apart look the same, a topology and its shuffled copy get orders that an
+/// automorphism carries into each other. None where that takes long.
+#[must_use]
+pub(super) fn order_from(topology: &Topology, first: NodeId) -> Option<Vec<NodeId>> {
+    if topology.nodes().len() > SYMMETRY_NODES_MAX {
+        return None;
+    }
+    let limits = Limits { work: ORDER_WORK_MAX, failures: 0, depth: SYMMETRY_NODES_MAX };
+    let order = end_of_first_path(&graph_fixing(topology, &[first]), limits)?;
+    let others = order.into_iter().map(NodeId).filter(|node| *node != first);
+    Some(std::iter::once(first).chain(others).collect())
+}
+
+/// The graph of a topology, in which none of these nodes is taken for any other.
+fn graph_fixing(topology: &Topology, fixed: &[NodeId]) -> Graph {
+    let mut graph = graph(topology, Vec::new());
+    for (index, node) in fixed.iter().enumerate() {
+        // Ranks have 0 and switches 1.
+        graph.colours[node.0 as usize] = index as u64 + 2;
+    }
+    graph
+}
+
+/// The graph of a topology, with further arcs.
+fn graph(topology: &Topology, mut arcs: Vec<(u32, u32, u64)>) -> Graph {
+    let colour = |kind| u64::from(kind == NodeKind::Switch);
+    let colours = topology.nodes().iter().map(|node| colour(node.kind)).collect();
+    arcs.extend(topology.links().iter().map(|link| (link.from.0, link.to.0, link.bytes_per_s)));
+    Graph::new(colours, arcs)
+}
+
+/// Which links these automorphisms carry into each other.
+fn link_orbits(topology: &Topology, generators: &[Permutation]) -> (Vec<u32>, usize) {
+    let links = topology.links();
+    let mut ends = vec![Vec::new(); topology.nodes().len()];
+    for (index, link) in links.iter().enumerate() {
+        ends[link.from.0 as usize].push(index);
+        ends[link.to.0 as usize].push(index);
+    }
+    let mut classes = Classes::new(links.len());
+    for generator in generators {
+        let moved = (0..ends.len() as u32).filter(|&node| generator.of(node) != node);
+        for &index in moved.flat_map(|node| &ends[node as usize]) {
+            let image = carried_link(topology, index, generator);
+            debug_assert_eq!(links[image].bytes_per_s, links[index].bytes_per_s);
+            classes.merge(index as u32, image as u32);
+        }
+    }
+    classes.numbered()
+}
+
+/// The place in [`Topology::links`] of what an automorphism carries a link to.
+fn carried_link(topology: &Topology, link: usize, automorphism: &Permutation) -> usize {
+    let link = &topology.links()[link];
+    let (from, to) = (NodeId(automorphism.of(link.from.0)), NodeId(automorphism.of(link.to.0)));
+    topology.link_place(from, to).expect("an automorphism carries links to links")
+}

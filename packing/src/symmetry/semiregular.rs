@@ -1,0 +1,375 @@
+//! Groups of automorphisms that carry one rank's trees to others so that all links of an orbit
+//! share the load evenly.
+//!
+//! Trees of one rank, carried along by a set of automorphisms, are trees of other ranks. If the set
+//! is a *group*, it uses every link of an orbit equally often: a link as often as the group has
+//! elements, times the uses of that orbit by the first trees, divided by the links of the orbit.
+//! Only the orbit counts, not the link. If, besides, nothing but the identity leaves any rank in
+//! its place, every rank gets the trees just once. Such groups are called semiregular, and regular
+//! when they carry one rank to all.
+//!
+//! **Invariant:** the elements are automorphisms, closed under products, and only the first, the
+//! identity, leaves a rank in its place.
+//!
+//! Groups are grown by one generator at a time, taken of random products of automorphisms, first of
+//! those that commute with the group so far. That is a search of luck and bounds: where it finds
+//! less than there is, there are more orbits.
+
+use std::collections::BTreeSet;
+
+use pleach_vocabulary::Rank;
+
+use super::{Limits, Permutation, Symmetry, automorphisms, carried_link, graph, link_orbits};
+use crate::digraph::greatest_divisor;
+use crate::flow::Amount;
+use crate::topology::{NodeId, Topology};
+
+/// Times that a group is grown from nothing.
+const ATTEMPTS_MAX: u64 = 4;
+
+/// Random automorphisms looked at for one generator in the first round; in each further one twice
+/// as many.
+const SAMPLES: usize = 32;
+
+/// Rounds for one generator.
+const ROUNDS_MAX: u32 = 6;
+
+/// Candidates of a round that are tried, those of the longest cycles first.
+const CANDIDATES_MAX: usize = 64;
+
+/// Work of the search for what commutes with a group.
+const COMMUTING_WORK_MAX: u64 = 50_000_000;
+
+/// A group of automorphisms. See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Semiregular {
+    elements: Vec<Permutation>,
+    /// First rank of every orbit.
+    representatives: Vec<Rank>,
+    /// For every rank its orbit and the element that carries the orbit's first rank there.
+    carriers: Vec<(usize, usize)>,
+    link_orbits: Vec<u32>,
+    link_orbit_sizes: Vec<u32>,
+}
+
+impl Semiregular {
+    /// The largest that was found.
+    #[must_use]
+    pub(crate) fn of(topology: &Topology, symmetry: &Symmetry) -> Self {
+        Self::made_of(topology, grown(topology, symmetry))
+    }
+
+    /// Only the identity.
+    #[must_use]
+    pub(crate) fn trivial(topology: &Topology) -> Self {
+        Self::made_of(topology, Group::trivial(topology))
+    }
+
+    fn made_of(topology: &Topology, group: Group) -> Self {
+        let Group { generators, elements } = group;
+        let mut representatives = Vec::new();
+        let mut carriers = vec![None; topology.ranks() as usize];
+        for rank in 0..topology.ranks() {
+            if carriers[rank as usize].is_some() {
+                continue;
+            }
+            for (index, element) in elements.iter().enumerate() {
+                let image = topology.rank(NodeId(element.of(topology.node(rank).0)));
+                let image = image.expect("an automorphism carries ranks to ranks");
+                carriers[image as usize] = Some((representatives.len(), index));
+            }
+            representatives.push(rank);
+        }
+        let carriers =
+            carriers.into_iter().map(|carrier| carrier.expect("the identity carries every rank")).collect();
+        let (link_orbits, count) = link_orbits(topology, &generators);
+        let mut link_orbit_sizes = vec![0; count];
+        link_orbits.iter().for_each(|&orbit| link_orbit_sizes[orbit as usize] += 1);
+        Self { elements, representatives, carriers, link_orbits, link_orbit_sizes }
+    }
+
+    /// All elements, the identity first.
+    #[must_use]
+    pub(crate) fn elements(&self) -> &[Permutation] {
+        &self.elements
+    }
+
+    /// The first rank of every orbit of ranks. Every orbit has as many ranks as there are elements.
+    #[must_use]
+    pub(crate) fn representatives(&self) -> &[Rank] {
+        &self.representatives
+    }
+
+    /// The orbit of a rank, and the element (by number) that carries the orbit's first rank to it.
+    #[must_use]
+    pub(crate) fn carrier(&self, rank: Rank) -> (usize, usize) {
+        self.carriers[rank as usize]
+    }
+
+    /// The orbit of a link, by its place in [`Topology::links`].
+    #[must_use]
+    pub(crate) fn link_orbit(&self, link: usize) -> usize {
+        self.link_orbits[link] as usize
+    }
+
+    /// How many links each orbit of links has.
+    #[must_use]
+    pub(crate) fn link_orbit_sizes(&self) -> &[u32] {
+        &self.link_orbit_sizes
+    }
+
+    /// Where an element (by number) carries a link.
+    #[must_use]
+    pub(crate) fn carried_link(&self, topology: &Topology, link: usize, element: usize) -> usize {
+        carried_link(topology, link, &self.elements[element])
+    }
+}
+
+/// A group with nothing but its elements.
+#[derive(Clone, Debug)]
+struct Group {
+    generators: Vec<Permutation>,
+    elements: Vec<Permutation>,
+}
+
+impl Group {
+    fn trivial(topology: &Topology) -> Self {
+        Self { generators: Vec::new(), elements: vec![Permutation::identity(topology.nodes().len())] }
+    }
+
+    /// The group with one generator more, if only its identity leaves a rank in its place.
+    fn with(&self, topology: &Topology, generator: &Permutation) -> Option<Self> {
+        let start = topology.node(0).0;
+        let mut generators = self.generators.clone();
+        generators.push(generator.clone());
+        let mut elements = vec![Permutation::identity(topology.nodes().len())];
+        let mut by_image = vec![None; topology.nodes().len()];
+        by_image[start as usize] = Some(0);
+        let mut next = 0;
+        while next < elements.len() {
+            for generator in &generators {
+                let image = generator.of(elements[next].of(start));
+                match by_image[image as usize] {
+                    // Where one rank is carried tells all of an element, or there are two that
+                    // differ by one that leaves this rank in its place.
+                    Some(known) => {
+                        let known: &Permutation = &elements[known];
+                        let product = elements[next].images().iter().map(|&image| generator.of(image));
+                        if !product.eq(known.images().iter().copied()) {
+                            return None;
+                        }
+                    }
+                    None => {
+                        by_image[image as usize] = Some(elements.len());
+                        elements.push(elements[next].then(generator));
+                    }
+                }
+            }
+            next += 1;
+        }
+        let leaves_a_rank = |element: &Permutation| {
+            (0..topology.ranks()).any(|rank| element.of(topology.node(rank).0) == topology.node(rank).0)
+        };
+        let is_semiregular = !elements[1..].iter().any(leaves_a_rank);
+        is_semiregular.then_some(Self { generators, elements })
+    }
+}
+
+fn grown(topology: &Topology, symmetry: &Symmetry) -> Group {
+    let largest = largest_order(topology, symmetry);
+    let mut best = Group::trivial(topology);
+    for attempt in 0..ATTEMPTS_MAX {
+        if best.elements.len() >= largest {
+            break;
+        }
+        let mut random = Random(attempt);
+        let mut group = Group::trivial(topology);
+        while group.elements.len() < largest {
+            let commuting = commuting(topology, symmetry, &group);
+            let larger = larger(topology, &group, &commuting, &mut random)
+                .or_else(|| larger(topology, &group, symmetry.generators(), &mut random));
+            let Some(larger) = larger else { break };
+            group = larger;
+        }
+        if group.elements.len() > best.elements.len() {
+            best = group;
+        }
+    }
+    best
+}
+
+/// What the order of every such group divides: the sizes of all orbits of ranks.
+fn largest_order(topology: &Topology, symmetry: &Symmetry) -> usize {
+    let mut sizes: Vec<Amount> = vec![0; symmetry.node_orbit_count()];
+    (0..topology.ranks()).for_each(|rank| sizes[symmetry.node_orbit(topology.node(rank))] += 1);
+    sizes.into_iter().fold(0, greatest_divisor) as usize
+}
+
+/// Generators of what commutes with a group: the automorphisms of the graph in which an arc leads
+/// from every node to where each generator carries it.
+fn commuting(topology: &Topology, symmetry: &Symmetry, group: &Group) -> Vec<Permutation> {
+    if group.generators.is_empty() {
+        return symmetry.generators().to_vec();
+    }
+    let mut arcs = Vec::new();
+    for (index, generator) in group.generators.iter().enumerate() {
+        // No link has so much bandwidth.
+        let label = u64::MAX - index as u64;
+        arcs.extend(generator.images().iter().enumerate().map(|(node, &image)| (node as u32, image, label)));
+    }
+    let limits = Limits { work: COMMUTING_WORK_MAX, failures: super::FAILURES_MAX, depth: super::DEPTH_MAX };
+    automorphisms(&graph(topology, arcs), limits).generators
+}
+
+/// The group with one more generator, made of these automorphisms.
+fn larger(topology: &Topology, group: &Group, of: &[Permutation], random: &mut Random) -> Option<Group> {
+    let with = |automorphism: &Permutation| {
+        let (order, candidate) = even_power(topology, automorphism)?;
+        largest_with(topology, group, order, candidate)
+    };
+    // All generators of a group that permutes boxes as it likes make one long cycle, one after the
+    // other.
+    let all = of.iter().skip(1).fold(of.first()?.clone(), |product, generator| product.then(generator));
+    if let found @ Some(_) = with(&all) {
+        return found;
+    }
+    let mut products = Products::new(of, random);
+    for round in 0..ROUNDS_MAX {
+        let sampled: Vec<_> =
+            (0..SAMPLES << round).filter_map(|_| even_power(topology, products.next(random))).collect();
+        let candidates: BTreeSet<_> = sampled.into_iter().collect();
+        let longest_first = candidates.into_iter().rev().take(CANDIDATES_MAX);
+        let mut larger = longest_first.filter_map(|(order, one)| largest_with(topology, group, order, one));
+        if let found @ Some(_) = larger.next() {
+            return found;
+        }
+    }
+    None
+}
+
+/// The group with a permutation of this order or a power of it.
+fn largest_with(topology: &Topology, group: &Group, order: usize, candidate: Permutation) -> Option<Group> {
+    let mut left = vec![(order, candidate)];
+    while let Some((order, candidate)) = left.pop() {
+        if let Some(larger) = group.with(topology, &candidate)
+            && larger.elements.len() > group.elements.len()
+        {
+            return Some(larger);
+        }
+        let parts = primes(order).into_iter().filter(|&prime| prime < order);
+        left.extend(parts.map(|prime| (order / prime, power(&candidate, &[(prime, 1)]))));
+    }
+    None
+}
+
+/// The power of most elements that moves all ranks in cycles of one length, which is its order, if
+/// there is one.
+fn even_power(topology: &Topology, automorphism: &Permutation) -> Option<(usize, Permutation)> {
+    let (mut lengths, mut of_ranks) = (BTreeSet::new(), BTreeSet::new());
+    for cycle in automorphism.cycles() {
+        lengths.insert(cycle.len());
+        if topology.rank(NodeId(cycle[0])).is_some() {
+            of_ranks.insert(cycle.len());
+        }
+    }
+    let (mut order, mut uneven) = (1, Vec::new());
+    let all_primes: BTreeSet<usize> = lengths.iter().flat_map(|&length| primes(length)).collect();
+    for prime in all_primes {
+        let most = lengths.iter().map(|&length| valuation(length, prime)).max().unwrap_or(0);
+        let is_even = of_ranks.iter().all(|&length| valuation(length, prime) == most);
+        if is_even {
+            order *= prime.pow(most);
+        } else {
+            uneven.push((prime, most));
+        }
+    }
+    (order > 1).then(|| (order, power(automorphism, &uneven)))
+}
+
+/// A permutation to the power of a product of prime powers.
+fn power(permutation: &Permutation, exponent: &[(usize, u32)]) -> Permutation {
+    let mut images = vec![0; permutation.images().len()];
+    for cycle in permutation.cycles() {
+        let mut steps = 1 % cycle.len();
+        for &(prime, times) in exponent {
+            (0..times).for_each(|_| steps = steps * prime % cycle.len());
+        }
+        for (index, &node) in cycle.iter().enumerate() {
+            images[node as usize] = cycle[(index + steps) % cycle.len()];
+        }
+    }
+    Permutation::new(images)
+}
+
+/// How often a prime divides a number.
+fn valuation(number: usize, prime: usize) -> u32 {
+    let (mut number, mut times) = (number, 0);
+    while number.is_multiple_of(prime) {
+        number /= prime;
+        times += 1;
+    }
+    times
+}
+
+/// The primes that divide a number.
+fn primes(number: usize) -> Vec<usize> {
+    let (mut left, mut primes, mut prime) = (number, Vec::new(), 2);
+    while prime * prime <= left {
+        if left.is_multiple_of(prime) {
+            primes.push(prime);
+            left /= prime.pow(valuation(left, prime));
+        }
+        prime += 1;
+    }
+    if left > 1 {
+        primes.push(left);
+    }
+    primes
+}
+
+/// Random products of generators (product replacement, F. Celler and others, 1995).
+struct Products {
+    slots: Vec<Permutation>,
+    product: Permutation,
+}
+
+impl Products {
+    /// Fewest slots, so that they mix.
+    const SLOTS_MIN: usize = 10;
+
+    fn new(of: &[Permutation], random: &mut Random) -> Self {
+        let slots: Vec<Permutation> =
+            of.iter().cycle().take(of.len().max(Self::SLOTS_MIN)).cloned().collect();
+        let rounds = slots.len() * (slots.len().ilog2() as usize + 2);
+        let mut products = Self { product: slots[0].clone(), slots };
+        (0..rounds).for_each(|_| _ = products.next(random));
+        products
+    }
+
+    fn next(&mut self, random: &mut Random) -> &Permutation {
+        let slot = random.below(self.slots.len());
+        let other = (slot + 1 + random.below(self.slots.len() - 1)) % self.slots.len();
+        let changed = match random.below(4) {
+            0 => self.slots[slot].then(&self.slots[other]),
+            1 => self.slots[slot].then(&self.slots[other].inverse()),
+            2 => self.slots[other].then(&self.slots[slot]),
+            _ => self.slots[other].inverse().then(&self.slots[slot]),
+        };
+        self.slots[slot] = changed;
+        self.product = self.product.then(&self.slots[slot]);
+        &self.product
+    }
+}
+
+/// Pseudo-random numbers (splitmix64), the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) % end as u64) as usize
+    }
+}

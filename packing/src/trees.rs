@@ -1,0 +1,291 @@
+//! Grows trees on a graph of ranks until all that was asked for is there.
+//!
+//! A *class* is a number of equal partial trees. A class may take an edge x→y that leaves it, for
+//! as many of its trees as leave enough for all others: with p(X) the number of partial trees that
+//! do not touch a set X, `B⁻(X)` ≥ p(X) must go on to hold for every X (Bérczi and Frank 2010,
+//! after Edmonds). Only sets with y and without x that the class touches lose, so the number comes
+//! from one maximum flow; where it is less than the class has, the class becomes two. Some edge
+//! always can be taken while a class is not complete. Classes are completed one after the other, so
+//! few are partial at once. Slack only falls: a set that had none answers later questions without a
+//! flow.
+//!
+//! **Invariant:** `B⁻(X)` ≥ p(X) for every set of ranks, counting what is left of each edge.
+
+use pleach_vocabulary::Rank;
+
+use super::digraph::Digraph;
+use super::flow::{Amount, ArcId, Network};
+
+/// Equal trees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Arborescence {
+    /// Where they begin.
+    pub root: Rank,
+    /// How many they are.
+    pub amount: Amount,
+    /// From the root outwards.
+    pub edges: Vec<(Rank, Rank)>,
+}
+
+/// Packs `demand[v]` unit trees from every rank v to all others into a graph without switches,
+/// whose nodes are the ranks' numbers. None where that cannot be
+/// ([`Supply::is_enough`](super::digraph::Supply::is_enough)).
+///
+/// # Panics
+///
+/// When there are switches, or not as many demands as ranks.
+#[must_use]
+pub(crate) fn pack(graph: &Digraph, demand: &[Amount]) -> Option<Vec<Arborescence>> {
+    assert!(graph.ranks().iter().enumerate().all(|(rank, &node)| rank == node), "no switches");
+    assert_eq!(graph.nodes(), graph.ranks().len(), "no switches");
+    if !super::digraph::Supply::new(graph, demand).is_enough() {
+        return None;
+    }
+    let mut grove = Grove::new(graph, demand);
+    for (root, &amount) in demand.iter().enumerate() {
+        grove.begin(root, amount);
+        while let Some(class) = grove.partial.pop() {
+            grove.complete(class);
+        }
+    }
+    Some(grove.complete)
+}
+
+/// A set of ranks.
+type Set = Vec<bool>;
+
+/// Equal trees that are not complete.
+struct Class {
+    amount: Amount,
+    /// In the order in which they were reached.
+    reached: Vec<usize>,
+    is_reached: Set,
+    edges: Vec<(Rank, Rank)>,
+    /// The node that stands for it in the network.
+    node: usize,
+}
+
+struct Grove {
+    ranks: usize,
+    network: Network,
+    source: usize,
+    /// Where edges lead to, by rank.
+    leaving: Vec<Vec<(usize, ArcId)>>,
+    /// The arc from the source to each rank, with the trees that are not begun.
+    roots: Vec<ArcId>,
+    /// Nodes that stand for no class, with the arc from the source.
+    free: Vec<usize>,
+    /// The arc from the source to each node of a class, and those to ranks.
+    class_arcs: Vec<(ArcId, Vec<ArcId>)>,
+    partial: Vec<Class>,
+    /// How many trees are begun and stand in the network, or not begun.
+    waiting: Amount,
+    /// Sets without slack.
+    tight: Vec<Set>,
+    complete: Vec<Arborescence>,
+}
+
+/// More than any flow.
+const UNLIMITED: Amount = Amount::MAX >> 8;
+
+impl Grove {
+    fn new(graph: &Digraph, demand: &[Amount]) -> Self {
+        let ranks = graph.nodes();
+        let mut network = Network::new(ranks + 1);
+        let roots = (0..ranks).map(|rank| network.add(ranks, rank, demand[rank], 0)).collect();
+        let mut leaving = vec![Vec::new(); ranks];
+        for &(from, to, capacity) in graph.edges() {
+            leaving[from].push((to, network.add(from, to, capacity, 0)));
+        }
+        Self {
+            ranks,
+            network,
+            source: ranks,
+            leaving,
+            roots,
+            free: Vec::new(),
+            class_arcs: Vec::new(),
+            partial: Vec::new(),
+            waiting: demand.iter().sum(),
+            tight: Vec::new(),
+            complete: Vec::new(),
+        }
+    }
+
+    /// Begins the trees of a root.
+    fn begin(&mut self, root: usize, amount: Amount) {
+        if amount == 0 {
+            return;
+        }
+        self.network.set_capacity(self.roots[root], 0);
+        self.waiting -= amount;
+        let mut is_reached = vec![false; self.ranks];
+        is_reached[root] = true;
+        self.wait(Class { amount, reached: vec![root], is_reached, edges: Vec::new(), node: 0 });
+    }
+
+    /// Puts a class into the network.
+    fn wait(&mut self, mut class: Class) {
+        class.node = self.free.pop().unwrap_or_else(|| self.add_class_node());
+        let (arc, arcs) = &self.class_arcs[class.node];
+        self.network.set_capacity(*arc, class.amount);
+        for &rank in &class.reached {
+            self.network.set_capacity(arcs[rank], UNLIMITED);
+        }
+        self.waiting += class.amount;
+        self.partial.push(class);
+    }
+
+    fn add_class_node(&mut self) -> usize {
+        let node = self.network.add_node();
+        let arc = self.network.add(self.source, node, 0, 0);
+        let arcs = (0..self.ranks).map(|rank| self.network.add(node, rank, 0, 0)).collect();
+        self.class_arcs.push((arc, arcs));
+        self.class_arcs.len() - 1
+    }
+
+    /// Takes a class out of the network.
+    fn resume(&mut self, class: &Class) {
+        let (arc, arcs) = &self.class_arcs[class.node];
+        self.network.set_capacity(*arc, 0);
+        for &rank in &class.reached {
+            self.network.set_capacity(arcs[rank], 0);
+        }
+        self.free.push(class.node);
+        self.waiting -= class.amount;
+    }
+
+    /// Grows a class until it reaches all ranks. What cannot grow with it becomes a class of its
+    /// own.
+    fn complete(&mut self, mut class: Class) {
+        self.resume(&class);
+        // Ranks that were reached first come first, so trees stay shallow.
+        let mut from_place = 0;
+        while class.reached.len() < self.ranks {
+            let from =
+                *class.reached.get(from_place).expect("some edge can be taken while a rank is missing");
+            for place in 0..self.leaving[from].len() {
+                let (to, arc) = self.leaving[from][place];
+                if class.is_reached[to] {
+                    continue;
+                }
+                let amount = self.most(&class, from, to, arc);
+                if amount > 0 {
+                    self.take(&mut class, from, to, arc, amount);
+                }
+            }
+            from_place += 1;
+        }
+        let Class { amount, reached, edges, .. } = class;
+        self.complete.push(Arborescence { root: reached[0] as Rank, amount, edges });
+    }
+
+    /// How many trees of a class can take an edge.
+    fn most(&mut self, class: &Class, from: usize, to: usize, arc: ArcId) -> Amount {
+        let wanted = self.network.capacity(arc).min(class.amount);
+        let loses = |set: &Set| set[to] && !set[from] && class.reached.iter().any(|&rank| set[rank]);
+        if wanted == 0 || self.tight.iter().any(loses) {
+            return 0;
+        }
+        // All that waits comes from the source; and from where the edge begins, as much as it
+        // likes.
+        let root = self.roots[from];
+        let before = self.network.capacity(root);
+        self.network.set_capacity(root, UNLIMITED);
+        let sum = self.network.max_amount(self.source, to, self.waiting + wanted);
+        self.network.set_capacity(root, before);
+        let amount = sum - self.waiting;
+        if amount < wanted {
+            // Whether the edge is taken or not, this set has no slack afterwards.
+            let set: Set = (0..self.ranks).map(|rank| !self.network.is_source_side(rank)).collect();
+            self.tight.push(set);
+        }
+        amount
+    }
+
+    /// Lets so many trees of a class take an edge.
+    fn take(&mut self, class: &mut Class, from: usize, to: usize, arc: ArcId, amount: Amount) {
+        if amount < class.amount {
+            self.wait(Class {
+                amount: class.amount - amount,
+                reached: class.reached.clone(),
+                is_reached: class.is_reached.clone(),
+                edges: class.edges.clone(),
+                node: 0,
+            });
+            class.amount = amount;
+        }
+        let left = self.network.capacity(arc) - amount;
+        self.network.set_capacity(arc, left);
+        class.reached.push(to);
+        class.is_reached[to] = true;
+        class.edges.push((from as Rank, to as Rank));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Rate;
+    use crate::samples;
+    use crate::samples::{Links, Random, best_by_enumeration};
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// Checks that trees span, are as many as were asked for, and fit.
+    fn check(graph: &Digraph, demand: &[Amount], trees: &[Arborescence]) {
+        let mut left: BTreeMap<(usize, usize), Amount> =
+            graph.edges().iter().map(|&(from, to, capacity)| ((from, to), capacity)).collect();
+        let mut roots = vec![0; demand.len()];
+        for tree in trees {
+            assert!(tree.amount > 0);
+            roots[tree.root as usize] += tree.amount;
+            let mut reached = BTreeSet::from([tree.root]);
+            for &(from, to) in &tree.edges {
+                assert!(reached.contains(&from) && reached.insert(to));
+                let edge = left.get_mut(&(from as usize, to as usize)).expect("trees use edges");
+                *edge = edge.checked_sub(tree.amount).expect("no edge carries more than it can");
+            }
+            assert_eq!(reached.len(), demand.len());
+        }
+        assert_eq!(roots, demand);
+    }
+
+    #[test]
+    fn as_many_trees_as_cuts_allow_are_packed_and_not_one_more() {
+        let mut random = Random(31);
+        let (mut with_more, mut without_more) = (0, 0);
+        for round in 0..500 {
+            let graph = samples::graph(&mut random, 7, 0, [Links::Duplex, Links::Any][round % 2]);
+            let graph = {
+                let mut numbers: Vec<usize> = vec![0; graph.nodes()];
+                graph.ranks().iter().enumerate().for_each(|(number, &node)| numbers[node] = number);
+                let edges =
+                    graph.edges().iter().map(|&(from, to, capacity)| (numbers[from], numbers[to], capacity));
+                Digraph::new(graph.nodes(), (0..graph.nodes()).collect(), edges)
+            };
+            let demand = samples::demand(&mut random, &graph);
+            let rate = best_by_enumeration(&graph, &demand);
+            let (numerator, denominator) = (*rate.numer() as Amount, *rate.denom() as Amount);
+            let graph = graph.map(|_, _, capacity| capacity * denominator);
+            let mut demand: Vec<Amount> = demand.iter().map(|amount| amount * numerator).collect();
+            let trees = pack(&graph, &demand).unwrap();
+            check(&graph, &demand, &trees);
+            let more = random.below(demand.len() as u64) as usize;
+            demand[more] += 1;
+            let fits = best_by_enumeration(&graph, &demand) >= Rate::from_integer(1);
+            let trees = pack(&graph, &demand);
+            assert_eq!(trees.is_some(), fits);
+            trees.into_iter().for_each(|trees| check(&graph, &demand, &trees));
+            *(if fits { &mut with_more } else { &mut without_more }) += 1;
+        }
+        assert!(with_more > 50 && without_more > 50, "{with_more} {without_more}");
+    }
+
+    #[test]
+    fn a_full_graph_is_packed_with_one_star_a_root() {
+        let edges = (0..5).flat_map(|from| (0..5).map(move |to| (from, to, 3)));
+        let graph = Digraph::new(5, (0..5).collect(), edges);
+        let trees = pack(&graph, &[3; 5]).unwrap();
+        check(&graph, &[3; 5], &trees);
+    }
+}

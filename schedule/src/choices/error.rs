@@ -1,0 +1,143 @@
+//! Why choices cannot be used: their file, or a line of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pleach_vocabulary::{Collective, Fabric, UnknownFabric, UnknownName};
+
+use super::text::{HEADER, ROWS_MAX};
+use crate::hosts::HostMap;
+use crate::select::SelectError;
+
+/// Why choices cannot be used.
+#[derive(Clone, pleach_derive::ErrorDebug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChoicesError {
+    /// The file cannot be read.
+    #[error("no choices: {} ({source}); write them with 'pleach tune -o FILE', or name no file", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: Arc<std::io::Error>,
+    },
+    /// The file is something else.
+    #[error("no choices: {} has {bytes} bytes, more than {most}; name a file of 'pleach tune'", path.display())]
+    TooLong {
+        /// Which file.
+        path: PathBuf,
+        /// How long it is.
+        bytes: u64,
+        /// How long it may be.
+        most: u64,
+    },
+    /// A line is wrong.
+    #[error("bad choices: {} {misplaced}", path.display())]
+    Line {
+        /// Which file.
+        path: PathBuf,
+        /// Which line, and what is wrong with it.
+        misplaced: Misplaced,
+    },
+}
+
+/// A mistake and where it is.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {error}")]
+pub struct Misplaced {
+    /// Which line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub error: Box<LineError>,
+}
+
+/// What can be wrong with a line.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LineError {
+    /// The file does not begin as it must.
+    #[error("the first line is '{HEADER}', not '{found}'; name a file of 'pleach tune'")]
+    Header {
+        /// What stands there.
+        found: String,
+    },
+    /// A row or a model before any world.
+    #[error("which world? begin with a line such as 'world shm 1x4'")]
+    NoWorld,
+    /// A line begins with what nobody knows.
+    #[error(
+        "'{found}' begins no line; there are world, near, far and {}",
+        Collective::NAMES.join(", ")
+    )]
+    Keyword {
+        /// What stands there.
+        found: String,
+    },
+    /// More or fewer words than there must be.
+    #[error("{found} words; write {form}")]
+    Words {
+        /// How many.
+        found: usize,
+        /// What should be there.
+        form: &'static str,
+    },
+    /// No fabric.
+    #[error("{0}")]
+    Fabric(#[from] UnknownFabric),
+    /// No name.
+    #[error("{0}")]
+    Name(UnknownName),
+    /// The second table for a world.
+    #[error("world {fabric} {hosts} has been; leave one of them away")]
+    Twice {
+        /// Over which fabric.
+        fabric: Fabric,
+        /// Which ranks.
+        hosts: HostMap,
+    },
+    /// No size.
+    #[error("'{found}' is no size; write bytes, such as 0, 8, 64K or 16M")]
+    Size {
+        /// What stands there.
+        found: String,
+    },
+    /// No number where one must be.
+    #[error("{name} '{found}' is no number above 0")]
+    Number {
+        /// Of what.
+        name: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// A number of a model that has another name there.
+    #[error("'{found}' stands where {expected} must be")]
+    Model {
+        /// What stands there.
+        found: String,
+        /// What must be there.
+        expected: &'static str,
+    },
+    /// The rows of a collective do not rise from 0.
+    #[error("{collective} from {found}: rows of a collective begin at 0 and rise; the last was {last}")]
+    Order {
+        /// Whose.
+        collective: &'static str,
+        /// What stands there.
+        found: String,
+        /// What stood before.
+        last: String,
+    },
+    /// It cannot be done in this world.
+    #[error("{collective} by {way}: {error}")]
+    Unfit {
+        /// Whose.
+        collective: &'static str,
+        /// What cannot be done.
+        way: String,
+        /// Why.
+        error: Box<SelectError>,
+    },
+    /// More rows than any table has.
+    #[error("more than {ROWS_MAX} rows; leave some away")]
+    TooMany,
+}

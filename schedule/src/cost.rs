@@ -1,0 +1,448 @@
+//! What a schedule costs: latency, bytes over links, bytes combined (α, β, γ), and how chunks
+//! overlap.
+//!
+//! [`Work`] says what the busiest rank does for one chunk of every block, and how long the longest
+//! way through that chunk is. It is known twice: [`Work::of`] counts it in a schedule,
+//! [`Work::formula`] has it in closed form for everything that goes by puts, as the algorithms'
+//! modules state it. [`CostModel::time`] makes a time of it:
+//!
+//! ```text
+//! T = rounds·α + k·messages·o + (way + (k-1)·moved)·c·β + (way + (k-1)·passed)·c·γ/3
+//! ```
+//!
+//! for `k` chunks of `c` bytes a block: the first chunk goes the longest way, the others follow at
+//! the pace of the busiest rank. A pass over memory costs for each place that it reads or writes a
+//! third of what combining two sources takes, so mapped schedules, in which nothing else moves, are
+//! priced by the same measure. Memory is counted as if it were registered: copies to and from
+//! shared windows are nothing, nor are copies of a rank's own input.
+//!
+//! Between hosts ([`Platform`]) there are other links, with an α, β and o of their own; what goes
+//! over them is counted apart ([`Across`]) and its time added. The ranks of a host share its wire,
+//! so bytes are those of the busiest host.
+
+mod count;
+mod counted;
+mod fit;
+mod formulae;
+mod links;
+
+use std::sync::Arc;
+
+use pleach_vocabulary::{Collective, Fabric};
+
+use crate::generate::{Access, Algorithm, GenerateError, generate};
+use crate::hosts::HostMap;
+use crate::wiring::Wiring;
+use crate::{BlockId, Schedule};
+use count::{Way, loads, longest_way};
+use counted::Counted;
+pub use fit::{Sample, fit};
+use links::BlockBytes;
+
+/// What travels in a notice itself and moves no slower than one without data, in bytes: as much as
+/// the cells of `pleach-transport` carry.
+pub const INLINE_BYTES_MAX: usize = 48;
+
+/// What is done for one chunk of every block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Work {
+    /// How many blocks the whole of the data is cut into.
+    pub blocks: u32,
+    /// Notices one after the other on the longest way.
+    pub rounds: u32,
+    /// Notices that one rank sends, at most, with and without data.
+    pub messages: u32,
+    /// Chunks put by or to one rank, at most.
+    pub moved: u32,
+    /// Chunks combined by one rank, at most: a reduction of `k` sources is `k - 1`. Priced by what
+    /// it passes over.
+    pub reduced: u32,
+    /// Chunks read and written by one rank in passes over memory, at most.
+    pub passed: u32,
+    /// Chunks put one after the other on the longest way, if that is more than any rank moves.
+    pub moved_on_the_way: u32,
+    /// Chunks read and written one after the other on the longest way, if that is more than any
+    /// rank does.
+    pub passed_on_the_way: u32,
+    /// What goes between hosts; rounds, messages and moved chunks above are those inside.
+    pub across: Across,
+}
+
+/// What goes between hosts for one chunk of every block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Across {
+    /// Notices one after the other on the longest way.
+    pub rounds: u32,
+    /// Notices that one rank sends, at most.
+    pub messages: u32,
+    /// Chunks put by or to the ranks of one host, at most.
+    pub moved: u32,
+    /// Chunks put one after the other on the longest way, if that is more than any host moves.
+    pub moved_on_the_way: u32,
+}
+
+impl Work {
+    /// Counts it in a schedule of ranks that are all on one host.
+    #[must_use]
+    pub fn of(schedule: &Schedule) -> Self {
+        Self::between(schedule, &HostMap::one(schedule.ranks()))
+    }
+
+    /// Counts it in a schedule of ranks of these hosts.
+    ///
+    /// # Panics
+    ///
+    /// When the map has fewer ranks than the schedule.
+    #[must_use]
+    pub fn between(schedule: &Schedule, hosts: &HostMap) -> Self {
+        let loads = loads(schedule, hosts);
+        let most = |count: &dyn Fn(&count::Load) -> u32| loads.iter().map(count).max().unwrap_or(0);
+        let mut wires = vec![(0, 0); hosts.hosts() as usize];
+        for (rank, load) in (0..).zip(&loads) {
+            let (sent, received) = &mut wires[hosts.host(rank) as usize];
+            *sent += load.sent_across;
+            *received += load.received_across;
+        }
+        let wire = wires.iter().map(|&(sent, received)| sent.max(received)).max().unwrap_or(0);
+        let moved = most(&|load| load.sent.max(load.received));
+        let passed = most(&|load| load.passed);
+        let way: Way = longest_way(schedule, hosts);
+        Self {
+            blocks: schedule.blocks.len() as u32,
+            rounds: way.rounds,
+            messages: most(&|load| load.messages),
+            moved,
+            reduced: most(&|load| load.reduced),
+            passed,
+            moved_on_the_way: way.moved.max(moved),
+            passed_on_the_way: way.passed.max(passed),
+            across: Across {
+                rounds: way.rounds_across,
+                messages: most(&|load| load.messages_across),
+                moved: wire,
+                moved_on_the_way: way.moved_across.max(wire),
+            },
+        }
+    }
+
+    /// The same between ranks that are all on hosts of their own.
+    #[must_use]
+    pub fn all_across(mut self) -> Self {
+        let Self { rounds, messages, moved, moved_on_the_way, .. } = self;
+        self.across = Across { rounds, messages, moved, moved_on_the_way };
+        (self.rounds, self.messages, self.moved, self.moved_on_the_way) = (0, 0, 0, 0);
+        self
+    }
+}
+
+/// What links and processors can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostModel {
+    /// From sending a notice to its being seen, in seconds (α).
+    pub latency_s: f64,
+    /// What a notice costs its sender, in seconds (o).
+    pub message_s: f64,
+    /// Bytes a rank puts in a second, and receives at the same time (1/β).
+    pub bytes_per_s: f64,
+    /// Bytes of each source a rank combines in a second, two sources to one result (1/γ).
+    pub reduce_bytes_per_s: f64,
+}
+
+impl CostModel {
+    /// Ranks of one host, before anything has been measured there. Fitted to where one algorithm
+    /// overtakes another, of two ranks that have a processor each and of three and four that share
+    /// two (whose times are tenfold, as a round is a turn of all of them): above 2 KiB the mapped
+    /// direct schedule.
+    pub const SHARED_MEMORY: Self =
+        Self { latency_s: 300e-9, message_s: 120e-9, bytes_per_s: 22.4e9, reduce_bytes_per_s: 5.6e9 };
+    /// Ranks of one host connected by TCP over its loopback interface, before anything has been
+    /// measured: who sends carries out what the peer receives, so messages cost more than waiting
+    /// for them.
+    pub const LOOPBACK: Self =
+        Self { latency_s: 4e-6, message_s: 6e-6, bytes_per_s: 4e9, reduce_bytes_per_s: 10e9 };
+    /// Ranks connected by RDMA at 100 Gb/s. A guess, of what such links can do at best: no NIC has
+    /// been measured, and devices made of software say nothing about them. `pleach tune` fits a
+    /// model to the NICs that there are.
+    pub const VERBS: Self =
+        Self { latency_s: 2e-6, message_s: 300e-9, bytes_per_s: 12e9, reduce_bytes_per_s: 8e9 };
+    /// Ranks connected by TCP, before anything has been measured.
+    pub const TCP: Self =
+        Self { latency_s: 20e-6, message_s: 4e-6, bytes_per_s: 1.2e9, reduce_bytes_per_s: 4e9 };
+
+    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in
+    /// seconds.
+    #[must_use]
+    pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
+        let chunks = Chunks::of(work, bytes, chunk_bytes);
+        let Work { rounds, messages, moved, moved_on_the_way, .. } = *work;
+        self.links(&chunks, rounds, messages, chunks.pipelined(moved_on_the_way, moved))
+            + chunks.pipelined(work.passed_on_the_way, work.passed) / 3.0 / self.reduce_bytes_per_s
+    }
+
+    /// What goes over links: rounds, messages of each chunk, bytes one after the other.
+    fn links(&self, chunks: &Chunks, rounds: u32, messages: u32, bytes: f64) -> f64 {
+        // What fits in a notice's own line comes with it.
+        let moving = if chunks.bytes <= INLINE_BYTES_MAX as f64 { 0.0 } else { bytes / self.bytes_per_s };
+        f64::from(rounds) * self.latency_s + chunks.count * f64::from(messages) * self.message_s + moving
+    }
+
+    /// The same for an algorithm: by its formula where it has one, else by counting.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such schedule.
+    pub fn predict(
+        &self,
+        collective: Collective,
+        algorithm: &Algorithm,
+        ranks: u32,
+        access: Access,
+        bytes: u64,
+        chunk_bytes: u64,
+    ) -> Result<f64, GenerateError> {
+        let work = match Work::formula(collective, algorithm, ranks, access) {
+            Some(work) => work,
+            None => Work::of(&generate(collective, algorithm, ranks, access)?),
+        };
+        Ok(self.time(&work, bytes, chunk_bytes))
+    }
+}
+
+/// The chunks of a block.
+struct Chunks {
+    count: f64,
+    /// Of one of them.
+    bytes: f64,
+}
+
+impl Chunks {
+    fn of(work: &Work, bytes: u64, chunk_bytes: u64) -> Self {
+        let block = bytes as f64 / f64::from(work.blocks);
+        let count = (block / chunk_bytes.max(1) as f64).ceil().max(1.0);
+        Self { count, bytes: block / count }
+    }
+
+    /// Bytes one after the other: the first chunk goes `way`, the others follow at the pace of
+    /// `each`.
+    fn pipelined(&self, way: u32, each: u32) -> f64 {
+        (f64::from(way) + (self.count - 1.0) * f64::from(each)) * self.bytes
+    }
+}
+
+/// Ranks on hosts, and what the links inside and across can do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Platform {
+    /// Which rank is where.
+    pub hosts: HostMap,
+    /// Whether ranks of one host map each other's memory.
+    pub access: Access,
+    /// The links inside a host, and its processors.
+    pub near: CostModel,
+    /// The links between hosts.
+    pub far: CostModel,
+    /// The links between ranks one by one, where they are known: then they alone decide what is
+    /// quickest.
+    pub wiring: Option<Arc<Wiring>>,
+    /// What was counted for it.
+    pub(crate) counted: Counted,
+}
+
+impl Platform {
+    /// These hosts, before anything has been measured. Where nothing maps, all links are taken to
+    /// be alike.
+    #[must_use]
+    pub fn new(hosts: HostMap, access: Access) -> Self {
+        let (near, far) = match access {
+            Access::Put => (CostModel::TCP, CostModel::TCP),
+            Access::Mapped => (CostModel::SHARED_MEMORY, CostModel::TCP),
+        };
+        Self { hosts, access, near, far, wiring: None, counted: Counted::default() }
+    }
+
+    /// Ranks of these hosts over a fabric, before anything has been measured.
+    #[must_use]
+    pub fn over(fabric: Fabric, hosts: HostMap) -> Self {
+        match fabric {
+            Fabric::Shm | Fabric::Hybrid => Self::new(hosts, Access::Mapped),
+            Fabric::HybridVerbs => Self { far: CostModel::VERBS, ..Self::new(hosts, Access::Mapped) },
+            Fabric::Tcp => Self::new(hosts, Access::Put),
+            Fabric::Verbs => {
+                let model = CostModel::VERBS;
+                Self { near: model, far: model, ..Self::new(hosts, Access::Put) }
+            }
+        }
+    }
+
+    /// All ranks on one host.
+    #[must_use]
+    pub fn one_host(ranks: u32, access: Access, model: CostModel) -> Self {
+        Self { near: model, far: model, ..Self::new(HostMap::one(ranks), access) }
+    }
+
+    /// Ranks joined by these links and nothing else, which they reach each other over by puts.
+    #[must_use]
+    pub fn wired(wiring: Arc<Wiring>) -> Self {
+        let ranks = wiring.topology().ranks();
+        Self { wiring: Some(wiring), ..Self::one_host(ranks, Access::Put, CostModel::TCP) }
+    }
+
+    /// Time of a schedule over the links one by one, in seconds; `None` where these are not known.
+    #[must_use]
+    pub fn time_over_links(
+        &self,
+        algorithm: &Algorithm,
+        schedule: &Schedule,
+        bytes: u64,
+        chunk_bytes: u64,
+    ) -> Option<f64> {
+        let wiring = self.wiring.as_ref()?;
+        let mut weights = vec![0u64; schedule.collective.parts(schedule.ranks()) as usize];
+        for block in &schedule.blocks {
+            weights[block.part as usize] += u64::from(block.weight);
+        }
+        let part = bytes as f64 / weights.len().max(1) as f64;
+        let packed = match algorithm {
+            Algorithm::Packed(Some(trees)) => Some(trees.pace().chunks(bytes)),
+            _ => None,
+        };
+        let sizes = |block: BlockId| {
+            let block = schedule.blocks[block as usize];
+            let bytes = part * f64::from(block.weight) / weights[block.part as usize] as f64;
+            let chunks =
+                packed.map_or_else(|| (bytes / chunk_bytes.max(1) as f64).ceil(), |chunks| chunks as f64);
+            BlockBytes { block: bytes, chunk: bytes / chunks.max(1.0) }
+        };
+        let packed = wiring.carried_out_by(schedule.collective, algorithm);
+        let routes = packed.as_ref().map_or(wiring.routes(), |packed| &packed.routes);
+        Some(links::seconds(routes, schedule, &sizes))
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.hosts.ranks()
+    }
+
+    /// The forms in which an algorithm can be carried out here: mapped only where all that it maps
+    /// is on one host.
+    #[must_use]
+    pub fn forms(&self, algorithm: &Algorithm) -> &'static [Access] {
+        let stays_inside = match algorithm {
+            Algorithm::Hierarchical(Some(hosts)) => hosts.is_within(&self.hosts),
+            Algorithm::Hierarchical(None) => true,
+            _ => self.hosts.hosts() == 1,
+        };
+        if stays_inside && self.access == Access::Mapped {
+            &[Access::Put, Access::Mapped]
+        } else {
+            &[Access::Put]
+        }
+    }
+
+    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in
+    /// seconds.
+    #[must_use]
+    pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
+        let chunks = Chunks::of(work, bytes, chunk_bytes);
+        let Across { rounds, messages, moved, moved_on_the_way } = work.across;
+        let across = chunks.pipelined(moved_on_the_way, moved);
+        self.near.time(work, bytes, chunk_bytes) + self.far.links(&chunks, rounds, messages, across)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLLECTIVES: [Collective; 10] = [
+        Collective::AllReduce,
+        Collective::Reduce { root: 1 },
+        Collective::Broadcast { root: 1 },
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Gather { root: 1 },
+        Collective::Scatter { root: 1 },
+        Collective::AllToAll,
+        Collective::Barrier,
+        Collective::SendRecv { from: 1, to: 0 },
+    ];
+
+    fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
+        crate::select::candidates(collective, ranks)
+    }
+
+    #[test]
+    fn formulae_say_exactly_what_is_counted_in_the_schedules() {
+        let mut compared = 0;
+        for ranks in (2..=17).chain([24, 32, 64]) {
+            for collective in COLLECTIVES {
+                for algorithm in algorithms(collective, ranks) {
+                    let Some(formula) = Work::formula(collective, &algorithm, ranks, Access::Put) else {
+                        assert_eq!(algorithm, Algorithm::HalvingDoubling, "{collective}");
+                        assert!(!ranks.is_power_of_two());
+                        continue;
+                    };
+                    let schedule = generate(collective, &algorithm, ranks, Access::Put).expect("a candidate");
+                    assert_eq!(formula, Work::of(&schedule), "{collective} {algorithm} {ranks}");
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 300, "{compared}");
+    }
+
+    #[test]
+    fn every_rank_sends_and_reduces_its_share() {
+        for ranks in [2, 3, 5, 8, 12] {
+            for algorithm in ["ring", "direct", "grid"] {
+                let algorithm = match algorithm {
+                    "grid" => Algorithm::Grid(vec![ranks]),
+                    name => name.parse().expect("a known name"),
+                };
+                let schedule =
+                    generate(Collective::AllReduce, &algorithm, ranks, Access::Put).expect("it fits");
+                for load in loads(&schedule, &HostMap::one(schedule.ranks())) {
+                    assert_eq!(load.sent, 2 * (ranks - 1), "{algorithm} {ranks}");
+                    assert_eq!(load.received, load.sent);
+                    assert_eq!(load.reduced, ranks - 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_mapped_direct_all_reduce_passes_over_the_data_once() {
+        let schedule =
+            generate(Collective::AllReduce, &Algorithm::Direct, 4, Access::Mapped).expect("it fits");
+        let work = Work::of(&schedule);
+        // Four places read and four written, of a block that is a quarter of the whole.
+        assert_eq!((work.moved, work.passed, work.blocks, work.reduced, work.rounds), (0, 8, 4, 3, 2));
+    }
+
+    #[test]
+    fn a_pipeline_through_a_chain_takes_what_the_textbook_says() {
+        let model = CostModel { latency_s: 0.0, message_s: 0.0, bytes_per_s: 1e9, reduce_bytes_per_s: 1e9 };
+        let (ranks, bytes, chunk) = (5, 1 << 20, 1 << 16);
+        let time = model
+            .predict(Collective::Broadcast { root: 0 }, &Algorithm::Chain, ranks, Access::Put, bytes, chunk)
+            .expect("it fits");
+        let chunks = (bytes / chunk) as f64;
+        let expected = (f64::from(ranks) - 2.0 + chunks) * (bytes as f64 / chunks) / 1e9;
+        assert!((time - expected).abs() < 1e-12, "{time} {expected}");
+    }
+
+    #[test]
+    fn formula_and_schedule_predict_the_same_time() {
+        for (bytes, chunk) in [(8, 1 << 18), (1 << 20, 1 << 18), (64 << 20, 1 << 18), (12_345_678, 4096)] {
+            for algorithm in algorithms(Collective::AllReduce, 12) {
+                let schedule =
+                    generate(Collective::AllReduce, &algorithm, 12, Access::Put).expect("a candidate");
+                let counted = CostModel::TCP.time(&Work::of(&schedule), bytes, chunk);
+                let predicted = CostModel::TCP
+                    .predict(Collective::AllReduce, &algorithm, 12, Access::Put, bytes, chunk)
+                    .expect("a candidate");
+                assert!((predicted - counted).abs() <= 1e-12 * counted, "{algorithm}: {predicted} {counted}");
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! How long a schedule takes over given links.
+//!
+//! Each link carries the chunks that are put over its routes, one after the other. It cannot begin
+//! before the first of them comes to it, so a schedule takes at least
+//!
+//! ```text
+//! T = max( way, max over links (first + load / bandwidth + latency) )
+//! ```
+//!
+//! where `way` is the longest way through one chunk of every block, each transfer alone on its
+//! links, and `first` the moment on it at which the link is first put to use. What is computed
+//! takes no time: links alone are compared. This is what the simulator measures where chunks do not
+//! wait for each other, and what it comes close to where they do.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use pleach_packing::topology::Link;
+use pleach_vocabulary::Rank;
+
+use crate::wiring::Routes;
+use crate::{BlockId, Op, Schedule, StepId};
+
+/// How many bytes a block and its chunks have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockBytes {
+    pub(crate) block: f64,
+    pub(crate) chunk: f64,
+}
+
+/// Time of a schedule for blocks of these sizes, in seconds.
+pub(crate) fn seconds(routes: &Routes, schedule: &Schedule, sizes: &dyn Fn(BlockId) -> BlockBytes) -> f64 {
+    let sizes: Vec<BlockBytes> = (0..schedule.blocks.len() as BlockId).map(sizes).collect();
+    let mut clock = Clock { routes, sizes: &sizes, links: vec![Use::default(); routes.links().len()] };
+    let way = clock.way(schedule);
+    let used = routes.links().iter().zip(&clock.links).filter(|(_, used)| used.bytes > 0.0);
+    used.map(|(link, used)| used.first_s + used.bytes / link.bytes_per_s as f64 + latency_s(link))
+        .fold(way, f64::max)
+}
+
+/// How long a byte is under way.
+fn latency_s(link: &Link) -> f64 {
+    seconds_of(link.latency_ns)
+}
+
+fn seconds_of(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+/// What goes over a link.
+#[derive(Clone, Copy)]
+struct Use {
+    bytes: f64,
+    first_s: f64,
+}
+
+impl Default for Use {
+    fn default() -> Self {
+        Self { bytes: 0.0, first_s: f64::INFINITY }
+    }
+}
+
+/// A notice: to whom, from whom, for which block, in which cell.
+type NoticeName = (Rank, Rank, BlockId, u16);
+
+/// How far a lane has come, and when.
+struct Progress {
+    next: usize,
+    issued_s: f64,
+    complete_s: Vec<f64>,
+}
+
+struct Clock<'a> {
+    routes: &'a Routes,
+    sizes: &'a [BlockBytes],
+    links: Vec<Use>,
+}
+
+impl Clock<'_> {
+    /// Notes a put and returns how long its sender is at it and how long until it is there.
+    fn put(&mut self, from: Rank, to: Rank, block: BlockId, issued_s: f64) -> (f64, f64) {
+        let BlockBytes { block, chunk } = self.sizes[block as usize];
+        let routes = self.routes.between(from, to);
+        let sum: f64 = routes.iter().map(|route| route.weight as f64).sum();
+        let (mut sent_s, mut there_s): (f64, f64) = (0.0, 0.0);
+        for route in routes {
+            let part = route.weight as f64 / sum;
+            let (mut before_s, mut slowest_s): (f64, f64) = (0.0, 0.0);
+            for (hop, link) in route.links.iter().enumerate() {
+                let wire = &self.routes.links()[*link];
+                let used = &mut self.links[*link];
+                used.bytes += part * block;
+                used.first_s = used.first_s.min(issued_s + before_s);
+                before_s += latency_s(wire);
+                let takes_s = part * chunk / wire.bytes_per_s as f64;
+                slowest_s = slowest_s.max(takes_s);
+                if hop == 0 {
+                    sent_s = sent_s.max(takes_s);
+                }
+            }
+            there_s = there_s.max(before_s + slowest_s);
+        }
+        (sent_s, there_s)
+    }
+
+    /// The longest way through one chunk of every block.
+    fn way(&mut self, schedule: &Schedule) -> f64 {
+        let mut longest_s: f64 = 0.0;
+        let mut shown: BTreeMap<NoticeName, f64> = BTreeMap::new();
+        let mut waiting: BTreeMap<NoticeName, (usize, usize)> = BTreeMap::new();
+        let start = |_: &_| Progress { next: 0, issued_s: 0.0, complete_s: Vec::new() };
+        let mut progress: Vec<Vec<Progress>> =
+            schedule.programs.iter().map(|lanes| lanes.iter().map(start).collect()).collect();
+        let lanes_of = |(rank, lanes): (usize, &Vec<Progress>)| {
+            (0..lanes.len()).map(move |lane| (rank, lane)).collect::<Vec<_>>()
+        };
+        let mut ready: VecDeque<(usize, usize)> = progress.iter().enumerate().flat_map(lanes_of).collect();
+        while let Some((rank, lane_index)) = ready.pop_front() {
+            let lane = &schedule.programs[rank][lane_index];
+            let state = &mut progress[rank][lane_index];
+            while let Some(step) = lane.steps.get(state.next) {
+                let done = |&&(_, chunks): &&(StepId, u32)| chunks == 0;
+                let after = step.after.iter().filter(done).map(|&(step, _)| state.complete_s[step as usize]);
+                state.issued_s = after.fold(state.issued_s, f64::max);
+                let mut complete_s = state.issued_s;
+                let notice = match &step.op {
+                    Op::Wait { from, cell } => {
+                        let name = (rank as Rank, *from, lane.block, cell.0);
+                        let Some(arrival_s) = shown.remove(&name) else {
+                            waiting.insert(name, (rank, lane_index));
+                            break;
+                        };
+                        state.issued_s = state.issued_s.max(arrival_s);
+                        complete_s = state.issued_s;
+                        None
+                    }
+                    Op::Notify { to, cell } => {
+                        let latency_s = seconds_of(self.routes.latency_ns(rank as Rank, *to));
+                        Some((*to, cell.0, state.issued_s + latency_s))
+                    }
+                    Op::Put { to, cell, .. } => {
+                        let (sent_s, there_s) = self.put(rank as Rank, *to, lane.block, state.issued_s);
+                        complete_s += sent_s;
+                        Some((*to, cell.0, state.issued_s + there_s))
+                    }
+                    Op::Reduce { .. } => None,
+                };
+                if let Some((to, cell, arrival_s)) = notice {
+                    let name = (to, rank as Rank, lane.block, cell);
+                    shown.insert(name, arrival_s);
+                    ready.extend(waiting.remove(&name));
+                    longest_s = longest_s.max(arrival_s);
+                }
+                longest_s = longest_s.max(complete_s);
+                state.complete_s.push(complete_s);
+                state.next += 1;
+            }
+        }
+        longest_s
+    }
+}

@@ -1,0 +1,132 @@
+//! Straight to the scratch of those who get it, without a word of theirs before: the way for few
+//! bytes.
+//!
+//! The other algorithms put into a slice of a peer, which must first say that it is ready, or let
+//! the reader tell when it has read; either costs as much as the data. Scratch needs no word:
+//! credits of earlier runs say that it is free. So a part goes one way in one notice, and who only
+//! gives is through at once. The price is a copy out of scratch, and that there is one chunk only
+//! ([`Schedule::single_chunk`]): nobody tells that a slot is free again within a run.
+//!
+//! What has a root goes along a tree: `eager` a star, `eager-tree` a binomial one, which is worth
+//! it where a message costs its sender more than a round takes. All contributions come to who
+//! combines them at once, in rank order. Of its peers a rank turns to the one at distance 1 first,
+//! and gives before it takes.
+//!
+//! Cost for `p` ranks and `n` bytes of one rank's whole (gather, scatter: of the root's), for the
+//! busiest rank:
+//!
+//! | collective | rounds | messages | bytes sent or received | bytes reduced |
+//! |--|--|--|--|--|
+//! | broadcast, reduce | 1 | p-1 (reduce: 1) | (p-1)·n | 0, (p-1)·n |
+//! | the same by a binomial tree | floor(log2 p) | ceil(log2 p) (reduce: 1) | ceil(log2 p)·n | 0, ceil(log2 p)·n |
+//! | all-gather, all-to-all | 1 | p-1 | (p-1)/p·n | 0 |
+//! | reduce-scatter | 1 | p-1 | (p-1)/p·n | (p-1)/p·n |
+//! | gather, scatter | 1 | 1, p-1 | (p-1)/p·n | 0 |
+//! | send-recv | 1 | 1 | n | 0 |
+
+use pleach_vocabulary::{Collective, Rank};
+
+use super::program::{Program, Target};
+use super::tree::Tree;
+use super::{Access, block_for_each_part, block_for_each_rank, in_turn, one_block};
+use crate::{Block, BlockId, Cell, Lane, Part, Schedule};
+
+/// All scratch slots of a rank together, in bytes, at most.
+pub const SCRATCH_BYTES: u64 = 64 << 10;
+
+/// The longest message that goes this way, in bytes: several of them may be on their way to one
+/// rank.
+pub const MESSAGE_BYTES_MAX: u64 = 8 << 10;
+
+/// The longest part that goes this way, in bytes: who gives to all and gets from all has two slots
+/// for each peer.
+pub(crate) fn part_bytes_max(collective: Collective, ranks: u32) -> u64 {
+    match collective {
+        Collective::SendRecv { .. } => MESSAGE_BYTES_MAX,
+        _ => SCRATCH_BYTES / (2 * u64::from(ranks.saturating_sub(1)).max(1)),
+    }
+}
+
+/// The tree of what has a root.
+pub(super) enum Form {
+    Star,
+    Binomial,
+}
+
+pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form: &Form) -> Schedule {
+    let (blocks, tree): (Vec<Block>, Box<dyn Fn(BlockId) -> Tree>) = match (collective.root(), form) {
+        _ if collective.ends(0, ranks).is_some() => {
+            let tree = move |part| Tree::new(ranks, pair(collective, part, ranks));
+            (block_for_each_part(collective, ranks), Box::new(tree))
+        }
+        (Some(root), Form::Star) => (one_block(), Box::new(move |_| Tree::star(ranks, root))),
+        (Some(root), Form::Binomial) => (one_block(), Box::new(move |_| Tree::binomial(ranks, root))),
+        (None, _) => {
+            (block_for_each_rank(collective, ranks), Box::new(move |block| Tree::star(ranks, block)))
+        }
+    };
+    let mut programs: Vec<Vec<((bool, u32), Lane)>> = (0..ranks).map(|_| Vec::new()).collect();
+    for block in 0..blocks.len() as BlockId {
+        let tree = tree(block);
+        for (rank, lanes) in (0..).zip(&mut programs) {
+            let mut lane = Program::new(access, rank, block);
+            if collective.reduces() {
+                up(&mut lane, &tree, rank);
+            } else {
+                let part = blocks[block as usize].part;
+                let gives = collective.input_parts(rank, ranks).contains(part);
+                let keeps = collective.output_parts(rank, ranks).contains(part);
+                down(&mut lane, &tree, rank, gives, keeps);
+            }
+            // What others wait for comes first.
+            let takes = tree.parent(rank).is_none() == collective.reduces();
+            let distance = (block + ranks - rank) % ranks;
+            lanes.extend(lane.finish().map(|lane| ((takes, distance), lane)));
+        }
+    }
+    Schedule { collective, window: 1, single_chunk: true, blocks, programs: in_turn(programs) }
+}
+
+/// The edge from the rank that gets a part to the one that gives it, if these are two.
+fn pair(collective: Collective, part: u32, ranks: u32) -> Option<(Rank, Rank)> {
+    collective.ends(part, ranks).filter(|(from, to)| from != to).map(|(from, to)| (to, from))
+}
+
+/// The cell of whatever comes.
+const DATA: Cell = Cell(0);
+
+fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
+    let mut contributions = vec![(rank, Part::Input)];
+    for (slot, &child) in (0..).zip(tree.children(rank)) {
+        lane.wait(child, DATA);
+        contributions.push((child, Part::Scratch(slot)));
+    }
+    contributions.sort_unstable_by_key(|&(contributor, _)| contributor);
+    let from: Vec<Part> = contributions.into_iter().map(|(_, part)| part).collect();
+    match tree.parent(rank) {
+        // The first slot has been read when the sum is there.
+        Some(parent) => {
+            let target = Target { rank: parent, part: Part::Scratch(tree.slot(rank)), cell: DATA };
+            lane.deliver(&from, &[], Part::Scratch(0), &[target])
+        }
+        None => lane.deliver(&from, &[Part::Output], Part::Output, &[]),
+    };
+}
+
+fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank, gives: bool, keeps: bool) {
+    let source = match tree.parent(rank) {
+        Some(parent) => {
+            lane.wait(parent, DATA);
+            Part::Scratch(0)
+        }
+        None if gives => Part::Input,
+        // Of a part between two others.
+        None => return,
+    };
+    // Who passes most on first.
+    let below = tree.children(rank).iter().rev();
+    let targets: Vec<Target> =
+        below.map(|&rank| Target { rank, part: Part::Scratch(0), cell: DATA }).collect();
+    let keep: &[Part] = if keeps { &[Part::Output] } else { &[] };
+    lane.deliver(&[source], keep, source, &targets);
+}

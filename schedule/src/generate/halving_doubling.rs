@@ -1,0 +1,102 @@
+//! Exchanges of halves, quarters, … (reduce-scatter by halving), and back (all-gather by doubling):
+//! Rabenseifner's.
+//!
+//! Let `q` be the highest power of two that is not above `p`. `q` ranks take part; each of the
+//! `p - q` others, which are the even ones of the first 2(p - q), gives its data to its successor
+//! first and has the result from it in the end. Each block's way is a binomial tree: in the step at
+//! distance `d` (q/2, …, 2, 1) a rank sends those of its blocks whose owner differs from it in bit
+//! `d`, and takes the others.
+//!
+//! Cost for `q` participants and `n` bytes of the whole (in `q` blocks for an all-reduce), for
+//! every participant that speaks for nobody else; blocks move one by one, so a step at distance `d`
+//! is `d` messages:
+//!
+//! | collective | rounds | messages with data | bytes sent | bytes reduced |
+//! |--|--|--|--|--|
+//! | all-reduce | 2 log2 q | 2(q-1) | 2(q-1)/q·n | (q-1)/q·n |
+//! | reduce-scatter | log2 q | q-1 | (q-1)/q·n | (q-1)/q·n |
+//! | all-gather | log2 q | q-1 | (q-1)/q·n | 0 |
+//!
+//! When `p` is no power of two there is one more round each way: in an all-reduce the others send
+//! `n` bytes, and those who speak for them send `n` bytes more and reduce `n` bytes more.
+
+use pleach_vocabulary::{Collective, Rank};
+
+use super::tree::{Forest, Shape, Tree};
+use super::{Access, block_for_each_rank};
+use crate::{Block, Schedule};
+
+const WINDOW: u32 = 2;
+
+pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
+    let fold = Fold::new(ranks);
+    let (blocks, all_reduce) = match collective {
+        Collective::AllReduce => (vec![Block { part: 0, weight: 1 }; fold.participants as usize], true),
+        _ => (block_for_each_rank(collective, ranks), false),
+    };
+    let count = blocks.len() as u32;
+    let owner = |block: u32| if all_reduce { fold.rank(block) } else { block };
+    let position = |rank: Rank| if all_reduce { fold.number(fold.speaker(rank)) } else { rank };
+    Forest {
+        collective,
+        ranks,
+        links: access.into(),
+        window: WINDOW,
+        blocks,
+        shape: &|block| Shape::both(fold.tree(owner(block))),
+        turn: &|rank, block| (block + count - position(rank) % count + count - 1) % count,
+    }
+    .schedule()
+}
+
+/// Which ranks take part in exchanges among a power of two, and who speaks for the others.
+pub(super) struct Fold {
+    ranks: u32,
+    pub(super) participants: u32,
+}
+
+impl Fold {
+    pub(super) fn new(ranks: u32) -> Self {
+        Self { ranks, participants: 1 << ranks.ilog2() }
+    }
+
+    fn others(&self) -> u32 {
+        self.ranks - self.participants
+    }
+
+    /// Who speaks for a rank: itself, or its successor.
+    pub(super) fn speaker(&self, rank: Rank) -> Rank {
+        if rank < 2 * self.others() { rank | 1 } else { rank }
+    }
+
+    /// The number of a participant.
+    pub(super) fn number(&self, rank: Rank) -> u32 {
+        if rank < 2 * self.others() { rank / 2 } else { rank - self.others() }
+    }
+
+    /// The participant of this number.
+    pub(super) fn rank(&self, number: u32) -> Rank {
+        if number < self.others() { 2 * number + 1 } else { number + self.others() }
+    }
+
+    /// The rank that a participant speaks for besides itself.
+    pub(super) fn spoken_for(&self, participant: Rank) -> Option<Rank> {
+        (participant < 2 * self.others()).then(|| participant - 1)
+    }
+
+    /// The way of a block to its owner: the participants' binomial tree, with the others hanging on
+    /// it.
+    fn tree(&self, owner: Rank) -> Tree {
+        let speaker = self.speaker(owner);
+        let root = self.number(speaker);
+        let above = (owner != speaker).then_some((speaker, owner));
+        let others = (0..self.others()).map(|number| (2 * number, 2 * number + 1));
+        let others = others.filter(move |&(other, _)| other != owner);
+        // Those that are farther away have fewer below them, and contribute first.
+        let participants = (1..self.participants).rev().map(move |distance| {
+            let nearer = distance & !(1 << distance.ilog2());
+            (self.rank(root ^ distance), self.rank(root ^ nearer))
+        });
+        Tree::new(self.ranks, others.chain(participants).chain(above))
+    }
+}

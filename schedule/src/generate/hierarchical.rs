@@ -1,0 +1,140 @@
+//! Inside every host, and across hosts by one rank of each for a share of the data.
+//!
+//! Every block has a tree: its owner on top, below it the ranks of the owner's host and
+//! one *speaker* of each other host, below each speaker the ranks of its host. Speakers
+//! take turns: block after block it is the rank with the same number in its host as the
+//! owner has (or, of a smaller host, that number modulo its size). So every rank speaks
+//! for its share, the wires between hosts carry each byte once, and inside a host what
+//! maps is read and written in place: a reduce-scatter inside, an all-reduce across by
+//! ranks of equal number, an all-gather inside.
+//!
+//! Up to [`STAR_HOSTS_MAX`] hosts speakers talk to the owner directly, else along a chain that
+//! begins at its host, one way up and the other way down, as around a ring; with a root always
+//! along a chain, which sends everything once. A barrier gathers at the first rank of each host,
+//! and these tell each other in doubling distances.
+//!
+//! Cost across for `h` hosts and `n` bytes of the whole, for every host (all its ranks together):
+//!
+//! | collective | rounds, star | rounds, chain | bytes sent |
+//! |--|--|--|--|
+//! | all-reduce | 2 | 2(h-1) | 2(h-1)/h·n |
+//! | reduce-scatter, all-gather | 1 | h-1 | (h-1)/h·n |
+//! | reduce, broadcast | | h-1 | n |
+//! | barrier | ceil(log2 h) | | 0 |
+//!
+//! Inside it is what [`direct`](super::direct) costs among the ranks of a host.
+
+use pleach_vocabulary::{Collective, Rank};
+
+use super::program::Program;
+use super::tree::{Forest, Shape, Tree};
+use super::{Access, Links, block_for_each_rank, one_block};
+use crate::hosts::HostMap;
+use crate::{Block, BlockId, Cell, Lane, Schedule};
+
+/// Most hosts whose speakers all talk to the owner of a block.
+const STAR_HOSTS_MAX: u32 = 8;
+
+const WINDOW: u32 = 2;
+
+pub(super) fn schedule(collective: Collective, hosts: &HostMap, access: Access) -> Schedule {
+    let (ranks, members) = (hosts.ranks(), hosts.members());
+    if collective == Collective::Barrier {
+        let programs = (0..ranks).map(|rank| barrier(hosts, &members, rank).into_iter().collect());
+        return Schedule {
+            collective,
+            window: WINDOW,
+            single_chunk: false,
+            blocks: one_block(),
+            programs: programs.collect(),
+        };
+    }
+    let largest = members.iter().map(Vec::len).max().unwrap_or(1);
+    let blocks = match collective.root() {
+        Some(_) => vec![Block { part: 0, weight: 1 }; largest],
+        None => block_for_each_rank(collective, ranks),
+    };
+    let count = blocks.len() as u32;
+    Forest {
+        collective,
+        ranks,
+        links: Links::Inside(access, hosts),
+        window: WINDOW,
+        blocks,
+        shape: &|block| shape(collective, hosts, &members, block),
+        // Others wait for what this rank gives them, so its own block comes last.
+        turn: &|rank, block| (block + count - rank % count + count - 1) % count,
+    }
+    .schedule()
+}
+
+fn shape(collective: Collective, hosts: &HostMap, members: &[Vec<Rank>], block: BlockId) -> Shape {
+    let owner = collective.root().unwrap_or(block);
+    let home = hosts.host(owner);
+    let number = match collective.root() {
+        Some(_) => block as usize,
+        None => members[home as usize].iter().position(|&rank| rank == owner).unwrap_or(0),
+    };
+    let speaker = |host: u32| {
+        let ranks = &members[host as usize];
+        if host == home { owner } else { ranks[number % ranks.len()] }
+    };
+    let count = hosts.hosts();
+    // Inside hosts first: who has others to wait for contributes later.
+    let inside: Vec<(Rank, Rank)> = (0..count)
+        .map(|turn| (home + turn) % count)
+        .flat_map(|host| members[host as usize].iter().map(move |&rank| (rank, host)))
+        .filter(|&(rank, host)| rank != speaker(host))
+        .map(|(rank, host)| (rank, speaker(host)))
+        .collect();
+    let tree = |across: &dyn Fn(u32) -> (u32, u32)| {
+        let across = (1..count).map(across).map(|(child, parent)| (speaker(child), speaker(parent)));
+        Tree::new(hosts.ranks(), inside.iter().copied().chain(across))
+    };
+    let after = |hop: u32| ((home + hop) % count, (home + hop - 1) % count);
+    let before = |hop: u32| ((home + count - hop) % count, (home + count - hop + 1) % count);
+    if collective.root().is_some() {
+        return Shape::both(tree(&after));
+    }
+    if count <= STAR_HOSTS_MAX {
+        return Shape::both(tree(&|turn| ((home + turn) % count, home)));
+    }
+    Shape { up: tree(&before), down: Some(tree(&after)) }
+}
+
+/// Cells of a barrier: here, all are here, and the rounds across from then on.
+const HERE: Cell = Cell(0);
+const ALL_HERE: Cell = Cell(1);
+const FIRST_ROUND: u16 = 2;
+
+fn barrier(hosts: &HostMap, members: &[Vec<Rank>], rank: Rank) -> Option<Lane> {
+    let mut lane = Program::new(Access::Put, rank, 0);
+    let (host, count) = (hosts.host(rank), hosts.hosts());
+    let (first, others) = members[host as usize].split_first()?;
+    let begin = lane.next();
+    let mut last = None;
+    if rank == *first {
+        for &other in others {
+            last = Some(lane.wait(other, HERE));
+        }
+        let begin = lane.next();
+        for round in 0..count.next_power_of_two().ilog2() {
+            let distance = 1 << round;
+            let speaker = |host: u32| members[host as usize][0];
+            let cell = Cell(FIRST_ROUND + round as u16);
+            lane.notify(speaker((host + distance) % count), cell, &[]);
+            last = Some(lane.wait(speaker((host + count - distance) % count), cell));
+        }
+        if let Some(last) = last.filter(|&last| last >= begin) {
+            lane.after_earlier(begin, last, 1);
+        }
+        for &other in others {
+            lane.notify(other, ALL_HERE, &[]);
+        }
+    } else {
+        lane.notify(*first, HERE, &[]);
+        let told = lane.wait(*first, ALL_HERE);
+        lane.after_earlier(begin, told, 1);
+    }
+    lane.finish()
+}

@@ -1,0 +1,522 @@
+//! Generators: algorithms that make a [`Schedule`].
+//!
+//! Each algorithm is one file and says in its module what it costs. None of them is trusted: what
+//! they make is proved by [`verify`](crate::verify::verify), which shares no code with them.
+//! [`generate`] is the way in; [`Algorithm`] names them, and [`Access`] says how a rank reaches its
+//! peers.
+//!
+//! **What all of them keep:** a private input or output is touched by its own rank alone. A peer's
+//! shared output is written only after that peer has been heard of in the same chunk, so that what
+//! its caller had there has been read (output may be input) and what the chunk before last left
+//! there has been taken away. A block is reduced in one order only, so all ranks end with the same
+//! bits. No notice is sent that data flow already implies.
+//!
+//! A *put* is taken to have read its source when its notice has arrived. Puts read `Input` and
+//! `Output` straight where nothing else would have to be written; who carries them out stages what
+//! is not registered.
+
+mod chain;
+mod direct;
+mod double_tree;
+pub mod eager;
+mod exchange;
+mod grid;
+mod grid_staged;
+mod halving_doubling;
+mod hierarchical;
+#[cfg(test)]
+mod interpreter;
+pub mod packed;
+mod pairwise;
+mod program;
+mod recursive_doubling;
+mod ring;
+mod tree;
+mod way;
+
+pub use way::Way;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use pleach_vocabulary::{Collective, Rank, UnknownName};
+
+use crate::hosts::HostMap;
+use crate::rank_space::RankSpace;
+use crate::{Block, Lane, Schedule};
+use packed::{PackedError, PackedTrees};
+use program::Program;
+
+/// How a rank reaches its peers' memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Access {
+    /// By puts alone.
+    Put,
+    /// By reading and writing it in place: a reduction takes one pass, and notices carry no data.
+    Mapped,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Put => "put",
+            Self::Mapped => "mapped",
+        })
+    }
+}
+
+/// How each rank reaches each other.
+#[derive(Clone, Copy)]
+enum Links<'a> {
+    /// All in the same way.
+    All(Access),
+    /// Neighbours in this way, ranks of different hosts by puts.
+    Inside(Access, &'a HostMap),
+}
+
+impl From<Access> for Links<'_> {
+    fn from(access: Access) -> Self {
+        Self::All(access)
+    }
+}
+
+impl Links<'_> {
+    fn between(self, rank: Rank, peer: Rank) -> Access {
+        match self {
+            Self::All(access) => access,
+            Self::Inside(access, hosts) if hosts.are_neighbours(rank, peer) => access,
+            Self::Inside(..) => Access::Put,
+        }
+    }
+}
+
+/// Most dimensions of a grid.
+pub const GRID_DIMENSIONS_MAX: usize = 16;
+
+/// How a collective is carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Every rank with every other, in one hop.
+    Direct,
+    /// Straight to the scratch of those who get it, without a word of theirs before: for few bytes.
+    Eager,
+    /// The same along a binomial tree.
+    EagerTree,
+    /// Everything to everybody, in one round.
+    Exchange,
+    /// Exchanges of everything with the rank at distance 1, 2, 4, …
+    RecursiveDoubling,
+    /// Exchanges of halves, quarters, … and back.
+    HalvingDoubling,
+    /// Around a ring.
+    Ring,
+    /// Two binary trees, each for half of the data; an inner rank of one is a leaf of the other.
+    DoubleTree,
+    /// Along a chain.
+    Chain,
+    /// Along the lines of a grid of these extents: reduce-scatter dimension after dimension,
+    /// all-gather back.
+    Grid(Vec<u32>),
+    /// Along the lines of a grid: a whole all-reduce in each dimension, one after the other.
+    GridStaged(Vec<u32>),
+    /// Inside every host, and across hosts by one rank of each for a share of the data. Its
+    /// mappings stay inside hosts. `None`: the hosts of the group that carries it out.
+    Hierarchical(Option<HostMap>),
+    /// Along the trees of a packing, which are for one collective. `None`: what is packed for the
+    /// topology of the group that carries it out.
+    Packed(Option<Arc<PackedTrees>>),
+}
+
+impl Algorithm {
+    /// Those whose names may stand without extents.
+    const PLAIN: [Self; 11] = [
+        Self::Direct,
+        Self::Eager,
+        Self::EagerTree,
+        Self::Exchange,
+        Self::RecursiveDoubling,
+        Self::HalvingDoubling,
+        Self::Ring,
+        Self::DoubleTree,
+        Self::Chain,
+        Self::Hierarchical(None),
+        Self::Packed(None),
+    ];
+
+    /// The names of the algorithms that carry out a collective. A name that ends in a colon wants
+    /// extents: `grid:2x3`.
+    #[must_use]
+    pub fn names(collective: Collective) -> &'static [&'static str] {
+        match collective {
+            Collective::AllReduce => &[
+                "direct",
+                "exchange",
+                "recursive-doubling",
+                "halving-doubling",
+                "ring",
+                "double-tree",
+                "grid:AxB",
+                "grid-staged:AxB",
+                "hierarchical:HxR",
+                "packed",
+            ],
+            Collective::Reduce { .. } | Collective::Broadcast { .. } => {
+                &["direct", "eager", "eager-tree", "double-tree", "chain", "hierarchical:HxR", "packed"]
+            }
+            Collective::AllGather | Collective::ReduceScatter => {
+                &["direct", "eager", "ring", "halving-doubling", "grid:AxB", "hierarchical:HxR", "packed"]
+            }
+            Collective::Barrier => &["recursive-doubling", "hierarchical:HxR"],
+            Collective::Gather { .. } | Collective::Scatter { .. } => &["direct", "eager", "packed"],
+            Collective::AllToAll | Collective::SendRecv { .. } => &["direct", "eager"],
+        }
+    }
+
+    /// The longest part of the collective that it carries between so many ranks, in bytes, where
+    /// there is a limit.
+    #[must_use]
+    pub fn part_bytes_max(&self, collective: Collective, ranks: u32) -> Option<u64> {
+        matches!(self, Self::Eager | Self::EagerTree).then(|| eager::part_bytes_max(collective, ranks))
+    }
+
+    /// Whether it can carry out the collective.
+    #[must_use]
+    pub fn carries_out(&self, collective: Collective) -> bool {
+        Self::names(collective).iter().any(|name| name.split(':').next() == Some(self.family()))
+    }
+
+    /// The algorithm of this name, which must be able to carry out the collective.
+    ///
+    /// # Errors
+    ///
+    /// Lists the names that the collective knows.
+    pub fn named(name: &str, collective: Collective) -> Result<Self, UnknownName> {
+        let unknown = || UnknownName {
+            what: "algorithm for this collective",
+            name: name.to_owned(),
+            known: Self::names(collective).join(" "),
+        };
+        let algorithm: Self = name.parse().map_err(|_| unknown())?;
+        if algorithm.carries_out(collective) { Ok(algorithm) } else { Err(unknown()) }
+    }
+
+    /// Its name without extents.
+    #[must_use]
+    pub fn family(&self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Eager => "eager",
+            Self::EagerTree => "eager-tree",
+            Self::Exchange => "exchange",
+            Self::RecursiveDoubling => "recursive-doubling",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::Ring => "ring",
+            Self::DoubleTree => "double-tree",
+            Self::Chain => "chain",
+            Self::Grid(_) => "grid",
+            Self::GridStaged(_) => "grid-staged",
+            Self::Hierarchical(_) => "hierarchical",
+            Self::Packed(_) => "packed",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.family())?;
+        if let Self::Grid(extents) | Self::GridStaged(extents) = self {
+            for (index, extent) in extents.iter().enumerate() {
+                write!(formatter, "{}{extent}", if index == 0 { ':' } else { 'x' })?;
+            }
+        }
+        if let Self::Hierarchical(Some(hosts)) = self {
+            write!(formatter, ":{hosts}")?;
+        }
+        if let Self::Packed(Some(trees)) = self {
+            write!(formatter, ":{:08x}", trees.digest() >> 32)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let unknown = || {
+            UnknownName {
+            what: "algorithm",
+            name: name.to_owned(),
+            known:
+                "direct eager eager-tree exchange recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR packed"
+                    .to_owned(),
+        }
+        };
+        if let Some(plain) = Self::PLAIN.into_iter().find(|plain| plain.family() == name) {
+            return Ok(plain);
+        }
+        let (family, extents) = name.split_once(':').ok_or_else(unknown)?;
+        if family == "hierarchical" {
+            return Ok(Self::Hierarchical(Some(extents.parse().map_err(|_| unknown())?)));
+        }
+        let extents = extents
+            .split('x')
+            .map(|extent| extent.parse().ok().filter(|&extent: &u32| extent > 0))
+            .collect::<Option<Vec<u32>>>()
+            .filter(|extents| extents.len() <= GRID_DIMENSIONS_MAX)
+            .ok_or_else(unknown)?;
+        match family {
+            "grid" => Ok(Self::Grid(extents)),
+            "grid-staged" => Ok(Self::GridStaged(extents)),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// Why no schedule can be made.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// A group has at least one rank.
+    #[error("a schedule needs at least 1 rank; give a rank count from 1 to {RANKS_MAX}")]
+    NoRanks,
+    /// More ranks than slots and cells can be numbered for.
+    #[error("{algorithm} makes schedules for at most {limit} ranks, not {ranks}; choose another algorithm")]
+    TooManyRanks {
+        /// Which algorithm.
+        algorithm: Algorithm,
+        /// How many were asked for.
+        ranks: u32,
+        /// How many it can do.
+        limit: u32,
+    },
+    /// The algorithm does something else.
+    #[error("{algorithm} is no algorithm for {}; there are {}", collective.name(), known.join(" "))]
+    NotForThis {
+        /// What was asked for.
+        algorithm: Algorithm,
+        /// For what.
+        collective: Collective,
+        /// What could be asked for.
+        known: &'static [&'static str],
+    },
+    /// The grid has not as many places as there are ranks.
+    #[error("{algorithm} has {places} places for {ranks} ranks; give extents whose product is {ranks}")]
+    GridDoesNotFit {
+        /// The grid.
+        algorithm: Algorithm,
+        /// The product of its extents.
+        places: u64,
+        /// How many ranks there are.
+        ranks: u32,
+    },
+    /// The hosts have not as many ranks as there are.
+    #[error("{algorithm} is for {places} ranks, not {ranks}; say which are on one host, as hierarchical:2x{}", ranks.div_ceil(2))]
+    HostsDoNotFit {
+        /// The algorithm with its hosts.
+        algorithm: Algorithm,
+        /// How many ranks these have.
+        places: u32,
+        /// How many ranks there are.
+        ranks: u32,
+    },
+    /// There is no packing.
+    #[error("packed needs the links that join the {ranks} ranks; give a topology")]
+    NoTopology {
+        /// How many ranks there are.
+        ranks: u32,
+    },
+    /// The packing is for something else.
+    #[error(
+        "{algorithm} is for {packed} of {packed_ranks} ranks, not for {collective} of {ranks}; pack for that"
+    )]
+    PackedForOther {
+        /// The packing.
+        algorithm: Algorithm,
+        /// For what it is.
+        packed: Collective,
+        /// For how many ranks.
+        packed_ranks: u32,
+        /// What was asked for.
+        collective: Collective,
+        /// Of how many ranks.
+        ranks: u32,
+    },
+    /// What was packed is no packing of these ranks.
+    #[error(transparent)]
+    Packed(#[from] PackedError),
+    /// The collective names a rank that is not there.
+    #[error("rank {rank} of {collective} does not exist; there are ranks 0 to {}", ranks - 1)]
+    NoSuchRank {
+        /// Which.
+        rank: u32,
+        /// Where.
+        collective: Collective,
+        /// How many ranks there are.
+        ranks: u32,
+    },
+}
+
+/// Most ranks of a schedule.
+pub const RANKS_MAX: u32 = 4096;
+/// Most ranks of an algorithm in which every rank talks to every other.
+pub const DIRECT_RANKS_MAX: u32 = 1024;
+/// Most ranks of an exchange, in which each sends everything to all others; it is for ranks that
+/// share a host.
+pub const EXCHANGE_RANKS_MAX: u32 = 64;
+/// Most ranks of an all-to-all, which has a block for every two of them.
+pub const ALL_TO_ALL_RANKS_MAX: u32 = 256;
+
+/// Makes the schedule by which `ranks` ranks carry out a collective.
+///
+/// # Errors
+///
+/// See [`GenerateError`].
+pub fn generate(
+    collective: Collective,
+    algorithm: &Algorithm,
+    ranks: u32,
+    access: Access,
+) -> Result<Schedule, GenerateError> {
+    let hosts = check(collective, algorithm, ranks)?;
+    if ranks == 1 || matches!(collective, Collective::SendRecv { from, to } if from == to) {
+        return Ok(alone(collective, ranks, access));
+    }
+    let space = |extents: &[u32]| {
+        RankSpace::row_major(0, extents).filter(|space| space.size() == ranks).ok_or_else(|| {
+            let places =
+                extents.iter().fold(1u64, |places, &extent| places.saturating_mul(u64::from(extent)));
+            GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks }
+        })
+    };
+    Ok(match algorithm {
+        Algorithm::Direct => direct::schedule(collective, ranks, access),
+        Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::Form::Star),
+        Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::Form::Binomial),
+        Algorithm::Exchange => exchange::schedule(collective, ranks, access),
+        Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
+        Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access),
+        Algorithm::Ring => ring::schedule(collective, ranks, access),
+        Algorithm::DoubleTree => double_tree::schedule(collective, ranks, access),
+        Algorithm::Chain => chain::schedule(collective, ranks, access),
+        Algorithm::Grid(extents) => grid::schedule(collective, &space(extents)?, access),
+        Algorithm::GridStaged(extents) => grid_staged::schedule(&space(extents)?, access),
+        Algorithm::Hierarchical(_) => hierarchical::schedule(collective, &hosts, access),
+        Algorithm::Packed(Some(trees)) => packed::schedule(trees, access),
+        Algorithm::Packed(None) => return Err(GenerateError::NoTopology { ranks }),
+    })
+}
+
+/// Whether there is such a schedule; for an algorithm of hosts, which rank it has where (else all
+/// on one).
+///
+/// # Errors
+///
+/// See [`GenerateError`].
+pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<HostMap, GenerateError> {
+    if ranks == 0 {
+        return Err(GenerateError::NoRanks);
+    }
+    if !algorithm.carries_out(collective) {
+        let known = Algorithm::names(collective);
+        return Err(GenerateError::NotForThis { algorithm: algorithm.clone(), collective, known });
+    }
+    let limit = match collective {
+        Collective::AllToAll => ALL_TO_ALL_RANKS_MAX,
+        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter
+            if matches!(algorithm, Algorithm::Direct | Algorithm::Eager) =>
+        {
+            DIRECT_RANKS_MAX
+        }
+        Collective::AllReduce if *algorithm == Algorithm::Exchange => EXCHANGE_RANKS_MAX,
+        _ => RANKS_MAX,
+    };
+    if ranks > limit {
+        return Err(GenerateError::TooManyRanks { algorithm: algorithm.clone(), ranks, limit });
+    }
+    if let Algorithm::Grid(extents) | Algorithm::GridStaged(extents) = algorithm {
+        let places = extents.iter().fold(1u64, |places, &extent| places.saturating_mul(u64::from(extent)));
+        if places != u64::from(ranks) {
+            return Err(GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks });
+        }
+    }
+    match algorithm {
+        Algorithm::Packed(None) if ranks > 1 => return Err(GenerateError::NoTopology { ranks }),
+        Algorithm::Packed(Some(trees)) if (trees.collective(), trees.ranks()) != (collective, ranks) => {
+            return Err(GenerateError::PackedForOther {
+                algorithm: algorithm.clone(),
+                packed: trees.collective(),
+                packed_ranks: trees.ranks(),
+                collective,
+                ranks,
+            });
+        }
+        _ => {}
+    }
+    let hosts = match algorithm {
+        Algorithm::Hierarchical(hosts) => {
+            let places = hosts.as_ref().map_or(0, HostMap::ranks);
+            let unfit = || GenerateError::HostsDoNotFit { algorithm: algorithm.clone(), places, ranks };
+            hosts.clone().filter(|_| places == ranks).ok_or_else(unfit)?
+        }
+        _ => HostMap::one(ranks),
+    };
+    let named = match collective {
+        Collective::SendRecv { from, to } => [from, to],
+        _ => [collective.root().unwrap_or(0); 2],
+    };
+    match named.into_iter().find(|&rank| rank >= ranks) {
+        Some(rank) => Err(GenerateError::NoSuchRank { rank, collective, ranks }),
+        None => Ok(hosts),
+    }
+}
+
+/// Nobody to talk to: who has input and output copies.
+fn alone(collective: Collective, ranks: u32, access: Access) -> Schedule {
+    use crate::Part::{Input, Output};
+    let lanes = |rank| -> Vec<Lane> {
+        let mut lane = Program::new(access, rank, 0);
+        if !collective.input_parts(rank, ranks).is_empty() {
+            lane.copy(Input, Output);
+        }
+        lane.finish().into_iter().collect()
+    };
+    Schedule {
+        collective,
+        window: 1,
+        single_chunk: false,
+        blocks: one_block(),
+        programs: (0..ranks).map(lanes).collect(),
+    }
+}
+
+/// The only part in one piece.
+fn one_block() -> Vec<Block> {
+    vec![Block { part: 0, weight: 1 }]
+}
+
+/// A block for each part.
+fn block_for_each_part(collective: Collective, ranks: u32) -> Vec<Block> {
+    (0..collective.parts(ranks)).map(|part| Block { part, weight: 1 }).collect()
+}
+
+/// The lanes of every rank, sorted by when it turns to them; of those at once the first comes
+/// first.
+fn in_turn<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
+    let sorted = |mut lanes: Vec<(T, Lane)>| {
+        lanes.sort_by(|(one, _), (other, _)| one.cmp(other));
+        lanes.into_iter().map(|(_, lane)| lane).collect()
+    };
+    programs.into_iter().map(sorted).collect()
+}
+
+/// As many blocks as ranks: pieces of the one part, or one block for each part.
+fn block_for_each_rank(collective: Collective, ranks: u32) -> Vec<Block> {
+    let parts = collective.parts(ranks);
+    (0..ranks).map(|block| Block { part: if parts == 1 { 0 } else { block }, weight: 1 }).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,432 @@
+//! A schedule as an algorithm.
+//!
+//! A put and the wait for it are a send and a receive. Other notices are left out: by puts they
+//! protect memory that a peer is about to write, and here nobody writes a GPU's memory but itself.
+//! What a rank does for a block is put together into as few steps as possible: what is received and
+//! combined is combined while it comes, what is then sent goes on at once. [`super::assign`] gives
+//! each step its thread block and channel.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use pleach_vocabulary::{Collective, Rank};
+
+use super::error::ExportError;
+use super::rounding::{Rounded, rounded};
+use super::{Algorithm, Buffer, Gpu, Kind, assign, xml};
+use crate::{BlockId, Cell, Op, Part, Schedule};
+
+/// An algorithm in its file's form, and what it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exported {
+    /// The file.
+    pub xml: String,
+    /// How many chunks the data of a call are cut into; their length must divide by it.
+    pub chunks: u32,
+    /// Of all GPUs together.
+    pub channels: u32,
+    /// Of the GPU that has most.
+    pub thread_blocks: u32,
+    /// Of the thread block that has most. Above [`MAX_STEPS_RCCL`](super::MAX_STEPS_RCCL) RCCL
+    /// refuses it.
+    pub steps: u32,
+    /// How much of the rate is lost at most because shares are rounded to equal chunks, from 0
+    /// to 1.
+    pub loss: f64,
+}
+
+/// Writes a schedule of puts as an MSCCL algorithm for calls in place and out of place.
+///
+/// The format has no root: an algorithm for a broadcast or reduce serves calls with the root of the
+/// schedule only, which it names in an attribute that the runtimes pass over.
+///
+/// # Errors
+///
+/// See [`ExportError`].
+pub fn export(schedule: &Schedule) -> Result<Exported, ExportError> {
+    let (name, root) = match schedule.collective {
+        Collective::AllReduce => ("allreduce", None),
+        Collective::AllGather => ("allgather", None),
+        Collective::ReduceScatter => ("reducescatter", None),
+        Collective::Broadcast { root } => ("broadcast", Some(root)),
+        Collective::Reduce { root } => ("reduce", Some(root)),
+        collective => return Err(ExportError::Collective { collective }),
+    };
+    let places = Places::of(schedule)?;
+    let drafts = drafts(schedule)?;
+    let (gpus, channels) = assign::thread_blocks(schedule.ranks(), &drafts, &places)?;
+    let algorithm = Algorithm {
+        name: format!("pleach {}", schedule.collective),
+        collective: name.to_owned(),
+        root,
+        channels,
+        chunks: places.chunks,
+        in_place: true,
+        out_of_place: true,
+        gpus,
+    };
+    let blocks = algorithm.gpus.iter().map(|gpu| gpu.blocks.len()).max().unwrap_or(0);
+    let steps =
+        algorithm.gpus.iter().flat_map(|gpu| &gpu.blocks).map(|block| block.steps.len()).max().unwrap_or(0);
+    Ok(Exported {
+        xml: xml::print(&algorithm),
+        chunks: places.chunks,
+        channels,
+        thread_blocks: blocks as u32,
+        steps: steps as u32,
+        loss: places.loss,
+    })
+}
+
+/// Where the parts of a rank lie in its buffers.
+pub(super) struct Places {
+    collective: Collective,
+    /// Chunks of all the data.
+    chunks: u32,
+    /// Chunks of a part.
+    each: u32,
+    loss: f64,
+    /// Of every block: its part, its first chunk in there, and how many.
+    blocks: Vec<(u32, u32, u32)>,
+}
+
+impl Places {
+    fn of(schedule: &Schedule) -> Result<Self, ExportError> {
+        let parts = schedule.collective.parts(schedule.ranks());
+        let mut weights = vec![Vec::new(); parts as usize];
+        for block in &schedule.blocks {
+            weights[block.part as usize].push(block.weight);
+        }
+        let Rounded { each, counts, loss } = rounded(&weights)?;
+        let mut next: Vec<(usize, u32)> = vec![(0, 0); parts as usize];
+        let mut blocks = Vec::with_capacity(schedule.blocks.len());
+        for block in &schedule.blocks {
+            let (index, first) = &mut next[block.part as usize];
+            let count = counts[block.part as usize][*index];
+            blocks.push((block.part, *first, count));
+            *index += 1;
+            *first += count;
+        }
+        let needed = u64::from(each) * u64::from(parts);
+        let most = i16::MAX as u64;
+        if needed > most {
+            return Err(ExportError::TooMany { what: "chunks", needed, most });
+        }
+        Ok(Self { collective: schedule.collective, chunks: each * parts, each, loss, blocks })
+    }
+
+    pub(super) fn count(&self, block: BlockId) -> u32 {
+        self.blocks[block as usize].2
+    }
+
+    /// The buffer and first chunk of input or output.
+    pub(super) fn of_data(&self, memory: Memory, block: BlockId) -> (Buffer, u32) {
+        let (part, first, _) = self.blocks[block as usize];
+        let (buffer, is_own) = match memory {
+            Memory::Input => (Buffer::Input, self.collective == Collective::AllGather),
+            _ => (Buffer::Output, self.collective == Collective::ReduceScatter),
+        };
+        (buffer, if is_own { first } else { part * self.each + first })
+    }
+
+    pub(super) fn gpu(&self) -> Gpu {
+        let (input_chunks, output_chunks) = match self.collective {
+            Collective::AllGather => (self.each, self.chunks),
+            Collective::ReduceScatter => (self.chunks, self.each),
+            _ => (self.chunks, self.chunks),
+        };
+        Gpu { input_chunks, output_chunks, ..Gpu::default() }
+    }
+}
+
+/// A rank's memory for a block: windows are what they show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Memory {
+    Input,
+    Output,
+    Scratch(u16),
+}
+
+fn memory(part: Part) -> Memory {
+    match part {
+        Part::Input | Part::SharedInput => Memory::Input,
+        Part::Output | Part::SharedOutput => Memory::Output,
+        Part::Scratch(slot) => Memory::Scratch(slot),
+    }
+}
+
+/// A step before it has a thread block.
+#[derive(Clone, Debug)]
+pub(super) struct Draft {
+    pub(super) rank: Rank,
+    pub(super) block: BlockId,
+    /// How far from the beginning: whatever it needs has less.
+    pub(super) level: u32,
+    pub(super) kind: Kind,
+    pub(super) source: Memory,
+    pub(super) target: Memory,
+    /// What is received: its number, and who sends it.
+    pub(super) receive: Option<(usize, Rank)>,
+    /// What is sent: its number, and who receives it.
+    pub(super) send: Option<(usize, Rank)>,
+}
+
+/// What a rank does for a block, without what only keeps others away from its memory.
+enum Act {
+    Send { transfer: usize, to: Rank, from: Memory },
+    Receive { transfer: usize, from: Rank, into: Memory },
+    Combine { from: Vec<Memory>, into: Vec<Memory> },
+}
+
+/// The steps of all ranks for all blocks.
+fn drafts(schedule: &Schedule) -> Result<Vec<Draft>, ExportError> {
+    let mut of_block: Vec<Vec<(Rank, usize)>> = vec![Vec::new(); schedule.blocks.len()];
+    for (rank, lanes) in schedule.programs.iter().enumerate() {
+        for (index, lane) in lanes.iter().enumerate() {
+            of_block[lane.block as usize].push((rank as Rank, index));
+        }
+    }
+    let mut drafts = Vec::new();
+    let mut transfers = 0;
+    for (block, lanes) in of_block.iter().enumerate() {
+        let acts = acts(schedule, lanes, &mut transfers)?;
+        for (rank, acts) in acts {
+            let mut fuse = Fuse::new(rank, block as BlockId, &acts);
+            for (index, (level, act)) in acts.iter().enumerate() {
+                fuse.act(index, *level, act);
+            }
+            drafts.append(&mut fuse.drafts);
+        }
+    }
+    Ok(drafts)
+}
+
+/// What each rank does for a block, in an order in which it can.
+fn acts(
+    schedule: &Schedule,
+    lanes: &[(Rank, usize)],
+    transfers: &mut usize,
+) -> Result<BTreeMap<Rank, Vec<(u32, Act)>>, ExportError> {
+    let steps = |lane: usize| {
+        let (rank, index) = lanes[lane];
+        &schedule.programs[rank as usize][index].steps
+    };
+    let noticed = noticed(schedule, lanes)?;
+    let mut acts: BTreeMap<Rank, Vec<(u32, Act)>> = BTreeMap::new();
+    let mut levels: BTreeMap<(usize, usize), u32> = BTreeMap::new();
+    let mut numbers: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    let mut next = vec![0; lanes.len()];
+    loop {
+        let mut moved = false;
+        for (lane, &(rank, _)) in lanes.iter().enumerate() {
+            while let Some(step) = steps(lane).get(next[lane]) {
+                let at = (lane, next[lane]);
+                let mut level =
+                    at.1.checked_sub(1)
+                        .and_then(|before| levels.get(&(lane, before)))
+                        .map_or(0, |level| level + 1);
+                if let Some(notice) = noticed.get(&at) {
+                    let Some(earlier) = levels.get(notice) else { break };
+                    level = level.max(earlier + 1);
+                }
+                let act = match &step.op {
+                    Op::Put { to, src, .. } => {
+                        numbers.insert(at, *transfers);
+                        *transfers += 1;
+                        Some(Act::Send { transfer: *transfers - 1, to: *to, from: memory(*src) })
+                    }
+                    Op::Wait { from, .. } => noticed.get(&at).and_then(|&(lane, number)| {
+                        let Op::Put { dst, .. } = steps(lane)[number].op else { return None };
+                        let transfer = numbers[&(lane, number)];
+                        Some(Act::Receive { transfer, from: *from, into: memory(dst) })
+                    }),
+                    Op::Reduce { from, into } => {
+                        if from.iter().chain(into).any(|place| place.rank != rank) {
+                            return Err(ExportError::Mapped { rank });
+                        }
+                        let places = |places: &[crate::Place]| -> Vec<Memory> {
+                            let different: BTreeSet<Memory> =
+                                places.iter().map(|place| memory(place.part)).collect();
+                            different.into_iter().collect()
+                        };
+                        Some(Act::Combine { from: places(from), into: places(into) })
+                    }
+                    Op::Notify { .. } => None,
+                };
+                if let Some(act) = act {
+                    acts.entry(rank).or_default().push((level, act));
+                }
+                levels.insert(at, level);
+                next[lane] += 1;
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    let stuck = (0..lanes.len()).find(|&lane| next[lane] < steps(lane).len());
+    match stuck {
+        Some(lane) => Err(ExportError::Unmatched { rank: lanes[lane].0 }),
+        None => {
+            // Several lanes of a rank are carried out side by side.
+            acts.values_mut().for_each(|acts| acts.sort_by_key(|&(level, _)| level));
+            Ok(acts)
+        }
+    }
+}
+
+/// The lane and step of a block that gives the notice which a wait consumes, by the wait's.
+type Noticed = BTreeMap<(usize, usize), (usize, usize)>;
+
+/// Notices of a cell are consumed in the order in which they are given.
+fn noticed(schedule: &Schedule, lanes: &[(Rank, usize)]) -> Result<Noticed, ExportError> {
+    let mut given: BTreeMap<(Rank, Rank, Cell), VecDeque<(usize, usize)>> = BTreeMap::new();
+    let mut awaited = given.clone();
+    for (lane, &(rank, index)) in lanes.iter().enumerate() {
+        for (number, step) in schedule.programs[rank as usize][index].steps.iter().enumerate() {
+            match step.op {
+                Op::Notify { to, cell } | Op::Put { to, cell, .. } => {
+                    given.entry((rank, to, cell)).or_default().push_back((lane, number));
+                }
+                Op::Wait { from, cell } => {
+                    awaited.entry((from, rank, cell)).or_default().push_back((lane, number));
+                }
+                Op::Reduce { .. } => {}
+            }
+        }
+    }
+    let mut noticed = Noticed::new();
+    for (key, waits) in awaited {
+        for wait in waits {
+            let notice = given.get_mut(&key).and_then(VecDeque::pop_front);
+            noticed.insert(wait, notice.ok_or(ExportError::Unmatched { rank: key.1 })?);
+        }
+    }
+    Ok(noticed)
+}
+
+/// Puts acts together to steps.
+struct Fuse<'a> {
+    rank: Rank,
+    block: BlockId,
+    acts: &'a [(u32, Act)],
+    drafts: Vec<Draft>,
+    /// What has been received and waits to be combined.
+    pending: BTreeMap<Memory, (usize, Rank)>,
+}
+
+impl<'a> Fuse<'a> {
+    fn new(rank: Rank, block: BlockId, acts: &'a [(u32, Act)]) -> Self {
+        Self { rank, block, acts, drafts: Vec::new(), pending: BTreeMap::new() }
+    }
+
+    fn act(&mut self, index: usize, level: u32, act: &Act) {
+        match act {
+            Act::Receive { transfer, from, into } => {
+                if self.is_only_combined(index, *into) {
+                    self.pending.insert(*into, (*transfer, *from));
+                } else {
+                    self.push(level, Kind::Receive, *into, *into).receive = Some((*transfer, *from));
+                }
+            }
+            Act::Combine { from, into } => self.combine(level, from, into),
+            Act::Send { transfer, to, from } => self.send(index, level, *transfer, *to, *from),
+        }
+    }
+
+    /// Whether what an act writes to scratch is read once, to be combined.
+    fn is_only_combined(&self, written: usize, place: Memory) -> bool {
+        let readers = self.readers(written, place);
+        matches!((place, readers.as_slice()), (Memory::Scratch(_), [only]) if matches!(self.acts[*only].1, Act::Combine { .. }))
+    }
+
+    /// The acts that read what an act has written.
+    fn readers(&self, written: usize, place: Memory) -> Vec<usize> {
+        let mut readers = Vec::new();
+        for (index, (_, act)) in self.acts.iter().enumerate().skip(written + 1) {
+            let (reads, writes) = match act {
+                Act::Send { from, .. } => (*from == place, false),
+                Act::Receive { into, .. } => (false, *into == place),
+                Act::Combine { from, into } => (from.contains(&place), into.contains(&place)),
+            };
+            if reads {
+                readers.push(index);
+            }
+            if writes {
+                break;
+            }
+        }
+        readers
+    }
+
+    fn push(&mut self, level: u32, kind: Kind, source: Memory, target: Memory) -> &mut Draft {
+        let Self { rank, block, .. } = *self;
+        self.drafts.push(Draft { rank, block, level, kind, source, target, receive: None, send: None });
+        let last = self.drafts.len() - 1;
+        &mut self.drafts[last]
+    }
+
+    fn combine(&mut self, level: u32, from: &[Memory], into: &[Memory]) {
+        let mut coming: VecDeque<(usize, Rank)> = VecDeque::new();
+        let mut here = Vec::new();
+        for place in from {
+            match self.pending.remove(place) {
+                Some(transfer) => coming.push_back(transfer),
+                None => here.push(*place),
+            }
+        }
+        let target = into.iter().copied().find(|place| *place == Memory::Output).unwrap_or(into[0]);
+        // The sum so far; it begins with what is in the target already, if that is one of the
+        // sources.
+        let first = here.iter().position(|place| *place == target).unwrap_or(0);
+        let mut sum = (!here.is_empty()).then(|| here.remove(first));
+        while let Some(transfer) = coming.pop_front() {
+            let kind = if sum.is_some() { Kind::ReceiveReduceCopy } else { Kind::Receive };
+            self.push(level, kind, sum.unwrap_or(target), target).receive = Some(transfer);
+            sum = Some(target);
+        }
+        if let Some(only) = sum.filter(|sum| *sum != target) {
+            self.push(level, Kind::Copy, only, target);
+        }
+        for place in here {
+            self.push(level, Kind::Reduce, place, target);
+        }
+        for &other in into.iter().filter(|place| **place != target) {
+            if from != [other] {
+                self.push(level, Kind::Copy, target, other);
+            }
+        }
+    }
+
+    /// Sends on what has just come, or by itself.
+    fn send(&mut self, index: usize, level: u32, transfer: usize, to: Rank, from: Memory) {
+        let is_read_again = {
+            let writer = (0..index).rev().find(|&act| match &self.acts[act].1 {
+                Act::Send { .. } => false,
+                Act::Receive { into, .. } => *into == from,
+                Act::Combine { into, .. } => into.contains(&from),
+            });
+            writer.is_none_or(|writer| self.readers(writer, from).len() > 1)
+        };
+        let writer =
+            self.drafts.iter_mut().rev().find(|draft| draft.kind.writes_target() && draft.target == from);
+        let fused = writer.and_then(|draft| {
+            let kind = match draft.kind {
+                Kind::Receive => Kind::ReceiveCopySend,
+                Kind::ReceiveReduceCopy if matches!(from, Memory::Scratch(_)) && !is_read_again => {
+                    Kind::ReceiveReduceSend
+                }
+                Kind::ReceiveReduceCopy => Kind::ReceiveReduceCopySend,
+                _ => return None,
+            };
+            Some((draft, kind))
+        });
+        match fused {
+            Some((draft, kind)) => {
+                draft.kind = kind;
+                draft.send = Some((transfer, to));
+            }
+            None => self.push(level, Kind::Send, from, from).send = Some((transfer, to)),
+        }
+    }
+}

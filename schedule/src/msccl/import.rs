@@ -1,0 +1,474 @@
+//! An algorithm as a schedule.
+//!
+//! Steps are gone through in one of the orders in which they may be carried out (all do the same,
+//! [`super::order`] sees to that), chunk by chunk, with what each place of each GPU holds. What a
+//! GPU does for a chunk becomes a lane. A send is a put into scratch that the receiver has told to
+//! be free, and the receive is the wait for it with what is done with it.
+
+use std::collections::BTreeMap;
+
+use pleach_vocabulary::{Collective, Rank};
+
+use super::error::{ImportError, Problem};
+use super::order::{Order, StepNumber};
+use super::{Algorithm, Buffer, Instruction, Kind, MAX_PLACES, xml};
+use crate::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
+
+/// Chunks of a lane under way: one is sent while the one before is used.
+const WINDOW: u32 = 2;
+const COLLECTIVES: &str = "allreduce allgather reducescatter broadcast reduce alltoall";
+
+type Result<T> = std::result::Result<T, ImportError>;
+
+/// Reads an algorithm, ours or another's, as a schedule.
+///
+/// # Errors
+///
+/// [`ImportError`] says the line and what is wrong there: the form, the order of steps, or data in
+/// the wrong place. Whether the result is right is for [`verify`](crate::verify::verify()) to say.
+pub fn import(text: &str) -> Result<Schedule> {
+    let algorithm = xml::parse(text)?;
+    let layout = Layout::of(&algorithm)?;
+    layout.check_places()?;
+    let order = Order::of(&algorithm)?;
+    order.check_races(|gpu, place| layout.memory(gpu, place, algorithm.in_place))?;
+    let mut import = Import {
+        layout,
+        order: &order,
+        lanes: BTreeMap::new(),
+        held: vec![BTreeMap::new(); algorithm.gpus.len()],
+        slots: BTreeMap::new(),
+        transfers: BTreeMap::new(),
+        landings: BTreeMap::new(),
+    };
+    for &step in &order.sorted {
+        for chunk in 0..order.instruction(step).count {
+            import.step(step, chunk)?;
+        }
+    }
+    import.finish()
+}
+
+/// Which chunk of the data each chunk of a buffer is.
+struct Layout<'a> {
+    algorithm: &'a Algorithm,
+    collective: Collective,
+    ranks: u32,
+    /// Chunks of a part.
+    each: u32,
+}
+
+impl<'a> Layout<'a> {
+    fn of(algorithm: &'a Algorithm) -> Result<Self> {
+        let ranks = algorithm.gpus.len() as u32;
+        let wrong = |problem| ImportError { line: 1, problem };
+        let collective = match algorithm.collective.as_str() {
+            "allreduce" => Collective::AllReduce,
+            "allgather" => Collective::AllGather,
+            "reducescatter" => Collective::ReduceScatter,
+            "alltoall" => Collective::AllToAll,
+            "broadcast" => Collective::Broadcast { root: root(algorithm, |kind| kind.receives())? },
+            "reduce" => Collective::Reduce { root: root(algorithm, |kind| kind.sends())? },
+            name => {
+                return Err(wrong(Problem::Collective { name: name.to_owned(), known: COLLECTIVES }));
+            }
+        };
+        let is_whole = matches!(
+            collective,
+            Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. }
+        );
+        let chunks = algorithm.chunks;
+        let each = if is_whole { chunks } else { chunks / ranks };
+        if each == 0 || (!is_whole && !chunks.is_multiple_of(ranks)) {
+            return Err(wrong(Problem::Chunks { chunks, ranks }));
+        }
+        let parts = u64::from(collective.parts(ranks));
+        if parts * u64::from(each) * u64::from(ranks) > MAX_PLACES {
+            return Err(wrong(Problem::TooMany { what: "chunks of all GPUs", most: MAX_PLACES }));
+        }
+        Ok(Self { algorithm, collective, ranks, each })
+    }
+
+    fn part(&self, block: BlockId) -> u32 {
+        block / self.each
+    }
+
+    /// The chunk of the data that a place of a buffer is for; none for scratch.
+    fn block(&self, gpu: Rank, (buffer, chunk): (Buffer, u32)) -> Option<BlockId> {
+        let own = gpu * self.each + chunk;
+        let (among, within) = (chunk / self.each, chunk % self.each);
+        match (self.collective, buffer) {
+            (_, Buffer::Scratch) => None,
+            (Collective::AllGather, Buffer::Input) | (Collective::ReduceScatter, Buffer::Output) => Some(own),
+            (Collective::AllToAll, Buffer::Input) => Some((gpu * self.ranks + among) * self.each + within),
+            (Collective::AllToAll, Buffer::Output) => Some((among * self.ranks + gpu) * self.each + within),
+            _ => Some(chunk),
+        }
+    }
+
+    /// How many chunks a buffer of a GPU has.
+    fn chunks(&self, gpu: Rank, buffer: Buffer) -> u32 {
+        match (self.collective, buffer) {
+            (_, Buffer::Scratch) => self.algorithm.gpus[gpu as usize].scratch_chunks,
+            (Collective::AllGather, Buffer::Input) | (Collective::ReduceScatter, Buffer::Output) => self.each,
+            _ => self.algorithm.chunks,
+        }
+    }
+
+    /// That no step leaves its buffers.
+    fn check_places(&self) -> Result<()> {
+        for (gpu, of) in self.algorithm.gpus.iter().enumerate() {
+            let chunks = |buffer| self.chunks(gpu as Rank, buffer);
+            for step in of.blocks.iter().flat_map(|block| &block.steps) {
+                let used = [
+                    step.kind.reads_source().then_some(step.source),
+                    step.kind.writes_target().then_some(step.target),
+                ];
+                for (buffer, first) in used.into_iter().flatten() {
+                    let chunks = chunks(buffer);
+                    let last = first + step.count - 1;
+                    if last >= chunks {
+                        let problem = Problem::OutOfBuffer { chunk: last, chunks };
+                        return Err(ImportError { line: step.line, problem });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The place that a chunk of a buffer is where input and output are one memory.
+    fn memory(&self, gpu: Rank, place: (Buffer, u32), is_in_place: bool) -> (Buffer, u32) {
+        match (self.collective, place) {
+            _ if !is_in_place => place,
+            (Collective::AllGather, (Buffer::Input, chunk)) => (Buffer::Output, gpu * self.each + chunk),
+            (Collective::ReduceScatter, (Buffer::Output, chunk)) => (Buffer::Input, gpu * self.each + chunk),
+            (
+                Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. },
+                (Buffer::Input, chunk),
+            ) => (Buffer::Output, chunk),
+            _ => place,
+        }
+    }
+
+    fn has_input(&self, gpu: Rank, block: BlockId) -> bool {
+        self.collective.input_parts(gpu, self.ranks).contains(self.part(block))
+    }
+
+    fn has_output(&self, gpu: Rank, block: BlockId) -> bool {
+        self.collective.output_parts(gpu, self.ranks).contains(self.part(block))
+    }
+}
+
+/// The root that the file names, or the only GPU that never does what all others do.
+fn root(algorithm: &Algorithm, others_do: impl Fn(Kind) -> bool) -> Result<Rank> {
+    if let Some(root) = algorithm.root {
+        return Ok(root);
+    }
+    let never =
+        |gpu: &super::Gpu| !gpu.blocks.iter().flat_map(|block| &block.steps).any(|step| others_do(step.kind));
+    let mut candidates = (0..algorithm.gpus.len()).filter(|&gpu| never(&algorithm.gpus[gpu]));
+    match (candidates.next(), candidates.next()) {
+        (Some(root), None) => Ok(root as Rank),
+        _ => Err(ImportError { line: 1, problem: Problem::NoRoot }),
+    }
+}
+
+/// What a place holds: a chunk of the data, and which memory of the schedule that is.
+#[derive(Clone, Copy)]
+struct Held {
+    block: BlockId,
+    part: Part,
+}
+
+/// Where what is sent lands.
+struct Landing {
+    block: BlockId,
+    slot: Part,
+    cell: Cell,
+}
+
+struct Import<'a> {
+    layout: Layout<'a>,
+    order: &'a Order<'a>,
+    lanes: BTreeMap<(Rank, BlockId), LaneSteps>,
+    held: Vec<BTreeMap<(Buffer, u32), Held>>,
+    /// The scratch of places that are neither input nor output for the chunk they hold.
+    slots: BTreeMap<(Rank, (Buffer, u32), BlockId), Part>,
+    /// How many puts of a chunk there are from a GPU to another so far.
+    transfers: BTreeMap<(Rank, Rank, BlockId), u16>,
+    /// By sending step, and chunk of it.
+    landings: BTreeMap<(StepNumber, u32), Landing>,
+}
+
+impl Import<'_> {
+    fn step(&mut self, step: StepNumber, chunk: u32) -> Result<()> {
+        let gpu = self.order.at[step].gpu;
+        let Instruction { kind, source, target, line, .. } = *self.order.instruction(step);
+        let (source, target) = ((source.0, source.1 + chunk), (target.0, target.1 + chunk));
+        let landing = match self.order.senders[step] {
+            Some(sender) if kind.receives() => self.landings.remove(&(sender, chunk)),
+            _ => None,
+        };
+        let mut from = Vec::with_capacity(2);
+        let mut block = None;
+        if kind == Kind::Reduce {
+            self.take(gpu, target, &mut from, &mut block, line)?;
+        }
+        if kind.reads_source() {
+            self.take(gpu, source, &mut from, &mut block, line)?;
+        }
+        if let Some(landing) = landing {
+            same(&mut block, landing.block, line)?;
+            let sender = self.order.thread_block(step).receive.unwrap_or_default();
+            self.lane(gpu, landing.block).wait(sender, landing.cell);
+            from.push(landing.slot);
+        }
+        let Some(block) = block else { return Ok(()) };
+        let mut at = from[0];
+        if kind.writes_target() {
+            let part = self.written(gpu, target, block, line)?;
+            self.lane(gpu, block).combine(gpu, &from, part);
+            self.hold(gpu, target, Held { block, part });
+            at = part;
+        } else if from.len() > 1 {
+            let kept = self.lane(gpu, block).scratch(line)?;
+            self.lane(gpu, block).combine(gpu, &from, kept);
+            at = kept;
+        }
+        if kind.sends() {
+            self.send(step, chunk, Held { block, part: at })?;
+        }
+        Ok(())
+    }
+
+    /// Adds what a place holds to what is combined.
+    fn take(
+        &mut self,
+        gpu: Rank,
+        place: (Buffer, u32),
+        from: &mut Vec<Part>,
+        block: &mut Option<BlockId>,
+        line: usize,
+    ) -> Result<()> {
+        let held = self.holds(gpu, place);
+        let held = held.ok_or(ImportError { line, problem: Problem::Empty { gpu } })?;
+        same(block, held.block, line)?;
+        from.push(held.part);
+        Ok(())
+    }
+
+    fn canonical(&self, gpu: Rank, place: (Buffer, u32)) -> (Buffer, u32) {
+        let algorithm = self.layout.algorithm;
+        self.layout.memory(gpu, place, algorithm.in_place && !algorithm.out_of_place)
+    }
+
+    fn hold(&mut self, gpu: Rank, place: (Buffer, u32), held: Held) {
+        let place = self.canonical(gpu, place);
+        self.held[gpu as usize].insert(place, held);
+    }
+
+    fn holds(&mut self, gpu: Rank, place: (Buffer, u32)) -> Option<Held> {
+        let place = self.canonical(gpu, place);
+        if let Some(held) = self.held[gpu as usize].get(&place) {
+            return Some(*held);
+        }
+        let algorithm = self.layout.algorithm;
+        let is_one_memory = algorithm.in_place && !algorithm.out_of_place;
+        let block = self.layout.block(gpu, place)?;
+        let is_there = self.layout.has_input(gpu, block) && (is_one_memory || place.0 == Buffer::Input);
+        is_there.then(|| Held { block, part: self.lane(gpu, block).input })
+    }
+
+    /// The memory that a write of a chunk to a place is to.
+    fn written(&mut self, gpu: Rank, place: (Buffer, u32), block: BlockId, line: usize) -> Result<Part> {
+        let place = self.canonical(gpu, place);
+        let algorithm = self.layout.algorithm;
+        if let Some(belongs) = self.layout.block(gpu, place) {
+            if belongs != block {
+                return Err(ImportError {
+                    line,
+                    problem: Problem::Misplaced { found: block, place: belongs },
+                });
+            }
+            if place.0 == Buffer::Input && algorithm.out_of_place {
+                return Err(ImportError { line, problem: Problem::WritesInput { gpu } });
+            }
+            if self.layout.has_output(gpu, block) {
+                return Ok(Part::Output);
+            }
+        }
+        if let Some(&slot) = self.slots.get(&(gpu, place, block)) {
+            return Ok(slot);
+        }
+        let slot = self.lane(gpu, block).scratch(line)?;
+        self.slots.insert((gpu, place, block), slot);
+        Ok(slot)
+    }
+
+    fn send(&mut self, step: StepNumber, chunk: u32, held: Held) -> Result<()> {
+        let from = self.order.at[step].gpu;
+        let line = self.order.instruction(step).line;
+        let Some(to) = self.order.thread_block(step).send else { return Ok(()) };
+        let transfers = self.transfers.entry((from, to, held.block)).or_default();
+        let first = transfers.checked_mul(2).filter(|&first| first < u16::MAX);
+        let problem =
+            Problem::TooMany { what: "sends of one chunk between two GPUs", most: u64::from(u16::MAX / 2) };
+        let first = first.ok_or(ImportError { line, problem })?;
+        *transfers += 1;
+        // Even cells tell what has come, odd ones that it may come: those of the other direction
+        // are another sender's.
+        let (cell, ready) = (Cell(first), Cell(first + 1));
+        let receiver = self.lane(to, held.block);
+        let slot = receiver.scratch(line)?;
+        receiver.begin.push(Step { op: Op::Notify { to: from, cell: ready }, after: Vec::new() });
+        let sender = self.lane(from, held.block);
+        sender.wait(to, ready);
+        sender.put(to, held.part, slot, cell);
+        self.landings.insert((step, chunk), Landing { block: held.block, slot, cell });
+        Ok(())
+    }
+
+    fn lane(&mut self, gpu: Rank, block: BlockId) -> &mut LaneSteps {
+        let Self { layout, lanes, .. } = self;
+        lanes.entry((gpu, block)).or_insert_with(|| {
+            let mut lane = LaneSteps::new();
+            let sets_aside = !layout.algorithm.in_place;
+            if sets_aside && layout.has_input(gpu, block) && layout.has_output(gpu, block) {
+                // In place its input would be overwritten by what the file writes to the output.
+                let aside = Part::Scratch(0);
+                lane.slots = 1;
+                lane.combine(gpu, &[Part::Input], aside);
+                lane.input = aside;
+            }
+            lane
+        })
+    }
+
+    fn finish(mut self) -> Result<Schedule> {
+        let Layout { algorithm, collective, ranks, each } = self.layout;
+        let blocks = collective.parts(ranks) * each;
+        if algorithm.in_place && !algorithm.out_of_place {
+            // What stays where it was is input and output at once.
+            for gpu in 0..ranks {
+                for block in 0..blocks {
+                    if self.layout.has_input(gpu, block) && self.layout.has_output(gpu, block) {
+                        let lane = self.lane(gpu, block);
+                        if !lane.writes_output {
+                            lane.combine(gpu, &[Part::Input], Part::Output);
+                        }
+                    }
+                }
+            }
+        }
+        let mut programs = vec![Vec::new(); ranks as usize];
+        for ((gpu, block), lane) in self.lanes {
+            programs[gpu as usize].push(Lane { block, steps: lane.finish() });
+        }
+        let blocks = (0..blocks).map(|block| Block { part: block / each, weight: 1 }).collect();
+        Ok(Schedule { collective, window: WINDOW, single_chunk: false, blocks, programs })
+    }
+}
+
+/// That chunks which are combined are the same chunk of the data.
+fn same(block: &mut Option<BlockId>, found: BlockId, line: usize) -> Result<()> {
+    match *block.get_or_insert(found) {
+        place if place == found => Ok(()),
+        place => Err(ImportError { line, problem: Problem::Misplaced { found, place } }),
+    }
+}
+
+/// The steps of a lane under construction, with what each must come after.
+struct LaneSteps {
+    /// Notices that go out when a chunk is begun.
+    begin: Vec<Step>,
+    steps: Vec<Step>,
+    slots: u16,
+    /// Where the rank's contribution is.
+    input: Part,
+    writes_output: bool,
+    /// By memory: the step that last wrote it, and those that have read it since.
+    touched: BTreeMap<Part, (Option<StepId>, Vec<StepId>)>,
+}
+
+impl LaneSteps {
+    fn new() -> Self {
+        Self {
+            begin: Vec::new(),
+            steps: Vec::new(),
+            slots: 0,
+            input: Part::Input,
+            writes_output: false,
+            touched: BTreeMap::new(),
+        }
+    }
+
+    fn scratch(&mut self, line: usize) -> Result<Part> {
+        let slot = self.slots;
+        let problem = Problem::TooMany { what: "places that hold one chunk", most: u64::from(u16::MAX) };
+        self.slots = slot.checked_add(1).ok_or(ImportError { line, problem })?;
+        Ok(Part::Scratch(slot))
+    }
+
+    fn wait(&mut self, from: Rank, cell: Cell) {
+        self.steps.push(Step { op: Op::Wait { from, cell }, after: Vec::new() });
+    }
+
+    fn put(&mut self, to: Rank, src: Part, dst: Part, cell: Cell) {
+        let mut after = Vec::new();
+        self.reads(src, &mut after);
+        self.push(Op::Put { to, src, dst, cell }, after);
+    }
+
+    fn combine(&mut self, rank: Rank, from: &[Part], into: Part) {
+        if from == [into] {
+            return;
+        }
+        let mut after = Vec::new();
+        for &part in from {
+            self.reads(part, &mut after);
+        }
+        let step = self.steps.len() as StepId;
+        let (write, reads) = self.touched.entry(memory(into)).or_default();
+        after.extend(write.replace(step));
+        after.append(reads);
+        // A step does not come after itself, which has just been noted as a reader.
+        after.retain(|&earlier| earlier != step);
+        self.writes_output |= into == Part::Output;
+        let place = |part| Place { rank, part };
+        let from = from.iter().map(|&part| place(part)).collect();
+        self.push(Op::Reduce { from, into: vec![place(into)] }, after);
+    }
+
+    /// Notes that the next step reads a part.
+    fn reads(&mut self, part: Part, after: &mut Vec<StepId>) {
+        let step = self.steps.len() as StepId;
+        let (write, reads) = self.touched.entry(memory(part)).or_default();
+        after.extend(*write);
+        if reads.last() != Some(&step) {
+            reads.push(step);
+        }
+    }
+
+    fn push(&mut self, op: Op, mut after: Vec<StepId>) {
+        after.sort_unstable();
+        after.dedup();
+        self.steps.push(Step { op, after: after.into_iter().map(|step| (step, 0)).collect() });
+    }
+
+    fn finish(self) -> Vec<Step> {
+        let Self { begin, steps, .. } = self;
+        let moved = begin.len() as StepId;
+        let mut all = begin;
+        all.extend(steps.into_iter().map(|mut step| {
+            step.after.iter_mut().for_each(|(earlier, _)| *earlier += moved);
+            step
+        }));
+        all
+    }
+}
+
+/// Input and output may be one memory.
+fn memory(part: Part) -> Part {
+    if part == Part::Input { Part::Output } else { part }
+}

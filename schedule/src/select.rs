@@ -1,0 +1,571 @@
+//! Which algorithm to take: the one that the cost model finds quickest, or the one that was named.
+//!
+//! [`select`] prices every algorithm that carries out the collective and keeps the prices, so that
+//! the choice can be looked at: a [`Choice`] prints as its table.
+
+use std::fmt;
+
+use pleach_vocabulary::{Collective, Rank, UnknownName};
+
+use crate::Schedule;
+use crate::cost::{Platform, Work};
+use crate::generate::{Access, Algorithm, GenerateError, Way, check, generate};
+use crate::wiring::{Wiring, WiringError};
+
+/// Chunk size that prices are made for, in bytes, unless another is given: what stays in a core's
+/// cache.
+pub const CHUNK_BYTES: u64 = 256 << 10;
+
+/// Above this rank count schedules are not made only to be priced; what has no formula is left out.
+const COUNTED_RANKS_MAX: u32 = 256;
+
+/// What was chosen, among what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// For what.
+    pub collective: Collective,
+    /// How many ranks.
+    pub ranks: u32,
+    /// How many bytes (of the whole).
+    pub bytes: u64,
+    /// The algorithm to take.
+    pub algorithm: Algorithm,
+    /// How peers are to be reached.
+    pub access: Access,
+    /// Everything that was looked at, the best first.
+    pub table: Vec<Candidate>,
+}
+
+/// A row of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Which algorithm.
+    pub algorithm: Algorithm,
+    /// In which form.
+    pub access: Access,
+    /// How long it should take, in seconds.
+    pub seconds: f64,
+}
+
+/// Why no algorithm can be taken.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SelectError {
+    /// The name is not that of an algorithm for this collective.
+    #[error(transparent)]
+    Name(#[from] UnknownName),
+    /// It cannot be done with these ranks.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// Peers are to be mapped that cannot be.
+    #[error("{algorithm} cannot map peers here, which are on other hosts or over sockets; use 'put'")]
+    NotMapped {
+        /// By which algorithm.
+        algorithm: Algorithm,
+    },
+    /// No chunk can be under way, or more than there is scratch for.
+    #[error("a window of {window} chunks; give 1 to {WINDOW_MAX}")]
+    Window {
+        /// How many.
+        window: u32,
+    },
+    /// Chunks that cost more than they carry, or more than there is scratch for.
+    #[error("chunks of {bytes} bytes; give {CHUNK_BYTES_MIN} to {CHUNK_BYTES}")]
+    Chunk {
+        /// How many.
+        bytes: u64,
+    },
+    /// More bytes than the algorithm is for.
+    #[error(
+        "{algorithm} carries parts of at most {most} bytes between {ranks} ranks, not {bytes}; choose another algorithm"
+    )]
+    TooLong {
+        /// Which algorithm.
+        algorithm: Algorithm,
+        /// Bytes of a part.
+        bytes: u64,
+        /// How many it can do.
+        most: u64,
+        /// Between how many ranks.
+        ranks: u32,
+    },
+    /// Nothing is packed for the links.
+    #[error(transparent)]
+    Wiring(#[from] WiringError),
+    /// The links do not join ranks that the algorithm moves data between.
+    #[error(
+        "{algorithm} is not possible here: it sends from '{from}' (rank {from_rank}) to '{to}' (rank {to_rank}), which no link joins; take packed"
+    )]
+    NotJoined {
+        /// Which algorithm.
+        algorithm: Algorithm,
+        /// The name of who sends.
+        from: String,
+        /// And its rank.
+        from_rank: Rank,
+        /// The name of who would receive.
+        to: String,
+        /// And its rank.
+        to_rank: Rank,
+    },
+}
+
+/// Least size of chunks that can be asked for, in bytes; [`CHUNK_BYTES`] is the largest.
+pub const CHUNK_BYTES_MIN: u64 = 1 << 10;
+
+/// Most chunks of a block under way at once that can be asked for.
+pub const WINDOW_MAX: u32 = 64;
+
+/// Chooses for `bytes` bytes of the whole. The platform says what is possible: where peers are
+/// mapped, puts are too.
+///
+/// # Errors
+///
+/// When there is no schedule for that many ranks, or the collective names a rank that does not
+/// exist.
+pub fn select(collective: Collective, bytes: u64, platform: &Platform) -> Result<Choice, SelectError> {
+    let table = price(collective, bytes, platform, &candidates_on(collective, bytes, platform))?;
+    Ok(Choice {
+        collective,
+        ranks: platform.ranks(),
+        bytes,
+        algorithm: table[0].algorithm.clone(),
+        access: table[0].access,
+        table,
+    })
+}
+
+/// Takes the algorithm of this name (`auto`: chooses), in the quickest form. `hierarchical` without
+/// hosts takes those of the platform.
+///
+/// # Errors
+///
+/// When there is no such algorithm for the collective, or it does not fit the rank count.
+pub fn select_named(
+    name: &str,
+    collective: Collective,
+    bytes: u64,
+    platform: &Platform,
+) -> Result<Choice, SelectError> {
+    if name == "auto" {
+        return select(collective, bytes, platform);
+    }
+    select_algorithm(&Algorithm::named(name, collective)?, collective, bytes, platform)
+}
+
+/// Takes this algorithm, in the quickest form. `hierarchical` without hosts takes those of the
+/// platform, `packed` without trees what is packed for its links.
+///
+/// # Errors
+///
+/// When it is none for the collective, or does not fit the ranks or their links.
+pub fn select_algorithm(
+    algorithm: &Algorithm,
+    collective: Collective,
+    bytes: u64,
+    platform: &Platform,
+) -> Result<Choice, SelectError> {
+    let ranks = platform.ranks();
+    if !algorithm.carries_out(collective) {
+        let (algorithm, known) = (algorithm.clone(), Algorithm::names(collective));
+        return Err(GenerateError::NotForThis { algorithm, collective, known }.into());
+    }
+    let named = match (algorithm, &platform.wiring) {
+        (Algorithm::Hierarchical(None), _) => Algorithm::Hierarchical(Some(platform.hosts.clone())),
+        (Algorithm::Packed(None), Some(wiring)) if ranks > 1 => {
+            let packed = packed_on(collective, bytes, wiring)?;
+            price(collective, bytes, platform, &packed)?.swap_remove(0).algorithm
+        }
+        (named, _) => named.clone(),
+    };
+    check(collective, &named, ranks)?;
+    expect_short(collective, &named, ranks, bytes)?;
+    expect_joined(collective, &named, platform)?;
+    let mut algorithms = vec![named.clone()];
+    let others = candidates_on(collective, bytes, platform).into_iter();
+    algorithms.extend(others.filter(|algorithm| *algorithm != named));
+    let table = price(collective, bytes, platform, &algorithms)?;
+    // Where it has no price, it is taken in the form that moves least.
+    let best = platform.forms(&named).last().copied().unwrap_or(Access::Put);
+    let form = table.iter().find(|row| row.algorithm == named).map_or(best, |row| row.access);
+    Ok(Choice { collective, ranks, bytes, algorithm: named, access: form, table })
+}
+
+/// Takes exactly this way, as far as it says which. The prices are those of [`select_algorithm`];
+/// they know no windows and no chunks but those that are usual.
+///
+/// # Errors
+///
+/// When it cannot be done on this platform.
+pub fn select_way(
+    way: &Way,
+    collective: Collective,
+    bytes: u64,
+    platform: &Platform,
+) -> Result<Choice, SelectError> {
+    if let Some(window) = way.window.filter(|window| !(1..=WINDOW_MAX).contains(window)) {
+        return Err(SelectError::Window { window });
+    }
+    if let Some(bytes) = way.chunk_bytes.filter(|bytes| !(CHUNK_BYTES_MIN..=CHUNK_BYTES).contains(bytes)) {
+        return Err(SelectError::Chunk { bytes });
+    }
+    let choice = select_algorithm(&way.algorithm, collective, bytes, platform)?;
+    match way.access {
+        Some(access) if !platform.forms(&choice.algorithm).contains(&access) => {
+            Err(SelectError::NotMapped { algorithm: choice.algorithm })
+        }
+        Some(access) => Ok(Choice { access, ..choice }),
+        None => Ok(choice),
+    }
+}
+
+/// The algorithms that carry out a collective on these hosts; over known links the packing of most
+/// throughput and the one that should be the quickest for so many bytes.
+fn candidates_on(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Algorithm> {
+    let mut all = candidates(collective, platform.ranks());
+    // On one host, or with nobody near, others do the same.
+    let (hosts, ranks) = (platform.hosts.hosts(), platform.ranks());
+    let hierarchical = Algorithm::Hierarchical(Some(platform.hosts.clone()));
+    if (2..ranks).contains(&hosts) && hierarchical.carries_out(collective) {
+        all.push(hierarchical);
+    }
+    if let Some(wiring) = &platform.wiring
+        && Algorithm::Packed(None).carries_out(collective)
+        && ranks > 1
+    {
+        match packed_on(collective, bytes, wiring) {
+            Ok(packed) => all.splice(..0, packed).for_each(drop),
+            Err(error) => tracing::warn!("nothing is packed for {collective}: {error}"),
+        }
+    }
+    all
+}
+
+/// What is packed for links: the optimum, and what goes so many bytes quicker.
+fn packed_on(collective: Collective, bytes: u64, wiring: &Wiring) -> Result<Vec<Algorithm>, WiringError> {
+    let optimum = wiring.packed(collective)?;
+    let flat = wiring.packed_for(collective, bytes)?;
+    let mut all = vec![optimum.trees.clone()];
+    if flat.trees != optimum.trees {
+        all.push(flat.trees.clone());
+    }
+    Ok(all.into_iter().map(|trees| Algorithm::Packed(Some(trees))).collect())
+}
+
+/// That the parts are no longer than the algorithm is for.
+fn expect_short(
+    collective: Collective,
+    algorithm: &Algorithm,
+    ranks: u32,
+    bytes: u64,
+) -> Result<(), SelectError> {
+    let bytes = bytes / u64::from(collective.parts(ranks).max(1));
+    match algorithm.part_bytes_max(collective, ranks) {
+        Some(most) if bytes > most => {
+            Err(SelectError::TooLong { algorithm: algorithm.clone(), bytes, most, ranks })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where links are known, that they join all ranks that the algorithm moves data between.
+fn expect_joined(
+    collective: Collective,
+    algorithm: &Algorithm,
+    platform: &Platform,
+) -> Result<(), SelectError> {
+    let Some(wiring) = &platform.wiring else { return Ok(()) };
+    let schedule = generate(collective, algorithm, platform.ranks(), Access::Put)?;
+    match not_joined(algorithm, &schedule, wiring) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+fn not_joined(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) -> Option<SelectError> {
+    // What is packed goes over links of its own choice.
+    if matches!(algorithm, Algorithm::Packed(_)) {
+        return None;
+    }
+    let (from_rank, to_rank) = wiring.missing_link(schedule)?;
+    let [from, to] = wiring.not_joined(from_rank, to_rank)?.map(str::to_owned);
+    Some(SelectError::NotJoined { algorithm: algorithm.clone(), from, from_rank, to, to_rank })
+}
+
+/// The algorithms that carry out a collective, with the grids that are most like a square; at equal
+/// prices the first one is taken.
+#[must_use]
+pub fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
+    let mut all = vec![
+        Algorithm::RecursiveDoubling,
+        Algorithm::Exchange,
+        Algorithm::Eager,
+        Algorithm::EagerTree,
+        Algorithm::Direct,
+        Algorithm::HalvingDoubling,
+        Algorithm::Ring,
+        Algorithm::DoubleTree,
+        Algorithm::Chain,
+    ];
+    if let Some(rows) = (2..=ranks.isqrt()).rev().find(|&rows| ranks.is_multiple_of(rows)) {
+        all.push(Algorithm::Grid(vec![rows, ranks / rows]));
+        all.push(Algorithm::GridStaged(vec![rows, ranks / rows]));
+    }
+    all.retain(|algorithm| algorithm.carries_out(collective));
+    all
+}
+
+/// What the price of an algorithm that is not packed for the links is taken times. Over links
+/// prices are those of chunks that do not wait for each other, as those of packed trees hardly do;
+/// of others some wait: two ranks exchange 256 MiB by recursive doubling in 1.6 times its price,
+/// and three get a broadcast by the double tree in 1.1 times.
+const UNPACED: f64 = 1.05;
+
+/// Prices of the algorithms that fit, the best first. Fails when none does.
+fn price(
+    collective: Collective,
+    bytes: u64,
+    platform: &Platform,
+    algorithms: &[Algorithm],
+) -> Result<Vec<Candidate>, SelectError> {
+    let ranks = platform.ranks();
+    let mut table = Vec::new();
+    let mut refused = None;
+    for algorithm in algorithms {
+        let fits = check(collective, algorithm, ranks).map_err(SelectError::from);
+        if let Err(error) = fits.and_then(|_| expect_short(collective, algorithm, ranks, bytes)) {
+            refused = Some(error);
+            continue;
+        }
+        if let Some(wiring) = &platform.wiring {
+            let schedule = generate(collective, algorithm, ranks, Access::Put)?;
+            if let Some(error) = not_joined(algorithm, &schedule, wiring) {
+                refused = Some(error);
+            } else if let Some(seconds) = platform.time_over_links(algorithm, &schedule, bytes, CHUNK_BYTES) {
+                table.push(Candidate { algorithm: algorithm.clone(), access: Access::Put, seconds });
+            }
+            continue;
+        }
+        for &access in platform.forms(algorithm) {
+            let Some(work) = work(collective, algorithm, access, platform) else { continue };
+            let seconds = platform.time(&work?, bytes, CHUNK_BYTES);
+            table.push(Candidate { algorithm: algorithm.clone(), access, seconds });
+        }
+    }
+    let is_packed = |row: &Candidate| matches!(row.algorithm, Algorithm::Packed(_));
+    let is_paced = |row: &Candidate| platform.wiring.is_none() || is_packed(row);
+    let weighed = |row: &Candidate| if is_paced(row) { row.seconds } else { row.seconds * UNPACED };
+    table.sort_by(|one, other| weighed(one).total_cmp(&weighed(other)));
+    // Of several packings the quickest.
+    let mut packings = 0;
+    table.retain(|row| {
+        packings += u32::from(is_packed(row));
+        packings < 2 || !is_packed(row)
+    });
+    match refused {
+        Some(error) if table.is_empty() => Err(error),
+        _ => Ok(table),
+    }
+}
+
+/// By formula where that knows the links, else by counting; `None` where that would take too long.
+fn work(
+    collective: Collective,
+    algorithm: &Algorithm,
+    access: Access,
+    platform: &Platform,
+) -> Option<Result<Work, GenerateError>> {
+    let ranks = platform.ranks();
+    let is_uniform = platform.hosts.hosts() == 1 || platform.near == platform.far;
+    let formula = || Work::formula(collective, algorithm, ranks, access);
+    if is_uniform && let Some(work) = formula() {
+        return Some(Ok(work));
+    }
+    if ranks <= COUNTED_RANKS_MAX {
+        return Some(platform.counted(collective, algorithm, access));
+    }
+    // As if all of it went between hosts.
+    formula().filter(|_| !is_uniform).map(|work| Ok(work.all_across()))
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "{}, {} ranks, {} bytes:", self.collective, self.ranks, self.bytes)?;
+        for row in &self.table {
+            let chosen = row.algorithm == self.algorithm && row.access == self.access;
+            let name = row.algorithm.to_string();
+            let (mark, micros) = (if chosen { '>' } else { ' ' }, row.seconds * 1e6);
+            writeln!(formatter, "{mark} {name:<20} {:<6} {micros:>14.2} us", row.access.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::CostModel;
+    use crate::generate::ALL_TO_ALL_RANKS_MAX;
+    use crate::hosts::HostMap;
+
+    fn chosen(collective: Collective, ranks: u32, bytes: u64, access: Access) -> (Algorithm, Access) {
+        let model = match access {
+            Access::Mapped => CostModel::SHARED_MEMORY,
+            Access::Put => CostModel::TCP,
+        };
+        let platform = Platform::one_host(ranks, access, model);
+        let choice = select(collective, bytes, &platform).expect("a choice");
+        (choice.algorithm, choice.access)
+    }
+
+    #[test]
+    fn few_bytes_go_in_one_round_and_many_on_one_host_directly_in_place() {
+        for ranks in [2, 3, 4, 8] {
+            let few = chosen(Collective::AllReduce, ranks, 8, Access::Mapped);
+            let many = chosen(Collective::AllReduce, ranks, 64 << 20, Access::Mapped);
+            assert_eq!(many, (Algorithm::Direct, Access::Mapped), "{ranks} ranks");
+            // Of two ranks both are the same.
+            let one_round = if ranks == 2 { Algorithm::RecursiveDoubling } else { Algorithm::Exchange };
+            assert_eq!(few, (one_round, Access::Put), "{ranks} ranks");
+        }
+    }
+
+    /// What was the quickest in measurements on two processors, or within a tenth of it.
+    #[test]
+    fn what_is_chosen_on_one_host_is_what_was_measured_to_be_quickest() {
+        use Algorithm::{Direct, Exchange, RecursiveDoubling};
+        let all_reduce = |ranks, bytes, access, model: &CostModel| {
+            let platform = Platform::one_host(ranks, access, *model);
+            let choice = select(Collective::AllReduce, bytes, &platform).expect("a choice");
+            (choice.algorithm, choice.access)
+        };
+        let shm = [
+            (2, 8, RecursiveDoubling),
+            (2, 2047, RecursiveDoubling),
+            (2, 4095, Direct),
+            (2, 16 << 20, Direct),
+            (3, 64, Exchange),
+            (3, 16 << 10, Direct),
+            (4, 2047, Exchange),
+            (4, 16 << 10, Direct),
+            (4, 16 << 20, Direct),
+        ];
+        for (ranks, bytes, algorithm) in shm {
+            let access = if algorithm == Direct { Access::Mapped } else { Access::Put };
+            let choice = all_reduce(ranks, bytes, Access::Mapped, &CostModel::SHARED_MEMORY);
+            assert_eq!(choice, (algorithm, access), "shm, {ranks} ranks, {bytes} bytes");
+        }
+        let tcp = [
+            (2, 8, RecursiveDoubling),
+            (2, 64 << 10, RecursiveDoubling),
+            (2, 1 << 20, Direct),
+            (3, 8, Exchange),
+            (3, 4096, Exchange),
+            (4, 8, RecursiveDoubling),
+            (4, 16 << 10, RecursiveDoubling),
+            (4, 1 << 20, Direct),
+            (6, 16 << 10, RecursiveDoubling),
+        ];
+        for (ranks, bytes, algorithm) in tcp {
+            let choice = all_reduce(ranks, bytes, Access::Put, &CostModel::LOOPBACK);
+            assert_eq!(choice, (algorithm, Access::Put), "loopback, {ranks} ranks, {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn many_bytes_over_links_go_by_an_algorithm_that_sends_no_more_than_it_must() {
+        for ranks in [4, 6, 8, 16] {
+            let (algorithm, access) = chosen(Collective::AllReduce, ranks, 256 << 20, Access::Put);
+            assert_eq!(access, Access::Put);
+            let work =
+                Work::formula(Collective::AllReduce, &algorithm, ranks, Access::Put).expect("a formula");
+            assert_eq!(work.moved * ranks, 2 * (ranks - 1) * work.blocks, "{algorithm}");
+        }
+    }
+
+    #[test]
+    fn a_name_overrides_the_prices_and_the_table_still_shows_them() {
+        let platform = Platform::one_host(6, Access::Mapped, CostModel::SHARED_MEMORY);
+        let by_name = |name| select_named(name, Collective::AllReduce, 8, &platform);
+        let choice = by_name("grid:2x3").expect("it fits");
+        assert_eq!(choice.algorithm, Algorithm::Grid(vec![2, 3]));
+        assert!(choice.table.len() > 8);
+        let printed = choice.to_string();
+        assert_eq!(printed.lines().filter(|line| line.starts_with("> grid:2x3")).count(), 1, "{printed}");
+        assert!(printed.contains("ring"));
+        assert!(matches!(by_name("grid:2x2"), Err(SelectError::Generate(_))));
+        assert!(matches!(by_name("chain"), Err(SelectError::Name(_))));
+        assert_eq!(
+            by_name("auto").expect("a choice").algorithm,
+            chosen(Collective::AllReduce, 6, 8, Access::Mapped).0
+        );
+    }
+
+    #[test]
+    fn every_collective_has_a_choice_for_any_rank_count() {
+        let platform = |ranks| Platform::one_host(ranks, Access::Put, CostModel::TCP);
+        for ranks in (1..=9).chain([1024, 2048]) {
+            for name in Collective::NAMES {
+                let collective = Collective::from_name(name).expect("a known name");
+                let is_too_large = collective == Collective::AllToAll && ranks > ALL_TO_ALL_RANKS_MAX;
+                if (ranks == 1 && name == "send-recv") || is_too_large {
+                    assert!(select(collective, 8, &platform(ranks)).is_err());
+                    continue;
+                }
+                let choice = select(collective, 1 << 20, &platform(ranks)).expect("a choice");
+                let made = generate(collective, &choice.algorithm, ranks.min(9), choice.access);
+                assert!(ranks > 9 || made.is_ok(), "{name} {ranks}");
+            }
+        }
+    }
+
+    #[test]
+    fn hosts_of_several_ranks_take_the_schedule_that_sends_each_byte_between_them_once() {
+        let hosts: HostMap = "2x4".parse().expect("a map");
+        let platform = Platform::new(hosts.clone(), Access::Mapped);
+        let hierarchical = Algorithm::Hierarchical(Some(hosts.clone()));
+        let across = |collective, algorithm: &Algorithm, access| {
+            let made = generate(collective, algorithm, 8, access).expect("it fits");
+            let work = Work::between(&made, &hosts);
+            f64::from(work.across.moved) / f64::from(work.blocks)
+        };
+        for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+            let choice = select(collective, 64 << 20, &platform).expect("a choice");
+            let least = across(collective, &hierarchical, Access::Mapped);
+            let sent = across(collective, &choice.algorithm, choice.access);
+            assert!(sent <= least, "{collective} by {}: {sent} of the data, not {least}", choice.algorithm);
+            assert!(
+                choice.table.iter().all(|row| row.access == Access::Put || row.algorithm == hierarchical),
+                "nothing else may map: {:?}",
+                choice.table
+            );
+        }
+        let choice = select(Collective::AllReduce, 64 << 20, &platform).expect("a choice");
+        assert_eq!((choice.algorithm, choice.access), (hierarchical.clone(), Access::Mapped));
+        let named = select_named("hierarchical", Collective::Barrier, 0, &platform).expect("it fits");
+        assert_eq!(named.algorithm, hierarchical, "without hosts it takes those that there are");
+        // Hosts that join what is apart may be named, but not mapped.
+        let named = select_named("hierarchical:1x8", Collective::AllReduce, 1 << 20, &platform);
+        assert_eq!(named.expect("it fits").access, Access::Put);
+        let unfit = select_named("hierarchical:2x3", Collective::AllReduce, 1 << 20, &platform);
+        assert!(
+            matches!(unfit, Err(SelectError::Generate(GenerateError::HostsDoNotFit { .. }))),
+            "{unfit:?}"
+        );
+    }
+
+    #[test]
+    fn worlds_too_large_to_count_still_have_a_choice() {
+        let platform = Platform::new("64x8".parse().expect("a map"), Access::Mapped);
+        for name in Collective::NAMES {
+            let collective = Collective::from_name(name).expect("a known name");
+            if collective == Collective::AllToAll {
+                assert!(platform.ranks() > ALL_TO_ALL_RANKS_MAX);
+                assert!(select(collective, 1 << 20, &platform).is_err());
+                continue;
+            }
+            let choice = select(collective, 1 << 20, &platform).expect("a choice");
+            assert_eq!(choice.access, Access::Put);
+        }
+    }
+}

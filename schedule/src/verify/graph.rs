@@ -1,0 +1,341 @@
+//! One block of a schedule as a graph of events.
+//!
+//! Lanes of different blocks share neither cells nor bytes and nothing orders them, so each block
+//! is a problem of its own. A step `i` has two events: it is issued, `S(i)`, and it is complete,
+//! `F(i)`. The edges are those of the [schedule's](crate::Schedule) words:
+//!
+//! * `S(i) -> F(i)`, and `S(i) -> S(i + 1)` in a chunk of a lane;
+//! * `F(i) -> S(i + 1)` if `i` is a wait;
+//! * `F(d) -> S(i)` for every `d` that `i` is after, from the chunk of the lag;
+//! * `S(notice) -> F(wait)` for the notify or put that the wait consumes;
+//! * all `F` of a lane in chunk `c - window` `->` its first `S` in chunk `c`.
+//!
+//! No edge leads to an earlier chunk. So a cycle lies within one chunk, and as every chunk has the
+//! same inner edges, one chunk shows every deadlock.
+
+use std::ops::Range;
+
+use pleach_vocabulary::Rank;
+
+use super::violation::{CellName, Site, Violation};
+use crate::{BlockId, Cell, Op, Schedule, Step};
+
+/// No step.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// An event within a chunk: [`issued`] or [`complete`] of a step of the block.
+pub(super) type Event = u32;
+
+pub(super) fn issued(step: u32) -> Event {
+    step * 2
+}
+
+pub(super) fn complete(step: u32) -> Event {
+    step * 2 + 1
+}
+
+/// A lane: its rank, and its number in that rank's program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneRef {
+    pub(super) rank: Rank,
+    pub(super) lane: u32,
+}
+
+/// The lanes of every block, ordered by rank and number.
+#[derive(Debug)]
+pub(super) struct LanesByBlock {
+    starts: Vec<u32>,
+    lanes: Vec<LaneRef>,
+}
+
+impl LanesByBlock {
+    pub(super) fn new(schedule: &Schedule) -> Self {
+        let all = || schedule.programs.iter().flatten();
+        let mut starts = vec![0; schedule.blocks.len() + 1];
+        for lane in all() {
+            starts[lane.block as usize + 1] += 1;
+        }
+        for block in 0..schedule.blocks.len() {
+            starts[block + 1] += starts[block];
+        }
+        let mut next = starts.clone();
+        let mut lanes = vec![LaneRef { rank: 0, lane: 0 }; all().count()];
+        for (rank, program) in schedule.programs.iter().enumerate() {
+            for (number, lane) in program.iter().enumerate() {
+                let place = &mut next[lane.block as usize];
+                lanes[*place as usize] = LaneRef { rank: rank as Rank, lane: number as u32 };
+                *place += 1;
+            }
+        }
+        Self { starts, lanes }
+    }
+
+    pub(super) fn of(&self, block: BlockId) -> &[LaneRef] {
+        let block = block as usize;
+        &self.lanes[self.starts[block] as usize..self.starts[block + 1] as usize]
+    }
+}
+
+/// The lanes of one block, their steps numbered through, with the edges between them.
+#[derive(Debug)]
+pub(super) struct Graph<'a> {
+    pub(super) schedule: &'a Schedule,
+    pub(super) block: BlockId,
+    pub(super) lanes: &'a [LaneRef],
+    /// The first step of each lane, and the number of steps.
+    starts: Vec<u32>,
+    /// The lane of each step, as an index of `lanes`.
+    lane_of: Vec<u32>,
+    pub(super) steps: Vec<&'a Step>,
+    /// For a notify or put its wait, for a wait its notify or put.
+    pub(super) matched: Vec<u32>,
+    /// The steps that are after a step in the same chunk: where each one's begin in `dependents`.
+    dependent_starts: Vec<u32>,
+    dependents: Vec<u32>,
+    /// The place of each event in an order that follows the edges.
+    pub(super) position: Vec<u32>,
+    /// The steps in the order in which they are issued.
+    pub(super) order: Vec<u32>,
+    /// Whether a step is after one of an earlier chunk within the window.
+    pub(super) has_lags: bool,
+}
+
+impl<'a> Graph<'a> {
+    /// Matches notices with waits and orders the events, or says why that cannot be.
+    pub(super) fn new(
+        schedule: &'a Schedule,
+        block: BlockId,
+        lanes: &'a [LaneRef],
+    ) -> Result<Self, Violation> {
+        let mut starts = vec![0];
+        let mut lane_of = Vec::new();
+        let mut steps = Vec::new();
+        for (index, lane) in lanes.iter().enumerate() {
+            steps.extend(&schedule.programs[lane.rank as usize][lane.lane as usize].steps);
+            lane_of.resize(steps.len(), index as u32);
+            starts.push(steps.len() as u32);
+        }
+        let window = schedule.window;
+        let has_lags = steps.iter().any(|step| step.after.iter().any(|&(_, lag)| lag > 0 && lag < window));
+        let mut graph = Self {
+            schedule,
+            block,
+            lanes,
+            starts,
+            lane_of,
+            matched: vec![NONE; steps.len()],
+            steps,
+            dependent_starts: Vec::new(),
+            dependents: Vec::new(),
+            position: Vec::new(),
+            order: Vec::new(),
+            has_lags,
+        };
+        graph.match_notices()?;
+        graph.find_dependents();
+        graph.sort()?;
+        Ok(graph)
+    }
+
+    pub(super) fn events(&self) -> usize {
+        self.steps.len() * 2
+    }
+
+    /// Whose step.
+    pub(super) fn rank(&self, step: u32) -> Rank {
+        self.lanes[self.lane_of[step as usize] as usize].rank
+    }
+
+    /// The steps of the lane in which this step is.
+    pub(super) fn lane_steps(&self, step: u32) -> Range<u32> {
+        let lane = self.lane_of[step as usize] as usize;
+        self.starts[lane]..self.starts[lane + 1]
+    }
+
+    pub(super) fn same_lane(&self, one: u32, other: u32) -> bool {
+        self.lane_of[one as usize] == self.lane_of[other as usize]
+    }
+
+    fn is_wait(&self, step: u32) -> bool {
+        matches!(self.steps[step as usize].op, Op::Wait { .. })
+    }
+
+    pub(super) fn site(&self, step: u32) -> Site {
+        let lane = self.lanes[self.lane_of[step as usize] as usize];
+        let step = step - self.lane_steps(step).start;
+        Site { rank: lane.rank, lane: lane.lane, block: self.block, step }
+    }
+
+    /// The cell of a notice or a wait.
+    pub(super) fn cell(&self, step: u32) -> Option<Cell> {
+        match self.steps[step as usize].op {
+            Op::Notify { cell, .. } | Op::Put { cell, .. } | Op::Wait { cell, .. } => Some(cell),
+            Op::Reduce { .. } => None,
+        }
+    }
+
+    fn match_notices(&mut self) -> Result<(), Violation> {
+        // (from, to, cell, is a wait, step): a notice sorts just before its wait.
+        let mut ends: Vec<(Rank, Rank, u16, bool, u32)> = Vec::new();
+        for (number, step) in self.steps.iter().enumerate() {
+            let number = number as u32;
+            let own = self.rank(number);
+            match step.op {
+                Op::Notify { to, cell } | Op::Put { to, cell, .. } => {
+                    ends.push((own, to, cell.0, false, number));
+                }
+                Op::Wait { from, cell } => ends.push((from, own, cell.0, true, number)),
+                Op::Reduce { .. } => {}
+            }
+        }
+        ends.sort_unstable();
+        for group in ends.chunk_by(|one, other| (one.0, one.1, one.2) == (other.0, other.1, other.2)) {
+            let (from, to, cell) = (group[0].0, group[0].1, CellName(Cell(group[0].2)));
+            match *group {
+                [(.., false, notice), (.., true, wait)] => {
+                    self.matched[notice as usize] = wait;
+                    self.matched[wait as usize] = notice;
+                }
+                [(.., false, first), (.., false, second), ..] => {
+                    let (first, second) = (self.site(first), self.site(second));
+                    return Err(Violation::NotifiedTwice { first, second, cell });
+                }
+                [.., (.., true, first), (.., true, second)] => {
+                    let (first, second) = (self.site(first), self.site(second));
+                    return Err(Violation::WaitedTwice { first, second, cell });
+                }
+                [(.., false, notice), ..] => {
+                    return Err(Violation::Unconsumed { site: self.site(notice), to, cell });
+                }
+                [(.., wait), ..] => {
+                    return Err(Violation::NeverNotified { site: self.site(wait), from, cell });
+                }
+                [] => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn find_dependents(&mut self) {
+        let mut starts = vec![0; self.steps.len() + 1];
+        for (number, step) in self.steps.iter().enumerate() {
+            let first = self.lane_steps(number as u32).start;
+            for &(earlier, lag) in &step.after {
+                starts[(first + earlier) as usize + 1] += u32::from(lag == 0);
+            }
+        }
+        for step in 0..self.steps.len() {
+            starts[step + 1] += starts[step];
+        }
+        let mut next = starts.clone();
+        let mut dependents = vec![0; starts[self.steps.len()] as usize];
+        for (number, step) in self.steps.iter().enumerate() {
+            let first = self.lane_steps(number as u32).start;
+            for &(earlier, _) in step.after.iter().filter(|(_, lag)| *lag == 0) {
+                let place = &mut next[(first + earlier) as usize];
+                dependents[*place as usize] = number as u32;
+                *place += 1;
+            }
+        }
+        self.dependent_starts = starts;
+        self.dependents = dependents;
+    }
+
+    /// The events just after this one in the same chunk.
+    pub(super) fn successors(&self, event: Event, mut visit: impl FnMut(Event)) {
+        let step = event / 2;
+        let next = Some(step + 1).filter(|next| self.lane_steps(step).contains(next));
+        if event == issued(step) {
+            visit(complete(step));
+            if let Some(next) = next {
+                visit(issued(next));
+            }
+            if !self.is_wait(step) && self.matched[step as usize] != NONE {
+                visit(complete(self.matched[step as usize]));
+            }
+        } else {
+            if let Some(next) = next.filter(|_| self.is_wait(step)) {
+                visit(issued(next));
+            }
+            let step = step as usize;
+            let range = self.dependent_starts[step] as usize..self.dependent_starts[step + 1] as usize;
+            self.dependents[range].iter().for_each(|&dependent| visit(issued(dependent)));
+        }
+    }
+
+    /// The events just before this one, each with how many chunks earlier it is; the window's are
+    /// left to the caller.
+    pub(super) fn predecessors(&self, event: Event, mut visit: impl FnMut(Event, u32)) {
+        let step = event / 2;
+        let first = self.lane_steps(step).start;
+        if event == complete(step) {
+            if self.is_wait(step) {
+                visit(issued(self.matched[step as usize]), 0);
+            }
+            visit(issued(step), 0);
+        } else {
+            for &(earlier, lag) in &self.steps[step as usize].after {
+                visit(complete(first + earlier), lag);
+            }
+            if step > first {
+                visit(if self.is_wait(step - 1) { complete(step - 1) } else { issued(step - 1) }, 0);
+            }
+        }
+    }
+
+    /// Orders the events of a chunk along the edges.
+    fn sort(&mut self) -> Result<(), Violation> {
+        let mut missing = vec![0u32; self.events()];
+        for event in 0..self.events() as u32 {
+            self.successors(event, |next| missing[next as usize] += 1);
+        }
+        let mut sorted: Vec<Event> =
+            (0..self.events() as u32).filter(|&event| missing[event as usize] == 0).collect();
+        let mut done = 0;
+        while done < sorted.len() {
+            let event = sorted[done];
+            done += 1;
+            self.successors(event, |next| {
+                missing[next as usize] -= 1;
+                if missing[next as usize] == 0 {
+                    sorted.push(next);
+                }
+            });
+        }
+        if sorted.len() < self.events() {
+            return Err(Violation::Deadlock { cycle: self.cycle(&missing) });
+        }
+        self.position = vec![0; self.events()];
+        for (position, &event) in sorted.iter().enumerate() {
+            self.position[event as usize] = position as u32;
+        }
+        self.order = sorted.iter().filter(|&event| event % 2 == 0).map(|event| event / 2).collect();
+        Ok(())
+    }
+
+    /// A cycle among the events that miss a predecessor: going back from any of them meets one
+    /// twice.
+    fn cycle(&self, missing: &[u32]) -> Vec<Site> {
+        let mut seen_at = vec![NONE; self.events()];
+        let mut path = Vec::new();
+        let mut event = missing.iter().position(|&count| count > 0).unwrap_or(0) as Event;
+        while seen_at[event as usize] == NONE {
+            seen_at[event as usize] = path.len() as u32;
+            path.push(event);
+            let mut before = event;
+            self.predecessors(event, |earlier, lag| {
+                if lag == 0 && missing[earlier as usize] > 0 {
+                    before = earlier;
+                }
+            });
+            event = before;
+        }
+        let mut cycle: Vec<Site> =
+            path[seen_at[event as usize] as usize..].iter().map(|event| self.site(event / 2)).collect();
+        cycle.dedup();
+        if cycle.len() > 1 && cycle.first() == cycle.last() {
+            cycle.pop();
+        }
+        cycle
+    }
+}

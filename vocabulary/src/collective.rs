@@ -1,0 +1,456 @@
+//! What is asked for: collectives, element types, reduction operations.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Parts, Rank};
+
+/// A collective operation, with its root where it has one.
+///
+/// Data are described by *parts*. All-reduce, reduce, broadcast and send-recv have one part: the
+/// vector. All-gather, reduce-scatter, gather and scatter have one part a rank: part `r` is what
+/// rank `r` gives (all-gather, gather) or gets (reduce-scatter, scatter). All-to-all has one for
+/// every two ranks: of `p` ranks part `s·p + d` is what rank `s` gives to rank `d`. The parts of
+/// one call need not be equally long, but each is as long on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Collective {
+    /// Every rank ends with the reduction of all inputs.
+    AllReduce,
+    /// The root ends with the reduction of all inputs.
+    Reduce {
+        /// Who gets the result.
+        root: Rank,
+    },
+    /// Every rank ends with the root's input.
+    Broadcast {
+        /// Who gives.
+        root: Rank,
+    },
+    /// Every rank ends with all inputs, in rank order.
+    AllGather,
+    /// Rank `r` ends with part `r` of the reduction of all inputs.
+    ReduceScatter,
+    /// The root ends with all inputs, in rank order.
+    Gather {
+        /// Who gets them.
+        root: Rank,
+    },
+    /// Rank `r` ends with part `r` of the root's input.
+    Scatter {
+        /// Who gives.
+        root: Rank,
+    },
+    /// Rank `r` ends with part `r` of every rank's input, in rank order.
+    AllToAll,
+    /// Nobody ends before all have begun. No data.
+    Barrier,
+    /// `to` ends with `from`'s input; the other ranks have no part in it.
+    SendRecv {
+        /// Who gives.
+        from: Rank,
+        /// Who gets.
+        to: Rank,
+    },
+}
+
+impl Collective {
+    /// How many parts the whole of the data has.
+    #[must_use]
+    pub fn parts(self, ranks: u32) -> u32 {
+        match self {
+            Self::AllGather | Self::ReduceScatter | Self::Gather { .. } | Self::Scatter { .. } => ranks,
+            Self::AllToAll => ranks.saturating_mul(ranks),
+            _ => 1,
+        }
+    }
+
+    /// The parts that `rank`'s input holds, in order; empty when it has no input.
+    #[must_use]
+    pub fn input_parts(self, rank: Rank, ranks: u32) -> Parts {
+        match self {
+            Self::AllReduce | Self::Reduce { .. } => Parts::one(0),
+            Self::Broadcast { root: from } | Self::SendRecv { from, .. } => Parts::one_if(rank == from, 0),
+            Self::AllGather | Self::Gather { .. } => Parts::one(rank),
+            Self::ReduceScatter => Parts::run(0, ranks),
+            Self::Scatter { root } if rank == root => Parts::run(0, ranks),
+            Self::AllToAll => Parts::run(rank * ranks, ranks),
+            Self::Scatter { .. } | Self::Barrier => Parts::NONE,
+        }
+    }
+
+    /// The parts that `rank`'s output holds, in order; empty when it has no output.
+    #[must_use]
+    pub fn output_parts(self, rank: Rank, ranks: u32) -> Parts {
+        match self {
+            Self::AllReduce | Self::Broadcast { .. } => Parts::one(0),
+            Self::Reduce { root: to } | Self::SendRecv { to, .. } => Parts::one_if(rank == to, 0),
+            Self::AllGather => Parts::run(0, ranks),
+            Self::Gather { root } if rank == root => Parts::run(0, ranks),
+            Self::ReduceScatter | Self::Scatter { .. } => Parts::one(rank),
+            Self::AllToAll => Parts::every(rank, ranks, ranks),
+            Self::Gather { .. } | Self::Barrier => Parts::NONE,
+        }
+    }
+
+    /// Whether `contributor`'s input must be in part `part` of `rank`'s output (exactly once), for
+    /// every rank and part that has an output.
+    #[must_use]
+    pub fn contributes(self, contributor: Rank, part: u32, ranks: u32) -> bool {
+        match self {
+            Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter => true,
+            Self::Broadcast { root: from } | Self::SendRecv { from, .. } | Self::Scatter { root: from } => {
+                contributor == from
+            }
+            Self::AllGather | Self::Gather { .. } => contributor == part,
+            Self::AllToAll => contributor == part / ranks,
+            Self::Barrier => false,
+        }
+    }
+
+    /// Who gives a part and who gets it, where each part has one of either.
+    #[must_use]
+    pub fn ends(self, part: u32, ranks: u32) -> Option<(Rank, Rank)> {
+        match self {
+            Self::Gather { root } => Some((part, root)),
+            Self::Scatter { root } => Some((root, part)),
+            Self::AllToAll => Some((part / ranks, part % ranks)),
+            Self::SendRecv { from, to } => Some((from, to)),
+            _ => None,
+        }
+    }
+
+    /// Whether inputs are combined by an operation.
+    #[must_use]
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter)
+    }
+
+    /// The root, if it has one.
+    #[must_use]
+    pub fn root(self) -> Option<Rank> {
+        match self {
+            Self::Reduce { root }
+            | Self::Broadcast { root }
+            | Self::Gather { root }
+            | Self::Scatter { root } => Some(root),
+            _ => None,
+        }
+    }
+
+    /// The same with another root; itself when it has none.
+    #[must_use]
+    pub fn with_root(self, root: Rank) -> Self {
+        match self {
+            Self::Reduce { .. } => Self::Reduce { root },
+            Self::Broadcast { .. } => Self::Broadcast { root },
+            Self::Gather { .. } => Self::Gather { root },
+            Self::Scatter { .. } => Self::Scatter { root },
+            other => other,
+        }
+    }
+
+    /// Its name on the command line, without the root.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::Reduce { .. } => "reduce",
+            Self::Broadcast { .. } => "broadcast",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { .. } => "scatter",
+            Self::AllToAll => "all-to-all",
+            Self::Barrier => "barrier",
+            Self::SendRecv { .. } => "send-recv",
+        }
+    }
+
+    /// One of each, in the order of [`Collective::NAMES`]; roots are rank 0, send-recv goes from
+    /// rank 0 to rank 1.
+    pub const ALL: [Self; 10] = [
+        Self::AllReduce,
+        Self::Reduce { root: 0 },
+        Self::Broadcast { root: 0 },
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Gather { root: 0 },
+        Self::Scatter { root: 0 },
+        Self::AllToAll,
+        Self::Barrier,
+        Self::SendRecv { from: 0, to: 1 },
+    ];
+
+    /// The collective of this name; roots are rank 0, send-recv goes from rank 0 to rank 1.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|collective| collective.name() == name)
+    }
+
+    /// All names, as the command line spells them.
+    pub const NAMES: [&'static str; 10] = [
+        "all-reduce",
+        "reduce",
+        "broadcast",
+        "all-gather",
+        "reduce-scatter",
+        "gather",
+        "scatter",
+        "all-to-all",
+        "barrier",
+        "send-recv",
+    ];
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())?;
+        match self {
+            Self::SendRecv { from, to } => write!(formatter, " from {from} to {to}"),
+            other => other.root().map_or(Ok(()), |root| write!(formatter, " root {root}")),
+        }
+    }
+}
+
+/// Type of an element.
+///
+/// How each is summed (and multiplied, and averaged) in one step of a schedule, whatever the number
+/// of its sources, and what happens to what is too large:
+///
+/// | type | combined in | rounded | too large becomes |
+/// | --- | --- | --- | --- |
+/// | `f64`, `f32` | itself, left to right | at each operation, to nearest even | infinity |
+/// | `f16`, `bf16` | `f32`, left to right | once, at the end of the step, to nearest even | infinity |
+/// | `f8e4m3` | `f32`, left to right | once, at the end of the step, to nearest even | NaN, as it has no infinity |
+/// | `f8e5m2` | `f32`, left to right | once, at the end of the step, to nearest even | infinity |
+/// | integers | itself | average: towards zero | its remainder: wraps |
+///
+/// Averages are divided before the one rounding, in the step that completes the sum. The 8-bit
+/// floats do not saturate, as in ml_dtypes and PyTorch and unlike CUDA's own conversions: an
+/// overflow stays visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum DataType {
+    /// IEEE binary32.
+    F32 = 1,
+    /// IEEE binary64.
+    F64 = 2,
+    /// IEEE binary16; reduced in f32 with one rounding a step.
+    F16 = 3,
+    /// bfloat16; reduced in f32 with one rounding a step.
+    Bf16 = 4,
+    /// 32-bit signed integer, wrapping.
+    I32 = 5,
+    /// 64-bit signed integer, wrapping.
+    I64 = 6,
+    /// 8-bit unsigned integer, wrapping.
+    U8 = 7,
+    /// 8-bit signed integer, wrapping.
+    I8 = 8,
+    /// 32-bit unsigned integer, wrapping.
+    U32 = 9,
+    /// 64-bit unsigned integer, wrapping.
+    U64 = 10,
+    /// `F8E4M3`; reduced in f32 with one rounding a step.
+    F8E4M3 = 11,
+    /// `F8E5M2`; reduced in f32 with one rounding a step.
+    F8E5M2 = 12,
+}
+
+impl DataType {
+    /// Every element type.
+    pub const ALL: [Self; 12] = [
+        Self::F32,
+        Self::F64,
+        Self::F16,
+        Self::Bf16,
+        Self::F8E4M3,
+        Self::F8E5M2,
+        Self::I32,
+        Self::I64,
+        Self::I8,
+        Self::U32,
+        Self::U64,
+        Self::U8,
+    ];
+
+    /// Size of an element in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::U8 | Self::I8 | Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+
+    /// Whether it is one of the floats; otherwise it is an integer.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::Bf16 | Self::F8E4M3 | Self::F8E5M2)
+    }
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::F8E4M3 => "f8e4m3",
+            Self::F8E5M2 => "f8e5m2",
+        }
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// How inputs are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum ReduceOp {
+    /// Sum; integers wrap.
+    Sum = 1,
+    /// Product; integers wrap.
+    Prod = 2,
+    /// Minimum; NaN if any input is NaN.
+    Min = 3,
+    /// Maximum; NaN if any input is NaN.
+    Max = 4,
+    /// Sum divided by the number of ranks, once at the end; integers round towards zero.
+    Avg = 5,
+    /// Bits set in all inputs; integers only.
+    And = 6,
+    /// Bits set in any input; integers only.
+    Or = 7,
+    /// Bits set in an odd number of inputs; integers only.
+    Xor = 8,
+}
+
+impl ReduceOp {
+    /// Every operation.
+    pub const ALL: [Self; 8] =
+        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::And, Self::Or, Self::Xor];
+
+    /// Whether it combines bits and not numbers.
+    #[must_use]
+    pub const fn is_bitwise(self) -> bool {
+        matches!(self, Self::And | Self::Or | Self::Xor)
+    }
+
+    /// Whether it has a meaning for elements of this type: bitwise operations have none for floats.
+    #[must_use]
+    pub const fn fits(self, data_type: DataType) -> bool {
+        !(self.is_bitwise() && data_type.is_float())
+    }
+
+    /// The names of the operations that fit a type, separated by spaces.
+    #[must_use]
+    pub fn fitting(data_type: DataType) -> String {
+        let names: Vec<_> = Self::ALL.iter().filter(|op| op.fits(data_type)).map(|op| op.name()).collect();
+        names.join(" ")
+    }
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+            Self::And => "and",
+            Self::Or => "or",
+            Self::Xor => "xor",
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// A name that is none of the known ones.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[error("'{name}' is no {what}; there are {known}")]
+pub struct UnknownName {
+    /// What kind of name.
+    pub what: &'static str,
+    /// What was given.
+    pub name: String,
+    /// The known ones, separated by spaces.
+    pub known: String,
+}
+
+fn by_name<T: Copy>(
+    what: &'static str,
+    all: &[T],
+    name_of: fn(T) -> &'static str,
+    name: &str,
+) -> Result<T, UnknownName> {
+    all.iter().copied().find(|&item| name_of(item) == name).ok_or_else(|| UnknownName {
+        what,
+        name: name.to_owned(),
+        known: all.iter().map(|&item| name_of(item)).collect::<Vec<_>>().join(" "),
+    })
+}
+
+/// How other libraries name element types.
+const DATA_TYPE_ALIASES: [(&str, DataType); 21] = [
+    ("float32", DataType::F32),
+    ("float", DataType::F32),
+    ("fp32", DataType::F32),
+    ("float64", DataType::F64),
+    ("double", DataType::F64),
+    ("fp64", DataType::F64),
+    ("float16", DataType::F16),
+    ("half", DataType::F16),
+    ("fp16", DataType::F16),
+    ("bfloat16", DataType::Bf16),
+    ("fp8_e4m3", DataType::F8E4M3),
+    ("float8_e4m3fn", DataType::F8E4M3),
+    ("fp8_e5m2", DataType::F8E5M2),
+    ("float8_e5m2", DataType::F8E5M2),
+    ("int32", DataType::I32),
+    ("int", DataType::I32),
+    ("int64", DataType::I64),
+    ("int8", DataType::I8),
+    ("uint32", DataType::U32),
+    ("uint64", DataType::U64),
+    ("uint8", DataType::U8),
+];
+
+/// Its own name, or one that NCCL or PyTorch has for it, as `fp16` or `bfloat16`.
+impl FromStr for DataType {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        if let Some((_, data_type)) = DATA_TYPE_ALIASES.iter().find(|(alias, _)| *alias == name) {
+            return Ok(*data_type);
+        }
+        by_name("element type", &Self::ALL, Self::name, name)
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        by_name("reduction", &Self::ALL, Self::name, name)
+    }
+}
