@@ -35,24 +35,26 @@
 //!     them between arming and waiting ([`crate::sleep`]).
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
 
+mod error;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+pub(crate) use self::error::files_allowed;
+pub use self::error::{
+    BackendError, ConnectError, LossCause, LossKind, MapError, PostError, ProtocolViolation, RegisterError,
+    SubmitError, TransferError,
+};
 use crate::Rank;
 use crate::auth::Secret;
 use crate::cells::{Cells, Inline, Notice};
 use crate::clock::Nanos;
-pub use crate::error::{
-    BackendError, ConnectError, LossCause, LossKind, MapError, PostError, ProtocolViolation, RegisterError,
-    SubmitError, TransferError,
-};
 use crate::memory::Memory;
-use crate::region::{Region, Registry, RemoteSlice, Slice};
+use crate::region::{Mapped, Region, Registry, RemoteSlice, Slice};
 
 /// Longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
@@ -244,110 +246,6 @@ pub struct Reach {
     pub sever_detaches: bool,
     /// Transfers under way to the peer before `QueueFull`.
     pub queue_depth: usize,
-}
-
-/// Says whether the owner of mapped memory still shares it.
-pub trait Sharing: Send + Sync {
-    /// See [`Mapped::is_shared`].
-    fn is_shared(&self) -> bool;
-}
-
-/// A peer's memory at an address of this process. Valid while held; after the peer is lost or
-/// severed it keeps its last bytes and reaches nobody. When the owner severs somebody it may be
-/// zeros: see [`Mapped::is_shared`].
-#[derive(Clone)]
-pub struct Mapped {
-    base: NonNull<u8>,
-    len: usize,
-    /// Whether the host may dereference the address.
-    is_on_host: bool,
-    _keep: Arc<dyn Send + Sync>,
-    /// Absent where the owner cannot take the bytes away.
-    sharing: Option<Arc<dyn Sharing>>,
-}
-
-impl fmt::Debug for Mapped {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Mapped({} bytes)", self.len)
-    }
-}
-
-// SAFETY: an address and its owner, which is Send + Sync; access goes through raw pointers under
-// the contract.
-#[allow(unsafe_code)]
-unsafe impl Send for Mapped {}
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl Sync for Mapped {}
-
-impl Mapped {
-    /// For backends.
-    ///
-    /// # Safety
-    ///
-    /// `len` bytes at `base` stay readable and writable while `keep` lives.
-    #[allow(unsafe_code)]
-    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { base, len, is_on_host: true, _keep: keep, sharing: None }
-    }
-
-    /// For backends whose peers live in this process: these bytes, kept by the slice.
-    #[must_use]
-    pub fn of_slice(slice: Slice) -> Self {
-        let base = NonNull::new(slice.as_ptr()).expect("a region's address is not null");
-        Self { base, len: slice.len(), is_on_host: true, _keep: Arc::new(slice), sharing: None }
-    }
-
-    /// For backends: memory of a GPU, at an address for kernels and copies of the GPU alone, kept
-    /// by `keep`.
-    ///
-    /// # Safety
-    ///
-    /// As of [`Mapped::new`], for kernels and copies of the GPU.
-    #[must_use]
-    #[allow(unsafe_code)]
-    pub unsafe fn on_gpu(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { base, len, is_on_host: false, _keep: keep, sharing: None }
-    }
-
-    /// For backends whose owners take memory back: who says whether that has happened.
-    #[must_use]
-    pub fn shared_while(mut self, sharing: Arc<dyn Sharing>) -> Self {
-        self.sharing = Some(sharing);
-        self
-    }
-
-    /// Whether the owner still shares the memory. Ask after reading: where the answer is true, all
-    /// bytes that this thread read before were the owner's. Where it is false some may be zeros,
-    /// since the owner has severed a peer, or has dropped the region; then use none of them.
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        self.sharing.as_ref().is_none_or(|sharing| sharing.is_shared())
-    }
-
-    /// Whether the host's processors may touch the bytes, or only a GPU.
-    #[must_use]
-    pub fn is_on_host(&self) -> bool {
-        self.is_on_host
-    }
-
-    /// Address of the first byte.
-    #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
 }
 
 /// What to sleep on after [`Device::arm`]. Sleeping ends at the latest when the time is up; it may

@@ -19,7 +19,6 @@ pub mod clock;
 mod control;
 pub mod cuda;
 pub mod device;
-mod error;
 pub mod fork;
 #[cfg(not(loom))]
 pub mod hybrid;
@@ -45,9 +44,9 @@ pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 pub use clock::Nanos;
 pub use device::{
     Address, AtomicOp, BackendError, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause,
-    LossKind, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach, RegisterError, Responder, Ring, Source,
+    LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder, Ring, Source,
     SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
 pub use pleach_vocabulary::Rank;
-pub use region::{LentSlice, OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};
+pub use region::{LentSlice, Mapped, OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};

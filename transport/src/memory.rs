@@ -10,9 +10,8 @@
 //! what a NIC's are: bytes that change.
 #![allow(unsafe_code)]
 
-pub(crate) mod socket;
-
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,13 +23,9 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftrunc
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
 
-use crate::cuda::{CudaMemory, GpuId};
-use crate::device::Mapped;
-use crate::region::{LentSlice, RegionKey, Slice};
-
 mod alias;
 mod placement;
-mod shared_bytes;
+pub(crate) mod shared_bytes;
 
 pub use alias::Alias;
 pub(crate) use placement::prefer_own_node;
@@ -42,7 +37,7 @@ pub enum Space {
     /// Memory of this host that its processors address.
     Host,
     /// Memory of a GPU, which kernels and copies of it address and the host's processors do not.
-    Cuda {
+    Gpu {
         /// Number of the GPU in this process.
         ordinal: u32,
     },
@@ -52,7 +47,7 @@ impl fmt::Display for Space {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => formatter.write_str("host"),
-            Self::Cuda { ordinal } => write!(formatter, "cuda:{ordinal}"),
+            Self::Gpu { ordinal } => write!(formatter, "gpu:{ordinal}"),
         }
     }
 }
@@ -61,7 +56,7 @@ impl fmt::Display for Space {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Share<'a> {
-    /// Not at all.
+    /// Not at all, or only by means of the library that made them, which knows their type.
     Private,
     /// They are `len` bytes of this file from `offset` on, mapped shared.
     File {
@@ -69,16 +64,6 @@ pub enum Share<'a> {
         file: BorrowedFd<'a>,
         /// Where in the file the memory begins, in bytes.
         offset: u64,
-    },
-    /// They are the first ones of an allocation of a GPU's, which this descriptor names to the CUDA
-    /// driver of another process.
-    Cuda {
-        /// The descriptor, of the driver.
-        file: BorrowedFd<'a>,
-        /// Length of the allocation in bytes.
-        bytes: u64,
-        /// Which GPU it is on.
-        gpu: GpuId,
     },
 }
 
@@ -94,14 +79,17 @@ pub struct DmaBuf<'a> {
 
 /// Bytes that can be registered with a device.
 ///
+/// A kind of memory that can do more than this says has a type of its own, and a backend that knows
+/// that type asks for it: a `&dyn Memory` is a `&dyn Any`.
+///
 /// # Safety
 ///
 /// From creation to drop `base` and `len` name the same readable and writable bytes (in
-/// [`Space::Cuda`] to the GPU alone), which nothing but their owner and the transfers that it
+/// [`Space::Gpu`] to the GPU alone), which nothing but their owner and the transfers that it
 /// allowed touches. With [`Share::File`] those bytes are a shared mapping of that file, and a
 /// device may at any time replace the pages of that mapping by private copies of them at the same
 /// addresses (this is how a peer that does not answer is kept from writing, contract line 9).
-pub unsafe trait Memory: Send + Sync {
+pub unsafe trait Memory: Any + Send + Sync {
     /// Address of the first byte.
     fn base(&self) -> NonNull<u8>;
     /// Length in bytes.
@@ -114,11 +102,6 @@ pub unsafe trait Memory: Send + Sync {
     fn space(&self) -> Space;
     /// How another process could map them.
     fn share(&self) -> Share<'_>;
-    /// The same as memory of a GPU, if it is some that can be taken back from those it is shared
-    /// with.
-    fn as_cuda(&self) -> Option<&CudaMemory> {
-        None
-    }
     /// Whether only devices map the file of [`Share::File`]. A device that has replaced pages by
     /// private copies may then empty these parts of the file, so that the bytes are not kept twice.
     fn may_empty_file(&self) -> bool {
@@ -359,136 +342,3 @@ unsafe impl Memory for SharedMemory {
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; `&SharedMemory` only tells the address and the file.
 unsafe impl Sync for SharedMemory {}
-
-impl Slice {
-    /// Copies `bytes` over the slice's first bytes, as a transfer would: what is loaded or stored
-    /// there at the same time by another thread is a mixture of both.
-    ///
-    /// # Panics
-    ///
-    /// When `bytes` is longer than the slice, or the slice is not the host's memory: the caller's
-    /// check is missing.
-    pub fn store(&self, bytes: &[u8]) {
-        self.assert_on_host();
-        assert!(bytes.len() <= self.len(), "{} bytes into a slice of {}", bytes.len(), self.len());
-        // SAFETY: the slice lies inside its region, whose memory is alive and writable.
-        unsafe { shared_bytes::store(self.as_ptr(), bytes) }
-    }
-
-    /// Copies the slice's first bytes out, as a transfer would; see [`Slice::store`].
-    ///
-    /// # Panics
-    ///
-    /// When `bytes` is longer than the slice, or the slice is not the host's memory.
-    pub fn load(&self, bytes: &mut [u8]) {
-        self.assert_on_host();
-        assert!(bytes.len() <= self.len(), "{} bytes out of a slice of {}", bytes.len(), self.len());
-        // SAFETY: as in `store`, and readable.
-        unsafe { shared_bytes::load(self.as_ptr(), bytes) }
-    }
-
-    fn assert_on_host(&self) {
-        assert_eq!(self.region().memory().space(), Space::Host, "a GPU's memory is copied by the GPU");
-    }
-
-    /// The slice's bytes, copied.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len()];
-        self.load(&mut bytes);
-        bytes
-    }
-
-    /// Address of the slice's first byte; valid while the slice lives.
-    #[must_use]
-    #[inline]
-    pub fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: the offset lies inside the region (checked when the slice was made).
-        unsafe { self.region().base().as_ptr().add(self.offset()) }
-    }
-}
-
-// SAFETY: addresses; who lends vouches for what is behind them (`Slice::lend`), which is Send +
-// Sync.
-unsafe impl Send for LentSlice {}
-// SAFETY: as above.
-unsafe impl Sync for LentSlice {}
-
-impl Slice {
-    /// The slice without a handle of its region.
-    ///
-    /// # Safety
-    ///
-    /// As long as the result or a copy of it is used, something holds this slice's region.
-    #[must_use]
-    pub unsafe fn lend(&self) -> LentSlice {
-        LentSlice::new(self)
-    }
-}
-
-impl LentSlice {
-    /// The slice, with a handle of its region.
-    #[must_use]
-    pub fn hold(&self) -> Slice {
-        // SAFETY: the pointer is that of an `Arc` which is held (`Slice::lend`), so that its count
-        // may grow by one, which the new handle then owns.
-        let inner = unsafe {
-            Arc::increment_strong_count(self.inner);
-            Arc::from_raw(self.inner)
-        };
-        self.of(inner)
-    }
-}
-
-/// Where some memory begins, kept beside the memory.
-pub(crate) struct Base(pub(crate) NonNull<u8>);
-
-// SAFETY: an address; who touches the bytes vouches for it.
-unsafe impl Send for Base {}
-// SAFETY: as above.
-unsafe impl Sync for Base {}
-
-impl Mapped {
-    /// Copies `bytes` into the mapping from byte `offset` on.
-    ///
-    /// # Panics
-    ///
-    /// When they reach beyond its end: the caller's length check is missing.
-    pub fn store(&self, offset: usize, bytes: &[u8]) {
-        self.assert_inside(offset, bytes.len());
-        // SAFETY: the range lies inside the mapping, which stays writable while `self` lives (see
-        // `Mapped::new`).
-        unsafe { shared_bytes::store(self.as_ptr().add(offset), bytes) }
-    }
-
-    /// Copies bytes of the mapping from byte `offset` on.
-    ///
-    /// # Panics
-    ///
-    /// When they reach beyond its end.
-    pub fn load(&self, offset: usize, bytes: &mut [u8]) {
-        self.assert_inside(offset, bytes.len());
-        // SAFETY: as in `store`, and readable.
-        unsafe { shared_bytes::load(self.as_ptr().add(offset), bytes) }
-    }
-
-    fn assert_inside(&self, offset: usize, len: usize) {
-        assert!(self.is_on_host(), "a GPU's memory is copied by the GPU");
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
-        assert!(inside, "{len} bytes at {offset} of a mapping of {}", self.len());
-    }
-}
-
-/// A key nobody was given: random, so that a stale or invented key misses.
-///
-/// # Panics
-///
-/// When the kernel has no random bytes to give, which it does not do after boot.
-#[must_use]
-pub fn random_key() -> RegionKey {
-    let mut bytes = [0u8; 8];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(filled.ok(), Some(8), "the kernel gives 8 random bytes");
-    // Zero is reserved for "no region".
-    RegionKey(u64::from_ne_bytes(bytes).max(1))
-}

@@ -10,7 +10,14 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use crate::memory::{Base, Memory};
+#[allow(unsafe_code)]
+mod bytes;
+#[allow(unsafe_code)]
+mod mapped;
+
+use self::bytes::Base;
+pub use self::mapped::{Mapped, Sharing};
+use crate::memory::Memory;
 
 /// Names a region of some rank. Whoever knows the key may read and write the region; keys are
 /// random, live as long as the region, and zero names none.
@@ -349,4 +356,17 @@ pub struct OutOfBounds {
     pub end: u64,
     /// How many bytes there are.
     pub len: u64,
+}
+
+/// A key nobody was given: random, so that a stale or invented key misses.
+///
+/// # Panics
+///
+/// When the kernel has no random bytes to give, which it does not do after boot.
+pub(crate) fn random_key() -> RegionKey {
+    let mut bytes = [0u8; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled.ok(), Some(8), "the kernel gives 8 random bytes");
+    // Zero is reserved for "no region".
+    RegionKey(u64::from_ne_bytes(bytes).max(1))
 }

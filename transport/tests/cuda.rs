@@ -19,7 +19,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use pleach_transport::cuda::{
-    CudaError, CudaMemory, DmaBuf, Flush, ForeignMemory, Gpu, GpuId, Imported, Pinned, Readers, Stream, gpus,
+    CudaError, CudaMemory, DmaBuf, Flush, ForeignMemory, Gpu, GpuId, Imported, Pinned, Readers,
+    SharedAllocation, Stream, gpus,
 };
 use pleach_transport::{HostMemory, Memory, Share, SharedMemory, Space};
 
@@ -94,18 +95,15 @@ fn bytes_of(memory: &CudaMemory) -> Vec<u8> {
 
 /// The allocation's descriptor and length.
 fn shared(memory: &CudaMemory) -> (std::os::fd::BorrowedFd<'_>, usize) {
-    match memory.share() {
-        Share::Cuda { file, bytes, gpu } => {
-            assert_eq!(gpu, memory.gpu().id());
-            (file, bytes as usize)
-        }
-        other => panic!("{other:?} is not what GPU memory is shared by"),
-    }
+    assert!(matches!(memory.share(), Share::Private), "only the driver maps it");
+    let SharedAllocation { file, bytes, gpu } = memory.shared().expect("the GPU shares it");
+    assert_eq!(gpu, memory.gpu().id());
+    (file, bytes as usize)
 }
 
 fn memory_is_zeroed_and_keeps_what_is_stored_at_any_offset(gpu: &Arc<Gpu>) {
     let memory = CudaMemory::new(gpu, 100_001).expect("room");
-    assert_eq!(memory.space(), Space::Cuda { ordinal: 0 });
+    assert_eq!(memory.space(), Space::Gpu { ordinal: 0 });
     assert_eq!(memory.len(), 100_001);
     assert!(bytes_of(&memory).iter().all(|byte| *byte == 0));
     memory.store(99_998, &[1, 2, 3], PATIENCE).expect("stored");
@@ -182,7 +180,7 @@ fn a_detached_memory_keeps_its_bytes_and_its_address_and_reaches_nobody(gpu: &Ar
     owned.detach().expect("room for a copy");
     owned.detach().expect("twice is once");
     assert_eq!(owned.base(), before);
-    assert!(matches!(owned.share(), Share::Private), "who joins later cannot import it either");
+    assert!(owned.shared().is_none(), "who joins later cannot import it either");
     // The peer goes on writing.
     copy(gpu, memory(gpu, &[8; 1000]).base().as_ptr(), imported.base().as_ptr(), 1000);
     assert!(bytes_of(&owned).iter().all(|byte| *byte == 5));
@@ -532,6 +530,6 @@ mod child {
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn shares_nothing() {
-        assert!(matches!(memory(&gpu(), &[1; 10]).share(), Share::Private));
+        assert!(memory(&gpu(), &[1; 10]).shared().is_none());
     }
 }

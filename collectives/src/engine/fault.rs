@@ -66,8 +66,8 @@ pub struct Fault {
     pub found_by: Rank,
     /// The rank that it is about.
     pub subject: Rank,
-    /// How the subject was lost, where [`Fault::kind`] is [`FaultKind::Lost`]: as the finder saw it,
-    /// so of one loss two finders may see different kinds.
+    /// How the subject was lost, where [`Fault::kind`] is [`FaultKind::Lost`]. It is what the
+    /// finder saw: two finders of one loss may see different kinds.
     pub loss: Option<LossKind>,
     /// Number of the run in which it happened (collectives are numbered from 0).
     pub run: u64,

@@ -199,7 +199,7 @@ impl Group {
     /// it.
     pub fn gpu_buffer<T: Element>(&self, len: usize) -> Result<GpuBuffer<T>, CollectiveError> {
         self.expect_own_process()?;
-        let there = CollectiveError::Space { group: Space::Host, data: Space::Cuda { ordinal: 0 } };
+        let there = CollectiveError::Space { group: Space::Host, data: Space::Gpu { ordinal: 0 } };
         let mut buffer = GpuBuffer::new(self.gpu().ok_or(there)?, len)?;
         if self.shared.shares_gpu
             && let Held::Own(memory, slice) = &mut *buffer.memory
@@ -212,11 +212,11 @@ impl Group {
     }
 
     pub(super) fn space(&self) -> Space {
-        self.gpu().map_or(Space::Host, |gpu| Space::Cuda { ordinal: gpu.ordinal() })
+        self.gpu().map_or(Space::Host, |gpu| Space::Gpu { ordinal: gpu.ordinal() })
     }
 
     pub(super) fn expect_gpu(&self, gpu: &Gpu) -> Result<(), CollectiveError> {
-        let (group, data) = (self.space(), Space::Cuda { ordinal: gpu.ordinal() });
+        let (group, data) = (self.space(), Space::Gpu { ordinal: gpu.ordinal() });
         if group == data { Ok(()) } else { Err(CollectiveError::Space { group, data }) }
     }
 

@@ -91,7 +91,7 @@ impl Group {
 
 /// Asks for the memory before the ranks meet, so that who lacks it says so itself.
 pub(super) fn expect_memory(space: Space) -> Result<(), GroupError> {
-    if let Space::Cuda { ordinal } = space {
+    if let Space::Gpu { ordinal } = space {
         Gpu::open(ordinal).map_err(ComputeError::from)?;
     }
     Ok(())
@@ -117,7 +117,7 @@ impl Reach {
     /// mapped is a matter of schedules: all do, or none does.
     fn find(options: &Options, joined: &mut Joined) -> Result<Self, GroupError> {
         let space = options.space;
-        let Space::Cuda { ordinal } = space else { return Ok(Self::Host) };
+        let Space::Gpu { ordinal } = space else { return Ok(Self::Host) };
         Ok(match joined.fabric {
             Fabric::Shm if can_share(space) => {
                 let reaches = reaches_neighbours(ordinal, joined)?;
@@ -146,7 +146,7 @@ impl Reach {
 
     /// Who computes on that memory.
     fn compute(self, space: Space) -> Result<Box<dyn Compute>, ComputeError> {
-        let Space::Cuda { ordinal } = space else { return Ok(Box::new(HostCompute::new())) };
+        let Space::Gpu { ordinal } = space else { return Ok(Box::new(HostCompute::new())) };
         let staging = if self == Self::Staged { Staging::Host } else { Staging::Gpu };
         Ok(Box::new(CudaCompute::new(&Gpu::open(ordinal)?, staging)?))
     }
@@ -214,7 +214,7 @@ fn tell_all(topic: &str, own: &[u8], joined: &mut Joined) -> Result<Vec<Vec<u8>>
 /// Whether the GPU's memory can be handed to other processes. All ranks compare their answers when
 /// they meet.
 fn can_share(space: Space) -> bool {
-    matches!(space, Space::Cuda { ordinal } if Gpu::open(ordinal).is_ok_and(|gpu| gpu.can_share()))
+    matches!(space, Space::Gpu { ordinal } if Gpu::open(ordinal).is_ok_and(|gpu| gpu.can_share()))
 }
 
 /// What kind of memory calls work on, as ranks compare it.

@@ -189,7 +189,7 @@ impl Group {
             "the device maps what the platform says it does"
         );
         let gpu = match compute.space() {
-            Space::Cuda { ordinal } => Some(Gpu::open(ordinal).map_err(ComputeError::from)?),
+            Space::Gpu { ordinal } => Some(Gpu::open(ordinal).map_err(ComputeError::from)?),
             _ => None,
         };
         let observed = Observed::new(options, &board, rank, world_size)?;

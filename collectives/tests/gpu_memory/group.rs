@@ -15,7 +15,7 @@ use pleach_vocabulary::ReduceOp;
 
 use crate::ranks::{Folder, with_group, world};
 
-pub(crate) const GPU: Space = Space::Cuda { ordinal: 0 };
+pub(crate) const GPU: Space = Space::Gpu { ordinal: 0 };
 
 pub(crate) fn on_gpu(options: &mut Options) {
     options.space = GPU;
@@ -254,7 +254,7 @@ pub(crate) fn a_gpu_that_is_not_there_is_told_at_join(_: &Arc<Gpu>) {
     let folder = Folder::new();
     let mut options = Options::new(world(0, 1, &folder.0));
     options.fabric = FabricChoice::Only(Fabric::Tcp);
-    options.space = Space::Cuda { ordinal: 99 };
+    options.space = Space::Gpu { ordinal: 99 };
     let error = Group::join(&options).expect_err("there is none").to_string();
     assert!(error.contains("there is no GPU 99") && error.contains("nvidia-smi -L"), "{error}");
 }

@@ -138,7 +138,7 @@ impl Place {
 
 pub(crate) fn every_kernel_gives_the_bits_that_the_host_gives(gpu: &Arc<Gpu>) {
     let mut compute = CudaCompute::new(gpu, Staging::Host).expect("kernels");
-    assert!(matches!(compute.space(), Space::Cuda { ordinal: 0 }));
+    assert!(matches!(compute.space(), Space::Gpu { ordinal: 0 }));
     let (mut state, mut cases, mut waits) = (7, 0, 0);
     for data_type in DataType::ALL {
         for (sources, elements) in [(1, 5), (2, 1027), (5, 260)] {

@@ -75,7 +75,7 @@ impl MemoryKind {
             // Where there is none, the one that is asked for is told to be missing.
             None => local_rank.unwrap_or(group.rank()) % gpus()?.max(1),
         };
-        Ok(group.in_memory(transport::Space::Cuda { ordinal })?)
+        Ok(group.in_memory(transport::Space::Gpu { ordinal })?)
     }
 }
 

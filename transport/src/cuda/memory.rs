@@ -6,6 +6,7 @@
 //! is severed (contract line 9), with the same result. Where the copy cannot be had, nothing is
 //! behind the addresses any more: the bytes are lost, and [`CudaMemory::load`] says so.
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -17,7 +18,7 @@ use cudarc::driver::sys;
 
 use super::dma_buf::DmaBuf;
 use super::driver::CudaError;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, GpuId};
 use super::stream::{Mark, Stream};
 use crate::memory::{self, Memory, Share, Space};
 
@@ -156,11 +157,37 @@ impl CudaMemory {
         Ok(())
     }
 
+    /// The memory, if it is some of this type.
+    #[must_use]
+    pub fn of(memory: &dyn Memory) -> Option<&Self> {
+        let any: &dyn Any = memory;
+        any.downcast_ref()
+    }
+
+    /// By what another process of this host maps it ([`super::Imported`]); `None` once it was cut
+    /// off from other processes, and where the GPU shares nothing.
+    #[must_use]
+    pub fn shared(&self) -> Option<SharedAllocation<'_>> {
+        let file = self.file.as_ref().filter(|_| !self.is_detached())?;
+        Some(SharedAllocation { file: file.as_fd(), bytes: self.range.bytes as u64, gpu: self.gpu.id() })
+    }
+
     /// Whether other processes can no longer reach it.
     #[must_use]
     pub fn is_detached(&self) -> bool {
         self.is_detached.load(Ordering::Relaxed)
     }
+}
+
+/// An allocation whose first bytes are a memory's, as another process is told of it.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedAllocation<'a> {
+    /// A descriptor that names it to the driver of another process.
+    pub file: BorrowedFd<'a>,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Which GPU it is on.
+    pub gpu: GpuId,
 }
 
 /// Copies `bytes` between places of which one or both are memory of the GPU; returns when they are
@@ -190,7 +217,7 @@ pub(super) unsafe fn copy(
 }
 
 // SAFETY: the addresses are reserved, mapped for the GPU and never change until drop; only
-// transfers and kernels that the owner allowed touch them. In `Space::Cuda` nobody dereferences
+// transfers and kernels that the owner allowed touch them. In `Space::Gpu` nobody dereferences
 // them on the host.
 unsafe impl Memory for CudaMemory {
     fn base(&self) -> NonNull<u8> {
@@ -200,18 +227,11 @@ unsafe impl Memory for CudaMemory {
         self.len
     }
     fn space(&self) -> Space {
-        Space::Cuda { ordinal: self.gpu.ordinal() }
+        Space::Gpu { ordinal: self.gpu.ordinal() }
     }
     fn share(&self) -> Share<'_> {
-        match &self.file {
-            Some(file) if !self.is_detached() => {
-                Share::Cuda { file: file.as_fd(), bytes: self.range.bytes as u64, gpu: self.gpu.id() }
-            }
-            _ => Share::Private,
-        }
-    }
-    fn as_cuda(&self) -> Option<&CudaMemory> {
-        Some(self)
+        // Other processes map it by the driver: `CudaMemory::shared`.
+        Share::Private
     }
     fn dma_buf(&self) -> Option<memory::DmaBuf<'_>> {
         if self.is_detached() {

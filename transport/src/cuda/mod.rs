@@ -15,7 +15,7 @@
 //!   is only put there; there is no hidden synchronisation, so who needs a result marks the stream
 //!   and asks the mark.
 //! * A value that names memory keeps it, and its GPU, alive; host code never dereferences an
-//!   address of [`Space::Cuda`](crate::Space::Cuda).
+//!   address of [`Space::Gpu`](crate::Space::Gpu).
 //! * The context that was current on a thread is so again after every call.
 //!
 //! # NICs and this memory (GPUDirect RDMA)
@@ -52,7 +52,7 @@ mod stream;
 pub use dma_buf::DmaBuf;
 pub use driver::{CudaError, CudaErrorCode, driver_version};
 pub use gpu::{Flush, Gpu, GpuId, Readers, gpus};
-pub use memory::CudaMemory;
+pub use memory::{CudaMemory, SharedAllocation};
 pub use module::{Kernel, Module};
 pub use peer::Imported;
 pub use pinned::Pinned;

@@ -34,11 +34,11 @@ use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, MapError, Mapped, PostError, Reach,
+    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, MapError, PostError, Reach,
     RegisterError, Ring, SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::{Memory, Space};
-use crate::region::{Region, RegionKey, Registry, RemoteSlice};
+use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::shm::{self, ShmDevice};
 use crate::tcp::{self, TcpDevice};
 use crate::verbs::{self, Cache, VerbsDevice, Wish};

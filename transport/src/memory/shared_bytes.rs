@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 ///
 /// So many bytes at `into` are writable, and touched by atomic accesses of single bytes or by
 /// transfers alone, as long as this takes.
-pub(super) unsafe fn store(into: *mut u8, bytes: &[u8]) {
+pub(crate) unsafe fn store(into: *mut u8, bytes: &[u8]) {
     for (index, byte) in bytes.iter().enumerate() {
         // SAFETY: inside of the bytes (this function's contract).
         unsafe { AtomicU8::from_ptr(into.add(index)) }.store(*byte, Ordering::Relaxed);
@@ -26,7 +26,7 @@ pub(super) unsafe fn store(into: *mut u8, bytes: &[u8]) {
 ///
 /// So many bytes at `from` are readable and writable, and touched by atomic accesses of single
 /// bytes or by transfers alone, as long as this takes.
-pub(super) unsafe fn load(from: *mut u8, bytes: &mut [u8]) {
+pub(crate) unsafe fn load(from: *mut u8, bytes: &mut [u8]) {
     for (index, byte) in bytes.iter_mut().enumerate() {
         // SAFETY: inside of the bytes (this function's contract).
         *byte = unsafe { AtomicU8::from_ptr(from.add(index)) }.load(Ordering::Relaxed);

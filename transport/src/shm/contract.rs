@@ -21,13 +21,14 @@ use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::control::WATCHER_END_LIMIT;
 use crate::control::packet;
+use crate::cuda::CudaMemory;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, Mapped, PostError, Reach,
+    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, PostError, Reach,
     RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
-use crate::memory::{Memory, SEALS_FIXED_SIZE, Share, Space, random_key};
+use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
-use crate::region::{OutOfBounds, Region, RegionKey, RemoteSlice, Slice};
+use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, Slice, random_key};
 
 impl ShmDevice {
     fn check_post(&self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
@@ -48,7 +49,7 @@ impl ShmDevice {
         key: impl FnOnce(u16) -> Result<RegionKey, RegisterError>,
     ) -> Result<Region, RegisterError> {
         check_memory(&memory)?;
-        if let Some(memory) = memory.as_cuda() {
+        if let Some(memory) = CudaMemory::of(&*memory) {
             let taken = self.copies.take_gpu(memory.gpu());
             taken.map_err(gpu_failed).map_err(RegisterError::Fabric)?;
         }
@@ -386,11 +387,15 @@ impl ShmDevice {
 fn check_memory(memory: &Arc<dyn Memory>) -> Result<(), RegisterError> {
     match memory.space() {
         Space::Host => {}
-        Space::Cuda { .. } if was_detached(memory) => return Err(RegisterError::Detached { fabric: FABRIC }),
+        Space::Gpu { .. } if was_detached(memory) => return Err(RegisterError::Detached { fabric: FABRIC }),
         // It can be taken back when it is pleach's own.
-        Space::Cuda { .. } => {
-            let is_shared = matches!(memory.share(), Share::Cuda { .. }) && memory.as_cuda().is_some();
-            return if is_shared { Ok(()) } else { Err(RegisterError::NotShareable { fabric: FABRIC }) };
+        Space::Gpu { .. } => {
+            let shared = CudaMemory::of(&**memory).and_then(CudaMemory::shared);
+            return if shared.is_some() {
+                Ok(())
+            } else {
+                Err(RegisterError::NotShareable { fabric: FABRIC })
+            };
         }
     }
     let not_shareable = RegisterError::NotShareable { fabric: FABRIC };

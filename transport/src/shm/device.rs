@@ -26,12 +26,12 @@ use crate::clock::Nanos;
 use crate::control::WatcherThread;
 use crate::control::packet;
 use crate::device::{
-    Address, Caps, DeviceConfig, Event, LossCause, Reach, Sharing, Source, SubmitError, Submitted,
-    TransferError, TransferId,
+    Address, Caps, DeviceConfig, Event, LossCause, Reach, Source, SubmitError, Submitted, TransferError,
+    TransferId,
 };
 use crate::last_resort;
 use crate::processors;
-use crate::region::{RegionKey, Registry, RemoteSlice};
+use crate::region::{RegionKey, Registry, RemoteSlice, Sharing};
 
 pub(super) const FABRIC: &str = "shm";
 

@@ -6,7 +6,7 @@
 //! once however often it changes.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use rustix::event::epoll;
@@ -17,6 +17,7 @@ use super::frame::Frame;
 use super::link::{KeyTable, REGIONS_MAX};
 use crate::Rank;
 use crate::control::packet::send;
+use crate::cuda::{CudaMemory, SharedAllocation};
 use crate::device::PostError;
 use crate::memory::{Memory, Share};
 use crate::region::RegionKey;
@@ -334,18 +335,10 @@ impl Control {
     fn send_all(&mut self, entries: &[Option<Entry>]) -> Result<(), Errno> {
         while let Some(&slot) = self.slots.front() {
             let entry = entries.get(usize::from(slot)).and_then(Option::as_ref);
-            match entry.filter(|entry| !entry.detached).map(|entry| (entry, entry.memory.share())) {
-                Some((entry, Share::File { file, offset })) => {
-                    let len = entry.memory.len() as u64;
-                    let frame = Frame::Announce { slot, key: entry.key, offset, len };
-                    send(&self.stream, &frame.encode(), &[file])?;
-                }
-                Some((entry, Share::Cuda { file, bytes, gpu })) => {
-                    let len = entry.memory.len() as u64;
-                    let frame = Frame::AnnounceGpu { slot, key: entry.key, bytes, len, gpu };
-                    send(&self.stream, &frame.encode(), &[file])?;
-                }
-                _ => send(&self.stream, &Frame::Revoke { slot }.encode(), &[])?,
+            let announced = entry.filter(|entry| !entry.detached).and_then(|entry| announce(slot, entry));
+            match announced {
+                Some((frame, file)) => send(&self.stream, &frame.encode(), &[file])?,
+                None => send(&self.stream, &Frame::Revoke { slot }.encode(), &[])?,
             }
             self.slots.pop_front();
             self.is_listed[usize::from(slot)] = false;
@@ -363,10 +356,21 @@ impl Control {
     }
 }
 
+/// How peers are told of a region, and the file that goes with it; `None` where they cannot map it
+/// any more.
+fn announce(slot: u16, entry: &Entry) -> Option<(Frame<'static>, BorrowedFd<'_>)> {
+    let (key, len) = (entry.key, entry.memory.len() as u64);
+    if let Some((file, offset)) = file_of(&*entry.memory) {
+        return Some((Frame::Announce { slot, key, offset, len }, file));
+    }
+    let SharedAllocation { file, bytes, gpu } = CudaMemory::of(&*entry.memory)?.shared()?;
+    Some((Frame::AnnounceGpu { slot, key, bytes, len, gpu }, file))
+}
+
 /// The file behind memory that peers can map, and where in it the memory begins.
-pub(crate) fn file_of(memory: &dyn Memory) -> Option<(std::os::fd::BorrowedFd<'_>, u64)> {
+pub(crate) fn file_of(memory: &dyn Memory) -> Option<(BorrowedFd<'_>, u64)> {
     match memory.share() {
         Share::File { file, offset } => Some((file, offset)),
-        Share::Private | Share::Cuda { .. } => None,
+        Share::Private => None,
     }
 }

@@ -11,10 +11,10 @@ use rustix::fs::SealFlags;
 use super::mapping::{Access, Mapping, check};
 use crate::cells::{CellLine, Cells};
 use crate::cuda::{CudaError, Gpu, GpuId, Imported};
-use crate::device::{LossCause, ProtocolViolation, Sharing};
+use crate::device::{LossCause, ProtocolViolation};
 use crate::memory::{prefer_own_node, sealed_file};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
-use crate::region::{RegionKey, RemoteSlice};
+use crate::region::{RegionKey, RemoteSlice, Sharing};
 
 /// Files that each end hands to the other: its process, the cells it keeps for the other, its bell,
 /// its live keys.

@@ -15,7 +15,7 @@
 //! * Another peer may be reading in place, as a step of a run that its owner has given up. It must
 //!   not take zeros for data. So the owner takes its keys out of its table *before* the first hole,
 //!   and a reader asks *after* reading whether the key is still there
-//!   ([`Sharing`](crate::device::Sharing), as one reads under a sequence lock). A reader that saw a
+//!   ([`Sharing`](crate::region::Sharing), as one reads under a sequence lock). A reader that saw a
 //!   zero of a hole sees the key gone: the kernel took the page out of its tables in between, which
 //!   orders the two. Then the step does not complete, and the group's fault, which the owner has
 //!   told, ends the run. Gets are refused likewise.
@@ -28,7 +28,7 @@
 //! again until [`REFUSAL_LIMIT`]. Then silence cannot be had, and the process is aborted: its
 //! memory may not be given back while a peer can write there. On a GPU there is another way: memory
 //! that cannot be copied is unmapped, its bytes are lost, and using it is an error
-//! ([`CudaMemory::detach`](crate::cuda::CudaMemory::detach)).
+//! ([`CudaMemory::detach`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -39,6 +39,7 @@ use super::detached::{self, Part};
 use super::link::PeerRegion;
 use super::mapping::Mapping;
 use crate::clock::Nanos;
+use crate::cuda::CudaMemory;
 use crate::memory::Memory;
 
 /// How long the system may refuse the same piece before the process is given up.
@@ -66,7 +67,7 @@ pub(crate) struct Silence {
 impl Silence {
     pub(crate) fn detach_own(&mut self, memory: Arc<dyn Memory>) {
         let parts = detached::detach(&memory);
-        if memory.as_cuda().is_some() {
+        if CudaMemory::of(&*memory).is_some() {
             self.jobs.push_back(Job::OwnOnGpu(memory));
         } else {
             self.jobs.extend(parts.into_iter().map(Job::Own));
@@ -96,7 +97,7 @@ impl Silence {
         let Some(job) = self.jobs.front_mut() else { return Ok(()) };
         let step = match job {
             Job::Own(part) => part.advance(),
-            Job::OwnOnGpu(memory) => match memory.as_cuda() {
+            Job::OwnOnGpu(memory) => match CudaMemory::of(&**memory) {
                 Some(memory) => memory.detach().map(|()| true).map_err(io::Error::other),
                 None => Ok(true),
             },

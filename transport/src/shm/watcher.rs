@@ -24,8 +24,8 @@ use crate::auth::{Challenges, Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
 use crate::control::packet::{self, Packet, ReceiveError};
 use crate::control::{SECOND, Slots};
+use crate::device::files_allowed;
 use crate::device::{DeviceConfig, LossCause, Responder};
-use crate::error::files_allowed;
 
 /// Packets taken from one stream before the others get their turn.
 const PACKETS_AT_ONCE: usize = 16;

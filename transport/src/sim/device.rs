@@ -7,11 +7,11 @@ use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, Mapped, PostError,
-    Reach, RegisterError, Ring, SubmitError, Submitted, Transfer, TransferId,
+    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, PostError, Reach,
+    RegisterError, Ring, SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::{Alias, Memory, Share};
-use crate::region::{Region, RegionKey, Registry, RemoteSlice};
+use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::sim::flight::Flight;
 use crate::sim::observer::Record;
 use crate::sim::pair::Bond;

@@ -9,11 +9,11 @@ use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MapError, Mapped, PostError, Reach, RegisterError,
-    Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Bell, Caps, ConnectError, Device, Event, MapError, PostError, Reach, RegisterError, Ring,
+    SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
-use crate::memory::{Memory, Space, random_key};
-use crate::region::{Region, RemoteSlice};
+use crate::memory::{Memory, Space};
+use crate::region::{Mapped, Region, RemoteSlice, random_key};
 
 // SAFETY: the conformance suite tests each line of the contract.
 #[allow(unsafe_code)]

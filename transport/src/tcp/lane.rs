@@ -9,9 +9,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::net::{RecvFlags, Shutdown};
 
 use super::frame::Encoded;
+use super::memory::Gather;
 use crate::cells::Inline;
 use crate::device::TransferId;
-use crate::memory::socket::Gather;
 use crate::region::Slice;
 
 /// Receive buffer of a lane, in bytes: many small frames a call, little to copy twice of a large

@@ -22,6 +22,8 @@
 mod contract;
 pub mod frame;
 mod lane;
+#[allow(unsafe_code)]
+mod memory;
 mod pair;
 mod poll;
 mod regions;

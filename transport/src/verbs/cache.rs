@@ -36,7 +36,7 @@ impl Span {
     fn of(memory: &dyn Memory) -> Option<Self> {
         let gpu = match memory.space() {
             Space::Host => None,
-            Space::Cuda { ordinal } => Some(ordinal),
+            Space::Gpu { ordinal } => Some(ordinal),
         };
         let (address, bytes) = (memory.base().as_ptr() as usize, memory.len());
         (bytes > 0).then_some(Self { gpu, address, bytes })

@@ -9,11 +9,11 @@ use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::{self, Nanos};
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MapError, Mapped, PostError, Reach, RegisterError,
-    Ring, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Bell, Caps, ConnectError, Device, Event, MapError, PostError, Reach, RegisterError, Ring,
+    Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 use crate::memory::Memory;
-use crate::region::{Region, RemoteSlice};
+use crate::region::{Mapped, Region, RemoteSlice};
 
 // SAFETY: the conformance suite tests each line of the contract.
 #[allow(unsafe_code)]

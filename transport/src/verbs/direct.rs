@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use super::FABRIC;
 use super::registered::MemoryError;
-use crate::cuda::{CudaError, Flush, Gpu, Readers};
+use crate::cuda::{CudaError, CudaMemory, Flush, Gpu, Readers};
 use crate::device::RegisterError;
 use crate::memory::{Memory, Space};
 
@@ -34,7 +34,7 @@ impl Gpus {
             return Ok(None);
         }
         // Of other memory nobody could say how it is flushed.
-        let gpu = memory.as_cuda().ok_or(RegisterError::Space { fabric: FABRIC, space })?.gpu();
+        let gpu = CudaMemory::of(memory).ok_or(RegisterError::Space { fabric: FABRIC, space })?.gpu();
         match gpu.flush(readers) {
             Flush::ByReadBack => Err(MemoryError::NoFlush { ordinal: gpu.ordinal() }.into()),
             Flush::Needless | Flush::ByHost => Ok(Some(Arc::clone(gpu))),

@@ -23,8 +23,8 @@ use super::{ControlMessage, Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock::{self, Nanos};
 use crate::device::{Device, Event, LossCause, ProtocolViolation, TransferError};
-use crate::memory::random_key;
-use crate::region::RegionKey;
+
+use crate::region::{RegionKey, random_key};
 
 /// Regions of a peer that are kept in mind; transfers to further ones go whole, over the first NIC.
 const KNOWN_REGIONS_MAX: usize = 1 << 16;

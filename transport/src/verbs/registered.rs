@@ -17,8 +17,8 @@ use super::wire::{KeyParts, KnownRegion, NICS_MAX, NicKeys, REGION_BYTES_MAX};
 use super::{FABRIC, sys};
 use crate::cuda::CudaMemory;
 use crate::device::{BackendError, RegisterError};
-use crate::memory::{Memory, Space, random_key};
-use crate::region::RegionKey;
+use crate::memory::{Memory, Space};
+use crate::region::{RegionKey, random_key};
 
 /// What peers may do with a region whose key they know, and this rank's own gets: all that the
 /// contract's transfers need. The order in which the bytes of one write become visible is the NIC's
@@ -96,7 +96,7 @@ enum Refused {
 pub enum MemoryError {
     /// Neither of the two ways to let a NIC reach a GPU's memory works here.
     #[error(
-        "the NIC does not reach memory of GPU {ordinal}: neither as a dma-buf ({dma_buf}), nor by its address ({address}), which takes nvidia-peermem; load that ('sudo modprobe nvidia-peermem'), or install NVIDIA's open kernel modules (driver 515 or newer, with Linux 5.12 and rdma-core 34 or newer); a group whose Options::space is cuda:{ordinal} stages it through host memory meanwhile"
+        "the NIC does not reach memory of GPU {ordinal}: neither as a dma-buf ({dma_buf}), nor by its address ({address}), which takes nvidia-peermem; load that ('sudo modprobe nvidia-peermem'), or install NVIDIA's open kernel modules (driver 515 or newer, with Linux 5.12 and rdma-core 34 or newer); a group whose Options::space is gpu:{ordinal} stages it through host memory meanwhile"
     )]
     NoGpuDirect {
         /// Which GPU.
@@ -108,7 +108,7 @@ pub enum MemoryError {
     },
     /// The GPU shows what NICs write to it only to who reads it back through the NIC.
     #[error(
-        "GPU {ordinal} gives the host no way to see what a NIC has written there in full (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS says so); update NVIDIA's driver, or stage through host memory, as a group whose Options::space is cuda:{ordinal} does"
+        "GPU {ordinal} gives the host no way to see what a NIC has written there in full (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS says so); update NVIDIA's driver, or stage through host memory, as a group whose Options::space is gpu:{ordinal} does"
     )]
     NoFlush {
         /// Which GPU.
@@ -147,7 +147,7 @@ fn not_registered(memory: &dyn Memory, refused: Refused) -> RegisterError {
             MemoryError::Locked { bytes, limit: locked_limit() }.into()
         }
         (Space::Host, Refused::Nic(NotMade::System(source))) => RegisterError::System { bytes, source },
-        (Space::Cuda { ordinal }, Refused::OutOfReach { dma_buf, address }) => {
+        (Space::Gpu { ordinal }, Refused::OutOfReach { dma_buf, address }) => {
             MemoryError::NoGpuDirect { ordinal, dma_buf, address }.into()
         }
         (space, _) => RegisterError::Space { fabric: FABRIC, space },
@@ -181,7 +181,7 @@ fn register_on_gpu(
     address: u64,
     access: u32,
 ) -> Result<MemoryRegion, Refused> {
-    let dma_buf = match memory.as_cuda().map(CudaMemory::as_dma_buf) {
+    let dma_buf = match CudaMemory::of(&**memory).map(CudaMemory::as_dma_buf) {
         Some(Err(error)) => error.to_string(),
         _ => match MemoryRegion::by_dma_buf(&nic.domain, Arc::clone(memory), address, access) {
             Err(NotMade::System(error)) => error.to_string(),

@@ -163,7 +163,7 @@ pub(crate) fn a_host_only_device_refuses_gpu_memory_and_says_what_to_do(gpu: &Ar
         let error = device.register(memory(gpu, &[0; 10])).expect_err("no memory of the host's");
         match &error {
             RegisterError::Space { fabric, space } => {
-                assert_eq!((*fabric, *space), (name, Space::Cuda { ordinal: 0 }));
+                assert_eq!((*fabric, *space), (name, Space::Gpu { ordinal: 0 }));
             }
             other => panic!("{other}"),
         }

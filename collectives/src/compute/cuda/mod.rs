@@ -129,7 +129,7 @@ unsafe impl Compute for CudaCompute {
     }
 
     fn space(&self) -> Space {
-        Space::Cuda { ordinal: self.gpu.ordinal() }
+        Space::Gpu { ordinal: self.gpu.ordinal() }
     }
 
     fn staging(&self, memory: Arc<dyn Memory>) -> Result<Arc<dyn Memory>, ComputeError> {

@@ -20,8 +20,8 @@ use crate::control::handshake::{Handshake, Hello, Progress, Role};
 use crate::control::link::State;
 use crate::control::shared::{ControlEvent, Shared};
 use crate::control::socket;
+use crate::device::files_allowed;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
-use crate::error::files_allowed;
 
 impl<M: FabricMessage> Watcher<M> {
     /// Lets in who waits, up to a number, so that those who are in get their turn.
@@ -336,5 +336,5 @@ fn open_process(process: u32) -> Option<OwnedFd> {
 }
 
 fn session() -> u64 {
-    crate::memory::random_key().0
+    crate::region::random_key().0
 }

@@ -9,12 +9,12 @@ use super::*;
 use crate::Nanos;
 use crate::cells::Cells;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, LossCause, MapError, Mapped, PostError, Reach, RegisterError, Ring,
+    Address, Bell, Caps, ConnectError, LossCause, MapError, PostError, Reach, RegisterError, Ring,
     SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::Memory;
 use crate::other_user::{as_nobody, can_act_as_nobody};
-use crate::region::{Region, RemoteSlice};
+use crate::region::{Mapped, Region, RemoteSlice};
 use crate::rendezvous::{Explicit, FabricError, Launcher, Rendezvous, TcpStore};
 
 type Wants = Arc<Mutex<BTreeSet<(String, Rank, Rank)>>>;

@@ -16,7 +16,7 @@ use super::{Claim, OpenError, Store, StoreError, StorePath, check, cut};
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::now;
 use crate::control::packet;
-use crate::error::files_allowed;
+use crate::device::files_allowed;
 use crate::{Nanos, Rank};
 
 mod codec;

@@ -24,7 +24,7 @@ use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, Unproved};
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::{Nanos, now};
 use crate::control::packet;
-use crate::error::files_allowed;
+use crate::device::files_allowed;
 use crate::rendezvous::{OpenError, check};
 
 /// How long a connection may take to say who it is.

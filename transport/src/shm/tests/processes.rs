@@ -10,8 +10,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use super::{PATIENCE, Station, connect, pair};
 use crate::cells::{Inline, Notice};
 use crate::clock;
-use crate::device::{Address, Device, Event, LossCause, Mapped, Source, Transfer, TransferId};
-use crate::region::{RegionKey, RemoteSlice};
+use crate::device::{Address, Device, Event, LossCause, Source, Transfer, TransferId};
+use crate::region::{Mapped, RegionKey, RemoteSlice};
 
 const ROLE: &str = "PLEACH_TEST_ROLE";
 const ADDRESS: &str = "PLEACH_TEST_ADDRESS";

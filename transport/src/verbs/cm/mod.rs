@@ -54,7 +54,7 @@ use super::{Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock;
 use crate::device::{Device, LossCause, ProtocolViolation};
-use crate::memory::random_key;
+use crate::region::random_key;
 
 /// See [`super::check_decoders`].
 pub(super) fn check_decoders(bytes: &[u8]) {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use super::{Address, MESSAGE_BYTES_MAX};
 use crate::Rank;
-use crate::device::{Address, MESSAGE_BYTES_MAX};
 use crate::memory::{Space, UNMAPPED_REMEDY};
 use crate::region::{OutOfBounds, RegionKey};
 
