@@ -11,8 +11,7 @@ use std::time::Duration;
 use pleach::transport::clock::{self, Nanos};
 use pleach::transport::shm::ShmDevice;
 use pleach::transport::{
-    Address, Cells, Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Responder, Transfer,
-    TransferId,
+    Address, Cells, Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Responder, TransferId,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -91,8 +90,8 @@ impl End {
 
     fn throw(&mut self, value: u64) -> Result<(), String> {
         let payload = Inline::new(&value.to_ne_bytes()).ok_or("8 bytes do not fit beside a counter")?;
-        let transfer = Transfer::Notify(Notice { cell: CELL, payload });
-        self.device.submit(self.peer, transfer, TransferId(self.sent)).map_err(|error| error.to_string())?;
+        let notice = Notice { cell: CELL, payload };
+        self.device.notify(self.peer, &notice, TransferId(self.sent)).map_err(|error| error.to_string())?;
         self.sent += 1;
         if self.sent.is_multiple_of(THROWS) {
             self.device.poll(Nanos::ZERO, &mut self.events);

@@ -192,17 +192,13 @@ impl End {
     }
 
     fn submit(&mut self, transfer: Transfer) -> Result<Option<Submitted>, String> {
-        match self.device.submit(self.peer, transfer, TransferId(0)) {
-            Ok(submitted) => Ok(Some(submitted)),
-            Err(SubmitError::QueueFull { .. }) => Ok(None),
-            Err(error) => Err(error.to_string()),
-        }
+        unless_full(self.device.submit(self.peer, transfer, TransferId(0)))
     }
 
     /// Both ends have come so far; sleeps until they have.
     fn meet(&mut self, number: u64) -> Result<(), String> {
         let notice = Notice { cell: 1, payload: Inline::EMPTY };
-        while self.submit(Transfer::Notify(notice))?.is_none() {
+        while unless_full(self.device.notify(self.peer, &notice, TransferId(0)))?.is_none() {
             self.poll()?;
         }
         let cells = self.device.cells(self.peer);
@@ -292,5 +288,14 @@ impl End {
         };
         let expected = pattern(if is_overwritten { self.peer } else { rank }, bytes);
         if self.region.whole().to_vec() == expected { Ok(()) } else { Err("wrong bytes".to_owned()) }
+    }
+}
+
+/// What became of a transfer; `None` where the queue is full.
+fn unless_full(submitted: Result<Submitted, SubmitError>) -> Result<Option<Submitted>, String> {
+    match submitted {
+        Ok(submitted) => Ok(Some(submitted)),
+        Err(SubmitError::QueueFull { .. }) => Ok(None),
+        Err(error) => Err(error.to_string()),
     }
 }

@@ -104,7 +104,7 @@ fn answer(address: &Address) {
 
 fn notify(device: &mut ShmDevice, peer: Rank, cell: u16, value: u64) {
     let payload = Inline::new(&value.to_ne_bytes()).expect("short");
-    device.submit(peer, Transfer::Notify(Notice { cell, payload }), TransferId(0)).expect("room");
+    device.notify(peer, &Notice { cell, payload }, TransferId(0)).expect("room");
 }
 
 fn wait(device: &mut ShmDevice, cells: &Cells, count: u64, events: &mut Vec<Event>) {

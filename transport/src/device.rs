@@ -90,11 +90,9 @@ impl Source {
     }
 }
 
-/// A one-sided operation on a peer's memory.
+/// A one-sided operation on a peer's memory. A notice alone is none: [`Device::notify`].
 #[derive(Clone, Debug)]
 pub enum Transfer {
-    /// Only a notice, no bytes but its payload.
-    Notify(Notice),
     /// Writes `src` to the peer's `dst` (equal lengths), then shows the notice there.
     Put {
         /// What to write.
@@ -126,7 +124,6 @@ impl Transfer {
     /// registry.
     pub(crate) fn check(&self, registry: &Arc<dyn Registry>, bytes_max: u64) -> Result<(), SubmitError> {
         let (local, source_bytes, destination_bytes) = match self {
-            Self::Notify(_) => (None, 0, 0),
             Self::Put { src: Source::Slice(slice), dst, .. } => (Some(slice), slice.len() as u64, dst.len),
             Self::Put { src: Source::Inline(inline), dst, .. } => (None, inline.len() as u64, dst.len),
             Self::Get { src, dst } => (Some(dst), src.len, dst.len() as u64),
@@ -401,14 +398,13 @@ pub unsafe trait Device: Send {
     /// See [`SubmitError`]; nothing has happened then.
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// The same as submitting [`Transfer::Notify`].
+    /// Starts a transfer that is only a notice, with no bytes but its payload. It counts and ends as
+    /// every other transfer does.
     ///
     /// # Errors
     ///
     /// See [`SubmitError`]; nothing has happened then.
-    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
-        self.submit(peer, Transfer::Notify(*notice), id)
-    }
+    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError>;
 
     /// The cells that this rank keeps for `peer`'s notices.
     fn cells(&self, peer: Rank) -> Cells;

@@ -114,7 +114,7 @@ fn connected() -> (End, End) {
 fn check_pair(low: &mut End, high: &mut End) {
     let before = low.device.cells(1).count(3);
     let notice = Notice { cell: 3, payload: Inline::EMPTY };
-    high.device.submit(0, Transfer::Notify(notice), TransferId(9)).expect("connected");
+    high.device.notify(0, &notice, TransferId(9)).expect("connected");
     low.until("a notice", |low| {
         high.pump();
         low.device.cells(1).count(3) == before + 1
@@ -651,7 +651,7 @@ fn the_other_process() {
     let deadline = clock::now() + PATIENCE;
     while clock::now() < deadline {
         let notice = Notice { cell: 0, payload: Inline::EMPTY };
-        let _ = end.device.submit(0, Transfer::Notify(notice), TransferId(0));
+        let _ = end.device.notify(0, &notice, TransferId(0));
         end.pump();
         end.log.clear();
     }

@@ -5,7 +5,7 @@
 //! of its own (each sequence has one), and with its answers. **Invariant:** a count is never more
 //! than the peer has completed, without a gap.
 
-use pleach_transport::{Cells, Inline, Notice, Rank, Transfer};
+use pleach_transport::{Cells, Inline, Notice, Rank};
 
 use super::Engine;
 use super::at::NOBODY;
@@ -95,7 +95,7 @@ impl Engine {
             let payload = Inline::new(&completed.to_le_bytes()).expect("8 bytes fit");
             let notice = Notice { cell: cell(stream), payload };
             // Lost, left or full: then the peer asks when it needs to know.
-            let _ = self.device.submit(*peer, Transfer::Notify(notice), NOBODY);
+            let _ = self.device.notify(*peer, &notice, NOBODY);
         }
     }
 

@@ -93,7 +93,7 @@ impl Run {
         }
         let cell = self.cell(self.parameters.bank.notify_base, cell, site);
         let notice = Notice { cell, payload: self.payload(site.plan, ground, to, data) };
-        match ground.device.submit(to, Transfer::Notify(notice), NOBODY) {
+        match ground.device.notify(to, &notice, NOBODY) {
             Ok(_) => Ok(Issue::Complete),
             Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
             Err(error) => Err(Trouble::Submit { peer: to, error }),

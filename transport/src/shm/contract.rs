@@ -28,7 +28,7 @@ use crate::device::{
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
-use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, Slice, random_key};
+use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, random_key};
 
 impl ShmDevice {
     fn check_post(&self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
@@ -197,30 +197,14 @@ unsafe impl Device for ShmDevice {
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         let state = self.peers.get(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
         let connected = state.connected(peer)?;
-        match &transfer {
-            Transfer::Notify(notice) => return self.notify(peer, notice, id),
-            Transfer::Put { src, dst, notice } => {
-                if let crate::device::Source::Slice(slice) = src {
-                    self.check_local(slice)?;
-                }
-                self.check_lengths(src.len() as u64, dst.len)?;
-                connected.check_notice(notice.as_ref())?;
-            }
-            Transfer::Get { src, dst } => {
-                self.check_local(dst)?;
-                self.check_lengths(src.len, dst.len() as u64)?;
-            }
-            Transfer::Atomic { word, .. } => {
-                if word.len != 8 || !word.offset.is_multiple_of(8) {
-                    return Err(SubmitError::MisalignedWord);
-                }
-            }
+        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+        if let Transfer::Put { notice, .. } = &transfer {
+            connected.check_notice(notice.as_ref())?;
         }
         if state.under_way >= QUEUE_DEPTH {
             return Err(SubmitError::QueueFull { peer });
         }
         let request = match transfer {
-            Transfer::Notify(_) => unreachable!("shown above"),
             Transfer::Put { src, dst, notice } => Request::Put { src, dst, notice },
             Transfer::Get { src, dst } => Request::Get { src, dst },
             Transfer::Atomic { word, op } => Request::Atomic { word, op },
@@ -363,23 +347,6 @@ impl Drop for ShmDevice {
         for peer in 0..self.shared.world_size {
             drop(self.shared.board().forget(peer));
         }
-    }
-}
-
-impl ShmDevice {
-    fn check_local(&self, slice: &Slice) -> Result<(), SubmitError> {
-        if slice.region().belongs_to(&self.registry) { Ok(()) } else { Err(SubmitError::ForeignRegion) }
-    }
-
-    fn check_lengths(&self, source_bytes: u64, destination_bytes: u64) -> Result<(), SubmitError> {
-        let max = self.caps.transfer_bytes_max;
-        if source_bytes != destination_bytes {
-            return Err(SubmitError::Lengths { source_bytes, destination_bytes });
-        }
-        if source_bytes > max {
-            return Err(SubmitError::TooLong { bytes: source_bytes, max });
-        }
-        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Rank;
-use crate::cells::Cells;
+use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, PostError, Reach,
@@ -71,16 +71,15 @@ impl SimDevice {
         &self.world
     }
 
-    fn check(&self, state: &mut State, peer: Rank, transfer: &Transfer) -> Result<(), SubmitError> {
+    fn expect_connected(&self, state: &mut State, peer: Rank) -> Result<(), SubmitError> {
         if peer as usize >= state.ranks.len() || peer == self.rank {
             return Err(SubmitError::NotConnected { peer });
         }
-        state.may_submit(self.rank, peer)?;
-        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
-        let notice = match transfer {
-            Transfer::Notify(notice) | Transfer::Put { notice: Some(notice), .. } => Some(notice),
-            _ => None,
-        };
+        state.may_submit(self.rank, peer)
+    }
+
+    /// Whether one more transfer may be under way, and the peer has the cell of its notice.
+    fn expect_room(&self, state: &mut State, peer: Rank, notice: Option<&Notice>) -> Result<(), SubmitError> {
         let cells = state.ranks[peer as usize].cells;
         if let Some(notice) = notice.filter(|notice| usize::from(notice.cell) >= cells) {
             return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
@@ -231,14 +230,27 @@ unsafe impl Device for SimDevice {
 
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         self.world.with(|state| {
-            self.check(state, peer, &transfer)?;
+            self.expect_connected(state, peer)?;
+            transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+            let notice = if let Transfer::Put { notice, .. } = &transfer { notice.as_ref() } else { None };
+            self.expect_room(state, peer, notice)?;
+            state.side(self.rank, peer).under_way += 1;
+            state.launch(Flight::new(self.rank, peer, id, transfer));
+            Ok(Submitted::UnderWay)
+        })
+    }
+
+    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.world.with(|state| {
+            self.expect_connected(state, peer)?;
+            self.expect_room(state, peer, Some(notice))?;
             // A notice alone holds nothing of the submitter's, so some end with submit, as on real
             // fabrics.
-            let ends_now = matches!(transfer, Transfer::Notify(_)) && state.choices.coin();
+            let ends_now = state.choices.coin();
             if !ends_now {
                 state.side(self.rank, peer).under_way += 1;
             }
-            state.launch(Flight::new(self.rank, peer, id, transfer, ends_now));
+            state.launch(Flight::of_notice(self.rank, peer, id, *notice, ends_now));
             Ok(if ends_now { Submitted::Ended(0) } else { Submitted::UnderWay })
         })
     }

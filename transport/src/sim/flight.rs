@@ -63,22 +63,30 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// `reported`: its submitter knows already that it has ended.
-    pub(super) fn new(
-        submitter: Rank,
-        peer: Rank,
-        id: TransferId,
-        transfer: Transfer,
-        reported: bool,
-    ) -> Self {
+    pub(super) fn new(submitter: Rank, peer: Rank, id: TransferId, transfer: Transfer) -> Self {
         let work = match transfer {
-            Transfer::Notify(notice) => Work::Put { source: None, destination: None, notice: Some(notice) },
             Transfer::Put { src, dst, notice } => {
                 Work::Put { source: Some(src), destination: Some(dst), notice }
             }
             Transfer::Get { src, dst } => Work::Get { source: src, destination: dst },
             Transfer::Atomic { word, op } => Work::Atomic { word, op },
         };
+        Self::of(submitter, peer, id, work, false)
+    }
+
+    /// A notice alone. `reported`: its submitter knows already that it has ended.
+    pub(super) fn of_notice(
+        submitter: Rank,
+        peer: Rank,
+        id: TransferId,
+        notice: Notice,
+        reported: bool,
+    ) -> Self {
+        let work = Work::Put { source: None, destination: None, notice: Some(notice) };
+        Self::of(submitter, peer, id, work, reported)
+    }
+
+    fn of(submitter: Rank, peer: Rank, id: TransferId, work: Work, reported: bool) -> Self {
         Self {
             submitter,
             peer,
@@ -476,7 +484,7 @@ impl State {
         self.push_ready(rank, Event::Done { id, result }, Some((peer, number)));
         if let Some(notice) = then {
             // Nobody polls its `Done`.
-            self.launch(Flight::new(rank, peer, id, Transfer::Notify(notice), true));
+            self.launch(Flight::of_notice(rank, peer, id, notice, true));
         }
         self.forget_if_ended(number);
         self.say_goodbye_if_quiet(rank, peer);

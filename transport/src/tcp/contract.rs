@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::lane::OutLane;
-use super::pair::Bye;
+use super::pair::{Bye, Core};
 use super::{FABRIC, Peer, QUEUE_DEPTH, TcpDevice};
 use crate::Rank;
-use crate::cells::Cells;
+use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MapError, PostError, Reach, RegisterError, Ring,
@@ -64,29 +64,15 @@ unsafe impl Device for TcpDevice {
     }
 
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
-        if self.control.has_events() {
-            // A key may have been taken back.
-            self.take_events();
-        }
-        let Some(state) = self.peers.get(peer as usize) else {
-            return Err(SubmitError::NotConnected { peer });
-        };
-        match state {
-            Peer::Open(open) if open.departed || self.leaving => return Err(SubmitError::Left { peer }),
-            Peer::Open(_) => {}
-            Peer::Idle | Peer::Connecting => return Err(SubmitError::NotConnected { peer }),
-            Peer::Lost(cause) => return Err(SubmitError::Lost { peer, kind: cause.kind() }),
-            Peer::Severed => return Err(SubmitError::Severed { peer }),
-        }
+        self.expect_open(peer)?;
         self.check(peer, &transfer)?;
-        if let Peer::Open(open) = &mut self.peers[peer as usize] {
-            open.pair.core.submit(transfer, id)?;
-            if !open.pair.core.listed && open.suspect.is_none() {
-                open.pair.core.listed = true;
-                self.sending.push(peer);
-            }
-        }
-        Ok(Submitted::UnderWay)
+        self.queue(peer, |core| core.submit(transfer, id))
+    }
+
+    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.expect_open(peer)?;
+        self.expect_room(peer)?;
+        self.queue(peer, |core| core.notify(notice, id))
     }
 
     fn cells(&self, peer: Rank) -> Cells {
@@ -190,5 +176,38 @@ unsafe impl Device for TcpDevice {
             }
             _ => true,
         })
+    }
+}
+
+impl TcpDevice {
+    /// Whether transfers to a peer are accepted.
+    fn expect_open(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        if self.control.has_events() {
+            // A key may have been taken back.
+            self.take_events();
+        }
+        match self.peers.get(peer as usize) {
+            Some(Peer::Open(open)) if open.departed || self.leaving => Err(SubmitError::Left { peer }),
+            Some(Peer::Open(_)) => Ok(()),
+            None | Some(Peer::Idle | Peer::Connecting) => Err(SubmitError::NotConnected { peer }),
+            Some(Peer::Lost(cause)) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
+            Some(Peer::Severed) => Err(SubmitError::Severed { peer }),
+        }
+    }
+
+    /// Queues something for an open peer, and lists the peer as one to be sent to.
+    fn queue(
+        &mut self,
+        peer: Rank,
+        what: impl FnOnce(&mut Core) -> Result<(), SubmitError>,
+    ) -> Result<Submitted, SubmitError> {
+        if let Peer::Open(open) = &mut self.peers[peer as usize] {
+            what(&mut open.pair.core)?;
+            if !open.pair.core.listed && open.suspect.is_none() {
+                open.pair.core.listed = true;
+                self.sending.push(peer);
+            }
+        }
+        Ok(Submitted::UnderWay)
     }
 }

@@ -193,6 +193,11 @@ impl TcpDevice {
 
     fn check(&self, peer: Rank, transfer: &Transfer) -> Result<(), SubmitError> {
         transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+        self.expect_room(peer)
+    }
+
+    /// Whether events of one more transfer would find room.
+    fn expect_room(&self, peer: Rank) -> Result<(), SubmitError> {
         if self.outbox.len() >= OUTBOX_MAX {
             return Err(SubmitError::QueueFull { peer });
         }

@@ -6,7 +6,7 @@ use super::joining::Joining;
 use super::wire::NICS_MAX;
 use super::{CONTROL_POLLS, FABRIC, OUTBOX_MAX, Peer, VerbsDevice};
 use crate::Rank;
-use crate::cells::Cells;
+use crate::cells::{Cells, Notice};
 use crate::clock::{self, Nanos};
 use crate::device::{
     Address, Bell, Caps, ConnectError, Device, Event, MapError, PostError, Reach, RegisterError, Ring,
@@ -85,12 +85,22 @@ unsafe impl Device for VerbsDevice {
         };
         let others = &self.known_regions[peer as usize];
         let submitted = pair.submit(&transfer, id, keys, others, &mut self.outbox)?;
-        // Mostly it waits for more: then the pair is at hand.
-        if pair.is_due() {
-            self.ring_or_list(peer);
-        } else {
-            pair.list(&mut self.due);
+        self.submitted(peer);
+        Ok(submitted)
+    }
+
+    fn notify(&mut self, peer: Rank, notice: &Notice, _id: TransferId) -> Result<Submitted, SubmitError> {
+        let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) else {
+            return Err(self.not_open(peer));
+        };
+        if self.is_leaving {
+            return Err(SubmitError::Left { peer });
         }
+        if self.outbox.len() >= OUTBOX_MAX {
+            return Err(SubmitError::QueueFull { peer });
+        }
+        let submitted = pair.notify(notice)?;
+        self.submitted(peer);
         Ok(submitted)
     }
 
@@ -189,6 +199,18 @@ unsafe impl Device for VerbsDevice {
 }
 
 impl VerbsDevice {
+    /// Something was submitted to a peer whose pair is open: posts it, or notes that it is to be.
+    #[inline]
+    fn submitted(&mut self, peer: Rank) {
+        let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) else { return };
+        // Mostly it waits for more: then the pair is at hand.
+        if pair.is_due() {
+            self.ring_or_list(peer);
+        } else {
+            pair.list(&mut self.due);
+        }
+    }
+
     /// Takes what has rung since it was armed.
     #[cold]
     fn disarm(&mut self) {

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use pleach_transport::{AtomicOp, Rank, SubmitError, Transfer, TransferId};
 
-use crate::world::{Backend, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, Submission, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 7;
 
 /// Waits for room for one transfer, then submits without polling anybody until the queue is full,
 /// or until it is clear that it never is because whatever is submitted ends at once.
-fn fill<B: Backend>(
+fn fill<B: Backend, T: Into<Submission>>(
     world: &mut World<B>,
     from: Rank,
     to: Rank,
-    mut transfer: impl FnMut(usize) -> Transfer,
+    mut transfer: impl FnMut(usize) -> T,
 ) -> Filled {
     let depth = world.device(from).reach(to).queue_depth;
     let mut accepted = vec![world.submit(from, to, transfer(0))];
@@ -91,15 +91,15 @@ pub(crate) fn polling_makes_room_every_time<B: Backend>() {
     let mut notices = 0;
     for round in 0..ROUNDS {
         let Filled { accepted, .. } = fill(&mut world, 0, 1, |number| match (round + number) % 4 {
-            0 => put(&mine.whole(), theirs.remote(), Some(CELL)),
-            1 => Transfer::Get { src: theirs.remote(), dst: mine.whole() },
-            2 => Transfer::Atomic { word, op: AtomicOp::Add(0) },
-            _ => Transfer::Notify(notice(CELL, b"full")),
+            0 => put(&mine.whole(), theirs.remote(), Some(CELL)).into(),
+            1 => Transfer::Get { src: theirs.remote(), dst: mine.whole() }.into(),
+            2 => Transfer::Atomic { word, op: AtomicOp::Add(0) }.into(),
+            _ => Submission::Notify(notice(CELL, b"full")),
         });
         notices += (0..accepted.len()).filter(|number| matches!((round + number) % 4, 0 | 3)).count() as u64;
         all.extend(accepted);
         // Room for one is enough for the next round: it begins while the rest is still under way.
-        let extra = world.submit(0, 1, Transfer::Notify(notice(CELL, b"room")));
+        let extra = world.submit(0, 1, Submission::Notify(notice(CELL, b"room")));
         notices += 1;
         all.push(extra);
     }
@@ -120,7 +120,7 @@ pub(crate) fn both_ends_may_have_full_queues_at_once<B: Backend>() {
             accepted[from] += filled.accepted.len() as u64;
         }
         for from in 0..2_u32 {
-            world.submit(from, 1 - from, Transfer::Notify(notice(CELL, b"")));
+            world.submit(from, 1 - from, Submission::Notify(notice(CELL, b"")));
             accepted[from as usize] += 1;
         }
     }
@@ -135,7 +135,7 @@ pub(crate) fn a_full_queue_to_one_peer_leaves_the_others_alone<B: Backend>() {
     let theirs = world.region(1, B::LONG_BYTES);
     let Filled { accepted: first, .. } =
         fill(&mut world, 0, 1, |_| put(&mine.whole(), theirs.remote(), None));
-    let other = world.try_submit(0, 2, Transfer::Notify(notice(CELL, b"")));
+    let other = world.try_submit(0, 2, Submission::Notify(notice(CELL, b"")));
     let other = other.expect("a queue for each peer");
     assert_eq!(world.finish(0, other), Ok(0));
     world.finish_all(0, &first);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use pleach_transport::{Bell, Device, Event, Submitted, Transfer, TransferId, clock, sleep};
 
-use crate::world::{Backend, PATIENCE, QUESTION, World, noise, notice, put, skip};
+use crate::world::{Backend, PATIENCE, QUESTION, Submission, World, noise, notice, put, skip};
 
 /// A sleep that lasts so long was not ended by the bell.
 const RING_LIMIT: Duration = Duration::from_secs(20);
@@ -108,12 +108,12 @@ pub(crate) fn notices_wake_a_sleeper_every_time<B: Backend>() {
         for _ in 0..(answered * 7919) % 4000 {
             std::hint::spin_loop();
         }
-        if device.submit(0, Transfer::Notify(notice(CELL, b"")), TransferId(answered)).is_ok() {
+        if device.notify(0, &notice(CELL, b""), TransferId(answered)).is_ok() {
             answered += 1;
         }
     });
     for round in 0..ROUNDS {
-        sleeper.submit(1, Transfer::Notify(notice(CELL, b"")), TransferId(round)).expect("one under way");
+        sleeper.notify(1, &notice(CELL, b""), TransferId(round)).expect("one under way");
         sleep_until(sleeper.as_mut(), "a notice", |_| mine.count(CELL) > round);
     }
     companion.finish();
@@ -140,7 +140,7 @@ pub(crate) fn a_notice_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
             let mut is_told = false;
             let notify = RefCell::new(|moment| {
                 if moment == now && !std::mem::replace(&mut is_told, true) {
-                    world.submit(1, 0, Transfer::Notify(notice(CELL, b"")));
+                    world.submit(1, 0, Submission::Notify(notice(CELL, b"")));
                     // From then on the sleeper's end gets it without another poll of this one.
                     world.until("the notice to go out", |world| world.device(1).flush());
                 }

@@ -4,23 +4,23 @@ use pleach_transport::{
     AtomicOp, Event, Region, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 
-use crate::world::{Backend, World, noise, notice, put};
+use crate::world::{Backend, Submission, World, noise, notice, put};
 
 const LEN: usize = 3000;
 
 /// One transfer of each kind in turn, between regions of `LEN` bytes.
-fn mixed(turn: usize, mine: &Region, theirs: &Region) -> Transfer {
+fn mixed(turn: usize, mine: &Region, theirs: &Region) -> Submission {
     let len = turn * 37 % LEN;
     let mine = mine.slice(0..len).expect("inside");
     let dst = theirs.slice(0..len).expect("inside").remote();
     match turn % 5 {
-        0 => put(&mine, dst, None),
-        1 => put(&mine, dst, Some(1)),
-        2 => Transfer::Get { src: dst, dst: mine },
-        3 => Transfer::Notify(notice(2, b"payload")),
+        0 => put(&mine, dst, None).into(),
+        1 => put(&mine, dst, Some(1)).into(),
+        2 => Transfer::Get { src: dst, dst: mine }.into(),
+        3 => Submission::Notify(notice(2, b"payload")),
         _ => {
             let word = theirs.slice(0..8).expect("inside").remote();
-            Transfer::Atomic { word, op: AtomicOp::Add(1) }
+            Transfer::Atomic { word, op: AtomicOp::Add(1) }.into()
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pleach_transport::{Address, ConnectError, Event, LossCause, Secret, Transfer};
+use pleach_transport::{Address, ConnectError, Event, LossCause, Secret};
 
-use crate::world::{Backend, World, notice, pairs};
+use crate::world::{Backend, Submission, World, notice, pairs};
 
 pub(crate) fn every_pair_is_connected_once<B: Backend>() {
     let mut world = World::<B>::connected(4);
@@ -38,7 +38,7 @@ pub(crate) fn transfers_work_as_soon_as_connected_was_seen<B: Backend>() {
     world.device(0).connect(1, &addresses[1]).expect("starts");
     // Only this end is known to be connected; the other may still be about to.
     world.until("one end to be connected", |world| world.saw(0, &Event::Connected { peer: 1 }) == 1);
-    assert_eq!(world.carry_out(0, 1, Transfer::Notify(notice(0, b"early"))), Ok(0));
+    assert_eq!(world.carry_out(0, 1, Submission::Notify(notice(0, b"early"))), Ok(0));
     world.until("a notice to a rank that connects", |world| world.count(1, 0, 0) == 1);
 }
 

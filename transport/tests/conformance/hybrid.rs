@@ -8,12 +8,12 @@ use std::time::Duration;
 use pleach_transport::hybrid::{HybridDevice, Route};
 use pleach_transport::verbs::Wish;
 use pleach_transport::{
-    Device, DeviceConfig, Event, HostMemory, Memory, Nanos, Rank, RegisterError, SharedMemory, Transfer,
-    TransferError, clock,
+    Device, DeviceConfig, Event, HostMemory, Memory, Nanos, Rank, RegisterError, SharedMemory, TransferError,
+    clock,
 };
 
 use crate::verbs::rdma_device;
-use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put};
+use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, notice, put};
 
 const CELL: u16 = 3;
 const LEN: usize = 70_000;
@@ -144,7 +144,7 @@ fn one_bell_is_rung_by_neighbours_and_by_peers_across() {
     });
     for round in 1..=ROUNDS {
         for from in [1, 2] {
-            world.submit(from, 0, Transfer::Notify(notice(CELL, b"")));
+            world.submit(from, 0, Submission::Notify(notice(CELL, b"")));
             // Sometimes one after the other, sometimes both at once.
             for _ in 0..if round % 2 == 0 { 50 } else { 0 } {
                 world.pump();

@@ -5,7 +5,7 @@ use pleach_transport::{
     AtomicOp, Region, RegionKey, RemoteSlice, Slice, SubmitError, Transfer, TransferError, TransferId,
 };
 
-use crate::world::{Backend, CELLS, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, CELLS, Submission, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 4;
 const LEN: usize = 4096;
@@ -123,10 +123,14 @@ pub(crate) fn a_range_whose_end_overflows_reaches_nothing<B: Backend>() {
 }
 
 /// Submits what must not be accepted and shows that nothing has happened.
-fn check_not_accepted<B: Backend>(world: &mut World<B>, transfer: Transfer, expected: &SubmitError) {
-    let name = TransferId(1 << 60);
-    let what = format!("{}: {transfer:?}", B::NAME);
-    assert_eq!(world.device(0).submit(1, transfer, name).as_ref(), Err(expected), "{what}");
+fn check_not_accepted<B: Backend>(
+    world: &mut World<B>,
+    submission: impl Into<Submission>,
+    expected: &SubmitError,
+) {
+    let (name, submission) = (TransferId(1 << 60), submission.into());
+    let what = format!("{}: {submission:?}", B::NAME);
+    assert_eq!(submission.submit(world.device(0), 1, name).as_ref(), Err(expected), "{what}");
     world.watch(|_| {});
     assert_eq!(world.endings(0, name), [], "{what}: what was not accepted does not end");
 }
@@ -159,7 +163,7 @@ pub(crate) fn a_cell_that_does_not_exist_is_not_accepted<B: Backend>() {
     assert_eq!(world.cells(1, 0).len(), CELLS);
     for cell in [CELLS as u16, u16::MAX] {
         let error = SubmitError::NoSuchCell { cell, cells: CELLS };
-        check_not_accepted(&mut world, Transfer::Notify(notice(cell, b"")), &error);
+        check_not_accepted(&mut world, Submission::Notify(notice(cell, b"")), &error);
         check_not_accepted(&mut world, put(&mine.whole(), theirs.remote(), Some(cell)), &error);
     }
     world.check_pair(0, 1);
@@ -194,5 +198,5 @@ pub(crate) fn more_than_the_maximum_is_not_accepted<B: Backend>() {
 pub(crate) fn a_peer_that_is_not_connected_is_not_accepted<B: Backend>() {
     let mut world = World::<B>::new(2);
     let error = SubmitError::NotConnected { peer: 1 };
-    check_not_accepted(&mut world, Transfer::Notify(notice(CELL, b"")), &error);
+    check_not_accepted(&mut world, Submission::Notify(notice(CELL, b"")), &error);
 }

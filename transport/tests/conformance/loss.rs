@@ -1,8 +1,8 @@
 //! Line 4: a loss is said once and for good; a peer that said goodbye is not lost.
 
-use pleach_transport::{Event, MapError, PostError, SubmitError, Transfer, clock};
+use pleach_transport::{Event, MapError, PostError, SubmitError, clock};
 
-use crate::world::{Backend, PATIENCE, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 5;
 
@@ -11,7 +11,7 @@ pub(crate) fn a_rank_that_ends_without_goodbye_is_lost_once<B: Backend>() {
     world.kill(1);
     for rank in [0, 2] {
         let cause = world.until_lost(rank, 1);
-        let refused = world.try_submit(rank, 1, Transfer::Notify(notice(CELL, b"")));
+        let refused = world.try_submit(rank, 1, Submission::Notify(notice(CELL, b"")));
         assert_eq!(refused, Err(SubmitError::Lost { peer: 1, kind: cause.kind() }), "refused with its kind");
         let refused = world.device(rank).post(1, b"are you there?");
         assert_eq!(refused, Err(PostError::NotConnected { peer: 1 }));
@@ -130,7 +130,7 @@ pub(crate) fn a_rank_that_left_is_refused_as_having_left<B: Backend>() {
     let mut world = World::<B>::connected(2);
     world.device(0).leave();
     world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
-    let refused = world.try_submit(1, 0, Transfer::Notify(notice(CELL, b"")));
+    let refused = world.try_submit(1, 0, Submission::Notify(notice(CELL, b"")));
     assert_eq!(refused, Err(SubmitError::Left { peer: 0 }));
     assert_eq!(world.device(1).post(0, b"hello?"), Err(PostError::NotConnected { peer: 0 }));
 }
@@ -188,7 +188,7 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
     drop(world.take(0));
     // What ends here tells the peer so, which needs to know it no more.
     for _ in 0..4 {
-        match world.try_submit(1, 0, Transfer::Notify(notice(CELL, b"ended"))) {
+        match world.try_submit(1, 0, Submission::Notify(notice(CELL, b"ended"))) {
             Ok(_) | Err(SubmitError::Left { .. }) => {}
             Err(error) => panic!("{}: {error}", B::NAME),
         }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pleach_transport::{Event, MapError, Mapped, Rank, Region, RegionKey, RemoteSlice, Transfer, clock};
+use pleach_transport::{Event, MapError, Mapped, Rank, Region, RegionKey, RemoteSlice, clock};
 
-use crate::world::{Backend, CELLS, PATIENCE, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, CELLS, PATIENCE, Submission, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 8;
 const LEN: usize = 50_000;
@@ -62,7 +62,7 @@ pub(crate) fn a_mapping_shows_what_the_owner_wrote<B: Backend>() {
         assert_bytes(&loaded(&mapped), &noise(1, LEN)[start..end], "a part of the region");
     }
     theirs.whole().store(&noise(2, LEN));
-    assert_eq!(world.carry_out(1, 0, Transfer::Notify(notice(CELL, b"written"))), Ok(0));
+    assert_eq!(world.carry_out(1, 0, Submission::Notify(notice(CELL, b"written"))), Ok(0));
     world.until("the owner's notice", |world| world.count(0, 1, CELL) == 1);
     assert_bytes(&loaded(&whole), &noise(2, LEN), "what the owner wrote later");
 }
@@ -91,7 +91,7 @@ pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_notice_is<
     });
     for round in 1..=ROUNDS {
         mapped.store(0, &noise(round, LEN));
-        world.submit(0, 1, Transfer::Notify(notice(CELL, b"")));
+        world.submit(0, 1, Submission::Notify(notice(CELL, b"")));
         world.until("the reader to have checked", |_| {
             checked.load(Ordering::Acquire) >= round || reader.is_finished()
         });
@@ -109,7 +109,7 @@ pub(crate) fn mappings_and_puts_see_the_same_memory<B: Backend>() {
     let mapped = map(&mut world, 0, 1, &theirs.remote());
     world.submit(2, 1, put(&source.whole(), theirs.remote(), Some(CELL)));
     world.until("the notice of a put", |world| world.count(1, 2, CELL) == 1);
-    assert_eq!(world.carry_out(1, 0, Transfer::Notify(notice(CELL, b""))), Ok(0));
+    assert_eq!(world.carry_out(1, 0, Submission::Notify(notice(CELL, b""))), Ok(0));
     world.until("the owner's notice", |world| world.count(0, 1, CELL) == 1);
     assert_bytes(&loaded(&mapped), &noise(3, LEN), "a third rank's put, seen through a mapping");
 }
@@ -148,7 +148,7 @@ fn check_unreachable<B: Backend>(world: &mut World<B>, mapped: &Mapped, region: 
     world.watch(|world| {
         mapped.store(0, &noise(20, LEN));
         // As who tells of what was written through a mapping. Refused, or accepted and lost.
-        let _ = world.try_submit(1, 0, Transfer::Notify(notice(CELL, b"written")));
+        let _ = world.try_submit(1, 0, Submission::Notify(notice(CELL, b"written")));
     });
     assert_bytes(&region.whole().to_vec(), &left, "what was there at the silence");
     assert_eq!(counts(), noticed, "{}: a cell changed after the silence", B::NAME);
@@ -165,7 +165,7 @@ pub(crate) fn a_severed_peer_writes_through_its_mapping_in_vain<B: Backend>() {
     let region = world.region(0, LEN);
     let mapped = map(&mut world, 1, 0, &region.remote());
     mapped.store(0, &noise(9, LEN));
-    assert_eq!(world.carry_out(1, 0, Transfer::Notify(notice(CELL, b""))), Ok(0));
+    assert_eq!(world.carry_out(1, 0, Submission::Notify(notice(CELL, b""))), Ok(0));
     world.until("the notice", |world| world.count(0, 1, CELL) == 1);
     assert_bytes(&region.whole().to_vec(), &noise(9, LEN), "before the silence it reaches");
     world.set_polled(1, false);

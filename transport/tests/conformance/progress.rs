@@ -2,7 +2,7 @@
 
 use pleach_transport::{AtomicOp, Transfer};
 
-use crate::world::{Backend, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, Submission, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 6;
 const LEN: usize = 200_000;
@@ -33,7 +33,7 @@ pub(crate) fn a_rank_that_was_not_polled_for_a_while_catches_up<B: Backend>() {
     world.set_polled(1, false);
     let mut sent = 0;
     world.watch(|world| {
-        if sent < NOTICES && world.try_submit(0, 1, Transfer::Notify(notice(CELL, b"late"))).is_ok() {
+        if sent < NOTICES && world.try_submit(0, 1, Submission::Notify(notice(CELL, b"late"))).is_ok() {
             sent += 1;
         }
     });

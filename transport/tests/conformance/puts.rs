@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pleach_transport::{CELL_PAYLOAD_BYTES, Inline, Source, Transfer, clock};
 
-use crate::world::{Backend, CELLS, PATIENCE, World, assert_bytes, noise, notice, pairs, put, skip};
+use crate::world::{
+    Backend, CELLS, PATIENCE, Submission, World, assert_bytes, noise, notice, pairs, put, skip,
+};
 
 /// Lengths at which implementations change their ways, in bytes.
 pub(crate) const SIZES: [usize; 14] =
@@ -80,7 +82,7 @@ pub(crate) fn a_notice_carries_payload_of_every_length<B: Backend>() {
     let cells = world.cells(1, 0);
     for len in 0..=CELL_PAYLOAD_BYTES {
         let payload = noise(len as u64, len);
-        assert_eq!(world.carry_out(0, 1, Transfer::Notify(notice(CELL, &payload))), Ok(0));
+        assert_eq!(world.carry_out(0, 1, Submission::Notify(notice(CELL, &payload))), Ok(0));
         world.until("a notice with payload", |_| cells.count(CELL) > len as u64);
         assert_bytes(&cells.payload(CELL)[..len], &payload, "payload");
     }
@@ -120,7 +122,7 @@ pub(crate) fn cells_are_counted_apart_for_each_cell_and_peer<B: Backend>() {
     for (from, to) in pairs(3) {
         for cell in 0..CELLS as u16 {
             for _ in 0..wanted(from, cell) {
-                world.submit(from, to, Transfer::Notify(notice(cell, b"")));
+                world.submit(from, to, Submission::Notify(notice(cell, b"")));
             }
         }
     }
@@ -141,7 +143,7 @@ pub(crate) fn a_device_that_names_the_cells_of_notices_names_all_of_them<B: Back
     for round in 0..4u64 {
         let cells = [(1, 0), (2, 0), (1, 3), (2, CELLS as u16 - 1)];
         for (from, cell) in cells {
-            world.submit(from, 0, Transfer::Notify(notice(cell, b"")));
+            world.submit(from, 0, Submission::Notify(notice(cell, b"")));
         }
         let mut wanted = cells.to_vec();
         let mut names_all = true;

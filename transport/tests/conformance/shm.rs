@@ -7,8 +7,8 @@ use std::sync::Arc;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
     Address, Bell, Caps, Cells, ConnectError, Device, DeviceConfig, Event, Inline, MapError, Mapped, Memory,
-    Nanos, PostError, Rank, Reach, Region, RegionKey, RegisterError, RemoteSlice, Ring, SharedMemory, Source,
-    SubmitError, Submitted, Transfer, TransferId, clock,
+    Nanos, Notice, PostError, Rank, Reach, Region, RegionKey, RegisterError, RemoteSlice, Ring, SharedMemory,
+    Source, SubmitError, Submitted, Transfer, TransferId, clock,
 };
 
 use crate::world::Backend;
@@ -105,6 +105,12 @@ unsafe impl Device for ThroughMappings {
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         let transfer = self.copy(peer, transfer);
         let submitted = self.device.submit(peer, transfer, id)?;
+        self.under_way += usize::from(submitted == Submitted::UnderWay);
+        Ok(submitted)
+    }
+
+    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+        let submitted = self.device.notify(peer, notice, id)?;
         self.under_way += usize::from(submitted == Submitted::UnderWay);
         Ok(submitted)
     }

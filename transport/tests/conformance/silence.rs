@@ -7,7 +7,7 @@ use pleach_transport::{
     AtomicOp, Event, PostError, Region, SubmitError, Transfer, TransferError, TransferId, clock,
 };
 
-use crate::world::{Backend, CELLS, PATIENCE, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, CELLS, PATIENCE, Submission, World, assert_bytes, noise, notice, put, skip};
 
 const CELL: u16 = 1;
 const LEN: usize = 100_000;
@@ -39,7 +39,7 @@ fn until_severed<B: Backend>(world: &mut World<B>) {
 fn notify_all<B: Backend>(world: &mut World<B>) {
     for cell in 0..CELLS as u16 {
         // Refused, or accepted and lost, as with `hammer`.
-        let _ = world.try_submit(1, 0, Transfer::Notify(notice(cell, b"too late")));
+        let _ = world.try_submit(1, 0, Submission::Notify(notice(cell, b"too late")));
     }
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>()
         assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", B::NAME);
     }
     world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
-    let refused = world.try_submit(0, 1, Transfer::Notify(notice(CELL, b"")));
+    let refused = world.try_submit(0, 1, Submission::Notify(notice(CELL, b"")));
     assert_eq!(refused, Err(SubmitError::Severed { peer: 1 }));
     assert_eq!(world.device(0).post(1, b"hello?"), Err(PostError::NotConnected { peer: 1 }));
 }

@@ -18,6 +18,33 @@ use pleach_transport::{
     TransferId, clock,
 };
 
+/// What a test has a device do: a transfer, or a notice alone.
+#[derive(Clone, Debug)]
+pub(crate) enum Submission {
+    Notify(Notice),
+    Transfer(Transfer),
+}
+
+impl From<Transfer> for Submission {
+    fn from(transfer: Transfer) -> Self {
+        Self::Transfer(transfer)
+    }
+}
+
+impl Submission {
+    pub(crate) fn submit(
+        self,
+        device: &mut (impl Device + ?Sized),
+        peer: Rank,
+        id: TransferId,
+    ) -> Result<Submitted, SubmitError> {
+        match self {
+            Self::Notify(notice) => device.notify(peer, &notice, id),
+            Self::Transfer(transfer) => device.submit(peer, transfer, id),
+        }
+    }
+}
+
 /// How long a test waits for anything, in real time. Generous: machines are loaded.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -335,11 +362,11 @@ impl<B: Backend> World<B> {
         &mut self,
         from: Rank,
         to: Rank,
-        transfer: Transfer,
+        what: impl Into<Submission>,
     ) -> Result<TransferId, SubmitError> {
         let id = TransferId(self.next_id);
         self.next_id += 1;
-        let submitted = self.device(from).submit(to, transfer, id)?;
+        let submitted = what.into().submit(self.device(from), to, id)?;
         if let Submitted::Ended(value) = submitted {
             self.stations[from as usize].keep(Event::Done { id, result: Ok(value) });
         }
@@ -347,10 +374,10 @@ impl<B: Backend> World<B> {
     }
 
     /// Submits under a new name, polling as long as the queue is full.
-    pub(crate) fn submit(&mut self, from: Rank, to: Rank, transfer: Transfer) -> TransferId {
-        let mut id = None;
+    pub(crate) fn submit(&mut self, from: Rank, to: Rank, what: impl Into<Submission>) -> TransferId {
+        let (what, mut id) = (what.into(), None);
         self.until("room in the queue", |world| {
-            match world.try_submit(from, to, transfer.clone()) {
+            match world.try_submit(from, to, what.clone()) {
                 Ok(accepted) => id = Some(accepted),
                 Err(SubmitError::QueueFull { .. }) => {}
                 Err(error) => panic!("{}: {from} to {to} was not accepted: {error}", B::NAME),
@@ -361,8 +388,8 @@ impl<B: Backend> World<B> {
     }
 
     /// Submits and waits for the end, which must come once.
-    pub(crate) fn carry_out(&mut self, from: Rank, to: Rank, transfer: Transfer) -> Ending {
-        let id = self.submit(from, to, transfer);
+    pub(crate) fn carry_out(&mut self, from: Rank, to: Rank, what: impl Into<Submission>) -> Ending {
+        let id = self.submit(from, to, what);
         self.finish(from, id)
     }
 
@@ -439,7 +466,7 @@ impl<B: Backend> World<B> {
         const CELL: u16 = CELLS as u16 - 1;
         for (from, to) in [(one, other), (other, one)] {
             let before = self.count(to, from, CELL);
-            let ending = self.carry_out(from, to, Transfer::Notify(notice(CELL, b"still here")));
+            let ending = self.carry_out(from, to, Submission::Notify(notice(CELL, b"still here")));
             assert_eq!(ending, Ok(0), "{}: {from} no longer reaches {to}", B::NAME);
             self.until("a notice between ranks that were not touched", |world| {
                 world.count(to, from, CELL) == before + 1

@@ -16,7 +16,7 @@ use pleach_transport::{
     AtomicOp, Device, Event, Inline, Nanos, Notice, Rank, RegionKey, RemoteSlice, Source, SubmitError,
     Transfer, TransferError,
 };
-use ranks::{GB_PER_S, LATENCY, Ranks, harsh, notice, options, put};
+use ranks::{GB_PER_S, LATENCY, Ranks, Submission, harsh, notice, options, put};
 
 #[test]
 fn without_faults_a_put_is_seen_after_latency_plus_bytes_over_bandwidth() {
@@ -101,10 +101,13 @@ fn every_transfer_is_done_exactly_once_under_any_faults() {
             let peer = (rank + 1 + random.below(3) as Rank) % 4;
             let (here, there) = (&regions[rank as usize], &regions[peer as usize]);
             let transfer = match random.below(4) {
-                0 => put(&here.whole(), there.remote(), 1),
-                1 => Transfer::Notify(notice(2)),
-                2 => Transfer::Get { src: there.remote(), dst: here.whole() },
-                _ => Transfer::Atomic { word: there.slice(8..16).unwrap().remote(), op: AtomicOp::Add(1) },
+                0 => put(&here.whole(), there.remote(), 1).into(),
+                1 => Submission::Notify(notice(2)),
+                2 => Transfer::Get { src: there.remote(), dst: here.whole() }.into(),
+                _ => {
+                    let word = there.slice(8..16).unwrap().remote();
+                    Transfer::Atomic { word, op: AtomicOp::Add(1) }.into()
+                }
             };
             if !ranks.world.is_dead(rank)
                 && let Ok(id) = ranks.try_submit(rank, peer, transfer)
@@ -310,7 +313,7 @@ fn a_full_queue_refuses_without_a_trace_and_polling_makes_room() {
     let refused = ranks.try_submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
     assert_eq!(refused, Err(SubmitError::QueueFull { peer: 1 }));
     ranks.until(|ranks| ranks.done(0, first).is_some());
-    let second = ranks.submit(0, 1, Transfer::Notify(notice(0)));
+    let second = ranks.submit(0, 1, Submission::Notify(notice(0)));
     ranks.drain();
     assert_eq!(ranks.done(0, second), Some(Ok(0)));
     assert_eq!(ranks.count(1, 0, 0), 2);
@@ -328,7 +331,7 @@ fn mistakes_are_errors_of_submit() {
     assert_eq!(long, Err(SubmitError::TooLong { bytes: 200, max: 100 }));
     let foreign = put(&theirs.slice(0..10).unwrap(), dst, 0);
     assert_eq!(ranks.try_submit(0, 1, foreign), Err(SubmitError::ForeignRegion));
-    let no_cell = ranks.try_submit(0, 1, Transfer::Notify(notice(16)));
+    let no_cell = ranks.try_submit(0, 1, Submission::Notify(notice(16)));
     assert_eq!(no_cell, Err(SubmitError::NoSuchCell { cell: 16, cells: 16 }));
     let word = theirs.slice(4..12).unwrap().remote();
     let atomic = ranks.try_submit(0, 1, Transfer::Atomic { word, op: AtomicOp::Add(1) });
@@ -481,7 +484,7 @@ fn events_are_traced_as_lines_when_asked_for() {
     let mut ranks = Ranks::connected(options(2, 1));
     let lines = Lines::default();
     ranks.world.trace_to(Box::new(lines.clone()));
-    let id = ranks.submit(0, 1, Transfer::Notify(notice(5)));
+    let id = ranks.submit(0, 1, Submission::Notify(notice(5)));
     ranks.until(|ranks| ranks.done(0, id).is_some() && ranks.count(1, 0, 5) == 1);
     ranks.world.finish();
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();

@@ -9,6 +9,33 @@ use pleach_transport::{
     SharedMemory, Slice, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 
+/// What a test has a device do: a transfer, or a notice alone.
+#[derive(Clone, Debug)]
+pub(crate) enum Submission {
+    Notify(Notice),
+    Transfer(Transfer),
+}
+
+impl From<Transfer> for Submission {
+    fn from(transfer: Transfer) -> Self {
+        Self::Transfer(transfer)
+    }
+}
+
+impl Submission {
+    pub(crate) fn submit(
+        self,
+        device: &mut (impl Device + ?Sized),
+        peer: Rank,
+        id: TransferId,
+    ) -> Result<Submitted, SubmitError> {
+        match self {
+            Self::Notify(notice) => device.notify(peer, &notice, id),
+            Self::Transfer(transfer) => device.submit(peer, transfer, id),
+        }
+    }
+}
+
 pub(crate) const LATENCY: Duration = Duration::from_micros(2);
 pub(crate) const GB_PER_S: u64 = 1_000_000_000;
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -159,18 +186,18 @@ impl Ranks {
         &mut self,
         rank: Rank,
         peer: Rank,
-        transfer: Transfer,
+        what: impl Into<Submission>,
     ) -> Result<TransferId, SubmitError> {
         let id = TransferId(self.next);
-        if let Submitted::Ended(value) = self.device(rank).submit(peer, transfer, id)? {
+        if let Submitted::Ended(value) = what.into().submit(self.device(rank), peer, id)? {
             self.events[rank as usize].push(Event::Done { id, result: Ok(value) });
         }
         self.next += 1;
         Ok(id)
     }
 
-    pub(crate) fn submit(&mut self, rank: Rank, peer: Rank, transfer: Transfer) -> TransferId {
-        self.try_submit(rank, peer, transfer).expect("accepted")
+    pub(crate) fn submit(&mut self, rank: Rank, peer: Rank, what: impl Into<Submission>) -> TransferId {
+        self.try_submit(rank, peer, what).expect("accepted")
     }
 
     pub(crate) fn done(&self, rank: Rank, id: TransferId) -> Option<Result<u64, TransferError>> {

@@ -7,7 +7,7 @@ use std::thread;
 
 use super::*;
 use crate::Nanos;
-use crate::cells::Cells;
+use crate::cells::{Cells, Notice};
 use crate::device::{
     Address, Bell, Caps, ConnectError, LossCause, MapError, PostError, Reach, RegisterError, Ring,
     SubmitError, Submitted, Transfer, TransferId,
@@ -115,6 +115,9 @@ unsafe impl Device for PaperDevice {
     }
     fn sever(&mut self, _peer: Rank) {}
     fn submit(&mut self, peer: Rank, _transfer: Transfer, _id: TransferId) -> Result<Submitted, SubmitError> {
+        Err(SubmitError::NotConnected { peer })
+    }
+    fn notify(&mut self, peer: Rank, _: &Notice, _: TransferId) -> Result<Submitted, SubmitError> {
         Err(SubmitError::NotConnected { peer })
     }
     fn cells(&self, _peer: Rank) -> Cells {

@@ -80,16 +80,19 @@ impl Traffic {
                 dst: self.source.slice(0..100).expect("inside"),
             };
             let atomic = Transfer::Atomic { word, op: AtomicOp::Add(1) };
-            let transfers = [Transfer::Notify(notice), put(short), put(LONG_BYTES), get, atomic];
+            let transfers = [put(short), put(LONG_BYTES), get, atomic];
             let count = transfers.len();
             let mut done = 0;
+            for station in [&mut *zero, &mut *one] {
+                let peer = 1 - station.device.rank();
+                let submitted = station.device.notify(peer, &notice, TransferId(round)).expect("room");
+                assert_eq!(submitted, Submitted::Ended(0));
+            }
             for transfer in transfers {
                 let submitted = zero.device.submit(1, transfer, TransferId(round)).expect("room");
                 done += usize::from(submitted != Submitted::UnderWay);
             }
             assert_eq!(done, count - 1, "all but the long one end at once");
-            let submitted = one.device.submit(0, Transfer::Notify(notice), TransferId(round)).expect("room");
-            assert_eq!(submitted, Submitted::Ended(0));
             while done < count {
                 for station in [&mut *zero, &mut *one] {
                     station.device.poll(Nanos::ZERO, &mut self.events);

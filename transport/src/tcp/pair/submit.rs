@@ -15,24 +15,10 @@ const SPLIT_ALIGN_BYTES: usize = 4096;
 impl Core {
     /// Queues a transfer that the device has checked.
     pub(in crate::tcp) fn submit(&mut self, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
-        if self.under_way >= QUEUE_DEPTH {
-            return Err(SubmitError::QueueFull { peer: self.peer });
-        }
-        let notice = match &transfer {
-            Transfer::Notify(notice) => Some(notice),
-            Transfer::Put { notice, .. } => notice.as_ref(),
-            _ => None,
-        };
-        if let Some(notice) = notice
-            && usize::from(notice.cell) >= self.peer_cells
-        {
-            return Err(SubmitError::NoSuchCell { cell: notice.cell, cells: self.peer_cells });
-        }
+        let notice = if let Transfer::Put { notice, .. } = &transfer { notice.as_ref() } else { None };
+        self.expect_room(notice)?;
         self.under_way += 1;
         match transfer {
-            Transfer::Notify(notice) => {
-                self.push(0, &Frame::Notify { notice }, Body::Nothing, Written::Transfer(id));
-            }
             Transfer::Put { src, dst, notice } => self.submit_put(src, dst, notice, id),
             Transfer::Get { src, dst } => self.submit_get(src, &dst, id),
             Transfer::Atomic { word, op } => {
@@ -42,6 +28,27 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Queues a notice alone.
+    pub(in crate::tcp) fn notify(&mut self, notice: &Notice, id: TransferId) -> Result<(), SubmitError> {
+        self.expect_room(Some(notice))?;
+        self.under_way += 1;
+        self.push(0, &Frame::Notify { notice: *notice }, Body::Nothing, Written::Transfer(id));
+        Ok(())
+    }
+
+    /// Whether one more transfer may be under way, and the peer has the cell of its notice.
+    fn expect_room(&self, notice: Option<&Notice>) -> Result<(), SubmitError> {
+        if self.under_way >= QUEUE_DEPTH {
+            return Err(SubmitError::QueueFull { peer: self.peer });
+        }
+        match notice {
+            Some(notice) if usize::from(notice.cell) >= self.peer_cells => {
+                Err(SubmitError::NoSuchCell { cell: notice.cell, cells: self.peer_cells })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn submit_put(&mut self, src: Source, dst: RemoteSlice, notice: Option<Notice>, id: TransferId) {

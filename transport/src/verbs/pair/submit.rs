@@ -34,23 +34,11 @@ impl Pair {
         others: &KnownRegions,
         events: &mut VecDeque<Event>,
     ) -> Result<Submitted, SubmitError> {
-        let full = Err(SubmitError::QueueFull { peer: self.peer });
-        if let Transfer::Notify(notice) | Transfer::Put { notice: Some(notice), .. } = transfer {
-            if u32::from(notice.cell) >= self.remote_cells {
-                let cells = self.remote_cells as usize;
-                return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
-            }
-            if (self.credits as usize) < self.lanes.len() {
-                return full;
-            }
-        }
-        if !self.has_room() {
-            return full;
-        }
+        let notice = if let Transfer::Put { notice, .. } = transfer { notice.as_ref() } else { None };
+        self.expect_room(notice)?;
         Ok(match transfer {
-            Transfer::Notify(notice) => self.notify(notice),
             Transfer::Put { dst, notice, .. } if dst.len == 0 => {
-                notice.as_ref().map_or(Submitted::Ended(0), |notice| self.notify(notice))
+                notice.as_ref().map_or(Submitted::Ended(0), |notice| self.show(notice))
             }
             Transfer::Put { src: Source::Inline(inline), dst, notice } => {
                 self.put_carried(inline, dst, notice.as_ref(), others)
@@ -65,7 +53,28 @@ impl Pair {
         })
     }
 
-    fn notify(&mut self, notice: &Notice) -> Submitted {
+    /// Starts a notice alone.
+    pub(in crate::verbs) fn notify(&mut self, notice: &Notice) -> Result<Submitted, SubmitError> {
+        self.expect_room(Some(notice))?;
+        Ok(self.show(notice))
+    }
+
+    /// Whether one more transfer may be under way, and the peer takes its notice.
+    fn expect_room(&self, notice: Option<&Notice>) -> Result<(), SubmitError> {
+        let full = Err(SubmitError::QueueFull { peer: self.peer });
+        if let Some(notice) = notice {
+            if u32::from(notice.cell) >= self.remote_cells {
+                let cells = self.remote_cells as usize;
+                return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
+            }
+            if (self.credits as usize) < self.lanes.len() {
+                return full;
+            }
+        }
+        if self.has_room() { Ok(()) } else { full }
+    }
+
+    fn show(&mut self, notice: &Notice) -> Submitted {
         let (lane, immediate) = (self.lane_of(notice.cell), self.immediate(notice));
         let shown = shown(&self.lanes[lane], notice, immediate);
         self.lanes[lane].push(Waits::Nobody, None, RegionKey::NONE, &[shown]);

@@ -10,17 +10,17 @@ use super::packet::{
     WRITE_MIDDLE, WRITE_ONLY, WRITE_ONLY_WITH_IMMEDIATE, Wire,
 };
 use crate::verbs::Verbs;
-use crate::world::{World, assert_bytes, noise, notice, put};
+use crate::world::{Submission, World, assert_bytes, noise, notice, put};
 
 /// Carries out one transfer from rank 0 to rank 1; what it was on the wire, requests and answers
 /// apart.
 fn seen(
     world: &mut World<Verbs<false>>,
-    transfer: Transfer,
+    submission: impl Into<Submission>,
     is_complete: impl Fn(&[Packet]) -> bool,
 ) -> (Vec<Packet>, Vec<Packet>) {
     let mut wire = Wire::new();
-    assert!(world.carry_out(0, 1, transfer).is_ok());
+    assert!(world.carry_out(0, 1, submission).is_ok());
     world.until("all its packets", |_| is_complete(wire.packets()));
     // And nothing else besides.
     world.watch(|_| {});
@@ -66,11 +66,11 @@ fn a_small_put_with_its_notice_is_one_packet() {
 fn a_notice_is_one_packet_that_carries_its_payload() {
     let mut world = World::<Verbs<false>>::connected(2);
     let (requests, answers) =
-        seen(&mut world, Transfer::Notify(notice(5, b"what is beside a counter")), acknowledged(1));
+        seen(&mut world, Submission::Notify(notice(5, b"what is beside a counter")), acknowledged(1));
     assert_eq!(opcodes(&requests), [WRITE_ONLY_WITH_IMMEDIATE]);
     assert_eq!(requests[0].bytes, b"what is beside a counter");
     check_well(&answers);
-    let (requests, _) = seen(&mut world, Transfer::Notify(notice(5, b"")), acknowledged(1));
+    let (requests, _) = seen(&mut world, Submission::Notify(notice(5, b"")), acknowledged(1));
     assert_eq!(opcodes(&requests), [WRITE_ONLY_WITH_IMMEDIATE]);
     assert_eq!(requests[0].bytes, b"");
 }
@@ -169,10 +169,10 @@ fn no_notice_ever_finds_its_receiver_not_ready() {
     while sent < NOTICES {
         // Rank 1 takes nothing until rank 0 can send no more.
         world.set_polled(1, false);
-        world.submit(0, 1, Transfer::Notify(notice(0, &sent.to_le_bytes())));
+        world.submit(0, 1, Submission::Notify(notice(0, &sent.to_le_bytes())));
         sent += 1;
         loop {
-            match world.try_submit(0, 1, Transfer::Notify(notice(0, &sent.to_le_bytes()))) {
+            match world.try_submit(0, 1, Submission::Notify(notice(0, &sent.to_le_bytes()))) {
                 Ok(_) => sent += 1,
                 Err(SubmitError::QueueFull { .. }) => break,
                 Err(error) => panic!("{error}"),
