@@ -146,7 +146,7 @@ pub(crate) fn answer() {
 /// Measures for about so many ms.
 pub(crate) fn measure(time_ms: u64) -> Result<Measured, String> {
     let mut end = End::new(0)?;
-    let address = end.device.address();
+    let address = end.device.info().address.clone();
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let child = Command::new(program).env(ADDRESS, &address.0).spawn();
     let mut child = Ended(child.map_err(|error| error.to_string())?);

@@ -148,7 +148,7 @@ impl End {
         let memory: Arc<dyn Memory> = HostMemory::new(bytes);
         let region = device.register(memory).map_err(|error| error.to_string())?;
         region.whole().store(&pattern(rank, bytes));
-        println!("{} {}", device.address(), region.key().0);
+        println!("{} {}", device.info().address, region.key().0);
         std::io::stdout().flush().map_err(|error| error.to_string())?;
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line).map_err(|error| error.to_string())?;
@@ -244,8 +244,9 @@ impl End {
 
     /// Notices there and back; the median of half a turn, in microseconds.
     fn ping_pong(&mut self, bytes: usize, turns: u64) -> Result<f64, String> {
-        let src = Inline::new(&pattern(self.device.rank(), bytes)).ok_or("more bytes than a notice has")?;
-        let is_first = self.device.rank() == 0;
+        let src =
+            Inline::new(&pattern(self.device.info().rank, bytes)).ok_or("more bytes than a notice has")?;
+        let is_first = self.device.info().rank == 0;
         let cells = self.device.cells(self.peer);
         let mut times = Vec::with_capacity(turns as usize);
         for turn in 1..=turns + WARMUP {
@@ -280,7 +281,7 @@ impl End {
 
     /// What has come is right.
     fn check(&self, what: &str, bytes: usize) -> Result<(), String> {
-        let rank = self.device.rank();
+        let rank = self.device.info().rank;
         let is_overwritten = match what {
             "write" => rank == 1,
             "read" => rank == 0,

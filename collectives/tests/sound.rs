@@ -60,7 +60,7 @@ fn connected(mut device: ShmDevice, peer: Rank, address: &Address, board: Arc<Bo
 fn pair() -> [Group; 2] {
     let boards = [0, 1].map(|rank| Arc::new(Board::new(rank)));
     let [zero, one] = [0, 1].map(|rank| ShmDevice::new(config(rank, &boards[rank as usize])).unwrap());
-    let addresses = [zero.address(), one.address()];
+    let addresses = [zero.info().address.clone(), one.info().address.clone()];
     let [first, second] = boards;
     thread::scope(|scope| {
         let other = scope.spawn(|| connected(one, 0, &addresses[0], second));

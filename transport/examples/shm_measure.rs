@@ -116,7 +116,7 @@ fn wait(device: &mut ShmDevice, cells: &Cells, count: u64, events: &mut Vec<Even
 
 fn measure() {
     let mut device = device(0);
-    let address = device.address();
+    let address = device.info().address.clone();
     let mut child = Command::new(std::env::current_exe().expect("a program"))
         .env(ADDRESS, &address.0)
         .spawn()

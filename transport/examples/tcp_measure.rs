@@ -228,7 +228,7 @@ fn stream(ends: &mut [End; 2], notices: &mut [u64; 2], both: bool) -> f64 {
 
 fn main() {
     let mut ends = [End::new(0), End::new(1)];
-    let addresses = [ends[0].device.address(), ends[1].device.address()];
+    let addresses = [ends[0].device.info().address.clone(), ends[1].device.info().address.clone()];
     for rank in 0..2 {
         let peer = 1 - rank;
         ends[rank].device.connect(peer as Rank, &addresses[peer]).expect("starts");

@@ -23,7 +23,7 @@
 //!    dropped.
 //! 8. Zero-length, one-byte, unaligned and maximum-length transfers work. A forged, stale or
 //!    out-of-range remote slice changes no byte that its owner can read and harms no other pair;
-//!    where [`Caps::checks_keys`] it is an error of that transfer.
+//!    a fabric that checks keys ends that transfer with an error, others may lose the pair.
 //! 9. Silence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs,
 //!    is stopped, or is continued later. It also ends this rank's transfers to it
 //!    ([`TransferError::Severed`]).
@@ -212,13 +212,15 @@ impl fmt::Display for Address {
     }
 }
 
-/// What a backend can do, whichever peer it is about. Fixed when the device is made.
-#[derive(Clone, Debug)]
-pub struct Caps {
+/// What a device is and can do. Fixed when the device is made.
+#[derive(Clone)]
+pub struct DeviceInfo {
+    /// This rank.
+    pub rank: Rank,
+    /// Where it listens; peers connect to it.
+    pub address: Address,
     /// Its name: `sim`, `shm`, `tcp`, `shm+tcp`, `verbs`, `shm+verbs`.
     pub fabric: &'static str,
-    /// Whether a bad remote slice is an error of its transfer. Otherwise it may cost the pair.
-    pub checks_keys: bool,
     /// Whether any host memory can be registered, at the cost of a table entry: then slices that a
     /// caller lends for one operation are registered for its duration instead of being staged.
     pub registers_freely: bool,
@@ -226,21 +228,28 @@ pub struct Caps {
     pub cells: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
+    /// How it reaches each rank, by rank. The entry of this rank says nothing.
+    pub reach: Vec<Reach>,
+    /// Rings its bell, from any thread.
+    pub ringer: Arc<dyn Ring>,
 }
 
-/// How a device reaches one peer. Fixed when the device is made, and the same at both ends.
+impl fmt::Debug for DeviceInfo {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "DeviceInfo({} of rank {} at {})", self.fabric, self.rank, self.address)
+    }
+}
+
+/// How a device reaches one peer. The same at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// The fabric that joins the two: that of [`Caps`], or the one of several that it takes for
-    /// this peer.
+    /// The fabric that joins the two: that of [`DeviceInfo`], or the one of several that it takes
+    /// for this peer.
     pub fabric: &'static str,
     /// Whether [`Device::map`] works.
     pub maps: bool,
     /// Whether a transfer ends without its target being polled.
     pub passive: bool,
-    /// Whether severing this peer takes local regions away from all peers of the same fabric, and
-    /// from those that RDMA joins (they keep their bytes and addresses).
-    pub sever_detaches: bool,
     /// Transfers under way to the peer before `QueueFull`.
     pub queue_depth: usize,
 }
@@ -352,17 +361,8 @@ pub struct DeviceConfig {
 /// ```
 #[allow(unsafe_code)]
 pub unsafe trait Device: Send {
-    /// What it can do.
-    fn caps(&self) -> &Caps;
-
-    /// How it reaches a peer; of a rank that is no peer, anything.
-    fn reach(&self, peer: Rank) -> Reach;
-
-    /// This rank.
-    fn rank(&self) -> Rank;
-
-    /// Where it listens; peers connect to it.
-    fn address(&self) -> Address;
+    /// What it is and can do; always the same.
+    fn info(&self) -> &DeviceInfo;
 
     /// Makes memory reachable for transfers. May pin and announce it; not for the data path. Memory
     /// that has a region here gets another region, or another handle of that one where registering
@@ -388,7 +388,9 @@ pub unsafe trait Device: Send {
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError>;
 
     /// Starts to cut a peer off; `Severed` ends it, within a time bounded by this process's own
-    /// work, whatever state the peer is in: not connected yet, lost, gone or severed before.
+    /// work, whatever state the peer is in: not connected yet, lost, gone or severed before. A
+    /// fabric that maps may take local regions away from all peers that it joins, and from those
+    /// that RDMA joins; they keep their bytes and addresses.
     fn sever(&mut self, peer: Rank);
 
     /// Starts a transfer, and ends it where that takes no waiting. Never blocks.
@@ -445,9 +447,6 @@ pub unsafe trait Device: Send {
     /// already. To be called by way of [`crate::sleep::unless_news`], as cells may have changed
     /// since the last poll.
     fn arm(&mut self) -> Option<Bell>;
-
-    /// Rings this device's bell.
-    fn ringer(&self) -> Arc<dyn Ring>;
 
     /// Tells the peers that can see it on which processor this rank waits. A hint, cheap where
     /// nothing has changed; a device whose peers cannot see it does nothing.

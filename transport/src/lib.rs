@@ -43,7 +43,7 @@ pub use auth::Secret;
 pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 pub use clock::Nanos;
 pub use device::{
-    Address, AtomicOp, BackendError, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause,
+    Address, AtomicOp, BackendError, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event, LossCause,
     LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder, Ring, Source,
     SubmitError, Submitted, Transfer, TransferError, TransferId,
 };

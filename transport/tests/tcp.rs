@@ -58,7 +58,7 @@ impl End {
     }
 
     fn socket_address(&self) -> SocketAddr {
-        self.device.address().0.strip_prefix("tcp:").expect("tcp:").parse().expect("an address")
+        self.device.info().address.clone().0.strip_prefix("tcp:").expect("tcp:").parse().expect("an address")
     }
 
     fn pump(&mut self) {
@@ -102,8 +102,8 @@ impl End {
 
 fn connected() -> (End, End) {
     let (mut low, mut high) = (End::new(config(0, 2)), End::new(config(1, 2)));
-    high.device.connect(0, &low.device.address()).expect("starts");
-    low.device.connect(1, &high.device.address()).expect("starts");
+    high.device.connect(0, &low.device.info().address.clone()).expect("starts");
+    low.device.connect(1, &high.device.info().address.clone()).expect("starts");
     low.until("the connection", |low| {
         high.pump();
         low.log.contains(&Event::Connected { peer: 1 }) && high.log.contains(&Event::Connected { peer: 0 })
@@ -204,7 +204,7 @@ struct RawPeer {
 impl RawPeer {
     fn connect(end: &mut End) -> Self {
         let address = end.socket_address();
-        end.device.connect(1, &end.device.address()).expect("starts");
+        end.device.connect(1, &end.device.info().address.clone()).expect("starts");
         let join = |role, lane| {
             let (stream, verdict) = shake(address, &Hello::new(role, lane), SECRET);
             assert_eq!(verdict, 0);
@@ -306,8 +306,8 @@ fn work_under_flood(connections: usize, held: usize) {
             }
         });
         let (mut notices, mut slowest, mut joined_in) = (0, Duration::ZERO, None);
-        new_high.device.connect(0, &new_low.device.address()).expect("starts");
-        new_low.device.connect(1, &new_high.device.address()).expect("starts");
+        new_high.device.connect(0, &new_low.device.info().address.clone()).expect("starts");
+        new_low.device.connect(1, &new_high.device.info().address.clone()).expect("starts");
         let began = clock::now();
         while !flood.is_finished() || joined_in.is_none() {
             let asked = clock::now();
@@ -355,8 +355,8 @@ fn a_wrong_secret_is_named_on_both_sides() {
     let mut low = End::new(DeviceConfig { connect_timeout: limit, ..config(0, 2) });
     let secret = Some(Secret::new(b"another secret, as long"));
     let mut high = End::new(DeviceConfig { secret, connect_timeout: limit, ..config(1, 2) });
-    low.device.connect(1, &high.device.address()).expect("starts");
-    high.device.connect(0, &low.device.address()).expect("starts");
+    low.device.connect(1, &high.device.info().address.clone()).expect("starts");
+    high.device.connect(0, &low.device.info().address.clone()).expect("starts");
     for (end, peer) in [(&mut high, 0), (&mut low, 1)] {
         assert_eq!(end.until_lost(peer), LossCause::Protocol(ProtocolViolation::WrongSecret));
     }
@@ -382,7 +382,7 @@ fn a_wrong_rank_is_turned_away_though_it_knows_the_secret() {
     check_pair(&mut low, &mut high);
     let mut third = End::new(config(2, 3));
     let other = End::new(config(1, 3));
-    third.device.connect(0, &other.device.address()).expect("starts");
+    third.device.connect(0, &other.device.info().address.clone()).expect("starts");
     assert_eq!(third.until_lost(0), LossCause::Protocol(ProtocolViolation::WrongRank));
 }
 
@@ -634,7 +634,11 @@ fn where_to_listen_is_checked_and_said() {
     let error = with("lo", None).err().expect("other users could connect");
     assert!(matches!(error, OpenError::NoSecret), "{error}");
     let device = with("lo", fresh).expect("loopback has an address");
-    assert!(device.address().0.starts_with("tcp:127.0.0.1:"), "{}", device.address());
+    assert!(
+        device.info().address.clone().0.starts_with("tcp:127.0.0.1:"),
+        "{}",
+        device.info().address.clone()
+    );
 }
 
 /// What a child process is told by the environment: the address of rank 0.
@@ -669,10 +673,10 @@ impl Drop for Process {
 
 fn with_process() -> (End, Process) {
     let mut end = End::new(config(0, 2));
-    end.device.connect(1, &end.device.address()).expect("starts");
+    end.device.connect(1, &end.device.info().address.clone()).expect("starts");
     let mut child = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "the_other_process", "--nocapture"])
-        .env(CHILD, end.device.address().0)
+        .env(CHILD, end.device.info().address.clone().0)
         .stdout(Stdio::piped())
         .spawn()
         .expect("the test starts itself");

@@ -69,13 +69,13 @@ impl Waker {
 
 fn sleeper() -> (Sleeper, Waker) {
     let (device, turn) = (device(), Arc::new(AtomicU64::new(0)));
-    let waker = Waker { ringer: device.ringer(), turn: turn.clone() };
+    let waker = Waker { ringer: Arc::clone(&device.info().ringer), turn: turn.clone() };
     (Sleeper { device, turn }, waker)
 }
 
 fn awake(criterion: &mut Criterion) {
     let mut device = device();
-    let ringer = device.ringer();
+    let ringer = Arc::clone(&device.info().ringer);
     criterion.bench_function("bell/rung, nobody sleeps", |bencher| bencher.iter(|| ringer.ring()));
     criterion.bench_function("bell/rung and armed", |bencher| {
         bencher.iter(|| {

@@ -326,7 +326,7 @@ impl Engine {
         board: Arc<Board>,
         ranks: u32,
     ) -> Result<Self, EngineError> {
-        let rank = device.rank();
+        let rank = device.info().rank;
         let bytes = bank::scratch_bytes(ranks);
         let memory =
             SharedMemory::new(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;

@@ -303,7 +303,7 @@ impl Engine {
     /// them. To be called when all peers are ready.
     pub fn look_directly(&mut self, is_crowded: bool) {
         let peers = (0..self.ranks).filter(|peer| *peer != self.rank);
-        let is_passive = peers.clone().all(|peer| self.device.reach(peer).passive);
+        let is_passive = peers.clone().all(|peer| self.device.info().reach[peer as usize].passive);
         self.is_passive = self.is_ready() && self.compute.is_immediate() && is_passive;
         self.rounds_max = if is_crowded { 0 } else { ROUNDS_MAX };
         self.peer_scratch_mapped = vec![None; self.ranks as usize];

@@ -425,7 +425,7 @@ impl Engine {
                 "rank {}: the group has failed ({fault}), but the {} device has not kept all peers from writing to this \
                  rank's memory within {SEVER_LIMIT:?}",
                 self.rank,
-                self.device.caps().fabric
+                self.device.info().fabric
             ));
         }
         if is_idle {

@@ -126,12 +126,12 @@ impl Driver {
         is_crowded: bool,
         observed: Observed,
     ) -> Self {
-        let ringer = core.engine.device().ringer();
+        let ringer = Arc::clone(&core.engine.device().info().ringer);
         let process = fork::Process::current();
-        let device = core.engine.device();
+        let info = core.engine.device().info();
         // Where no memory is mapped nobody is seen.
         let neighbours =
-            (0..world_size).filter(|peer| *peer != device.rank() && device.reach(*peer).maps).collect();
+            (0..world_size).filter(|peer| *peer != info.rank && info.reach[*peer as usize].maps).collect();
         Self {
             core: Mutex::new(core),
             waiting: AtomicUsize::new(0),
@@ -263,7 +263,7 @@ impl Driver {
         };
         let times = self.times_beside.load(Ordering::Relaxed);
         self.times_beside.store(times.saturating_add(1), Ordering::Relaxed);
-        let patience = if lowest < device.rank() { 1 } else { LOWER_RANK_WAITS };
+        let patience = if lowest < device.info().rank { 1 } else { LOWER_RANK_WAITS };
         if times >= patience * (YIELDS_BESIDE + SLEEPS_BESIDE) {
             self.times_beside.store(0, Ordering::Relaxed);
             let shown = self.neighbours.iter().filter_map(|peer| device.shown_processor(*peer));

@@ -97,7 +97,7 @@ impl Lent {
     pub(super) fn register(&mut self, engine: &mut Engine, bytes: Bytes) -> Result<Bytes, RegisterError> {
         let Bytes::Private { base: Address(base), len } = bytes else { return Ok(bytes) };
         let Some(base) = NonNull::new(base) else { return Ok(bytes) };
-        if len < LENT_BYTES_MIN || !engine.device().caps().registers_freely {
+        if len < LENT_BYTES_MIN || !engine.device().info().registers_freely {
             return Ok(bytes);
         }
         let memory = Arc::new(LentMemory { base, len });

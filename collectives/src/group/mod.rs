@@ -181,11 +181,12 @@ impl Group {
         options: &Options,
     ) -> Result<Self, GroupError> {
         let Connection { device, events, board, platform, is_crowded, store } = connection;
-        let (rank, world_size) = (device.rank(), platform.ranks());
+        let (rank, world_size) = (device.info().rank, platform.ranks());
         let hosts = platform.hosts.clone();
         let neighbours = (0..world_size).filter(|&peer| peer != rank && hosts.are_neighbours(rank, peer));
         assert!(
-            platform.access == Access::Put || neighbours.into_iter().all(|peer| device.reach(peer).maps),
+            platform.access == Access::Put
+                || neighbours.into_iter().all(|peer| device.info().reach[peer as usize].maps),
             "the device maps what the platform says it does"
         );
         let gpu = match compute.space() {

@@ -169,15 +169,15 @@ impl Cluster {
                 })
             })
             .collect();
-        let addresses: Vec<_> = devices.iter().map(Device::address).collect();
+        let addresses: Vec<_> = devices.iter().map(|device| device.info().address.clone()).collect();
         for device in &mut devices {
-            let own = device.rank();
+            let own = device.info().rank;
             for peer in (0..ranks).filter(|peer| *peer != own) {
                 device.connect(peer, &addresses[peer as usize]).expect("the address of a simulated rank");
             }
         }
         let members = devices.into_iter().zip(boards).map(|(device, board)| {
-            let rank = device.rank();
+            let rank = device.info().rank;
             let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S).sabotaged(sabotage);
             let compute = if is_immediate { compute.immediate() } else { compute };
             let compute = if moves_bytes { compute } else { compute.idle() };

@@ -17,9 +17,9 @@ use pleach_transport::hybrid::{HybridDevice, Route};
 use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Bell, Caps, Cells, ConnectError, Device, DeviceConfig, Event, MapError, Mapped, Memory, Nanos,
-    Notice, PostError, Reach, Region, RegisterError, RemoteSlice, Ring, Secret, SubmitError, Submitted,
-    Transfer, TransferId, clock,
+    Address, Bell, Cells, ConnectError, Device, DeviceConfig, DeviceInfo, Event, MapError, Mapped, Memory,
+    Nanos, Notice, PostError, Region, RegisterError, RemoteSlice, Secret, SubmitError, Submitted, Transfer,
+    TransferId, clock,
 };
 use pleach_vocabulary::Rank;
 
@@ -94,17 +94,8 @@ struct Interrupted {
 // SAFETY: the device that it wraps keeps the contract.
 #[allow(unsafe_code)]
 unsafe impl Device for Interrupted {
-    fn caps(&self) -> &Caps {
-        self.inner.caps()
-    }
-    fn reach(&self, peer: Rank) -> Reach {
-        self.inner.reach(peer)
-    }
-    fn rank(&self) -> Rank {
-        self.inner.rank()
-    }
-    fn address(&self) -> Address {
-        self.inner.address()
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
     }
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         self.inner.register(memory)
@@ -141,9 +132,6 @@ unsafe impl Device for Interrupted {
         let Some(Bell::Word { word, seen }) = bell else { return bell };
         let interruption = self.interruption.clone();
         Some(Bell::Word { word: Arc::new(Word { word, seen, number, interruption }), seen })
-    }
-    fn ringer(&self) -> Arc<dyn Ring> {
-        self.inner.ringer()
     }
     fn next_wakeup(&self) -> Option<Nanos> {
         self.inner.next_wakeup()
@@ -201,7 +189,7 @@ fn group(device: Box<dyn Device>, board: Arc<Board>) -> Group {
 fn sleeps_on(open: impl Fn(DeviceConfig) -> Box<dyn Device>, moment: Moment, at: u32) -> bool {
     let boards = [0, 1].map(|rank| Arc::new(Board::new(rank)));
     let [mut zero, mut one] = [0, 1].map(|rank: u32| open(config(rank, &boards[rank as usize])));
-    let addresses = [zero.address(), one.address()];
+    let addresses = [zero.info().address.clone(), one.info().address.clone()];
     let (ask, asked) = channel();
     let (answer, answered) = channel();
     let interruption = Arc::new(Interruption {

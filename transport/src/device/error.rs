@@ -31,7 +31,7 @@ impl BackendError {
         Self { fabric, error: Arc::new(error) }
     }
 
-    /// Name of the fabric, as [`crate::Caps::fabric`] of its device.
+    /// Name of the fabric, as [`crate::DeviceInfo::fabric`] of its device.
     #[must_use]
     pub fn fabric(&self) -> &'static str {
         self.fabric
@@ -376,7 +376,7 @@ pub enum SubmitError {
         /// How many there are.
         cells: usize,
     },
-    /// More bytes than [`crate::Caps::transfer_bytes_max`].
+    /// More bytes than [`crate::DeviceInfo::transfer_bytes_max`].
     #[error("{bytes} bytes are more than the {max} of one transfer")]
     TooLong {
         /// How many.

@@ -34,8 +34,8 @@ use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, MapError, PostError, Reach,
-    RegisterError, Ring, SubmitError, Submitted, Transfer, TransferId,
+    Address, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event, MapError, PostError, RegisterError,
+    SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
@@ -123,7 +123,7 @@ pub struct HybridDevice {
     across: Across,
     /// By rank; this rank's own says nothing.
     routes: Vec<Route>,
-    caps: Caps,
+    info: DeviceInfo,
     /// What both know already, over RDMA.
     cache: Cache,
     /// Which of the two the next poll looks at first.
@@ -175,19 +175,29 @@ impl HybridDevice {
             Across::Tcp(tcp) => tcp.replace_registry(both),
             Across::Verbs(verbs) => verbs.replace_registry(both),
         }
-        let bridge = Bridge::new(rank, across.bell_file(), shm.ringer()).map_err(OpenError::Bell)?;
+        let bridge =
+            Bridge::new(rank, across.bell_file(), Arc::clone(&shm.info().ringer)).map_err(OpenError::Bell)?;
         // What a device says holds for all its peers. RDMA's devices may take less than neighbours
         // could.
-        shm.limit_transfers(across.device().caps().transfer_bytes_max);
-        let (here, there) = (shm.caps(), across.device().caps());
-        let caps = Caps {
+        shm.limit_transfers(across.device().info().transfer_bytes_max);
+        let (here, there) = (shm.info(), across.device().info());
+        let reach =
+            routes.iter().zip(&here.reach).zip(&there.reach).map(|((route, here), there)| match route {
+                Route::Shm => *here,
+                Route::Across => *there,
+            });
+        let info = DeviceInfo {
+            rank,
+            // A peer takes the one of the route that joins it.
+            address: Address(format!("{} {}", here.address, there.address)),
+            reach: reach.collect(),
+            ringer: Arc::clone(&here.ringer),
             fabric: across.fabric(),
-            checks_keys: here.checks_keys && there.checks_keys,
             registers_freely: here.registers_freely && there.registers_freely,
             cells: here.cells.min(there.cells),
             transfer_bytes_max: here.transfer_bytes_max.min(there.transfer_bytes_max),
         };
-        Ok(Self { bridge, shm, across, routes, caps, cache: Cache::default(), next: Route::Shm })
+        Ok(Self { bridge, shm, across, routes, info, cache: Cache::default(), next: Route::Shm })
     }
 
     /// Who joins this rank to `peer`; the one across, which refuses it, where there is no such
@@ -210,28 +220,15 @@ impl HybridDevice {
 // SAFETY: both of its devices keep the contract, and the conformance suite tests each line of it.
 #[allow(unsafe_code)]
 unsafe impl Device for HybridDevice {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn reach(&self, peer: Rank) -> Reach {
-        self.to(peer).reach(peer)
-    }
-
-    fn rank(&self) -> Rank {
-        self.shm.rank()
-    }
-
-    /// Both addresses; a peer takes the one of the route that joins it.
-    fn address(&self) -> Address {
-        Address(format!("{} {}", self.shm.address(), self.across.device().address()))
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         match &mut self.across {
             // The way across would read it as the host's.
             Across::Tcp(_) if memory.space() != Space::Host => {
-                Err(RegisterError::Space { fabric: self.caps.fabric, space: memory.space() })
+                Err(RegisterError::Space { fabric: self.info.fabric, space: memory.space() })
             }
             Across::Tcp(tcp) => {
                 let region = self.shm.register(memory)?;
@@ -255,7 +252,7 @@ unsafe impl Device for HybridDevice {
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
         let Some((here, across)) = address.0.split_once(' ') else {
-            return Err(ConnectError::Address { fabric: self.caps.fabric, address: address.clone() });
+            return Err(ConnectError::Address { fabric: self.info.fabric, address: address.clone() });
         };
         let address = match self.routes.get(peer as usize) {
             Some(Route::Shm) => here,
@@ -322,10 +319,6 @@ unsafe impl Device for HybridDevice {
         // armed, or rings it.
         self.bridge.arm(self.across.bell_file()).ok()?;
         self.shm.arm()
-    }
-
-    fn ringer(&self) -> Arc<dyn Ring> {
-        self.shm.ringer()
     }
 
     fn show_processor(&mut self, processor: u32) {

@@ -10,7 +10,7 @@ use rustix::param::page_size;
 use super::bell;
 use super::copies::gpu_failed;
 use super::detached::was_detached;
-use super::device::{FABRIC, Place, QUEUE_DEPTH, REACH, ShmDevice, State};
+use super::device::{FABRIC, Place, QUEUE_DEPTH, ShmDevice, State};
 use super::directory::file_of;
 use super::link::REGIONS_MAX;
 use super::mapping::check;
@@ -23,8 +23,8 @@ use crate::control::WATCHER_END_LIMIT;
 use crate::control::packet;
 use crate::cuda::CudaMemory;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MESSAGE_BYTES_MAX, MapError, PostError, Reach,
-    RegisterError, Ring, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Bell, ConnectError, Device, DeviceInfo, Event, MESSAGE_BYTES_MAX, MapError, PostError,
+    RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
@@ -71,20 +71,8 @@ impl ShmDevice {
 // SAFETY: the conformance suite tests each line of the contract.
 #[allow(unsafe_code)]
 unsafe impl Device for ShmDevice {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn reach(&self, _peer: Rank) -> Reach {
-        REACH
-    }
-
-    fn rank(&self) -> Rank {
-        self.shared.rank
-    }
-
-    fn address(&self) -> Address {
-        self.address.clone()
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
@@ -197,7 +185,7 @@ unsafe impl Device for ShmDevice {
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         let state = self.peers.get(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
         let connected = state.connected(peer)?;
-        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+        transfer.check(&self.registry, self.info.transfer_bytes_max)?;
         if let Transfer::Put { notice, .. } = &transfer {
             connected.check_notice(notice.as_ref())?;
         }
@@ -288,10 +276,6 @@ unsafe impl Device for ShmDevice {
         }
         self.is_armed = true;
         Some(Bell::Word { word: self.bell.clone(), seen })
-    }
-
-    fn ringer(&self) -> Arc<dyn Ring> {
-        self.shared.clone()
     }
 
     fn show_processor(&mut self, processor: u32) {

@@ -26,7 +26,7 @@ use crate::clock::Nanos;
 use crate::control::WatcherThread;
 use crate::control::packet;
 use crate::device::{
-    Address, Caps, DeviceConfig, Event, LossCause, Reach, Source, SubmitError, Submitted, TransferError,
+    DeviceConfig, DeviceInfo, Event, LossCause, Reach, Source, SubmitError, Submitted, TransferError,
     TransferId,
 };
 use crate::last_resort;
@@ -48,8 +48,7 @@ const DUE_POLLS: u32 = 4;
 const ANNOUNCEMENT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How it reaches any peer.
-pub(super) const REACH: Reach =
-    Reach { fabric: FABRIC, maps: true, passive: true, sever_detaches: true, queue_depth: QUEUE_DEPTH };
+pub(super) const REACH: Reach = Reach { fabric: FABRIC, maps: true, passive: true, queue_depth: QUEUE_DEPTH };
 
 /// Why the device was not made.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -82,8 +81,7 @@ pub struct ShmDevice {
     pub(super) shared: Arc<Shared>,
     pub(super) registry: Arc<dyn Registry>,
     pub(super) bell: Arc<BellPage>,
-    pub(super) caps: Caps,
-    pub(super) address: Address,
+    pub(super) info: DeviceInfo,
     pub(super) peers: Vec<Peer>,
     /// Who is notified but may have been about to sleep: looked at again after one fence.
     pub(super) due: Vec<Rank>,
@@ -168,18 +166,21 @@ impl ShmDevice {
         let watcher = Watcher::new(shared.clone(), &config, listener).map_err(OpenError::System)?;
         let name = format!("pleach-{FABRIC}-{rank}");
         let watcher = WatcherThread::spawn(name, || watcher.run()).map_err(OpenError::System)?;
+        let info = DeviceInfo {
+            rank,
+            address,
+            fabric: FABRIC,
+            registers_freely: false,
+            cells,
+            transfer_bytes_max: TRANSFER_BYTES_MAX,
+            reach: vec![REACH; world_size as usize],
+            ringer: shared.clone(),
+        };
         Ok(Self {
             registry: shared.clone(),
             bell: shared.own.bell.clone(),
             shared,
-            caps: Caps {
-                fabric: FABRIC,
-                checks_keys: true,
-                registers_freely: false,
-                cells,
-                transfer_bytes_max: TRANSFER_BYTES_MAX,
-            },
-            address,
+            info,
             peers: (0..world_size).map(|_| Peer::new()).collect(),
             due: Vec::with_capacity(world_size as usize),
             polls_due: 0,
@@ -197,7 +198,7 @@ impl ShmDevice {
 
     /// Takes no longer transfers from now on: the other fabric of a device of two does not.
     pub(crate) fn limit_transfers(&mut self, bytes_max: u64) {
-        self.caps.transfer_bytes_max = self.caps.transfer_bytes_max.min(bytes_max);
+        self.info.transfer_bytes_max = self.info.transfer_bytes_max.min(bytes_max);
     }
 
     /// Who is told that regions are gone.

@@ -7,8 +7,8 @@ use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, DeviceConfig, Event, LossCause, MapError, PostError, Reach,
-    RegisterError, Ring, SubmitError, Submitted, Transfer, TransferId,
+    Address, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event, LossCause, MapError, PostError,
+    Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::{Alias, Memory, Share};
 use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
@@ -28,7 +28,7 @@ pub struct SimDevice {
     world: World,
     rank: Rank,
     connect_timeout: Duration,
-    caps: Caps,
+    info: DeviceInfo,
     table: Arc<RegionTable>,
     registry: Arc<dyn Registry>,
     bell: Arc<BellWord>,
@@ -43,7 +43,7 @@ impl std::fmt::Debug for SimDevice {
 impl SimDevice {
     pub(super) fn new(world: World, config: DeviceConfig) -> Self {
         let DeviceConfig { rank, world_size, cells, connect_timeout, responder, .. } = config;
-        let (caps, table, bell) = world.with(|state| {
+        let (info, table, bell) = world.with(|state| {
             assert_eq!(state.ranks.len(), world_size as usize, "the network has as many ranks as the world");
             assert!(rank < world_size, "rank {rank} of {world_size}");
             let rank_state = &mut state.ranks[rank as usize];
@@ -52,17 +52,26 @@ impl SimDevice {
             rank_state.cells = cells;
             rank_state.responder = Some(responder);
             let (table, bell) = (rank_state.table.clone(), rank_state.bell.clone());
-            let caps = Caps {
+            let reach = (0..world_size).map(|peer| Reach {
                 fabric: FABRIC,
-                checks_keys: true,
+                maps: state.maps(rank, peer),
+                passive: state.is_passive(rank, peer),
+                queue_depth: state.queue_depth,
+            });
+            let info = DeviceInfo {
+                rank,
+                address: Address(format!("{FABRIC}:{rank}")),
+                fabric: FABRIC,
                 registers_freely: !state.maps,
                 cells,
                 transfer_bytes_max: state.transfer_bytes_max,
+                reach: reach.collect(),
+                ringer: bell.clone(),
             };
-            (caps, table, bell)
+            (info, table, bell)
         });
         let registry: Arc<dyn Registry> = table.clone();
-        Self { world, rank, connect_timeout, caps, table, registry, bell }
+        Self { world, rank, connect_timeout, info, table, registry, bell }
     }
 
     /// The world that it is part of.
@@ -116,26 +125,8 @@ impl SimDevice {
 // [`Canary`](super::Canary) breaks, in bytes that slices keep alive.
 #[allow(unsafe_code)]
 unsafe impl Device for SimDevice {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn reach(&self, peer: Rank) -> Reach {
-        self.world.with(|state| Reach {
-            fabric: FABRIC,
-            maps: state.maps(self.rank, peer),
-            passive: state.is_passive(self.rank, peer),
-            sever_detaches: false,
-            queue_depth: state.queue_depth,
-        })
-    }
-
-    fn rank(&self) -> Rank {
-        self.rank
-    }
-
-    fn address(&self) -> Address {
-        Address(format!("{FABRIC}:{}", self.rank))
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
@@ -231,7 +222,7 @@ unsafe impl Device for SimDevice {
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         self.world.with(|state| {
             self.expect_connected(state, peer)?;
-            transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+            transfer.check(&self.registry, self.info.transfer_bytes_max)?;
             let notice = if let Transfer::Put { notice, .. } = &transfer { notice.as_ref() } else { None };
             self.expect_room(state, peer, notice)?;
             state.side(self.rank, peer).under_way += 1;
@@ -290,10 +281,6 @@ unsafe impl Device for SimDevice {
             rank.ready.is_empty() && rank.inbox.is_empty()
         });
         idle.then(|| Bell::Word { word: self.bell.clone(), seen })
-    }
-
-    fn ringer(&self) -> Arc<dyn Ring> {
-        self.bell.clone()
     }
 
     /// Never: what the world will do is known to [`World::advance`].

@@ -40,9 +40,9 @@
 //!     rank, world_size: 3, secret: None, cells: 8, connect_timeout: Duration::from_secs(1), interface: None, address: None,
 //!     responder: Arc::new(Silent),
 //! })).collect();
-//! let addresses: Vec<_> = devices.iter().map(|device| device.address()).collect();
+//! let addresses: Vec<_> = devices.iter().map(|device| device.info().address.clone()).collect();
 //! for device in &mut devices {
-//!     let rank = device.rank();
+//!     let rank = device.info().rank;
 //!     for peer in (0..3).filter(|&peer| peer != rank) {
 //!         device.connect(peer, &addresses[peer as usize]).unwrap();
 //!     }

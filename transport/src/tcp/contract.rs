@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::lane::OutLane;
 use super::pair::{Bye, Core};
-use super::{FABRIC, Peer, QUEUE_DEPTH, TcpDevice};
+use super::{FABRIC, Peer, TcpDevice};
 use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MapError, PostError, Reach, RegisterError, Ring,
-    SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Bell, ConnectError, Device, DeviceInfo, Event, MapError, PostError, RegisterError, SubmitError,
+    Submitted, Transfer, TransferError, TransferId,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, Region, RemoteSlice, random_key};
@@ -18,21 +18,8 @@ use crate::region::{Mapped, Region, RemoteSlice, random_key};
 // SAFETY: the conformance suite tests each line of the contract.
 #[allow(unsafe_code)]
 unsafe impl Device for TcpDevice {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn reach(&self, _peer: Rank) -> Reach {
-        let (fabric, queue_depth) = (FABRIC, QUEUE_DEPTH);
-        Reach { fabric, maps: false, passive: false, sever_detaches: false, queue_depth }
-    }
-
-    fn rank(&self) -> Rank {
-        self.control.rank()
-    }
-
-    fn address(&self) -> Address {
-        self.control.address().clone()
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
@@ -76,7 +63,7 @@ unsafe impl Device for TcpDevice {
     }
 
     fn cells(&self, peer: Rank) -> Cells {
-        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.caps.cells)).clone()
+        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.info.cells)).clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
@@ -131,10 +118,6 @@ unsafe impl Device for TcpDevice {
             }
         }
         Some(Bell::File(Arc::clone(&self.epoll)))
-    }
-
-    fn ringer(&self) -> Arc<dyn Ring> {
-        Arc::clone(self.control.bell()) as _
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {

@@ -42,7 +42,8 @@ use crate::clock::Nanos;
 use crate::control::{Control, ControlEvent, socket};
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
-    Caps, Device, DeviceConfig, Event, LossCause, PostError, SubmitError, Transfer, TransferError,
+    Device, DeviceConfig, DeviceInfo, Event, LossCause, PostError, Reach, SubmitError, Transfer,
+    TransferError,
 };
 use crate::region::{Region, Registry};
 
@@ -79,7 +80,7 @@ pub struct TcpDevice {
     // first.
     peers: Vec<Peer>,
     control: Control<Revoked>,
-    caps: Caps,
+    info: DeviceInfo,
     epoll: Arc<OwnedFd>,
     cells: Vec<OnceLock<Cells>>,
     regions: Regions,
@@ -133,15 +134,20 @@ impl TcpDevice {
             })
             .map_err(|error| OpenError::System { what: "epoll descriptor", source: error.into() })?;
         let releases = Arc::new(Releases::new(Arc::downgrade(control.bell())));
+        let reach = Reach { fabric: FABRIC, maps: false, passive: false, queue_depth: QUEUE_DEPTH };
+        let info = DeviceInfo {
+            rank: control.rank(),
+            address: control.address().clone(),
+            fabric: FABRIC,
+            registers_freely: true,
+            cells: control.cells(),
+            transfer_bytes_max: frame::TRANSFER_BYTES_MAX,
+            reach: vec![reach; world_size as usize],
+            ringer: Arc::clone(control.bell()) as _,
+        };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
-            caps: Caps {
-                fabric: FABRIC,
-                checks_keys: true,
-                registers_freely: true,
-                cells: control.cells(),
-                transfer_bytes_max: frame::TRANSFER_BYTES_MAX,
-            },
+            info,
             control,
             epoll: Arc::new(epoll),
             cells: (0..world_size).map(|_| OnceLock::new()).collect(),
@@ -192,7 +198,7 @@ impl TcpDevice {
     }
 
     fn check(&self, peer: Rank, transfer: &Transfer) -> Result<(), SubmitError> {
-        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+        transfer.check(&self.registry, self.info.transfer_bytes_max)?;
         self.expect_room(peer)
     }
 

@@ -9,8 +9,8 @@ use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::{self, Nanos};
 use crate::device::{
-    Address, Bell, Caps, ConnectError, Device, Event, MapError, PostError, Reach, RegisterError, Ring,
-    Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Bell, ConnectError, Device, DeviceInfo, Event, MapError, PostError, RegisterError, Source,
+    SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 use crate::memory::Memory;
 use crate::region::{Mapped, Region, RemoteSlice};
@@ -18,21 +18,8 @@ use crate::region::{Mapped, Region, RemoteSlice};
 // SAFETY: the conformance suite tests each line of the contract.
 #[allow(unsafe_code)]
 unsafe impl Device for VerbsDevice {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn reach(&self, _peer: Rank) -> Reach {
-        let queue_depth = self.sizes.depth as usize;
-        Reach { fabric: FABRIC, maps: false, passive: false, sever_detaches: false, queue_depth }
-    }
-
-    fn rank(&self) -> Rank {
-        self.control.rank()
-    }
-
-    fn address(&self) -> Address {
-        self.control.address().clone()
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
@@ -71,7 +58,7 @@ unsafe impl Device for VerbsDevice {
         if self.is_leaving {
             return Err(SubmitError::Left { peer });
         }
-        transfer.check(&self.registry, self.caps.transfer_bytes_max)?;
+        transfer.check(&self.registry, self.info.transfer_bytes_max)?;
         if self.outbox.len() >= OUTBOX_MAX {
             return Err(SubmitError::QueueFull { peer });
         }
@@ -105,7 +92,7 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn cells(&self, peer: Rank) -> Cells {
-        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.caps.cells)).clone()
+        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.info.cells)).clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
@@ -162,10 +149,6 @@ unsafe impl Device for VerbsDevice {
         // What was taken may have made room, or credits to give back.
         self.ring_all();
         Some(Bell::File(Arc::clone(&self.epoll)))
-    }
-
-    fn ringer(&self) -> Arc<dyn Ring> {
-        Arc::clone(self.control.bell()) as _
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {

@@ -112,7 +112,7 @@ use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::control::{Control, FabricMessage};
 use crate::cuda::Readers;
-use crate::device::{Caps, DeviceConfig, Event, LossCause, RegisterError};
+use crate::device::{DeviceConfig, DeviceInfo, Event, LossCause, Reach, RegisterError};
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
 
@@ -176,7 +176,7 @@ pub struct VerbsDevice {
     releases: Arc<Releases>,
     registry: Arc<dyn Registry>,
     epoll: Arc<OwnedFd>,
-    caps: Caps,
+    info: DeviceInfo,
     reason: String,
     sizes: Sizes,
     stripe_bytes: usize,
@@ -240,12 +240,17 @@ impl VerbsDevice {
             })?;
         let releases = Arc::new(Releases::default());
         let message_bytes_max = nics.iter().map(|nic| u64::from(nic.port.max_msg_sz)).min().unwrap_or(0);
-        let caps = Caps {
+        let queue_depth = sizes.depth as usize;
+        let reach = Reach { fabric: FABRIC, maps: false, passive: false, queue_depth };
+        let info = DeviceInfo {
+            rank: control.rank(),
+            address: control.address().clone(),
             fabric: FABRIC,
-            checks_keys: false,
             registers_freely: false,
             cells: control.cells(),
             transfer_bytes_max: TRANSFER_BYTES_MAX.min(message_bytes_max),
+            reach: vec![reach; world_size as usize],
+            ringer: Arc::clone(control.bell()) as _,
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
@@ -258,7 +263,7 @@ impl VerbsDevice {
             registry: Arc::clone(&releases) as _,
             releases,
             epoll: Arc::new(joined),
-            caps,
+            info,
             reason,
             sizes,
             stripe_bytes: wish.stripe_bytes.unwrap_or(STRIPE_BYTES),

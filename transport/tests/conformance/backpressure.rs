@@ -16,7 +16,7 @@ fn fill<B: Backend, T: Into<Submission>>(
     to: Rank,
     mut transfer: impl FnMut(usize) -> T,
 ) -> Filled {
-    let depth = world.device(from).reach(to).queue_depth;
+    let depth = world.device(from).info().reach[to as usize].queue_depth;
     let mut accepted = vec![world.submit(from, to, transfer(0))];
     let mut under_way = 0;
     loop {

@@ -36,7 +36,7 @@ fn wait_for(device: &mut dyn Device, bell: &Bell) {
     let began = clock::now();
     let limit = device.next_wakeup().map_or(RING_LIMIT, |at| at.since(began).min(RING_LIMIT));
     bell.wait(limit);
-    assert!(clock::now().since(began) < RING_LIMIT, "{} slept on and heard no bell", device.caps().fabric);
+    assert!(clock::now().since(began) < RING_LIMIT, "{} slept on and heard no bell", device.info().fabric);
 }
 
 /// Sleeps until something holds, by bells alone.
@@ -48,7 +48,7 @@ fn sleep_until(device: &mut dyn Device, what: &str, mut holds: impl FnMut(&[Even
         if holds(&events) {
             return;
         }
-        assert!(clock::now() < deadline, "{}: {what} did not come: {events:?}", device.caps().fabric);
+        assert!(clock::now() < deadline, "{}: {what} did not come: {events:?}", device.info().fabric);
         sleep_once(device, &mut holds, &events);
     }
 }
@@ -246,7 +246,7 @@ pub(crate) fn any_thread_rings<B: Backend>() {
     let mut sleeper = world.take(0);
     for round in 0..ROUNDS {
         let rung = Arc::new(AtomicBool::new(false));
-        let (ringer, says) = (sleeper.ringer(), Arc::clone(&rung));
+        let (ringer, says) = (Arc::clone(&sleeper.info().ringer), Arc::clone(&rung));
         let thread = std::thread::spawn(move || {
             for _ in 0..(round * 7919) % 3000 {
                 std::hint::spin_loop();
@@ -305,7 +305,7 @@ pub(crate) fn a_connection_wakes_a_sleeper<B: Backend>() {
         return skip::<B>(NO_THREADS);
     }
     let mut world = World::<B>::new(2);
-    let addresses = [world.device(0).address(), world.device(1).address()];
+    let addresses = [world.device(0).info().address.clone(), world.device(1).info().address.clone()];
     let mut sleeper = world.take(0);
     let theirs = addresses[0].clone();
     let companion = Companion::start(world.take(1), move |device, round| {

@@ -18,7 +18,7 @@ pub(crate) fn every_pair_is_connected_once<B: Backend>() {
 pub(crate) fn ends_may_connect_at_different_times_in_either_order<B: Backend>() {
     for first in 0..2 {
         let mut world = World::<B>::new(2);
-        let addresses = [world.device(0).address(), world.device(1).address()];
+        let addresses = [world.device(0).info().address.clone(), world.device(1).info().address.clone()];
         let second = 1 - first;
         world.device(first).connect(second, &addresses[second as usize]).expect("starts");
         world.watch(|_| {});
@@ -33,7 +33,7 @@ pub(crate) fn ends_may_connect_at_different_times_in_either_order<B: Backend>() 
 
 pub(crate) fn transfers_work_as_soon_as_connected_was_seen<B: Backend>() {
     let mut world = World::<B>::new(2);
-    let addresses = [world.device(0).address(), world.device(1).address()];
+    let addresses = [world.device(0).info().address.clone(), world.device(1).info().address.clone()];
     world.device(1).connect(0, &addresses[0]).expect("starts");
     world.device(0).connect(1, &addresses[1]).expect("starts");
     // Only this end is known to be connected; the other may still be about to.
@@ -44,7 +44,7 @@ pub(crate) fn transfers_work_as_soon_as_connected_was_seen<B: Backend>() {
 
 pub(crate) fn a_rank_that_is_no_peer_is_refused<B: Backend>() {
     let mut world = World::<B>::new(2);
-    let address = world.device(1).address();
+    let address = world.device(1).info().address.clone();
     for peer in [0, 2, u32::MAX] {
         let refused = world.device(0).connect(peer, &address);
         let expected = matches!(
@@ -67,7 +67,7 @@ pub(crate) fn a_text_that_is_no_address_is_refused<B: Backend>() {
 pub(crate) fn a_peer_that_is_gone_before_it_was_connected_is_not_waited_for_in_vain<B: Backend>() {
     let limit = Duration::from_millis(300);
     let mut world = World::<B>::with(2, |config| config.connect_timeout = limit);
-    let address = world.device(1).address();
+    let address = world.device(1).info().address.clone();
     world.kill(1);
     match world.device(0).connect(1, &address) {
         Err(ConnectError::System { peer: 1, .. }) => {}
@@ -82,7 +82,7 @@ pub(crate) fn a_peer_that_is_gone_before_it_was_connected_is_not_waited_for_in_v
 pub(crate) fn a_peer_that_ends_while_it_connects_is_lost_once<B: Backend>() {
     let limit = Duration::from_millis(500);
     let mut world = World::<B>::with(2, |config| config.connect_timeout = limit);
-    let addresses = [world.device(0).address(), world.device(1).address()];
+    let addresses = [world.device(0).info().address.clone(), world.device(1).info().address.clone()];
     world.device(0).connect(1, &addresses[1]).expect("starts");
     world.device(1).connect(0, &addresses[0]).expect("starts");
     world.kill(1);

@@ -37,7 +37,7 @@ fn check_refused<B: Backend>(len: usize, bad: impl Fn(&mut World<B>, &Region) ->
     const KINDS: usize = 5;
     for kind in 0..KINDS {
         let mut world = World::<B>::connected(3);
-        let checks_keys = world.device(0).caps().checks_keys;
+        let checks_keys = world.checks_keys();
         let before = noise(kind as u64, LEN);
         let owned = world.region_of(1, &before);
         let mine = world.region_of(0, &noise(99, len));
@@ -159,7 +159,7 @@ pub(crate) fn a_region_of_another_device_is_not_accepted<B: Backend>() {
 pub(crate) fn a_cell_that_does_not_exist_is_not_accepted<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
-    assert_eq!(world.device(0).caps().cells, CELLS, "caps tell the cells that were configured");
+    assert_eq!(world.device(0).info().cells, CELLS, "caps tell the cells that were configured");
     assert_eq!(world.cells(1, 0).len(), CELLS);
     for cell in [CELLS as u16, u16::MAX] {
         let error = SubmitError::NoSuchCell { cell, cells: CELLS };
@@ -183,7 +183,7 @@ pub(crate) fn a_misaligned_word_is_not_accepted<B: Backend>() {
 
 pub(crate) fn more_than_the_maximum_is_not_accepted<B: Backend>() {
     let mut world = World::<B>::connected(2);
-    let max = world.device(0).caps().transfer_bytes_max;
+    let max = world.device(0).info().transfer_bytes_max;
     if max >= TOO_LONG_TRIED_MAX {
         return skip::<B>(&format!("allows {max} bytes a transfer, more than the suite allocates"));
     }

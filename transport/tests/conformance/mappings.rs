@@ -12,7 +12,7 @@ const LEN: usize = 50_000;
 const NO_MAPS: &str = "maps nothing";
 
 fn maps<B: Backend>(world: &mut World<B>) -> bool {
-    let maps = world.device(0).reach(1).maps;
+    let maps = world.device(0).info().reach[1].maps;
     if !maps {
         skip::<B>(NO_MAPS);
     }
@@ -40,7 +40,7 @@ fn loaded(mapped: &Mapped) -> Vec<u8> {
 
 pub(crate) fn a_fabric_that_does_not_map_says_so<B: Backend>() {
     let mut world = World::<B>::connected(2);
-    if world.device(0).reach(1).maps {
+    if world.device(0).info().reach[1].maps {
         return skip::<B>("maps; that is tested by the others");
     }
     let theirs = world.region(1, LEN).remote();

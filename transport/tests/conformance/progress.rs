@@ -9,7 +9,7 @@ const LEN: usize = 200_000;
 
 pub(crate) fn a_passive_fabric_needs_no_polling_of_the_target<B: Backend>() {
     let mut world = World::<B>::connected(2);
-    if !world.device(0).reach(1).passive {
+    if !world.device(0).info().reach[1].passive {
         return skip::<B>("says that the target must be polled");
     }
     let (mine, theirs) = (world.region_of(0, &noise(1, LEN)), world.region(1, LEN));

@@ -63,7 +63,7 @@ pub(crate) fn a_put_without_notice_arrives_and_touches_no_cell<B: Backend>() {
 
 pub(crate) fn a_put_of_the_maximum_length_works<B: Backend>() {
     let mut world = World::<B>::connected(2);
-    let max = world.device(0).caps().transfer_bytes_max;
+    let max = world.device(0).info().transfer_bytes_max;
     let len = max.min(LENGTH_TRIED_MAX) as usize;
     if max > LENGTH_TRIED_MAX {
         skip::<B>(&format!("allows {max} bytes a transfer; {len} are tried"));

@@ -52,7 +52,7 @@ pub(crate) fn a_region_dropped_while_a_get_fills_it_stays_until_the_end<B: Backe
 
 pub(crate) fn a_target_dropped_while_puts_to_it_are_under_way_harms_nobody<B: Backend>() {
     let mut world = World::<B>::connected(3);
-    let checks_keys = world.device(0).caps().checks_keys;
+    let checks_keys = world.checks_keys();
     let source = world.region_of(0, &noise(6, LEN));
     let target = world.region(1, LEN);
     let memory = Arc::downgrade(target.memory());

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Bell, Caps, Cells, ConnectError, Device, DeviceConfig, Event, Inline, MapError, Mapped, Memory,
-    Nanos, Notice, PostError, Rank, Reach, Region, RegionKey, RegisterError, RemoteSlice, Ring, SharedMemory,
+    Address, Bell, Cells, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Inline, MapError, Mapped,
+    Memory, Nanos, Notice, PostError, Rank, Region, RegionKey, RegisterError, RemoteSlice, SharedMemory,
     Source, SubmitError, Submitted, Transfer, TransferId, clock,
 };
 
@@ -62,7 +62,7 @@ impl ThroughMappings {
         local: Option<&Region>,
         len: usize,
     ) -> Option<Mapped> {
-        let has_room = self.under_way < self.device.reach(peer).queue_depth;
+        let has_room = self.under_way < self.device.info().reach[peer as usize].queue_depth;
         let is_own = local.is_none_or(|region| self.keys.contains(&region.key()));
         let fits = len as u64 == remote.len;
         if has_room && is_own && fits { self.device.map(peer, remote).ok() } else { None }
@@ -72,7 +72,7 @@ impl ThroughMappings {
         let none_of = |remote: RemoteSlice| RemoteSlice { len: 0, ..remote };
         match transfer {
             Transfer::Put { src, dst, notice }
-                if notice.is_none_or(|notice| usize::from(notice.cell) < self.device.caps().cells) =>
+                if notice.is_none_or(|notice| usize::from(notice.cell) < self.device.info().cells) =>
             {
                 let (region, bytes) = match &src {
                     Source::Slice(slice) => (Some(slice.region()), slice.to_vec()),
@@ -121,17 +121,8 @@ unsafe impl Device for ThroughMappings {
         Ok(region)
     }
 
-    fn caps(&self) -> &Caps {
-        self.device.caps()
-    }
-    fn reach(&self, peer: Rank) -> Reach {
-        self.device.reach(peer)
-    }
-    fn rank(&self) -> Rank {
-        self.device.rank()
-    }
-    fn address(&self) -> Address {
-        self.device.address()
+    fn info(&self) -> &DeviceInfo {
+        self.device.info()
     }
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
         self.device.map(peer, slice)
@@ -158,9 +149,6 @@ unsafe impl Device for ThroughMappings {
     }
     fn arm(&mut self) -> Option<Bell> {
         self.device.arm()
-    }
-    fn ringer(&self) -> Arc<dyn Ring> {
-        self.device.ringer()
     }
     fn next_wakeup(&self) -> Option<Nanos> {
         self.device.next_wakeup()

@@ -186,7 +186,7 @@ pub(crate) fn a_get_under_way_writes_nothing_after_the_silence<B: Backend>() {
 
 pub(crate) fn severing_one_peer_keeps_the_others<B: Backend>() {
     let mut world = World::<B>::connected(3);
-    let detaches = world.device(0).reach(1).sever_detaches;
+    let detaches = world.device(0).info().reach[1].fabric == "shm";
     let (source, old) = (world.region_of(2, &noise(5, LEN)), world.region(0, LEN));
     world.device(0).sever(1);
     until_severed(&mut world);

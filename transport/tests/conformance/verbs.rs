@@ -112,7 +112,7 @@ impl Two {
     }
 
     pub(crate) fn connect(&mut self) {
-        let addresses = [self.0[0].address(), self.0[1].address()];
+        let addresses = [self.0[0].info().address.clone(), self.0[1].info().address.clone()];
         for rank in 0..2_usize {
             self.0[rank].connect(1 - rank as Rank, &addresses[1 - rank]).expect("starts");
         }
@@ -211,7 +211,7 @@ fn a_long_put_costs_one_request_short_ones_share_a_doorbell_and_no_receiver_is_u
 
 /// Connections of TCP at a device's port, as the kernel lists them.
 fn sockets(device: &VerbsDevice) -> usize {
-    let address = device.address().0;
+    let address = device.info().address.0.clone();
     let port = address.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
     let own = format!(":{:04X}", port.expect("an address with a port"));
     let listed = std::fs::read_to_string("/proc/net/tcp").expect("the kernel's list");

@@ -216,7 +216,7 @@ impl<B: Backend> World<B> {
     pub(crate) fn connect_all(&mut self) {
         let ranks = self.stations.len() as u32;
         for (from, to) in pairs(ranks) {
-            let address = self.device(to).address();
+            let address = self.device(to).info().address.clone();
             self.device(from).connect(to, &address).expect("connecting to a peer of the world starts");
         }
         self.until("all pairs to be connected", |world| {
@@ -254,7 +254,7 @@ impl<B: Backend> World<B> {
 
     /// So many bytes, or as many as one transfer takes.
     pub(crate) fn longest(&mut self, wanted: usize) -> usize {
-        let most = self.device(0).caps().transfer_bytes_max;
+        let most = self.device(0).info().transfer_bytes_max;
         wanted.min(usize::try_from(most).unwrap_or(usize::MAX))
     }
 
@@ -385,6 +385,12 @@ impl<B: Backend> World<B> {
             id.is_some()
         });
         id.expect("`until` has returned")
+    }
+
+    /// Whether a bad remote slice is an error of its transfer. RDMA does not check keys: it may
+    /// cost the pair there.
+    pub(crate) fn checks_keys(&mut self) -> bool {
+        !self.device(0).info().fabric.ends_with("verbs")
     }
 
     /// Submits and waits for the end, which must come once.

@@ -41,7 +41,7 @@ pub(crate) struct Pair<D> {
 
 impl<D: Device> Pair<D> {
     pub(crate) fn connected(mut devices: [D; 2]) -> Self {
-        let addresses = [devices[0].address(), devices[1].address()];
+        let addresses = [devices[0].info().address.clone(), devices[1].info().address.clone()];
         devices[0].connect(1, &addresses[1]).expect("an address");
         devices[1].connect(0, &addresses[0]).expect("an address");
         let mut pair = Self { devices, log: Vec::new() };

@@ -173,6 +173,6 @@ pub(crate) fn a_host_only_device_refuses_gpu_memory_and_says_what_to_do(gpu: &Ar
     // Shared memory would take it, the sockets across would read it as the host's.
     let routes = vec![Route::Shm, Route::Across];
     let mut both = HybridDevice::new(config(0), routes).expect("memory and sockets");
-    let name = both.caps().fabric;
+    let name = both.info().fabric;
     expect_refusal(&mut both, name, gpu);
 }

@@ -10,7 +10,7 @@ use crate::ranks::{CONNECT_TIMEOUT, Ranks, Submission, harsh, notice, options, p
 #[test]
 fn a_rank_that_never_comes_is_not_reached_within_the_time_to_connect() {
     let mut ranks = Ranks::alone(options(2, 1));
-    let address = ranks.device(1).address();
+    let address = ranks.device(1).info().address.clone();
     ranks.device(0).connect(1, &address).expect("started");
     ranks.drain();
     assert_eq!(ranks.lost(0, 1), Some(LossCause::NotReached(CONNECT_TIMEOUT)));

@@ -307,7 +307,7 @@ fn a_full_queue_refuses_without_a_trace_and_polling_makes_room() {
     let mut options = options(2, 1);
     options.faults.queue_depth = Some(1);
     let mut ranks = Ranks::connected(options);
-    assert_eq!(ranks.device(0).reach(1).queue_depth, 1);
+    assert_eq!(ranks.device(0).info().reach[1].queue_depth, 1);
     let (ours, theirs) = (ranks.register(0, 100), ranks.register(1, 100));
     let first = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
     let refused = ranks.try_submit(0, 1, put(&ours.whole(), theirs.remote(), 0));

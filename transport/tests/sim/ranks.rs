@@ -119,7 +119,7 @@ impl Ranks {
         let count = ranks.devices.len() as Rank;
         for rank in 0..count {
             for peer in (0..count).filter(|&peer| peer != rank) {
-                let address = ranks.device(peer).address();
+                let address = ranks.device(peer).info().address.clone();
                 ranks.device(rank).connect(peer, &address).expect("a peer of this world");
             }
         }

@@ -307,7 +307,7 @@ impl<'a> Meeting<'a> {
         // `+` and the address, or `-` and the reason why there is none.
         let (mut device, line) = match self.fabrics.make(fabric, &terms.routes, config) {
             Ok(device) => {
-                let line = format!("+{}", device.address());
+                let line = format!("+{}", device.info().address);
                 (Some(device), line)
             }
             Err(error) => (None, format!("-{error}")),

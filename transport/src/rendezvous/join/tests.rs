@@ -9,7 +9,7 @@ use super::*;
 use crate::Nanos;
 use crate::cells::{Cells, Notice};
 use crate::device::{
-    Address, Bell, Caps, ConnectError, LossCause, MapError, PostError, Reach, RegisterError, Ring,
+    Address, Bell, ConnectError, DeviceInfo, LossCause, MapError, PostError, Reach, RegisterError, Ring,
     SubmitError, Submitted, Transfer, TransferId,
 };
 use crate::memory::Memory;
@@ -50,7 +50,7 @@ impl Fabrics for Paper {
         if self.troubles.contains(&(fabric, Trouble::Make)) {
             return Err(FabricError { source: "out of paper".into() });
         }
-        let caps = Caps { fabric: "paper", ..paper_caps() };
+        let info = paper_info(self.rank, fabric, config.world_size);
         let mute = self.troubles.contains(&(fabric, Trouble::Reach));
         let losses =
             [(Trouble::Lose, LossCause::ConnectionClosed), (Trouble::Files, LossCause::Files { most: 7 })];
@@ -58,16 +58,26 @@ impl Fabrics for Paper {
         let loses = loss.map(|(_, cause)| cause);
         let (wants, rank) = (Arc::clone(&self.wants), self.rank);
         let responder = Arc::clone(&config.responder);
-        Ok(Box::new(PaperDevice { caps, fabric, rank, wants, waiting: Vec::new(), mute, loses, responder }))
+        Ok(Box::new(PaperDevice { info, fabric, rank, wants, waiting: Vec::new(), mute, loses, responder }))
     }
 }
 
-fn paper_caps() -> Caps {
-    Caps { fabric: "paper", checks_keys: false, registers_freely: true, cells: 1, transfer_bytes_max: 0 }
+fn paper_info(rank: Rank, fabric: Fabric, world_size: u32) -> DeviceInfo {
+    let reach = Reach { fabric: "paper", maps: false, passive: false, queue_depth: 1 };
+    DeviceInfo {
+        rank,
+        address: Address(format!("{fabric}:{rank}")),
+        fabric: "paper",
+        registers_freely: true,
+        cells: 1,
+        transfer_bytes_max: 0,
+        reach: vec![reach; world_size as usize],
+        ringer: Arc::new(Silent),
+    }
 }
 
 struct PaperDevice {
-    caps: Caps,
+    info: DeviceInfo,
     fabric: Fabric,
     rank: Rank,
     wants: Wants,
@@ -87,17 +97,8 @@ impl Ring for Silent {
 // SAFETY: it registers, maps and carries nothing.
 #[allow(unsafe_code)]
 unsafe impl Device for PaperDevice {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-    fn reach(&self, _: Rank) -> Reach {
-        Reach { fabric: "paper", maps: false, passive: false, sever_detaches: false, queue_depth: 1 }
-    }
-    fn rank(&self) -> Rank {
-        self.rank
-    }
-    fn address(&self) -> Address {
-        Address(format!("{}:{}", self.fabric, self.rank))
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
     fn register(&mut self, _memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         Err(RegisterError::NotShareable { fabric: "paper" })
@@ -143,9 +144,6 @@ unsafe impl Device for PaperDevice {
     }
     fn arm(&mut self) -> Option<Bell> {
         None
-    }
-    fn ringer(&self) -> Arc<dyn Ring> {
-        Arc::new(Silent)
     }
     fn next_wakeup(&self) -> Option<Nanos> {
         None

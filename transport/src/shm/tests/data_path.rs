@@ -84,7 +84,7 @@ impl Traffic {
             let count = transfers.len();
             let mut done = 0;
             for station in [&mut *zero, &mut *one] {
-                let peer = 1 - station.device.rank();
+                let peer = 1 - station.device.info().rank;
                 let submitted = station.device.notify(peer, &notice, TransferId(round)).expect("room");
                 assert_eq!(submitted, Submitted::Ended(0));
             }

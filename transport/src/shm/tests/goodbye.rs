@@ -107,7 +107,7 @@ fn ranks_that_leave_in_any_order_while_others_stay_are_never_taken_for_lost() {
 /// Odd ranks say goodbye and are gone; even ones stay until they have heard of it.
 fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>>>, meeting: &Barrier) {
     let mut station = Station::new(rank, RANKS);
-    addresses.lock().expect("no panic under it")[rank as usize] = Some(station.device.address());
+    addresses.lock().expect("no panic under it")[rank as usize] = Some(station.device.info().address.clone());
     meeting.wait();
     let addresses: Vec<Address> =
         addresses.lock().expect("no panic under it").iter().flatten().cloned().collect();

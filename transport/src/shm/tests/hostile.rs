@@ -24,7 +24,7 @@ struct Liar {
 impl Liar {
     /// Connects to `zero` and hands over what it likes.
     fn connect(zero: &mut Station, files: &[BorrowedFd<'_>]) -> Self {
-        let address = zero.device.address();
+        let address = zero.device.info().address.clone();
         zero.device.connect(1, &address).expect("an address");
         let liar = Self { stream: dial(parse(&address).expect("an address")).expect("it listens") };
         let claim = Claim { version: PROTOCOL_VERSION, from: 1, to: 0, world_size: 2, cells: 8 };
@@ -155,7 +155,7 @@ fn a_region_that_is_sealed_against_writing_is_unknown_and_costs_nothing() {
 #[test]
 fn what_this_rank_hands_out_cannot_be_shortened_grown_or_sealed_further_and_keys_cannot_be_written() {
     let mut zero = Station::new(0, 2);
-    let address = zero.device.address();
+    let address = zero.device.info().address.clone();
     let (process, file) = (own_process(), sealed());
     let liar = Liar::connect(&mut zero, &[process.as_fd(), file.as_fd(), file.as_fd(), file.as_fd()]);
     let region = zero.region(4096);
@@ -179,12 +179,12 @@ fn what_this_rank_hands_out_cannot_be_shortened_grown_or_sealed_further_and_keys
 #[test]
 fn a_stranger_that_talks_nonsense_does_not_keep_a_peer_away() {
     let mut zero = Station::new(0, 2);
-    let address = zero.device.address();
+    let address = zero.device.info().address.clone();
     let stranger = dial(parse(&address).expect("an address")).expect("it listens");
     send(&stranger, b"GET / HTTP/1.1", &[]).expect("room");
     let silent = dial(parse(&address).expect("an address")).expect("it listens");
     let mut one = Station::new(1, 2);
-    zero.device.connect(1, &one.device.address()).expect("an address");
+    zero.device.connect(1, &one.device.info().address.clone()).expect("an address");
     one.device.connect(0, &address).expect("an address");
     zero.until_event(&Event::Connected { peer: 1 });
     one.until_event(&Event::Connected { peer: 0 });

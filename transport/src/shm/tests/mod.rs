@@ -116,7 +116,7 @@ fn pair() -> [Station; 2] {
 }
 
 fn connect([zero, one]: &mut [Station; 2]) {
-    let addresses = [zero.device.address(), one.device.address()];
+    let addresses = [zero.device.info().address.clone(), one.device.info().address.clone()];
     zero.device.connect(1, &addresses[1]).expect("an address");
     one.device.connect(0, &addresses[0]).expect("an address");
     until_both(zero, one, "a connection", |zero, one| {

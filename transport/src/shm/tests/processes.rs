@@ -84,7 +84,7 @@ fn mark() {
 fn with_peer(role: &str) -> (Station, Process, crate::Region) {
     let mut zero = Station::new(0, 2);
     // Which address a listener is given does not matter: it is dialed.
-    let address = zero.device.address();
+    let address = zero.device.info().address.clone();
     let process = Process::start(role, &address);
     zero.device.connect(1, &address).expect("an address");
     zero.until_event(&Event::Connected { peer: 1 });

@@ -15,8 +15,8 @@ use crate::memory::{HostMemory, SharedMemory};
 fn a_wrong_secret_is_told_to_both_ends() {
     let mut one = Station::with(1, 2, |config| config.secret = secret("0123456789abcdef"));
     let mut zero = Station::with(0, 2, |config| config.secret = secret("fedcba9876543210"));
-    zero.device.connect(1, &one.device.address()).expect("an address");
-    one.device.connect(0, &zero.device.address()).expect("an address");
+    zero.device.connect(1, &one.device.info().address.clone()).expect("an address");
+    one.device.connect(0, &zero.device.info().address.clone()).expect("an address");
     let wrong = LossCause::Protocol(ProtocolViolation::WrongSecret);
     assert_eq!(one.until_lost(0), wrong);
     assert_eq!(zero.until_lost(1), wrong);
@@ -27,7 +27,7 @@ fn two_that_claim_one_rank_are_told_apart_and_the_first_stays() {
     let mut stations = pair();
     let mut second = Station::new(1, 2);
     let [zero, one] = &mut stations;
-    second.device.connect(0, &zero.device.address()).expect("an address");
+    second.device.connect(0, &zero.device.info().address.clone()).expect("an address");
     assert_eq!(second.until_lost(0), LossCause::Protocol(ProtocolViolation::WrongRank));
     zero.device.post(1, b"still here").expect("connected");
     until_both(zero, one, "a message", |_, one| one.inbox.messages.lock().expect("no panic").len() == 1);
@@ -37,7 +37,7 @@ fn two_that_claim_one_rank_are_told_apart_and_the_first_stays() {
 fn a_rank_that_does_not_come_is_lost_when_its_time_is_up() {
     let limit = std::time::Duration::from_millis(30);
     let mut zero = Station::with(0, 2, |config| config.connect_timeout = limit);
-    let address = zero.device.address();
+    let address = zero.device.info().address.clone();
     zero.device.connect(1, &address).expect("an address");
     assert_eq!(zero.until_lost(1), LossCause::NotReached(limit));
 }

@@ -53,7 +53,7 @@ use super::port::{Chosen, Kind};
 use super::{Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock;
-use crate::device::{Device, LossCause, ProtocolViolation};
+use crate::device::{LossCause, ProtocolViolation};
 use crate::region::random_key;
 
 /// See [`super::check_decoders`].
@@ -197,7 +197,7 @@ impl VerbsDevice {
         let pair = joining.pair.as_ref()?;
         // The caller proves with the other one's.
         let token = random_key().0;
-        if self.control.rank() < peer {
+        if self.info.rank < peer {
             joining.meeting.token = token;
         }
         let door = |(nic, _): (usize, u32)| {
@@ -209,7 +209,7 @@ impl VerbsDevice {
 
     /// The peer has said where it waits: of the two the higher rank calls, as it does over sockets.
     pub(super) fn call_back(&mut self, peer: Rank) {
-        let (is_caller, limit_ms) = (self.rank() > peer, self.call_limit_ms());
+        let (is_caller, limit_ms) = (self.info.rank > peer, self.call_limit_ms());
         let Some(switchboard) = &mut self.switchboard else { return };
         let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return };
         let (Some(pair), Some(entrance)) = (&mut joining.pair, joining.entrance.take()) else { return };
@@ -295,7 +295,7 @@ impl VerbsDevice {
         let hello = pair.hello(&self.nics);
         let own = hello.lanes[lane];
         let greeting = Greeting {
-            rank: self.rank(),
+            rank: self.info.rank,
             token,
             lane: lane as u8,
             lanes: hello.lanes.len() as u8,
@@ -328,7 +328,7 @@ impl VerbsDevice {
         let Some(greeting) = Greeting::decode(said) else { return id.reject() };
         let peer = greeting.rank;
         let Some(Peer::Joining(joining)) = self.peers.get_mut(peer as usize) else { return id.reject() };
-        let is_expected = self.control.rank() < peer && joining.meeting.token == greeting.token;
+        let is_expected = self.info.rank < peer && joining.meeting.token == greeting.token;
         let Some(pair) = joining.pair.as_mut().filter(|_| is_expected) else { return id.reject() };
         pair.keep_first(usize::from(greeting.lanes));
         let lane = usize::from(greeting.lane);

@@ -108,7 +108,7 @@ fn ends_with_different_packet_sizes_are_told_both() {
     let mut changed = Changed::default();
     changed.mtu(2, 1500);
     let mut world = World::<Verbs<false>>::new(2);
-    let addresses = [world.device(0).address(), world.device(1).address()];
+    let addresses = [world.device(0).info().address.clone(), world.device(1).info().address.clone()];
     world.device(0).connect(1, &addresses[1]).expect("starts");
     world.device(1).connect(0, &addresses[0]).expect("starts");
     let causes = [world.until_lost(0, 1), world.until_lost(1, 0)];
