@@ -16,7 +16,7 @@ use std::time::Duration;
 use launcher::{finish, pleach};
 use pleach_transport::device::{LossCause, Responder};
 use pleach_transport::rendezvous::{FabricChoice, JoinOptions, World, join};
-use pleach_transport::{Rank, clock::now};
+use pleach_transport::{Flush, Rank, clock::now};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 /// How long a rank of the command may take to join, in seconds.
@@ -70,7 +70,7 @@ fn rank_process() {
             joined.device.leave();
             let deadline = now() + Duration::from_secs(5);
             let mut events = Vec::with_capacity(64);
-            while !joined.device.is_flushed() && now() < deadline {
+            while !joined.device.flush(Flush::All) && now() < deadline {
                 joined.device.poll(now(), &mut events);
                 events.clear();
             }

@@ -15,8 +15,8 @@ use pleach::transport::clock::now;
 use pleach::transport::sleep;
 use pleach::transport::verbs::{Counts, VerbsDevice, Wish};
 use pleach::transport::{
-    Address, Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Region,
-    RegionKey, RemoteSlice, Responder, Secret, Source, SubmitError, Submitted, Transfer, TransferId,
+    Address, Device, DeviceConfig, Event, Flush, HostMemory, Inline, LossCause, Memory, Nanos, Notice,
+    Region, RegionKey, RemoteSlice, Responder, Secret, Source, SubmitError, Submitted, Transfer, TransferId,
 };
 
 /// Rank, device, what to measure, bytes, how often.
@@ -107,8 +107,8 @@ fn carry_out(task: &str) -> Result<(), String> {
     }
     end.device.leave();
     let deadline = now() + PATIENCE;
-    while !end.device.is_flushed() && now() < deadline {
-        end.device.flush();
+    while !end.device.flush(Flush::All) && now() < deadline {
+        end.device.flush(Flush::Transfers);
         end.device.poll(now(), &mut end.events);
         end.events.clear();
     }
@@ -215,7 +215,7 @@ impl End {
                 &mut self.device,
                 |device| device.arm(),
                 |_| cells.count(1) >= number,
-                |_, bell| bell.wait(Duration::from_millis(50)),
+                |_, armed| armed.wait(now(), Duration::from_millis(50)),
             );
         }
     }
@@ -275,7 +275,7 @@ impl End {
             self.poll()?;
         }
         // What is gathered for one doorbell goes now.
-        self.device.flush();
+        self.device.flush(Flush::Transfers);
         Ok(())
     }
 

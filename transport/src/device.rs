@@ -304,6 +304,42 @@ impl Bell {
     }
 }
 
+/// A bell that was armed: see [`Device::arm`].
+#[derive(Clone, Debug)]
+pub struct Armed {
+    /// What to sleep on.
+    pub bell: Bell,
+    /// When to poll at the latest even if it does not ring.
+    pub until: Option<Nanos>,
+}
+
+impl Armed {
+    /// Sleeps until the bell rings, the device wants to be polled, `limit` has passed, or a signal
+    /// comes.
+    pub fn wait(&self, now: Nanos, limit: Duration) {
+        self.bell.wait(self.until.map_or(limit, |until| until.since(now).min(limit)));
+    }
+}
+
+/// What [`Device::flush`] hands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Transfers.
+    Transfers,
+    /// And messages and goodbyes.
+    All,
+}
+
+/// What becomes of a control message that finds a queue full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// [`PostError::QueueFull`].
+    Ordinary,
+    /// It is not lost: it has a place of its own at each peer, which it takes over from an urgent
+    /// message that has not gone out yet. It may arrive after messages that were posted later.
+    Urgent,
+}
+
 /// Rings a device's bell from any thread.
 pub trait Ring: Send + Sync {
     /// Wakes who sleeps on the device's bell, now or at its next attempt.
@@ -417,49 +453,22 @@ pub unsafe trait Device: Send {
     /// # Errors
     ///
     /// See [`PostError`].
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError>;
-
-    /// As [`Device::post`], for a message that may not be lost to a full queue: it has a place of
-    /// its own at each peer, which it takes over from an urgent message that has not gone out yet.
-    /// It may arrive after messages that were posted later. As given here it is for devices that
-    /// always have room.
-    ///
-    /// # Errors
-    ///
-    /// See [`PostError`]; never `QueueFull`.
-    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post(peer, message)
-    }
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError>;
 
     /// Makes progress and appends what happened, never more than fits `events` without growing it.
     /// Never blocks.
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>);
 
-    /// Appends the cells of this rank in which something has come since this was asked last, each
-    /// with the peer that it is kept for, and says whether all are named. A device that does not
-    /// see notices come, as where peers write them by themselves, names none, and so does every
-    /// device when it is asked for the first time.
-    fn take_noticed(&mut self, _cells: &mut Vec<(Rank, u16)>) -> bool {
-        false
-    }
-
     /// What to sleep on until something can happen; `None`: poll again, something may have happened
     /// already. To be called by way of [`crate::sleep::unless_news`], as cells may have changed
     /// since the last poll.
-    fn arm(&mut self) -> Option<Bell>;
+    fn arm(&mut self) -> Option<Armed>;
 
-    /// Tells the peers that can see it on which processor this rank waits. A hint, cheap where
-    /// nothing has changed; a device whose peers cannot see it does nothing.
-    fn show_processor(&mut self, _processor: u32) {}
-
-    /// The processor on which `peer` waited when it last said so, which may be long ago, or is a
-    /// lie; `None` where it has not, or cannot be seen from here.
-    fn shown_processor(&self, _peer: Rank) -> Option<u32> {
-        None
-    }
-
-    /// When to poll at the latest even if no bell rings.
-    fn next_wakeup(&self) -> Option<Nanos>;
+    /// Tells the peers that can see it on which processor this rank waits, and calls `shown` with
+    /// each of them and the processor on which it waited when it last said so, which may be long
+    /// ago, or is a lie. A hint, cheap where nothing has changed; a device whose peers cannot see
+    /// it does nothing.
+    fn exchange_processors(&mut self, _own: u32, _shown: &mut dyn FnMut(Rank, u32)) {}
 
     /// Says goodbye to every connected peer: what this rank ends from now on is no loss. Transfers
     /// submitted before are still carried out while the device is polled.
@@ -467,10 +476,7 @@ pub unsafe trait Device: Send {
 
     /// Hands on what was submitted, as far as that goes without waiting. True when the peers get
     /// all of it, and are woken by it, without another poll here: then this rank may go and do
-    /// something else for as long as it likes.
-    fn flush(&mut self) -> bool;
-
-    /// Whether everything submitted and said has gone out, so that dropping the device loses
-    /// nothing.
-    fn is_flushed(&self) -> bool;
+    /// something else for as long as it likes. With [`Flush::All`] also when messages and goodbyes
+    /// have gone out, so that dropping the device loses nothing.
+    fn flush(&mut self, what: Flush) -> bool;
 }

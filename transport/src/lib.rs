@@ -43,9 +43,9 @@ pub use auth::Secret;
 pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 pub use clock::Nanos;
 pub use device::{
-    Address, AtomicOp, BackendError, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event, LossCause,
-    LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder, Ring, Source,
-    SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Armed, AtomicOp, BackendError, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event,
+    Flush, LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder,
+    Ring, Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
 };
 pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
 pub use pleach_vocabulary::Rank;

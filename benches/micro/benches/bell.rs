@@ -46,8 +46,8 @@ impl Sleeper {
     fn sleep_until(&mut self, turn: u64) {
         // Partner: the store in `wake`.
         while self.turn.load(Ordering::Acquire) < turn {
-            if let Some(bell) = self.device.arm() {
-                bell.wait(SLEEP_MAX);
+            if let Some(armed) = self.device.arm() {
+                armed.bell.wait(SLEEP_MAX);
             }
         }
     }

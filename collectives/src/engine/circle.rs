@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use pleach_transport::Nanos;
+use pleach_transport::{Nanos, Urgency};
 use pleach_vocabulary::{Collective, Rank};
 
 use super::fault::{Fault, FaultKind};
@@ -218,7 +218,10 @@ impl Engine {
         // A peer that is stopped is not sent more than it can be asked for at once. Gone or full:
         // then there is no answer.
         if *unanswered < WAVES_MAX
-            && self.device.post(peer, &Message::Probe { wave, stream, run }.encode()).is_ok()
+            && self
+                .device
+                .post(peer, &Message::Probe { wave, stream, run }.encode(), Urgency::Ordinary)
+                .is_ok()
         {
             *unanswered += 1;
         }

@@ -24,6 +24,11 @@ pub trait Witness: Send {
     /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so
     /// many runs of a sequence.
     fn heard_completed(&mut self, from: Rank, sequence: u64, runs: u64);
+
+    /// Appends the cells of the rank in which something has come since this was asked last, each
+    /// with the peer that it is kept for, and says whether all are named: then lanes that wait for
+    /// others need not be looked at.
+    fn take_noticed(&mut self, cells: &mut Vec<(Rank, u16)>) -> bool;
 }
 
 /// What a run stands on; owned by the engine.

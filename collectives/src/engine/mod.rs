@@ -67,7 +67,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{
-    Cells, Device, Event, Mapped, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Slice, Space,
+    Cells, Device, Event, Flush, Mapped, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Slice,
+    Space, Urgency,
 };
 
 pub use address::Address;
@@ -385,7 +386,7 @@ impl Engine {
 
     fn greet(&mut self, peer: Rank) -> Result<(), PostError> {
         let scratch = self.peer_scratch[self.rank as usize].expect("known since this engine was made");
-        self.device.post(peer, &Message::Scratch(scratch).encode())
+        self.device.post(peer, &Message::Scratch(scratch).encode(), Urgency::Ordinary)
     }
 
     /// Installs a checker.
@@ -456,7 +457,8 @@ impl Engine {
         self.order.is_empty()
     }
 
-    /// When to poll at the latest even if the device's bell does not ring.
+    /// When to poll at the latest even if the device's bell does not ring; the device may want it
+    /// earlier ([`pleach_transport::Armed::until`]).
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let is_active = matches!(self.phase, Phase::Active);
@@ -484,7 +486,7 @@ impl Engine {
             }
             _ => None,
         };
-        runs.chain(failing).chain(self.device.next_wakeup()).min()
+        runs.chain(failing).min()
     }
 
     /// Makes progress; true when anything moved.
@@ -557,7 +559,7 @@ impl Engine {
 
     /// Hands on what was submitted; see [`Device::flush`].
     pub fn flush(&mut self) -> bool {
-        self.device.flush()
+        self.device.flush(Flush::Transfers)
     }
 
     /// Says goodbye to the peers; see [`Device::leave`].
@@ -565,9 +567,8 @@ impl Engine {
         self.device.leave();
     }
 
-    /// Whether everything has gone out.
-    #[must_use]
-    pub fn is_flushed(&self) -> bool {
-        self.device.is_flushed()
+    /// Hands on everything; whether it has gone out.
+    pub fn flush_all(&mut self) -> bool {
+        self.device.flush(Flush::All)
     }
 }

@@ -61,9 +61,10 @@ impl Engine {
         }
     }
 
-    /// Has the lanes looked at whose notices have come, where the device says in which cells.
+    /// Has the lanes looked at whose notices have come, where the witness says in which cells.
     pub(super) fn hear_notices(&mut self) {
-        self.hears_all = self.device.take_noticed(&mut self.noticed);
+        let Some(witness) = &mut self.witness else { return };
+        self.hears_all = witness.take_noticed(&mut self.noticed);
         for (from, cell) in self.noticed.drain(..) {
             for slot in &self.order {
                 if let Some(run) = &mut self.slots[usize::from(*slot)].run {

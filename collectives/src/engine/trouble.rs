@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::{LossKind, MapError, Nanos, SubmitError, TransferError, TransferId, last_resort};
+use pleach_transport::{
+    Flush, LossKind, MapError, Nanos, SubmitError, TransferError, TransferId, Urgency, last_resort,
+};
 use pleach_vocabulary::Rank;
 
 use super::agreement::{Look, Talk};
@@ -165,7 +167,7 @@ impl Engine {
         if let Some(asked) = self.asked.get(&peer) {
             return asked.about == about;
         }
-        if self.device.post(peer, &Message::Query { stream, record }.encode()).is_ok() {
+        if self.device.post(peer, &Message::Query { stream, record }.encode(), Urgency::Ordinary).is_ok() {
             self.asked.insert(peer, Asked { since: now, about });
         }
         true
@@ -377,7 +379,7 @@ impl Engine {
             let message = Message::Claim { claim: claim.clone(), asks: !claim.is_final }.encode();
             for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
                 // Who is gone need not know.
-                let _ = self.device.post_urgent(peer, &message);
+                let _ = self.device.post(peer, &message, Urgency::Urgent);
             }
         }
         let Some(mut agreed) = agreed else { return tell.is_some() };
@@ -409,7 +411,7 @@ impl Engine {
             self.connected.iter().zip(0..).all(|(connected, peer)| *connected || agreement.has_lost(peer))
         };
         // What is still computed works on memory that is let go of here.
-        let is_time = !*is_severing && (now >= *sever_at || self.device.is_flushed() && is_told());
+        let is_time = !*is_severing && (now >= *sever_at || self.device.flush(Flush::All) && is_told());
         let is_idle = is_time && self.compute.is_idle();
         // Not since `sever_at`: a fault may be found by a call that did not look at the clock.
         let waited = now.since(*self.failing_since.get_or_insert(now));

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::processors::{Processors, current, move_away_from};
-use pleach_transport::{Nanos, Rank, Ring, clock, fork, sleep};
+use pleach_transport::{Nanos, Ring, clock, fork, sleep};
 
 use super::error::CollectiveError;
 use super::observed::Observed;
@@ -94,8 +94,8 @@ pub(super) struct Driver {
     wary_until: AtomicU64,
     /// How long that time is, or was, in nanoseconds. Relaxed: as above.
     wary_for_ns: AtomicU64,
-    /// Ranks that show where they wait.
-    neighbours: Box<[Rank]>,
+    /// Whether there are ranks that show where they wait.
+    has_neighbours: bool,
     /// How often in a row this rank gave way and found one of them on its processor. Relaxed: a
     /// hint, as above.
     times_beside: AtomicU32,
@@ -130,8 +130,7 @@ impl Driver {
         let process = fork::Process::current();
         let info = core.engine.device().info();
         // Where no memory is mapped nobody is seen.
-        let neighbours =
-            (0..world_size).filter(|peer| *peer != info.rank && info.reach[*peer as usize].maps).collect();
+        let has_neighbours = (0..world_size).any(|peer| peer != info.rank && info.reach[peer as usize].maps);
         Self {
             core: Mutex::new(core),
             waiting: AtomicUsize::new(0),
@@ -142,7 +141,7 @@ impl Driver {
             is_crowded,
             wary_until: AtomicU64::new(0),
             wary_for_ns: AtomicU64::new(0),
-            neighbours,
+            has_neighbours,
             times_beside: AtomicU32::new(0),
             observed,
         }
@@ -192,8 +191,8 @@ impl Driver {
         let mut now = clock::now();
         let mut idle_since = now;
         let polls = if self.is_crowded { 1 } else { POLLS_PER_CLOCK };
-        if !self.neighbours.is_empty() {
-            core.engine.device().show_processor(current());
+        if self.has_neighbours {
+            core.engine.device().exchange_processors(current(), &mut |_, _| {});
         }
         loop {
             let mut moved = false;
@@ -251,13 +250,17 @@ impl Driver {
     /// sleeps when it need not have, from which the peer wakes it and shows where it is, or moves
     /// once.
     fn is_beside_peer(&self, engine: &mut Engine, yields: u32) -> bool {
-        if self.is_crowded || self.neighbours.is_empty() {
+        if self.is_crowded || !self.has_neighbours {
             return false;
         }
         let (here, device) = (current(), engine.device());
-        device.show_processor(here);
-        let mut beside = self.neighbours.iter().filter(|peer| device.shown_processor(**peer) == Some(here));
-        let Some(&lowest) = beside.next() else {
+        let mut beside = None;
+        device.exchange_processors(here, &mut |peer, processor| {
+            if processor == here {
+                beside.get_or_insert(peer);
+            }
+        });
+        let Some(lowest) = beside else {
             self.times_beside.store(0, Ordering::Relaxed);
             return false;
         };
@@ -266,10 +269,11 @@ impl Driver {
         let patience = if lowest < device.info().rank { 1 } else { LOWER_RANK_WAITS };
         if times >= patience * (YIELDS_BESIDE + SLEEPS_BESIDE) {
             self.times_beside.store(0, Ordering::Relaxed);
-            let shown = self.neighbours.iter().filter_map(|peer| device.shown_processor(*peer));
+            let mut shown = Vec::new();
+            device.exchange_processors(here, &mut |_, processor| shown.push(processor));
             // Where there is no other they go on as before.
             if move_away_from(&Processors::new(shown)) {
-                device.show_processor(current());
+                device.exchange_processors(current(), &mut |_, _| {});
                 return false;
             }
         }
@@ -407,7 +411,7 @@ fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> (Nanos, bool) {
             moved = engine.look_again(now);
             moved
         };
-        sleep::unless_news(engine, |engine| engine.device().arm(), look, |_, bell| bell.wait(limit));
+        sleep::unless_news(engine, |engine| engine.device().arm(), look, |_, armed| armed.wait(now, limit));
     }
     (clock::now(), moved)
 }

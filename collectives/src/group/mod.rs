@@ -434,7 +434,7 @@ impl Shared {
         core.engine.leave();
         let until = clock::now() + self.close_timeout;
         self.driver
-            .drive(core, until, |engine| (engine.is_flushed() || engine.failure().is_some()).then_some(()));
+            .drive(core, until, |engine| (engine.flush_all() || engine.failure().is_some()).then_some(()));
     }
 }
 

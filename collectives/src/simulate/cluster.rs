@@ -105,6 +105,10 @@ impl Witness for Reporter {
     fn heard_completed(&mut self, from: Rank, sequence: u64, runs: u64) {
         self.world.acquired(self.rank, from, sequence, runs);
     }
+
+    fn take_noticed(&mut self, cells: &mut Vec<(Rank, u16)>) -> bool {
+        self.world.take_noticed(self.rank, cells)
+    }
 }
 
 impl Cluster {

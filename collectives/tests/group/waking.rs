@@ -17,9 +17,9 @@ use pleach_transport::hybrid::{HybridDevice, Route};
 use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Bell, Cells, ConnectError, Device, DeviceConfig, DeviceInfo, Event, MapError, Mapped, Memory,
-    Nanos, Notice, PostError, Region, RegisterError, RemoteSlice, Secret, SubmitError, Submitted, Transfer,
-    TransferId, clock,
+    Address, Armed, Bell, Cells, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, MapError,
+    Mapped, Memory, Nanos, Notice, PostError, Region, RegisterError, RemoteSlice, Secret, SubmitError,
+    Submitted, Transfer, TransferId, Urgency, clock,
 };
 use pleach_vocabulary::Rank;
 
@@ -118,32 +118,27 @@ unsafe impl Device for Interrupted {
     fn cells(&self, peer: Rank) -> Cells {
         self.inner.cells(peer)
     }
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.inner.post(peer, message)
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
+        self.inner.post(peer, message, urgency)
     }
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         self.inner.poll(now, events);
     }
-    fn arm(&mut self) -> Option<Bell> {
+    fn arm(&mut self) -> Option<Armed> {
         let number = self.interruption.armed.fetch_add(1, Ordering::SeqCst) + 1;
         self.interruption.reach(Moment::BeforeArming, number);
-        let bell = self.inner.arm();
+        let armed = self.inner.arm();
         self.interruption.reach(Moment::AfterArming, number);
-        let Some(Bell::Word { word, seen }) = bell else { return bell };
+        let Some(Armed { bell: Bell::Word { word, seen }, until }) = armed else { return armed };
         let interruption = self.interruption.clone();
-        Some(Bell::Word { word: Arc::new(Word { word, seen, number, interruption }), seen })
-    }
-    fn next_wakeup(&self) -> Option<Nanos> {
-        self.inner.next_wakeup()
+        let word = Arc::new(Word { word, seen, number, interruption });
+        Some(Armed { bell: Bell::Word { word, seen }, until })
     }
     fn leave(&mut self) {
         self.inner.leave();
     }
-    fn flush(&mut self) -> bool {
-        self.inner.flush()
-    }
-    fn is_flushed(&self) -> bool {
-        self.inner.is_flushed()
+    fn flush(&mut self, what: Flush) -> bool {
+        self.inner.flush(what)
     }
 }
 

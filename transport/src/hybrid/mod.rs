@@ -34,8 +34,8 @@ use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event, MapError, PostError, RegisterError,
-    SubmitError, Submitted, Transfer, TransferId,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, MapError, PostError,
+    RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
@@ -289,12 +289,8 @@ unsafe impl Device for HybridDevice {
         self.to(peer).cells(peer)
     }
 
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.to_mut(peer).post(peer, message)
-    }
-
-    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.to_mut(peer).post_urgent(peer, message)
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
+        self.to_mut(peer).post(peer, message, urgency)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
@@ -313,24 +309,17 @@ unsafe impl Device for HybridDevice {
         }
     }
 
-    fn arm(&mut self) -> Option<Bell> {
-        self.across.device_mut().arm()?;
+    fn arm(&mut self) -> Option<Armed> {
+        let across = self.across.device_mut().arm()?;
         // Before the word is armed: what the bridge rings from now on keeps the word from being
         // armed, or rings it.
         self.bridge.arm(self.across.bell_file()).ok()?;
-        self.shm.arm()
+        let here = self.shm.arm()?;
+        Some(Armed { bell: here.bell, until: here.until.into_iter().chain(across.until).min() })
     }
 
-    fn show_processor(&mut self, processor: u32) {
-        self.shm.show_processor(processor);
-    }
-
-    fn shown_processor(&self, peer: Rank) -> Option<u32> {
-        self.to(peer).shown_processor(peer)
-    }
-
-    fn next_wakeup(&self) -> Option<Nanos> {
-        self.shm.next_wakeup().into_iter().chain(self.across.device().next_wakeup()).min()
+    fn exchange_processors(&mut self, own: u32, shown: &mut dyn FnMut(Rank, u32)) {
+        self.shm.exchange_processors(own, shown);
     }
 
     fn leave(&mut self) {
@@ -338,13 +327,9 @@ unsafe impl Device for HybridDevice {
         self.across.device_mut().leave();
     }
 
-    fn flush(&mut self) -> bool {
-        let both = [self.shm.flush(), self.across.device_mut().flush()];
+    fn flush(&mut self, what: Flush) -> bool {
+        let both = [self.shm.flush(what), self.across.device_mut().flush(what)];
         both == [true; 2]
-    }
-
-    fn is_flushed(&self) -> bool {
-        self.shm.is_flushed() && self.across.device().is_flushed()
     }
 }
 

@@ -23,8 +23,8 @@ use crate::control::WATCHER_END_LIMIT;
 use crate::control::packet;
 use crate::cuda::CudaMemory;
 use crate::device::{
-    Address, Bell, ConnectError, Device, DeviceInfo, Event, MESSAGE_BYTES_MAX, MapError, PostError,
-    RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Armed, Bell, ConnectError, Device, DeviceInfo, Event, Flush, MESSAGE_BYTES_MAX, MapError,
+    PostError, RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
@@ -221,14 +221,12 @@ unsafe impl Device for ShmDevice {
         self.shared.cells.of(peer).cells.clone()
     }
 
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
         self.check_post(peer, message)?;
-        self.shared.directory().post(peer, message)
-    }
-
-    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.check_post(peer, message)?;
-        self.shared.directory().post_urgent(peer, message)
+        match urgency {
+            Urgency::Ordinary => self.shared.directory().post(peer, message),
+            Urgency::Urgent => self.shared.directory().post_urgent(peer, message),
+        }
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
@@ -263,7 +261,7 @@ unsafe impl Device for ShmDevice {
         }
     }
 
-    fn arm(&mut self) -> Option<Bell> {
+    fn arm(&mut self) -> Option<Armed> {
         self.ring_due();
         if self.has_work() {
             return None;
@@ -275,22 +273,19 @@ unsafe impl Device for ShmDevice {
             return None;
         }
         self.is_armed = true;
-        Some(Bell::Word { word: self.bell.clone(), seen })
+        let until = self.waiting.iter().filter_map(|waiting| waiting.deadline).min();
+        Some(Armed { bell: Bell::Word { word: self.bell.clone(), seen }, until })
     }
 
-    fn show_processor(&mut self, processor: u32) {
-        self.shared.own.bell.show_processor(processor);
-    }
-
-    fn shown_processor(&self, peer: Rank) -> Option<u32> {
-        match &self.peer(peer)?.state {
-            State::Connected(connected) => connected.link.bell.shown_processor(),
-            _ => None,
+    fn exchange_processors(&mut self, own: u32, shown: &mut dyn FnMut(Rank, u32)) {
+        self.shared.own.bell.show_processor(own);
+        for (rank, peer) in (0..).zip(&self.peers) {
+            if let State::Connected(connected) = &peer.state
+                && let Some(processor) = connected.link.bell.shown_processor()
+            {
+                shown(rank, processor);
+            }
         }
-    }
-
-    fn next_wakeup(&self) -> Option<Nanos> {
-        self.waiting.iter().filter_map(|waiting| waiting.deadline).min()
     }
 
     fn leave(&mut self) {
@@ -298,22 +293,17 @@ unsafe impl Device for ShmDevice {
         self.say_bye();
     }
 
-    fn flush(&mut self) -> bool {
+    fn flush(&mut self, what: Flush) -> bool {
         self.ring_due();
-        self.large.is_empty() && self.waiting.is_empty() && self.copies.is_empty()
-    }
-
-    fn is_flushed(&self) -> bool {
+        let is_carried_out = self.large.is_empty() && self.waiting.is_empty() && self.copies.is_empty();
+        if what == Flush::Transfers {
+            return is_carried_out;
+        }
         let has_said_bye = || {
             let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_an_end());
             !self.is_leaving || watching.all(|peer| peer.said_bye)
         };
-        self.large.is_empty()
-            && self.waiting.is_empty()
-            && self.copies.is_empty()
-            && self.due.is_empty()
-            && has_said_bye()
-            && self.shared.directory().is_flushed()
+        is_carried_out && has_said_bye() && self.shared.directory().is_flushed()
     }
 }
 

@@ -7,8 +7,8 @@ use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event, LossCause, MapError, PostError,
-    Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId,
+    Address, Armed, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
+    PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
 };
 use crate::memory::{Alias, Memory, Share};
 use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
@@ -23,7 +23,7 @@ use crate::sim::world::World;
 const FABRIC: &str = "sim";
 
 /// A rank's device, made by [`World::device`]. Dropping it is the end of the rank's process:
-/// without [`Device::leave`], or before [`Device::is_flushed`], the others lose it.
+/// without [`Device::leave`], or before [`Flush::All`], the others lose it.
 pub struct SimDevice {
     world: World,
     rank: Rank,
@@ -250,12 +250,9 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| state.cells(self.rank, peer))
     }
 
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.world.with(|state| state.post(self.rank, peer, message.to_vec(), false))
-    }
-
-    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.world.with(|state| state.post(self.rank, peer, message.to_vec(), true))
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
+        let is_urgent = urgency == Urgency::Urgent;
+        self.world.with(|state| state.post(self.rank, peer, message.to_vec(), is_urgent))
     }
 
     /// `now` is the world's own; what is passed has no influence.
@@ -263,16 +260,8 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| self.poll_once(state, events));
     }
 
-    fn take_noticed(&mut self, cells: &mut Vec<(Rank, u16)>) -> bool {
-        self.world.with(|state| {
-            let noticed = &mut state.ranks[self.rank as usize].noticed;
-            let is_first = noticed.is_none();
-            cells.append(noticed.get_or_insert_default());
-            !is_first
-        })
-    }
-
-    fn arm(&mut self) -> Option<Bell> {
+    /// Without a time: what the world will do is known to [`World::advance`].
+    fn arm(&mut self) -> Option<Armed> {
         // The count is read first, so that whatever rings after the look rings the bell that is
         // returned.
         let seen = self.bell.arm();
@@ -280,25 +269,16 @@ unsafe impl Device for SimDevice {
             let rank = &state.ranks[self.rank as usize];
             rank.ready.is_empty() && rank.inbox.is_empty()
         });
-        idle.then(|| Bell::Word { word: self.bell.clone(), seen })
-    }
-
-    /// Never: what the world will do is known to [`World::advance`].
-    fn next_wakeup(&self) -> Option<Nanos> {
-        None
+        idle.then(|| Armed { bell: Bell::Word { word: self.bell.clone(), seen }, until: None })
     }
 
     fn leave(&mut self) {
         self.world.with(|state| state.leave(self.rank));
     }
 
-    /// Nothing to do: the world carries everything out.
-    fn flush(&mut self) -> bool {
-        true
-    }
-
-    fn is_flushed(&self) -> bool {
-        self.world.with(|state| state.is_flushed(self.rank))
+    /// The world carries everything out.
+    fn flush(&mut self, what: Flush) -> bool {
+        what == Flush::Transfers || self.world.with(|state| state.is_flushed(self.rank))
     }
 }
 

@@ -257,6 +257,17 @@ impl World {
         })
     }
 
+    /// Appends the cells of a rank in which something has come since this was asked last, each with
+    /// the peer that it is kept for. True when all are named, which the first answer does not.
+    pub fn take_noticed(&self, rank: Rank, cells: &mut Vec<(Rank, u16)>) -> bool {
+        self.with(|state| {
+            let noticed = &mut state.ranks[rank as usize].noticed;
+            let is_first = noticed.is_none();
+            cells.append(noticed.get_or_insert_default());
+            !is_first
+        })
+    }
+
     /// Does something to the state, then calls whom it left to be called, without holding the lock.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, mut callbacks) = {

@@ -9,8 +9,8 @@ use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Bell, ConnectError, Device, DeviceInfo, Event, MapError, PostError, RegisterError, SubmitError,
-    Submitted, Transfer, TransferError, TransferId,
+    Address, Armed, Bell, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
+    SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, Region, RemoteSlice, random_key};
@@ -66,12 +66,8 @@ unsafe impl Device for TcpDevice {
         self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.info.cells)).clone()
     }
 
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post_message(peer, message, false)
-    }
-
-    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post_message(peer, message, true)
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
+        self.post_message(peer, message, urgency == Urgency::Urgent)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
@@ -101,7 +97,7 @@ unsafe impl Device for TcpDevice {
         self.deliver(events);
     }
 
-    fn arm(&mut self) -> Option<Bell> {
+    fn arm(&mut self) -> Option<Armed> {
         let is_woken = self.control.bell().drain();
         let sendable = self.sending.iter().any(|peer| match &self.peers[*peer as usize] {
             Peer::Open(open) => open.pair.core.out.iter().any(OutLane::is_ready),
@@ -117,15 +113,11 @@ unsafe impl Device for TcpDevice {
                 return None;
             }
         }
-        Some(Bell::File(Arc::clone(&self.epoll)))
-    }
-
-    fn next_wakeup(&self) -> Option<Nanos> {
         let suspects = self.open.iter().filter_map(|peer| match &self.peers[*peer as usize] {
             Peer::Open(open) => open.suspect.as_ref().map(|(until, _)| *until),
             _ => None,
         });
-        suspects.min()
+        Some(Armed { bell: Bell::File(Arc::clone(&self.epoll)), until: suspects.min() })
     }
 
     fn leave(&mut self) {
@@ -142,20 +134,14 @@ unsafe impl Device for TcpDevice {
         self.flush_lanes();
     }
 
-    fn flush(&mut self) -> bool {
+    fn flush(&mut self, what: Flush) -> bool {
         if !self.sending.is_empty() {
             self.flush_lanes();
         }
-        self.peers.iter().all(|peer| match peer {
-            Peer::Open(open) => open.suspect.is_none() && open.pair.is_flushed(),
-            _ => true,
-        })
-    }
-
-    fn is_flushed(&self) -> bool {
         (0..).zip(&self.peers).all(|(rank, peer)| match peer {
             Peer::Open(open) => {
-                open.suspect.is_none() && open.pair.is_flushed() && !self.control.has_output(rank)
+                let is_sent = open.suspect.is_none() && open.pair.is_flushed();
+                is_sent && (what == Flush::Transfers || !self.control.has_output(rank))
             }
             _ => true,
         })

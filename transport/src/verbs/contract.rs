@@ -9,8 +9,8 @@ use crate::Rank;
 use crate::cells::{Cells, Notice};
 use crate::clock::{self, Nanos};
 use crate::device::{
-    Address, Bell, ConnectError, Device, DeviceInfo, Event, MapError, PostError, RegisterError, Source,
-    SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Address, Armed, Bell, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
+    Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
 };
 use crate::memory::Memory;
 use crate::region::{Mapped, Region, RemoteSlice};
@@ -95,12 +95,8 @@ unsafe impl Device for VerbsDevice {
         self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.info.cells)).clone()
     }
 
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post_message(peer, message, false)
-    }
-
-    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.post_message(peer, message, true)
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
+        self.post_message(peer, message, urgency == Urgency::Urgent)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
@@ -129,7 +125,7 @@ unsafe impl Device for VerbsDevice {
         }
     }
 
-    fn arm(&mut self) -> Option<Bell> {
+    fn arm(&mut self) -> Option<Armed> {
         self.ring_all();
         if self.unfinished || self.releases.has_any() || !self.outbox.is_empty() {
             return None;
@@ -148,15 +144,11 @@ unsafe impl Device for VerbsDevice {
         }
         // What was taken may have made room, or credits to give back.
         self.ring_all();
-        Some(Bell::File(Arc::clone(&self.epoll)))
-    }
-
-    fn next_wakeup(&self) -> Option<Nanos> {
         let joining = self.peers.iter().filter_map(|peer| match peer {
             Peer::Joining(joining) => Some(joining.deadline),
             _ => None,
         });
-        joining.min()
+        Some(Armed { bell: Bell::File(Arc::clone(&self.epoll)), until: joining.min() })
     }
 
     fn leave(&mut self) {
@@ -164,13 +156,12 @@ unsafe impl Device for VerbsDevice {
         self.go();
     }
 
-    fn flush(&mut self) -> bool {
+    fn flush(&mut self, what: Flush) -> bool {
         // The NIC sends what it was given by itself.
         self.ring_all();
-        self.due.is_empty()
-    }
-
-    fn is_flushed(&self) -> bool {
+        if what == Flush::Transfers || !self.due.is_empty() {
+            return self.due.is_empty();
+        }
         let is_sent = self.peers.iter().all(|peer| match peer {
             Peer::Open(pair) => pair.is_idle(),
             _ => true,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pleach_transport::{Bell, Device, Event, Submitted, Transfer, TransferId, clock, sleep};
+use pleach_transport::{Armed, Device, Event, Flush, Submitted, Transfer, TransferId, Urgency, clock, sleep};
 
 use crate::world::{Backend, PATIENCE, QUESTION, Submission, World, noise, notice, put, skip};
 
@@ -27,15 +27,14 @@ fn sleep_once(device: &mut dyn Device, holds: &mut impl FnMut(&[Event]) -> bool,
         device,
         |device| device.arm(),
         |_| holds(events),
-        |device, bell| wait_for(device, &bell),
+        |device, armed| wait_for(device, &armed),
     );
 }
 
 /// Waits for the bell; fails when it does not ring.
-fn wait_for(device: &mut dyn Device, bell: &Bell) {
+fn wait_for(device: &mut dyn Device, armed: &Armed) {
     let began = clock::now();
-    let limit = device.next_wakeup().map_or(RING_LIMIT, |at| at.since(began).min(RING_LIMIT));
-    bell.wait(limit);
+    armed.wait(began, RING_LIMIT);
     assert!(clock::now().since(began) < RING_LIMIT, "{} slept on and heard no bell", device.info().fabric);
 }
 
@@ -142,7 +141,7 @@ pub(crate) fn a_notice_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
                 if moment == now && !std::mem::replace(&mut is_told, true) {
                     world.submit(1, 0, Submission::Notify(notice(CELL, b"")));
                     // From then on the sleeper's end gets it without another poll of this one.
-                    world.until("the notice to go out", |world| world.device(1).flush());
+                    world.until("the notice to go out", |world| world.device(1).flush(Flush::Transfers));
                 }
             });
             let mut events = Vec::with_capacity(64);
@@ -154,14 +153,14 @@ pub(crate) fn a_notice_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
                 sleep::unless_news(
                     sleeper.as_mut(),
                     |sleeper| {
-                        let bell = sleeper.arm();
+                        let armed = sleeper.arm();
                         notify.borrow_mut()(Moment::AfterArming);
-                        bell
+                        armed
                     },
                     |_| mine.count(CELL) > count,
-                    |sleeper, bell| {
+                    |sleeper, armed| {
                         notify.borrow_mut()(Moment::BeforeWaiting);
-                        wait_for(sleeper, &bell);
+                        wait_for(sleeper, &armed);
                     },
                 );
             }
@@ -231,7 +230,7 @@ pub(crate) fn a_message_wakes_a_sleeper<B: Backend>() {
     let mut sleeper = world.take(0);
     let companion = Companion::start(world.take(1), |_, _| {});
     for round in 1..=50 {
-        sleeper.post(1, &[QUESTION, round as u8]).expect("one under way");
+        sleeper.post(1, &[QUESTION, round as u8], Urgency::Ordinary).expect("one under way");
         sleep_until(sleeper.as_mut(), "an answer", |_| inbox.state().messages.len() == round);
     }
     companion.finish();

@@ -1,7 +1,7 @@
 //! Line 3: every submitted transfer yields exactly one `Done`, whatever happens.
 
 use pleach_transport::{
-    AtomicOp, Event, Region, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    AtomicOp, Event, Flush, Region, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 
 use crate::world::{Backend, Submission, World, noise, notice, put};
@@ -122,7 +122,7 @@ pub(crate) fn every_transfer_is_done_once_also_when_the_peer_leaves<B: Backend>(
     let ids = submit_many(&mut world, 0, 1, 300, &mine, &theirs);
     world.device(1).leave();
     world.until("the goodbye", |world| world.saw(0, &Event::Left { peer: 1 }) == 1);
-    world.until("the leaving rank to be flushed", |world| world.device(1).is_flushed());
+    world.until("the leaving rank to be flushed", |world| world.device(1).flush(Flush::All));
     drop(world.take(1));
     for ending in world.finish_all(0, &ids) {
         let left = Err(TransferError::Left { peer: 1 });

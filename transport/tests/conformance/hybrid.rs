@@ -108,14 +108,18 @@ fn severing_a_neighbour_leaves_regions_to_peers_across_and_the_other_way_round()
 #[test]
 fn neighbours_see_on_which_processor_a_rank_waits_and_peers_across_do_not() {
     let mut world = both_kinds();
-    let seen = |world: &mut World<Hybrid<true>>| [1, 2].map(|from| world.device(from).shown_processor(0));
-    assert_eq!(seen(&mut world), [None; 2]);
+    let mut exchange = |rank: u32, own: u32| {
+        let mut shown = Vec::new();
+        world.device(rank).exchange_processors(own, &mut |peer, processor| shown.push((peer, processor)));
+        shown
+    };
+    assert_eq!(exchange(0, 0), [], "nobody has said anything");
     for processor in [0, 7, 7, 1023] {
-        world.device(0).show_processor(processor);
-        assert_eq!(seen(&mut world), [Some(processor), None]);
+        exchange(0, processor);
+        assert_eq!(exchange(1, 5), [(0, processor)]);
+        assert_eq!(exchange(2, 6), [], "who is across sees nobody");
     }
-    assert_eq!(world.device(0).shown_processor(1), None, "it has said nothing");
-    assert_eq!(world.device(0).shown_processor(3), None, "there is no such rank");
+    assert_eq!(exchange(0, 0), [(1, 5)], "and is seen by nobody");
 }
 
 #[test]
@@ -131,12 +135,12 @@ fn one_bell_is_rung_by_neighbours_and_by_peers_across() {
             assert!(clock::now() < deadline, "{cells:?} do not count to {ROUNDS}");
             sleeper.poll(clock::now(), &mut events);
             let seen = cells.each_ref().map(|cells| cells.count(CELL));
-            if let Some(bell) = sleeper.arm()
+            if let Some(armed) = sleeper.arm()
                 && seen == cells.each_ref().map(|cells| cells.count(CELL))
                 && seen != [ROUNDS; 2]
             {
                 let began = clock::now();
-                bell.wait(PATIENCE);
+                armed.wait(began, PATIENCE);
                 slowest = slowest.max(clock::now().since(began));
             }
         }

@@ -1,6 +1,6 @@
 //! Line 4: a loss is said once and for good; a peer that said goodbye is not lost.
 
-use pleach_transport::{Event, MapError, PostError, SubmitError, clock};
+use pleach_transport::{Event, Flush, MapError, PostError, SubmitError, Urgency, clock};
 
 use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, notice, put, skip};
 
@@ -13,7 +13,7 @@ pub(crate) fn a_rank_that_ends_without_goodbye_is_lost_once<B: Backend>() {
         let cause = world.until_lost(rank, 1);
         let refused = world.try_submit(rank, 1, Submission::Notify(notice(CELL, b"")));
         assert_eq!(refused, Err(SubmitError::Lost { peer: 1, kind: cause.kind() }), "refused with its kind");
-        let refused = world.device(rank).post(1, b"are you there?");
+        let refused = world.device(rank).post(1, b"are you there?", Urgency::Ordinary);
         assert_eq!(refused, Err(PostError::NotConnected { peer: 1 }));
     }
     world.watch(|world| {
@@ -60,7 +60,7 @@ pub(crate) fn what_a_rank_said_is_told_before_its_loss<B: Backend>() {
     for number in 0..MESSAGES {
         world.post(0, 1, &[number as u8; 20]);
     }
-    world.until("the messages to be sent", |world| world.device(0).is_flushed());
+    world.until("the messages to be sent", |world| world.device(0).flush(Flush::All));
     world.kill(0);
     // Now its polling thread does, which sees the end of rank 0 in its own way; that may be at
     // once.
@@ -90,7 +90,7 @@ pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_goodbye<B: Backend>() 
     world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
     assert_eq!(world.count(1, 0, CELL), PUTS as u64, "{}: the goodbye overtook transfers", B::NAME);
     assert_bytes(&target.whole().to_vec(), &bytes, "what was sent before the goodbye");
-    world.until("the leaving rank to be flushed", |world| world.device(0).is_flushed());
+    world.until("the leaving rank to be flushed", |world| world.device(0).flush(Flush::All));
     assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}: they were carried out", B::NAME);
     drop(world.take(0));
     world.watch(|world| {
@@ -132,7 +132,10 @@ pub(crate) fn a_rank_that_left_is_refused_as_having_left<B: Backend>() {
     world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
     let refused = world.try_submit(1, 0, Submission::Notify(notice(CELL, b"")));
     assert_eq!(refused, Err(SubmitError::Left { peer: 0 }));
-    assert_eq!(world.device(1).post(0, b"hello?"), Err(PostError::NotConnected { peer: 0 }));
+    assert_eq!(
+        world.device(1).post(0, b"hello?", Urgency::Ordinary),
+        Err(PostError::NotConnected { peer: 0 })
+    );
 }
 
 pub(crate) fn ranks_that_leave_at_the_same_time_lose_nobody<B: Backend>() {
@@ -142,7 +145,7 @@ pub(crate) fn ranks_that_leave_at_the_same_time_lose_nobody<B: Backend>() {
         world.device(rank).leave();
     }
     for rank in 0..RANKS {
-        world.until("a leaving rank to be flushed", |world| world.device(rank).is_flushed());
+        world.until("a leaving rank to be flushed", |world| world.device(rank).flush(Flush::All));
         drop(world.take(rank));
     }
     for rank in 0..RANKS {
@@ -157,7 +160,7 @@ pub(crate) fn a_flushed_rank_may_be_dropped_without_losing_what_it_sent<B: Backe
     let (source, target) = (world.region_of(0, &bytes), world.region(1, LEN));
     world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)));
     world.device(0).leave();
-    world.until("the leaving rank to be flushed", |world| world.device(0).is_flushed());
+    world.until("the leaving rank to be flushed", |world| world.device(0).flush(Flush::All));
     drop(source);
     drop(world.take(0));
     world.until("the notice of a rank that is gone", |world| world.count(1, 0, CELL) == 1);
@@ -183,7 +186,7 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
         one(&mut world);
     }
     world.device(0).leave();
-    world.until("the leaving rank to be flushed", |world| world.device(0).is_flushed());
+    world.until("the leaving rank to be flushed", |world| world.device(0).flush(Flush::All));
     drop(source);
     drop(world.take(0));
     // What ends here tells the peer so, which needs to know it no more.
@@ -192,7 +195,7 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
             Ok(_) | Err(SubmitError::Left { .. }) => {}
             Err(error) => panic!("{}: {error}", B::NAME),
         }
-        world.device(1).flush();
+        world.device(1).flush(Flush::Transfers);
         std::thread::yield_now();
     }
     world.set_polled(1, true);

@@ -71,7 +71,6 @@ macro_rules! suite {
                 a_put_carries_payload_beside_its_bytes
                 an_inline_put_needs_no_region
                 cells_are_counted_apart_for_each_cell_and_peer
-                a_device_that_names_the_cells_of_notices_names_all_of_them
                 a_thread_that_polls_nothing_sees_the_bytes_with_the_notice
                 a_source_may_be_overwritten_when_its_put_is_done
                 a_get_is_done_when_its_bytes_are_here

@@ -1,6 +1,6 @@
 //! Control messages: in order, answered, bounded, and read while nobody polls.
 
-use pleach_transport::{MESSAGE_BYTES_MAX, PostError, clock};
+use pleach_transport::{MESSAGE_BYTES_MAX, PostError, Urgency, clock};
 
 use crate::world::{Backend, PATIENCE, QUESTION, World, assert_bytes, noise, pairs, put, skip};
 
@@ -99,7 +99,10 @@ pub(crate) fn a_message_goes_out_while_its_sender_does_not_poll<B: Backend>() {
 pub(crate) fn a_message_that_is_too_long_is_not_sent<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let bytes = MESSAGE_BYTES_MAX + 1;
-    assert_eq!(world.device(0).post(1, &vec![0; bytes]), Err(PostError::TooLong { bytes }));
+    assert_eq!(
+        world.device(0).post(1, &vec![0; bytes], Urgency::Ordinary),
+        Err(PostError::TooLong { bytes })
+    );
     world.watch(|_| {});
     assert!(world.inbox(1).state().messages.is_empty());
     world.check_pair(0, 1);
@@ -107,7 +110,7 @@ pub(crate) fn a_message_that_is_too_long_is_not_sent<B: Backend>() {
 
 pub(crate) fn a_message_to_a_peer_that_is_not_connected_is_not_sent<B: Backend>() {
     let mut world = World::<B>::new(2);
-    assert_eq!(world.device(0).post(1, b"#"), Err(PostError::NotConnected { peer: 1 }));
+    assert_eq!(world.device(0).post(1, b"#", Urgency::Ordinary), Err(PostError::NotConnected { peer: 1 }));
 }
 
 pub(crate) fn messages_pass_while_long_transfers_are_under_way<B: Backend>() {
@@ -131,7 +134,7 @@ pub(crate) fn too_many_messages_are_refused_until_there_is_room<B: Backend>() {
     let message = text(5, MESSAGE_BYTES_MAX);
     let mut sent = 0;
     while sent < MOST {
-        match world.device(0).post(1, &message) {
+        match world.device(0).post(1, &message, Urgency::Ordinary) {
             Ok(()) => sent += 1,
             Err(PostError::QueueFull { peer: 1 }) => break,
             Err(error) => panic!("{}: {error}", B::NAME),
@@ -154,12 +157,12 @@ pub(crate) fn an_urgent_message_has_room_where_the_queue_is_full<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let message = text(6, MESSAGE_BYTES_MAX);
     let mut sent = 0;
-    while sent < MOST && world.device(0).post(1, &message).is_ok() {
+    while sent < MOST && world.device(0).post(1, &message, Urgency::Ordinary).is_ok() {
         sent += 1;
     }
     for number in 0..URGENT {
         let urgent = [b'#', number as u8];
-        assert_eq!(world.device(0).post_urgent(1, &urgent), Ok(()), "{}: urgent {number}", B::NAME);
+        assert_eq!(world.device(0).post(1, &urgent, Urgency::Urgent), Ok(()), "{}: urgent {number}", B::NAME);
     }
     let last = (0, vec![b'#', URGENT as u8 - 1]);
     let inbox = world.inbox(1);

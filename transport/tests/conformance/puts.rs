@@ -135,30 +135,6 @@ pub(crate) fn cells_are_counted_apart_for_each_cell_and_peer<B: Backend>() {
     world.watch(|world| assert!(all(world, |count, wanted| count == wanted), "no notice counts twice"));
 }
 
-pub(crate) fn a_device_that_names_the_cells_of_notices_names_all_of_them<B: Backend>() {
-    let mut world = World::<B>::connected(3);
-    let mut named = Vec::new();
-    assert!(!world.device(0).take_noticed(&mut named), "what came before is not known");
-    assert_eq!(named, []);
-    for round in 0..4u64 {
-        let cells = [(1, 0), (2, 0), (1, 3), (2, CELLS as u16 - 1)];
-        for (from, cell) in cells {
-            world.submit(from, 0, Submission::Notify(notice(cell, b"")));
-        }
-        let mut wanted = cells.to_vec();
-        let mut names_all = true;
-        world.until("all notices to have come and been named", |world| {
-            names_all &= world.device(0).take_noticed(&mut named);
-            wanted.retain(|cell| !named.contains(cell));
-            let have_come = cells.iter().all(|&(from, cell)| world.count(0, from, cell) > round);
-            have_come && (wanted.is_empty() || !names_all)
-        });
-        assert!(named.iter().all(|cell| cells.contains(cell)), "{named:?}");
-        assert!(names_all || named.is_empty(), "names none where it does not name all: {named:?}");
-        named.clear();
-    }
-}
-
 pub(crate) fn a_thread_that_polls_nothing_sees_the_bytes_with_the_notice<B: Backend>() {
     const LEN: usize = 20_000;
     // A world in virtual time gains little from another thread's pace and is repeated with many

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Bell, Cells, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Inline, MapError, Mapped,
-    Memory, Nanos, Notice, PostError, Rank, Region, RegionKey, RegisterError, RemoteSlice, SharedMemory,
-    Source, SubmitError, Submitted, Transfer, TransferId, clock,
+    Address, Armed, Cells, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Inline, MapError,
+    Mapped, Memory, Nanos, Notice, PostError, Rank, Region, RegionKey, RegisterError, RemoteSlice,
+    SharedMemory, Source, SubmitError, Submitted, Transfer, TransferId, Urgency, clock,
 };
 
 use crate::world::Backend;
@@ -136,30 +136,21 @@ unsafe impl Device for ThroughMappings {
     fn cells(&self, peer: Rank) -> Cells {
         self.device.cells(peer)
     }
-    fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.device.post(peer, message)
-    }
-    fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        self.device.post_urgent(peer, message)
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
+        self.device.post(peer, message, urgency)
     }
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         let before = events.len();
         self.device.poll(now, events);
         self.under_way -= events[before..].iter().filter(|event| matches!(event, Event::Done { .. })).count();
     }
-    fn arm(&mut self) -> Option<Bell> {
+    fn arm(&mut self) -> Option<Armed> {
         self.device.arm()
-    }
-    fn next_wakeup(&self) -> Option<Nanos> {
-        self.device.next_wakeup()
     }
     fn leave(&mut self) {
         self.device.leave();
     }
-    fn flush(&mut self) -> bool {
-        self.device.flush()
-    }
-    fn is_flushed(&self) -> bool {
-        self.device.is_flushed()
+    fn flush(&mut self, what: Flush) -> bool {
+        self.device.flush(what)
     }
 }

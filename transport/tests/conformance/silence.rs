@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pleach_transport::{
-    AtomicOp, Event, PostError, Region, SubmitError, Transfer, TransferError, TransferId, clock,
+    AtomicOp, Event, PostError, Region, SubmitError, Transfer, TransferError, TransferId, Urgency, clock,
 };
 
 use crate::world::{Backend, CELLS, PATIENCE, Submission, World, assert_bytes, noise, notice, put, skip};
@@ -162,7 +162,10 @@ pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>()
     world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
     let refused = world.try_submit(0, 1, Submission::Notify(notice(CELL, b"")));
     assert_eq!(refused, Err(SubmitError::Severed { peer: 1 }));
-    assert_eq!(world.device(0).post(1, b"hello?"), Err(PostError::NotConnected { peer: 1 }));
+    assert_eq!(
+        world.device(0).post(1, b"hello?", Urgency::Ordinary),
+        Err(PostError::NotConnected { peer: 1 })
+    );
 }
 
 pub(crate) fn a_get_under_way_writes_nothing_after_the_silence<B: Backend>() {

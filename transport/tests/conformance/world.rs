@@ -15,7 +15,7 @@ use std::time::Duration;
 use pleach_transport::{
     Cells, Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, Notice, PostError, Rank, Region,
     RemoteSlice, Responder, Secret, Slice, Source, SubmitError, Submitted, Transfer, TransferError,
-    TransferId, clock,
+    TransferId, Urgency, clock,
 };
 
 /// What a test has a device do: a transfer, or a notice alone.
@@ -348,7 +348,7 @@ impl<B: Backend> World<B> {
     pub(crate) fn post(&mut self, from: Rank, to: Rank, message: &[u8]) {
         let mut posted = false;
         self.until("room for a message", |world| {
-            posted = match world.device(from).post(to, message) {
+            posted = match world.device(from).post(to, message, Urgency::Ordinary) {
                 Ok(()) => true,
                 Err(PostError::QueueFull { .. }) => false,
                 Err(error) => panic!("{}: posting from {from} to {to} failed: {error}", B::NAME),

@@ -8,8 +8,8 @@ use pleach_transport::hybrid::{HybridDevice, Route};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{
-    AtomicOp, Device, Event, Inline, Memory, Nanos, RegisterError, RemoteSlice, SharedMemory, Source, Space,
-    Submitted, Transfer, TransferError, TransferId, clock,
+    AtomicOp, Device, Event, Flush, Inline, Memory, Nanos, RegisterError, RemoteSlice, SharedMemory, Source,
+    Space, Submitted, Transfer, TransferError, TransferId, clock,
 };
 
 use crate::pair::{Pair, config, notice};
@@ -30,7 +30,7 @@ pub(crate) fn a_put_between_gpus_is_there_when_its_notice_is(gpu: &Arc<Gpu>) {
         let put = Transfer::Put { src, dst: target.remote(), notice: notice(2) };
         let submitted = pair.devices[0].submit(1, put, TransferId(round.into())).expect("room");
         assert_eq!(submitted, Submitted::UnderWay, "a GPU's copy ends later");
-        assert!(!pair.devices[0].flush(), "it takes another poll");
+        assert!(!pair.devices[0].flush(Flush::Transfers), "it takes another poll");
         pair.until("a notice", |_| cells.count(2) == u64::from(round));
         assert!(bytes_of(&into).iter().all(|byte| *byte == round), "the bytes are there when the notice is");
     }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use pleach_transport::sim::{Canary, Fault, LinkId, Options, Random};
-use pleach_transport::{Device, Event, LossCause, Nanos, PostError, SubmitError, TransferError};
+use pleach_transport::{
+    Device, Event, Flush, LossCause, Nanos, PostError, SubmitError, TransferError, Urgency,
+};
 
 use crate::ranks::{CONNECT_TIMEOUT, Ranks, Submission, harsh, notice, options, put};
 
@@ -67,13 +69,13 @@ fn a_device_dropped_without_goodbye_is_a_loss_and_one_that_left_is_none() {
         ours.whole().store(&[4; 2_000]);
         let last = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
         ranks.device(0).leave();
-        assert!(!ranks.device(0).is_flushed(), "a put and two goodbyes are still to be said");
+        assert!(!ranks.device(0).flush(Flush::All), "a put and two goodbyes are still to be said");
         while !ranks.saw(1, &Event::Left { peer: 0 }) {
             assert!(ranks.step());
         }
         assert_eq!(theirs.whole().to_vec(), [4; 2_000], "what was sent before the goodbye arrives first");
         assert_eq!(ranks.count(1, 0, 0), 1);
-        ranks.until(|ranks| ranks.device(0).is_flushed());
+        ranks.until(|ranks| ranks.device(0).flush(Flush::All));
         assert_eq!(ranks.done(0, last), Some(Ok(0)));
         ranks.devices[0] = None;
         ranks.devices[2] = None;
@@ -200,7 +202,7 @@ fn a_busy_ranks_watcher_answers_and_a_stopped_ones_does_not() {
         let duration = Duration::from_millis(5);
         let start = ranks.world.now();
         ranks.world.inflict(Fault::Freeze { rank: 1, duration, watcher });
-        ranks.device(0).post(1, b"?what are you doing").expect("posted");
+        ranks.device(0).post(1, b"?what are you doing", Urgency::Ordinary).expect("posted");
         ranks.until(|ranks| !ranks.listeners[0].heard.lock().unwrap().is_empty());
         assert_eq!(*ranks.listeners[0].heard.lock().unwrap(), [(1, b"!".to_vec())]);
         assert_eq!(ranks.world.now() - start > duration, watcher);
@@ -213,7 +215,7 @@ fn messages_of_one_peer_arrive_in_order_whatever_is_late() {
         let mut ranks = Ranks::connected(harsh(3, seed));
         for number in 0..50u8 {
             for rank in [0, 2] {
-                ranks.device(rank).post(1, &[number]).expect("posted");
+                ranks.device(rank).post(1, &[number], Urgency::Ordinary).expect("posted");
             }
         }
         ranks.drain();
@@ -228,11 +230,14 @@ fn messages_of_one_peer_arrive_in_order_whatever_is_late() {
 #[test]
 fn messages_that_cannot_be_sent_are_refused() {
     let mut ranks = Ranks::alone(options(2, 1));
-    assert_eq!(ranks.device(0).post(1, b"x"), Err(PostError::NotConnected { peer: 1 }));
+    assert_eq!(ranks.device(0).post(1, b"x", Urgency::Ordinary), Err(PostError::NotConnected { peer: 1 }));
     let mut ranks = Ranks::connected(options(2, 1));
-    assert_eq!(ranks.device(0).post(1, &[0; 5_000]), Err(PostError::TooLong { bytes: 5_000 }));
-    let refused = (0..2_000).find_map(|_| ranks.device(0).post(1, b"x").err());
+    assert_eq!(
+        ranks.device(0).post(1, &[0; 5_000], Urgency::Ordinary),
+        Err(PostError::TooLong { bytes: 5_000 })
+    );
+    let refused = (0..2_000).find_map(|_| ranks.device(0).post(1, b"x", Urgency::Ordinary).err());
     assert_eq!(refused, Some(PostError::QueueFull { peer: 1 }));
     ranks.drain();
-    ranks.device(0).post(1, b"x").expect("there is room again");
+    ranks.device(0).post(1, b"x", Urgency::Ordinary).expect("there is room again");
 }

@@ -356,16 +356,36 @@ fn an_inline_put_and_a_notice_payload_arrive_as_they_were_at_submit() {
 }
 
 #[test]
+fn the_world_names_all_cells_in_which_notices_have_come_since_it_was_asked() {
+    for seed in 0..20 {
+        let mut ranks = Ranks::connected(harsh(3, seed));
+        let mut named = Vec::new();
+        assert!(!ranks.world.take_noticed(0, &mut named), "what came before is not known");
+        assert_eq!(named, []);
+        for round in 0..4 {
+            let cells = [(1, 0), (1, 3), (2, 0), (2, 15)];
+            for (from, cell) in cells {
+                ranks.submit(from, 0, Submission::Notify(notice(cell)));
+                ranks.until(|ranks| ranks.count(0, from, cell) > round);
+            }
+            assert!(ranks.world.take_noticed(0, &mut named), "seed {seed}");
+            named.sort_unstable();
+            assert_eq!(named, cells, "seed {seed}: each once");
+            named.clear();
+        }
+    }
+}
+
+#[test]
 fn an_armed_bell_is_given_only_when_nothing_waits_and_rings_before_anything_can_be_seen() {
     for seed in 0..10 {
         let mut ranks = Ranks::connected(harsh(2, seed));
         let (ours, theirs) = (ranks.register(0, 100), ranks.register(1, 100));
         ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
-        let mut armed: Option<(pleach_transport::Bell, u64)> = None;
+        let mut armed = None;
         while ranks.count(1, 0, 0) == 0 {
             let count = ranks.count(1, 0, 0);
-            let bell = ranks.device(1).arm();
-            armed = bell.map(|bell| (bell, count));
+            armed = ranks.device(1).arm().map(|armed| (armed.bell, count));
             if armed.is_none() {
                 ranks.poll(1);
             }

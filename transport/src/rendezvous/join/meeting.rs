@@ -8,7 +8,7 @@ use super::reach_error::ReachError;
 use super::{JoinOptions, config};
 use crate::auth::Secret;
 use crate::clock::now;
-use crate::device::{Address, Device, Event, Responder};
+use crate::device::{Address, Device, Event, Responder, Urgency};
 use crate::hybrid::Route;
 use crate::processors::Processors;
 use crate::rendezvous::error::JoinError;
@@ -117,7 +117,7 @@ impl<'a> Meeting<'a> {
         let (fabric, mut connected) = self.agree(&records, &hosts, &secret)?;
         for (peer, reply) in connected.gate.open(&self.responder) {
             // Who cannot be told is lost or has left, which the device says.
-            let _ = connected.device.post(peer, &reply);
+            let _ = connected.device.post(peer, &reply, Urgency::Ordinary);
         }
         self.part(&mut connected);
         Ok(Met { fabric, ranks_here, is_crowded, hosts, connected })
@@ -375,9 +375,8 @@ impl<'a> Meeting<'a> {
             if left.is_zero() {
                 return Err(ReachError::late(missing, self.world.rank, now().since(started), told));
             }
-            if quiet && let Some(bell) = device.arm() {
-                let left = device.next_wakeup().map_or(left, |wakeup| left.min(wakeup.since(now())));
-                bell.wait(left);
+            if quiet && let Some(armed) = device.arm() {
+                armed.wait(now(), left);
             }
         }
     }

@@ -9,8 +9,8 @@ use super::*;
 use crate::Nanos;
 use crate::cells::{Cells, Notice};
 use crate::device::{
-    Address, Bell, ConnectError, DeviceInfo, LossCause, MapError, PostError, Reach, RegisterError, Ring,
-    SubmitError, Submitted, Transfer, TransferId,
+    Address, Armed, ConnectError, DeviceInfo, Flush, LossCause, MapError, PostError, Reach, RegisterError,
+    Ring, SubmitError, Submitted, Transfer, TransferId, Urgency,
 };
 use crate::memory::Memory;
 use crate::other_user::{as_nobody, can_act_as_nobody};
@@ -124,7 +124,7 @@ unsafe impl Device for PaperDevice {
     fn cells(&self, _peer: Rank) -> Cells {
         unreachable!("nothing is sent")
     }
-    fn post(&mut self, peer: Rank, _message: &[u8]) -> Result<(), PostError> {
+    fn post(&mut self, peer: Rank, _: &[u8], _: Urgency) -> Result<(), PostError> {
         Err(PostError::NotConnected { peer })
     }
     fn poll(&mut self, _now: Nanos, events: &mut Vec<Event>) {
@@ -142,17 +142,11 @@ unsafe impl Device for PaperDevice {
             !both
         });
     }
-    fn arm(&mut self) -> Option<Bell> {
-        None
-    }
-    fn next_wakeup(&self) -> Option<Nanos> {
+    fn arm(&mut self) -> Option<Armed> {
         None
     }
     fn leave(&mut self) {}
-    fn flush(&mut self) -> bool {
-        true
-    }
-    fn is_flushed(&self) -> bool {
+    fn flush(&mut self, _: Flush) -> bool {
         true
     }
 }

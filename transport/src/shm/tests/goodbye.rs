@@ -11,7 +11,7 @@ use super::{PATIENCE, Station, pair};
 use crate::Rank;
 use crate::clock;
 use crate::control::packet::{ReceiveError, receive, send};
-use crate::device::{Address, Device, Event};
+use crate::device::{Address, Device, Event, Flush, Urgency};
 
 /// Streams that end while they are read, unless the time is up before.
 const STREAMS: usize = 20_000;
@@ -82,7 +82,7 @@ fn who_is_told_goodbye_and_leaves_too_says_so() {
     zero.device.leave();
     one.until_event(&Event::Left { peer: 0 });
     one.device.leave();
-    one.until("the goodbye has gone out", |station| station.device.is_flushed());
+    one.until("the goodbye has gone out", |station| station.device.flush(Flush::All));
     drop(one);
     zero.until("the end of the other", |station| {
         station.log.iter().any(|event| matches!(event, Event::Left { peer: 1 } | Event::PeerLost { .. }))
@@ -125,11 +125,11 @@ fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>
         for message in 0..MESSAGES {
             // Not to the others that leave: they may be gone.
             for peer in peers().filter(|peer| peer % 2 == 0) {
-                station.device.post(peer, &[message as u8]).expect("connected");
+                station.device.post(peer, &[message as u8], Urgency::Ordinary).expect("connected");
             }
         }
         station.device.leave();
-        station.until("the last words have gone out", |station| station.device.is_flushed());
+        station.until("the last words have gone out", |station| station.device.flush(Flush::All));
         return;
     }
     let leaving = || peers().filter(|peer| peer % 2 == 1);
@@ -150,5 +150,5 @@ fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>
     }
     // Other even ranks may still look: they see that this one has left.
     station.device.leave();
-    station.until("the last words have gone out", |station| station.device.is_flushed());
+    station.until("the last words have gone out", |station| station.device.flush(Flush::All));
 }

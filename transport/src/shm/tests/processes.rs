@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use super::{PATIENCE, Station, connect, pair};
 use crate::cells::{Inline, Notice};
 use crate::clock;
-use crate::device::{Address, Device, Event, LossCause, Source, Transfer, TransferId};
+use crate::device::{Address, Device, Event, Flush, LossCause, Source, Transfer, TransferId, Urgency};
 use crate::region::{Mapped, RegionKey, RemoteSlice};
 
 const ROLE: &str = "PLEACH_TEST_ROLE";
@@ -89,7 +89,7 @@ fn with_peer(role: &str) -> (Station, Process, crate::Region) {
     zero.device.connect(1, &address).expect("an address");
     zero.until_event(&Event::Connected { peer: 1 });
     let region = zero.region(REGION_BYTES);
-    zero.device.post(1, &region.key().0.to_le_bytes()).expect("connected");
+    zero.device.post(1, &region.key().0.to_le_bytes(), Urgency::Ordinary).expect("connected");
     (zero, process, region)
 }
 
@@ -261,7 +261,7 @@ fn parent(told: Told) {
 fn leaver(told: Told) {
     let Told { mut station, .. } = told;
     station.device.leave();
-    station.until("the goodbye to be said", |station| station.device.is_flushed());
+    station.until("the goodbye to be said", |station| station.device.flush(Flush::All));
 }
 
 fn count(folder: &str) -> usize {
@@ -325,6 +325,6 @@ fn fork_and_drop() {
     let src = Source::Inline(Inline::new(&[9; 8]).expect("short"));
     let dst = region.slice(0..8).expect("inside").remote();
     one.carry_out(0, Transfer::Put { src, dst, notice: None }, TransferId(4));
-    zero.device.post(1, b"still connected").expect("connected");
+    zero.device.post(1, b"still connected", Urgency::Ordinary).expect("connected");
     one.until("a message", |one| !one.inbox.messages.lock().expect("no panic").is_empty());
 }

@@ -7,7 +7,8 @@ use super::{Station, connect, pair, secret, until_both};
 use crate::Rank;
 use crate::clock;
 use crate::device::{
-    Device, Event, LossCause, ProtocolViolation, RegisterError, Responder, Source, Transfer, TransferId,
+    Device, Event, Flush, LossCause, ProtocolViolation, RegisterError, Responder, Source, Transfer,
+    TransferId, Urgency,
 };
 use crate::memory::{HostMemory, SharedMemory};
 
@@ -29,7 +30,7 @@ fn two_that_claim_one_rank_are_told_apart_and_the_first_stays() {
     let [zero, one] = &mut stations;
     second.device.connect(0, &zero.device.info().address.clone()).expect("an address");
     assert_eq!(second.until_lost(0), LossCause::Protocol(ProtocolViolation::WrongRank));
-    zero.device.post(1, b"still here").expect("connected");
+    zero.device.post(1, b"still here", Urgency::Ordinary).expect("connected");
     until_both(zero, one, "a message", |_, one| one.inbox.messages.lock().expect("no panic").len() == 1);
 }
 
@@ -164,8 +165,8 @@ fn a_responder_that_blocks_does_not_keep_its_device_from_being_dropped() {
     let mut stations = [zero, Station::new(1, 2)];
     connect(&mut stations);
     let [zero, mut one] = stations;
-    one.device.post(0, b"block").expect("connected");
-    one.until("the message to be sent", |one| one.device.is_flushed());
+    one.device.post(0, b"block", Urgency::Ordinary).expect("connected");
+    one.until("the message to be sent", |one| one.device.flush(Flush::All));
     let began = clock::now();
     drop(zero);
     assert!(clock::now().since(began) < super::PATIENCE, "dropping a device has a limit");

@@ -140,8 +140,8 @@ fn who_sleeps_looks_at_the_queue_three_times_a_waking_at_most() {
         while !events.contains(&done) {
             assert!(clock::now() < deadline, "put {number} does not end");
             wakings += 1;
-            if let Some(bell) = two.0[0].arm() {
-                bell.wait(PATIENCE);
+            if let Some(armed) = two.0[0].arm() {
+                armed.wait(clock::now(), PATIENCE);
             }
             two.0[0].poll(clock::now(), &mut events);
         }
