@@ -34,6 +34,8 @@
 //!     ringing it. Cells may have changed until then, also by `arm` itself: who sleeps looks at
 //!     them between arming and waiting ([`crate::sleep`]).
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
+//! 13. [`Device::info`] says the same as long as the device lives, and both ends of a pair are
+//!     reached alike. What [`Device::exchange_processors`] shows is a hint; nothing stands on it.
 
 mod error;
 
@@ -397,19 +399,19 @@ pub struct DeviceConfig {
 /// ```
 #[allow(unsafe_code)]
 pub unsafe trait Device: Send {
-    /// What it is and can do; always the same.
+    /// What it is and can do. Line 13.
     fn info(&self) -> &DeviceInfo;
 
     /// Makes memory reachable for transfers. May pin and announce it; not for the data path. Memory
     /// that has a region here gets another region, or another handle of that one where registering
-    /// is dear.
+    /// is dear. Line 7.
     ///
     /// # Errors
     ///
     /// See [`RegisterError`].
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError>;
 
-    /// A peer's memory at an address here, where [`Reach::maps`].
+    /// A peer's memory at an address here, where [`Reach::maps`]. Line 12.
     ///
     /// # Errors
     ///
@@ -417,6 +419,7 @@ pub unsafe trait Device: Send {
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError>;
 
     /// Starts to connect; `Connected` or `PeerLost` ends it. Both ends call it, in any order.
+    /// Line 4.
     ///
     /// # Errors
     ///
@@ -426,10 +429,11 @@ pub unsafe trait Device: Send {
     /// Starts to cut a peer off; `Severed` ends it, within a time bounded by this process's own
     /// work, whatever state the peer is in: not connected yet, lost, gone or severed before. A
     /// fabric that maps may take local regions away from all peers that it joins, and from those
-    /// that RDMA joins; they keep their bytes and addresses.
+    /// that RDMA joins; they keep their bytes and addresses. Line 9.
     fn sever(&mut self, peer: Rank);
 
-    /// Starts a transfer, and ends it where that takes no waiting. Never blocks.
+    /// Starts a transfer, and ends it where that takes no waiting. Never blocks. Lines 2, 3, 5, 6
+    /// and 8.
     ///
     /// # Errors
     ///
@@ -437,18 +441,18 @@ pub unsafe trait Device: Send {
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
     /// Starts a transfer that is only a notice, with no bytes but its payload. It counts and ends as
-    /// every other transfer does.
+    /// every other transfer does. Lines 1, 2, 3 and 5.
     ///
     /// # Errors
     ///
     /// See [`SubmitError`]; nothing has happened then.
     fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// The cells that this rank keeps for `peer`'s notices.
+    /// The cells that this rank keeps for `peer`'s notices. Line 1.
     fn cells(&self, peer: Rank) -> Cells;
 
     /// Sends a control message (at most [`MESSAGE_BYTES_MAX`] bytes) to the peer's [`Responder`].
-    /// Not for data.
+    /// Not for data. Line 4.
     ///
     /// # Errors
     ///
@@ -456,27 +460,27 @@ pub unsafe trait Device: Send {
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError>;
 
     /// Makes progress and appends what happened, never more than fits `events` without growing it.
-    /// Never blocks.
+    /// Never blocks. Lines 3 and 10.
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>);
 
     /// What to sleep on until something can happen; `None`: poll again, something may have happened
     /// already. To be called by way of [`crate::sleep::unless_news`], as cells may have changed
-    /// since the last poll.
+    /// since the last poll. Line 11.
     fn arm(&mut self) -> Option<Armed>;
 
     /// Tells the peers that can see it on which processor this rank waits, and calls `shown` with
     /// each of them and the processor on which it waited when it last said so, which may be long
     /// ago, or is a lie. A hint, cheap where nothing has changed; a device whose peers cannot see
-    /// it does nothing.
+    /// it does nothing. Line 13.
     fn exchange_processors(&mut self, _own: u32, _shown: &mut dyn FnMut(Rank, u32)) {}
 
     /// Says goodbye to every connected peer: what this rank ends from now on is no loss. Transfers
-    /// submitted before are still carried out while the device is polled.
+    /// submitted before are still carried out while the device is polled. Line 4.
     fn leave(&mut self);
 
     /// Hands on what was submitted, as far as that goes without waiting. True when the peers get
     /// all of it, and are woken by it, without another poll here: then this rank may go and do
     /// something else for as long as it likes. With [`Flush::All`] also when messages and goodbyes
-    /// have gone out, so that dropping the device loses nothing.
+    /// have gone out, so that dropping the device loses nothing. Line 10.
     fn flush(&mut self, what: Flush) -> bool;
 }

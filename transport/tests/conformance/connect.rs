@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pleach_transport::{Address, ConnectError, Event, LossCause, Secret};
+use pleach_transport::{Address, ConnectError, DeviceInfo, Event, LossCause, Secret};
 
 use crate::world::{Backend, Submission, World, notice, pairs};
 
@@ -106,4 +106,27 @@ pub(crate) fn worlds_side_by_side_do_not_meet<B: Backend>() {
     one.check_pair(0, 1);
     assert!((0..crate::world::CELLS as u16).all(|cell| other.count(1, 0, cell) == 0));
     other.check_pair(0, 1);
+}
+
+pub(crate) fn a_device_says_the_same_of_itself_always_and_both_ends_are_reached_alike<B: Backend>() {
+    let mut world = World::<B>::new(3);
+    let said = |world: &mut World<B>, rank| {
+        let DeviceInfo { rank, address, fabric, registers_freely, cells, transfer_bytes_max, reach, .. } =
+            world.device(rank).info().clone();
+        (rank, address, fabric, registers_freely, cells, transfer_bytes_max, reach)
+    };
+    let before = [0, 1, 2].map(|rank| said(&mut world, rank));
+    for (rank, said) in (0..).zip(&before) {
+        assert_eq!((said.0, said.6.len()), (rank, 3), "{}: it knows who it is", B::NAME);
+    }
+    for (one, other) in [(0, 1), (0, 2), (1, 2)] {
+        let (there, back) = (before[one].6[other], before[other].6[one]);
+        assert_eq!(there, back, "{}: ranks {one} and {other} reach each other alike", B::NAME);
+    }
+    world.connect_all();
+    world.device(0).sever(1);
+    world.until("the peer to be severed", |world| world.saw(0, &Event::Severed { peer: 1 }) == 1);
+    world.kill(2);
+    world.until_lost(0, 2);
+    assert_eq!(said(&mut world, 0), before[0], "{}", B::NAME);
 }

@@ -190,6 +190,7 @@ macro_rules! suite {
                 a_peer_that_ends_while_it_connects_is_lost_once
                 ranks_with_the_same_secret_connect
                 worlds_side_by_side_do_not_meet
+                a_device_says_the_same_of_itself_always_and_both_ends_are_reached_alike
             }
             polling {
                 room_for_one_event_is_enough
