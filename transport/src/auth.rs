@@ -2,9 +2,9 @@
 //! with an HMAC-SHA256 over its role, both challenges and what it claims to be, so that nothing can
 //! be replayed or reflected.
 //!
-//! [`Challenges`] is the one implementation: shared memory, TCP, the store and the doctor differ only
-//! in how they frame challenges and answers. Where the frames allow it the listener answers last, so
-//! that a stranger who dials gets no proof to work on.
+//! [`Challenges`] is the one implementation: shared memory, TCP, the store and the doctor differ
+//! only in how they frame challenges and answers. Where the frames allow it the listener answers
+//! last, so that a stranger who dials gets no proof to work on.
 //!
 //! This keeps strangers out; it neither encrypts nor authenticates what is sent afterwards
 //! (`docs/security.md`). Every connection of TCP asks for it. Where nobody gives a secret, ranks of

@@ -29,8 +29,8 @@
 //!   is a command ([`Control::lose`]): the watcher reads the stream to its end before, so what the
 //!   peer said still counts, a goodbye above all. Whatever the end of the stream then looks like,
 //!   the cause is the one that was seen first. Why a pair was refused tells more than either.
-//! * *Bounded.* Posts wait up to a number of bytes, then the caller hears so; a peer that makes more
-//!   replies than it reads is lost. An urgent message has a place of its own.
+//! * *Bounded.* Posts wait up to a number of bytes, then the caller hears so; a peer that makes
+//!   more replies than it reads is lost. An urgent message has a place of its own.
 //! * *Pairs are by themselves.* Each is connected when its device says so, at any time or never;
 //!   nothing waits for a pair to be there, and a peer that dials before it is wanted is proved and
 //!   waits.
@@ -45,6 +45,7 @@ mod open_error;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub(crate) mod packet;
+mod releases;
 mod shared;
 mod slots;
 pub(crate) mod socket;
@@ -64,8 +65,9 @@ pub use self::interfaces::interface_addresses;
 pub(crate) use self::interfaces::listening_ip;
 use self::link::State;
 pub use self::open_error::OpenError;
-pub(crate) use self::shared::ControlEvent;
+pub(crate) use self::releases::Releases;
 use self::shared::{Command, Shared};
+pub(crate) use self::shared::{Commands, ControlEvent};
 pub(crate) use self::slots::{SECOND, Slots};
 pub(crate) use self::thread::WatcherThread;
 use self::watcher::Watcher;
@@ -120,6 +122,8 @@ pub(crate) struct Control<M> {
     connect_timeout: Duration,
     /// Whether the secret may be used beyond this host.
     has_secret: bool,
+    /// That of `shared`, one step nearer for polls.
+    bell: Arc<EventFlag>,
     shared: Arc<Shared<M>>,
     thread: WatcherThread,
     has_said_bye: bool,
@@ -168,6 +172,7 @@ impl<M: FabricMessage> Control<M> {
             fabric,
             connect_timeout: config.connect_timeout,
             has_secret,
+            bell: Arc::clone(&shared.bell),
             shared,
             thread,
             has_said_bye: false,
@@ -193,7 +198,7 @@ impl<M: FabricMessage> Control<M> {
             // Of two ranks the higher one dials, so that they never dial each other at once.
             let dial = (self.rank > peer).then_some(target);
             let deadline = clock::now() + self.connect_timeout;
-            self.shared.command(Command::Connect { peer, dial, deadline });
+            self.shared.commands.send(Command::Connect { peer, dial, deadline });
         }
         Ok(())
     }
@@ -226,7 +231,12 @@ impl<M> Control<M> {
 
     /// Set when there are events, or something else made the device's sleep end.
     pub(crate) fn bell(&self) -> &Arc<EventFlag> {
-        &self.shared.bell
+        &self.bell
+    }
+
+    /// A list of released regions that wakes the device.
+    pub(crate) fn releases(&self) -> Releases {
+        Releases::new(Arc::downgrade(&self.bell))
     }
 
     /// Whether [`Control::take_events`] would give something. One load: for polls.
@@ -244,7 +254,7 @@ impl<M> Control<M> {
     pub(crate) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
         let link = self.shared.links.get(peer as usize).ok_or(PostError::NotConnected { peer })?;
         if link.post(peer, message, is_urgent)? {
-            self.shared.command(Command::Flush { peer });
+            self.shared.commands.send(Command::Flush { peer });
         }
         Ok(())
     }
@@ -265,7 +275,7 @@ impl<M> Control<M> {
     pub(crate) fn lose(&self, peer: Rank, cause: LossCause) {
         // Its stream may end meanwhile, as a consequence.
         self.shared.link(peer).suspect(cause.clone());
-        self.shared.command(Command::Lose { peer, cause });
+        self.shared.commands.send(Command::Lose { peer, cause });
     }
 
     /// Ends a pair whatever else its peer has said.
@@ -286,7 +296,7 @@ impl<M> Control<M> {
     /// Nothing more of a peer, from now on.
     pub(crate) fn sever(&self, peer: Rank) {
         self.shared.link(peer).end(State::Severed);
-        self.shared.command(Command::Sever { peer });
+        self.shared.commands.send(Command::Sever { peer });
     }
 }
 
@@ -298,7 +308,7 @@ impl<M> Drop for Control<M> {
             return;
         }
         let linger = if self.has_said_bye { LINGER_LIMIT } else { Duration::ZERO };
-        self.shared.command(Command::Stop { linger_until: clock::now() + linger });
+        self.shared.commands.send(Command::Stop { linger_until: clock::now() + linger });
         self.thread.join(linger + WATCHER_END_LIMIT);
         for link in &self.shared.links {
             link.close();

@@ -47,15 +47,40 @@ pub(super) enum Command {
     Stop { linger_until: Nanos },
 }
 
+/// What a device asks of its watcher, which sleeps on the flag.
+pub(crate) struct Commands<C> {
+    waiting: Mutex<Vec<C>>,
+    wake: EventFlag,
+}
+
+impl<C> Commands<C> {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self { waiting: Mutex::new(Vec::new()), wake: EventFlag::new()? })
+    }
+
+    pub(crate) fn send(&self, command: C) {
+        lock(&self.waiting).push(command);
+        self.wake.ring();
+    }
+
+    /// All that came since the last call, in its order.
+    pub(crate) fn take(&self) -> Vec<C> {
+        std::mem::take(&mut *lock(&self.waiting))
+    }
+
+    /// Set when there are commands; to be drained before they are taken.
+    pub(crate) fn wake(&self) -> &EventFlag {
+        &self.wake
+    }
+}
+
 pub(super) struct Shared<M> {
     pub(super) responder: Arc<dyn Responder>,
     /// What wakes the device.
     pub(super) bell: Arc<EventFlag>,
-    /// What wakes the watcher.
-    pub(super) wake: EventFlag,
+    pub(super) commands: Commands<Command>,
     events: Mutex<Vec<ControlEvent<M>>>,
     has_events: AtomicBool,
-    commands: Mutex<Vec<Command>>,
     pub(super) links: Vec<Link>,
 }
 
@@ -64,10 +89,9 @@ impl<M> Shared<M> {
         Ok(Self {
             responder,
             bell: Arc::new(EventFlag::new()?),
-            wake: EventFlag::new()?,
+            commands: Commands::new()?,
             events: Mutex::new(Vec::new()),
             has_events: AtomicBool::new(false),
-            commands: Mutex::new(Vec::new()),
             links: (0..world_size).map(|_| Link::default()).collect(),
         })
     }
@@ -97,21 +121,12 @@ impl<M> Shared<M> {
         self.bell.ring();
     }
 
-    pub(super) fn command(&self, command: Command) {
-        lock(&self.commands).push(command);
-        self.wake.ring();
-    }
-
-    pub(super) fn take_commands(&self) -> Vec<Command> {
-        std::mem::take(&mut *lock(&self.commands))
-    }
-
     /// Says something on the fabric's behalf; false when there is nobody to hear it. A peer that
     /// does not read is found out by other means.
     pub(super) fn say(&self, peer: Rank, frame: &Frame<'_>) -> bool {
         let waits = self.link(peer).say(frame);
         if waits == Ok(true) {
-            self.command(Command::Flush { peer });
+            self.commands.send(Command::Flush { peer });
         }
         waits.is_ok()
     }

@@ -47,11 +47,11 @@ impl<T> Slots<T> {
         (current.generation == generation).then_some(slot)
     }
 
-    pub(crate) fn get(&self, slot: usize) -> Option<&T> {
+    pub(crate) fn value(&self, slot: usize) -> Option<&T> {
         Some(&self.slots.get(slot)?.as_ref()?.value)
     }
 
-    pub(crate) fn get_mut(&mut self, slot: usize) -> Option<&mut T> {
+    pub(crate) fn value_mut(&mut self, slot: usize) -> Option<&mut T> {
         Some(&mut self.slots.get_mut(slot)?.as_mut()?.value)
     }
 
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(slots.remove(first), Some('a'));
         assert_eq!((slots.find(token), slots.remove(first)), (None, None));
         assert_eq!(slots.insert('c'), first, "slots are used again");
-        assert_eq!((slots.find(token), slots.get(first)), (None, Some(&'c')));
+        assert_eq!((slots.find(token), slots.value(first)), (None, Some(&'c')));
         assert_eq!(slots.find(slots.token(first)), Some(first));
         assert_eq!(slots.iter().collect::<Vec<_>>(), [(0, &'c'), (1, &'b')]);
         assert_eq!((slots.find(u64::MAX), slots.find(u64::MAX - 1)), (None, None));

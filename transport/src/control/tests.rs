@@ -1,8 +1,10 @@
 //! Control planes of several ranks in one process, of a fabric without data connections.
+#![allow(unsafe_code)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::*;
 use crate::auth::Secret;
@@ -275,4 +277,39 @@ fn posts_to_a_peer_that_reads_nothing_are_bounded_and_an_urgent_one_has_room() {
         assert!(clock::now() < until, "the rest goes out without a call");
         high.sleep();
     }
+}
+
+#[test]
+fn a_forked_child_may_drop_its_copy_and_harms_nobody() {
+    // In a process of its own: threads of other tests may hold locks that a child would wait for.
+    let mut forks = std::process::Command::new(std::env::current_exe().expect("a test binary"));
+    forks.args(["--exact", "control::tests::fork_and_drop", "--ignored", "--test-threads=1"]);
+    let output = forks.output().expect("the test binary runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+#[ignore = "a process that another test starts"]
+fn fork_and_drop() {
+    let [low, high] = connected();
+    // SAFETY: the child drops two control planes, which takes locks that only this thread and idle
+    // watchers use, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop([low, high]);
+        // SAFETY: ends the child without running what belongs to its parent.
+        unsafe { libc::_exit(7) };
+    }
+    let child = Pid::from_raw(child).expect("fork works");
+    let until = clock::now() + PATIENCE;
+    let status = loop {
+        assert!(clock::now() < until, "the child hangs");
+        if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).expect("a child") {
+            break status;
+        }
+        low.sleep();
+    };
+    assert_eq!(status.exit_status(), Some(7));
+    high.control.post(0, b"still connected", false).expect("it is connected");
+    low.until_heard(&Heard::Message(1, b"still connected".to_vec()));
 }

@@ -67,7 +67,7 @@ impl<M: FabricMessage> Watcher<M> {
     ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &shared.wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, shared.commands.wake(), epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let peers = (0..identity.world_size).map(|_| Peer::default()).collect();
         Ok(Self {
             shared,
@@ -108,7 +108,7 @@ impl<M: FabricMessage> Watcher<M> {
                 let token = event.data.u64();
                 match token {
                     WAKE => {
-                        self.shared.wake.drain();
+                        self.shared.commands.wake().drain();
                     }
                     LISTENER => self.accept(now),
                     _ => {
@@ -122,7 +122,7 @@ impl<M: FabricMessage> Watcher<M> {
     }
 
     fn take_commands(&mut self, now: Nanos) {
-        for command in self.shared.take_commands() {
+        for command in self.shared.commands.take() {
             match command {
                 Command::Connect { peer, dial, deadline } => {
                     let retry_at = dial.map(|_| now);
@@ -204,7 +204,7 @@ impl<M: FabricMessage> Watcher<M> {
         if let Some(peer) = peer {
             self.peers[peer as usize].slots.push(slot);
         }
-        let added = match self.connections.get(slot) {
+        let added = match self.connections.value(slot) {
             Some(connection) => epoll::add(&self.epoll, connection.file(), self.data(slot), flags),
             None => Ok(()),
         };
@@ -222,7 +222,7 @@ impl<M: FabricMessage> Watcher<M> {
 
     /// What to wait for at a connection.
     fn watch(&self, slot: usize, flags: epoll::EventFlags) -> rustix::io::Result<()> {
-        let Some(connection) = self.connections.get(slot) else { return Ok(()) };
+        let Some(connection) = self.connections.value(slot) else { return Ok(()) };
         epoll::modify(&self.epoll, connection.file(), self.data(slot), flags)
     }
 
@@ -242,7 +242,7 @@ impl<M: FabricMessage> Watcher<M> {
     }
 
     fn serve(&mut self, slot: usize, now: Nanos) {
-        match self.connections.get(slot) {
+        match self.connections.value(slot) {
             Some(Connection::Handshake(_)) => self.serve_handshake(slot, now),
             Some(&Connection::Control { peer, .. }) => self.serve_control(slot, peer, now),
             Some(&Connection::Process { peer, .. }) => self.process_ended(slot, peer, now),
@@ -253,7 +253,7 @@ impl<M: FabricMessage> Watcher<M> {
     /// The slot of a peer's control stream.
     fn control_slot(&self, peer: Rank) -> Option<usize> {
         let is_control =
-            |slot: &usize| matches!(self.connections.get(*slot), Some(Connection::Control { .. }));
+            |slot: &usize| matches!(self.connections.value(*slot), Some(Connection::Control { .. }));
         self.peers[peer as usize].slots.iter().copied().find(is_control)
     }
 
@@ -288,7 +288,7 @@ impl<M: FabricMessage> Watcher<M> {
     /// Reads what is there and acts on it.
     fn drain_control(&mut self, slot: usize, peer: Rank) -> Result<(), LossCause> {
         loop {
-            let Some(Connection::Control { stream, reader, .. }) = self.connections.get_mut(slot) else {
+            let Some(Connection::Control { stream, reader, .. }) = self.connections.value_mut(slot) else {
                 return Ok(());
             };
             match rustix::net::recv(&**stream, rustix::buffer::spare_capacity(reader), RecvFlags::DONTWAIT) {
@@ -313,7 +313,7 @@ impl<M: FabricMessage> Watcher<M> {
                 }
             };
             bytes.drain(..used);
-            if let Some(Connection::Control { reader, .. }) = self.connections.get_mut(slot) {
+            if let Some(Connection::Control { reader, .. }) = self.connections.value_mut(slot) {
                 *reader = bytes;
             }
             result?;
@@ -365,11 +365,11 @@ impl<M: FabricMessage> Watcher<M> {
     fn watch_output(&mut self, peer: Rank) {
         let waits = self.shared.link(peer).flush();
         let Some(slot) = self.control_slot(peer) else { return };
-        let Some(Connection::Control { watches_output, .. }) = self.connections.get(slot) else { return };
+        let Some(Connection::Control { watches_output, .. }) = self.connections.value(slot) else { return };
         let output = if waits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
         if *watches_output != waits
             && self.watch(slot, epoll::EventFlags::IN | output).is_ok()
-            && let Some(Connection::Control { watches_output, .. }) = self.connections.get_mut(slot)
+            && let Some(Connection::Control { watches_output, .. }) = self.connections.value_mut(slot)
         {
             *watches_output = waits;
         }

@@ -151,7 +151,7 @@ unsafe impl Device for ShmDevice {
         if matches!(state, State::Unconnected) {
             *state = State::Connecting;
             let dial = (own > peer).then(|| name.to_owned());
-            self.shared.command(Command::Connect { peer, dial });
+            self.shared.commands.send(Command::Connect { peer, dial });
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ unsafe impl Device for ShmDevice {
             directory.cut(peer);
             directory.detach_all(&self.shared.own.keys)
         };
-        self.shared.command(Command::Cut { peer });
+        self.shared.commands.send(Command::Cut { peer });
         if !matches!(self.peers[peer as usize].state, State::Lost(_) | State::Left) {
             self.disconnect(peer, State::Severed, &TransferError::Severed { peer });
         }
@@ -315,7 +315,7 @@ impl Drop for ShmDevice {
             return;
         }
         self.ring_due();
-        self.shared.stop();
+        self.shared.commands.send(Command::Stop);
         self.watcher.join(WATCHER_END_LIMIT);
         self.shared.directory().close_all();
         for peer in 0..self.shared.world_size {

@@ -158,7 +158,7 @@ impl Watcher {
     /// Both ends have proved themselves and handed over their files.
     fn open(&mut self, index: usize, peer: Rank, link: Link, process: OwnedFd) {
         let token = self.connections.token(index);
-        let Some(connection) = self.connections.get_mut(index) else { return };
+        let Some(connection) = self.connections.value_mut(index) else { return };
         let data = epoll::EventData::new_u64(token | SECOND);
         if epoll::add(&*self.shared.epoll, &process, data, epoll::EventFlags::IN).is_err() {
             return self.fail(index, ProtocolViolation::UnsafeFile.into());
@@ -277,7 +277,7 @@ impl Watcher {
     }
 
     fn set_phase(&mut self, index: usize, phase: Phase) {
-        if let Some(connection) = self.connections.get_mut(index) {
+        if let Some(connection) = self.connections.value_mut(index) {
             connection.phase = phase;
         }
     }
@@ -293,7 +293,7 @@ impl Watcher {
     /// Sends one of the few packets of a handshake, for which a new stream has room. If it fails
     /// all the same, the stream is broken, and the end of the stream or the deadline tells.
     fn say(&mut self, index: usize, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
-        if let Some(connection) = self.connections.get(index)
+        if let Some(connection) = self.connections.value(index)
             && let Err(errno) = send(&connection.stream, &frame.encode(), files)
         {
             tracing::debug!(%errno, "a handshake packet was not sent");

@@ -1,6 +1,5 @@
 //! What the device, its watcher and the handles of its regions share.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +13,7 @@ use super::board::Board;
 use super::directory::Directory;
 use super::link::{CellTable, Own};
 use crate::Rank;
-use crate::control::EventFlag;
+use crate::control::Commands;
 use crate::device::{DeviceConfig, Ring};
 use crate::fork::Process;
 use crate::primitive::AtomicU32;
@@ -26,6 +25,8 @@ pub(crate) enum Command {
     Connect { peer: Rank, dial: Option<String> },
     /// The peer was severed: close what belongs to it.
     Cut { peer: Rank },
+    /// End.
+    Stop,
 }
 
 pub(crate) struct Shared {
@@ -36,16 +37,13 @@ pub(crate) struct Shared {
     pub(crate) own: Own,
     pub(crate) cells: CellTable,
     pub(crate) epoll: Arc<OwnedFd>,
-    /// Set when there are commands.
-    pub(crate) wake: EventFlag,
+    pub(crate) commands: Commands<Command>,
     /// Something is on the board. Release by the watcher, acquire by the poller.
     pub(crate) news: AtomicBool,
     /// The bell was rung while nobody slept: the next attempt to sleep fails.
     rung: AtomicBool,
-    stop: AtomicBool,
     board: Mutex<Board>,
     directory: Mutex<Directory>,
-    commands: Mutex<VecDeque<Command>>,
 }
 
 impl Shared {
@@ -57,13 +55,11 @@ impl Shared {
             world_size: config.world_size,
             own: Own::new()?,
             cells: CellTable::new(config.world_size, config.cells),
-            wake: EventFlag::new()?,
+            commands: Commands::new()?,
             news: AtomicBool::new(false),
             rung: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
             board: Mutex::new(Board::new(config.world_size)),
             directory: Mutex::new(Directory::new(config.world_size, epoll.clone())),
-            commands: Mutex::new(VecDeque::new()),
             epoll,
         })
     }
@@ -100,26 +96,6 @@ impl Shared {
         if bell::ring(word) {
             wake_sleepers(word);
         }
-    }
-
-    /// Hands the watcher a command.
-    pub(crate) fn command(&self, command: Command) {
-        lock(&self.commands).push_back(command);
-        self.wake.ring();
-    }
-
-    pub(crate) fn next_command(&self) -> Option<Command> {
-        lock(&self.commands).pop_front()
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    /// Asks the watcher to end.
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.wake.ring();
     }
 }
 

@@ -141,7 +141,7 @@ pub(super) struct Watcher {
 
 impl Watcher {
     pub(super) fn new(shared: Arc<Shared>, config: &DeviceConfig, listener: OwnedFd) -> io::Result<Self> {
-        for (file, token) in [(listener.as_fd(), LISTENER), (shared.wake.as_fd(), WAKE)] {
+        for (file, token) in [(listener.as_fd(), LISTENER), (shared.commands.wake().as_fd(), WAKE)] {
             epoll::add(&*shared.epoll, file, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         }
         Ok(Self {
@@ -161,9 +161,16 @@ impl Watcher {
     /// Until the device is dropped.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
-        while !self.shared.is_stopping() {
-            while let Some(command) = self.shared.next_command() {
-                self.command(command);
+        loop {
+            for command in self.shared.commands.take() {
+                match command {
+                    Command::Connect { peer, dial } => self.connect(peer, dial),
+                    Command::Cut { peer } => {
+                        self.wants[peer as usize] = Want::Settled;
+                        self.close_all_of(peer);
+                    }
+                    Command::Stop => return,
+                }
             }
             let limit = self.expire(clock::now()).map(|limit| Timespec {
                 tv_sec: limit.as_secs() as i64,
@@ -178,16 +185,6 @@ impl Watcher {
             }
             for event in &events {
                 self.event(event.data.u64(), event.flags);
-            }
-        }
-    }
-
-    fn command(&mut self, command: Command) {
-        match command {
-            Command::Connect { peer, dial } => self.connect(peer, dial),
-            Command::Cut { peer } => {
-                self.wants[peer as usize] = Want::Settled;
-                self.close_all_of(peer);
             }
         }
     }
@@ -275,7 +272,7 @@ impl Watcher {
         match token {
             LISTENER => self.accept(),
             WAKE => {
-                self.shared.wake.drain();
+                self.shared.commands.wake().drain();
             }
             _ => {
                 // The connection may have ended by an earlier event of the same batch.
@@ -342,7 +339,7 @@ impl Watcher {
     /// Takes up to so many packets from a stream.
     fn read(&mut self, index: usize, packets_max: usize) {
         for _ in 0..packets_max {
-            let Some(connection) = self.connections.get(index) else { return };
+            let Some(connection) = self.connections.value(index) else { return };
             if matches!(connection.phase, Phase::Ending { .. }) {
                 return;
             }
@@ -378,13 +375,13 @@ impl Watcher {
         }
         // What it said before it ended may be a goodbye.
         self.read(index, PACKETS_LEFT_MAX);
-        if self.connections.get(index).is_some() {
+        if self.connections.value(index).is_some() {
             self.fail(index, LossCause::ProcessEnded);
         }
     }
 
     fn stream_ended(&mut self, index: usize, cause: LossCause) {
-        let Some(connection) = self.connections.get_mut(index) else { return };
+        let Some(connection) = self.connections.value_mut(index) else { return };
         if let (Phase::Open { peer, said_bye: false }, Some(_)) = (&connection.phase, &connection.process) {
             let deadline = clock::now() + PROCESS_END_LIMIT;
             connection.phase = Phase::Ending { peer: *peer, cause, deadline };
@@ -435,7 +432,7 @@ impl Watcher {
     }
 
     pub(super) fn phase(&self, index: usize) -> Option<&Phase> {
-        self.connections.get(index).map(|connection| &connection.phase)
+        self.connections.value(index).map(|connection| &connection.phase)
     }
 
     /// A new connection; its index, if it can be watched.

@@ -79,7 +79,7 @@ unsafe impl Device for TcpDevice {
         if self.control.has_events() {
             self.take_events();
         }
-        if self.releases.any() {
+        if self.releases.has_any() {
             self.release_regions();
         }
         if !self.sending.is_empty() {

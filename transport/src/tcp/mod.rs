@@ -1,9 +1,9 @@
 //! `tcp`: the device contract over sockets, anywhere.
 //!
 //! Each pair has a control stream of the [control plane](crate::control), read also while nobody
-//! polls, and [`LANES`] data connections in each direction, written and read by `poll` itself. Frames
-//! ([`frame`]) name region, offset and notice; data is sent straight out of registered memory and
-//! received straight into it.
+//! polls, and [`LANES`] data connections in each direction, written and read by `poll` itself.
+//! Frames ([`frame`]) name region, offset and notice; data is sent straight out of registered
+//! memory and received straight into it.
 //!
 //! * A lane carries data one way only. So closing after a goodbye never destroys what is still to
 //!   be read, and both directions run at once without sharing a connection.
@@ -35,11 +35,11 @@ use std::sync::{Arc, OnceLock};
 use rustix::event::epoll;
 
 use self::pair::{Bye, Outbox, Pair};
-use self::regions::{Regions, Releases, Revoked};
+use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::Nanos;
-use crate::control::{Control, ControlEvent, socket};
+use crate::control::{Control, ControlEvent, Releases, socket};
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
     Device, DeviceConfig, DeviceInfo, Event, LossCause, PostError, Reach, SubmitError, Transfer,
@@ -72,7 +72,7 @@ const OUTBOX_MAX: usize = 4 * QUEUE_DEPTH;
 const FABRIC: &str = "tcp";
 
 /// Epoll data of the bell itself; others are peers.
-const CHIME: u64 = u64::MAX;
+const BELL: u64 = u64::MAX;
 
 /// One rank's end of the tcp fabric.
 pub struct TcpDevice {
@@ -129,11 +129,11 @@ impl TcpDevice {
         let control = Control::new(config, FABRIC, LANES as u8)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(|epoll| {
-                let data = epoll::EventData::new_u64(CHIME);
+                let data = epoll::EventData::new_u64(BELL);
                 epoll::add(&epoll, control.bell(), data, epoll::EventFlags::IN).map(|()| epoll)
             })
             .map_err(|error| OpenError::System { what: "epoll descriptor", source: error.into() })?;
-        let releases = Arc::new(Releases::new(Arc::downgrade(control.bell())));
+        let releases = Arc::new(control.releases());
         let reach = Reach { fabric: FABRIC, maps: false, passive: false, queue_depth: QUEUE_DEPTH };
         let info = DeviceInfo {
             rank: control.rank(),
@@ -191,7 +191,7 @@ impl TcpDevice {
             _ => return Err(PostError::NotConnected { peer }),
         }
         // Who has this message knows what was released before.
-        if self.releases.any() {
+        if self.releases.has_any() {
             self.release_regions();
         }
         self.control.post(peer, message, is_urgent)

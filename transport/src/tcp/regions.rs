@@ -1,12 +1,8 @@
 //! The regions of this rank, as peers name them: which exist, and which peers count on which.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, Weak};
-
 use crate::Rank;
-use crate::control::{EventFlag, FabricMessage};
-use crate::device::Ring;
-use crate::region::{KeyMap, Region, RegionKey, Registry, RemoteSlice, Slice, WeakRegion};
+use crate::control::FabricMessage;
+use crate::region::{KeyMap, Region, RegionKey, RemoteSlice, Slice, WeakRegion};
 
 /// What a rank says to those that it told that a key is good: its region is gone. Comes before any
 /// message that was posted after the region went.
@@ -63,45 +59,6 @@ impl Regions {
     /// Forgets a region; returns who is to be told.
     pub(super) fn remove(&mut self, key: RegionKey) -> Vec<Rank> {
         self.by_key.remove(&key).map(|known| known.trusting).unwrap_or_default()
-    }
-}
-
-/// Hears from any thread that regions are gone.
-pub(super) struct Releases {
-    keys: Mutex<Vec<RegionKey>>,
-    any: AtomicBool,
-    /// What wakes the device, while there is one.
-    bell: Weak<EventFlag>,
-}
-
-impl Releases {
-    pub(super) fn new(bell: Weak<EventFlag>) -> Self {
-        Self { keys: Mutex::new(Vec::new()), any: AtomicBool::new(false), bell }
-    }
-
-    /// Whether [`Releases::take`] would give something.
-    pub(super) fn any(&self) -> bool {
-        // Acquire: pairs with the release in `released`; the lock orders the keys themselves.
-        self.any.load(Ordering::Acquire)
-    }
-
-    /// The keys released since the last call.
-    pub(super) fn take(&self) -> Vec<RegionKey> {
-        // Release/acquire as in `any`; cleared before taking, so a key that comes in between is
-        // seen next time.
-        self.any.swap(false, Ordering::AcqRel);
-        std::mem::take(&mut *self.keys.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Registry for Releases {
-    fn released(&self, key: RegionKey) {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner).push(key);
-        // Release: pairs with the acquire in `any`.
-        self.any.store(true, Ordering::Release);
-        if let Some(bell) = self.bell.upgrade() {
-            bell.ring();
-        }
     }
 }
 

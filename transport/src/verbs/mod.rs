@@ -59,7 +59,6 @@ pub mod port;
 mod progress;
 mod refusal;
 mod registered;
-mod releases;
 mod request;
 mod status;
 mod stripes;
@@ -105,12 +104,11 @@ pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, Wish};
 pub use self::refusal::Refusal;
 pub use self::registered::MemoryError;
 use self::registered::Registered;
-use self::releases::Releases;
 pub use self::status::{Operation, WorkFailure, WorkStatus};
 use crate::Rank;
 use crate::cells::Cells;
 use crate::clock::Nanos;
-use crate::control::{Control, FabricMessage};
+use crate::control::{Control, FabricMessage, Releases};
 use crate::cuda::Readers;
 use crate::device::{DeviceConfig, DeviceInfo, Event, LossCause, Reach, RegisterError};
 use crate::memory::Memory;
@@ -238,7 +236,7 @@ impl VerbsDevice {
                 what: "an epoll descriptor",
                 source: error.into(),
             })?;
-        let releases = Arc::new(Releases::default());
+        let releases = Arc::new(control.releases());
         let message_bytes_max = nics.iter().map(|nic| u64::from(nic.port.max_msg_sz)).min().unwrap_or(0);
         let queue_depth = sizes.depth as usize;
         let reach = Reach { fabric: FABRIC, maps: false, passive: false, queue_depth };

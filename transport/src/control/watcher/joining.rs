@@ -146,7 +146,7 @@ impl<M: FabricMessage> Watcher<M> {
 
     pub(super) fn serve_handshake(&mut self, slot: usize, now: Nanos) {
         loop {
-            let Some(Connection::Handshake(proving)) = self.connections.get_mut(slot) else { return };
+            let Some(Connection::Handshake(proving)) = self.connections.value_mut(slot) else { return };
             if !send_outgoing(proving) {
                 self.drop_handshake(slot, now);
                 return;

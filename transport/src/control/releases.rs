@@ -1,0 +1,50 @@
+//! Regions whose last handle is gone: told from any thread, forgotten by the device, which tells
+//! its peers where they count on them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError, Weak};
+
+use super::EventFlag;
+use crate::device::Ring;
+use crate::region::{RegionKey, Registry};
+
+/// See the module.
+pub(crate) struct Releases {
+    keys: Mutex<Vec<RegionKey>>,
+    has_any: AtomicBool,
+    /// What wakes the device, while there is one.
+    bell: Weak<EventFlag>,
+}
+
+impl Releases {
+    pub(super) fn new(bell: Weak<EventFlag>) -> Self {
+        Self { keys: Mutex::new(Vec::new()), has_any: AtomicBool::new(false), bell }
+    }
+
+    /// Whether [`Releases::take`] would give something. One load: for polls.
+    pub(crate) fn has_any(&self) -> bool {
+        // Acquire: pairs with the release in `released`; the lock orders the keys themselves.
+        self.has_any.load(Ordering::Acquire)
+    }
+
+    /// The keys released since the last call.
+    pub(crate) fn take(&self) -> Vec<RegionKey> {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        // Release: under the lock, so it never hides a key that is still there.
+        self.has_any.store(false, Ordering::Release);
+        std::mem::take(&mut *keys)
+    }
+}
+
+impl Registry for Releases {
+    fn released(&self, key: RegionKey) {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.push(key);
+        // Release: pairs with the acquire in `has_any`.
+        self.has_any.store(true, Ordering::Release);
+        drop(keys);
+        if let Some(bell) = self.bell.upgrade() {
+            bell.ring();
+        }
+    }
+}
