@@ -53,17 +53,19 @@ impl<'a> Frame<'a> {
         Ok(Some((frame, end)))
     }
 
-    /// Appends the frame's bytes. A message is at most [`MESSAGE_BYTES_MAX`] long.
-    pub(crate) fn encode(&self, bytes: &mut impl Extend<u8>) {
+    /// The frame's bytes. A message is at most [`MESSAGE_BYTES_MAX`] long.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
         let (kind, body): (u8, &[u8]) = match self {
             Self::Message(body) => (MESSAGE, body),
             Self::Ready => (READY, &[]),
             Self::Bye => (BYE, &[]),
             Self::Fabric(body) => (FABRIC, body),
         };
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
         bytes.extend([kind, 0, 0, 0]);
         bytes.extend((body.len() as u32).to_le_bytes());
-        bytes.extend(body.iter().copied());
+        bytes.extend_from_slice(body);
+        bytes
     }
 }
 
@@ -84,8 +86,7 @@ mod tests {
             Frame::Bye,
         ];
         for frame in frames {
-            let mut bytes = Vec::new();
-            frame.encode(&mut bytes);
+            let bytes = frame.to_bytes();
             for part in 0..bytes.len() {
                 assert_eq!(Frame::decode(&bytes[..part]), Ok(None));
             }

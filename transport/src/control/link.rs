@@ -1,22 +1,16 @@
 //! The control stream to one peer, as both threads write it: how far the peer is, and what waits to
 //! be sent.
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 
 use super::frame::Frame;
+use super::outgoing::{Full, Kind, Outgoing};
 use crate::Rank;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, PostError};
-
-/// Bytes of posted messages that wait to be sent to one peer at most.
-const POSTED_BYTES_MAX: usize = 256 << 10;
-
-/// Bytes of replies and of the fabric's own messages that wait at most; a peer that makes more does
-/// not read them.
-const REPLIED_BYTES_MAX: usize = 4 << 20;
 
 /// How far a peer is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,9 +34,7 @@ struct Inner {
     /// The device has asked to be connected.
     is_wanted: bool,
     stream: Option<Arc<OwnedFd>>,
-    out: VecDeque<u8>,
-    /// A frame that goes out once `out` is empty; the next one of its kind takes its place.
-    urgent: Option<Vec<u8>>,
+    outgoing: Outgoing,
     has_said_bye: bool,
     /// Why the peer will be lost, once all that it said has been read.
     suspected: Option<LossCause>,
@@ -131,7 +123,7 @@ impl Link {
     }
 
     /// Sends a user's message, or queues what the socket does not take. Returns whether something
-    /// waits. For an urgent one there is always room: of those that wait the last one is kept.
+    /// waits.
     pub(super) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<bool, PostError> {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
@@ -140,15 +132,9 @@ impl Link {
         if link.state != State::Open || link.stream.is_none() || link.has_said_bye {
             return Err(PostError::NotConnected { peer });
         }
-        if is_urgent {
-            let mut frame = Vec::new();
-            Frame::Message(message).encode(&mut frame);
-            link.urgent = Some(frame);
-        } else if link.out.len() > POSTED_BYTES_MAX {
-            return Err(PostError::QueueFull { peer });
-        } else {
-            Frame::Message(message).encode(&mut link.out);
-        }
+        let kind = if is_urgent { Kind::Urgent } else { Kind::Post };
+        let frame = Frame::Message(message).to_bytes();
+        link.outgoing.push(kind, frame).map_err(|Full| PostError::QueueFull { peer })?;
         Ok(link.flush())
     }
 
@@ -158,10 +144,11 @@ impl Link {
         if link.stream.is_none() {
             return Err(NotSaid::NotConnected);
         }
-        if link.out.len() > REPLIED_BYTES_MAX {
-            return Err(NotSaid::NotRead);
-        }
-        frame.encode(&mut link.out);
+        let kind = match frame {
+            Frame::Message(_) | Frame::Fabric(_) => Kind::Reply,
+            Frame::Ready | Frame::Bye => Kind::Once,
+        };
+        link.outgoing.push(kind, frame.to_bytes()).map_err(|Full| NotSaid::NotRead)?;
         link.has_said_bye |= *frame == Frame::Bye;
         Ok(link.flush())
     }
@@ -172,8 +159,7 @@ impl Link {
     }
 
     pub(super) fn has_output(&self) -> bool {
-        let link = self.lock();
-        !link.out.is_empty() || link.urgent.is_some()
+        !self.lock().outgoing.is_empty()
     }
 }
 
@@ -188,38 +174,23 @@ pub(super) enum NotSaid {
 
 impl Inner {
     fn close(&mut self) {
-        self.drop_output();
+        self.outgoing.clear();
         if let Some(stream) = self.stream.take() {
             // The watcher wakes and forgets the stream; a forked child does not keep it open.
             let _ = rustix::net::shutdown(&stream, Shutdown::Both);
         }
     }
 
-    fn drop_output(&mut self) {
-        self.out.clear();
-        self.urgent = None;
-    }
-
     fn flush(&mut self) -> bool {
-        let Some(stream) = &self.stream else {
-            self.drop_output();
-            return false;
-        };
-        loop {
-            if self.out.is_empty() {
-                let Some(frame) = self.urgent.take() else { return false };
-                self.out.extend(frame);
-            }
-            let (first, _) = self.out.as_slices();
-            match rustix::net::send(stream, first, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(count) => drop(self.out.drain(..count)),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return true,
-                Err(_) => {
-                    // The watcher reads the same stream and finds out why.
-                    self.drop_output();
-                    return false;
-                }
+        let Some(stream) = &self.stream else { return false };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match self.outgoing.flush(|bytes| rustix::net::send(stream, bytes, flags)) {
+            Ok(()) => false,
+            Err(Errno::AGAIN) => true,
+            Err(_) => {
+                // The watcher reads the same stream and finds out why.
+                self.outgoing.clear();
+                false
             }
         }
     }

@@ -1,16 +1,21 @@
 //! The control plane: what ranks say to each other beside data, on a stream for each pair, and how
-//! they find out that one is gone. Fabrics stand on it: `tcp` is this and data connections, `verbs`
-//! is this and queue pairs.
+//! they find out that one is gone. `tcp` is this and data connections, `verbs` is this and queue
+//! pairs. `shm` has streams of its own, as what it says comes with descriptors, but is made of the
+//! same parts.
 //!
-//! | type | what it is |
-//! | --- | --- |
-//! | [`Control`] | the device's end, one for a device: commands out, events in |
-//! | [`FabricMessage`] | what the fabric says on the streams beside what its users post |
-//! | [`watcher`] | the thread that reads the streams, whether or not anybody polls the device |
-//! | [`link`] | the stream of one pair as it is written, with limits of what may wait there |
-//! | [`handshake`] | who is at the other end of a connection: the mutual proof of the secret |
-//! | [`slots`] | what the watcher waits for, by tokens that go stale with what they name |
-//! | [`packet`] | packets with file descriptors, between processes of one host |
+//! | type | what it is | in `shm` |
+//! | --- | --- | --- |
+//! | [`Control`] | the device's end, one for a device: commands out, events in | |
+//! | [`FabricMessage`] | what the fabric says on the streams beside what its users post | |
+//! | [`watcher`] | reads the streams, whether or not anybody polls the device | |
+//! | [`handshake`] | who is at the other end: both prove the secret ([`auth`](crate::auth)) | |
+//! | [`link`] | the stream of one pair as it is written | |
+//! | [`Outgoing`] | what waits to be sent, with limits: posts, urgent ones, replies | yes |
+//! | [`Commands`] | what a device asks of its watcher, and what wakes it then | yes |
+//! | [`Slots`] | what the watcher waits for, by tokens that go stale with what they name | yes |
+//! | [`WatcherThread`] | its thread, which ends in bounded time, and not in a forked child | yes |
+//! | [`Releases`] | regions that are gone, to be told to peers | |
+//! | [`packet`] | packets with descriptors, and whose process is at the other end | yes |
 //!
 //! A pair has one stream, and as many data connections each way as the fabric asks for: those are
 //! dialed and proved with the stream and belong to the fabric from then on. Of two ranks the higher
@@ -22,9 +27,9 @@
 //!
 //! * *Proved first.* No byte of a connection is used before both ends have proved the secret, and
 //!   what is not proved costs bounded memory and time.
-//! * *In order.* The events of one peer are [`ControlEvent::Opened`], then what it said, then
-//!   [`ControlEvent::Departed`] or [`ControlEvent::Lost`]. The last comes once at most, and the
-//!   responder hears of it before.
+//! * *In order.* The events of one peer come in the order of what it did: [`ControlEvent::Opened`]
+//!   first, [`ControlEvent::Departed`] where it said goodbye, [`ControlEvent::Lost`] last and once
+//!   at most. The responder hears of a loss before the device does.
 //! * *The first cause counts.* A loss that is seen elsewhere, on a data connection or a queue pair,
 //!   is a command ([`Control::lose`]): the watcher reads the stream to its end before, so what the
 //!   peer said still counts, a goodbye above all. Whatever the end of the stream then looks like,
@@ -41,6 +46,7 @@ mod handshake;
 mod interfaces;
 mod link;
 mod open_error;
+mod outgoing;
 // Under loom there is nobody who uses them.
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
@@ -65,6 +71,7 @@ pub use self::interfaces::interface_addresses;
 pub(crate) use self::interfaces::listening_ip;
 use self::link::State;
 pub use self::open_error::OpenError;
+pub(crate) use self::outgoing::{Full, Kind, Outgoing};
 pub(crate) use self::releases::Releases;
 use self::shared::{Command, Shared};
 pub(crate) use self::shared::{Commands, ControlEvent};
@@ -105,9 +112,7 @@ pub(crate) fn check_decoders(bytes: &[u8]) {
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
     }
     if let Ok(Some((frame, used))) = Frame::decode(bytes) {
-        let mut encoded = Vec::new();
-        frame.encode(&mut encoded);
-        assert_eq!(encoded, &bytes[..used]);
+        assert_eq!(frame.to_bytes(), &bytes[..used]);
     }
 }
 

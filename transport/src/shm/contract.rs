@@ -223,10 +223,7 @@ unsafe impl Device for ShmDevice {
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
         self.check_post(peer, message)?;
-        match urgency {
-            Urgency::Ordinary => self.shared.directory().post(peer, message),
-            Urgency::Urgent => self.shared.directory().post_urgent(peer, message),
-        }
+        self.shared.directory().post(peer, message, urgency)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {

@@ -17,17 +17,11 @@ use super::frame::Frame;
 use super::link::{KeyTable, REGIONS_MAX};
 use crate::Rank;
 use crate::control::packet::send;
+use crate::control::{Full, Kind, Outgoing};
 use crate::cuda::{CudaMemory, SharedAllocation};
-use crate::device::PostError;
+use crate::device::{PostError, Urgency};
 use crate::memory::{Memory, Share};
 use crate::region::RegionKey;
-
-/// Posted messages to one peer that wait because its stream is full.
-const POSTS_MAX: usize = 64;
-
-/// Answers to one peer that wait because it does not read them. What its full stream can hold of
-/// questions is less, so only a peer that never reads gets here; it does without further answers.
-const ANSWERS_MAX: usize = 1024;
 
 /// A region of this rank.
 pub(crate) struct Entry {
@@ -43,20 +37,9 @@ pub(crate) struct Control {
     token: u64,
     slots: VecDeque<u16>,
     is_listed: Vec<bool>,
-    packets: VecDeque<(Kind, Vec<u8>)>,
-    posts: usize,
-    answers: usize,
+    outgoing: Outgoing,
     /// The watcher waits for room in the stream.
     is_stalled: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Post,
-    /// At most one waits.
-    Urgent,
-    Answer,
-    Bye,
 }
 
 /// Why a flush stopped.
@@ -182,9 +165,7 @@ impl Directory {
             token,
             slots: VecDeque::new(),
             is_listed: Vec::new(),
-            packets: VecDeque::new(),
-            posts: 0,
-            answers: 0,
+            outgoing: Outgoing::default(),
             is_stalled: false,
         });
         for slot in 0..self.entries.len() as u16 {
@@ -213,62 +194,51 @@ impl Directory {
         self.cut[peer as usize]
     }
 
-    /// Sends a message, now or when there is room.
-    pub(crate) fn post(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+    /// Sends a message, now or when there is room. For an urgent message there is always room: it
+    /// takes the place of an urgent message that still waits.
+    pub(crate) fn post(
+        &mut self,
+        peer: Rank,
+        message: &[u8],
+        urgency: Urgency,
+    ) -> Result<(), PostError> {
         let control = self
             .controls
             .get_mut(peer as usize)
             .and_then(Option::as_mut)
             .ok_or(PostError::NotConnected { peer })?;
-        if control.posts >= POSTS_MAX {
-            return Err(PostError::QueueFull { peer });
-        }
-        control.posts += 1;
-        control.packets.push_back((Kind::Post, Frame::Message(message).encode()));
-        self.flush(peer);
-        Ok(())
-    }
-
-    /// Sends a message for which there is always room: it takes the place of one that was sent so
-    /// before and still waits.
-    pub(crate) fn post_urgent(&mut self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        let control = self
-            .controls
-            .get_mut(peer as usize)
-            .and_then(Option::as_mut)
-            .ok_or(PostError::NotConnected { peer })?;
+        let kind = match urgency {
+            Urgency::Ordinary => Kind::Post,
+            Urgency::Urgent => Kind::Urgent,
+        };
         let packet = Frame::Message(message).encode();
-        match control.packets.iter_mut().find(|(kind, _)| *kind == Kind::Urgent) {
-            Some((_, waiting)) => *waiting = packet,
-            None => control.packets.push_back((Kind::Urgent, packet)),
-        }
+        control.outgoing.push(kind, packet).map_err(|Full| PostError::QueueFull { peer })?;
         self.flush(peer);
         Ok(())
     }
 
-    /// Sends the answer to a message, now or when there is room.
+    /// Sends the answer to a message, now or when there is room. A peer that does not read its
+    /// answers does without further ones.
     pub(crate) fn answer(&mut self, peer: Rank, message: &[u8]) {
         let Some(control) = &mut self.controls[peer as usize] else { return };
-        if control.answers >= ANSWERS_MAX {
+        if control.outgoing.push(Kind::Reply, Frame::Message(message).encode()) == Err(Full) {
             tracing::debug!(peer, "an answer was dropped: the peer asks but does not read");
-            return;
         }
-        control.answers += 1;
-        control.packets.push_back((Kind::Answer, Frame::Message(message).encode()));
         self.flush(peer);
     }
 
     /// Says goodbye, after everything that was said before.
     pub(crate) fn bye(&mut self, peer: Rank) {
         if let Some(control) = &mut self.controls[peer as usize] {
-            control.packets.push_back((Kind::Bye, Frame::Bye.encode()));
+            let pushed = control.outgoing.push(Kind::Once, Frame::Bye.encode());
+            debug_assert_eq!(pushed, Ok(()), "there is always room for a goodbye");
             self.flush(peer);
         }
     }
 
     /// Whether everything said to everybody is in their streams.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.controls.iter().flatten().all(|control| control.packets.is_empty() && control.slots.is_empty())
+        self.controls.iter().flatten().all(|control| control.outgoing.is_empty() && control.slots.is_empty())
     }
 
     /// Sends what waits, as far as there is room; asks the watcher to come back when there is more.
@@ -287,7 +257,7 @@ impl Directory {
                 // The stream broke: the watcher sees that too, and knows what it means.
                 control.slots.clear();
                 control.is_listed.clear();
-                control.packets.clear();
+                control.outgoing.clear();
                 false
             }
         };
@@ -343,16 +313,8 @@ impl Control {
             self.slots.pop_front();
             self.is_listed[usize::from(slot)] = false;
         }
-        while let Some((kind, packet)) = self.packets.front() {
-            send(&self.stream, packet, &[])?;
-            match kind {
-                Kind::Post => self.posts -= 1,
-                Kind::Answer => self.answers -= 1,
-                Kind::Urgent | Kind::Bye => {}
-            }
-            self.packets.pop_front();
-        }
-        Ok(())
+        let stream = &self.stream;
+        self.outgoing.flush(|packet| send(stream, packet, &[]).map(|()| packet.len()))
     }
 }
 
