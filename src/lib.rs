@@ -16,4 +16,6 @@ pub use pleach_schedule::{self as schedule, Algorithm};
 pub use pleach_transport as transport;
 pub use variables::{VARIABLES, Variable};
 
+#[cfg(doc)]
+pub mod glossary;
 mod variables;

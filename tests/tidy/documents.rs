@@ -35,7 +35,9 @@ fn the_commands_in_the_documents_exist() {
 
 #[test]
 fn the_files_that_the_documents_name_exist() {
-    for document in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/quickstart.md"] {
+    for document in
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/decisions.md", "docs/quickstart.md"]
+    {
         let text = read(document);
         let folder = root().join(document);
         let folder = folder.parent().expect("a document is in a folder");
@@ -45,6 +47,33 @@ fn the_files_that_the_documents_name_exist() {
                 assert!(folder.join(target).exists(), "{document} points to {target}, which is not there");
             }
         }
+    }
+}
+
+/// Most lines of ARCHITECTURE.md before the invariants: a reader sees them in a minute.
+const MAP_LINES_MAX: usize = 120;
+
+#[test]
+fn the_map_is_short_and_names_paths_that_are_there() {
+    let text = read("ARCHITECTURE.md");
+    let (map, _) = text.split_once("## Invariants").expect("the map comes before the invariants");
+    assert!(map.lines().count() <= MAP_LINES_MAX, "the map has {} lines", map.lines().count());
+    let quoted = map.split('`').skip(1).step_by(2).filter(|quoted| quoted.contains('/'));
+    let paths: Vec<String> = quoted.flat_map(expanded).collect();
+    assert!(paths.len() > 50, "only {} paths were found", paths.len());
+    for path in paths {
+        assert!(root().join(&path).exists(), "ARCHITECTURE.md names {path}, which is not there");
+    }
+}
+
+/// The paths of a pattern as shells expand it, with at most one pair of braces.
+fn expanded(pattern: &str) -> Vec<String> {
+    let parts = pattern.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)));
+    match parts {
+        Some((before, (names, after))) => {
+            names.split(',').map(|name| format!("{before}{name}{after}")).collect()
+        }
+        None => vec![pattern.to_owned()],
     }
 }
 

@@ -196,12 +196,7 @@ impl Directory {
 
     /// Sends a message, now or when there is room. For an urgent message there is always room: it
     /// takes the place of an urgent message that still waits.
-    pub(crate) fn post(
-        &mut self,
-        peer: Rank,
-        message: &[u8],
-        urgency: Urgency,
-    ) -> Result<(), PostError> {
+    pub(crate) fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
         let control = self
             .controls
             .get_mut(peer as usize)
