@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use pleach::{CollectiveError, Group, Options, ReduceOp};
+use pleach::{CollectiveError, Group, Operation, Options, ReduceOp};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -22,7 +22,7 @@ fn overlap(group: &Group) -> Result<(), Failure> {
     let mut pending = Vec::new();
     for bucket in 0..3 {
         let gradients = compute(bucket);
-        pending.push(group.start_all_reduce(gradients, ReduceOp::Avg)?);
+        pending.push(group.start(Operation::all_reduce(gradients, ReduceOp::Avg))?);
     }
     // The transfers go on while this thread computes something else.
     for bucket in pending {
@@ -46,7 +46,7 @@ fn messages(group: &Group) -> Result<(), Failure> {
     // Each rank sends to the next. A blocking send may wait for its receive, so in a circle it is
     // started.
     let (rank, ranks) = (group.rank(), group.world_size());
-    let sent = group.start_send(vec![rank; 4], (rank + 1) % ranks)?;
+    let sent = group.start(Operation::send(vec![rank; 4], (rank + 1) % ranks))?;
     let mut received = [0u32; 4];
     group.recv(&mut received, (rank + ranks - 1) % ranks)?;
     sent.wait()?;

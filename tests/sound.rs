@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use pleach::transport::rendezvous::{Fabric, FabricChoice, Rendezvous, World};
-use pleach::{Buffer, Group, Options, Rank, ReduceOp};
+use pleach::{Buffer, Group, Operation, Options, Rank, ReduceOp};
 
 /// Longest time that anything here takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -44,10 +44,10 @@ fn of(group: &Group, value: u32) -> Buffer<u32> {
 fn memory_of_calls_that_are_dropped_or_forgotten_half_done_is_not_given_to_others() {
     with_pair("half-done", |group| {
         for round in 0..20 {
-            drop(group.start_all_reduce(vec![round; LEN], ReduceOp::Sum).unwrap());
-            drop(group.start_all_reduce(of(&group, round), ReduceOp::Sum).unwrap());
-            forget(group.start_all_reduce(vec![round; LEN], ReduceOp::Sum).unwrap());
-            forget(group.start_all_reduce(of(&group, round), ReduceOp::Sum).unwrap());
+            drop(group.start(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum)).unwrap());
+            drop(group.start(Operation::all_reduce(of(&group, round), ReduceOp::Sum)).unwrap());
+            forget(group.start(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum)).unwrap());
+            forget(group.start(Operation::all_reduce(of(&group, round), ReduceOp::Sum)).unwrap());
             // What these would write to if they had it back.
             let (others, registered) = (vec![7u32; LEN], of(&group, 7));
             let mut data = vec![round; LEN];
@@ -63,7 +63,8 @@ fn memory_of_calls_that_are_dropped_or_forgotten_half_done_is_not_given_to_other
 fn prepared_calls_and_batches_may_be_forgotten_at_any_point() {
     with_pair("prepared", |group| {
         for round in 0..10 {
-            let mut prepared = group.prepare_all_reduce(of(&group, round), ReduceOp::Sum).unwrap();
+            let mut prepared =
+                group.prepare(Operation::all_reduce(of(&group, round), ReduceOp::Sum)).unwrap();
             prepared.run().unwrap();
             assert_eq!(prepared[LEN - 1], 2 * round);
             let started = prepared.start().unwrap();
@@ -72,10 +73,10 @@ fn prepared_calls_and_batches_may_be_forgotten_at_any_point() {
             } else {
                 drop(started)
             }
-            let never_run = group.prepare_all_reduce(vec![round; LEN], ReduceOp::Sum).unwrap();
+            let never_run = group.prepare(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum)).unwrap();
             let mut given = vec![round; LEN];
             let mut batch = group.batch();
-            batch.all_reduce(&mut given, ReduceOp::Sum).unwrap();
+            batch.add(Operation::all_reduce(&mut given, ReduceOp::Sum)).unwrap();
             if round % 2 == 0 {
                 forget(batch)
             } else {
@@ -93,8 +94,8 @@ fn memory_outlives_its_group_and_calls_outlive_its_last_handle() {
     with_pair("outlives", |group| {
         let mut kept = of(&group, 1);
         group.all_reduce(&mut kept, ReduceOp::Sum).unwrap();
-        let under_way = group.clone().start_all_reduce(of(&group, 3), ReduceOp::Sum).unwrap();
-        let prepared = group.prepare_all_reduce(of(&group, 4), ReduceOp::Sum).unwrap();
+        let under_way = group.clone().start(Operation::all_reduce(of(&group, 3), ReduceOp::Sum)).unwrap();
+        let prepared = group.prepare(Operation::all_reduce(of(&group, 4), ReduceOp::Sum)).unwrap();
         group.barrier().unwrap();
         drop(group);
         assert!(under_way.wait().unwrap().iter().all(|value| *value == 6));

@@ -8,12 +8,19 @@
 //! **Invariant:** only what is proved is carried out, and the engine decides from its arguments
 //! alone: it takes `now`, so that the same engine runs in groups and in the simulator.
 
+#[doc(hidden)]
 pub mod call;
+#[doc(hidden)]
 pub mod compute;
+#[doc(hidden)]
 pub mod engine;
+#[doc(hidden)]
 pub mod group;
+#[doc(hidden)]
 pub mod observe;
+#[doc(hidden)]
 pub mod reproducible;
+#[doc(hidden)]
 pub mod simulate;
 
 pub use compute::{F8E4M3, F8E5M2};
@@ -21,10 +28,10 @@ pub use compute::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 
 pub use group::{
-    Batch, Buffer, CollectiveError, Data, DataMut, Element, GpuBatch, GpuBuffer, GpuPersistent, Group,
-    GroupName, JoinGroupError, OnStream, Options, OwnedData, Pending, PendingError, Persistent, ProbeError,
-    Progress, SetTopologyError, SplitError, Started,
+    Batch, BorrowedData, Buffer, CollectiveError, Data, DataMut, Element, GpuBuffer, Group, GroupInfo,
+    GroupName, JoinGroupError, NotExact, Operation, Options, OwnedData, Pending, PendingError, Persistent,
+    ProbeError, Progress, RawData, RawPair, SetTopologyError, SplitError, Started,
 };
 pub use observe::{Observe, Report};
-pub use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
+pub use pleach_vocabulary::{Collective, DataType, Factor, Rank, ReduceOp};
 pub use reproducible::Reproducible;

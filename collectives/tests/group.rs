@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::engine::{CIRCLE_AFTER, FaultKind};
-use pleach_collectives::{CollectiveError, Group, Options};
+use pleach_collectives::{CollectiveError, Group, Operation, Options};
 use pleach_schedule::Algorithm;
 use pleach_transport::clock;
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
@@ -60,7 +60,7 @@ fn every_operation_gives_the_right_result(fabric: Fabric) {
                 assert!(buffer[..] == sums, "all_reduce of a Buffer, {count}");
 
                 let mut apart = vec![0i64; count];
-                group.all_reduce_into(&own, &mut apart, ReduceOp::Max).unwrap();
+                group.run(Operation::all_reduce_into(&own, &mut apart, ReduceOp::Max)).unwrap();
                 assert!(apart.iter().enumerate().all(|(index, item)| *item == value(n - 1, index)));
 
                 for root in 0..ranks {
@@ -96,7 +96,7 @@ fn every_operation_gives_the_right_result(fabric: Fabric) {
 
                 if ranks > 1 {
                     let (next, previous) = ((group.rank() + 1) % ranks, (group.rank() + ranks - 1) % ranks);
-                    let send = group.start_send(own.clone(), next).unwrap();
+                    let send = group.start(Operation::send(own.clone(), next)).unwrap();
                     let mut received = vec![0i64; count];
                     group.recv(&mut received, previous).unwrap();
                     assert!(
@@ -140,14 +140,14 @@ fn several_operations_can_be_under_way(fabric: Fabric) {
             .map(|number| {
                 let mut buffer = group.buffer::<f32>(1000 * (number + 1)).unwrap();
                 buffer.fill(rank + number as f32);
-                group.start_all_reduce(buffer, ReduceOp::Sum).unwrap()
+                group.start(Operation::all_reduce(buffer, ReduceOp::Sum)).unwrap()
             })
             .collect();
         for (number, pending) in pending.into_iter().enumerate().rev() {
             let buffer = pending.wait().unwrap();
             assert!(buffer.iter().all(|value| *value == 1.0 + 2.0 * number as f32));
         }
-        let mut polled = group.start_all_reduce(vec![rank], ReduceOp::Sum).unwrap();
+        let mut polled = group.start(Operation::all_reduce(vec![rank], ReduceOp::Sum)).unwrap();
         while !polled.test() {
             thread::yield_now();
         }
@@ -242,7 +242,7 @@ fn a_rank_that_waited_in_an_earlier_call_is_not_taken_to_wait_still(fabric: Fabr
     let wait = std::sync::Mutex::new(wait);
     with_group(fabric, 3, |group| {
         let mut data = vec![1.0f32; 300_000];
-        let ring = group.with_algorithm(Algorithm::Ring);
+        let ring = group.with_way(Algorithm::Ring);
         if group.rank() == 2 {
             // Late enough to be asked what it is doing; then the others go on in many steps.
             let (_nobody, nothing) = mpsc::channel::<()>();
@@ -460,7 +460,7 @@ fn groups_find_out_which_ranks_are_neighbours_and_take_what_joins_them() {
         (&[0, 0, 1, 1], Fabric::Hybrid, "2x2"),
         (&[5, 2, 5], Fabric::Hybrid, "0,1,0"),
     ] {
-        let found = on_hosts(hosts, |group| (group.fabric(), group.hosts().to_string()));
+        let found = on_hosts(hosts, |group| (group.info().fabric, group.info().hosts.to_string()));
         assert!(found.iter().all(|found| *found == (Some(fabric), map.to_owned())), "{hosts:?}: {found:?}");
     }
 }
@@ -472,7 +472,7 @@ fn hierarchical_schedules_give_the_right_result_on_hosts_of_any_sizes() {
         let ranks = hosts.len();
         on_hosts(hosts, |group| {
             let own = group.rank() as usize;
-            let named = group.with_algorithm(Algorithm::Hierarchical(None));
+            let named = group.with_way(Algorithm::Hierarchical(None));
             for count in [1, 7, 5_000, 300_000] {
                 let value = |rank: usize, index: usize| (rank * 1000 + index % 97) as i64;
                 let sum = |index| (0..ranks).map(|rank| value(rank, index)).sum::<i64>();

@@ -3,7 +3,9 @@
 
 mod ranks;
 
-use pleach_collectives::{CollectiveError, Element, F8E4M3, F8E5M2, Group, Options, Reproducible, bf16, f16};
+use pleach_collectives::{
+    CollectiveError, Element, F8E4M3, F8E5M2, Group, NotExact, Operation, Options, Reproducible, bf16, f16,
+};
 use pleach_schedule::Algorithm;
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::{Collective, ReduceOp};
@@ -77,7 +79,7 @@ fn specials_of<T: Float>(group: &Group, elements: usize) -> Vec<Vec<f32>> {
         for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max] {
             let give = |place| T::of(special(group.rank(), group.world_size(), place));
             let mut data: Vec<T> = (0..elements).map(give).collect();
-            group.with_algorithm(algorithm.clone()).all_reduce(&mut data, op).unwrap();
+            group.with_way(algorithm.clone()).all_reduce(&mut data, op).unwrap();
             let values: Vec<f32> = data.into_iter().map(T::to).collect();
             // The types without infinities have NaN in their place.
             for (place, value) in values.iter().enumerate() {
@@ -154,16 +156,18 @@ fn every_rank_s_input_is_multiplied_by_its_own_factor_and_inputs_stay_as_they_ar
                 let sum: f32 = (1..=ranks).map(|factor| (factor * factor) as f32).sum();
                 let input = vec![factor; 3000];
                 let mut output = vec![0f32; 3000];
-                group.all_reduce_premultiplied_into(&input, &mut output, factor).unwrap();
+                group
+                    .run(Operation::all_reduce_into(&input, &mut output, ReduceOp::premul_sum(factor)))
+                    .unwrap();
                 assert!(
                     output.iter().all(|&value| value == sum) && input.iter().all(|&value| value == factor)
                 );
                 let mut buffer = group.buffer::<bf16>(3000).unwrap();
                 buffer.fill(bf16::from_f32(factor));
-                group.all_reduce_premultiplied(&mut buffer, factor).unwrap();
+                group.run(Operation::all_reduce(&mut buffer, ReduceOp::premul_sum(factor))).unwrap();
                 assert!(buffer.iter().all(|value| value.to_f32() == sum));
                 let mut data = vec![i64::from(rank) + 1; 10];
-                group.reduce_premultiplied(&mut data, -2, ranks - 1).unwrap();
+                group.run(Operation::reduce(&mut data, ReduceOp::premul_sum(-2), ranks - 1)).unwrap();
                 let own = if rank == ranks - 1 {
                     -2 * i64::from(ranks * (ranks + 1) / 2)
                 } else {
@@ -172,9 +176,11 @@ fn every_rank_s_input_is_multiplied_by_its_own_factor_and_inputs_stay_as_they_ar
                 assert_eq!(data, [own; 10]);
                 let whole: Vec<u8> = (0..ranks as u8).collect();
                 let mut part = [0u8];
-                group.reduce_scatter_premultiplied(&whole, &mut part, 2).unwrap();
+                group.run(Operation::reduce_scatter(&whole, &mut part, ReduceOp::premul_sum(2))).unwrap();
                 assert_eq!(part, [2 * (rank * ranks) as u8]);
-                let started = group.start_all_reduce_premultiplied(vec![factor; 4], factor).unwrap();
+                let started = group
+                    .start(Operation::all_reduce(vec![factor; 4], ReduceOp::premul_sum(factor)))
+                    .unwrap();
                 assert_eq!(started.wait().unwrap(), [sum; 4]);
             });
         }
@@ -207,7 +213,7 @@ fn sums_again<T: Float>(group: &Group) -> Vec<u8> {
     };
     let mut taken = 0;
     for name in ALGORITHMS {
-        let by_name = group.with_algorithm(name.parse().unwrap());
+        let by_name = group.with_way(name.parse::<Algorithm>().unwrap());
         let mut data = whole.clone();
         match by_name.all_reduce(&mut data, ReduceOp::Avg) {
             Ok(()) => {
@@ -275,7 +281,7 @@ fn without_it_another_algorithm_gives_other_bits() {
     let results = with_group(Fabric::Shm, 5, usual, |group| {
         ["direct", "ring"].map(|name| {
             let mut data: Vec<f32> = fill(group.rank(), 0, 3001);
-            let group = group.with_algorithm(name.parse().unwrap());
+            let group = group.with_way(name.parse::<Algorithm>().unwrap());
             group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             data
         })
@@ -371,7 +377,9 @@ fn uneven_parts_of_an_exact_sum_are_those_of_the_whole() {
             let own = counts[group.rank() as usize];
             let mut whole: Vec<f32> = (0..5321).map(|place| rough(group.rank(), place)).collect();
             let mut part = vec![0f32; own];
-            group.reduce_scatter_v(&whole, &mut part, &counts, ReduceOp::Sum).unwrap();
+            group
+                .run(Operation::reduce_scatter(&whole, &mut part, ReduceOp::Sum).with_counts(&counts))
+                .unwrap();
             group.all_reduce(&mut whole, ReduceOp::Sum).unwrap();
             assert!(part.iter().zip(&whole[first..]).all(|(one, other)| one.to_bits() == other.to_bits()));
         });
@@ -379,7 +387,9 @@ fn uneven_parts_of_an_exact_sum_are_those_of_the_whole() {
         with_group(fabric, 3, exact, |group| {
             let other = if group.rank() == 0 { [1, 1, 2] } else { [2, 1, 1] };
             let mut part = vec![0f32; other[group.rank() as usize]];
-            let error = group.reduce_scatter_v(&[1f32; 4], &mut part, &other, ReduceOp::Sum).unwrap_err();
+            let error = group
+                .run(Operation::reduce_scatter(&[1f32; 4], &mut part, ReduceOp::Sum).with_counts(&other))
+                .unwrap_err();
             assert!(matches!(error, CollectiveError::Failed(_)), "{error}");
         });
     }
@@ -391,8 +401,8 @@ fn exact_groups_refuse_what_cannot_be_exact_and_notice_calls_that_differ() {
     with_group(Fabric::Shm, 2, exact, |group| {
         let error = group.all_reduce(&mut [2f32], ReduceOp::Prod).unwrap_err();
         assert!(error.to_string().contains("exact groups have sum, avg, min and max"), "{error}");
-        let error = group.start_all_reduce(vec![2f32], ReduceOp::Sum).unwrap_err();
-        assert!(matches!(error.error, CollectiveError::NotExact { starts: true, .. }));
+        let error = group.start(Operation::all_reduce(vec![2f32], ReduceOp::Sum)).unwrap_err();
+        assert!(matches!(error.error, CollectiveError::NotExact { reason: NotExact::Started, .. }));
         let mut factors = [3i32];
         group.all_reduce(&mut factors, ReduceOp::Prod).unwrap();
         assert_eq!(factors, [9]);

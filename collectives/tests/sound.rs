@@ -14,7 +14,7 @@ use pleach_collectives::compute::HostCompute;
 use pleach_collectives::engine::{Board, Bytes, StartError, cells};
 use pleach_collectives::group::Connection;
 use pleach_collectives::simulate::Cluster;
-use pleach_collectives::{Group, Options};
+use pleach_collectives::{Group, Operation, Options};
 use pleach_schedule::cost::{CostModel, Platform};
 use pleach_schedule::generate::Access;
 use pleach_transport::rendezvous::World;
@@ -53,7 +53,7 @@ fn connected(mut device: ShmDevice, peer: Rank, address: &Address, board: Arc<Bo
         is_crowded: false,
         store: None,
     };
-    Group::new(connection, Box::new(HostCompute::new()), &Options::new(World::alone())).unwrap()
+    connection.into_group(Box::new(HostCompute::new()), &Options::new(World::alone())).unwrap()
 }
 
 /// Two ranks in this process, over shared memory.
@@ -82,9 +82,9 @@ fn forgotten_calls_cost_their_memory_and_nothing_else() {
             }
             one.barrier().unwrap();
         });
-        let kept = zero.start_all_reduce(vec![0u32; 4], ReduceOp::Sum).unwrap();
+        let kept = zero.start(Operation::all_reduce(vec![0u32; 4], ReduceOp::Sum)).unwrap();
         for call in 1..=CALLS {
-            let started = zero.start_all_reduce(vec![call; 4], ReduceOp::Sum);
+            let started = zero.start(Operation::all_reduce(vec![call; 4], ReduceOp::Sum));
             let mut pending = started.unwrap_or_else(|error| panic!("call {call}: {error}"));
             // Of two calls one has ended when it is forgotten.
             assert!(call % 2 == 1 || pending.wait_for(PATIENCE));
@@ -202,7 +202,7 @@ mod child {
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn a_panic_while_a_call_is_waited_for() {
-        fail(|group| drop(group.start_all_reduce(vec![1u8; 700], ReduceOp::Sum).unwrap().wait()));
+        fail(|group| drop(group.start(Operation::all_reduce(vec![1u8; 700], ReduceOp::Sum)).unwrap().wait()));
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod child {
             let mut data = [[1u8; 700]; 3];
             let mut batch = group.batch();
             for part in &mut data {
-                batch.all_reduce(part, ReduceOp::Sum).unwrap();
+                batch.add(Operation::all_reduce(part, ReduceOp::Sum)).unwrap();
             }
             drop(batch.run());
         });

@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS, None)? else {
         return Ok(());
     };
-    let mut options = Options::new(world);
+    let mut options = Options::from_env_in(world);
     (options.fabric, options.timeout) = (arguments.fabric, TIMEOUT);
     let group = Group::join(&options).map_err(CommandError::failed)?;
     let topology = group.probe().map_err(CommandError::failed)?;

@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     else {
         return Ok(());
     };
-    let mut options = Options::new(world);
+    let mut options = Options::from_env_in(world);
     options.fabric = arguments.fabric;
     options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
     let group = Group::join(&options).map_err(CommandError::joining)?;

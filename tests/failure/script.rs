@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pleach::transport::clock::now;
 use pleach::transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
-use pleach::{Buffer, CollectiveError, DataMut, Element, Group, Options, Rank, ReduceOp};
+use pleach::{Buffer, CollectiveError, DataMut, Element, Group, Operation, Options, Rank, ReduceOp};
 
 use crate::children::{fork, hold, status};
 use crate::ranks::{MARK, PATIENCE, VARIABLE};
@@ -291,7 +291,7 @@ impl Player {
         let group = self.group.take().expect("has joined");
         let buffer = group.buffer::<f32>(1000).expect("there is memory");
         let sender = (self.rank + 1) % self.count;
-        let pending = group.start_recv(vec![0f32; 3], sender).expect("is accepted");
+        let pending = group.start(Operation::recv(vec![0f32; 3], sender)).expect("is accepted");
         let parent = (group, buffer, pending);
         let parent = std::cell::Cell::new(Some(parent));
         let child = fork(|| {
@@ -302,7 +302,7 @@ impl Player {
                 is_refused(group.all_reduce(&mut buffer, ReduceOp::Sum)),
                 is_refused(group.all_reduce(&mut vec![1f32; 5000], ReduceOp::Sum)),
                 is_refused(group.send(&[1u8], sender)),
-                is_refused(group.start_barrier().map(drop).map_err(|error| error.error)),
+                is_refused(group.start(Operation::barrier()).map(drop).map_err(|error| error.error)),
                 is_refused(group.buffer::<u8>(10).map(drop)),
                 is_refused(pending.wait().map(drop).map_err(|error| error.error)),
             ];
@@ -332,7 +332,7 @@ impl Player {
     fn overlap(&mut self, line: &str) {
         let (asked, _, _) = self.asked(line);
         let (group, sender) = (asked.group, asked.root);
-        let pending = group.start_recv(vec![0f32; asked.elements], sender).expect("is accepted");
+        let pending = group.start(Operation::recv(vec![0f32; asked.elements], sender)).expect("is accepted");
         say("started");
         assert_eq!(self.commands.recv().as_deref(), Ok("go on"));
         let begun = now();
@@ -415,7 +415,7 @@ fn expect<T: Value>(data: &[T], value: impl Fn(usize) -> u64) {
 fn perform<T, D>(asked: &Asked, player: &Player, data: &mut D) -> Result<(), CollectiveError>
 where
     T: Value,
-    D: DataMut<Element = T> + ?Sized,
+    D: DataMut<Element = T> + std::ops::Deref<Target = [T]>,
 {
     let Asked { operation, op, root, group, .. } = asked;
     let ranks = player.count as usize;
@@ -428,22 +428,22 @@ where
         "barrier" => group.barrier()?,
         "all-reduce" => {
             group.all_reduce(data, *op)?;
-            expect(data.elements(), all);
+            expect(data, all);
         }
         "reduce" => {
             group.reduce(data, *op, *root)?;
             if *root == player.rank {
-                expect(data.elements(), all);
+                expect(data, all);
             } else {
-                expect(data.elements(), |index| own + ripple(index));
+                expect(data, |index| own + ripple(index));
             }
         }
         "broadcast" => {
             group.broadcast(data, *root)?;
-            expect(data.elements(), |index| u64::from(*root) + 1 + ripple(index));
+            expect(data, |index| u64::from(*root) + 1 + ripple(index));
         }
         "all-gather" => {
-            let len = data.elements().len();
+            let len = data.len();
             let mut output = vec![T::of(0); len * ranks];
             group.all_gather(data, &mut output)?;
             expect(&output, |index| (index / len) as u64 + 1 + ripple(index % len));
@@ -451,7 +451,7 @@ where
         "send" => group.send(data, *root)?,
         "recv" => {
             group.recv(data, *root)?;
-            expect(data.elements(), |index| u64::from(*root) + 1 + ripple(index));
+            expect(data, |index| u64::from(*root) + 1 + ripple(index));
         }
         _ => panic!("unknown operation: {operation}"),
     }

@@ -13,30 +13,47 @@
 //! `pleach-collectives`.
 
 mod accepting;
+#[doc(hidden)]
 pub mod auth;
+#[doc(hidden)]
 pub mod cells;
+#[doc(hidden)]
 pub mod clock;
 mod control;
+#[doc(hidden)]
 pub mod cuda;
+#[doc(hidden)]
 pub mod device;
+#[doc(hidden)]
 pub mod fork;
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub mod hybrid;
+#[doc(hidden)]
 pub mod last_resort;
+#[doc(hidden)]
 pub mod memory;
 #[cfg(test)]
 mod other_user;
 mod primitive;
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub mod processors;
+#[doc(hidden)]
 pub mod region;
 // Makes devices, which have no place among loom's threads.
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub mod rendezvous;
+#[doc(hidden)]
 pub mod shm;
+#[doc(hidden)]
 pub mod sim;
+#[doc(hidden)]
 pub mod sleep;
+#[doc(hidden)]
 pub mod tcp;
+#[doc(hidden)]
 pub mod verbs;
 
 pub use auth::Secret;

@@ -319,28 +319,118 @@ impl fmt::Display for DataType {
 
 /// How inputs are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
+#[repr(u8)] // Of a byte's alignment, as it is a part of what calls are compared by.
 pub enum ReduceOp {
     /// Sum; integers wrap.
-    Sum = 1,
+    Sum,
     /// Product; integers wrap.
-    Prod = 2,
+    Prod,
     /// Minimum; NaN if any input is NaN.
-    Min = 3,
+    Min,
     /// Maximum; NaN if any input is NaN.
-    Max = 4,
+    Max,
     /// Sum divided by the number of ranks, once at the end; integers round towards zero.
-    Avg = 5,
+    Avg,
     /// Bits set in all inputs; integers only.
-    And = 6,
+    And,
     /// Bits set in any input; integers only.
-    Or = 7,
+    Or,
     /// Bits set in an odd number of inputs; integers only.
-    Xor = 8,
+    Xor,
+    /// Sum of products: every rank's input is multiplied by its own factor first, each product
+    /// rounded once to its type. Factors may differ from rank to rank and are no part of what must
+    /// match: to the other ranks it is [`ReduceOp::Sum`]. See [`ReduceOp::premul_sum`].
+    PremulSum(Factor),
+}
+
+/// What a rank's input is multiplied by: a float for floats, an integer for integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Factor {
+    is_float: bool,
+    /// Of an `f64`, or an integer modulo 2^64, as products wrap.
+    bits: [u8; 8],
+}
+
+impl Factor {
+    /// The float, if it is one.
+    #[must_use]
+    pub const fn float(self) -> Option<f64> {
+        if self.is_float { Some(f64::from_bits(u64::from_ne_bytes(self.bits))) } else { None }
+    }
+
+    /// The integer modulo 2^64, if it is one.
+    #[must_use]
+    pub const fn integer(self) -> Option<u64> {
+        if self.is_float { None } else { Some(u64::from_ne_bytes(self.bits)) }
+    }
+}
+
+impl From<f64> for Factor {
+    fn from(factor: f64) -> Self {
+        Self { is_float: true, bits: factor.to_bits().to_ne_bytes() }
+    }
+}
+
+impl From<f32> for Factor {
+    fn from(factor: f32) -> Self {
+        f64::from(factor).into()
+    }
+}
+
+impl From<i64> for Factor {
+    fn from(factor: i64) -> Self {
+        (factor as u64).into()
+    }
+}
+
+impl From<u64> for Factor {
+    fn from(factor: u64) -> Self {
+        Self { is_float: false, bits: factor.to_ne_bytes() }
+    }
+}
+
+impl From<i32> for Factor {
+    fn from(factor: i32) -> Self {
+        i64::from(factor).into()
+    }
 }
 
 impl ReduceOp {
-    /// Every operation.
+    /// Sum of every rank's input times that rank's factor. Floats of at most 32 bits are multiplied
+    /// by the factor as an `f32`; integers wrap.
+    #[must_use]
+    pub fn premul_sum(factor: impl Into<Factor>) -> Self {
+        Self::PremulSum(factor.into())
+    }
+
+    /// Whether this rank's input is multiplied first.
+    #[inline]
+    pub const fn has_factor(self) -> bool {
+        matches!(self, Self::PremulSum(_))
+    }
+
+    /// What ranks agree about, and the factor that this rank's input is multiplied by.
+    #[inline]
+    pub const fn parted(self) -> (Self, Option<Factor>) {
+        if let Self::PremulSum(factor) = self { (Self::Sum, Some(factor)) } else { (self, None) }
+    }
+
+    /// Its number on the wire.
+    #[inline]
+    pub const fn code(self) -> u64 {
+        match self {
+            Self::Sum | Self::PremulSum(_) => 1,
+            Self::Prod => 2,
+            Self::Min => 3,
+            Self::Max => 4,
+            Self::Avg => 5,
+            Self::And => 6,
+            Self::Or => 7,
+            Self::Xor => 8,
+        }
+    }
+
+    /// Every operation without a factor.
     pub const ALL: [Self; 8] =
         [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::And, Self::Or, Self::Xor];
 
@@ -350,10 +440,15 @@ impl ReduceOp {
         matches!(self, Self::And | Self::Or | Self::Xor)
     }
 
-    /// Whether it has a meaning for elements of this type: bitwise operations have none for floats.
+    /// Whether it has a meaning for elements of this type: bitwise operations have none for floats,
+    /// nor have factors that are floats for integers, and the other way round.
     #[must_use]
+    #[inline]
     pub const fn fits(self, data_type: DataType) -> bool {
-        !(self.is_bitwise() && data_type.is_float())
+        match self {
+            Self::PremulSum(factor) => factor.float().is_some() == data_type.is_float(),
+            _ => !(self.is_bitwise() && data_type.is_float()),
+        }
     }
 
     /// The names of the operations that fit a type, separated by spaces.
@@ -375,6 +470,7 @@ impl ReduceOp {
             Self::And => "and",
             Self::Or => "or",
             Self::Xor => "xor",
+            Self::PremulSum(_) => "premul-sum",
         }
     }
 }

@@ -16,7 +16,7 @@ mod collective;
 mod fabric;
 mod parts;
 
-pub use collective::{Collective, DataType, ReduceOp, UnknownName};
+pub use collective::{Collective, DataType, Factor, ReduceOp, UnknownName};
 pub use fabric::{Fabric, FabricChoice, UnknownFabric};
 pub use parts::Parts;
 

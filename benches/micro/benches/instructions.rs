@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use pleach_collectives::{Buffer, Group, Options, Pending};
+use pleach_collectives::{Buffer, Group, Operation, Options, Pending};
 use pleach_transport::device::{Device, LossCause, Responder, Source, Submitted, Transfer, TransferId};
 use pleach_transport::rendezvous::{
     Fabric, FabricChoice, JoinOptions, Joined, Launcher, Rendezvous, World, join,
@@ -171,7 +171,7 @@ fn all_reduce() -> Vec<u64> {
         theirs.copy_from_slice(&[1.0, 2.0]);
         ours.copy_from_slice(&[3.0, 4.0]);
         let mut pending: Pending<_> =
-            first.start_all_reduce(theirs, ReduceOp::Sum).expect("it can be started");
+            first.start(Operation::all_reduce(theirs, ReduceOp::Sum)).expect("it can be started");
         for _ in 0..3 {
             assert!(!pending.test(), "rank 1 has not come");
         }

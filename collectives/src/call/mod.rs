@@ -93,7 +93,7 @@ impl Descriptor {
             Collective::Scatter { root } => (9, root, 0),
             Collective::AllToAll => (10, 0, 0),
         };
-        let codes = kind | (self.data_type as u64) << 8 | (self.op as u64) << 16;
+        let codes = kind | (self.data_type as u64) << 8 | self.op.code() << 16;
         let (named, tag) = (u64::from(a) | u64::from(b) << 32, u64::from(self.tag));
         match self.amount {
             Amount::Each(count) => [codes, named, count, tag],
@@ -125,7 +125,7 @@ impl Descriptor {
             _ => return None,
         };
         let data_type = DataType::ALL.into_iter().find(|item| *item as u64 == (words[0] >> 8) & 0xff)?;
-        let op = ReduceOp::ALL.into_iter().find(|item| *item as u64 == (words[0] >> 16) & 0xff)?;
+        let op = ReduceOp::ALL.into_iter().find(|item| item.code() == (words[0] >> 16) & 0xff)?;
         let amount = match (words[0] >> 24) & 0xff {
             0 => Amount::Each(words[2]),
             1 => Amount::Listed { all: words[2], digest: (words[3] >> 32) as u32 },

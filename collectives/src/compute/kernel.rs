@@ -111,7 +111,7 @@ impl Instructions {
     /// The loops for this element type and an operation that is not bitwise.
     pub(super) fn kernel<E: Element>(self, op: ReduceOp) -> &'static Kernel<E> {
         match op {
-            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of::<E, Sum>(),
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => self.kernel_of::<E, Sum>(),
             ReduceOp::Prod => self.kernel_of::<E, Prod>(),
             ReduceOp::Min => self.kernel_of::<E, Min>(),
             _ => self.kernel_of::<E, Max>(),
@@ -131,7 +131,7 @@ impl Instructions {
     /// The loops for two binary16 and an operation that is not bitwise.
     pub(super) fn kernel_f16(self, op: ReduceOp) -> &'static Kernel<F16> {
         match op {
-            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_f16::<Sum>(),
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => self.kernel_of_f16::<Sum>(),
             ReduceOp::Prod => self.kernel_of_f16::<Prod>(),
             _ => self.kernel(op),
         }
@@ -150,7 +150,7 @@ impl Instructions {
     /// The loops for two bfloat16 and an operation that is not bitwise.
     pub(super) fn kernel_bf16(self, op: ReduceOp) -> &'static Kernel<Bf16> {
         match op {
-            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_bf16::<Sum>(),
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => self.kernel_of_bf16::<Sum>(),
             ReduceOp::Prod => self.kernel_of_bf16::<Prod>(),
             _ => self.kernel(op),
         }
@@ -196,7 +196,7 @@ impl Instructions {
     /// The loops for two 8-bit floats and an operation that is not bitwise.
     pub(super) fn kernel_f8<F: Format>(self, op: ReduceOp) -> &'static Kernel<F> {
         match op {
-            ReduceOp::Sum | ReduceOp::Avg => self.kernel_of_f8::<F, Sum>(),
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => self.kernel_of_f8::<F, Sum>(),
             ReduceOp::Prod => self.kernel_of_f8::<F, Prod>(),
             _ => self.kernel(op),
         }

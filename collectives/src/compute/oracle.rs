@@ -84,7 +84,7 @@ impl Question<'_> {
 
     fn combine(&self, a: f64, b: f64) -> f64 {
         match self.op {
-            ReduceOp::Sum | ReduceOp::Avg => a + b,
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => a + b,
             ReduceOp::Prod => a * b,
             ReduceOp::Min | ReduceOp::Max if a.is_nan() || b.is_nan() => f64::NAN,
             // The total order has -0 before +0.
@@ -113,7 +113,7 @@ impl Question<'_> {
     ) -> i128 {
         let folded = self.fold(index, read, |a, b| {
             wrap(match self.op {
-                ReduceOp::Sum | ReduceOp::Avg => a + b,
+                ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => a + b,
                 // Two large u64 leave the i128; the low half is what counts.
                 ReduceOp::Prod => a.wrapping_mul(b),
                 ReduceOp::Min => a.min(b),

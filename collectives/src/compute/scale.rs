@@ -6,7 +6,7 @@ use super::convert::{from_bf16, from_f8e4m3, from_f8e5m2, from_f16, to_bf16, to_
 use super::{F8E4M3, F8E5M2};
 
 /// A type of element that can be multiplied by a factor.
-pub trait Scale: Copy {
+pub(crate) trait Scale: Copy {
     /// What it is multiplied by: `f32` for floats of fewer bits, otherwise the type itself.
     type Factor: Copy + Send + Sync + std::fmt::Debug;
 

@@ -32,7 +32,7 @@ impl Address {
         Self(bytes.as_mut_ptr())
     }
 
-    pub(super) fn add(self, bytes: usize) -> Self {
+    pub(crate) fn add(self, bytes: usize) -> Self {
         // Wrapping, because a run without data computes addresses of nothing from null.
         Self(self.0.wrapping_add(bytes))
     }

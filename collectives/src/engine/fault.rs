@@ -212,7 +212,7 @@ impl fmt::Display for Fault {
                 if is_message(&self.during) && is_message(&self.theirs) {
                     write!(
                         formatter,
-                        ", and {detail}; start one message without waiting for it (start_send, start_recv), or put both \
+                        ", and {detail}; start one message without waiting for it (Group::start), or put both \
                          into one batch"
                     )?;
                 } else {
@@ -281,7 +281,7 @@ mod tests {
         };
         let circle = "rank 0 waits for rank 1, which waits for rank 0";
         let text = of(Collective::SendRecv { from: 1, to: 0 }, circle).to_string();
-        assert!(text.contains("start_send") && text.contains("batch"), "{text}");
+        assert!(text.contains("Group::start") && text.contains("batch"), "{text}");
         assert!(text.contains(circle) && !text.contains("call the same"), "{text}");
         assert!(text.ends_with("set Options::concurrent_calls"), "{text}");
         let text = of(Collective::Barrier, circle).to_string();

@@ -171,6 +171,7 @@ impl Plan {
     }
 
     /// What is told of a call of this plan to those who ask.
+    #[inline]
     pub(super) fn record(&self, run: u64, history: u64) -> Record {
         Record { run, signature: self.signature, history, descriptor: self.descriptor.to_words() }
     }

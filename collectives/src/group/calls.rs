@@ -1,118 +1,130 @@
-//! Calls that wait for their result: reductions, broadcast, all-gather, barrier, messages.
+//! Calls that wait for their result, as methods: sugar for [`Group::run`] of an [`Operation`] on
+//! borrowed memory.
 
-use pleach_vocabulary::{Collective, Rank, ReduceOp};
-
-use super::Group;
-use super::data::{Data, DataMut, Element, destination, source};
+use super::data::{Data, DataMut};
 use super::error::CollectiveError;
-use super::operation::{barrier_operation, operation};
-use crate::call::Counts;
+use super::{Group, Operation};
+use pleach_vocabulary::Rank;
+use pleach_vocabulary::ReduceOp;
 
 impl Group {
-    /// Replaces every rank's `data` by the reduction of all of them.
+    /// Replaces every rank's `data` by the reduction of all of them
+    /// ([`Operation::all_reduce`]).
     ///
     /// # Errors
     ///
     /// See [`CollectiveError`].
+    #[inline]
     pub fn all_reduce<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Result<(), CollectiveError> {
-        if let Some(exact) = self.exact_for(D::Element::DATA_TYPE, op)? {
-            return exact.all_reduce(&self.inexact(), data.elements_mut(), op);
-        }
-        self.blocking(self.all_reduce_operation(data, op))
+        self.run(Operation::all_reduce(data, op))
     }
 
-    /// Stores the reduction of every rank's `input` in every rank's `output`.
+    /// Replaces `data` of the root by the reduction of every rank's ([`Operation::reduce`]).
     ///
     /// # Errors
     ///
     /// See [`CollectiveError`].
-    pub fn all_reduce_into<T: Element, I, O>(
-        &self,
-        input: &I,
-        output: &mut O,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError>
+    pub fn reduce<D>(&self, data: &mut D, op: ReduceOp, root: Rank) -> Result<(), CollectiveError>
     where
-        I: Data<Element = T> + ?Sized,
-        O: DataMut<Element = T> + ?Sized,
+        D: DataMut + ?Sized,
     {
-        let count = self.part_len(Collective::AllReduce, input.elements().len(), output.elements().len())?;
-        if let Some(exact) = self.exact_for(T::DATA_TYPE, op)? {
-            output.elements_mut().copy_from_slice(input.elements());
-            return exact.all_reduce(&self.inexact(), output.elements_mut(), op);
-        }
-        let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
-        self.blocking(operation::<I>(Collective::AllReduce, op, Counts::Each(count), input, output))
+        self.run(Operation::reduce(data, op, root))
     }
 
-    /// Replaces `data` of the root by the reduction of every rank's; the other ranks' stay as they
-    /// are.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn reduce<D: DataMut + ?Sized>(
-        &self,
-        data: &mut D,
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        self.expect_rank(root)?;
-        if let Some(exact) = self.exact_for(D::Element::DATA_TYPE, op)? {
-            return exact.reduce(&self.inexact(), data.elements_mut(), op, root);
-        }
-        self.blocking(self.reduce_operation(data, op, root)?)
-    }
-
-    /// Replaces every rank's `data` by the root's.
+    /// Replaces every rank's `data` by the root's ([`Operation::broadcast`]).
     ///
     /// # Errors
     ///
     /// See [`CollectiveError`].
     pub fn broadcast<D: DataMut + ?Sized>(&self, data: &mut D, root: Rank) -> Result<(), CollectiveError> {
-        self.blocking(self.broadcast_operation(data, root)?)
+        self.run(Operation::broadcast(data, root))
     }
 
-    /// Stores every rank's `input` in every rank's `output`, one after the other in rank order.
+    /// Stores every rank's `input` in every rank's `output` ([`Operation::all_gather`]).
     ///
     /// # Errors
     ///
     /// See [`CollectiveError`].
-    pub fn all_gather<T: Element, I, O>(&self, input: &I, output: &mut O) -> Result<(), CollectiveError>
+    pub fn all_gather<I, O>(&self, input: &I, output: &mut O) -> Result<(), CollectiveError>
     where
-        I: Data<Element = T> + ?Sized,
-        O: DataMut<Element = T> + ?Sized,
+        I: Data + ?Sized,
+        O: DataMut<Element = I::Element> + ?Sized,
     {
-        self.blocking(self.all_gather_operation(input, output)?)
+        self.run(Operation::all_gather(input, output))
     }
 
-    /// Stores part `r` of the reduction of every rank's `input` in rank `r`'s `output`.
+    /// Stores block `r` of the reduction of every rank's `input` in rank `r`'s `output`
+    /// ([`Operation::reduce_scatter`]).
     ///
     /// # Errors
     ///
     /// See [`CollectiveError`].
-    pub fn reduce_scatter<T: Element, I, O>(
-        &self,
-        input: &I,
-        output: &mut O,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError>
+    pub fn reduce_scatter<I, O>(&self, input: &I, output: &mut O, op: ReduceOp) -> Result<(), CollectiveError>
     where
-        I: Data<Element = T> + ?Sized,
-        O: DataMut<Element = T> + ?Sized,
+        I: Data + ?Sized,
+        O: DataMut<Element = I::Element> + ?Sized,
     {
-        if let Some(exact) = self.exact_for(T::DATA_TYPE, op)? {
-            let (found, count) = (input.elements().len(), output.elements().len());
-            let counts = Counts::Each(self.part_len(Collective::ReduceScatter, found, count)?);
-            return exact.reduce_scatter(
-                &self.inexact(),
-                input.elements(),
-                output.elements_mut(),
-                &counts,
-                op,
-            );
-        }
-        self.blocking(self.reduce_scatter_operation(input, output, op)?)
+        self.run(Operation::reduce_scatter(input, output, op))
+    }
+
+    /// Stores every rank's `input` in the root's `output` ([`Operation::gather`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn gather<I, O>(&self, input: &I, output: &mut O, root: Rank) -> Result<(), CollectiveError>
+    where
+        I: Data + ?Sized,
+        O: DataMut<Element = I::Element> + ?Sized,
+    {
+        self.run(Operation::gather(input, output, root))
+    }
+
+    /// Stores block `r` of the root's `input` in rank `r`'s `output` ([`Operation::scatter`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn scatter<I, O>(&self, input: &I, output: &mut O, root: Rank) -> Result<(), CollectiveError>
+    where
+        I: Data + ?Sized,
+        O: DataMut<Element = I::Element> + ?Sized,
+    {
+        self.run(Operation::scatter(input, output, root))
+    }
+
+    /// Stores block `r` of rank `s`'s `input` as block `s` of rank `r`'s `output`
+    /// ([`Operation::all_to_all`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn all_to_all<I, O>(&self, input: &I, output: &mut O) -> Result<(), CollectiveError>
+    where
+        I: Data + ?Sized,
+        O: DataMut<Element = I::Element> + ?Sized,
+    {
+        self.run(Operation::all_to_all(input, output))
+    }
+
+    /// Sends `data` to a rank that receives as many elements of the same type; returns when `data`
+    /// may be changed again ([`Operation::send`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn send<D: Data + ?Sized>(&self, data: &D, to: Rank) -> Result<(), CollectiveError> {
+        self.run(Operation::send(data, to))
+    }
+
+    /// Receives `data` from a rank that sends as many elements of the same type
+    /// ([`Operation::recv`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    pub fn recv<D: DataMut + ?Sized>(&self, data: &mut D, from: Rank) -> Result<(), CollectiveError> {
+        self.run(Operation::recv(data, from))
     }
 
     /// Returns when every rank has called it.
@@ -121,30 +133,6 @@ impl Group {
     ///
     /// See [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
-        self.blocking(barrier_operation())
-    }
-
-    /// Sends `data` to a rank that receives as many elements of the same type; returns when `data`
-    /// may be changed again.
-    ///
-    /// Of more than 8 KiB that is when the receiver has made its call. Fewer bytes may be on their
-    /// way before it has, so that a receiver that asks for something else is told of it, and this
-    /// rank by a later call. Do not count on it: a few messages ahead of the receiver, a send waits
-    /// for it.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn send<D: Data + ?Sized>(&self, data: &D, to: Rank) -> Result<(), CollectiveError> {
-        self.blocking(self.send_operation(data, to)?)
-    }
-
-    /// Receives `data` from a rank that sends as many elements of the same type.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn recv<D: DataMut + ?Sized>(&self, data: &mut D, from: Rank) -> Result<(), CollectiveError> {
-        self.blocking(self.recv_operation(data, from)?)
+        self.run(Operation::barrier())
     }
 }

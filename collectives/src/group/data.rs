@@ -1,8 +1,8 @@
-//! What collectives work on: elements, slices, registered buffers.
+//! What collectives work on: elements, slices, registered buffers, a GPU's memory.
 //!
-//! **Invariant:** what implements the three traits here names the same memory each time it is
-//! asked, and [`OwnedData`] also after it was moved. Peers and kernels write there while the caller
-//! holds no reference, so the traits are sealed: safe code elsewhere could not promise it.
+//! **Invariant:** what implements the traits here names the same memory each time it is asked, and
+//! [`OwnedData`] also after it was moved. Peers and kernels write there while the caller holds no
+//! reference, so the traits are sealed: safe code elsewhere could not promise it.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -10,47 +10,72 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 
 use half::{bf16, f16};
-use pleach_transport::Slice;
-use pleach_vocabulary::DataType;
+use pleach_transport::cuda::ForeignMemory;
+use pleach_transport::{Slice, Space};
 
+use super::error::CollectiveError;
+use super::gpu::GpuBuffer;
 use super::summary::Summary;
-use crate::compute::{F8E4M3, F8E5M2, Scale};
+use crate::compute::{F8E4M3, F8E5M2};
 use crate::engine::{Address, Bytes};
+use pleach_vocabulary::DataType;
 
 /// A type of element. Sealed: the element types are those of [`DataType`].
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + private::Sealed {
     /// Its name on the wire.
     const DATA_TYPE: DataType;
-
-    /// What a premultiplied sum multiplies it by: `f32` for floats of fewer bits, otherwise the
-    /// type itself.
-    type Factor: Copy + Send + Sync + fmt::Debug;
-
-    /// It times a factor, rounded once to nearest even; integers wrap.
-    #[must_use]
-    fn scaled(self, factor: Self::Factor) -> Self;
 }
 
-mod private {
-    use pleach_transport::Slice;
+pub(super) mod private {
+    use super::{CollectiveError, Operand};
 
     pub trait Sealed {}
 
-    /// A slice is a second way to the elements, beside references to them, so no other crate may
+    /// An operand is a second way to the elements, beside references to them, so no other crate may
     /// get one. A generic function can call methods of a supertrait that it cannot name;
     /// [`Internal`] is what it cannot make.
     pub trait SealedData {
-        /// The registered memory behind the elements, if the group of this number registered it.
-        fn registered(&self, _group: u64, _: Internal) -> Option<&Slice> {
-            None
-        }
+        /// The bytes as the group of this number takes them, to be read: a source is only read,
+        /// whatever the pointer says.
+        fn source(&self, _group: u64, _: Internal) -> Result<Operand, CollectiveError>;
+    }
+
+    /// The same of what may be written.
+    pub trait SealedDataMut {
+        /// The bytes as the group of this number takes them, to be read and written.
+        fn destination(&mut self, _group: u64, _: Internal) -> Result<Operand, CollectiveError>;
     }
 
     /// Made in the module of data alone.
     #[derive(Clone, Copy, Debug)]
     pub struct Internal(pub(super) ());
 }
-use private::{Internal, SealedData as _};
+use private::{Internal, SealedData, SealedDataMut};
+
+/// The bytes of some data as an engine takes them, held by the caller until the run's outcome is
+/// known.
+#[derive(Debug)]
+pub struct Operand {
+    pub(super) bytes: Bytes,
+    /// How many elements.
+    pub(super) len: usize,
+    pub(super) space: Space,
+    /// Memory of a GPU that somebody else may free before the call begins.
+    pub(super) foreign: Option<ForeignMemory>,
+}
+
+impl Operand {
+    /// No memory.
+    #[inline]
+    pub(super) fn none() -> Self {
+        Self::on_host(Bytes::None, 0)
+    }
+
+    #[inline]
+    pub(super) fn on_host(bytes: Bytes, len: usize) -> Self {
+        Self { bytes, len, space: Space::Host, foreign: None }
+    }
+}
 
 macro_rules! element {
     ($($type:ty => $name:ident),*) => {
@@ -58,12 +83,6 @@ macro_rules! element {
             impl private::Sealed for $type {}
             impl Element for $type {
                 const DATA_TYPE: DataType = DataType::$name;
-                type Factor = <$type as Scale>::Factor;
-
-                #[inline]
-                fn scaled(self, factor: Self::Factor) -> Self {
-                    Scale::scaled(self, factor)
-                }
             }
         )*
     };
@@ -74,87 +93,195 @@ element!(
     i32 => I32, i64 => I64, i8 => I8, u32 => U32, u64 => U64, u8 => U8
 );
 
-/// Elements that a collective may read: a slice, array or `Vec` of any memory, or a [`Buffer`],
-/// which peers reach without a copy. Sealed: there are no others. Nor is there another way to a
-/// buffer's elements than references to them:
+/// Elements that a collective may read: a slice, array or `Vec` of any memory, a [`Buffer`], which
+/// peers reach without a copy, a [`GpuBuffer`], or a reference to one of these. Sealed: there are
+/// no others. Nor is there another way to a buffer's elements than references to them:
 ///
-/// ```compile_fail,E0599
+/// ```compile_fail,E0624
 /// # use pleach_collectives::Buffer;
-/// fn slice(buffer: &Buffer<u32>) -> bool {
-///     buffer.registered(1).is_some()
+/// fn operand(buffer: &Buffer<u32>) -> usize {
+///     buffer.operand(1).len
 /// }
 /// ```
 /// ```compile_fail,E0061
 /// # use pleach_collectives::Data;
-/// fn slice<D: Data>(data: &D) -> bool {
-///     data.registered(1).is_some()
+/// fn operand<D: Data>(data: &D) -> bool {
+///     data.source(1).is_ok()
 /// }
 /// ```
-pub trait Data: private::SealedData {
+pub trait Data: SealedData {
     /// Type of element.
     type Element: Element;
-    /// The elements.
-    fn elements(&self) -> &[Self::Element];
+
+    /// How many elements.
+    fn len(&self) -> usize;
+
+    /// Where they are.
+    fn space(&self) -> Space;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// Elements that a collective may write.
-pub trait DataMut: Data {
-    /// The elements.
-    fn elements_mut(&mut self) -> &mut [Self::Element];
-}
+pub trait DataMut: Data + SealedDataMut {}
 
-/// Elements that a non-blocking collective may own while it works: [`Buffer`] or `Vec`.
-pub trait OwnedData: DataMut + Summary + Send + 'static {}
+/// What an operation may own while it is under way: a [`Buffer`], a `Vec`, a [`GpuBuffer`], a pair
+/// or a list of these, or nothing.
+pub trait OwnedData: Summary + Send + 'static {}
 
-impl<T: Element> private::SealedData for [T] {}
-impl<T: Element, const N: usize> private::SealedData for [T; N] {}
-impl<T: Element> private::SealedData for Vec<T> {}
-impl<T: Element> private::SealedData for Buffer<T> {
-    fn registered(&self, group: u64, _: Internal) -> Option<&Slice> {
-        (self.group == group).then_some(&self.slice)
-    }
-}
-
-impl<T: Element> Data for [T] {
-    type Element = T;
-    fn elements(&self) -> &[T] {
-        self
-    }
-}
-
-impl<T: Element> DataMut for [T] {
-    fn elements_mut(&mut self) -> &mut [T] {
-        self
-    }
-}
-
-impl<T: Element, const N: usize> Data for [T; N] {
-    type Element = T;
-    fn elements(&self) -> &[T] {
-        self
-    }
-}
-
-impl<T: Element, const N: usize> DataMut for [T; N] {
-    fn elements_mut(&mut self) -> &mut [T] {
-        self
-    }
-}
-
-impl<T: Element> Data for Vec<T> {
-    type Element = T;
-    fn elements(&self) -> &[T] {
-        self
-    }
-}
-
-impl<T: Element> DataMut for Vec<T> {
-    fn elements_mut(&mut self) -> &mut [T] {
-        self
-    }
-}
-
+impl OwnedData for () {}
 impl<T: Element> OwnedData for Vec<T> {}
+impl<T: Element> OwnedData for Buffer<T> {}
+impl<T: Element> OwnedData for GpuBuffer<T> {}
+impl<T: Element> OwnedData for Vec<Vec<T>> {}
+impl<T: Element> OwnedData for Vec<Buffer<T>> {}
+impl<T: Element> OwnedData for Vec<GpuBuffer<T>> {}
+impl<I: OwnedData, O: OwnedData> OwnedData for (I, O) {}
+
+macro_rules! host_memory {
+    ($($type:ty $(where $count:ident)?),*) => {
+        $(
+            impl<T: Element $(, const $count: usize)?> SealedData for $type {
+                #[inline]
+                fn source(&self, _group: u64, _: Internal) -> Result<Operand, CollectiveError> {
+                    let elements: &[T] = self;
+                    let base = elements.as_ptr().cast_mut().cast();
+                    Ok(Operand::on_host(private(base, size_of_val(elements)), elements.len()))
+                }
+            }
+
+            impl<T: Element $(, const $count: usize)?> SealedDataMut for $type {
+                #[inline]
+                fn destination(&mut self, _group: u64, _: Internal) -> Result<Operand, CollectiveError> {
+                    let elements: &mut [T] = self;
+                    let (bytes, len) = (size_of_val(elements), elements.len());
+                    Ok(Operand::on_host(private(elements.as_mut_ptr().cast(), bytes), len))
+                }
+            }
+
+            impl<T: Element $(, const $count: usize)?> Data for $type {
+                type Element = T;
+
+                fn len(&self) -> usize {
+                    <[T]>::len(self)
+                }
+
+                fn space(&self) -> Space {
+                    Space::Host
+                }
+            }
+
+            impl<T: Element $(, const $count: usize)?> DataMut for $type {}
+        )*
+    };
+}
+
+host_memory!([T], [T; N] where N, Vec<T>);
+
+impl<T: Element> SealedData for Buffer<T> {
+    #[inline]
+    fn source(&self, group: u64, _: Internal) -> Result<Operand, CollectiveError> {
+        Ok(self.operand(group))
+    }
+}
+
+impl<T: Element> SealedDataMut for Buffer<T> {
+    #[inline]
+    fn destination(&mut self, group: u64, _: Internal) -> Result<Operand, CollectiveError> {
+        Ok(self.operand(group))
+    }
+}
+
+impl<T: Element> Data for Buffer<T> {
+    type Element = T;
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn space(&self) -> Space {
+        Space::Host
+    }
+}
+
+impl<T: Element> DataMut for Buffer<T> {}
+
+impl<T: Element> SealedData for GpuBuffer<T> {
+    fn source(&self, group: u64, _: Internal) -> Result<Operand, CollectiveError> {
+        self.operand(group)
+    }
+}
+
+impl<T: Element> SealedDataMut for GpuBuffer<T> {
+    fn destination(&mut self, group: u64, _: Internal) -> Result<Operand, CollectiveError> {
+        self.operand(group)
+    }
+}
+
+impl<T: Element> Data for GpuBuffer<T> {
+    type Element = T;
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn space(&self) -> Space {
+        Space::Gpu { ordinal: self.gpu().ordinal() }
+    }
+}
+
+impl<T: Element> DataMut for GpuBuffer<T> {}
+
+macro_rules! references {
+    ($($reference:ty),*) => {
+        $(
+            impl<D: Data + ?Sized> SealedData for $reference {
+                #[inline]
+                fn source(&self, group: u64, internal: Internal) -> Result<Operand, CollectiveError> {
+                    (**self).source(group, internal)
+                }
+            }
+
+            impl<D: Data + ?Sized> Data for $reference {
+                type Element = D::Element;
+
+                fn len(&self) -> usize {
+                    (**self).len()
+                }
+
+                fn space(&self) -> Space {
+                    (**self).space()
+                }
+            }
+        )*
+    };
+}
+
+references!(&D, &mut D);
+
+impl<D: DataMut + ?Sized> SealedDataMut for &mut D {
+    #[inline]
+    fn destination(&mut self, group: u64, internal: Internal) -> Result<Operand, CollectiveError> {
+        (**self).destination(group, internal)
+    }
+}
+
+impl<D: DataMut + ?Sized> DataMut for &mut D {}
+
+/// The bytes of data that are read, as the group of this number takes them.
+#[inline]
+pub(super) fn source<D: Data + ?Sized>(data: &D, group: u64) -> Result<Operand, CollectiveError> {
+    data.source(group, Internal(()))
+}
+
+/// The bytes of data that are written, as the group of this number takes them.
+#[inline]
+pub(super) fn destination<D: DataMut + ?Sized>(data: &mut D, group: u64) -> Result<Operand, CollectiveError> {
+    data.destination(group, Internal(()))
+}
 
 /// Registered memory of a group: collectives work on it in place, without copies. Derefs to a
 /// slice.
@@ -171,6 +298,22 @@ impl<T: Element> Buffer<T> {
         assert!(slice.as_ptr().cast::<T>().is_aligned());
         let slice = slice.slice(0..len * size_of::<T>()).expect("memory was made for so many elements");
         Self { slice, len, group, _element: PhantomData }
+    }
+
+    /// The registered memory, which outlives the buffer with this, and the group's number.
+    pub(super) fn held(&self) -> (Slice, u64) {
+        (self.slice.clone(), self.group)
+    }
+
+    /// As the group of this number takes it: in place if that group registered it.
+    #[inline]
+    fn operand(&self, group: u64) -> Operand {
+        let bytes = if self.group == group {
+            lent(&self.slice, self.len * size_of::<T>())
+        } else {
+            private(self.slice.as_ptr(), self.len * size_of::<T>())
+        };
+        Operand::on_host(bytes, self.len)
     }
 }
 
@@ -197,48 +340,6 @@ impl<T: Element> fmt::Debug for Buffer<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Buffer<{}>({} elements)", T::DATA_TYPE, self.len)
     }
-}
-
-impl<T: Element> Data for Buffer<T> {
-    type Element = T;
-    fn elements(&self) -> &[T] {
-        self
-    }
-}
-
-impl<T: Element> DataMut for Buffer<T> {
-    fn elements_mut(&mut self) -> &mut [T] {
-        self
-    }
-}
-
-impl<T: Element> OwnedData for Buffer<T> {}
-
-/// The bytes of `data` as an engine takes them. A source is only read, whatever the pointer says.
-pub(super) fn source<D: Data + ?Sized>(data: &D, group: u64) -> Bytes {
-    let elements = data.elements();
-    match data.registered(group, Internal(())) {
-        Some(slice) => lent(slice, size_of_val(elements)),
-        None => private(elements.as_ptr().cast_mut().cast(), size_of_val(elements)),
-    }
-}
-
-/// The bytes of a buffer's first elements as an engine takes them, to be written.
-pub(super) fn first_of<T: Element>(data: &mut Buffer<T>, group: u64, count: usize) -> Bytes {
-    let bytes = size_of_val(&data[..count]);
-    match data.registered(group, Internal(())) {
-        Some(slice) => lent(slice, bytes),
-        None => private(data.as_mut_ptr().cast(), bytes),
-    }
-}
-
-/// The bytes of `data` as an engine takes them, to be written.
-pub(super) fn destination<D: DataMut + ?Sized>(data: &mut D, group: u64) -> Bytes {
-    let bytes = size_of_val(data.elements());
-    if let Some(slice) = data.registered(group, Internal(())) {
-        return lent(slice, bytes);
-    }
-    private(data.elements_mut().as_mut_ptr().cast(), bytes)
 }
 
 #[inline]
@@ -280,6 +381,7 @@ pub(super) fn place_in(inner: &Bytes, outer: &Bytes) -> Option<Range<usize>> {
 }
 
 /// Bytes that only this rank touches.
+#[inline]
 pub(super) fn private(base: *mut u8, len: usize) -> Bytes {
     Bytes::Private { base: Address(base), len }
 }
@@ -313,10 +415,11 @@ mod tests {
 
     #[test]
     fn what_a_run_writes_is_what_the_owner_reads_also_after_it_was_moved() {
+        let bytes = |operand: Result<Operand, CollectiveError>| operand.expect("host memory").bytes;
         for group in [GROUP, GROUP + 1] {
             let (input, mut buffered, mut owned) = (vec![1u32, 2, 3, 4], buffer(4), vec![9u32; 4]);
-            let (from, into) = (source(&input, group), destination(&mut buffered, group));
-            let further = destination(&mut owned, group);
+            let (from, into) = (bytes(source(&input, group)), bytes(destination(&mut buffered, group)));
+            let further = bytes(destination(&mut &mut owned, group));
             // As into a `Pending`.
             let data = Box::new((input, buffered, owned));
             copy(&from, &into);
@@ -328,8 +431,10 @@ mod tests {
 
     #[test]
     fn a_part_of_what_was_given_is_where_it_was() {
+        let bytes = |operand: Result<Operand, CollectiveError>| operand.expect("host memory").bytes;
         let (mut array, mut buffered) = ([5u8; 10], buffer(10));
-        for whole in [destination(&mut array, GROUP), first_of(&mut buffered, GROUP, 2)] {
+        let registered = part(&bytes(destination(&mut buffered, GROUP)), 0..8);
+        for whole in [bytes(destination(&mut array, GROUP)), registered] {
             let inner = part(&whole, 2..4);
             assert_eq!(inner.base().0 as usize - whole.base().0 as usize, 2);
             let found = place_in(&inner, &whole);
@@ -337,8 +442,8 @@ mod tests {
             assert!(place_in(&whole, &inner).is_none());
         }
         let mut other = [8u8; 2];
-        let whole = destination(&mut array, GROUP);
-        copy(&destination(&mut other, GROUP), &part(&whole, 2..4));
+        let whole = bytes(destination(&mut array, GROUP));
+        copy(&bytes(destination(&mut other, GROUP)), &part(&whole, 2..4));
         assert_eq!(array, [5, 5, 8, 8, 5, 5, 5, 5, 5, 5]);
     }
 }

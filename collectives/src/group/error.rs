@@ -130,6 +130,20 @@ pub enum CollectiveError {
         /// How many counts there are.
         actual: usize,
     },
+    /// Counts of blocks where the collective has no such blocks.
+    #[error(
+        "{collective} has no blocks of such counts; {}", match collective {
+            Collective::AllToAll => "say what goes to each rank and what comes from it (with_send_and_receive_counts)",
+            Collective::AllGather | Collective::ReduceScatter | Collective::Gather { .. } | Collective::Scatter { .. } => {
+                "give one count for each rank (with_counts)"
+            }
+            _ => "leave them out",
+        }
+    )]
+    NoSuchCounts {
+        /// Which collective.
+        collective: Collective,
+    },
     /// Counts that do not fit the schedule.
     #[error(transparent)]
     Counts(#[from] CountsError),
@@ -171,15 +185,14 @@ pub enum CollectiveError {
         known: Vec<String>,
     },
     /// What cannot be made exact.
-    #[error("{op} of {data_type} cannot be {}; {}", if *starts { "started without blocking in an exact group" } else { "exact" },
-        if *starts { "make the blocking call" } else { "exact groups have sum, avg, min and max of floats, and everything of integers" })]
+    #[error("{op} of {data_type} cannot be exact: {reason}")]
     NotExact {
         /// What was asked for.
         op: ReduceOp,
         /// Of what.
         data_type: DataType,
-        /// Whether it is the non-blocking form that there is not.
-        starts: bool,
+        /// Why.
+        reason: NotExact,
     },
     /// A message to oneself.
     #[error("rank {rank} cannot send to or receive from itself")]
@@ -220,7 +233,7 @@ pub enum CollectiveError {
     #[error(
         "this group works on {group} memory, and the data are in {data} memory; {}", match group {
             Space::Host => "take a group for the GPU's (Group::in_memory, Options::space)",
-            _ => "call it through Group::on with a GpuBuffer of that GPU, or take a group for the host's (Group::in_memory)",
+            _ => "give a GpuBuffer of that GPU, or take a group for the host's (Group::in_memory)",
         }
     )]
     Space {
@@ -229,9 +242,51 @@ pub enum CollectiveError {
         /// The data's.
         data: Space,
     },
-    /// Memory that kernels cannot take elements of.
+    /// Elements at no address.
+    #[error("{count} elements cannot be at the null address; give their memory, or a count of 0")]
+    Null {
+        /// How many.
+        count: usize,
+    },
+    /// More elements than a process can address.
+    #[error("{count} elements of {data_type} are more than a process can address")]
+    TooLong {
+        /// How many.
+        count: usize,
+        /// Of which type.
+        data_type: DataType,
+    },
+    /// Memory of other elements, or of fewer.
     #[error(
-        "GPU memory at {address:#x} does not begin at a multiple of the size of {data_type}; give it from where it does"
+        "the buffer has {held} elements of {held_type}, and the call is on {count} of {data_type}; give it as what it is"
+    )]
+    OtherElements {
+        /// Type of the buffer's elements.
+        held_type: DataType,
+        /// How many it has.
+        held: usize,
+        /// Type of the call's elements.
+        data_type: DataType,
+        /// How many it is on.
+        count: usize,
+    },
+    /// An operation that GPUs have no kernel for.
+    #[error("there is no kernel for {op} on a GPU; multiply the data there first and take sum")]
+    NoKernel {
+        /// What was asked for.
+        op: ReduceOp,
+    },
+    /// A call on a GPU's memory that is in no stream.
+    #[error(
+        "a call on the memory of GPU {ordinal} comes after the work of a stream; make it through Group::on(&stream)"
+    )]
+    NoStream {
+        /// Whose memory it is.
+        ordinal: u32,
+    },
+    /// Memory that no elements of the type can be in.
+    #[error(
+        "memory at {address:#x} does not begin at a multiple of the size of {data_type}; give it from where it does"
     )]
     Misaligned {
         /// Of which elements.
@@ -239,11 +294,6 @@ pub enum CollectiveError {
         /// Where it begins.
         address: u64,
     },
-    /// What there is for host memory alone.
-    #[error(
-        "exact groups work on host memory alone; take Reproducible::PerWorldSize, or copy the data to the host"
-    )]
-    ExactOnGpu,
     /// Memory cannot be registered.
     #[error("memory cannot be registered: {0}")]
     Register(Arc<RegisterError>),
@@ -256,6 +306,35 @@ pub enum CollectiveError {
         #[source]
         source: Arc<std::io::Error>,
     },
+}
+
+/// Why an operation of an exact group cannot be exact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotExact {
+    /// Its result depends on the order however it is computed.
+    Operation,
+    /// It consists of operations of which each needs the result of the one before, and what is
+    /// started is one operation.
+    Started,
+    /// There are no kernels for it.
+    OnGpu,
+}
+
+impl fmt::Display for NotExact {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Operation => {
+                "exact groups have sum, avg, min and max of floats, and everything of integers"
+            }
+            Self::Started => {
+                "it takes operations of which each needs the result of the one before; run it, or a batch with it"
+            }
+            Self::OnGpu => {
+                "there are no kernels for it; take Reproducible::PerWorldSize, or copy the data to the host"
+            }
+        })
+    }
 }
 
 impl From<StartError> for CollectiveError {

@@ -17,9 +17,9 @@ use pleach_transport::cuda::{CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::{Memory, Slice, Space};
 
 use super::Group;
-use super::data::{Element, private};
+use super::bound::expect_length;
+use super::data::{Element, Operand, private};
 use super::error::CollectiveError;
-use super::operation::{Operation, expect_length};
 use crate::engine::Bytes;
 
 /// Longest time for a copy between a buffer and the host's memory.
@@ -29,12 +29,14 @@ const COPY_LIMIT: Duration = Duration::from_secs(60);
 /// [`GpuBuffer::load`] copy.
 pub struct GpuBuffer<T: Element> {
     /// Apart, as buffers are moved into calls and out of them again.
-    memory: Box<Held>,
+    memory: Arc<Held>,
     len: usize,
     _element: PhantomData<T>,
 }
 
-enum Held {
+/// Memory of a GPU, of whichever elements.
+#[derive(Debug)]
+pub(super) enum Held {
     /// Registered with the group of this number, perhaps: then peers map it.
     Own(Arc<CudaMemory>, Option<(u64, Slice)>),
     Foreign(ForeignMemory),
@@ -54,7 +56,7 @@ impl<T: Element> GpuBuffer<T> {
     /// The GPU has too little memory, or what the driver says.
     pub fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CollectiveError> {
         let memory = CudaMemory::new(gpu, len.saturating_mul(size_of::<T>()))?;
-        Ok(Self { memory: Box::new(Held::Own(memory, None)), len, _element: PhantomData })
+        Ok(Self { memory: Arc::new(Held::Own(memory, None)), len, _element: PhantomData })
     }
 
     /// As many elements as fit memory that somebody else allocated, and frees after the buffer is
@@ -71,7 +73,7 @@ impl<T: Element> GpuBuffer<T> {
             return Err(CollectiveError::Misaligned { data_type, address });
         }
         let len = memory.len() / size_of::<T>();
-        Ok(Self { memory: Box::new(Held::Foreign(memory)), len, _element: PhantomData })
+        Ok(Self { memory: Arc::new(Held::Foreign(memory)), len, _element: PhantomData })
     }
 
     /// How many elements.
@@ -151,46 +153,46 @@ impl<T: Element> GpuBuffer<T> {
         if is_there { Ok(()) } else { expect_length("the host's side of a copy", self.len, len) }
     }
 
-    /// The memory, where it is somebody else's.
-    pub(super) fn foreign(&self) -> Option<&ForeignMemory> {
-        match &*self.memory {
-            Held::Own(..) => None,
-            Held::Foreign(memory) => Some(memory),
-        }
+    /// As the group of this number takes it.
+    pub(super) fn operand(&self, group: u64) -> Result<Operand, CollectiveError> {
+        self.memory.operand(group, self.len, size_of::<T>())
     }
 
-    /// As an engine takes it.
-    pub(super) fn bytes(&self, group: &Group) -> Result<Bytes, CollectiveError> {
-        group.expect_gpu(self.gpu())?;
-        let bytes = self.len * size_of::<T>();
-        match &*self.memory {
-            Held::Own(_, Some((number, slice))) if *number == group.shared.number => {
-                return Ok(Bytes::Registered(slice.slice(0..bytes).expect("made for so many elements")));
+    /// The memory, which outlives the buffer with this.
+    pub(super) fn held(&self) -> Arc<Held> {
+        self.memory.clone()
+    }
+}
+
+impl Held {
+    /// So many first elements of so many bytes as the group of this number takes them.
+    pub(super) fn operand(&self, group: u64, len: usize, size: usize) -> Result<Operand, CollectiveError> {
+        let (gpu, base) = match self {
+            Self::Own(memory, _) => (memory.gpu(), memory.base()),
+            Self::Foreign(memory) => (memory.gpu(), memory.base()),
+        };
+        let bytes = len * size;
+        let (bytes, foreign) = match self {
+            Self::Own(_, Some((number, slice))) if *number == group => {
+                (Bytes::Registered(slice.slice(0..bytes).expect("made for so many elements")), None)
             }
-            Held::Own(..) => {}
-            Held::Foreign(memory) => memory.expect_alive()?,
-        }
-        Ok(private(self.as_ptr().cast(), bytes))
+            Self::Own(..) => (private(base.as_ptr(), bytes), None),
+            Self::Foreign(memory) => {
+                memory.expect_alive()?;
+                (private(base.as_ptr(), bytes), Some(memory.clone()))
+            }
+        };
+        Ok(Operand { bytes, len, space: Space::Gpu { ordinal: gpu.ordinal() }, foreign })
     }
 }
 
 impl Group {
-    /// The GPU whose memory the group works on, if it works on one's.
-    #[must_use]
-    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
+    pub(super) fn gpu(&self) -> Option<&Arc<Gpu>> {
         self.shared.gpu.as_ref()
     }
 
-    /// Whether peers reach that memory themselves, so that nothing is staged through the host's:
-    /// neighbours' kernels over shared memory, NICs over RDMA where the kernel lets them (see
-    /// [`pleach_transport::cuda`]).
-    #[must_use]
-    pub fn reaches_gpu(&self) -> bool {
-        self.shared.shares_gpu
-    }
-
     /// `len` zeroed elements in the memory of the group's GPU. Where peers reach it
-    /// ([`Group::reaches_gpu`]) collectives read and write it in place; other buffers are copied to
+    /// ([`GroupInfo::reaches_gpu`](super::GroupInfo::reaches_gpu)) collectives read and write it in place; other buffers are copied to
     /// and from memory that peers reach.
     ///
     /// # Errors
@@ -202,7 +204,7 @@ impl Group {
         let there = CollectiveError::Space { group: Space::Host, data: Space::Gpu { ordinal: 0 } };
         let mut buffer = GpuBuffer::new(self.gpu().ok_or(there)?, len)?;
         if self.shared.shares_gpu
-            && let Held::Own(memory, slice) = &mut *buffer.memory
+            && let Some(Held::Own(memory, slice)) = Arc::get_mut(&mut buffer.memory)
         {
             let region = self.shared.driver.lock().engine.device().register(memory.clone());
             let region = region.map_err(|error| CollectiveError::Register(Arc::new(error)))?;
@@ -226,11 +228,11 @@ impl Group {
         if group == Space::Host { Ok(()) } else { Err(CollectiveError::Space { group, data: Space::Host }) }
     }
 
-    /// Refuses data that are in other memory than the group works on.
-    pub(super) fn expect_space(&self, operation: &Operation) -> Result<(), CollectiveError> {
-        let (group, data) = (self.space(), operation.space);
-        let has_data = operation.input.len() > 0 || operation.output.len() > 0;
-        if has_data && group != data { Err(CollectiveError::Space { group, data }) } else { Ok(()) }
+    /// Refuses elements that are in other memory than the group works on.
+    #[inline]
+    pub(super) fn expect_space(&self, data: Space, elements: usize) -> Result<(), CollectiveError> {
+        let group = self.space();
+        if elements > 0 && group != data { Err(CollectiveError::Space { group, data }) } else { Ok(()) }
     }
 
     /// Stores every rank's words in every rank's `all`, whatever memory the group works on.

@@ -8,9 +8,9 @@ use std::sync::{Arc, Weak};
 use pleach_transport::{Memory, RegisterError, Share, Space};
 
 use super::Group;
+use super::bound::BoundCall;
 use super::data::{part, place_in};
 use super::error::CollectiveError;
-use super::operation::Operation;
 use super::unwinding::end_process;
 use crate::engine::{Address, Bytes, Engine};
 
@@ -50,28 +50,24 @@ impl Group {
     /// Registers the caller's slices for the time of the call, where that is free; input and output
     /// stay the same slice, or one a part of the other, where they are.
     #[inline]
-    pub(super) fn lend(
-        &self,
-        engine: &mut Engine,
-        operation: &mut Operation,
-    ) -> Result<Lent, CollectiveError> {
+    pub(super) fn lend(&self, engine: &mut Engine, call: &mut BoundCall) -> Result<Lent, CollectiveError> {
         let is_private = |bytes: &Bytes| matches!(bytes, Bytes::Private { .. });
-        let is_lent = is_private(&operation.input) || is_private(&operation.output);
-        if is_lent && operation.space == Space::Host {
-            Self::register_for_call(engine, operation)
+        let is_lent = is_private(&call.input) || is_private(&call.output);
+        if is_lent && self.space() == Space::Host {
+            Self::register_for_call(engine, call)
         } else {
             Ok(Lent::default())
         }
     }
 
-    fn register_for_call(engine: &mut Engine, operation: &mut Operation) -> Result<Lent, CollectiveError> {
+    fn register_for_call(engine: &mut Engine, call: &mut BoundCall) -> Result<Lent, CollectiveError> {
         let mut lent = Lent::default();
         let register = |error| CollectiveError::Register(Arc::new(error));
-        let input = std::mem::replace(&mut operation.input, Bytes::None);
-        let output = std::mem::replace(&mut operation.output, Bytes::None);
+        let input = std::mem::replace(&mut call.input, Bytes::None);
+        let output = std::mem::replace(&mut call.output, Bytes::None);
         let output_in_input = place_in(&output, &input);
         let input_in_output = place_in(&input, &output);
-        (operation.input, operation.output) = if let Some(range) = output_in_input {
+        (call.input, call.output) = if let Some(range) = output_in_input {
             let whole = lent.register(engine, input).map_err(register)?;
             (whole.clone(), part(&whole, range))
         } else if let Some(range) = input_in_output {

@@ -2,8 +2,10 @@
 //!
 //! A [`Group`] is a cheap handle (clone it, share it between threads) of this rank's place in a
 //! group of ranks. All ranks call the same operations in the same order; send and receive match
-//! pair by pair. Calls block until this rank's part is done, at most until their deadline
-//! ([`Group::within`]); `start_` calls return a [`Pending`] that owns its memory.
+//! pair by pair. A call is a value, an [`Operation`], and is carried out in four ways: run, which
+//! blocks until this rank's part is done, at most until its deadline ([`Group::within`]); started,
+//! which gives a [`Pending`] that owns the memory; prepared, as a [`Persistent`]; added to a
+//! [`Batch`]. The methods of the collectives' names run them.
 //!
 //! The first failure ends the group: every call returns its cause from then on, on every rank. All
 //! ranks that survive and reach each other return the same cause: before a call returns an error
@@ -16,25 +18,19 @@
 //! [`Group::completed`] says how far a rank came.
 
 mod batch;
-mod batch_start;
-mod blocks;
+mod batch_run;
+mod bound;
 mod calls;
 mod data;
 mod driver;
 mod error;
 mod exact;
-mod flight;
 mod fused;
 mod gpu;
-mod gpu_batch;
-mod gpu_flight;
-mod gpu_operation;
-mod gpu_persistent;
-mod in_place;
+mod info;
 mod join;
 mod lent;
 mod observed;
-mod on_stream;
 mod operation;
 mod options;
 mod pending;
@@ -43,52 +39,57 @@ mod planner;
 mod premultiplied;
 mod probe;
 mod progress;
+mod raw;
 mod rewire;
 mod run;
 mod split;
-mod starts;
+mod staging;
+mod stream_order;
 mod summary;
-mod uneven;
 mod unwinding;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pleach_transport::cuda::Gpu;
+use pleach_transport::cuda::{Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, Store};
-use pleach_transport::{Device, Event, SharedMemory, Slice, Space, clock, fork};
+use pleach_transport::{Device, Event, SharedMemory, Space, clock, fork};
 
-pub use batch::Batch;
+pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
-pub use error::{CollectiveError, GroupError, GroupName};
+pub use error::{CollectiveError, GroupError, GroupName, NotExact};
 pub use gpu::GpuBuffer;
-pub use gpu_batch::GpuBatch;
-pub use gpu_persistent::GpuPersistent;
+pub use info::GroupInfo;
 pub use join::JoinGroupError;
-pub use on_stream::OnStream;
+pub use operation::Operation;
 pub use options::Options;
 pub use pending::{Pending, PendingError, Started};
 pub use persistent::Persistent;
 pub use planner::{Known, Planner};
 pub use probe::ProbeError;
 pub use progress::Progress;
+pub use raw::{RawData, RawPair};
 pub use rewire::SetTopologyError;
 pub use split::SplitError;
 
 use pleach_schedule::choices::Table;
 use pleach_schedule::cost::Platform;
-use pleach_schedule::generate::{Access, Algorithm, Way};
+use pleach_schedule::generate::{Access, Way};
 use pleach_schedule::hosts::HostMap;
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
+use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
 use crate::engine::{Board, Engine};
 use crate::reproducible::Reproducible;
+use bound::BoundCall;
+use data::{destination, part};
 use driver::{Core, Driver};
 use exact::Exact;
 use observed::Observed;
 use progress::ProgressThread;
+use staging::Staging;
 
 /// A handle of a group of ranks; see the module.
 #[derive(Clone)]
@@ -100,6 +101,8 @@ pub struct Group {
     priority: i32,
     fabric: Option<Fabric>,
     exact: Option<Arc<Exact>>,
+    /// What its calls come after.
+    stream: Option<Stream>,
 }
 
 struct Shared {
@@ -115,10 +118,8 @@ struct Shared {
     /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the
     /// driver's lock.
     is_closed: AtomicBool,
-    /// Registered memory for batches, while none uses it.
-    staging: Mutex<Option<Slice>>,
-    /// The same on the GPU.
-    gpu_staging: Mutex<Option<gpu_flight::Staging>>,
+    /// Memory for batches, while none uses it.
+    staging: Mutex<Option<Staging>>,
     /// Where its ranks met, and meet again to split. Rank 0's table keeps late comers out for as
     /// long as the group lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
@@ -159,20 +160,18 @@ impl std::fmt::Debug for Group {
     }
 }
 
-impl Group {
-    /// A group over a connected device.
+impl Connection {
+    /// A group over this device.
     ///
     /// # Errors
     ///
     /// See [`GroupError`].
-    pub fn new(
-        connection: Connection,
-        compute: Box<dyn Compute>,
-        options: &Options,
-    ) -> Result<Self, GroupError> {
-        Self::choosing_by(None, connection, compute, options)
+    pub fn into_group(self, compute: Box<dyn Compute>, options: &Options) -> Result<Group, GroupError> {
+        Group::choosing_by(None, self, compute, options)
     }
+}
 
+impl Group {
     /// A group whose calls go the ways of a table.
     fn choosing_by(
         table: Option<Arc<Table>>,
@@ -234,7 +233,6 @@ impl Group {
             close_timeout: options.close_timeout,
             is_closed: AtomicBool::new(false),
             staging: Mutex::default(),
-            gpu_staging: Mutex::default(),
             store: store.map(|store| Arc::new(Mutex::new(store))),
             gpu,
             shares_gpu,
@@ -243,7 +241,16 @@ impl Group {
         };
         let shared = Arc::new(shared);
         let exact = (options.reproducible == Reproducible::Exact).then(Arc::default);
-        Ok(Self { shared, timeout: options.timeout, way: None, tag: 0, priority: 0, fabric: None, exact })
+        Ok(Self {
+            shared,
+            timeout: options.timeout,
+            way: None,
+            tag: 0,
+            priority: 0,
+            fabric: None,
+            exact,
+            stream: None,
+        })
     }
 
     /// This rank, from 0.
@@ -258,36 +265,16 @@ impl Group {
         self.shared.world_size
     }
 
-    /// What the ranks agreed to move bytes over; `None` for a group over a device of the caller's.
-    #[must_use]
-    pub fn fabric(&self) -> Option<Fabric> {
-        self.fabric
-    }
-
-    /// Which rank is on which host, as far as that makes a difference: ranks of one host share
-    /// memory over [`Fabric::Shm`] and [`Fabric::Hybrid`]; over sockets alone all count as being on
-    /// one.
-    #[must_use]
-    pub fn hosts(&self) -> &HostMap {
-        &self.shared.hosts
-    }
-
     /// The same group, with this deadline for each call.
     #[must_use]
     pub fn within(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }
 
-    /// The same group, using this algorithm (on all ranks) for the calls made through it.
+    /// The same group, using this algorithm or way (on all ranks) for the calls made through it.
     #[must_use]
-    pub fn with_algorithm(&self, algorithm: Algorithm) -> Self {
-        self.with_way(algorithm.into())
-    }
-
-    /// The same group, going this way (on all ranks) in the calls made through it.
-    #[must_use]
-    pub fn with_way(&self, way: Way) -> Self {
-        Self { way: Some(way), ..self.clone() }
+    pub fn with_way(&self, way: impl Into<Way>) -> Self {
+        Self { way: Some(way.into()), ..self.clone() }
     }
 
     /// The same group, with a tag that must be equal on all ranks for calls to match; it tells
@@ -307,6 +294,11 @@ impl Group {
         Self { priority, ..self.clone() }
     }
 
+    /// The same group, for calls that have no data of a caller.
+    fn in_no_stream(self) -> Self {
+        Self { stream: None, ..self }
+    }
+
     /// The same group, whose calls match only those that are marked alike, besides the tag.
     pub(crate) fn tagged_further(&self, mark: u32) -> Self {
         self.tagged(self.tag.rotate_left(16) ^ mark)
@@ -318,7 +310,11 @@ impl Group {
         data: &mut Buffer<T>,
         count: usize,
     ) -> Result<(), CollectiveError> {
-        self.blocking(self.first_operation(data, count))
+        let whole = destination(data, self.shared.number)?.bytes;
+        let bytes = part(&whole, 0..count * size_of::<T>());
+        let (collective, counts) = (Collective::AllReduce, Counts::Each(count));
+        let (input, output) = (bytes.clone(), bytes);
+        self.blocking(BoundCall::new(collective, T::DATA_TYPE, ReduceOp::Sum, counts, input, output), None)
     }
 
     /// The name of the algorithm that a call through this handle takes for so many bytes of one
@@ -380,33 +376,35 @@ impl Group {
     ///
     /// See [`CollectiveError`].
     pub fn close(self) -> Result<(), CollectiveError> {
-        let met = self.within(self.shared.close_timeout).barrier();
+        let met = self.within(self.shared.close_timeout).in_no_stream().barrier();
         self.shared.leave();
         met
     }
 
-    /// What makes the operation exact, if it must be made so.
-    fn exact_for(&self, data_type: DataType, op: ReduceOp) -> Result<Option<Arc<Exact>>, CollectiveError> {
-        let Some(exact) = &self.exact else { return Ok(None) };
-        match op {
-            _ if !data_type.is_float() => Ok(None),
-            ReduceOp::Min | ReduceOp::Max => Ok(None),
-            ReduceOp::Sum | ReduceOp::Avg => Ok(Some(exact.clone())),
-            _ if !op.fits(data_type) => Err(CollectiveError::Meaningless { op, data_type }),
-            _ => Err(CollectiveError::NotExact { op, data_type, starts: false }),
-        }
+    /// Whether the operation is made exact.
+    #[inline]
+    fn is_exact(&self, data_type: DataType, op: ReduceOp) -> Result<bool, CollectiveError> {
+        if self.exact.is_none() { Ok(false) } else { self.must_be_exact(data_type, op) }
     }
 
-    /// The same group for the integers that exact operations are made of.
-    fn inexact(&self) -> Self {
-        Self { exact: None, ..self.clone() }
+    /// The same in an exact group.
+    fn must_be_exact(&self, data_type: DataType, op: ReduceOp) -> Result<bool, CollectiveError> {
+        let reason = match op {
+            _ if !data_type.is_float() => return Ok(false),
+            ReduceOp::Min | ReduceOp::Max => return Ok(false),
+            _ if !op.fits(data_type) => return Err(CollectiveError::Meaningless { op, data_type }),
+            _ if self.gpu().is_some() => NotExact::OnGpu,
+            ReduceOp::Sum | ReduceOp::Avg => return Ok(true),
+            _ => NotExact::Operation,
+        };
+        Err(CollectiveError::NotExact { op, data_type, reason })
     }
 
-    fn refuse_to_start(&self, data_type: DataType, op: ReduceOp) -> Result<(), CollectiveError> {
-        match self.exact_for(data_type, op)? {
-            None => Ok(()),
-            Some(_) => Err(CollectiveError::NotExact { op, data_type, starts: true }),
-        }
+    /// Carries a call out exactly.
+    fn exactly(&self, call: &BoundCall) -> Result<(), CollectiveError> {
+        let exact = self.exact.as_ref().expect("exact calls are those of exact groups");
+        // The integers that it is made of are no floats.
+        exact.carry_out(&Self { exact: None, ..self.clone() }, call)
     }
 
     /// To be asked before the driver is locked: another thread may have held it when the process

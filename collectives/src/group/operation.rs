@@ -1,247 +1,309 @@
-//! The operations of a group as data: which collective, of what, from and to which bytes; arguments
-//! checked.
+//! The operations of a group as values: which collective, of what, on which memory. Described once,
+//! and carried out in four ways: [`Group::run`](super::Group::run),
+//! [`Group::start`](super::Group::start), [`Group::prepare`](super::Group::prepare),
+//! [`Batch::add`](super::Batch::add).
 
-use pleach_transport::Space;
-use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
+use std::fmt;
 
 use super::Group;
-use super::data::{Buffer, Data, DataMut, Element, destination, first_of, source};
+use super::bound::BoundCall;
+use super::data::{Data, DataMut, Element, Operand, destination, source};
 use super::error::CollectiveError;
-use crate::call::Counts;
-use crate::engine::{Bytes, Gate};
+use pleach_vocabulary::Rank;
+use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
-/// One operation, as the calls below put it.
-pub(super) struct Operation {
+/// A call of a group as a value: what is asked for, and the memory `D` that it works on: one
+/// [`Data`], a pair of input and output, or nothing. The memory is owned or borrowed; what is
+/// started owns it.
+///
+/// ```
+/// use pleach_collectives::{Group, Operation, Options, ReduceOp};
+/// # use pleach_transport::rendezvous::World;
+/// # let group = Group::join(&Options::new(World::alone())).unwrap();
+/// let mut gradient = [1.0f32, 2.0];
+/// group.run(Operation::all_reduce(&mut gradient, ReduceOp::Sum))?;
+/// let pending = group.start(Operation::all_reduce(vec![1.0f32, 2.0], ReduceOp::Sum))?;
+/// assert_eq!(pending.wait()?, gradient);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Where the memory is (the host's, or a GPU's) makes no difference to how a call is described.
+/// A call of which there is no such form is no function here, as an all-to-all in place: what goes
+/// to a rank and what comes from it would lie at the same place. An output cannot be an input of
+/// another element type, nor memory that is only read:
+///
+/// ```compile_fail,E0271
+/// # use pleach_collectives::Operation;
+/// let operation = Operation::all_gather(&[1.0f32], &mut [0.0f64; 4]);
+/// ```
+/// ```compile_fail,E0277
+/// # use pleach_collectives::Operation;
+/// let operation = Operation::broadcast(&[1.0f32], 0);
+/// ```
+#[must_use = "an operation does nothing until it is run, started, prepared or added to a batch"]
+pub struct Operation<D> {
+    data: D,
+    call: Call,
+    operands: Operands<D>,
+}
+
+/// The memory's bytes, as the group of this number takes them.
+pub(super) enum Operands<D> {
+    /// Of the only memory.
+    One(fn(&mut D, u64) -> Result<Operand, CollectiveError>),
+    /// Of the input and of the output.
+    Two(fn(&mut D, u64) -> Result<[Operand; 2], CollectiveError>),
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub(super) struct Call {
+    /// Of a message only the peer is named.
     pub(super) collective: Collective,
     pub(super) data_type: DataType,
     pub(super) op: ReduceOp,
-    /// Elements of the parts.
-    pub(super) counts: Counts,
-    pub(super) input: Bytes,
-    pub(super) output: Bytes,
-    /// Where the bytes live.
-    pub(super) space: Space,
-    /// What a started one waits for before it begins; a blocking one has none.
-    pub(super) gate: Option<Gate>,
+    pub(super) form: Form,
+    /// Where blocks are of different lengths.
+    pub(super) counts: Option<Box<BlockCounts>>,
 }
 
-impl Operation {
-    /// One on the host's memory that begins when its turn comes.
-    pub(super) fn on_host(
-        collective: Collective,
-        data_type: DataType,
-        op: ReduceOp,
-        counts: Counts,
-        input: Bytes,
-        output: Bytes,
-    ) -> Self {
-        Self { collective, data_type, op, counts, input, output, space: Space::Host, gate: None }
+/// Which operands a call has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// An input and an output.
+    Apart,
+    /// One that is both, or a part of which is the other one.
+    InPlace,
+    /// An input alone.
+    Sent,
+    /// An output alone.
+    Received,
+    /// None.
+    Nothing,
+}
+
+/// Elements of blocks of different lengths.
+#[derive(Clone, Debug)]
+pub(super) enum BlockCounts {
+    /// By rank.
+    Listed(Vec<usize>),
+    /// What goes to each rank and what comes from it.
+    Between { send: Vec<usize>, receive: Vec<usize> },
+}
+
+impl<D> fmt::Debug for Operation<D> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Operation({} of {})", self.call.collective, self.call.data_type)
     }
 }
 
-impl Group {
-    pub(super) fn all_reduce_operation<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Operation {
-        let count = data.elements().len();
-        let bytes = destination(data, self.shared.number);
-        operation::<D>(Collective::AllReduce, op, Counts::Each(count), bytes.clone(), bytes)
+impl<D: DataMut> Operation<D> {
+    /// Replaces every rank's `data` by the reduction of all of them.
+    #[inline]
+    pub fn all_reduce(data: D, op: ReduceOp) -> Self {
+        Self::in_place(Collective::AllReduce, data, op)
     }
 
-    /// An all-reduce (sum) of a buffer's first elements.
-    pub(super) fn first_operation<T: Element>(&self, data: &mut Buffer<T>, count: usize) -> Operation {
-        let bytes = first_of(data, self.shared.number, count);
-        operation::<[T]>(Collective::AllReduce, ReduceOp::Sum, Counts::Each(count), bytes.clone(), bytes)
+    /// Replaces `data` of the root by the reduction of every rank's; the other ranks' stay as they
+    /// are.
+    #[inline]
+    pub fn reduce(data: D, op: ReduceOp, root: Rank) -> Self {
+        Self::in_place(Collective::Reduce { root }, data, op)
     }
 
-    pub(super) fn reduce_operation<D: DataMut + ?Sized>(
-        &self,
-        data: &mut D,
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<Operation, CollectiveError> {
-        self.expect_rank(root)?;
-        let count = data.elements().len();
-        let input = destination(data, self.shared.number);
-        let output = if self.rank() == root { input.clone() } else { Bytes::None };
-        Ok(operation::<D>(Collective::Reduce { root }, op, Counts::Each(count), input, output))
+    /// Replaces every rank's `data` by the root's.
+    #[inline]
+    pub fn broadcast(data: D, root: Rank) -> Self {
+        Self::in_place(Collective::Broadcast { root }, data, ReduceOp::Sum)
     }
 
-    pub(super) fn broadcast_operation<D: DataMut + ?Sized>(
-        &self,
-        data: &mut D,
-        root: Rank,
-    ) -> Result<Operation, CollectiveError> {
-        self.expect_rank(root)?;
-        let count = data.elements().len();
-        let output = destination(data, self.shared.number);
-        let input = if self.rank() == root { output.clone() } else { Bytes::None };
-        Ok(moving(Collective::Broadcast { root }, D::Element::DATA_TYPE, count, input, output))
+    /// Fills every rank's `data`, which has a block for each rank, with all ranks' blocks; block
+    /// `r` of rank `r` is what that rank gives.
+    pub fn all_gather_in_place(data: D) -> Self {
+        Self::in_place(Collective::AllGather, data, ReduceOp::Sum)
     }
 
-    pub(super) fn all_gather_operation<I, O>(
-        &self,
-        input: &I,
-        output: &mut O,
-    ) -> Result<Operation, CollectiveError>
-    where
-        I: Data + ?Sized,
-        O: DataMut + ?Sized,
-    {
-        let count = self.part_len(Collective::AllGather, input.elements().len(), output.elements().len())?;
-        let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
-        Ok(moving(Collective::AllGather, I::Element::DATA_TYPE, count, input, output))
+    /// Replaces block `r` of rank `r`'s `data`, which has a block for each rank, by that of the
+    /// reduction of all; the other blocks stay as they are.
+    pub fn reduce_scatter_in_place(data: D, op: ReduceOp) -> Self {
+        Self::in_place(Collective::ReduceScatter, data, op)
     }
 
-    pub(super) fn reduce_scatter_operation<I, O>(
-        &self,
-        input: &I,
-        output: &mut O,
-        op: ReduceOp,
-    ) -> Result<Operation, CollectiveError>
-    where
-        I: Data + ?Sized,
-        O: DataMut + ?Sized,
-    {
-        let count =
-            self.part_len(Collective::ReduceScatter, input.elements().len(), output.elements().len())?;
-        let (input, output) = (source(input, self.shared.number), destination(output, self.shared.number));
-        Ok(operation::<I>(Collective::ReduceScatter, op, Counts::Each(count), input, output))
+    /// Fills the root's `data`, which has a block for each rank, with all ranks' blocks; its own is
+    /// at its place there. The other ranks' `data` is what they give.
+    pub fn gather_in_place(data: D, root: Rank) -> Self {
+        Self::in_place(Collective::Gather { root }, data, ReduceOp::Sum)
     }
 
-    pub(super) fn send_operation<D: Data + ?Sized>(
-        &self,
-        data: &D,
-        to: Rank,
-    ) -> Result<Operation, CollectiveError> {
-        self.expect_peer(to)?;
-        let collective = Collective::SendRecv { from: self.rank(), to };
-        let input = source(data, self.shared.number);
-        Ok(moving(collective, D::Element::DATA_TYPE, data.elements().len(), input, Bytes::None))
+    /// Stores block `r` of the root's `data`, which has a block for each rank, in rank `r`'s
+    /// `data`; the root's stays as it is.
+    pub fn scatter_in_place(data: D, root: Rank) -> Self {
+        Self::in_place(Collective::Scatter { root }, data, ReduceOp::Sum)
     }
 
-    pub(super) fn recv_operation<D: DataMut + ?Sized>(
-        &self,
-        data: &mut D,
-        from: Rank,
-    ) -> Result<Operation, CollectiveError> {
-        self.expect_peer(from)?;
-        let collective = Collective::SendRecv { from, to: self.rank() };
-        let count = data.elements().len();
-        let output = destination(data, self.shared.number);
-        Ok(moving(collective, D::Element::DATA_TYPE, count, Bytes::None, output))
+    /// Receives `data` from a rank that sends as many elements of the same type.
+    #[inline]
+    pub fn recv(data: D, from: Rank) -> Self {
+        let collective = Collective::SendRecv { from, to: from };
+        Self::on_one(collective, data, ReduceOp::Sum, Form::Received)
     }
 
-    /// Elements of a part, by how many the input and the output have; what this rank has no part of
-    /// is not looked at. The root that the collective names is checked first.
-    pub(super) fn part_len(
-        &self,
-        collective: Collective,
-        input: usize,
-        output: usize,
-    ) -> Result<usize, CollectiveError> {
-        let times_ranks = |count: usize| count.saturating_mul(self.world_size() as usize);
-        if let Some(root) = collective.root() {
-            self.expect_rank(root)?;
+    #[inline]
+    fn in_place(collective: Collective, data: D, op: ReduceOp) -> Self {
+        Self::on_one(collective, data, op, Form::InPlace)
+    }
+
+    #[inline]
+    fn on_one(collective: Collective, data: D, op: ReduceOp, form: Form) -> Self {
+        let operands = Operands::One(|data, group| destination(data, group));
+        Self { data, call: Call::new::<D::Element>(collective, op, form), operands }
+    }
+}
+
+impl<D: Data> Operation<D> {
+    /// Sends `data` to a rank that receives as many elements of the same type; it is done when
+    /// `data` may be changed again.
+    ///
+    /// Of more than 8 KiB that is when the receiver has made its call. Fewer bytes may be on their
+    /// way before it has, so that a receiver that asks for something else is told of it, and this
+    /// rank by a later call. Do not count on it: a few messages ahead of the receiver, a send waits
+    /// for it.
+    #[inline]
+    pub fn send(data: D, to: Rank) -> Self {
+        let collective = Collective::SendRecv { from: to, to };
+        let operands = Operands::One(|data, group| source(data, group));
+        Self { data, call: Call::new::<D::Element>(collective, ReduceOp::Sum, Form::Sent), operands }
+    }
+}
+
+impl<I: Data, O: DataMut<Element = I::Element>> Operation<(I, O)> {
+    /// Stores the reduction of every rank's `input` in every rank's `output`.
+    #[inline]
+    pub fn all_reduce_into(input: I, output: O, op: ReduceOp) -> Self {
+        Self::apart(Collective::AllReduce, input, output, op)
+    }
+
+    /// Stores the reduction of every rank's `input` in the root's `output`. The other ranks'
+    /// `output` is not looked at; it may be empty.
+    pub fn reduce_into(input: I, output: O, op: ReduceOp, root: Rank) -> Self {
+        Self::apart(Collective::Reduce { root }, input, output, op)
+    }
+
+    /// Stores the root's `input` in every rank's `output`. The other ranks' `input` is not looked
+    /// at; it may be empty.
+    pub fn broadcast_into(input: I, output: O, root: Rank) -> Self {
+        Self::apart(Collective::Broadcast { root }, input, output, ReduceOp::Sum)
+    }
+
+    /// Stores every rank's `input` in every rank's `output`, one after the other in rank order.
+    #[inline]
+    pub fn all_gather(input: I, output: O) -> Self {
+        Self::apart(Collective::AllGather, input, output, ReduceOp::Sum)
+    }
+
+    /// Stores block `r` of the reduction of every rank's `input` in rank `r`'s `output`.
+    #[inline]
+    pub fn reduce_scatter(input: I, output: O, op: ReduceOp) -> Self {
+        Self::apart(Collective::ReduceScatter, input, output, op)
+    }
+
+    /// Stores every rank's `input` in the root's `output`, one after the other in rank order. The
+    /// other ranks' `output` is not looked at; it may be empty.
+    #[inline]
+    pub fn gather(input: I, output: O, root: Rank) -> Self {
+        Self::apart(Collective::Gather { root }, input, output, ReduceOp::Sum)
+    }
+
+    /// Stores block `r` of the root's `input`, which has a block for each rank, in rank `r`'s
+    /// `output`. The other ranks' `input` is not looked at; it may be empty.
+    #[inline]
+    pub fn scatter(input: I, output: O, root: Rank) -> Self {
+        Self::apart(Collective::Scatter { root }, input, output, ReduceOp::Sum)
+    }
+
+    /// Stores block `r` of rank `s`'s `input` as block `s` of rank `r`'s `output`; both have a
+    /// block for each rank.
+    #[inline]
+    pub fn all_to_all(input: I, output: O) -> Self {
+        Self::apart(Collective::AllToAll, input, output, ReduceOp::Sum)
+    }
+
+    #[inline]
+    fn apart(collective: Collective, input: I, output: O, op: ReduceOp) -> Self {
+        let operands = Operands::Two(|(input, output): &mut (I, O), group| {
+            Ok([source(input, group)?, destination(output, group)?])
+        });
+        let call = Call::new::<I::Element>(collective, op, Form::Apart);
+        Self { data: (input, output), call, operands }
+    }
+}
+
+impl Operation<()> {
+    /// Is done when every rank has called it.
+    pub fn barrier() -> Self {
+        let operands = Operands::One(|(), _| Ok(Operand::none()));
+        let call = Call::new::<u8>(Collective::Barrier, ReduceOp::Sum, Form::Nothing);
+        Self { data: (), call, operands }
+    }
+}
+
+impl<D> Operation<D> {
+    /// The same with blocks of different lengths: that of rank `r` has `counts[r]` elements.
+    ///
+    /// All ranks pass the same counts to an all-gather and to a reduce-scatter. Of a gather and of a
+    /// scatter only the root's are looked at; those of the others may be empty. Each two ranks
+    /// compare what goes between them before a byte is moved.
+    pub fn with_counts(self, counts: &[usize]) -> Self {
+        self.with_block_counts(BlockCounts::Listed(counts.to_vec()))
+    }
+
+    /// The same for an all-to-all: rank `r` is given the next `send[r]` elements of the input, and
+    /// `receive[r]` elements come from it; in both, blocks lie in rank order without gaps. What a
+    /// rank sends to another must be what that one expects of it.
+    pub fn with_send_and_receive_counts(self, send: &[usize], receive: &[usize]) -> Self {
+        let (send, receive) = (send.to_vec(), receive.to_vec());
+        self.with_block_counts(BlockCounts::Between { send, receive })
+    }
+
+    fn with_block_counts(mut self, counts: BlockCounts) -> Self {
+        self.call.counts = Some(Box::new(counts));
+        self
+    }
+
+    /// One whose element type is known when the program runs.
+    pub(super) fn untyped(call: Call, data: D, operands: Operands<D>) -> Self {
+        Self { data, call, operands }
+    }
+
+    /// What it is of this group, its arguments checked.
+    #[inline]
+    pub(super) fn bind(&mut self, group: &Group) -> Result<BoundCall, CollectiveError> {
+        let number = group.shared.number;
+        match self.operands {
+            Operands::One(operand) => group.bound(&self.call, operand(&mut self.data, number)?),
+            Operands::Two(operands) => group.bound_in_general(&self.call, operands(&mut self.data, number)?),
         }
-        let (count, what, expected, actual) = match collective {
-            Collective::AllGather => {
-                (input, "the output of all-gather (input times ranks)", times_ranks(input), output)
-            }
-            Collective::ReduceScatter => {
-                (output, "the input of reduce-scatter (output times ranks)", times_ranks(output), input)
-            }
-            Collective::Gather { root } if root == self.rank() => {
-                (input, "the root's output of gather (input times ranks)", times_ranks(input), output)
-            }
-            Collective::Scatter { root } if root == self.rank() => {
-                (output, "the root's input of scatter (output times ranks)", times_ranks(output), input)
-            }
-            Collective::AllToAll => {
-                let count = input / self.world_size() as usize;
-                let what = "the input of all-to-all (a block of one length for each rank)";
-                expect_length(what, times_ranks(count), input)?;
-                (count, "the output of all-to-all (as long as the input)", input, output)
-            }
-            Collective::AllReduce => (input, "the output of all-reduce", input, output),
-            Collective::Scatter { .. } => return Ok(output),
-            // One buffer is both, or the other one is another rank's.
-            _ => return Ok(input),
-        };
-        expect_length(what, expected, actual)?;
-        Ok(count)
     }
 
-    /// Input and output are apart, or lie as in place: the one is the other, or a rank's own part
-    /// at its place in it. Of host memory the borrows say so; memory of GPUs may have several
-    /// names.
-    pub(super) fn expect_apart_or_in_place(
-        &self,
-        collective: Collective,
-        input: &Bytes,
-        output: &Bytes,
-    ) -> Result<(), CollectiveError> {
-        let (rank, ranks) = (self.rank(), self.world_size());
-        let place = |bytes: &Bytes| {
-            let start = bytes.base().0 as usize;
-            start..start + bytes.len()
-        };
-        let (from, into) = (place(input), place(output));
-        if from.is_empty() || into.is_empty() || from.end <= into.start || into.end <= from.start {
-            return Ok(());
-        }
-        let (inputs, outputs) = (collective.input_parts(rank, ranks), collective.output_parts(rank, ranks));
-        // What goes to a rank and what comes from it would lie at the same place.
-        let has_no_such_form = collective == Collective::AllToAll && ranks > 1;
-        let (inner, outer, inner_parts, outer_parts) = if inputs.len() <= outputs.len() {
-            (from, into, inputs, outputs)
-        } else {
-            (into, from, outputs, inputs)
-        };
-        let own = inner_parts.iter().next().filter(|own| outer_parts.contains(*own));
-        let before = own.map(|own| outer_parts.position(own) as usize * (outer.len() / outer_parts.len()));
-        let is_in_place = before.is_some_and(|before| inner.start == outer.start + before);
-        if is_in_place && !has_no_such_form { Ok(()) } else { Err(CollectiveError::Overlap { collective }) }
+    /// The memory that it works on.
+    pub(super) fn data(&self) -> &D {
+        &self.data
     }
 
-    pub(super) fn expect_rank(&self, rank: Rank) -> Result<(), CollectiveError> {
-        let world_size = self.world_size();
-        if rank < world_size { Ok(()) } else { Err(CollectiveError::NoSuchRank { rank, world_size }) }
+    /// The same, to be written; who has it changes no length.
+    pub(super) fn data_mut(&mut self) -> &mut D {
+        &mut self.data
     }
 
-    pub(super) fn expect_peer(&self, rank: Rank) -> Result<(), CollectiveError> {
-        self.expect_rank(rank)?;
-        if rank == self.rank() { Err(CollectiveError::Own { rank }) } else { Ok(()) }
+    /// The memory alone.
+    pub(super) fn into_data(self) -> D {
+        self.data
     }
 }
 
-/// An operation on elements of the type of `D`.
-pub(super) fn operation<D: Data + ?Sized>(
-    collective: Collective,
-    op: ReduceOp,
-    counts: Counts,
-    input: Bytes,
-    output: Bytes,
-) -> Operation {
-    Operation::on_host(collective, D::Element::DATA_TYPE, op, counts, input, output)
-}
-
-pub(super) fn moving(
-    collective: Collective,
-    data_type: DataType,
-    count: usize,
-    input: Bytes,
-    output: Bytes,
-) -> Operation {
-    Operation::on_host(collective, data_type, ReduceOp::Sum, Counts::Each(count), input, output)
-}
-
-pub(super) fn barrier_operation() -> Operation {
-    moving(Collective::Barrier, DataType::U8, 0, Bytes::None, Bytes::None)
-}
-
-pub(super) fn expect_length(
-    what: &'static str,
-    expected: usize,
-    actual: usize,
-) -> Result<(), CollectiveError> {
-    if expected == actual { Ok(()) } else { Err(CollectiveError::Length { what, expected, actual }) }
+impl Call {
+    #[inline]
+    fn new<T: Element>(collective: Collective, op: ReduceOp, form: Form) -> Self {
+        Self { collective, data_type: T::DATA_TYPE, op, form, counts: None }
+    }
 }

@@ -32,10 +32,10 @@ pub struct Options {
     /// for each size.
     pub algorithm: Option<Algorithm>,
     /// Measured choices of algorithms, which calls keep to where no algorithm is named; the same on
-    /// all ranks. From `PLEACH_CHOICES` unless changed. Without a table for the world that is
+    /// all ranks. None unless changed; [`Options::from_env`] takes `PLEACH_CHOICES`. Without a table for the world that is
     /// joined the built-in choices serve, and rank 0 warns; groups that are split from it take
     /// theirs where there is one. Groups over a device of the caller's
-    /// ([`Group::new`](super::Group::new)) have none.
+    /// ([`Connection::into_group`](super::Connection::into_group)) have none.
     pub choices: Pinned,
     /// The links between the ranks, if they are known; the same on all ranks. Then collectives are
     /// packed for them and schedules chosen by them alone (see also `Group::set_topology`).
@@ -57,16 +57,16 @@ pub struct Options {
     /// Which results are the same bits again; the same on all ranks. [`Reproducible::No`] unless
     /// changed.
     pub reproducible: Reproducible,
-    /// Who carries on what was started by a `start_` call; each rank as it likes. Usually a thread
+    /// Who carries on what was [started](super::Group::start); each rank as it likes. Usually a thread
     /// of the group, so that transfers go on while the caller computes.
     pub progress: Progress,
-    /// What is written down of the group, and where; from the environment unless changed (see
-    /// [`Observe::from_env`]).
+    /// What is written down of the group, and where: nothing unless changed;
+    /// [`Options::from_env`] takes what [`Observe::from_env`] finds.
     pub observe: Observe,
 }
 
 impl Options {
-    /// For this world, everything else as usual.
+    /// For this world, everything else as usual. Reads no environment.
     #[must_use]
     pub fn new(world: World) -> Self {
         Self {
@@ -76,14 +76,14 @@ impl Options {
             timeout: Duration::from_secs(60),
             close_timeout: Duration::from_secs(5),
             algorithm: None,
-            choices: Pinned::from_env(),
+            choices: Pinned::default(),
             topology: None,
             spin: Duration::from_micros(200),
             concurrent_calls: false,
             space: Space::Host,
             reproducible: Reproducible::No,
             progress: Progress::default(),
-            observe: Observe::from_env(),
+            observe: Observe::default(),
         }
     }
 
@@ -94,6 +94,12 @@ impl Options {
     ///
     /// See [`WorldError`].
     pub fn from_env() -> Result<Self, WorldError> {
-        Ok(Self::new(World::from_env()?))
+        Ok(Self::from_env_in(World::from_env()?))
+    }
+
+    /// As [`Options::from_env`] in this world, whatever the environment says of it.
+    #[must_use]
+    pub fn from_env_in(world: World) -> Self {
+        Self { choices: Pinned::from_env(), observe: Observe::from_env(), ..Self::new(world) }
     }
 }

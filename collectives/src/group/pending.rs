@@ -8,6 +8,7 @@ use pleach_transport::clock;
 use super::driver::Driver;
 use super::error::CollectiveError;
 use super::expect_own_process;
+use super::premultiplied::Products;
 use super::summary::{Summarized, Summary};
 use super::unwinding::without_unwinding;
 use crate::engine::{Fault, RunId};
@@ -64,12 +65,19 @@ impl<D> std::fmt::Debug for Pending<D> {
 }
 
 impl<D> Pending<D> {
-    pub(super) fn new(driver: Arc<Driver>, run: RunId, data: D) -> Self {
+    /// Of one run, which works on these products too.
+    pub(super) fn new(driver: Arc<Driver>, run: RunId, data: D, products: Products) -> Self {
+        let keep = |products: Products| -> Completion<D> {
+            Box::new(move |_| {
+                drop(products);
+                Ok(())
+            })
+        };
         Self {
             driver,
             run: Some(run),
             further: Vec::new(),
-            completion: None,
+            completion: (!products.is_empty()).then(|| keep(products)),
             outcome: None,
             data: Some(data),
         }

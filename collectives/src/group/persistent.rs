@@ -1,210 +1,164 @@
-//! Calls that are made again and again: checked, chosen and planned once.
+//! Operations that are carried out again and again: checked, chosen and planned once.
 //!
-//! **Invariant:** the memory of a persistent call is its own and keeps its length, so what was
-//! planned fits every run.
+//! **Invariant:** the memory of a persistent operation is its own, or borrowed by it alone, and
+//! keeps its length, so what was planned fits every run.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use pleach_vocabulary::{Rank, ReduceOp};
+use pleach_transport::cuda::Stream;
 
-use super::data::{DataMut, Element, OwnedData};
+use super::data::{Data, Element, OwnedData};
 use super::error::CollectiveError;
 use super::operation::Operation;
 use super::pending::{PendingError, Started};
-use super::{Data, Group};
+use super::{GpuBuffer, Group};
 use crate::engine::Plan;
 
-/// A collective that is planned and can be run as often as wanted. It owns its memory, which is
-/// read and written between runs: as a slice (by `Deref`), or where input and output are apart, by
-/// [`Persistent::input_mut`] and [`Persistent::output`].
+/// An operation that is planned and can be run as often as wanted. It has its memory, which is read
+/// and written between runs: of the host's, as a slice (by `Deref`), or where input and output are
+/// apart, by [`Persistent::input_mut`] and [`Persistent::output`]; of a GPU's, by
+/// [`Persistent::store`] and by the buffers' addresses.
 ///
 /// A run is a call like any other: it matches the same call of the other ranks, persistent there or
 /// not.
 pub struct Persistent<D> {
     group: Group,
-    plan: Arc<Plan>,
-    make: Make<D>,
-    op: ReduceOp,
-    root: Rank,
-    data: D,
+    /// What is made exact consists of calls of its own.
+    plan: Option<Arc<Plan>>,
+    operation: Operation<D>,
 }
-
-/// The operation on this memory.
-type Make<D> = fn(&Group, &mut D, ReduceOp, Rank) -> Result<Operation, CollectiveError>;
 
 impl<D> fmt::Debug for Persistent<D> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Persistent({})", self.plan.descriptor())
+        match &self.plan {
+            Some(plan) => write!(formatter, "Persistent({})", plan.descriptor()),
+            None => write!(formatter, "Persistent({:?})", self.operation),
+        }
     }
 }
 
 impl Group {
-    /// Prepares [`Group::all_reduce`] of this memory, through this handle: with its deadline, tag
-    /// and algorithm. Local.
+    /// Prepares an operation, through this handle: with its deadline, tag, algorithm and stream.
+    /// Local.
     ///
     /// # Errors
     ///
-    /// See [`CollectiveError`]; the memory comes back with it. Not for what an exact group makes
-    /// exact.
-    pub fn prepare_all_reduce<D: OwnedData>(
-        &self,
-        data: D,
-        op: ReduceOp,
-    ) -> Result<Persistent<D>, PendingError<D>> {
-        let may = self.refuse_to_start(D::Element::DATA_TYPE, op);
-        self.prepare(may, data, op, 0, |group, data, op, _| Ok(group.all_reduce_operation(data, op)))
-    }
-
-    /// Prepares [`Group::reduce`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::prepare_all_reduce`].
-    pub fn prepare_reduce<D: OwnedData>(
-        &self,
-        data: D,
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<Persistent<D>, PendingError<D>> {
-        let may = self.refuse_to_start(D::Element::DATA_TYPE, op);
-        self.prepare(may, data, op, root, |group, data, op, root| group.reduce_operation(data, op, root))
-    }
-
-    /// Prepares [`Group::broadcast`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::prepare_all_reduce`].
-    pub fn prepare_broadcast<D: OwnedData>(
-        &self,
-        data: D,
-        root: Rank,
-    ) -> Result<Persistent<D>, PendingError<D>> {
-        self.prepare(Ok(()), data, ReduceOp::Sum, root, |group, data, _, root| {
-            group.broadcast_operation(data, root)
-        })
-    }
-
-    /// Prepares [`Group::all_gather`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::prepare_all_reduce`].
-    #[allow(clippy::type_complexity)]
-    pub fn prepare_all_gather<T: Element, I, O>(
-        &self,
-        input: I,
-        output: O,
-    ) -> Result<Persistent<(I, O)>, PendingError<(I, O)>>
-    where
-        I: OwnedData + Data<Element = T>,
-        O: OwnedData + DataMut<Element = T>,
-    {
-        self.prepare(Ok(()), (input, output), ReduceOp::Sum, 0, |group, (input, output), _, _| {
-            group.all_gather_operation(input, output)
-        })
-    }
-
-    /// Prepares [`Group::reduce_scatter`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::prepare_all_reduce`].
-    #[allow(clippy::type_complexity)]
-    pub fn prepare_reduce_scatter<T: Element, I, O>(
-        &self,
-        input: I,
-        output: O,
-        op: ReduceOp,
-    ) -> Result<Persistent<(I, O)>, PendingError<(I, O)>>
-    where
-        I: OwnedData + Data<Element = T>,
-        O: OwnedData + DataMut<Element = T>,
-    {
-        let may = self.refuse_to_start(T::DATA_TYPE, op);
-        self.prepare(may, (input, output), op, 0, |group, (input, output), op, _| {
-            group.reduce_scatter_operation(input, output, op)
-        })
-    }
-
-    fn prepare<D>(
-        &self,
-        may: Result<(), CollectiveError>,
-        mut data: D,
-        op: ReduceOp,
-        root: Rank,
-        make: Make<D>,
-    ) -> Result<Persistent<D>, PendingError<D>> {
-        let operation = may.and_then(|()| make(self, &mut data, op, root));
-        match operation.and_then(|operation| self.kept_plan(&operation)) {
-            Ok(plan) => Ok(Persistent { group: self.clone(), plan, make, op, root, data }),
-            Err(error) => Err(PendingError { error, data }),
+    /// See [`CollectiveError`]; the memory comes back with it.
+    pub fn prepare<D>(&self, mut operation: Operation<D>) -> Result<Persistent<D>, PendingError<D>> {
+        let plan = operation.bind(self).and_then(|call| {
+            self.expect_open()?;
+            if call.is_exact {
+                return Ok(None);
+            }
+            let mut core = self.shared.driver.lock();
+            Ok(Some(self.plan(&mut core.planner, &call)?.clone()))
+        });
+        match plan {
+            Ok(plan) => Ok(Persistent { group: self.clone(), plan, operation }),
+            Err(error) => Err(PendingError { error, data: operation.into_data() }),
         }
-    }
-
-    /// The plan of an operation, to be kept.
-    pub(super) fn kept_plan(&self, operation: &Operation) -> Result<Arc<Plan>, CollectiveError> {
-        self.expect_open()?;
-        let mut core = self.shared.driver.lock();
-        Ok(self.plan(&mut core.planner, operation)?.clone())
     }
 }
 
 impl<D> Persistent<D> {
-    /// Carries it out once, as the blocking call does.
+    /// Carries it out once, as [`Group::run`] does.
     ///
     /// # Errors
     ///
     /// See [`CollectiveError`].
     pub fn run(&mut self) -> Result<(), CollectiveError> {
-        let operation = (self.make)(&self.group, &mut self.data, self.op, self.root)?;
-        self.group.blocking_by(operation, Some(&self.plan))
+        let call = self.operation.bind(&self.group)?;
+        self.group.blocking(call, self.plan.as_ref())
     }
 
-    /// Starts it, as the `start_` call does; it comes back with the outcome.
+    /// Has the runs from now on come after the earlier work of this stream.
+    pub fn on(&mut self, stream: &Stream) -> &mut Self {
+        self.group = self.group.on(stream);
+        self
+    }
+
+    /// The memory that it works on.
+    #[must_use]
+    pub fn data(&self) -> &D {
+        self.operation.data()
+    }
+
+    /// Gives the memory back.
+    #[must_use]
+    pub fn into_data(self) -> D {
+        self.operation.into_data()
+    }
+}
+
+impl<D: OwnedData> Persistent<D> {
+    /// Starts it, as [`Group::start`] does; it comes back with the outcome.
     ///
     /// # Errors
     ///
     /// See [`CollectiveError`]; this comes back with it.
     #[allow(clippy::result_large_err)] // What was to be started comes back, as with every start.
     pub fn start(mut self) -> Started<Self> {
-        let operation = (self.make)(&self.group, &mut self.data, self.op, self.root);
+        let call = self.operation.bind(&self.group);
         let (group, plan) = (self.group.clone(), self.plan.clone());
-        group.start_by(operation, Some(&plan), self)
-    }
-
-    /// Gives the memory back.
-    #[must_use]
-    pub fn into_data(self) -> D {
-        self.data
+        group.start_by(call, plan.as_ref(), self)
     }
 }
 
-impl<D: OwnedData> Deref for Persistent<D> {
+impl<D: Data + Deref<Target = [D::Element]>> Deref for Persistent<D> {
     type Target = [D::Element];
 
     fn deref(&self) -> &[D::Element] {
-        self.data.elements()
+        self.operation.data()
     }
 }
 
-impl<D: OwnedData> DerefMut for Persistent<D> {
+impl<D: Data + DerefMut<Target = [D::Element]>> DerefMut for Persistent<D> {
     fn deref_mut(&mut self) -> &mut [D::Element] {
-        self.data.elements_mut()
+        self.operation.data_mut()
     }
 }
 
-impl<I: OwnedData, O: OwnedData> Persistent<(I, O)> {
+impl<I, O> Persistent<(I, O)> {
     /// What the next run reads.
-    pub fn input_mut(&mut self) -> &mut [I::Element] {
-        self.data.0.elements_mut()
+    #[must_use]
+    pub fn input(&self) -> &I {
+        &self.operation.data().0
     }
 
     /// What the last run wrote.
     #[must_use]
-    pub fn output(&self) -> &[O::Element] {
-        self.data.1.elements()
+    pub fn output(&self) -> &O {
+        &self.operation.data().1
+    }
+}
+
+impl<I: Data + DerefMut<Target = [I::Element]>, O> Persistent<(I, O)> {
+    /// What the next run reads, to be written.
+    pub fn input_mut(&mut self) -> &mut [I::Element] {
+        &mut self.operation.data_mut().0
+    }
+}
+
+impl<T: Element> Persistent<GpuBuffer<T>> {
+    /// [`GpuBuffer::store`] to the memory.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn store(&mut self, elements: &[T]) -> Result<(), CollectiveError> {
+        self.operation.data_mut().store(elements)
+    }
+}
+
+impl<T: Element, O> Persistent<(GpuBuffer<T>, O)> {
+    /// [`GpuBuffer::store`] to the input.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn store(&mut self, elements: &[T]) -> Result<(), CollectiveError> {
+        self.operation.data_mut().0.store(elements)
     }
 }

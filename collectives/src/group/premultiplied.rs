@@ -1,115 +1,89 @@
 //! Premultiplied sums: every rank gives a factor that its own input is multiplied by before it is
 //! summed.
 //!
-//! Factors may differ from rank to rank and are no part of what must match: a rank multiplies its
-//! own input, each product rounded once to its type, before any peer can see it. So the schedules
-//! and their proofs stay what they are, whoever reads whose memory. It costs one more pass over the
-//! rank's own data.
+//! A rank multiplies its own input, each product rounded once to its type, before any peer can see
+//! it. So the schedules and their proofs stay what they are, whoever reads whose memory. It costs
+//! one more pass over the rank's own data. Products are made where the result is to be; where a
+//! rank has no result of that length, in memory of the call's own, so the input stays as it is.
+#![allow(unsafe_code)]
 
-use pleach_vocabulary::{Rank, ReduceOp};
+use half::{bf16, f16};
 
-use super::{CollectiveError, Data, DataMut, Element, Group, OwnedData, Started};
+use super::bound::BoundCall;
+use super::data::private;
+use crate::compute::{F8E4M3, F8E5M2, Scale};
+use crate::engine::Address;
+use pleach_vocabulary::{DataType, Factor};
 
-impl Group {
-    /// Replaces every rank's `data` by the sum of all of them, each multiplied by its rank's factor
-    /// first, in place. After an error that was found before the call began the data are as they
-    /// were or multiplied.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_reduce_premultiplied<D: DataMut + ?Sized>(
-        &self,
-        data: &mut D,
-        factor: <D::Element as Element>::Factor,
-    ) -> Result<(), CollectiveError> {
-        scale(data.elements_mut(), factor);
-        self.all_reduce(data, ReduceOp::Sum)
-    }
+/// Memory of a call's own, to be kept until it has ended; any element is aligned there.
+pub(super) type Products = Vec<u64>;
 
-    /// Stores the sum of every rank's `input`, each multiplied by its rank's factor first, in every
-    /// rank's `output`. The products are made in `output`; the input stays as it is.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn all_reduce_premultiplied_into<T: Element, I, O>(
-        &self,
-        input: &I,
-        output: &mut O,
-        factor: T::Factor,
-    ) -> Result<(), CollectiveError>
-    where
-        I: Data<Element = T> + ?Sized,
-        O: DataMut<Element = T> + ?Sized,
-    {
-        let (from, into) = (input.elements(), output.elements_mut());
-        super::operation::expect_length("the output of all-reduce", from.len(), into.len())?;
-        for (into, &from) in into.iter_mut().zip(from) {
-            *into = from.scaled(factor);
+impl BoundCall {
+    /// Makes the products of a premultiplied sum, if it is one. From here on it is a sum.
+    pub(super) fn premultiply(&mut self) -> Products {
+        let Some(factor) = self.factor.take() else { return Products::new() };
+        let bytes = self.input.len();
+        let scaling = Scaling { data_type: self.data_type, factor };
+        if self.output.len() == bytes {
+            scaling.products(self.input.base(), self.output.base(), bytes);
+            self.input = self.output.clone();
+            return Products::new();
         }
-        self.all_reduce(output, ReduceOp::Sum)
-    }
-
-    /// Replaces `data` of the root by the sum of every rank's, each multiplied by its rank's factor
-    /// first; the other ranks' stay as they are, since their products are made in memory of the
-    /// call's own.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn reduce_premultiplied<D: DataMut + ?Sized>(
-        &self,
-        data: &mut D,
-        factor: <D::Element as Element>::Factor,
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        if self.rank() == root {
-            scale(data.elements_mut(), factor);
-            return self.reduce(data, ReduceOp::Sum, root);
-        }
-        self.reduce(&mut products(data.elements(), factor), ReduceOp::Sum, root)
-    }
-
-    /// Stores part `r` of the sum of all ranks' inputs, each multiplied by its rank's factor first,
-    /// in rank `r`'s `output`. The products are made in memory of the call's own; the input stays
-    /// as it is.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
-    pub fn reduce_scatter_premultiplied<T: Element, I, O>(
-        &self,
-        input: &I,
-        output: &mut O,
-        factor: T::Factor,
-    ) -> Result<(), CollectiveError>
-    where
-        I: Data<Element = T> + ?Sized,
-        O: DataMut<Element = T> + ?Sized,
-    {
-        self.reduce_scatter(&products(input.elements(), factor), output, ReduceOp::Sum)
-    }
-
-    /// Starts [`Group::all_reduce_premultiplied`]; the products are made before it returns.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`]; the memory comes back with it.
-    pub fn start_all_reduce_premultiplied<D: OwnedData>(
-        &self,
-        mut data: D,
-        factor: <D::Element as Element>::Factor,
-    ) -> Started<D> {
-        scale(data.elements_mut(), factor);
-        self.start_all_reduce(data, ReduceOp::Sum)
+        let mut products = vec![0u64; bytes.div_ceil(size_of::<u64>())];
+        let base = products.as_mut_ptr().cast();
+        scaling.products(self.input.base(), Address(base), bytes);
+        self.input = private(base, bytes);
+        products
     }
 }
 
-fn scale<T: Element>(elements: &mut [T], factor: T::Factor) {
-    elements.iter_mut().for_each(|element| *element = element.scaled(factor));
+/// How elements are multiplied.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scaling {
+    pub(super) data_type: DataType,
+    pub(super) factor: Factor,
 }
 
-fn products<T: Element>(elements: &[T], factor: T::Factor) -> Vec<T> {
-    elements.iter().map(|element| element.scaled(factor)).collect()
+impl Scaling {
+    /// Stores the products of so many bytes of elements, there or elsewhere. Both are memory of one
+    /// call that nobody else touches now: the caller's, or the call's own.
+    pub(super) fn products(self, from: Address, into: Address, bytes: usize) {
+        // The factor fits the elements: looked at when the call was bound.
+        let float = self.factor.float().unwrap_or_default();
+        let single = float as f32;
+        let integer = self.factor.integer().unwrap_or_default();
+        match self.data_type {
+            DataType::F64 => products::<f64>(from, into, bytes, float),
+            DataType::F32 => products::<f32>(from, into, bytes, single),
+            DataType::F16 => products::<f16>(from, into, bytes, single),
+            DataType::Bf16 => products::<bf16>(from, into, bytes, single),
+            DataType::F8E4M3 => products::<F8E4M3>(from, into, bytes, single),
+            DataType::F8E5M2 => products::<F8E5M2>(from, into, bytes, single),
+            DataType::I32 => products::<i32>(from, into, bytes, integer as i32),
+            DataType::I64 => products::<i64>(from, into, bytes, integer as i64),
+            DataType::I8 => products::<i8>(from, into, bytes, integer as i8),
+            DataType::U32 => products::<u32>(from, into, bytes, integer as u32),
+            DataType::U64 => products::<u64>(from, into, bytes, integer),
+            DataType::U8 => products::<u8>(from, into, bytes, integer as u8),
+        }
+    }
+}
+
+fn products<T: Scale>(from: Address, into: Address, bytes: usize, factor: T::Factor) {
+    let (from, into, len) = (from.0.cast_const().cast::<T>(), into.0.cast::<T>(), bytes / size_of::<T>());
+    if len == 0 {
+        return;
+    }
+    assert!(from.is_aligned() && into.is_aligned(), "data are aligned");
+    if std::ptr::eq(from, into) {
+        // SAFETY: so many elements of the call's memory, aligned, which nobody else touches now.
+        let elements = unsafe { std::slice::from_raw_parts_mut(into, len) };
+        elements.iter_mut().for_each(|element| *element = element.scaled(factor));
+        return;
+    }
+    // SAFETY: as above; input and output are the same or apart (`expect_apart_or_in_place`), and
+    // the call's own memory is apart from both.
+    let (from, into) =
+        unsafe { (std::slice::from_raw_parts(from, len), std::slice::from_raw_parts_mut(into, len)) };
+    from.iter().zip(into).for_each(|(from, into)| *into = from.scaled(factor));
 }

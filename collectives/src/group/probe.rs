@@ -59,7 +59,7 @@ impl Group {
     pub fn probe(&self) -> Result<Topology, ProbeError> {
         let ranks = self.world_size();
         let mut own = vec![0.0; 2 * ranks as usize];
-        for round in rounds(self.hosts()) {
+        for round in rounds(&self.shared.hosts) {
             self.barrier()?;
             let pair = round.iter().find(|pair| pair.0 == self.rank() || pair.1 == self.rank());
             if let Some(&(low, high)) = pair {

@@ -1,6 +1,6 @@
 //! A thread of the group that carries on what was started while the caller computes.
 //!
-//! The first `start_` call of a group starts the thread: a group whose calls all block has
+//! The first call of a group that is started starts the thread: a group whose calls all block has
 //! none. The thread takes the engine only while something is under way, and steps back at once
 //! for a thread that makes a call, which drives everything itself. With nothing under way the
 //! thread is parked and costs nothing; while peers are waited for it sleeps on the device's
@@ -17,7 +17,7 @@ use super::driver::Driver;
 /// Longest time that the thread is parked, in case it is not woken by mistake.
 const PARKED_MAX: Duration = Duration::from_secs(1);
 
-/// Who carries on what was started by a `start_` call.
+/// Who carries on what was started by [`Group::start`](super::Group::start).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
@@ -25,7 +25,7 @@ pub enum Progress {
     /// stand still while the caller computes.
     WhenCalled,
     /// Callers, and a thread of the group's own, so that transfers go on while the caller computes.
-    /// The first `start_` call starts the thread. It takes a part of a processor while something is
+    /// The first call that is started starts the thread. It takes a part of a processor while something is
     /// under way; calls that block are not made slower while nothing is.
     #[default]
     Thread,

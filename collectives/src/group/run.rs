@@ -4,30 +4,61 @@
 use std::sync::Arc;
 
 use super::Group;
+use super::bound::BoundCall;
+use super::data::OwnedData;
 use super::driver::Core;
-use super::error::CollectiveError;
+use super::error::{CollectiveError, NotExact};
 use super::operation::Operation;
-use super::pending::Started;
+use super::pending::{Pending, PendingError, Started};
 use super::planner::Planner;
+use super::premultiplied::Products;
 use super::unwinding::without_unwinding;
 use crate::call::Descriptor;
 use crate::engine::{Plan, RunId};
 
 impl Group {
+    /// Carries an operation out and returns when this rank's part of it is done.
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`].
+    #[inline]
+    pub fn run<D>(&self, mut operation: Operation<D>) -> Result<(), CollectiveError> {
+        self.blocking(operation.bind(self)?, None)
+    }
+
+    /// Starts an operation, which owns its memory until it has ended. A borrow that is forgotten
+    /// would leave peers writing into memory that is used otherwise:
+    ///
+    /// ```compile_fail,E0277
+    /// # use pleach_collectives::{Group, Operation, ReduceOp};
+    /// # fn start(group: &Group) {
+    /// let mut gradient = [1.0f32, 2.0];
+    /// let pending = group.start(Operation::all_reduce(&mut gradient, ReduceOp::Sum));
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// See [`CollectiveError`]; the memory comes back with it.
+    pub fn start<D: OwnedData>(&self, mut operation: Operation<D>) -> Started<D> {
+        let call = operation.bind(self);
+        self.start_by(call, None, operation.into_data())
+    }
+
     /// Starts an operation, by its plan where that is known.
     pub(super) fn begin(
         &self,
         core: &mut Core,
-        operation: Operation,
+        call: BoundCall,
         plan: Option<&Arc<Plan>>,
     ) -> Result<RunId, CollectiveError> {
         self.expect_open()?;
-        self.expect_space(&operation)?;
         let plan = match plan {
             Some(plan) => plan,
-            None => self.plan(&mut core.planner, &operation)?,
+            None => self.plan(&mut core.planner, &call)?,
         };
-        let Operation { input, output, gate, .. } = operation;
+        let BoundCall { input, output, gate, .. } = call;
         without_unwinding(|| {
             let run = core.engine.start_behind(gate, plan, input, output, self.timeout)?;
             core.engine.prioritize(run, self.priority);
@@ -38,9 +69,9 @@ impl Group {
     pub(super) fn plan<'a>(
         &self,
         planner: &'a mut Planner,
-        operation: &Operation,
+        call: &BoundCall,
     ) -> Result<&'a Arc<Plan>, CollectiveError> {
-        let Operation { collective, data_type, op, counts, .. } = operation;
+        let BoundCall { collective, data_type, op, counts, .. } = call;
         let (collective, data_type, op) = (*collective, *data_type, *op);
         if !op.fits(data_type) {
             return Err(CollectiveError::Meaningless { op, data_type });
@@ -53,14 +84,14 @@ impl Group {
     fn carry_out(
         &self,
         core: &mut Core,
-        operation: &Operation,
+        call: &BoundCall,
         plan: Option<&Arc<Plan>>,
     ) -> Result<Option<RunId>, CollectiveError> {
         let plan = match plan {
             Some(plan) => plan,
-            None => self.plan(&mut core.planner, operation)?,
+            None => self.plan(&mut core.planner, call)?,
         };
-        let Operation { input, output, .. } = operation;
+        let BoundCall { input, output, .. } = call;
         without_unwinding(|| {
             let run = core.engine.carry_out(plan, input, output, self.timeout)?;
             if let Some(run) = run {
@@ -73,22 +104,27 @@ impl Group {
         })
     }
 
-    pub(super) fn blocking(&self, operation: Operation) -> Result<(), CollectiveError> {
-        self.blocking_by(operation, None)
-    }
-
-    pub(super) fn blocking_by(
+    /// Carries a call out on memory that its caller keeps meanwhile, by its plan where that is
+    /// known.
+    pub(super) fn blocking(
         &self,
-        mut operation: Operation,
+        mut call: BoundCall,
         plan: Option<&Arc<Plan>>,
     ) -> Result<(), CollectiveError> {
         self.expect_open()?;
-        self.expect_space(&operation)?;
+        if self.is_ordered() {
+            self.wait_for_stream(&call)?;
+        }
+        // Kept until no device holds it.
+        let _products = if call.factor.is_some() { call.premultiply() } else { Products::new() };
+        if call.is_exact {
+            return self.exactly(&call);
+        }
         let driver = &self.shared.driver;
         let mut core = driver.lock();
-        let lent = self.lend(&mut core.engine, &mut operation)?;
+        let lent = self.lend(&mut core.engine, &mut call)?;
         core.begin_time();
-        let outcome = match self.carry_out(&mut core, &operation, plan) {
+        let outcome = match self.carry_out(&mut core, &call, plan) {
             Ok(None) => {
                 core.end_time();
                 drop(core);
@@ -101,13 +137,49 @@ impl Group {
             }
         };
         if !lent.is_empty() {
-            drop(operation);
+            drop(call);
             self.take_back(&lent);
         }
         outcome
     }
 
-    pub(super) fn start<D>(&self, operation: Result<Operation, CollectiveError>, data: D) -> Started<D> {
-        self.start_by(operation, None, data)
+    /// Starts a call on memory that the data hold, by its plan where that is known.
+    pub(super) fn start_by<D>(
+        &self,
+        call: Result<BoundCall, CollectiveError>,
+        plan: Option<&Arc<Plan>>,
+        data: D,
+    ) -> Started<D> {
+        let run = call.and_then(|mut call| {
+            self.expect_open()?;
+            if call.is_exact {
+                let BoundCall { op, data_type, .. } = call;
+                return Err(CollectiveError::NotExact { op, data_type, reason: NotExact::Started });
+            }
+            if self.is_ordered() {
+                call.gate = self.order(&call)?.gate(call.foreign.take())?;
+            }
+            self.shared.begin_progress()?;
+            let products = call.premultiply();
+            Ok((self.launch(call, plan)?, products))
+        });
+        match run {
+            Ok((run, products)) => {
+                let pending = Pending::new(self.shared.driver.clone(), run, data, products);
+                self.shared.wake_progress();
+                Ok(pending)
+            }
+            Err(error) => Err(PendingError { error, data }),
+        }
+    }
+
+    /// Starts a call whose memory somebody keeps until it has ended.
+    pub(super) fn launch(&self, call: BoundCall, plan: Option<&Arc<Plan>>) -> Result<RunId, CollectiveError> {
+        let driver = &self.shared.driver;
+        let mut core = driver.lock();
+        core.begin_time();
+        let run = self.begin(&mut core, call, plan);
+        without_unwinding(|| core.end_time());
+        run.inspect_err(|error| driver.silence(core, error, self.timeout))
     }
 }

@@ -6,7 +6,6 @@ use std::fmt;
 
 use super::data::{Buffer, Element};
 use super::gpu::GpuBuffer;
-use super::gpu_persistent::GpuPersistent;
 use super::persistent::Persistent;
 
 /// What non-blocking collectives own, in words. Sealed, as what they own is.
@@ -77,6 +76,5 @@ macro_rules! short_already {
 short_already!(
     Buffer<T> where T: Element,
     GpuBuffer<T> where T: Element,
-    Persistent<D> where D,
-    GpuPersistent<D> where D
+    Persistent<D> where D
 );

@@ -148,7 +148,7 @@ fn wrong_element(plan: &CallPlan, sources: &[&[u8]], found: &[u8]) -> Option<Str
     if !data_type.is_float() {
         let values = sources.iter().map(|bytes| read_integer(data_type, bytes));
         let folded = values.reduce(|a, b| match op {
-            ReduceOp::Sum | ReduceOp::Avg => wrapped(data_type, a + b),
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => wrapped(data_type, a + b),
             ReduceOp::Prod => wrapped(data_type, a.wrapping_mul(b)),
             ReduceOp::Min => a.min(b),
             ReduceOp::Max => a.max(b),
@@ -166,7 +166,7 @@ fn wrong_element(plan: &CallPlan, sources: &[&[u8]], found: &[u8]) -> Option<Str
     let step = rounding(data_type) * ranks as f64;
     let magnitude: f64 = values.iter().map(|value| value.abs()).sum();
     let (expected, tolerance) = match op {
-        ReduceOp::Sum => (values.iter().sum(), step * magnitude),
+        ReduceOp::Sum | ReduceOp::PremulSum(_) => (values.iter().sum(), step * magnitude),
         ReduceOp::Avg => (
             values.iter().sum::<f64>() / ranks as f64,
             2.0 * step * magnitude / ranks as f64 + f64::MIN_POSITIVE,

@@ -4,7 +4,9 @@
 use std::sync::{Arc, Barrier};
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Element, GpuBuffer, Group, Progress, Reproducible};
+use pleach_collectives::{
+    Batch, CollectiveError, DataMut, Element, GpuBuffer, Group, Operation, Progress, Reproducible,
+};
 use pleach_transport::Memory;
 use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::Fabric;
@@ -16,6 +18,15 @@ use crate::starts::{LEN, PIECES, keep_busy};
 
 /// Lengths on both sides of what is fused, and none.
 const LENGTHS: [usize; 9] = [0, 1, 3, 250, 8192, 8193, 5, 30_000, 7];
+
+/// Adds an all-reduce of each tensor.
+fn all_reduced<D: DataMut>(
+    op: ReduceOp,
+) -> impl for<'d> FnOnce(&mut Batch<'d>, &'d mut Vec<D>) -> Result<(), CollectiveError> {
+    move |batch, tensors| {
+        tensors.iter_mut().try_for_each(|tensor| batch.add(Operation::all_reduce(tensor, op)).map(drop))
+    }
+}
 
 /// Tensors of a rank that look alike on no two ranks or places.
 fn tensors<T: Element>(rank: u32, make: impl Fn(u32) -> T) -> Vec<Vec<T>> {
@@ -53,11 +64,11 @@ fn both_ways(group: &Group, gpu: &Arc<Gpu>) -> [Found; 2] {
     let (mut together, mut counted) = (on_the_gpu(group, &reals), on_the_gpu(group, &integers));
     let mut batch = on.batch();
     for (index, (real, integer)) in together.iter_mut().zip(&mut counted).enumerate() {
-        batch.all_reduce(real, ReduceOp::Avg).expect("added");
+        batch.add(Operation::all_reduce(real, ReduceOp::Avg)).expect("added");
         match index % 3 {
-            0 => batch.all_reduce(integer, ReduceOp::Max).expect("added"),
-            1 => batch.reduce(integer, ReduceOp::Sum, 1).expect("added"),
-            _ => batch.broadcast(integer, 1).expect("added"),
+            0 => batch.add(Operation::all_reduce(integer, ReduceOp::Max)).expect("added"),
+            1 => batch.add(Operation::reduce(integer, ReduceOp::Sum, 1)).expect("added"),
+            _ => batch.add(Operation::broadcast(integer, 1)).expect("added"),
         };
     }
     assert_eq!(batch.len(), 2 * LENGTHS.len());
@@ -96,9 +107,13 @@ pub(crate) fn a_batch_begins_after_the_earlier_work_of_its_streams(gpu: &Arc<Gpu
             let mark = keep_busy(&streams[0], &buffers[1]);
             let [short, long, other] = &mut buffers;
             let mut batch = group.on(&streams[0]).batch();
-            batch.all_reduce(short, ReduceOp::Sum).expect("added").broadcast(long, 0).expect("added");
+            batch
+                .add(Operation::all_reduce(short, ReduceOp::Sum))
+                .expect("added")
+                .add(Operation::broadcast(long, 0))
+                .expect("added");
             let mut appended = group.on(&streams[1]).batch();
-            appended.all_reduce(other, ReduceOp::Sum).expect("added");
+            appended.add(Operation::all_reduce(other, ReduceOp::Sum)).expect("added");
             batch.append(appended).expect("of one group");
             batch.run().expect("carried out");
             assert!(mark.is_reached().expect("no error"), "a batch is not over before what it comes after");
@@ -124,7 +139,7 @@ pub(crate) fn a_batch_that_is_started_gives_what_one_that_is_run_gives(gpu: &Arc
                 let mark = keep_busy(&stream, &busy);
                 // Whoever starts one meets whoever runs one.
                 let found = if group.rank() == round % 2 {
-                    let started = group.on(&stream).start_all_reduce_batch(own, ReduceOp::Sum);
+                    let started = group.on(&stream).batch().start(own, all_reduced(ReduceOp::Sum));
                     let mut pending = started.expect("started");
                     while !pending.test() {}
                     pending.wait().expect("ends")
@@ -132,7 +147,7 @@ pub(crate) fn a_batch_that_is_started_gives_what_one_that_is_run_gives(gpu: &Arc
                     let mut own = own;
                     let mut batch = group.on(&stream).batch();
                     for tensor in &mut own {
-                        batch.all_reduce(tensor, ReduceOp::Sum).expect("added");
+                        batch.add(Operation::all_reduce(tensor, ReduceOp::Sum)).expect("added");
                     }
                     batch.run().expect("carried out");
                     own
@@ -160,7 +175,7 @@ pub(crate) fn several_batches_are_under_way_at_once_and_more_operations_than_fit
                 filled(&group, &[2; 3]),
             ]
         };
-        let start = |number| on.start_all_reduce_batch(layer(number), ReduceOp::Sum).expect("started");
+        let start = |number| on.batch().start(layer(number), all_reduced(ReduceOp::Sum)).expect("started");
         let pending: Vec<_> = (0..4).map(start).collect();
         for (number, pending) in (0..4).zip(pending).rev() {
             let layer = loaded(&pending.wait().expect("ends"));
@@ -171,7 +186,12 @@ pub(crate) fn several_batches_are_under_way_at_once_and_more_operations_than_fit
         }
         let none: Vec<GpuBuffer<f32>> = Vec::new();
         assert!(
-            on.start_all_reduce_batch(none, ReduceOp::Sum).expect("started").wait().expect("ends").is_empty()
+            on.batch()
+                .start(none, all_reduced(ReduceOp::Sum))
+                .expect("started")
+                .wait()
+                .expect("ends")
+                .is_empty()
         );
         on.batch().run().expect("nothing");
         // Buckets of their own by tags, more than may be under way.
@@ -180,7 +200,7 @@ pub(crate) fn several_batches_are_under_way_at_once_and_more_operations_than_fit
         let handles: Vec<Group> = (0..70).map(|index| group.tagged(index)).collect();
         for (handle, data) in handles.iter().zip(&mut many) {
             let mut one = handle.on(&stream).batch();
-            one.all_reduce(data, ReduceOp::Sum).expect("added");
+            one.add(Operation::all_reduce(data, ReduceOp::Sum)).expect("added");
             batch.append(one).expect("of one group");
         }
         batch.run().expect("carried out");
@@ -195,8 +215,12 @@ pub(crate) fn sends_and_receives_of_a_batch_do_not_wait_for_each_other(gpu: &Arc
         let (own, one) = (filled(&group, &vec![rank; 20_000]), filled(&group, &[rank]));
         let (mut theirs, mut all) = (filled(&group, &vec![9; 20_000]), filled(&group, &[9; 2]));
         let mut batch = group.on(&stream).batch();
-        batch.send(&own, peer).expect("added").recv(&mut theirs, peer).expect("added");
-        batch.all_gather(&one, &mut all).expect("added");
+        batch
+            .add(Operation::send(&own, peer))
+            .expect("added")
+            .add(Operation::recv(&mut theirs, peer))
+            .expect("added");
+        batch.add(Operation::all_gather(&one, &mut all)).expect("added");
         batch.run().expect("carried out");
         assert_eq!(theirs.to_vec().expect("loaded"), vec![peer; 20_000]);
         assert_eq!(all.to_vec().expect("loaded"), [0, 1]);
@@ -214,14 +238,14 @@ pub(crate) fn what_cannot_be_in_a_batch_is_refused_and_the_rest_is_carried_out(g
         let (mut good, mut real) = (filled(&group, &[1_u8; 3]), filled(&group, &[1.0_f32]));
         let host = group.in_memory(pleach_transport::Space::Host).expect("a group on the host");
         let mut batch = on.batch();
-        batch.all_reduce(&mut good, ReduceOp::Sum).expect("added");
+        batch.add(Operation::all_reduce(&mut good, ReduceOp::Sum)).expect("added");
         // Addresses are given again: nobody allocates meanwhile.
         group.barrier().expect("all have allocated");
         drop(owner);
-        let refused = batch.all_reduce(&mut freed, ReduceOp::Sum).map(drop);
+        let refused = batch.add(Operation::all_reduce(&mut freed, ReduceOp::Sum)).map(drop);
         assert!(matches!(refused, Err(CollectiveError::Gpu(CudaError::Freed { .. }))), "{refused:?}");
         group.barrier().expect("all have looked");
-        let refused = batch.all_reduce(&mut real, ReduceOp::Xor).map(drop);
+        let refused = batch.add(Operation::all_reduce(&mut real, ReduceOp::Xor)).map(drop);
         assert!(matches!(refused, Err(CollectiveError::Meaningless { .. })), "{refused:?}");
         let refused = batch.append(host.on(&stream).batch()).map(drop);
         assert!(matches!(refused, Err(CollectiveError::MixedGroups { .. })), "{refused:?}");
@@ -230,7 +254,7 @@ pub(crate) fn what_cannot_be_in_a_batch_is_refused_and_the_rest_is_carried_out(g
         assert_eq!(good.to_vec().expect("loaded"), [2; 3]);
 
         let tensors = vec![filled(&group, &[1.0_f32; 5])];
-        let refused = on.start_all_reduce_batch(tensors, ReduceOp::Xor).expect_err("floats have no xor");
+        let refused = on.batch().start(tensors, all_reduced(ReduceOp::Xor)).expect_err("floats have no xor");
         assert!(matches!(refused.error, CollectiveError::Meaningless { .. }));
         assert_eq!(loaded(&refused.data), [[1.0; 5]], "the memory comes back");
     });
@@ -241,7 +265,7 @@ pub(crate) fn tensors_of_other_lengths_are_a_mismatch_though_all_together_are_as
         let stream = Stream::new(gpu).expect("a stream");
         let lengths = if group.rank() == 0 { [10, 20] } else { [20, 10] };
         let tensors = lengths.map(|len| filled(&group, &vec![1_i32; len])).into();
-        let started = group.on(&stream).start_all_reduce_batch(tensors, ReduceOp::Sum);
+        let started = group.on(&stream).batch().start(tensors, all_reduced(ReduceOp::Sum));
         let failed = started.and_then(|pending| pending.wait()).expect_err("a mismatch");
         let CollectiveError::Failed(fault) = &failed.error else { panic!("{failed}") };
         assert_eq!(fault.kind, FaultKind::Mismatch, "{fault}");
@@ -263,11 +287,12 @@ pub(crate) fn memory_that_is_freed_before_its_batch_begins_ends_the_group_with_t
         // Addresses are given again: nobody allocates from here on, also not what is fused in.
         let mut first = filled(&group, &[0_u8; 3]);
         let mut batch = group.on(&stream).batch();
-        batch.all_reduce(&mut first, ReduceOp::Sum).expect("added");
+        batch.add(Operation::all_reduce(&mut first, ReduceOp::Sum)).expect("added");
         batch.run().expect("carried out");
         nobody_waits.wait();
         let mark = keep_busy(&stream, &busy);
-        let started = group.on(&stream).start_all_reduce_batch(vec![data], ReduceOp::Sum).expect("started");
+        let started =
+            group.on(&stream).batch().start(vec![data], all_reduced(ReduceOp::Sum)).expect("started");
         if group.rank() == 0 {
             drop(owner);
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use pleach_collectives::compute::{F8E4M3, F8E5M2};
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Element, GpuBuffer, Group, Options, Reproducible, bf16, f16};
+use pleach_collectives::{
+    CollectiveError, Element, GpuBuffer, Group, NotExact, Operation, Options, Reproducible, bf16, f16,
+};
 use pleach_schedule::Algorithm;
 use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
@@ -45,7 +47,7 @@ fn give_the_same_as_on_the_host(gpu: &Arc<Gpu>, fabric: Fabric) {
                 assert!(data.to_vec().expect("loaded") == sums, "all-reduce of {count}");
 
                 let (input, mut output) = (filled(&group, &own), filled(&group, &own));
-                on.all_reduce_into(&input, &mut output, ReduceOp::Max).expect("all-reduce");
+                on.run(Operation::all_reduce_into(&input, &mut output, ReduceOp::Max)).expect("all-reduce");
                 let most: Vec<i64> = (0..count).map(|index| value(n - 1, index)).collect();
                 assert!(output.to_vec().expect("loaded") == most, "all-reduce into of {count}");
                 assert!(input.to_vec().expect("loaded") == own, "the input stays");
@@ -107,7 +109,7 @@ fn check_type<T: Element>(host: &Group, group: &Group, gpu: &Arc<Gpu>, make: imp
     let own: Vec<T> = (0..777).map(|index| make(index % 13 + group.rank())).collect();
     for algorithm in [Algorithm::Direct, Algorithm::Ring] {
         let (mut expected, mut data) = (own.clone(), filled(group, &own));
-        let (host, group) = (host.with_algorithm(algorithm.clone()), group.with_algorithm(algorithm));
+        let (host, group) = (host.with_way(algorithm.clone()), group.with_way(algorithm));
         for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max] {
             host.all_reduce(&mut expected, op).expect("on the host");
             group.on(&stream).all_reduce(&mut data, op).expect("on the GPU");
@@ -127,7 +129,7 @@ pub(crate) fn every_type_is_reduced_as_on_the_host(gpu: &Arc<Gpu>) {
         |host| {
             let group = host.in_memory(GPU).expect("a group on the GPU");
             assert_eq!((group.rank(), group.world_size()), (host.rank(), host.world_size()));
-            assert!(group.gpu().is_some() && host.gpu().is_none());
+            assert!(group.info().gpu.is_some() && host.info().gpu.is_none());
             check_type(&host, &group, gpu, |value| f64::from(value) / 3.0);
             check_type(&host, &group, gpu, |value| value as f32 / 3.0);
             check_type(&host, &group, gpu, |value| f16::from_f32(value as f32 / 3.0));
@@ -206,16 +208,18 @@ pub(crate) fn inputs_and_outputs_that_overlap_are_refused_unless_they_are_in_pla
         };
         let mut all = part(0, 200);
         all.store(&[1.0; 200]).expect("stored");
-        refused(on.all_reduce_into(&part(0, 100), &mut part(1, 100), ReduceOp::Sum));
-        refused(on.all_reduce_into(&part(99, 100), &mut part(0, 100), ReduceOp::Sum));
+        refused(on.run(Operation::all_reduce_into(&part(0, 100), &mut part(1, 100), ReduceOp::Sum)));
+        refused(on.run(Operation::all_reduce_into(&part(99, 100), &mut part(0, 100), ReduceOp::Sum)));
         refused(on.all_gather(&part(100 * (1 - rank), 100), &mut part(0, 200)));
         refused(on.all_gather(&part(150, 100), &mut part(0, 200)));
         refused(on.reduce_scatter(&part(0, 200), &mut part(100 * rank + 1, 100), ReduceOp::Sum));
         refused(on.all_to_all(&part(0, 200), &mut part(0, 200)));
         assert_eq!(all.to_vec().expect("loaded"), [1.0; 200], "what is refused changes nothing");
 
-        on.all_reduce_into(&part(0, 100), &mut part(0, 100), ReduceOp::Sum).expect("in place");
-        on.all_reduce_into(&part(0, 100), &mut part(100, 100), ReduceOp::Sum).expect("apart, end to end");
+        on.run(Operation::all_reduce_into(&part(0, 100), &mut part(0, 100), ReduceOp::Sum))
+            .expect("in place");
+        on.run(Operation::all_reduce_into(&part(0, 100), &mut part(100, 100), ReduceOp::Sum))
+            .expect("apart, end to end");
         let ends = [vec![2.0; 100], vec![4.0; 100]].concat();
         assert_eq!(all.to_vec().expect("loaded"), ends);
         on.all_gather(&part(100 * rank, 100), &mut part(0, 200)).expect("in place");
@@ -236,7 +240,10 @@ pub(crate) fn data_in_other_memory_than_the_groups_are_refused(gpu: &Arc<Gpu>) {
         refused(group.all_reduce(&mut host, ReduceOp::Sum), GPU, Space::Host);
         refused(group.buffer::<f32>(100).map(drop), GPU, Space::Host);
         refused(
-            group.start_all_reduce(vec![1.0_f32; 3], ReduceOp::Sum).map(drop).map_err(|e| e.error),
+            group
+                .start(Operation::all_reduce(vec![1.0_f32; 3], ReduceOp::Sum))
+                .map(drop)
+                .map_err(|e| e.error),
             GPU,
             Space::Host,
         );
@@ -287,7 +294,10 @@ pub(crate) fn reproducible_groups_give_the_same_bits_and_exact_ones_refuse(gpu: 
         let stream = Stream::new(gpu).expect("a stream");
         let mut floats = filled(&group, &[0.1_f32; 10]);
         let refused = group.on(&stream).all_reduce(&mut floats, ReduceOp::Sum);
-        assert!(matches!(refused, Err(CollectiveError::ExactOnGpu)), "{refused:?}");
+        assert!(
+            matches!(refused, Err(CollectiveError::NotExact { reason: NotExact::OnGpu, .. })),
+            "{refused:?}"
+        );
         let mut integers = filled(&group, &[1_i32; 10]);
         group.on(&stream).all_reduce(&mut integers, ReduceOp::Sum).expect("integers are exact");
     });

@@ -5,7 +5,9 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use pleach_collectives::{CollectiveError, Element, F8E4M3, F8E5M2, GpuBuffer, Group, Options, bf16, f16};
+use pleach_collectives::{
+    CollectiveError, Element, F8E4M3, F8E5M2, GpuBuffer, Group, Operation, Options, bf16, f16,
+};
 use pleach_schedule::Algorithm;
 use pleach_transport::cuda::{CudaError, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
@@ -258,7 +260,7 @@ mod child {
 
     fn check_type<T: Element>((host, group): (&Group, &Group), lens: &[usize], make: impl Fn(u32) -> T) {
         let (rank, ranks) = (group.rank(), group.world_size());
-        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let stream = Stream::new(&group.info().gpu.expect("it works on one")).expect("a stream");
         for &len in lens {
             let of = |rank: u32| -> Vec<T> {
                 (0..len as u32).map(|index| make((index + 5 * rank) % 13)).collect()
@@ -275,8 +277,8 @@ mod child {
             assert!(data.to_vec().expect("loaded") == of(ranks - 1), "broadcast of {len} {}", T::DATA_TYPE);
 
             for algorithm in [Algorithm::Direct, Algorithm::Ring] {
-                let host = host.with_algorithm(algorithm.clone());
-                let group = group.with_algorithm(algorithm.clone());
+                let host = host.with_way(algorithm.clone());
+                let group = group.with_way(algorithm.clone());
                 for op in [ReduceOp::Sum, ReduceOp::Max] {
                     let (mut expected, mut data) = (own.clone(), filled(&group, &own));
                     host.all_reduce(&mut expected, op).expect("on the host");
@@ -316,7 +318,7 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn nics_reach_the_memory() {
         let (host, group) = groups();
-        assert!(group.reaches_gpu(), "its memory is registered with the NIC");
+        assert!(group.info().reaches_gpu, "its memory is registered with the NIC");
         check_every_type((&host, &group), &[777]);
         check_type((&host, &group), &[200_000], |value| value as f32);
         group.close().expect("closed");
@@ -326,7 +328,7 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn nics_do_not_reach_the_memory() {
         let (host, group) = groups();
-        assert!(!group.reaches_gpu(), "the kernel gives it to no NIC");
+        assert!(!group.info().reaches_gpu, "the kernel gives it to no NIC");
         check_type((&host, &group), &[777, 200_000], |value| value as f32);
         group.close().expect("closed");
     }
@@ -335,14 +337,14 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn nics_of_rank_1_reach_the_memory() {
         let (host, group) = groups();
-        assert_eq!(group.reaches_gpu(), group.rank() == 1);
+        assert_eq!(group.info().reaches_gpu, group.rank() == 1);
         check_type((&host, &group), &[777, 200_000], |value| value as f32);
         group.close().expect("closed");
     }
 
     fn check_hosts((host, group): (&Group, &Group)) {
-        assert_eq!(group.fabric(), Some(Fabric::HybridVerbs));
-        assert_eq!(group.hosts(), host.hosts());
+        assert_eq!(group.info().fabric, Some(Fabric::HybridVerbs));
+        assert_eq!(group.info().hosts, host.info().hosts);
         check_type((host, group), &[777, 50_000], |value| value as f32);
         check_type((host, group), &[777], |value| bf16::from_f32(value as f32 / 3.0));
     }
@@ -351,7 +353,7 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn kernels_and_nics_reach_the_memory() {
         let (host, group) = groups();
-        assert!(group.reaches_gpu(), "neighbours map it and NICs take it");
+        assert!(group.info().reaches_gpu, "neighbours map it and NICs take it");
         check_hosts((&host, &group));
         group.close().expect("closed");
     }
@@ -360,7 +362,7 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn all_hosts_stage_the_memory() {
         let (host, group) = groups();
-        assert!(!group.reaches_gpu(), "the kernel does not give rank 2's to its NIC");
+        assert!(!group.info().reaches_gpu, "the kernel does not give rank 2's to its NIC");
         check_hosts((&host, &group));
         group.close().expect("closed");
     }
@@ -369,10 +371,10 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn a_call_is_started_while_its_stream_is_busy() {
         let (_host, group) = groups();
-        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let stream = Stream::new(&group.info().gpu.expect("it works on one")).expect("a stream");
         let busy = filled(&group, &[0_u8; LEN]);
         let mark = keep_busy(&stream, &busy);
-        let started = group.on(&stream).start_broadcast(busy, 0).expect("started");
+        let started = group.on(&stream).start(Operation::broadcast(busy, 0)).expect("started");
         assert!(!mark.is_reached().expect("no error"), "who starts a call does not wait for the stream");
         let data = started.wait().expect("ends");
         assert!(mark.is_reached().expect("no error"));
@@ -383,7 +385,7 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn freed_memory_is_told() {
         let (_host, group) = groups();
-        let gpu: &std::sync::Arc<Gpu> = group.gpu().expect("it works on one");
+        let gpu: &std::sync::Arc<Gpu> = &group.info().gpu.expect("it works on one");
         let stream = Stream::new(gpu).expect("a stream");
         let owner = CudaMemory::new(gpu, 4000).expect("room");
         // SAFETY: the owner's memory, which this rank alone touches.
@@ -411,7 +413,7 @@ mod child {
         // More than half of the GPU, so that there is no room for a copy.
         let bytes = if group.rank() == 0 { 600 << 20 } else { 1 };
         let large = group.gpu_buffer::<u8>(bytes).expect("room");
-        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let stream = Stream::new(&group.info().gpu.expect("it works on one")).expect("a stream");
         group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
         if group.rank() == 1 {
             std::process::abort();
@@ -431,8 +433,8 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn what_is_out_of_reach_is_staged() {
         let (_host, group) = groups();
-        assert!(!group.reaches_gpu(), "kernels do not reach the peer's GPU");
-        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        assert!(!group.info().reaches_gpu, "kernels do not reach the peer's GPU");
+        let stream = Stream::new(&group.info().gpu.expect("it works on one")).expect("a stream");
         let mut data = filled(&group, &[1_u32 + group.rank(); 5000]);
         group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
         assert_eq!(data.to_vec().expect("loaded"), [3; 5000]);
@@ -446,7 +448,7 @@ mod child {
         /// work.
         const LAUNCH_BYTES_MIN: usize = 16 << 20;
         let (_host, group) = groups();
-        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let stream = Stream::new(&group.info().gpu.expect("it works on one")).expect("a stream");
         let mut data = group.gpu_buffer::<u32>(BYTES / 4).expect("room");
         let before = crate::fake_cuda::launches();
         group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
@@ -459,7 +461,7 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn a_gpu_hangs_in_a_call() {
         let (_host, group) = groups();
-        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let stream = Stream::new(&group.info().gpu.expect("it works on one")).expect("a stream");
         let mut data = filled(&group, &[1_u32; 5000]);
         group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
         if group.rank() == 0 {
@@ -476,7 +478,7 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn a_peer_that_dies_is_named() {
         let (_host, group) = groups();
-        let stream = Stream::new(group.gpu().expect("it works on one")).expect("a stream");
+        let stream = Stream::new(&group.info().gpu.expect("it works on one")).expect("a stream");
         let mut data = filled(&group, &vec![1_u32; 100_000]);
         group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
         assert_eq!(data.to_vec().expect("loaded"), [3; 100_000]);

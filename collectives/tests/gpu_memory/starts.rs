@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, GpuBuffer, Group, Progress};
+use pleach_collectives::{CollectiveError, GpuBuffer, Group, Operation, Progress};
 use pleach_transport::Memory;
 use pleach_transport::cuda::{CudaMemory, ForeignMemory, Gpu, Mark, Stream};
 use pleach_transport::rendezvous::Fabric;
@@ -34,10 +34,10 @@ fn sums_are_right(group: &Group, gpu: &Arc<Gpu>) {
     let stream = Stream::new(gpu).expect("a stream");
     let (first, second) = (filled(group, &[9_u8; LEN]), filled(group, &[5_u8; LEN]));
     let mark = keep_busy(&stream, &first);
-    let mut early = group.on(&stream).start_all_reduce(first, ReduceOp::Max).expect("started");
+    let mut early = group.on(&stream).start(Operation::all_reduce(first, ReduceOp::Max)).expect("started");
     // In another order than they were started in, and in a stream with nothing in it.
     let other = Stream::new(gpu).expect("a stream");
-    let late = group.on(&other).start_all_reduce(second, ReduceOp::Sum).expect("started");
+    let late = group.on(&other).start(Operation::all_reduce(second, ReduceOp::Sum)).expect("started");
     let late = late.wait().expect("ends");
     assert!(late.to_vec().expect("loaded").iter().all(|byte| *byte == 10));
     while !early.wait_for(Duration::from_millis(1)) {}
@@ -69,28 +69,28 @@ pub(crate) fn every_call_that_can_be_started_gives_what_the_blocking_one_gives(g
         let everyone: Vec<i64> = [[1; 1000], [2; 1000]].concat();
         let elements = |buffer: &GpuBuffer<i64>| buffer.to_vec().expect("loaded");
 
-        let reduced = on.start_reduce(filled(&group, &own), ReduceOp::Sum, 1).expect("started");
+        let reduced = on.start(Operation::reduce(filled(&group, &own), ReduceOp::Sum, 1)).expect("started");
         let (input, all) = (filled(&group, &own), filled(&group, &[0; 2000]));
-        let gathered = on.start_all_gather(input, all).expect("started");
+        let gathered = on.start(Operation::all_gather(input, all)).expect("started");
         let reduced = reduced.wait().expect("ends");
         assert_eq!(elements(&reduced), if rank == 1 { [3; 1000] } else { own });
         let (input, all) = gathered.wait().expect("ends");
         assert_eq!((elements(&input), elements(&all)), (own.to_vec(), everyone.clone()));
 
-        let scattered = on.start_reduce_scatter(all, input, ReduceOp::Sum).expect("started");
+        let scattered = on.start(Operation::reduce_scatter(all, input, ReduceOp::Sum)).expect("started");
         let (all, part) = scattered.wait().expect("ends");
         assert_eq!(elements(&part), own.map(|value| 2 * value));
-        let exchanged = on.start_all_to_all(all, filled(&group, &[0; 2000])).expect("started");
+        let exchanged = on.start(Operation::all_to_all(all, filled(&group, &[0; 2000]))).expect("started");
         let (_, exchanged) = exchanged.wait().expect("ends");
         assert_eq!(elements(&exchanged), [own, own].concat());
 
         let message = if rank == 0 {
-            on.start_send(part, 1).expect("started")
+            on.start(Operation::send(part, 1)).expect("started")
         } else {
-            on.start_recv(part, 0).expect("started")
+            on.start(Operation::recv(part, 0)).expect("started")
         };
         assert_eq!(elements(&message.wait().expect("ends")), [2; 1000]);
-        let refused = on.start_send(exchanged, rank).expect_err("a message to oneself");
+        let refused = on.start(Operation::send(exchanged, rank)).expect_err("a message to oneself");
         assert!(matches!(refused.error, CollectiveError::Own { .. }));
         assert_eq!(refused.data.len(), 2000, "the memory comes back");
     });
@@ -110,7 +110,7 @@ pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_th
         data.store(&[1.0; 1000]).expect("stored");
         nobody_waits.wait();
         let mark = keep_busy(&stream, &busy);
-        let started = group.on(&stream).start_all_reduce(data, ReduceOp::Sum).expect("started");
+        let started = group.on(&stream).start(Operation::all_reduce(data, ReduceOp::Sum)).expect("started");
         if group.rank() == 0 {
             drop(owner);
         }

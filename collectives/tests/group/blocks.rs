@@ -1,6 +1,6 @@
 //! Gather, scatter and all-to-all of blocks of one length.
 
-use pleach_collectives::{CollectiveError, Group};
+use pleach_collectives::{CollectiveError, Group, Operation};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::{Rank, ReduceOp};
 
@@ -60,7 +60,7 @@ pub(super) fn a_rank_s_own_block_may_lie_at_its_place(fabric: Fabric) {
             }
             let mut wrong = vec![0i32; ranks as usize + 1];
             if ranks > 1 {
-                let error = group.all_gather_in_place(&mut wrong).unwrap_err();
+                let error = group.run(Operation::all_gather_in_place(&mut wrong)).unwrap_err();
                 assert!(matches!(error, CollectiveError::Length { .. }), "{error}");
             }
             group.barrier().unwrap();
@@ -78,11 +78,11 @@ fn own_block_at_its_place(group: &Group, count: usize) {
         data
     };
     let mut data = mine(-1);
-    group.all_gather_in_place(&mut data).unwrap();
+    group.run(Operation::all_gather_in_place(&mut data)).unwrap();
     assert!(data == all, "all_gather_in_place {count}");
     let mut buffer = group.buffer::<i32>(all.len()).unwrap();
     buffer.copy_from_slice(&mine(-2));
-    let buffer = group.start_all_gather_in_place(buffer).unwrap().wait().unwrap();
+    let buffer = group.start(Operation::all_gather_in_place(buffer)).unwrap().wait().unwrap();
     assert!(buffer[..] == all, "start_all_gather_in_place {count}");
 
     let given = row(rank, ranks, count);
@@ -91,20 +91,20 @@ fn own_block_at_its_place(group: &Group, count: usize) {
     let mut expected = given.clone();
     expected[own.clone()].copy_from_slice(&sum);
     let mut data = given.clone();
-    group.reduce_scatter_in_place(&mut data, ReduceOp::Sum).unwrap();
+    group.run(Operation::reduce_scatter_in_place(&mut data, ReduceOp::Sum)).unwrap();
     assert!(data == expected, "reduce_scatter_in_place {count}");
     let mut buffer = group.buffer::<i32>(given.len()).unwrap();
     buffer.copy_from_slice(&given);
-    group.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).unwrap();
+    group.run(Operation::reduce_scatter_in_place(&mut buffer, ReduceOp::Sum)).unwrap();
     assert!(buffer[..] == expected, "reduce_scatter_in_place of a Buffer {count}");
 
     for root in 0..ranks {
         let mut data = if rank == root { mine(-3) } else { block(rank, 0, count) };
-        group.gather_in_place(&mut data, root).unwrap();
+        group.run(Operation::gather_in_place(&mut data, root)).unwrap();
         assert!(data == if rank == root { all.clone() } else { block(rank, 0, count) }, "gather {count}");
         let whole = row(root, ranks, count);
         let mut data = if rank == root { whole.clone() } else { vec![-4; count] };
-        group.scatter_in_place(&mut data, root).unwrap();
+        group.run(Operation::scatter_in_place(&mut data, root)).unwrap();
         assert!(data == if rank == root { whole } else { block(root, rank, count) }, "scatter {count}");
     }
 }
@@ -112,9 +112,10 @@ fn own_block_at_its_place(group: &Group, count: usize) {
 pub(super) fn blocks_under_way_give_their_memory_back(fabric: Fabric) {
     with_group(fabric, 3, |group| {
         let (rank, ranks, count) = (group.rank(), group.world_size(), 3000);
-        let gather = group.start_gather(block(rank, 1, count), vec![0; 3 * count], 1).unwrap();
-        let scatter = group.start_scatter(row(2, ranks, count), vec![0; count], 2).unwrap();
-        let exchange = group.start_all_to_all(row(rank, ranks, count), vec![0; 3 * count]).unwrap();
+        let gather = group.start(Operation::gather(block(rank, 1, count), vec![0; 3 * count], 1)).unwrap();
+        let scatter = group.start(Operation::scatter(row(2, ranks, count), vec![0; count], 2)).unwrap();
+        let exchange =
+            group.start(Operation::all_to_all(row(rank, ranks, count), vec![0; 3 * count])).unwrap();
         let (given, output) = exchange.wait().unwrap();
         assert_eq!(given, row(rank, ranks, count));
         assert_eq!(output, (0..3).flat_map(|from| block(from, rank, count)).collect::<Vec<_>>());

@@ -39,7 +39,7 @@ fn calls_go_the_ways_of_the_table_and_others_the_best() {
                 assert!(data.iter().all(|sum| *sum == 10), "{name}");
             }
             assert_eq!(algorithm(&group, Collective::Broadcast { root: 2 }, 8), "chain");
-            let named = group.with_algorithm(Algorithm::Direct);
+            let named = group.with_way(Algorithm::Direct);
             assert_eq!(
                 algorithm(&named, Collective::AllReduce, 8),
                 "direct",
@@ -122,14 +122,14 @@ fn a_way_for_few_bytes_gives_way_to_the_best_where_a_row_means_more_and_is_refus
             let mut data = vec![u64::from(group.rank() == 0); 1 << 17];
             group.broadcast(&mut data, 0).unwrap();
             assert!(data.iter().all(|value| *value == 1));
-            let error = group.with_algorithm(Algorithm::Eager).broadcast(&mut data, 0).unwrap_err();
+            let error = group.with_way(Algorithm::Eager).broadcast(&mut data, 0).unwrap_err();
             assert!(error.to_string().contains("eager carries parts of at most 32768 bytes"), "{error}");
             group.barrier().unwrap();
             // As many bytes as it carries are not too many, although others of the same size class
             // are.
             let most = &mut data[..4096];
-            group.with_algorithm(Algorithm::Eager).broadcast(most, 0).unwrap();
-            let error = group.with_algorithm(Algorithm::Eager).broadcast(&mut data[..4097], 0).unwrap_err();
+            group.with_way(Algorithm::Eager).broadcast(most, 0).unwrap();
+            let error = group.with_way(Algorithm::Eager).broadcast(&mut data[..4097], 0).unwrap_err();
             assert!(error.to_string().contains("at most 32768 bytes between 2 ranks, not 32776"), "{error}");
             group.barrier().unwrap();
         },

@@ -1,7 +1,7 @@
 //! The v-variants: blocks of different lengths, and what ranks that disagree about them are told.
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Group};
+use pleach_collectives::{CollectiveError, Group, Operation};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::{Rank, ReduceOp};
 
@@ -44,13 +44,17 @@ fn exchange(group: &Group, shape: Shape) {
     let input: Vec<i32> = (0..ranks).flat_map(|to| block(rank, to, shape(rank, to))).collect();
     let expected: Vec<i32> = (0..ranks).flat_map(|from| block(from, rank, shape(from, rank))).collect();
     let mut output = vec![-1; expected.len()];
-    group.all_to_all_v(&input, &mut output, &sent, &received).unwrap();
+    group
+        .run(Operation::all_to_all(&input, &mut output).with_send_and_receive_counts(&sent, &received))
+        .unwrap();
     assert!(output == expected, "all_to_all_v {sent:?} {received:?}");
 
     let mut registered = group.buffer::<i32>(input.len()).unwrap();
     registered.copy_from_slice(&input);
     let output = group.buffer::<i32>(expected.len()).unwrap();
-    let pending = group.start_all_to_all_v(registered, output, &sent, &received).unwrap();
+    let pending = group
+        .start(Operation::all_to_all(registered, output).with_send_and_receive_counts(&sent, &received))
+        .unwrap();
     let (registered, output) = pending.wait().unwrap();
     assert!(output[..] == expected && registered[..] == input, "all_to_all_v of Buffers");
 }
@@ -62,10 +66,10 @@ fn collect_and_spread(group: &Group, shape: Shape, root: Rank) {
     let whole: Vec<i32> = (0..ranks).flat_map(|other| block(other, root, counts[other as usize])).collect();
     let (told, room) = if rank == root { (&counts[..], whole.len()) } else { (&[][..], 0) };
     let mut output = vec![-1; room];
-    group.gather_v(&block(rank, root, own), &mut output, told, root).unwrap();
+    group.run(Operation::gather(&block(rank, root, own), &mut output, root).with_counts(told)).unwrap();
     assert!(output == whole[..room], "gather_v {counts:?}");
     let mut output = vec![-1; own];
-    group.scatter_v(&whole[..room], &mut output, told, root).unwrap();
+    group.run(Operation::scatter(&whole[..room], &mut output, root).with_counts(told)).unwrap();
     assert!(output == block(rank, root, own), "scatter_v {counts:?}");
 }
 
@@ -75,11 +79,11 @@ fn lists(group: &Group, shape: Shape) {
     let own = counts[rank as usize];
     let whole: Vec<i32> = (0..ranks).flat_map(|other| block(other, 1, counts[other as usize])).collect();
     let mut output = vec![-1; whole.len()];
-    group.all_gather_v(&block(rank, 1, own), &mut output, &counts).unwrap();
+    group.run(Operation::all_gather(&block(rank, 1, own), &mut output).with_counts(&counts)).unwrap();
     assert!(output == whole, "all_gather_v {counts:?}");
 
     let mut part = vec![-1; own];
-    group.reduce_scatter_v(&whole, &mut part, &counts, ReduceOp::Sum).unwrap();
+    group.run(Operation::reduce_scatter(&whole, &mut part, ReduceOp::Sum).with_counts(&counts)).unwrap();
     let expected: Vec<i32> = block(rank, 1, own).iter().map(|value| value * ranks as i32).collect();
     assert!(part == expected, "reduce_scatter_v {counts:?}");
 }
@@ -100,7 +104,8 @@ pub(super) fn ranks_that_expect_another_count_are_told_both(fabric: Fabric) {
         }
         let input = vec![7i32; sent.iter().sum()];
         let mut output = vec![-1i32; received.iter().sum()];
-        let first = group.all_to_all_v(&input, &mut output, &sent, &received);
+        let first = group
+            .run(Operation::all_to_all(&input, &mut output).with_send_and_receive_counts(&sent, &received));
         assert!(rank == 1 || first.is_err(), "the two that disagree learn it in the call");
         let error = first.and_then(|()| group.barrier()).unwrap_err();
         let text = error.to_string();
@@ -116,9 +121,9 @@ pub(super) fn ranks_that_expect_another_count_are_told_both(fabric: Fabric) {
     with_group(fabric, 2, |group| {
         let mut output = [-1f32; 9];
         let error = if group.rank() == 0 {
-            group.gather_v(&[1f32; 2], &mut output, &[2, 7], 0).unwrap_err()
+            group.run(Operation::gather(&[1f32; 2], &mut output, 0).with_counts(&[2, 7])).unwrap_err()
         } else {
-            group.gather_v(&[1f32; 8], &mut [0f32; 0], &[], 0).unwrap_err()
+            group.run(Operation::gather(&[1f32; 8], &mut [0f32; 0], 0).with_counts(&[])).unwrap_err()
         };
         let text = error.to_string();
         assert!(
@@ -130,7 +135,9 @@ pub(super) fn ranks_that_expect_another_count_are_told_both(fabric: Fabric) {
     with_group(fabric, 2, |group| {
         let counts = if group.rank() == 0 { [1usize, 3] } else { [2, 2] };
         let own = counts[group.rank() as usize];
-        let error = group.all_gather_v(&vec![1u8; own], &mut [0u8; 4], &counts).unwrap_err();
+        let error = group
+            .run(Operation::all_gather(&vec![1u8; own], &mut [0u8; 4]).with_counts(&counts))
+            .unwrap_err();
         assert_eq!(fault(&error).kind, FaultKind::Mismatch, "{error}");
         assert!(error.to_string().contains("all-gather with a list of counts"), "{error}");
     });
@@ -147,22 +154,63 @@ pub(super) fn counts_that_do_not_fit_are_refused(fabric: Fabric) {
             CollectiveError::CountOfCounts { expected, actual, .. } => (expected, actual),
             other => panic!("{other}"),
         };
-        assert_eq!(number(group.all_gather_v(&[0u8; 1], &mut [0u8; 3], &[1, 1, 1])), (2, 3));
-        assert_eq!(number(group.all_to_all_v(&[0u8; 1], &mut [0u8; 1], &[0, 1], &[1])), (2, 1));
-        assert_eq!(length(group.all_gather_v(&[0u8; 5], &mut [0u8; 6], &[3, 3])), (3, 5));
-        assert_eq!(length(group.all_gather_v(&[0u8; 3], &mut [0u8; 7], &[3, 3])), (6, 7));
-        assert_eq!(length(group.reduce_scatter_v(&[0u8; 5], &mut [0u8; 3], &[3, 3], ReduceOp::Sum)), (6, 5));
-        assert_eq!(length(group.all_to_all_v(&[0u8; 4], &mut [0u8; 4], &[2, 3], &[2, 2])), (5, 4));
-        assert_eq!(length(group.gather_v(&[0u8; 2], &mut [0u8; 4], &[2, 3], own as Rank)), {
-            if own == 0 { (5, 4) } else { (3, 2) }
-        });
+        assert_eq!(
+            number(group.run(Operation::all_gather(&[0u8; 1], &mut [0u8; 3]).with_counts(&[1, 1, 1]))),
+            (2, 3)
+        );
+        assert_eq!(
+            number(group.run(
+                Operation::all_to_all(&[0u8; 1], &mut [0u8; 1]).with_send_and_receive_counts(&[0, 1], &[1])
+            )),
+            (2, 1)
+        );
+        assert_eq!(
+            length(group.run(Operation::all_gather(&[0u8; 5], &mut [0u8; 6]).with_counts(&[3, 3]))),
+            (3, 5)
+        );
+        assert_eq!(
+            length(group.run(Operation::all_gather(&[0u8; 3], &mut [0u8; 7]).with_counts(&[3, 3]))),
+            (6, 7)
+        );
+        assert_eq!(
+            length(group.run(
+                Operation::reduce_scatter(&[0u8; 5], &mut [0u8; 3], ReduceOp::Sum).with_counts(&[3, 3])
+            )),
+            (6, 5)
+        );
+        assert_eq!(
+            length(
+                group.run(
+                    Operation::all_to_all(&[0u8; 4], &mut [0u8; 4])
+                        .with_send_and_receive_counts(&[2, 3], &[2, 2])
+                )
+            ),
+            (5, 4)
+        );
+        assert_eq!(
+            length(group.run(Operation::gather(&[0u8; 2], &mut [0u8; 4], own as Rank).with_counts(&[2, 3]))),
+            { if own == 0 { (5, 4) } else { (3, 2) } }
+        );
         // Sums that no memory has.
         let huge = [usize::MAX, usize::MAX];
-        assert_eq!(length(group.all_to_all_v(&[0u8; 4], &mut [0u8; 4], &huge, &huge)), (usize::MAX, 4));
+        assert_eq!(
+            length(group.run(
+                Operation::all_to_all(&[0u8; 4], &mut [0u8; 4]).with_send_and_receive_counts(&huge, &huge)
+            )),
+            (usize::MAX, 4)
+        );
         // What a rank gives itself it must expect.
         let (mut sent, mut received) = ([1usize; 2], [1usize; 2]);
         (sent[own], received[own], received[1 - own]) = (2, 1, 2);
-        assert_eq!(length(group.all_to_all_v(&[0u8; 3], &mut [0u8; 3], &sent, &received)), (2, 1));
+        assert_eq!(
+            length(
+                group.run(
+                    Operation::all_to_all(&[0u8; 3], &mut [0u8; 3])
+                        .with_send_and_receive_counts(&sent, &received)
+                )
+            ),
+            (2, 1)
+        );
         group.barrier().unwrap();
     });
 }

@@ -177,7 +177,7 @@ fn group(device: Box<dyn Device>, board: Arc<Board>) -> Group {
     };
     let mut options = Options::new(World::alone());
     options.timeout = PATIENCE;
-    Group::new(connection, Box::new(HostCompute::new()), &options).unwrap()
+    connection.into_group(Box::new(HostCompute::new()), &options).unwrap()
 }
 
 /// Whether a receiver slept on after a message that came at this moment of its loop.

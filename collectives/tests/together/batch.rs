@@ -1,7 +1,9 @@
 //! Many operations in one pass.
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Element, Group, Progress, Reproducible, bf16};
+use pleach_collectives::{
+    Batch, CollectiveError, DataMut, Element, Group, Operation, Progress, Reproducible, bf16,
+};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
@@ -11,6 +13,15 @@ use crate::ranks::with_group;
 const LENGTHS: [usize; 10] = [0, 1, 3, 250, 8192, 8193, 16_384, 16_385, 100_000, 7];
 
 /// Tensors of a rank that look alike on no two ranks or places.
+/// Adds an all-reduce of each tensor.
+fn all_reduced<D: DataMut>(
+    op: ReduceOp,
+) -> impl for<'d> FnOnce(&mut Batch<'d>, &'d mut Vec<D>) -> Result<(), CollectiveError> {
+    move |batch, tensors| {
+        tensors.iter_mut().try_for_each(|tensor| batch.add(Operation::all_reduce(tensor, op)).map(drop))
+    }
+}
+
 fn tensors<T: Element>(rank: u32, make: impl Fn(f32) -> T) -> Vec<Vec<T>> {
     let value =
         |tensor: usize, index: usize| rank as f32 * 1.37 + tensor as f32 * 0.11 + (index % 97) as f32 * 0.013;
@@ -41,11 +52,15 @@ fn is_same(group: &Group) -> bool {
     let mut batch = group.batch();
     let with_integers = together.iter_mut().zip(&mut together_half).zip(&mut counted);
     for (index, ((single, half), integers)) in with_integers.enumerate() {
-        batch.all_reduce(single, ReduceOp::Sum).unwrap().all_reduce(half, ReduceOp::Avg).unwrap();
+        batch
+            .add(Operation::all_reduce(single, ReduceOp::Sum))
+            .unwrap()
+            .add(Operation::all_reduce(half, ReduceOp::Avg))
+            .unwrap();
         match index % 3 {
-            0 => batch.all_reduce(integers, ReduceOp::Max).unwrap(),
-            1 => batch.reduce(integers, ReduceOp::Sum, 1).unwrap(),
-            _ => batch.broadcast(integers, 1).unwrap(),
+            0 => batch.add(Operation::all_reduce(integers, ReduceOp::Max)).unwrap(),
+            1 => batch.add(Operation::reduce(integers, ReduceOp::Sum, 1)).unwrap(),
+            _ => batch.add(Operation::broadcast(integers, 1)).unwrap(),
         };
     }
     assert_eq!(batch.len(), 3 * LENGTHS.len());
@@ -88,11 +103,11 @@ fn more_operations_than_fit_are_carried_out_in_turns(fabric: Fabric) {
             let mut batch = group.batch();
             for (index, data) in (0..).zip(&mut tagged) {
                 let mut one = group.tagged(index).batch();
-                one.all_reduce(data, ReduceOp::Sum).unwrap();
+                one.add(Operation::all_reduce(data, ReduceOp::Sum)).unwrap();
                 batch.append(one).unwrap();
             }
             for data in &mut short {
-                batch.all_reduce(data, ReduceOp::Sum).unwrap();
+                batch.add(Operation::all_reduce(data, ReduceOp::Sum)).unwrap();
             }
             batch.run().unwrap();
             assert!((0..).zip(&tagged).all(|(index, data)| data[0] == 2 * index + 1));
@@ -111,8 +126,8 @@ fn sends_and_receives_of_a_batch_do_not_wait_for_each_other(fabric: Fabric) {
             let own = vec![rank; 200_000];
             let (mut theirs, mut all) = (vec![9u32; 200_000], [9u32; 2]);
             let mut batch = group.batch();
-            batch.send(&own, peer).unwrap().recv(&mut theirs, peer).unwrap();
-            batch.all_gather(&own[..1], &mut all).unwrap();
+            batch.add(Operation::send(&own, peer)).unwrap().add(Operation::recv(&mut theirs, peer)).unwrap();
+            batch.add(Operation::all_gather(&own[..1], &mut all)).unwrap();
             batch.run().unwrap();
             assert_eq!((theirs, all), (vec![peer; 200_000], [0, 1]));
         },
@@ -133,18 +148,18 @@ fn an_empty_batch_is_nothing_and_one_of_another_group_is_refused(fabric: Fabric)
             let part = group.split(Some(0), 0).unwrap().unwrap();
             let (mut first, mut second) = ([1u8], [1u8]);
             let (mut batch, mut other) = (group.batch(), part.batch());
-            batch.all_reduce(&mut first, ReduceOp::Sum).unwrap();
-            other.all_reduce(&mut second, ReduceOp::Sum).unwrap();
+            batch.add(Operation::all_reduce(&mut first, ReduceOp::Sum)).unwrap();
+            other.add(Operation::all_reduce(&mut second, ReduceOp::Sum)).unwrap();
             let error = batch.append(other).map(|_| ()).unwrap_err();
             assert!(
                 matches!(&error, CollectiveError::MixedGroups { first, second }
-                    if *first == group.name() && *second == part.name()),
+                    if *first == group.info().name && *second == part.info().name),
                 "{error}"
             );
-            let names = [group.name().to_string(), part.name().to_string()];
+            let names = [group.info().name.to_string(), part.info().name.to_string()];
             assert!(names.iter().all(|name| error.to_string().contains(name.as_str())), "{error}");
             let mut real = [1.0f32];
-            let error = batch.all_reduce(&mut real, ReduceOp::Xor).map(|_| ()).unwrap_err();
+            let error = batch.add(Operation::all_reduce(&mut real, ReduceOp::Xor)).map(|_| ()).unwrap_err();
             assert!(matches!(error, CollectiveError::Meaningless { .. }), "{error}");
             batch.run().unwrap();
             assert_eq!((first, second), ([2], [1]), "what was refused is not in it");
@@ -161,9 +176,17 @@ fn tensors_of_other_lengths_are_a_mismatch_though_all_together_are_as_long(fabri
             let (mut a, mut b) = (vec![1i32; 10], vec![2i32; 20]);
             let mut batch = group.batch();
             if group.rank() == 0 {
-                batch.all_reduce(&mut a, ReduceOp::Sum).unwrap().all_reduce(&mut b, ReduceOp::Sum).unwrap();
+                batch
+                    .add(Operation::all_reduce(&mut a, ReduceOp::Sum))
+                    .unwrap()
+                    .add(Operation::all_reduce(&mut b, ReduceOp::Sum))
+                    .unwrap();
             } else {
-                batch.all_reduce(&mut b, ReduceOp::Sum).unwrap().all_reduce(&mut a, ReduceOp::Sum).unwrap();
+                batch
+                    .add(Operation::all_reduce(&mut b, ReduceOp::Sum))
+                    .unwrap()
+                    .add(Operation::all_reduce(&mut a, ReduceOp::Sum))
+                    .unwrap();
             }
             let error = batch.run().unwrap_err();
             let CollectiveError::Failed(fault) = &error else { panic!("{error}") };
@@ -171,7 +194,7 @@ fn tensors_of_other_lengths_are_a_mismatch_though_all_together_are_as_long(fabri
             assert_eq!((a, b), (vec![1; 10], vec![2; 20]), "no byte of a different call is used");
             let mut after = [1i32];
             let mut batch = group.batch();
-            batch.all_reduce(&mut after, ReduceOp::Sum).unwrap();
+            batch.add(Operation::all_reduce(&mut after, ReduceOp::Sum)).unwrap();
             assert!(matches!(batch.run(), Err(CollectiveError::Failed(_))));
         },
     );
@@ -200,11 +223,11 @@ fn a_batch_that_is_started_gives_what_one_that_is_run_gives() {
                         // Whoever starts one meets whoever runs one.
                         let begins = group.rank() == round % ranks;
                         let started =
-                            begins.then(|| group.start_all_reduce_batch(started, ReduceOp::Sum).unwrap());
+                            begins.then(|| group.batch().start(started, all_reduced(ReduceOp::Sum)).unwrap());
                         if !begins {
                             let mut batch = group.batch();
                             for tensor in &mut run {
-                                batch.all_reduce(tensor, ReduceOp::Sum).unwrap();
+                                batch.add(Operation::all_reduce(tensor, ReduceOp::Sum)).unwrap();
                             }
                             batch.run().unwrap();
                         }
@@ -235,7 +258,7 @@ fn several_batches_are_under_way_at_once_and_are_tested_without_waiting() {
         |group| {
             let layer = |number: usize| vec![vec![number as f32; 100], vec![1.0; 30_000], vec![2.0; 3]];
             let mut pending: Vec<_> = (0..4)
-                .map(|number| group.start_all_reduce_batch(layer(number), ReduceOp::Sum).unwrap())
+                .map(|number| group.batch().start(layer(number), all_reduced(ReduceOp::Sum)).unwrap())
                 .collect();
             // In any order.
             while !pending[3].test() {}
@@ -245,12 +268,14 @@ fn several_batches_are_under_way_at_once_and_are_tested_without_waiting() {
                 assert!(layer[1].iter().all(|value| *value == 2.0) && layer[2] == [4.0; 3]);
             }
             let none: Vec<Vec<f32>> = Vec::new();
-            assert!(group.start_all_reduce_batch(none, ReduceOp::Sum).unwrap().wait().unwrap().is_empty());
+            assert!(
+                group.batch().start(none, all_reduced(ReduceOp::Sum)).unwrap().wait().unwrap().is_empty()
+            );
             // Nothing to be copied, and still a call.
-            let empty = group.start_all_reduce_batch(vec![Vec::<f32>::new(); 2], ReduceOp::Sum).unwrap();
+            let empty = group.batch().start(vec![Vec::<f32>::new(); 2], all_reduced(ReduceOp::Sum)).unwrap();
             assert_eq!(empty.wait().unwrap(), [[0.0f32; 0]; 2]);
             // More than may be under way.
-            let many = group.start_all_reduce_batch(vec![vec![1u32; 20_000]; 70], ReduceOp::Sum).unwrap();
+            let many = group.batch().start(vec![vec![1u32; 20_000]; 70], all_reduced(ReduceOp::Sum)).unwrap();
             assert!(many.wait().unwrap().iter().flatten().all(|value| *value == 2));
         },
     );
@@ -263,14 +288,15 @@ fn a_batch_that_fails_gives_its_tensors_back() {
         2,
         |_| {},
         |group| {
-            let meaningless = group.start_all_reduce_batch(vec![vec![1.0f32]], ReduceOp::And).unwrap_err();
+            let meaningless =
+                group.batch().start(vec![vec![1.0f32]], all_reduced(ReduceOp::And)).unwrap_err();
             assert!(matches!(meaningless.error, CollectiveError::Meaningless { .. }));
             assert_eq!(meaningless.data, [[1.0]]);
             // As long together, but not one by one.
             let lengths = if group.rank() == 0 { [10, 20] } else { [20, 10] };
             let tensors = lengths.map(|len| vec![1.0f32; len]).to_vec();
             let failed =
-                group.start_all_reduce_batch(tensors, ReduceOp::Sum).and_then(|pending| pending.wait());
+                group.batch().start(tensors, all_reduced(ReduceOp::Sum)).and_then(|pending| pending.wait());
             let failed = failed.unwrap_err();
             let CollectiveError::Failed(fault) = &failed.error else { panic!("{failed}") };
             assert_eq!(fault.kind, FaultKind::Mismatch);

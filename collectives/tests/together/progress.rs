@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Options, Progress};
+use pleach_collectives::{CollectiveError, Operation, Options, Progress};
 use pleach_transport::clock;
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
@@ -43,7 +43,7 @@ fn what_is_started_ends_while_its_rank_is_in_no_call(fabric: Fabric) {
         let mut pending: Vec<_> = (1..5)
             .map(|number| {
                 let data = vec![number + group.rank(); 300_000 * number as usize];
-                group.start_all_reduce(data, ReduceOp::Sum).unwrap()
+                group.start(Operation::all_reduce(data, ReduceOp::Sum)).unwrap()
             })
             .collect();
         if group.rank() == 0 {
@@ -57,7 +57,7 @@ fn what_is_started_ends_while_its_rank_is_in_no_call(fabric: Fabric) {
         if group.rank() == 1 {
             done.send(()).unwrap();
         }
-        expect_threads(group.name().number, 1);
+        expect_threads(group.info().name.number, 1);
     });
 }
 
@@ -65,11 +65,12 @@ fn calls_go_beside_what_is_under_way(fabric: Fabric) {
     with_group(fabric, 2, with_thread, |group| {
         let rank = group.rank();
         for round in 0..20 {
-            let long = group.start_all_reduce(vec![rank + round; 200_000], ReduceOp::Sum).unwrap();
+            let long =
+                group.start(Operation::all_reduce(vec![rank + round; 200_000], ReduceOp::Sum)).unwrap();
             let mut short = [round];
             group.all_reduce(&mut short, ReduceOp::Sum).unwrap();
             assert_eq!(short, [2 * round]);
-            let mut polled = group.start_all_reduce([round].to_vec(), ReduceOp::Max).unwrap();
+            let mut polled = group.start(Operation::all_reduce([round].to_vec(), ReduceOp::Max)).unwrap();
             while !polled.test() {
                 thread::yield_now();
             }
@@ -84,7 +85,7 @@ fn the_thread_is_no_second_caller_to_ranks_that_wait_for_each_other(fabric: Fabr
     with_group(fabric, 2, with_thread, |group| {
         // Thread and caller want the engine at the same time, again and again.
         for _ in 0..50 {
-            let pending = group.start_all_reduce(vec![1u32; 20_000], ReduceOp::Sum).unwrap();
+            let pending = group.start(Operation::all_reduce(vec![1u32; 20_000], ReduceOp::Sum)).unwrap();
             assert_eq!(pending.wait().unwrap(), vec![2; 20_000]);
         }
         let peer = 1 - group.rank();
@@ -100,7 +101,7 @@ fn a_failure_ends_what_the_thread_carries_on(fabric: Fabric) {
             group.abort();
         }
         // Started before or after it is known here.
-        let error = match group.start_all_reduce(vec![1u8; 100_000], ReduceOp::Sum) {
+        let error = match group.start(Operation::all_reduce(vec![1u8; 100_000], ReduceOp::Sum)) {
             Ok(pending) => pending.wait().unwrap_err(),
             Err(error) => error,
         };
@@ -124,7 +125,7 @@ fn a_deadline_passes_though_nobody_calls(fabric: Fabric) {
             return;
         }
         let limited = group.within(Duration::from_millis(200));
-        let pending = limited.start_all_reduce(vec![1u8; 10], ReduceOp::Sum).unwrap();
+        let pending = limited.start(Operation::all_reduce(vec![1u8; 10], ReduceOp::Sum)).unwrap();
         let error = pending.wait().unwrap_err();
         let CollectiveError::Failed(fault) = &error.error else { panic!("{error}") };
         assert_eq!((fault.kind, fault.subject), (FaultKind::TimedOut, 1), "{error}");
@@ -136,7 +137,7 @@ fn the_thread_ends_with_its_group_whatever_is_under_way(fabric: Fabric) {
     let (done, wait) = mpsc::channel::<()>();
     let wait = Mutex::new(wait);
     with_group(fabric, 2, with_thread, |group| {
-        let number = group.name().number;
+        let number = group.info().name.number;
         group.barrier().unwrap();
         assert_eq!(threads(number), 0, "a group that has started nothing has no thread");
         if group.rank() == 1 {
@@ -144,7 +145,8 @@ fn the_thread_ends_with_its_group_whatever_is_under_way(fabric: Fabric) {
             wait.lock().unwrap().recv_timeout(PATIENCE).unwrap();
             return;
         }
-        let pending = group.within(PATIENCE * 10).start_all_reduce(vec![1u8; 10], ReduceOp::Sum).unwrap();
+        let pending =
+            group.within(PATIENCE * 10).start(Operation::all_reduce(vec![1u8; 10], ReduceOp::Sum)).unwrap();
         expect_threads(number, 1);
         drop(group);
         expect_threads(number, 0);
@@ -166,7 +168,7 @@ fn priorities_change_when_calls_end_and_not_what_they_give(fabric: Fabric) {
                         // Ranks need not agree.
                         let urgent = group.with_priority((number * (rank + 1) % 5) as i32 - 2);
                         let data = vec![number + rank; 1 + 40_000 * (number % 3) as usize];
-                        urgent.start_all_reduce(data, ReduceOp::Sum).unwrap()
+                        urgent.start(Operation::all_reduce(data, ReduceOp::Sum)).unwrap()
                     })
                     .collect();
                 for (number, pending) in (0..).zip(pending) {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use pleach_collectives::{Buffer, Group, Progress};
+use pleach_collectives::{Buffer, Group, Operation, Progress};
 use pleach_transport::clock;
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
@@ -35,7 +35,8 @@ fn medians(group: &Group, calls: usize, bodies: &mut [&mut dyn FnMut()]) -> Vec<
 
 fn prepared(group: &Group) -> Vec<f64> {
     let mut plain: Buffer<f32> = group.buffer(2).unwrap();
-    let mut prepared = group.prepare_all_reduce(group.buffer::<f32>(2).unwrap(), ReduceOp::Max).unwrap();
+    let mut prepared =
+        group.prepare(Operation::all_reduce(group.buffer::<f32>(2).unwrap(), ReduceOp::Max)).unwrap();
     medians(
         group,
         1000,
@@ -55,7 +56,7 @@ fn bundled(group: &Group, tensors: usize, len: usize) -> Vec<f64> {
             &mut || {
                 let mut batch = group.batch();
                 for data in &mut together {
-                    batch.all_reduce(data, ReduceOp::Max).unwrap();
+                    batch.add(Operation::all_reduce(data, ReduceOp::Max)).unwrap();
                 }
                 batch.run().unwrap();
             },

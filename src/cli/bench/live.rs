@@ -5,11 +5,10 @@
 
 use std::time::Duration;
 
-use pleach::collectives::{GpuBuffer, OnStream, bf16, f16};
 use pleach::transport::clock;
-use pleach::transport::cuda::Stream;
 use pleach::{
     Collective, CollectiveError, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, ReduceOp, Reproducible,
+    Stream, bf16, f16,
 };
 
 use super::memory::Space;
@@ -124,7 +123,7 @@ impl<'a, T: Element> Bench<'a, T> {
             Some(way) => measured.with_way(way.clone()),
             None => measured.clone(),
         };
-        let stream = measured.gpu().map(Stream::new).transpose()?;
+        let stream = measured.info().gpu.as_ref().map(Stream::new).transpose()?;
         Ok(Self {
             group,
             measured,
@@ -261,7 +260,7 @@ impl<'a, T: Element> Bench<'a, T> {
             for slot in &mut self.slots {
                 for _ in 0..self.times {
                     match &self.stream {
-                        Some(stream) => run_on_gpu(&self.measured.on(stream), self.task, slot)?,
+                        Some(stream) => run(&self.measured.on(stream), self.task, slot)?,
                         None => run(&self.measured, self.task, slot)?,
                     }
                 }
@@ -301,6 +300,8 @@ fn in_time(wanted: u64, usual: Duration) -> u64 {
 fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(), CollectiveError> {
     let Slot { data, output } = slot;
     match (data, output) {
+        (Space::Gpu(data, _), None) => run_on(group, task, data, None),
+        (Space::Gpu(data, _), Some(Space::Gpu(output, _))) => run_on(group, task, data, Some(output)),
         (Space::Registered(data), None) => run_on(group, task, data, None),
         (Space::Registered(data), Some(Space::Registered(output))) => run_on(group, task, data, Some(output)),
         (Space::Slice(data), None) => run_on(group, task, data, None),
@@ -321,36 +322,11 @@ where
         (Collective::AllGather, Some(output)) => group.all_gather(data, output),
         (Collective::ReduceScatter, Some(output)) => group.reduce_scatter(data, output, task.op),
         (Collective::Gather { root }, Some(output)) => group.gather(data, output, root),
-        (Collective::Gather { root }, None) => group.gather(data, &mut [][..], root),
+        (Collective::Gather { root }, None) => group.gather(data, &mut Vec::new(), root),
         (Collective::Scatter { root }, Some(output)) => group.scatter(data, output, root),
         (Collective::AllToAll, Some(output)) => group.all_to_all(data, output),
         (Collective::SendRecv { from, to }, _) if group.rank() == from => group.send(data, to),
         (Collective::SendRecv { from, to }, _) if group.rank() == to => group.recv(data, from),
-        // The other ranks of a message have no part in it.
-        _ => Ok(()),
-    }
-}
-
-/// The same on a GPU's memory.
-fn run_on_gpu<T: Element>(on: &OnStream<'_>, task: &Task, slot: &mut Slot<T>) -> Result<(), CollectiveError> {
-    let rank = on.group().rank();
-    let data = slot.data.on_gpu();
-    let output = slot.output.as_mut().map(Space::on_gpu);
-    match (task.collective, output) {
-        (Collective::AllReduce, _) => on.all_reduce(data, task.op),
-        (Collective::Reduce { root }, _) => on.reduce(data, task.op, root),
-        (Collective::Broadcast { root }, _) => on.broadcast(data, root),
-        (Collective::AllGather, Some(output)) => on.all_gather(data, output),
-        (Collective::ReduceScatter, Some(output)) => on.reduce_scatter(data, output, task.op),
-        (Collective::Gather { root }, Some(output)) => on.gather(data, output, root),
-        (Collective::Gather { root }, None) => {
-            let mut nothing = GpuBuffer::new(data.gpu(), 0)?;
-            on.gather(data, &mut nothing, root)
-        }
-        (Collective::Scatter { root }, Some(output)) => on.scatter(data, output, root),
-        (Collective::AllToAll, Some(output)) => on.all_to_all(data, output),
-        (Collective::SendRecv { from, to }, _) if rank == from => on.send(data, to),
-        (Collective::SendRecv { from, to }, _) if rank == to => on.recv(data, from),
         // The other ranks of a message have no part in it.
         _ => Ok(()),
     }

@@ -128,18 +128,6 @@ impl<T: Element> Space<T> {
             Self::Slice(elements) | Self::Gpu(_, elements) => elements,
         }
     }
-
-    /// The elements on a GPU.
-    ///
-    /// # Panics
-    ///
-    /// When they are not: all of a task's memory is of one kind.
-    pub(super) fn on_gpu(&mut self) -> &mut GpuBuffer<T> {
-        match self {
-            Self::Gpu(buffer, _) => buffer,
-            _ => unreachable!("all memory of a task is of its kind"),
-        }
-    }
 }
 
 #[cfg(test)]

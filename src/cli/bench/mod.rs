@@ -363,13 +363,13 @@ fn measure_over(
     sweep: &Sweep,
     (arguments, topology): (&Arguments, Option<&Arc<Topology>>),
 ) -> Result<(u64, Fabric), CommandError> {
-    let mut options = Options::new(world.clone());
+    let mut options = Options::from_env_in(world.clone());
     options.topology = topology.cloned();
     options.fabric = choice;
     options.reproducible = task.reproducible;
     options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
     let group = Group::join(&options).map_err(CommandError::joining)?;
-    let fabric = group.fabric().unwrap_or(Fabric::Tcp);
+    let fabric = group.info().fabric.unwrap_or(Fabric::Tcp);
     let name = fabric.to_string();
     let mut report = (group.rank() == 0).then(|| Report::new(task, &name, arguments.json));
     let one_clock = live::share_a_clock(&group).map_err(CommandError::failed)?;

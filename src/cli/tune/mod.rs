@@ -96,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         return Ok(());
     };
     let kept = output.filter(|_| world.rank == 0).map(Kept::open).transpose()?;
-    let mut options = Options::new(world);
+    let mut options = Options::from_env_in(world);
     options.fabric = arguments.fabric;
     // What is measured must not depend on what was measured before.
     options.choices = Pinned::Nothing;
@@ -113,11 +113,14 @@ fn measure_all(
     sizes: &[u64],
     mut kept: Option<Kept>,
 ) -> Result<(), CommandError> {
-    let fabric = group.fabric().unwrap_or(Fabric::Tcp);
-    let plain = Table::new(fabric, group.hosts().clone());
+    let fabric = group.info().fabric.unwrap_or(Fabric::Tcp);
+    let plain = Table::new(fabric, group.info().hosts);
     let platform = plain.platform();
     let mut shown = Shown { is_first: group.rank() == 0 };
-    shown.line(&format!("measuring {fabric} {}, us a call; the best way, then the next", group.hosts()))?;
+    shown.line(&format!(
+        "measuring {fabric} {}, us a call; the best way, then the next",
+        group.info().hosts
+    ))?;
     let mut measuring = Measuring::new(group, Duration::from_millis(arguments.time.into()));
     let (mut all, mut rows) = (Vec::new(), Vec::new());
     let mut off = 1.0;

@@ -15,23 +15,38 @@ use crate::{clock, last_resort};
 /// over bounded bytes.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Work that a GPU does in the order in which it was put in.
+/// Work that a GPU does in the order in which it was put in. A cheap handle: clones are the same
+/// stream.
+#[derive(Clone)]
 pub struct Stream {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
     gpu: Arc<Gpu>,
     raw: sys::CUstream,
     is_owned: bool,
 }
 
 // SAFETY: streams may be used from any thread.
-unsafe impl Send for Stream {}
+unsafe impl Send for Handle {}
 // SAFETY: as above; the driver locks.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for Handle {}
 
 impl fmt::Debug for Stream {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Stream({:p} on GPU {})", self.raw, self.gpu.ordinal())
+        write!(formatter, "Stream({:p} on GPU {})", self.raw(), self.gpu().ordinal())
     }
 }
+
+/// Whether they are the same stream of the same GPU.
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.gpu(), other.gpu()) && self.raw() == other.raw()
+    }
+}
+
+impl Eq for Stream {}
 
 impl Stream {
     /// A new stream, which waits for no other (`CU_STREAM_NON_BLOCKING`).
@@ -45,7 +60,7 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; it writes one pointer.
         gpu.check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { gpu: gpu.clone(), raw, is_owned: true })
+        Ok(Self { handle: Arc::new(Handle { gpu: gpu.clone(), raw, is_owned: true }) })
     }
 
     /// A stream of somebody else's: a `cudaStream_t` or `CUstream`, as of a framework; null is the
@@ -53,20 +68,20 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// It is a stream of the GPU's primary context (or null) and outlives the value.
+    /// It is a stream of the GPU's primary context (or null) and outlives the value and its clones.
     #[must_use]
     pub unsafe fn foreign(gpu: &Arc<Gpu>, raw: *mut c_void) -> Self {
-        Self { gpu: gpu.clone(), raw: raw.cast(), is_owned: false }
+        Self { handle: Arc::new(Handle { gpu: gpu.clone(), raw: raw.cast(), is_owned: false }) }
     }
 
     /// Whose it is.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
+        &self.handle.gpu
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
-        self.raw
+        self.handle.raw
     }
 
     /// The place behind all that is in the stream now.
@@ -75,7 +90,7 @@ impl Stream {
     ///
     /// What the driver says.
     pub fn mark(&self) -> Result<Mark, CudaError> {
-        let mut mark = Mark::new(&self.gpu)?;
+        let mut mark = Mark::new(self.gpu())?;
         self.mark_with(&mut mark)?;
         Ok(mark)
     }
@@ -86,9 +101,9 @@ impl Stream {
     ///
     /// What the driver says.
     pub fn mark_with(&self, mark: &mut Mark) -> Result<(), CudaError> {
-        let _bound = self.gpu.bind()?;
+        let _bound = self.gpu().bind()?;
         // SAFETY: an event and a stream of one context, both alive.
-        self.gpu.check("cuEventRecord", unsafe { sys::cuEventRecord(mark.raw, self.raw) })
+        self.gpu().check("cuEventRecord", unsafe { sys::cuEventRecord(mark.raw, self.raw()) })
     }
 
     /// What is put into this stream from now on is done after that place; the host does not wait.
@@ -97,9 +112,9 @@ impl Stream {
     ///
     /// What the driver says.
     pub fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
-        let _bound = self.gpu.bind()?;
+        let _bound = self.gpu().bind()?;
         // SAFETY: as above; zero is the only flag.
-        self.gpu.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, mark.raw, 0) })
+        self.gpu().check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw(), mark.raw, 0) })
     }
 
     /// Puts a copy into the stream: `bytes` from one address to another, each on a GPU or in host
@@ -118,10 +133,10 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        let _bound = self.gpu.bind()?;
+        let _bound = self.gpu().bind()?;
         // SAFETY: by this function's contract.
-        let code = unsafe { sys::cuMemcpyAsync(into as u64, from as u64, bytes, self.raw) };
-        self.gpu.check("cuMemcpyAsync", code)
+        let code = unsafe { sys::cuMemcpyAsync(into as u64, from as u64, bytes, self.raw()) };
+        self.gpu().check("cuMemcpyAsync", code)
     }
 
     /// Puts into the stream that `bytes` of the GPU's memory become this byte.
@@ -138,10 +153,10 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        let _bound = self.gpu.bind()?;
+        let _bound = self.gpu().bind()?;
         // SAFETY: by this function's contract.
-        let code = unsafe { sys::cuMemsetD8Async(into as u64, byte, bytes, self.raw) };
-        self.gpu.check("cuMemsetD8Async", code)
+        let code = unsafe { sys::cuMemsetD8Async(into as u64, byte, bytes, self.raw()) };
+        self.gpu().check("cuMemsetD8Async", code)
     }
 
     /// Waits for what pleach itself has put into a stream of its own.
@@ -150,7 +165,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for Handle {
     fn drop(&mut self) {
         if self.is_owned
             && let Ok(_bound) = self.gpu.bind()

@@ -118,7 +118,7 @@ impl Kernels {
 /// The index of an operation that is not bitwise.
 fn arithmetic(op: ReduceOp) -> usize {
     match op {
-        ReduceOp::Sum | ReduceOp::Avg => 0,
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => 0,
         ReduceOp::Prod => 1,
         ReduceOp::Min => 2,
         _ => 3,

@@ -16,23 +16,24 @@
 //! and the table in docs/performance.md).
 
 mod digits;
+mod elements;
 mod quick;
 mod rounding;
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16};
-use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use self::digits::{Leading, Window, leading, parts};
+use self::elements::Elements;
 use self::quick::Quick;
 use self::rounding::{Float, nearest};
-use super::{Buffer, CollectiveError, Element, Group};
+use super::bound::BoundCall;
+use super::{Buffer, CollectiveError, Group};
 use crate::call::{Amount, Counts};
 use crate::compute::{F8E4M3, F8E5M2};
+use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
 /// Elements of a block.
 const BLOCK_ELEMENTS: usize = 16 << 10;
@@ -48,24 +49,6 @@ const NAN: i64 = 1;
 const INFINITY: i64 = 1 << COUNT_BITS;
 const NEGATIVE_INFINITY: i64 = 1 << (2 * COUNT_BITS);
 
-/// Runs the body with the data as the float that they are.
-macro_rules! with_float {
-    ($element:ident, $data:ident, |$typed:ident| $body:expr) => {
-        match $element::DATA_TYPE {
-            DataType::F64 => with_float!(f64, $data, $typed, $body),
-            DataType::F32 => with_float!(f32, $data, $typed, $body),
-            DataType::F16 => with_float!(f16, $data, $typed, $body),
-            DataType::Bf16 => with_float!(bf16, $data, $typed, $body),
-            DataType::F8E4M3 => with_float!(F8E4M3, $data, $typed, $body),
-            DataType::F8E5M2 => with_float!(F8E5M2, $data, $typed, $body),
-            integer => unreachable!("{integer} is exact as it is"),
-        }
-    };
-    ($float:ty, $data:ident, $typed:ident, $body:expr) => {{
-        let $typed: &mut [$float] = cast_slice_mut($data);
-        $body
-    }};
-}
 /// Carries exact operations out. Keeps the memory that they work in.
 #[derive(Debug, Default)]
 pub(crate) struct Exact {
@@ -74,69 +57,37 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
-    /// Replaces `data` by the exact sum or average of all ranks'.
-    pub(crate) fn all_reduce<T: Element>(
-        &self,
-        group: &Group,
-        data: &mut [T],
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let group = marked(group, Collective::AllReduce, T::DATA_TYPE, op, data.len());
-        with_float!(T, data, |data| {
-            let cells = Cell::from_mut(data).as_slice_of_cells();
-            let read = |block: Range<usize>| cells[block].iter().map(Cell::get);
-            self.run(&group, cells.len(), op, read, |at, number| cells[at].set(number))
-        })
+    /// Stores the exact sum or average of all ranks' inputs, or this rank's part of it, where the
+    /// call wants it.
+    pub(super) fn carry_out(&self, group: &Group, call: &BoundCall) -> Result<(), CollectiveError> {
+        let group = &marked(group, call);
+        match call.data_type {
+            DataType::F64 => self.reduce::<f64>(group, call),
+            DataType::F32 => self.reduce::<f32>(group, call),
+            DataType::F16 => self.reduce::<f16>(group, call),
+            DataType::Bf16 => self.reduce::<bf16>(group, call),
+            DataType::F8E4M3 => self.reduce::<F8E4M3>(group, call),
+            DataType::F8E5M2 => self.reduce::<F8E5M2>(group, call),
+            integer => unreachable!("{integer} is exact as it is"),
+        }
     }
 
-    /// The same at the root alone.
-    pub(crate) fn reduce<T: Element>(
-        &self,
-        group: &Group,
-        data: &mut [T],
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        let is_root = group.rank() == root;
-        let group = marked(group, Collective::Reduce { root }, T::DATA_TYPE, op, data.len());
-        with_float!(T, data, |data| {
-            let cells = Cell::from_mut(data).as_slice_of_cells();
-            let store = |at: usize, number| {
-                if is_root {
-                    cells[at].set(number);
-                }
-            };
-            self.run(&group, cells.len(), op, |block| cells[block].iter().map(Cell::get), store)
-        })
-    }
-
-    /// Stores this rank's part of the exact sum or average of all ranks' inputs.
-    pub(crate) fn reduce_scatter<T: Element>(
-        &self,
-        group: &Group,
-        input: &[T],
-        output: &mut [T],
-        counts: &Counts,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let first = match counts {
-            Counts::Listed(list) => list.iter().take(group.rank() as usize).sum(),
-            _ => group.rank() as usize * output.len(),
+    fn reduce<T: Float>(&self, group: &Group, call: &BoundCall) -> Result<(), CollectiveError> {
+        let (input, output) = (Elements::<T>::of(&call.input), Elements::<T>::of(&call.output));
+        let rank = group.rank() as usize;
+        let first = match (call.collective, &call.counts) {
+            (Collective::ReduceScatter, Counts::Listed(list)) => list.iter().take(rank).sum(),
+            (Collective::ReduceScatter, _) => rank * output.len(),
+            _ => 0,
         };
-        let mark = match counts.amount() {
-            Amount::Listed { all, digest } => all ^ u64::from(digest) << 32,
-            _ => output.len() as u64,
+        let read = |block: Range<usize>| input.iter(block);
+        // A block is read before its result is stored, so in place the input is there still.
+        let store = |at: usize, number| {
+            if let Some(at) = at.checked_sub(first) {
+                output.set(at, number);
+            }
         };
-        let group = marked(group, Collective::ReduceScatter, T::DATA_TYPE, op, mark as usize);
-        with_float!(T, output, |output| {
-            let input = cast_slice(input);
-            let store = |at: usize, number| {
-                if let Some(place) = at.checked_sub(first).and_then(|at| output.get_mut(at)) {
-                    *place = number;
-                }
-            };
-            self.run(&group, input.len(), op, |block| input[block].iter().copied(), store)
-        })
+        self.run(group, input.len(), call.op, read, store)
     }
 
     /// Calls `store` with every element of the result; `read` gives this rank's, each before the
@@ -184,14 +135,18 @@ impl Exact {
 
 /// The group with a tag that tells this call from others: the integer collectives of different
 /// calls may look the same.
-fn marked(group: &Group, collective: Collective, data_type: DataType, op: ReduceOp, count: usize) -> Group {
-    let kind = match collective {
+fn marked(group: &Group, call: &BoundCall) -> Group {
+    let kind = match call.collective {
         Collective::Reduce { root } => 2 + u64::from(root),
         Collective::ReduceScatter => 1,
         _ => 0,
     };
+    let amount = match call.counts.amount() {
+        Amount::Listed { all, digest } => all ^ u64::from(digest) << 32,
+        _ => (call.input.len() / call.data_type.bytes()) as u64,
+    };
     let mut mark = 0u64;
-    for word in [kind, data_type as u64, op as u64, count as u64] {
+    for word in [kind, call.data_type as u64, call.op.code(), amount] {
         mark = (mark ^ word).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mark ^= mark >> 29;
     }

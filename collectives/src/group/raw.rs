@@ -1,0 +1,172 @@
+//! Operations on memory whose element type is known when the program runs, as callers from C and
+//! Python have it: no generic parameter stands between them and an [`Operation`].
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use pleach_transport::Slice;
+
+use super::batch::BorrowedData;
+use super::data::{Buffer, Element, Operand, OwnedData, private};
+use super::error::CollectiveError;
+use super::gpu::{GpuBuffer, Held};
+use super::operation::{Call, Form, Operands, Operation};
+use super::summary::Summary;
+use crate::engine::{Address, Bytes};
+use pleach_vocabulary::{Collective, DataType, ReduceOp};
+
+/// Where elements of a raw operation are, and how many: at an address of the host's memory, or in a
+/// buffer, which stays as long as this names it.
+#[derive(Clone, Debug)]
+pub struct RawData {
+    place: Place,
+    count: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Address(Address),
+    /// Registered with the group of this number.
+    Buffer {
+        memory: Slice,
+        group: u64,
+        held: usize,
+        held_type: DataType,
+    },
+    GpuBuffer {
+        memory: Arc<Held>,
+        held: usize,
+        held_type: DataType,
+    },
+}
+
+impl RawData {
+    /// So many elements from an address on; null where there are none. Where they are already
+    /// registered, or on a GPU, name their buffer.
+    #[must_use]
+    pub fn at(address: *mut c_void, count: usize) -> Self {
+        Self { place: Place::Address(Address(address.cast())), count }
+    }
+
+    /// The elements of a buffer.
+    #[must_use]
+    pub fn of<T: Element>(buffer: &Buffer<T>) -> Self {
+        let ((memory, group), held) = (buffer.held(), buffer.len());
+        Self { place: Place::Buffer { memory, group, held, held_type: T::DATA_TYPE }, count: held }
+    }
+
+    /// The elements of a buffer on a GPU.
+    #[must_use]
+    pub fn of_gpu<T: Element>(buffer: &GpuBuffer<T>) -> Self {
+        let (memory, held) = (buffer.held(), buffer.len());
+        Self { place: Place::GpuBuffer { memory, held, held_type: T::DATA_TYPE }, count: held }
+    }
+
+    /// The first of them alone.
+    #[must_use]
+    pub fn first(self, count: usize) -> Self {
+        Self { count, ..self }
+    }
+
+    fn expect(&self, data_type: DataType) -> Result<(), CollectiveError> {
+        let (count, size) = (self.count, data_type.bytes());
+        if count.checked_mul(size).is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(CollectiveError::TooLong { count, data_type });
+        }
+        match self.place {
+            Place::Address(Address(base)) if count > 0 && base.is_null() => {
+                Err(CollectiveError::Null { count })
+            }
+            Place::Address(Address(base)) if !(base as usize).is_multiple_of(size) => {
+                Err(CollectiveError::Misaligned { data_type, address: base as u64 })
+            }
+            Place::Address(_) => Ok(()),
+            Place::Buffer { held, held_type, .. } | Place::GpuBuffer { held, held_type, .. } => {
+                let is_there = held_type == data_type && count <= held;
+                let other = CollectiveError::OtherElements { held_type, held, data_type, count };
+                if is_there { Ok(()) } else { Err(other) }
+            }
+        }
+    }
+
+    fn operand(&self, group: u64, size: usize) -> Result<Operand, CollectiveError> {
+        let bytes = self.count * size;
+        let bytes = match &self.place {
+            Place::Address(Address(base)) => private(*base, bytes),
+            Place::Buffer { memory, group: of, .. } if *of == group => {
+                Bytes::Registered(memory.slice(0..bytes).expect("looked at before"))
+            }
+            Place::Buffer { memory, .. } => private(memory.as_ptr(), bytes),
+            Place::GpuBuffer { memory, .. } => return memory.operand(group, self.count, size),
+        };
+        Ok(Operand::on_host(bytes, self.count))
+    }
+}
+
+/// The memory of a raw operation: its input and its output, or the only one.
+#[derive(Clone, Debug)]
+pub struct RawPair {
+    size: usize,
+    first: Option<RawData>,
+    second: Option<RawData>,
+}
+
+impl Operation<RawPair> {
+    /// An operation on elements of a type that is known when the program runs. Of the ends of a
+    /// message the other rank is looked at; who gives no input receives.
+    ///
+    /// In place are input and output that name the same memory, or a rank's own block at its place
+    /// among all blocks; otherwise they must not overlap. What a rank has no part in may be `None`.
+    /// Blocks of different lengths: [`Operation::with_counts`].
+    ///
+    /// # Errors
+    ///
+    /// The memory cannot hold such elements: it is null or misaligned, or a buffer of others. What
+    /// a group finds wrong it says when the operation is run, started, prepared or added.
+    ///
+    /// # Safety
+    ///
+    /// From the first time that the operation is run, started, prepared or added to a batch, until
+    /// the call has returned, the [`Pending`](super::Pending) has ended, the
+    /// [`Persistent`](super::Persistent) is gone or the batch has returned or ended, both are memory
+    /// of this process with so many elements. Nobody else writes there while a call is under way,
+    /// nor reads the output.
+    pub unsafe fn from_raw(
+        collective: Collective,
+        data_type: DataType,
+        op: ReduceOp,
+        input: Option<RawData>,
+        output: Option<RawData>,
+    ) -> Result<Self, CollectiveError> {
+        input.iter().chain(&output).try_for_each(|data| data.expect(data_type))?;
+        let form = match collective {
+            Collective::SendRecv { .. } if input.is_none() => Form::Received,
+            Collective::SendRecv { .. } => Form::Sent,
+            Collective::Barrier => Form::Nothing,
+            _ => Form::Apart,
+        };
+        let operands = Operands::Two(|RawPair { size, first, second }: &mut RawPair, group| {
+            let operand = |data: &Option<RawData>| match data {
+                Some(data) => data.operand(group, *size),
+                None => Ok(Operand::none()),
+            };
+            Ok([operand(first)?, operand(second)?])
+        });
+        // The only memory of a message comes first.
+        let [first, second] = if form == Form::Received { [output, None] } else { [input, output] };
+        let call = Call { collective, data_type, op, form, counts: None };
+        Ok(Self::untyped(call, RawPair { size: data_type.bytes(), first, second }, operands))
+    }
+}
+
+impl OwnedData for RawPair {}
+impl BorrowedData<'_> for RawPair {}
+
+impl Summary for RawPair {
+    fn summarize(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |data: &Option<RawData>| data.as_ref().map_or(0, |data| data.count);
+        write!(formatter, "RawPair({} and {} elements)", count(&self.first), count(&self.second))
+    }
+}
