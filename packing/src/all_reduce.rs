@@ -82,6 +82,7 @@ pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) 
 ///
 /// When there are fewer than two ranks.
 #[must_use]
+#[cfg(feature = "compare")]
 pub(crate) fn pack_in_two_phases(topology: &Topology, trees_per_root: Option<u32>) -> Option<Packing> {
     let (joints, bound, certificate) = joined(topology)?;
     let both_ways =

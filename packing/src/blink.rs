@@ -22,7 +22,8 @@ use pleach_vocabulary::{Collective, Rank};
 
 use super::EDGES_MAX;
 use super::Tree;
-use super::shape::{self, Weighted};
+use super::scale::fitted;
+use super::shape::Weighted;
 use crate::topology::Topology;
 
 mod arborescence;
@@ -140,7 +141,7 @@ fn switched(
         }
         _ => every_use(&shapes, ranks, collective)?,
     };
-    shape::fitted(topology, collective, trees).ok_or(BlinkError::Unjoined { from: 0, to: 1 })
+    fitted(topology, collective, trees).ok_or(BlinkError::Unjoined { from: 0, to: 1 })
 }
 
 /// The trees of all shapes, where these are not too many.

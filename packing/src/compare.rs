@@ -20,7 +20,8 @@ use super::all_reduce::pack_in_two_phases;
 use super::blink::hybrid::{Classes, Split};
 use super::blink::{self, BlinkError, BlinkOptions};
 use super::double_tree_edges;
-use super::shape::{Shape, Weighted, beside, fitted, ways_from};
+use super::scale::fitted;
+use super::shape::{Shape, Weighted, beside, ways_from};
 use super::{Packing, Rate, Strategy, greedy, ring};
 use crate::topology::Topology;
 

@@ -198,12 +198,6 @@ impl Supply {
         }
     }
 
-    /// The sum of the demands.
-    #[must_use]
-    pub(crate) fn total(&self) -> Amount {
-        self.total
-    }
-
     /// How much a rank lacks of the sum of all demands. Where it lacks any, [`Supply::is_inside`]
     /// tells the cut.
     pub(crate) fn lacks(&mut self, rank: usize) -> Amount {

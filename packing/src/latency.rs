@@ -13,7 +13,7 @@
 use num_rational::Ratio;
 use pleach_vocabulary::{Collective, Rank};
 
-use super::shape::fitted;
+use super::scale::fitted;
 use super::{Edge, PackError, PackOptions, Packing, Path, Rate, Tree, pack};
 use crate::topology::{Link, NodeId, Topology};
 

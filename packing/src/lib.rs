@@ -68,8 +68,10 @@ mod renumbered;
 pub mod ring;
 #[cfg(test)]
 pub(crate) mod samples;
+mod scale;
 mod search;
 mod shallow;
+#[cfg(feature = "compare")]
 mod shape;
 mod split;
 mod strategy;

@@ -19,7 +19,8 @@ use std::collections::BTreeMap;
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::shape::{Shape, Way, Weighted, merged};
+use super::scale::merged;
+use super::shape::{Shape, Way, Weighted};
 use super::{Rate, Tree};
 use crate::topology::{NodeId, Topology};
 

@@ -2,13 +2,14 @@
 //! not compute an optimum make packings of them.
 //!
 //! **Invariant:** a [`Shape`] spans all ranks, and each of its edges goes over one path. What comes
-//! out of [`Weighted::trees`] has no tree twice; after [`fitted`] no link carries more than it can
-//! and one is full.
+//! out of [`Weighted::trees`] has no tree twice; after [`fitted`](super::scale::fitted) no
+//! link carries more than it can and one is full.
 
 use std::collections::BTreeMap;
 
 use pleach_vocabulary::{Collective, Rank};
 
+use super::scale::merged;
 use super::{Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
@@ -126,59 +127,6 @@ fn branches(shape: &Shape, ranks: u32, root: Rank, weight: Rate, inward: bool) -
 fn edges(ways: Vec<Way>, weight: Rate) -> Vec<Edge> {
     let edge = |way: Way| Edge { from: way.from, to: way.to, paths: vec![Path { hops: way.hops, weight }] };
     ways.into_iter().map(edge).collect()
-}
-
-/// Trees that are the same become one of the sum of their weights. Each edge has one path.
-pub(super) fn merged(trees: Vec<Tree>) -> Vec<Tree> {
-    let mut places: BTreeMap<(Rank, Vec<Vec<NodeId>>), usize> = BTreeMap::new();
-    let mut merged: Vec<Tree> = Vec::new();
-    for tree in trees {
-        let mut ways: Vec<_> = tree.edges.iter().map(|edge| edge.paths[0].hops.clone()).collect();
-        ways.sort_unstable();
-        let place = *places.entry((tree.root, ways)).or_insert(merged.len());
-        match merged.get_mut(place) {
-            Some(same) => scale_to(same, same.weight + tree.weight),
-            None => merged.push(tree),
-        }
-    }
-    merged
-}
-
-fn scale_to(tree: &mut Tree, weight: Rate) {
-    let factor = weight / tree.weight;
-    tree.weight = weight;
-    for path in tree.edges.iter_mut().flat_map(|edge| &mut edge.paths) {
-        path.weight *= factor;
-    }
-}
-
-/// By how much all weights can be multiplied until a link is full; none where nothing moves or a
-/// link is missing.
-pub(super) fn room(topology: &Topology, collective: Collective, trees: &[Tree]) -> Option<Rate> {
-    let mut loads: BTreeMap<(NodeId, NodeId), Rate> = BTreeMap::new();
-    for path in trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths) {
-        for pair in path.hops.windows(2) {
-            *loads.entry((pair[0], pair[1])).or_default() += path.weight;
-            if collective == Collective::AllReduce {
-                *loads.entry((pair[1], pair[0])).or_default() += path.weight;
-            }
-        }
-    }
-    let mut least: Option<Rate> = None;
-    for ((from, to), load) in loads {
-        let room = Rate::from(i128::from(topology.link(from, to)?.bytes_per_s)) / load;
-        least = Some(least.map_or(room, |least| least.min(room)));
-    }
-    least
-}
-
-/// The same trees with all weights multiplied until a link is full.
-pub(super) fn fitted(topology: &Topology, collective: Collective, mut trees: Vec<Tree>) -> Option<Vec<Tree>> {
-    let room = room(topology, collective, &trees)?;
-    for tree in &mut trees {
-        scale_to(tree, tree.weight * room);
-    }
-    Some(trees)
 }
 
 /// A packing of these trees, beside the bound that an optimal one has.

@@ -8,8 +8,8 @@
 //! trees to many ranks so that links of an orbit share the load evenly.
 //!
 //! **Invariant:** every generator has been looked at link by link. The search is bounded: beyond
-//! its limits there are fewer generators, smaller orbits and [`Symmetry::is_complete`] is false,
-//! never a permutation that is no automorphism.
+//! its limits there are fewer generators and smaller orbits, never a permutation that is no
+//! automorphism.
 //!
 //! After B. D. McKay and A. Piperno, Practical graph isomorphism II (2014), and H. Katebi, K. A.
 //! Sakallah and I. L. Markov, Symmetry and satisfiability: an update (2010).
@@ -30,17 +30,12 @@ mod semiregular;
 #[cfg(test)]
 mod tests;
 
-/// Arcs and nodes that one search looks at, at most: about two seconds of work.
-const WORK_MAX: u64 = 400_000_000;
+/// Of one search: about two seconds of work, and how many nodes are singled out in vain on the way
+/// to one automorphism, and one after the other.
+const LIMITS: Limits = Limits { work: 400_000_000, failures: 2_000, depth: 4_096 };
 
-/// The same for an order of all nodes: some tenths of a second.
+/// Work for an order of all nodes: some tenths of a second.
 const ORDER_WORK_MAX: u64 = 50_000_000;
-
-/// Nodes singled out in vain on the way to one automorphism.
-const FAILURES_MAX: u32 = 2_000;
-
-/// Nodes singled out one after the other.
-const DEPTH_MAX: usize = 4_096;
 
 /// Most nodes of a topology that is searched.
 pub(crate) const SYMMETRY_NODES_MAX: usize = 8_192;
@@ -49,13 +44,8 @@ pub(crate) const SYMMETRY_NODES_MAX: usize = 8_192;
 #[derive(Clone, Debug)]
 pub(crate) struct Symmetry {
     generators: Vec<Permutation>,
-    basic_orbits: Vec<u32>,
     node_orbits: Vec<u32>,
     node_orbit_count: usize,
-    link_orbits: Vec<u32>,
-    link_orbit_count: usize,
-    complete: bool,
-    work: u64,
 }
 
 impl Symmetry {
@@ -69,34 +59,16 @@ impl Symmetry {
     #[must_use]
     pub(crate) fn fixing(topology: &Topology, fixed: &[NodeId]) -> Self {
         if topology.nodes().len() > SYMMETRY_NODES_MAX {
-            return Self::made_of(topology, Vec::new(), Vec::new(), false, 0);
+            return Self::made_of(topology, Vec::new());
         }
-        let limits = Limits { work: WORK_MAX, failures: FAILURES_MAX, depth: DEPTH_MAX };
-        let found = automorphisms(&graph_fixing(topology, fixed), limits);
-        Self::made_of(topology, found.generators, found.basic_orbits, found.complete, found.work)
+        Self::made_of(topology, automorphisms(&graph_fixing(topology, fixed), LIMITS).generators)
     }
 
-    fn made_of(
-        topology: &Topology,
-        generators: Vec<Permutation>,
-        basic_orbits: Vec<u32>,
-        complete: bool,
-        work: u64,
-    ) -> Self {
+    fn made_of(topology: &Topology, generators: Vec<Permutation>) -> Self {
         let mut nodes = Classes::new(topology.nodes().len());
         generators.iter().for_each(|generator| nodes.merge_along(generator));
         let (node_orbits, node_orbit_count) = nodes.numbered();
-        let (link_orbits, link_orbit_count) = link_orbits(topology, &generators);
-        Self {
-            generators,
-            basic_orbits,
-            node_orbits,
-            node_orbit_count,
-            link_orbits,
-            link_orbit_count,
-            complete,
-            work,
-        }
+        Self { generators, node_orbits, node_orbit_count }
     }
 
     /// Automorphisms of which all others are products.
@@ -111,18 +83,6 @@ impl Symmetry {
         self.generators.is_empty()
     }
 
-    /// Whether the search met no limit, so that there are no other automorphisms.
-    #[must_use]
-    pub(crate) fn is_complete(&self) -> bool {
-        self.complete
-    }
-
-    /// Numbers whose product is how many automorphisms there are, where the search was complete.
-    #[must_use]
-    pub(crate) fn order_factors(&self) -> &[u32] {
-        &self.basic_orbits
-    }
-
     /// The number of a node's orbit. Orbits are numbered in the order of their first nodes.
     #[must_use]
     pub(crate) fn node_orbit(&self, node: NodeId) -> usize {
@@ -135,19 +95,6 @@ impl Symmetry {
         self.node_orbit_count
     }
 
-    /// The number of the orbit of a link, by its place in [`Topology::links`]. Orbits are numbered
-    /// in the order of their first links.
-    #[must_use]
-    pub(crate) fn link_orbit(&self, link: usize) -> usize {
-        self.link_orbits[link] as usize
-    }
-
-    /// How many orbits of links there are.
-    #[must_use]
-    pub(crate) fn link_orbit_count(&self) -> usize {
-        self.link_orbit_count
-    }
-
     /// The first rank of every orbit of ranks.
     #[must_use]
     pub(crate) fn rank_representatives(&self, topology: &Topology) -> Vec<Rank> {
@@ -155,34 +102,6 @@ impl Symmetry {
         let is_first =
             |&rank: &Rank| !std::mem::replace(&mut seen[self.node_orbit(topology.node(rank))], true);
         (0..topology.ranks()).filter(is_first).collect()
-    }
-
-    /// For every node of this one's orbit an automorphism that carries this one to it; none for
-    /// other nodes.
-    #[must_use]
-    pub(crate) fn transversal(&self, of: NodeId) -> Vec<Option<Permutation>> {
-        let nodes = self.node_orbits.len();
-        let mut carried: Vec<Option<Permutation>> = vec![None; nodes];
-        carried[of.0 as usize] = Some(Permutation::identity(nodes));
-        let mut reached = vec![of.0];
-        let mut next = 0;
-        while let Some(&node) = reached.get(next) {
-            next += 1;
-            for generator in &self.generators {
-                let image = generator.of(node);
-                if carried[image as usize].is_none() {
-                    carried[image as usize] = carried[node as usize].as_ref().map(|to| to.then(generator));
-                    reached.push(image);
-                }
-            }
-        }
-        carried
-    }
-
-    /// Arcs and nodes that were looked at.
-    #[must_use]
-    pub(crate) fn work(&self) -> u64 {
-        self.work
     }
 }
 

@@ -53,12 +53,6 @@ impl Permutation {
         Self(images)
     }
 
-    /// Whether it leaves everything where it is.
-    #[must_use]
-    pub(crate) fn is_identity(&self) -> bool {
-        self.0.iter().enumerate().all(|(node, &image)| node as u32 == image)
-    }
-
     /// Which nodes go round in which circles, those of one node as well; each begins with its
     /// smallest.
     #[must_use]

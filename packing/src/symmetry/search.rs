@@ -34,10 +34,13 @@ pub(super) struct Found {
     pub(super) generators: Vec<Permutation>,
     /// How many nodes each node of the first path is carried to by what leaves those before it:
     /// their product is how many automorphisms there are.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
     pub(super) basic_orbits: Vec<u32>,
     /// Whether the limits were not met.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
     pub(super) complete: bool,
     /// Arcs and nodes looked at.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
     pub(super) work: u64,
 }
 

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 
 use pleach_vocabulary::Rank;
 
-use super::{Limits, Permutation, Symmetry, automorphisms, carried_link, graph, link_orbits};
+use super::{Limits, Permutation, Symmetry, automorphisms, graph, link_orbits};
 use crate::digraph::greatest_divisor;
 use crate::flow::Amount;
 use crate::topology::{NodeId, Topology};
@@ -57,12 +57,6 @@ impl Semiregular {
     #[must_use]
     pub(crate) fn of(topology: &Topology, symmetry: &Symmetry) -> Self {
         Self::made_of(topology, grown(topology, symmetry))
-    }
-
-    /// Only the identity.
-    #[must_use]
-    pub(crate) fn trivial(topology: &Topology) -> Self {
-        Self::made_of(topology, Group::trivial(topology))
     }
 
     fn made_of(topology: &Topology, group: Group) -> Self {
@@ -116,12 +110,6 @@ impl Semiregular {
     #[must_use]
     pub(crate) fn link_orbit_sizes(&self) -> &[u32] {
         &self.link_orbit_sizes
-    }
-
-    /// Where an element (by number) carries a link.
-    #[must_use]
-    pub(crate) fn carried_link(&self, topology: &Topology, link: usize, element: usize) -> usize {
-        carried_link(topology, link, &self.elements[element])
     }
 }
 
@@ -217,7 +205,7 @@ fn commuting(topology: &Topology, symmetry: &Symmetry, group: &Group) -> Vec<Per
         let label = u64::MAX - index as u64;
         arcs.extend(generator.images().iter().enumerate().map(|(node, &image)| (node as u32, image, label)));
     }
-    let limits = Limits { work: COMMUTING_WORK_MAX, failures: super::FAILURES_MAX, depth: super::DEPTH_MAX };
+    let limits = Limits { work: COMMUTING_WORK_MAX, ..super::LIMITS };
     automorphisms(&graph(topology, arcs), limits).generators
 }
 

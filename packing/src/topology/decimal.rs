@@ -9,6 +9,7 @@
 const GB_PER_S_DECIMALS: u32 = 9;
 
 /// Decimals of a latency: 1 µs is 10³ ns.
+#[cfg(feature = "files")]
 pub(super) const US_DECIMALS: u32 = 3;
 
 /// Most powers of ten that an exponent may say; with the digits of a 64-bit number no more have a
