@@ -84,6 +84,10 @@ impl VerbsDevice {
 
     /// The control stream to a peer is open: makes queue pairs and tells the peer of them.
     pub(super) fn greet(&mut self, peer: Rank) {
+        // Severed, or given up, since the stream opened.
+        if !matches!(self.peers[peer as usize], Peer::Joining(_)) {
+            return;
+        }
         let cells = self.cells(peer);
         let made = Pair::new(&self.nics, peer, cells, self.sizes, self.stripe_bytes, || random_key().0);
         let made = made.and_then(|pair| {

@@ -26,7 +26,7 @@ impl Connection {
         }
     }
 
-    /// The peer whose it is; of somebody who dialed this rank and is not proved, none.
+    /// The peer that it belongs to; none while somebody who dialed this rank has proved nothing.
     pub(super) fn peer(&self) -> Option<Rank> {
         match self {
             Self::Handshake(proving) => proving.origin.dialed().map(|(peer, _)| peer),
