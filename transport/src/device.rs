@@ -440,8 +440,8 @@ pub unsafe trait Device: Send {
     /// See [`SubmitError`]; nothing has happened then.
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// Starts a transfer that is only a notice, with no bytes but its payload. It counts and ends as
-    /// every other transfer does. Lines 1, 2, 3 and 5.
+    /// Starts a transfer that is only a notice, with no bytes but its payload. A notice counts and
+    /// ends as every other transfer does. Lines 1, 2, 3 and 5.
     ///
     /// # Errors
     ///
