@@ -53,6 +53,7 @@
 //! | rank | a process of a job, numbered from 0 | MPI, NCCL: the same |
 //! | group | the ranks that take part, as a user holds them | MPI, NCCL: communicator; PyTorch: process group |
 //! | colour, key | to which part of a split group a rank goes; how ranks are numbered there | MPI: `MPI_Comm_split` |
+//! | operation | a call as a value: what is asked for, and the memory that it works on | PyTorch: `P2POp`; cuBLASLt: matmul descriptor |
 //! | pending | a call under way, which owns its memory | MPI: request; PyTorch: `Work` |
 //! | persistent | a call that is planned once and run often | MPI: persistent collective |
 //! | batch, bucket | calls that are carried out together; those of them that are fused into one | NCCL: group call; PyTorch: bucket |

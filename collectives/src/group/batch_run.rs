@@ -1,7 +1,7 @@
 //! Calls of a batch that are under way, on memory that the batch borrows or owns.
 //!
-//! **Invariant:** a run of a batch that is gone has waited for all of them, or has left that to who has
-//! their memory, so what they worked on is nobody else's again.
+//! **Invariant:** a run of a batch that is gone has waited for all of them, or has left that to who
+//! has their memory, so what they worked on is nobody else's again.
 
 use std::sync::Arc;
 

@@ -192,8 +192,8 @@ impl Group {
     }
 
     /// `len` zeroed elements in the memory of the group's GPU. Where peers reach it
-    /// ([`GroupInfo::reaches_gpu`](super::GroupInfo::reaches_gpu)) collectives read and write it in place; other buffers are copied to
-    /// and from memory that peers reach.
+    /// ([`GroupInfo::reaches_gpu`](super::GroupInfo::reaches_gpu)) collectives read and write it in
+    /// place; other buffers are copied to and from memory that peers reach.
     ///
     /// # Errors
     ///

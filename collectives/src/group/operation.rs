@@ -250,8 +250,8 @@ impl Operation<()> {
 impl<D> Operation<D> {
     /// The same with blocks of different lengths: that of rank `r` has `counts[r]` elements.
     ///
-    /// All ranks pass the same counts to an all-gather and to a reduce-scatter. Of a gather and of a
-    /// scatter only the root's are looked at; those of the others may be empty. Each two ranks
+    /// All ranks pass the same counts to an all-gather and to a reduce-scatter. Of a gather and of
+    /// a scatter only the root's are looked at; those of the others may be empty. Each two ranks
     /// compare what goes between them before a byte is moved.
     pub fn with_counts(self, counts: &[usize]) -> Self {
         self.with_block_counts(BlockCounts::Listed(counts.to_vec()))

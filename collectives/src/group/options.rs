@@ -32,9 +32,9 @@ pub struct Options {
     /// for each size.
     pub algorithm: Option<Algorithm>,
     /// Measured choices of algorithms, which calls keep to where no algorithm is named; the same on
-    /// all ranks. None unless changed; [`Options::from_env`] takes `PLEACH_CHOICES`. Without a table for the world that is
-    /// joined the built-in choices serve, and rank 0 warns; groups that are split from it take
-    /// theirs where there is one. Groups over a device of the caller's
+    /// all ranks. None unless changed; [`Options::from_env`] takes `PLEACH_CHOICES`. Without a
+    /// table for the world that is joined the built-in choices serve, and rank 0 warns; groups that
+    /// are split from it take theirs where there is one. Groups over a device of the caller's
     /// ([`Connection::into_group`](super::Connection::into_group)) have none.
     pub choices: Pinned,
     /// The links between the ranks, if they are known; the same on all ranks. Then collectives are
@@ -57,8 +57,8 @@ pub struct Options {
     /// Which results are the same bits again; the same on all ranks. [`Reproducible::No`] unless
     /// changed.
     pub reproducible: Reproducible,
-    /// Who carries on what was [started](super::Group::start); each rank as it likes. Usually a thread
-    /// of the group, so that transfers go on while the caller computes.
+    /// Who carries on what was [started](super::Group::start); each rank as it likes. Usually a
+    /// thread of the group, so that transfers go on while the caller computes.
     pub progress: Progress,
     /// What is written down of the group, and where: nothing unless changed;
     /// [`Options::from_env`] takes what [`Observe::from_env`] finds.

@@ -25,8 +25,8 @@ pub enum Progress {
     /// stand still while the caller computes.
     WhenCalled,
     /// Callers, and a thread of the group's own, so that transfers go on while the caller computes.
-    /// The first call that is started starts the thread. It takes a part of a processor while something is
-    /// under way; calls that block are not made slower while nothing is.
+    /// The first call that is started starts the thread. It takes a part of a processor while
+    /// something is under way; calls that block are not made slower while nothing is.
     #[default]
     Thread,
 }

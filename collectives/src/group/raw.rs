@@ -130,9 +130,9 @@ impl Operation<RawPair> {
     ///
     /// From the first time that the operation is run, started, prepared or added to a batch, until
     /// the call has returned, the [`Pending`](super::Pending) has ended, the
-    /// [`Persistent`](super::Persistent) is gone or the batch has returned or ended, both are memory
-    /// of this process with so many elements. Nobody else writes there while a call is under way,
-    /// nor reads the output.
+    /// [`Persistent`](super::Persistent) is gone or the batch has returned or ended, both are
+    /// memory of this process with so many elements. Nobody else writes there while a call is under
+    /// way, nor reads the output.
     pub unsafe fn from_raw(
         collective: Collective,
         data_type: DataType,
