@@ -79,6 +79,8 @@ pub(super) enum Verdict {
     Forgotten = 4,
 }
 
+// A message is decoded, answered and dropped: no list of them is kept.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// Where peers put what is not for the caller's own slices.
