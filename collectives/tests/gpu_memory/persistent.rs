@@ -26,15 +26,10 @@ pub(crate) fn a_prepared_call_gives_the_result_of_the_plain_one_as_often_as_it_i
                     call.store(&own).expect("stored");
                     let stream = &streams[round as usize / 2];
                     if round % 2 == 0 {
-                        call.on(&stream).run().expect("run");
+                        call.on(stream).run().expect("run");
                     } else {
-                        call = {
-                            call.on(&stream);
-                            call.start()
-                        }
-                        .expect("started")
-                        .wait()
-                        .expect("ends");
+                        call.on(stream);
+                        call = call.start().expect("started").wait().expect("ends");
                     }
                     let sum = |index| (0..ranks).map(|rank| value(rank, index)).sum::<u32>();
                     let sums: Vec<u32> = (0..len).map(sum).collect();

@@ -327,10 +327,12 @@ fn ranks_that_disagree_learn_both_values_and_both_ranks() {
 fn two_processes_that_claim_one_rank_are_told_so() {
     let mut job = Job::of(4);
     job.processes[3].rank = 1;
-    let results = job.run();
-    for result in results {
+    job.timeout = Duration::from_secs(5);
+    for (process, result) in job.run().into_iter().enumerate() {
         let error = result.expect_err("rank 3 is missing");
-        assert!(error.contains("both claim to be rank 1"), "{error}");
+        let is_told = error.contains("both claim to be rank 1");
+        // Rank 2 may come when the others have ended, and finds nobody then.
+        assert!(is_told || process == 2 && error.contains("rank 0 is missing"), "{error}");
     }
 }
 
