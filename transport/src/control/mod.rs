@@ -254,8 +254,8 @@ impl<M> Control<M> {
         self.shared.take_events()
     }
 
-    /// As [`Device::post`](crate::device::Device::post), or
-    /// [`Device::post_urgent`](crate::device::Device::post_urgent).
+    /// As [`Device::post`](crate::device::Device::post); an urgent message is one of
+    /// [`Urgency::Urgent`](crate::device::Urgency::Urgent).
     pub(crate) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
         let link = self.shared.links.get(peer as usize).ok_or(PostError::NotConnected { peer })?;
         if link.post(peer, message, is_urgent)? {
