@@ -276,6 +276,7 @@ impl DataType {
 
     /// Size of an element in bytes.
     #[must_use]
+    #[inline]
     pub const fn bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::F8E4M3 | Self::F8E5M2 => 1,
@@ -287,6 +288,7 @@ impl DataType {
 
     /// Whether it is one of the floats; otherwise it is an integer.
     #[must_use]
+    #[inline]
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::Bf16 | Self::F8E4M3 | Self::F8E5M2)
     }
@@ -436,6 +438,7 @@ impl ReduceOp {
 
     /// Whether it combines bits and not numbers.
     #[must_use]
+    #[inline]
     pub const fn is_bitwise(self) -> bool {
         matches!(self, Self::And | Self::Or | Self::Xor)
     }

@@ -80,6 +80,7 @@ impl Descriptor {
         hash.max(1)
     }
 
+    #[inline]
     pub(crate) fn to_words(self) -> [u64; DESCRIPTOR_WORDS] {
         let (kind, a, b) = match self.collective {
             Collective::AllReduce => (1u64, 0, 0),

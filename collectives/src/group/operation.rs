@@ -276,7 +276,7 @@ impl<D> Operation<D> {
     }
 
     /// What it is of this group, its arguments checked.
-    #[inline]
+    #[inline(always)]
     pub(super) fn bind(&mut self, group: &Group) -> Result<BoundCall, CollectiveError> {
         let number = group.shared.number;
         match self.operands {

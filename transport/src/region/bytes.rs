@@ -67,6 +67,7 @@ impl Slice {
     ///
     /// As long as the result or a copy of it is used, something holds this slice's region.
     #[must_use]
+    #[inline]
     pub unsafe fn lend(&self) -> LentSlice {
         LentSlice::new(self)
     }
