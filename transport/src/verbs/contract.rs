@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::joining::Joining;
+use super::pair::Pair;
 use super::wire::NICS_MAX;
 use super::{CONTROL_POLLS, FABRIC, OUTBOX_MAX, Peer, VerbsDevice};
 use crate::Rank;
@@ -72,7 +73,9 @@ unsafe impl Device for VerbsDevice {
         };
         let others = &self.known_regions[peer as usize];
         let submitted = pair.submit(&transfer, id, keys, others, &mut self.outbox)?;
-        self.submitted(peer);
+        if is_due(pair, &mut self.due) {
+            self.ring_or_list(peer);
+        }
         Ok(submitted)
     }
 
@@ -87,7 +90,9 @@ unsafe impl Device for VerbsDevice {
             return Err(SubmitError::QueueFull { peer });
         }
         let submitted = pair.notify(notice)?;
-        self.submitted(peer);
+        if is_due(pair, &mut self.due) {
+            self.ring_or_list(peer);
+        }
         Ok(submitted)
     }
 
@@ -173,18 +178,6 @@ unsafe impl Device for VerbsDevice {
 }
 
 impl VerbsDevice {
-    /// Something was submitted to a peer whose pair is open: posts it, or notes that it is to be.
-    #[inline]
-    fn submitted(&mut self, peer: Rank) {
-        let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) else { return };
-        // Mostly it waits for more: then the pair is at hand.
-        if pair.is_due() {
-            self.ring_or_list(peer);
-        } else {
-            pair.list(&mut self.due);
-        }
-    }
-
     /// Takes what has rung since it was armed.
     #[cold]
     fn disarm(&mut self) {
@@ -203,4 +196,15 @@ impl VerbsDevice {
             Some(Peer::Severed) => SubmitError::Severed { peer },
         }
     }
+}
+
+/// Whether what was submitted to a pair is to be posted at once. Mostly it waits for more: then the
+/// pair is listed, while it is at hand.
+#[inline]
+fn is_due(pair: &mut Pair, due: &mut Vec<Rank>) -> bool {
+    let is_due = pair.is_due();
+    if !is_due {
+        pair.list(due);
+    }
+    is_due
 }
