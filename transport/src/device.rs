@@ -124,6 +124,7 @@ pub enum Transfer {
 impl Transfer {
     /// For backends: what can be seen to be wrong before anything is done. Regions must be of this
     /// registry.
+    #[inline(always)] // One caller a backend, on the way of every transfer.
     pub(crate) fn check(&self, registry: &Arc<dyn Registry>, bytes_max: u64) -> Result<(), SubmitError> {
         let (local, source_bytes, destination_bytes) = match self {
             Self::Put { src: Source::Slice(slice), dst, .. } => (Some(slice), slice.len() as u64, dst.len),

@@ -172,13 +172,13 @@ fn launch_all(group: Group, entries: Vec<Entry>, is_run: bool) -> Result<BatchRu
     let mut batch_run = BatchRun::new(group, before, is_run, fused::room(&jobs).min(staging_bytes_max));
     jobs.into_iter().try_for_each(|job| match job {
         Job::Fused(bucket) => batch_run.start_bucket(&bucket),
-        Job::Single(Entry { group, call }) if call.is_exact => {
+        Job::Single(Entry { group, mut call }) if call.is_exact => {
             if !is_run {
                 let (op, data_type) = (call.op, call.data_type);
                 return Err(CollectiveError::NotExact { op, data_type, reason: NotExact::Started });
             }
             batch_run.finish()?;
-            group.blocking(call, None)
+            group.blocking(&mut call, None)
         }
         Job::Single(entry) => batch_run.start(entry),
     })?;

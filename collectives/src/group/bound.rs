@@ -60,6 +60,12 @@ impl BoundCall {
         }
     }
 
+    /// Whether its input or its output is memory that no device knows.
+    #[inline]
+    pub(super) fn is_private(&self) -> bool {
+        matches!(self.input, Bytes::Private { .. }) || matches!(self.output, Bytes::Private { .. })
+    }
+
     /// Refuses it where somebody has freed its memory.
     pub(super) fn expect_alive(&self) -> Result<(), CudaError> {
         self.foreign.iter().flatten().try_for_each(ForeignMemory::expect_alive)

@@ -51,9 +51,7 @@ impl Group {
     /// stay the same slice, or one a part of the other, where they are.
     #[inline]
     pub(super) fn lend(&self, engine: &mut Engine, call: &mut BoundCall) -> Result<Lent, CollectiveError> {
-        let is_private = |bytes: &Bytes| matches!(bytes, Bytes::Private { .. });
-        let is_lent = is_private(&call.input) || is_private(&call.output);
-        if is_lent && self.space() == Space::Host {
+        if call.is_private() && self.space() == Space::Host {
             Self::register_for_call(engine, call)
         } else {
             Ok(Lent::default())

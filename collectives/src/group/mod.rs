@@ -314,7 +314,8 @@ impl Group {
         let bytes = part(&whole, 0..count * size_of::<T>());
         let (collective, counts) = (Collective::AllReduce, Counts::Each(count));
         let (input, output) = (bytes.clone(), bytes);
-        self.blocking(BoundCall::new(collective, T::DATA_TYPE, ReduceOp::Sum, counts, input, output), None)
+        let mut call = BoundCall::new(collective, T::DATA_TYPE, ReduceOp::Sum, counts, input, output);
+        self.blocking(&mut call, None)
     }
 
     /// The name of the algorithm that a call through this handle takes for so many bytes of one

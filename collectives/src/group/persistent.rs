@@ -69,8 +69,8 @@ impl<D> Persistent<D> {
     ///
     /// See [`CollectiveError`].
     pub fn run(&mut self) -> Result<(), CollectiveError> {
-        let call = self.operation.bind(&self.group)?;
-        self.group.blocking(call, self.plan.as_ref())
+        let mut call = self.operation.bind(&self.group)?;
+        self.group.blocking(&mut call, self.plan.as_ref())
     }
 
     /// Has the runs from now on come after the earlier work of this stream.

@@ -14,7 +14,7 @@ use super::planner::Planner;
 use super::premultiplied::Products;
 use super::unwinding::without_unwinding;
 use crate::call::Descriptor;
-use crate::engine::{Plan, RunId};
+use crate::engine::{Bytes, Plan, RunId};
 
 impl Group {
     /// Carries an operation out and returns when this rank's part of it is done.
@@ -22,9 +22,9 @@ impl Group {
     /// # Errors
     ///
     /// See [`CollectiveError`].
-    #[inline]
+    #[inline(always)] // The operation is made by the caller: nothing of it is moved.
     pub fn run<D>(&self, mut operation: Operation<D>) -> Result<(), CollectiveError> {
-        self.blocking(operation.bind(self)?, None)
+        self.blocking(&mut operation.bind(self)?, None)
     }
 
     /// Starts an operation, which owns its memory until it has ended. A borrow that is forgotten
@@ -108,23 +108,23 @@ impl Group {
     /// known.
     pub(super) fn blocking(
         &self,
-        mut call: BoundCall,
+        call: &mut BoundCall,
         plan: Option<&Arc<Plan>>,
     ) -> Result<(), CollectiveError> {
         self.expect_open()?;
         if self.is_ordered() {
-            self.wait_for_stream(&call)?;
+            self.wait_for_stream(call)?;
         }
         // Kept until no device holds it.
         let _products = if call.factor.is_some() { call.premultiply() } else { Products::new() };
         if call.is_exact {
-            return self.exactly(&call);
+            return self.exactly(call);
         }
         let driver = &self.shared.driver;
         let mut core = driver.lock();
-        let lent = self.lend(&mut core.engine, &mut call)?;
+        let lent = if call.is_private() { Some(self.lend(&mut core.engine, call)?) } else { None };
         core.begin_time();
-        let outcome = match self.carry_out(&mut core, &call, plan) {
+        let outcome = match self.carry_out(&mut core, call, plan) {
             Ok(None) => {
                 core.end_time();
                 drop(core);
@@ -136,8 +136,8 @@ impl Group {
                 Err(error)
             }
         };
-        if !lent.is_empty() {
-            drop(call);
+        if let Some(lent) = lent.filter(|lent| !lent.is_empty()) {
+            (call.input, call.output) = (Bytes::None, Bytes::None);
             self.take_back(&lent);
         }
         outcome
