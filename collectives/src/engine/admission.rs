@@ -145,7 +145,7 @@ impl Engine {
     }
 
     pub(super) fn note_completed(&mut self) {
-        self.completed = self.first_unfinished(None);
+        self.completed = if self.order.is_empty() { self.next_run } else { self.first_unfinished(None) };
         if let Some(witness) = &mut self.witness {
             witness.completed(Stream::Collectives.to_word(), self.completed);
         }

@@ -31,6 +31,14 @@ use crate::primitive::AtomicU32;
 use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, random_key};
 
 impl ShmDevice {
+    /// Whether messages have gone out, and goodbyes where this rank leaves.
+    #[cold]
+    fn has_told_all(&self) -> bool {
+        let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_an_end());
+        let has_said_bye = !self.is_leaving || watching.all(|peer| peer.said_bye);
+        has_said_bye && self.shared.directory().is_flushed()
+    }
+
     fn check_post(&self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
@@ -293,14 +301,7 @@ unsafe impl Device for ShmDevice {
     fn flush(&mut self, what: Flush) -> bool {
         self.ring_due();
         let is_carried_out = self.large.is_empty() && self.waiting.is_empty() && self.copies.is_empty();
-        if what == Flush::Transfers {
-            return is_carried_out;
-        }
-        let has_said_bye = || {
-            let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_an_end());
-            !self.is_leaving || watching.all(|peer| peer.said_bye)
-        };
-        is_carried_out && has_said_bye() && self.shared.directory().is_flushed()
+        is_carried_out && (what == Flush::Transfers || self.has_told_all())
     }
 }
 
