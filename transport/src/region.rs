@@ -133,7 +133,7 @@ impl Region {
     /// Whether this region was registered with the device that owns `registry`.
     #[must_use]
     pub fn belongs_to(&self, registry: &Arc<dyn Registry>) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(&self.inner.registry), Arc::as_ptr(registry))
+        Arc::ptr_eq(&self.inner.registry, registry)
     }
 
     /// Bytes `range` of it.
