@@ -82,7 +82,6 @@ pub(super) enum Verdict {
 // A message is decoded, answered and dropped: no list of them is kept.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::large_enum_variant)] // Made and taken apart at once, one at a time.
 pub(super) enum Message {
     /// Where peers put what is not for the caller's own slices.
     Scratch(RemoteSlice),
