@@ -55,7 +55,7 @@ fn messages(group: &Group) -> Result<(), Failure> {
 
 fn errors(group: Group) -> Result<(), Failure> {
     // Rank 0 makes one barrier more than the others, who leave. A rank that is still in the first
-    // barrier when rank 0 notices it is told the same.
+    // barrier when rank 0 sees it is told the same.
     let mut outcome = group.barrier();
     if group.rank() == 0 && outcome.is_ok() {
         let impatient = group.within(Duration::from_millis(200)); // each call's own deadline

@@ -13,12 +13,12 @@
 //! | device | one rank's end of a fabric | NCCL: network plugin and transport; libfabric: endpoint |
 //! | fabric | a kind of device: `sim`, `shm`, `tcp`, `verbs` and hybrids | UCX: transport |
 //! | transfer | a one-sided put, get or atomic operation | verbs: work request; MPI: `MPI_Put`, `MPI_Get` |
-//! | cell | a counter with 48 bytes of payload that a rank keeps for a peer | NVSHMEM: signal; MSCCL++: semaphore |
-//! | notice | adds one to a cell of the target after the bytes of a put | NVSHMEM: put-with-signal; verbs: RDMA write with immediate |
-//! | bell | what a rank sleeps on until a device can have news | verbs: completion channel; Linux: eventfd, futex |
+//! | signal slot | a counter with 48 bytes of payload that a rank keeps for a peer | NVSHMEM: signal object; MSCCL++: semaphore |
+//! | signal | adds one to a signal slot of the target after the bytes of a put | NVSHMEM: put-with-signal; verbs: RDMA write with immediate |
+//! | wake source | what a rank sleeps on until a device can have news | verbs: completion channel; Linux: eventfd, futex |
 //! | responder | answers control messages, also while no thread polls | MPI: progress thread |
 //! | sever | to cut a peer off | verbs: moving a queue pair to the error state |
-//! | silence | the state after severing: the peer changes no byte of local memory | fencing, in distributed systems |
+//! | fence | what holds after severing: the peer changes no byte of local memory | fencing, in distributed systems |
 //! | mapped | a peer's memory at an address of this process | NCCL: P2P direct; CUDA: IPC memory |
 //! | loss | a peer that is gone without goodbye; its kind is the same value on all survivors | NCCL: `ncclRemoteError` |
 //! | reach | how a device reaches one peer: over which fabric, and whether it maps | UCX: endpoint |

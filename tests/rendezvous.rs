@@ -58,7 +58,7 @@ fn rank_process() {
             fabric: variable(FABRIC_VARIABLE)
                 .map_or(FabricChoice::Auto, |text| text.parse().expect("a fabric")),
             knobs: vec![("knob".to_owned(), variable(KNOB_VARIABLE).unwrap_or_default())],
-            cells: 8,
+            signal_slots: 8,
             timeout: variable(TIMEOUT_VARIABLE)
                 .map_or(launcher::PATIENCE, |text| Duration::from_millis(text.parse().expect("a number"))),
         };

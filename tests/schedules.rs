@@ -88,7 +88,7 @@ fn what_schedule_prints_verify_proves() {
 #[test]
 fn a_schedule_without_one_of_its_waits_is_refuted_with_status_1() {
     let (_, text, _) = told(&pleach(&["schedule", "send-recv", "--algorithm", "direct", "--ranks", "2"]));
-    let shorter = text.replacen("1: wait 0 cell 1", "1: wait 0 cell 7", 1);
+    let shorter = text.replacen("1: wait 0 slot 1", "1: wait 0 slot 7", 1);
     assert_ne!(text, shorter, "{text}");
     let (code, stdout, stderr) = Written::new("refuted", &shorter).verified("send-recv");
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
@@ -99,8 +99,8 @@ fn a_schedule_without_one_of_its_waits_is_refuted_with_status_1() {
 fn a_syntax_error_is_told_with_line_and_column_and_status_2() {
     let (_, text, _) =
         told(&pleach(&["schedule", "barrier", "--algorithm", "recursive-doubling", "--ranks", "2"]));
-    let wrong = text.replacen("notify", "notfiy", 1);
-    let line = wrong.lines().position(|line| line.contains("notfiy")).expect("a notify") + 1;
+    let wrong = text.replacen("signal", "notfiy", 1);
+    let line = wrong.lines().position(|line| line.contains("notfiy")).expect("a signal") + 1;
     let (code, _, stderr) = Written::new("syntax", &wrong).verified("barrier");
     assert_eq!(code, Some(2), "{stderr}");
     assert!(stderr.contains(&format!("line {line}, column ")), "{stderr}");

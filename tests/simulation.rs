@@ -92,14 +92,14 @@ fn caught_by(change: impl Fn(&mut Scenario)) -> Vec<Checker> {
 }
 
 #[test]
-fn a_notice_before_its_bytes_is_caught_as_a_race() {
-    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::NoticeBeforeBytes));
+fn a_signal_before_its_bytes_is_caught_as_a_race() {
+    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SignalBeforeBytes));
     assert!(checkers.contains(&Checker::Race), "{checkers:?}");
 }
 
 #[test]
-fn swapped_notices_are_caught_as_a_race() {
-    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::NoticesSwapped));
+fn swapped_signals_are_caught_as_a_race() {
+    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SignalsSwapped));
     assert!(checkers.contains(&Checker::Race), "{checkers:?}");
 }
 
@@ -110,8 +110,8 @@ fn a_source_that_is_read_after_done_is_caught_as_a_race() {
 }
 
 #[test]
-fn a_notice_that_is_submitted_after_done_and_overtakes_is_caught_as_a_race() {
-    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::NoticeAfterDone));
+fn a_signal_that_is_submitted_after_done_and_overtakes_is_caught_as_a_race() {
+    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SignalAfterDone));
     assert!(checkers.contains(&Checker::Race), "{checkers:?}");
 }
 
@@ -136,7 +136,7 @@ fn a_severed_peer_that_writes_is_caught_by_the_silence_checker() {
         scenario.passive = true;
         scenario.abort = Some(Abort { rank: 0, after: 4 * wire });
     });
-    assert!(checkers.contains(&Checker::Silence), "{checkers:?}");
+    assert!(checkers.contains(&Checker::Fence), "{checkers:?}");
 }
 
 #[test]

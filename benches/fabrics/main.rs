@@ -17,13 +17,13 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod machine;
-mod notice;
 mod page;
 mod peers;
 mod plot;
 mod results;
 mod rows;
 mod run;
+mod signal;
 mod table;
 
 use machine::Machine;
@@ -63,8 +63,8 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    if notice::is_second_process() {
-        notice::answer();
+    if signal::is_second_process() {
+        signal::answer();
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::parse();

@@ -145,7 +145,7 @@ fn lines(row: &Row, results: &Results) -> Vec<(Runner, Vec<(u64, f64)>)> {
 
 fn color(runner: Runner) -> &'static str {
     match runner {
-        Runner::Pleach { .. } | Runner::Notice => "#0b7a3b",
+        Runner::Pleach { .. } | Runner::Signal => "#0b7a3b",
         Runner::OpenMpi => "#c0392b",
         Runner::Mpich => "#d98200",
         Runner::Gloo => "#7d3cad",

@@ -10,8 +10,8 @@ pub(crate) enum Runner {
         arguments: &'static [&'static str],
         element_bytes: u8,
     },
-    /// pleach's transport alone: puts of a few bytes into a peer's cell.
-    Notice,
+    /// pleach's transport alone: puts of a few bytes into a peer's signal slot.
+    Signal,
     OpenMpi,
     Mpich,
     Gloo,
@@ -41,7 +41,7 @@ impl Runner {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Pleach { name, .. } => name,
-            Self::Notice => "pleach",
+            Self::Signal => "pleach",
             Self::OpenMpi => "Open MPI",
             Self::Mpich => "MPICH",
             Self::Gloo => "Gloo",
@@ -199,10 +199,10 @@ pub(crate) fn rows(quick: bool) -> Vec<Row> {
     }
     rows.push(Row {
         collective: "ping-pong",
-        title: "a put with a notice, 8 bytes, one way, against half a ping-pong".to_owned(),
+        title: "a put with a signal, 8 bytes, one way, against half a ping-pong".to_owned(),
         sizes: vec![8],
-        goals: vec![goal(Runner::Notice, OpenMpi, 0, END, 2.0)],
-        ..all_reduce("notice", "", Fabric::Shm, 2, &[Runner::Notice, OpenMpi, Mpich, ByHand])
+        goals: vec![goal(Runner::Signal, OpenMpi, 0, END, 2.0)],
+        ..all_reduce("signal", "", Fabric::Shm, 2, &[Runner::Signal, OpenMpi, Mpich, ByHand])
     });
     rows.push(Row {
         title: "all-reduce, sum in place, shared memory, 2 ranks, by element type, in elements a second"

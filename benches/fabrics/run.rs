@@ -4,9 +4,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::notice;
 use crate::peers::Peers;
 use crate::rows::{Fabric, Row, Runner};
+use crate::signal;
 
 /// How long a runner may take: for its start, and as many times the time for a size as it may spend
 /// on filling and checking.
@@ -35,8 +35,8 @@ pub(crate) struct Outcome {
 /// Lets a runner measure a row.
 pub(crate) fn run(peers: &Peers, row: &Row, runner: Runner, time_ms: u32) -> Outcome {
     let command = match runner {
-        Runner::Notice => {
-            return match notice::measure(u64::from(time_ms)) {
+        Runner::Signal => {
+            return match signal::measure(u64::from(time_ms)) {
                 Ok(measured) => Outcome { measured: vec![measured], failure: None },
                 Err(error) => Outcome { measured: Vec::new(), failure: Some(error) },
             };

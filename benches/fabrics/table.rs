@@ -68,7 +68,7 @@ pub(crate) fn verdict(results: &Results, row: &Row, goal: &Goal) -> (&'static st
 /// A goal in words.
 pub(crate) fn goal_text(goal: &Goal) -> String {
     let ours = match goal.ours {
-        Runner::Pleach { element_bytes: 4, .. } | Runner::Notice => String::new(),
+        Runner::Pleach { element_bytes: 4, .. } | Runner::Signal => String::new(),
         ours => format!("{}, ", ours.name()),
     };
     let range = match (goal.from, goal.to) {

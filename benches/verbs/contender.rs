@@ -45,7 +45,7 @@ impl fmt::Display for Task {
         match self {
             Self::Write { bytes, .. } => write!(formatter, "writes of {} KiB", bytes >> 10),
             Self::Read { bytes, .. } => write!(formatter, "reads of {} KiB", bytes >> 10),
-            Self::PingPong { bytes, .. } => write!(formatter, "notices of {bytes} B, there and back, half"),
+            Self::PingPong { bytes, .. } => write!(formatter, "signals of {bytes} B, there and back, half"),
             Self::AllReduce { bytes } => write!(formatter, "all-reduce of two ranks, {bytes} B"),
         }
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Contender {
 pub(crate) struct Measured {
     pub(crate) value: f64,
     /// Of pleach: requests, doorbells, completions and looks that found some, for each MiB or
-    /// notice.
+    /// signal.
     pub(crate) asked: Option<[f64; 4]>,
 }
 

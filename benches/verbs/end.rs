@@ -15,8 +15,8 @@ use pleach::transport::clock::now;
 use pleach::transport::sleep;
 use pleach::transport::verbs::{Counts, VerbsDevice, Wish};
 use pleach::transport::{
-    Address, Device, DeviceConfig, Event, Flush, HostMemory, Inline, LossCause, Memory, Nanos, Notice,
-    Region, RegionKey, RemoteSlice, Responder, Secret, Source, SubmitError, Submitted, Transfer, TransferId,
+    Address, Device, DeviceConfig, Event, Flush, HostMemory, Inline, LossCause, Memory, Nanos, Region,
+    RegionKey, RemoteSlice, Responder, Secret, Signal, Source, SubmitError, Submitted, Transfer, TransferId,
 };
 
 /// Rank, device, what to measure, bytes, how often.
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Polls between two looks at the clock, as groups have it.
 const POLLS_PER_CLOCK: u32 = 16;
 
-const CELLS: usize = 4;
+const SIGNAL_SLOTS: usize = 4;
 
 struct Silent;
 
@@ -137,7 +137,7 @@ impl End {
             rank,
             world_size: 2,
             secret: Some(Secret::new(b"known to both ends")),
-            cells: CELLS,
+            signal_slots: SIGNAL_SLOTS,
             connect_timeout: PATIENCE,
             interface: None,
             address: None,
@@ -197,15 +197,15 @@ impl End {
 
     /// Both ends have come so far; sleeps until they have.
     fn meet(&mut self, number: u64) -> Result<(), String> {
-        let notice = Notice { cell: 1, payload: Inline::EMPTY };
-        while unless_full(self.device.notify(self.peer, &notice, TransferId(0)))?.is_none() {
+        let signal = Signal { signal_slot: 1, payload: Inline::EMPTY };
+        while unless_full(self.device.signal(self.peer, &signal, TransferId(0)))?.is_none() {
             self.poll()?;
         }
-        let cells = self.device.cells(self.peer);
+        let signal_slots = self.device.signal_slots(self.peer);
         let deadline = now() + PATIENCE;
         loop {
             self.poll()?;
-            if cells.count(1) >= number {
+            if signal_slots.count(1) >= number {
                 return Ok(());
             }
             if now() > deadline {
@@ -214,7 +214,7 @@ impl End {
             sleep::unless_news(
                 &mut self.device,
                 |device| device.arm(),
-                |_| cells.count(1) >= number,
+                |_| signal_slots.count(1) >= number,
                 |_, armed| armed.wait(now(), Duration::from_millis(50)),
             );
         }
@@ -226,7 +226,7 @@ impl End {
         let transfer = if is_read {
             Transfer::Get { src: self.remote, dst: own }
         } else {
-            Transfer::Put { src: Source::Slice(own), dst: self.remote, notice: None }
+            Transfer::Put { src: Source::Slice(own), dst: self.remote, signal: None }
         };
         let (mut submitted, mut ended) = (0, 0);
         while ended < count {
@@ -242,19 +242,19 @@ impl End {
         Ok(())
     }
 
-    /// Notices there and back; the median of half a turn, in microseconds.
+    /// Signals there and back; the median of half a turn, in microseconds.
     fn ping_pong(&mut self, bytes: usize, turns: u64) -> Result<f64, String> {
         let src =
-            Inline::new(&pattern(self.device.info().rank, bytes)).ok_or("more bytes than a notice has")?;
+            Inline::new(&pattern(self.device.info().rank, bytes)).ok_or("more bytes than a signal has")?;
         let is_first = self.device.info().rank == 0;
-        let cells = self.device.cells(self.peer);
+        let signal_slots = self.device.signal_slots(self.peer);
         let mut times = Vec::with_capacity(turns as usize);
         for turn in 1..=turns + WARMUP {
             let began = now();
             if is_first {
                 self.throw(src)?;
             }
-            while cells.count(0) < turn {
+            while signal_slots.count(0) < turn {
                 self.poll()?;
             }
             if !is_first {
@@ -270,8 +270,8 @@ impl End {
     }
 
     fn throw(&mut self, bytes: Inline) -> Result<(), String> {
-        let notice = Some(Notice { cell: 0, payload: Inline::EMPTY });
-        while self.submit(Transfer::Put { src: Source::Inline(bytes), dst: self.remote, notice })?.is_none() {
+        let signal = Some(Signal { signal_slot: 0, payload: Inline::EMPTY });
+        while self.submit(Transfer::Put { src: Source::Inline(bytes), dst: self.remote, signal })?.is_none() {
             self.poll()?;
         }
         // What is gathered for one doorbell goes now.

@@ -2,7 +2,7 @@
 //! on the same two RDMA devices.
 //!
 //! Four things are measured: writes and reads one after the other, as `ib_write_bw` and
-//! `ib_read_bw` do; notices of 8 bytes there and back, beside `benches/peers/verbs.c`, and
+//! `ib_read_bw` do; signals of 8 bytes there and back, beside `benches/peers/verbs.c`, and
 //! `ib_write_lat` for who wants to know what polling payload would save; and all-reduces of two
 //! ranks, beside Gloo's ibverbs transport and Open MPI over UCX where these are installed.
 //!
@@ -50,7 +50,7 @@ struct Arguments {
     /// How often everything is measured [default: 7, quick 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
-    /// Measure only what has this in its name: "notices", "writes of 64 KiB"
+    /// Measure only what has this in its name: "signals", "writes of 64 KiB"
     #[arg(long, value_name = "TEXT", conflicts_with = "write_docs")]
     only: Option<String>,
     /// Only compile the programs of others, to start them on another machine that sees these files

@@ -53,7 +53,7 @@ impl Best {
         text
     }
 
-    /// What pleach asked of its NIC for each MiB or notice.
+    /// What pleach asked of its NIC for each MiB or signal.
     fn asked(&self) -> String {
         let mut text = String::from(
             "| what | for each | requests | doorbells | completions | looks that found some |\n| --- | --- | --- | --- | --- | --- |\n",
@@ -61,7 +61,7 @@ impl Best {
         for ((task, _), measured) in &self.0 {
             let Ok(Measured { asked: Some(asked), .. }) = measured else { continue };
             let [requests, doorbells, completions, looks] = asked;
-            let each = if task.is_bandwidth() { "MiB" } else { "notice there and back" };
+            let each = if task.is_bandwidth() { "MiB" } else { "signal there and back" };
             let _ = writeln!(
                 text,
                 "| {task} | {each} | {requests:.2} | {doorbells:.2} | {completions:.2} | {looks:.2} |"

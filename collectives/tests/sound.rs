@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pleach_collectives::call::{Counts, CountsError, Descriptor};
 use pleach_collectives::compute::HostCompute;
-use pleach_collectives::engine::{Board, Bytes, StartError, cells};
+use pleach_collectives::engine::{Board, Bytes, StartError, signal_slots};
 use pleach_collectives::group::Connection;
 use pleach_collectives::simulate::Cluster;
 use pleach_collectives::{Group, Operation, Options};
@@ -30,7 +30,7 @@ fn config(rank: Rank, board: &Arc<Board>) -> DeviceConfig {
         rank,
         world_size: 2,
         secret: None,
-        cells: cells(2),
+        signal_slots: signal_slots(2),
         connect_timeout: PATIENCE,
         interface: None,
         address: None,

@@ -17,7 +17,7 @@ use super::scale::fitted;
 use super::{Edge, PackError, PackOptions, Packing, Path, Rate, Tree, pack};
 use crate::topology::{Link, NodeId, Topology};
 
-/// What a chunk costs besides its bytes: a notice to write and one to read, in nanoseconds.
+/// What a chunk costs besides its bytes: a signal to write and one to read, in nanoseconds.
 const CHUNK_NS: u64 = 500;
 
 /// Most ranks for which flatter trees are looked for.

@@ -39,8 +39,8 @@ use counted::Counted;
 pub use fit::{Sample, fit};
 use links::BlockBytes;
 
-/// What travels in a notice itself and moves no slower than one without data, in bytes: as much as
-/// the cells of `pleach-transport` carry.
+/// What travels in a signal itself and moves no slower than one without data, in bytes: as much as
+/// the signal slots of `pleach-transport` carry.
 pub const INLINE_BYTES_MAX: usize = 48;
 
 /// What is done for one chunk of every block.
@@ -48,9 +48,9 @@ pub const INLINE_BYTES_MAX: usize = 48;
 pub struct Work {
     /// How many blocks the whole of the data is cut into.
     pub blocks: u32,
-    /// Notices one after the other on the longest way.
+    /// Signals one after the other on the longest way.
     pub rounds: u32,
-    /// Notices that one rank sends, at most, with and without data.
+    /// Signals that one rank sends, at most, with and without data.
     pub messages: u32,
     /// Chunks put by or to one rank, at most.
     pub moved: u32,
@@ -71,9 +71,9 @@ pub struct Work {
 /// What goes between hosts for one chunk of every block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Across {
-    /// Notices one after the other on the longest way.
+    /// Signals one after the other on the longest way.
     pub rounds: u32,
-    /// Notices that one rank sends, at most.
+    /// Signals that one rank sends, at most.
     pub messages: u32,
     /// Chunks put by or to the ranks of one host, at most.
     pub moved: u32,
@@ -138,9 +138,9 @@ impl Work {
 /// What links and processors can do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
-    /// From sending a notice to its being seen, in seconds (α).
+    /// From sending a signal to its being seen, in seconds (α).
     pub latency_s: f64,
-    /// What a notice costs its sender, in seconds (o).
+    /// What a signal costs its sender, in seconds (o).
     pub message_s: f64,
     /// Bytes a rank puts in a second, and receives at the same time (1/β).
     pub bytes_per_s: f64,
@@ -181,7 +181,7 @@ impl CostModel {
 
     /// What goes over links: rounds, messages of each chunk, bytes one after the other.
     fn links(&self, chunks: &Chunks, rounds: u32, messages: u32, bytes: f64) -> f64 {
-        // What fits in a notice's own line comes with it.
+        // What fits in a signal's own line comes with it.
         let moving = if chunks.bytes <= INLINE_BYTES_MAX as f64 { 0.0 } else { bytes / self.bytes_per_s };
         f64::from(rounds) * self.latency_s + chunks.count * f64::from(messages) * self.message_s + moving
     }

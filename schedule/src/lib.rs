@@ -30,5 +30,5 @@ pub use choices::{Choices, ChoicesError, Pinned};
 pub use cost::CostModel;
 pub use generate::{Access, Algorithm, Way, generate};
 pub use hosts::HostMap;
-pub use schedule::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
+pub use schedule::{Block, BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};
 pub use select::{Choice, select, select_algorithm, select_named};

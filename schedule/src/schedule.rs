@@ -11,7 +11,7 @@ pub type StepId = u32;
 
 /// A counter at a receiver for one sender and one block. See [`Schedule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Cell(pub u16);
+pub struct SignalSlot(pub u16);
 
 /// A collective as data.
 ///
@@ -34,21 +34,21 @@ pub struct Cell(pub u16);
 ///
 /// Within one chunk of a lane steps are *issued* in the order of the list; each is issued when the
 /// step before it has been issued and all it is [`after`](Step::after) are complete. A [`Op::Wait`]
-/// blocks: it is issued and complete when its notice has come, so whatever stands behind it in the
+/// blocks: it is issued and complete when its signal has come, so whatever stands behind it in the
 /// lane happens after it. [`Op::Put`] and [`Op::Reduce`] complete some time after they were issued
-/// (a put: when its source may be reused); [`Op::Notify`] at once. `after` with a lag of `k` means
+/// (a put: when its source may be reused); [`Op::Signal`] at once. `after` with a lag of `k` means
 /// the step of `k` chunks earlier (none for the first `k` chunks). Chunk `c` is begun when all
 /// steps of chunk `c - window` are complete. Nothing else is ordered: not two transfers, not two
 /// chunks, not two lanes.
 ///
-/// # Cells and slots
+/// # Signal slots and slots
 ///
-/// A notice goes to a [`Cell`] of the receiving rank, from a given sender, for a given block; each
-/// chunk under way has its own instance of it (`chunk % window`), so the notices of two chunks
-/// cannot be mistaken for each other. Each notify or put is matched by exactly one wait of the same
-/// block and cell at its target, and a cell instance is notified again only after that wait.
-/// Scratch slots are a rank's own memory, again for each block and chunk under way. A rank may have
-/// several lanes of a block; they share its cells and slots.
+/// A signal goes to a [`SignalSlot`] of the receiving rank, from a given sender, for a given block;
+/// each chunk under way has its own instance of it (`chunk % window`), so the signals of two chunks
+/// cannot be mistaken for each other. Each signal or put is matched by exactly one wait of the same
+/// block and signal slot at its target, and a signal slot instance is signalled again only after
+/// that wait. Scratch slots are a rank's own memory, again for each block and chunk under way. A
+/// rank may have several lanes of a block; they share its signal slots and slots.
 ///
 /// # Whose memory
 ///
@@ -64,7 +64,7 @@ pub struct Cell(pub u16);
 /// are the same slice; the windows in scratch are there once for each chunk under way, as slots
 /// are. An input is never written, and a shared input only as a copy of its own rank's input, for
 /// it may be the same memory. Peers touch what is shared only between the rank's first and last
-/// step in the run, each only after it has waited for a notice of that rank in this run (which says
+/// step in the run, each only after it has waited for a signal of that rank in this run (which says
 /// where its slices are); its scratch they may write, by a put or a mapped reduce, before they have
 /// heard of it in this run: who carries out the schedule writes to a peer only when that scratch is
 /// free of earlier runs. Mapped access is a [`Op::Reduce`] that names another rank's place.
@@ -127,14 +127,14 @@ pub struct Step {
 /// What a step does.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Notifies a peer's cell.
-    Notify {
-        /// Whose cell.
+    /// Signals a peer's signal slot.
+    Signal {
+        /// Whose signal slot.
         to: Rank,
         /// Which.
-        cell: Cell,
+        signal_slot: SignalSlot,
     },
-    /// Writes a place of this rank to a place of a peer, then notifies the peer's cell.
+    /// Writes a place of this rank to a place of a peer, then signals the peer's signal slot.
     Put {
         /// To whom.
         to: Rank,
@@ -142,15 +142,15 @@ pub enum Op {
         src: Part,
         /// To that rank's place: its shared output or scratch.
         dst: Part,
-        /// The cell of that rank.
-        cell: Cell,
+        /// The signal slot of that rank.
+        signal_slot: SignalSlot,
     },
-    /// Waits for one notice in one of this rank's cells.
+    /// Waits for one signal in one of this rank's signal slots.
     Wait {
         /// From whom.
         from: Rank,
-        /// The cell of this rank.
-        cell: Cell,
+        /// The signal slot of this rank.
+        signal_slot: SignalSlot,
     },
     /// Combines the sources from left to right and stores the result in every destination, in one
     /// pass. One source: a copy. Places of other ranks are reached through mappings.

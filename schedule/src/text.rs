@@ -9,15 +9,15 @@
 //! rank 0                                          # ranks in order; one that does nothing may be left out
 //!   lane block 0
 //!     0: copy input -> shared-input, output       # a place of this rank
-//!     1: wait 1 cell 0                            # notify 1 cell 0 is its other half
-//!     2: put shared-input -> 1.shared-output cell 1 after 0
-//!     3: wait 1 cell 2
+//!     1: wait 1 slot 0                            # signal 1 slot 0 is its other half
+//!     2: put shared-input -> 1.shared-output slot 1 after 0
+//!     3: wait 1 slot 2
 //! rank 1
 //!   lane block 0
-//!     0: notify 0 cell 0 after 2@1                # step 2 of one chunk earlier
-//!     1: wait 0 cell 1
+//!     0: signal 0 slot 0 after 2@1                # step 2 of one chunk earlier
+//!     1: wait 0 slot 1
 //!     2: copy shared-output -> output
-//!     3: notify 0 cell 2 after 2
+//!     3: signal 0 slot 2 after 2
 //! ```
 //!
 //! `reduce a + b + c -> d, e` combines several sources, `copy` is a reduce of one; `2.shared-input`
@@ -36,7 +36,7 @@ use std::str::FromStr;
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::{Block, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
+use super::{Block, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};
 use lines::{Lines, digits, quote};
 
 /// Longest text that is parsed, in bytes: a ring of 1,024 ranks written block by block has a third
@@ -218,7 +218,7 @@ fn lane(lines: &mut Lines<'_>) -> Result<u32, ParseError> {
 
 fn step(lines: &mut Lines<'_>, number: usize, own: Rank) -> Result<Step, ParseError> {
     if !lines.word().starts_with(|first: char| first.is_ascii_digit()) {
-        return Err(lines.expected("a step such as '0: wait 1 cell 0', or 'lane', or 'rank'"));
+        return Err(lines.expected("a step such as '0: wait 1 slot 0', or 'lane', or 'rank'"));
     }
     lines.in_order("step", number as u64)?;
     lines.symbol(":", "':'")?;
@@ -244,13 +244,13 @@ fn step(lines: &mut Lines<'_>, number: usize, own: Rank) -> Result<Step, ParseEr
 
 fn operation(lines: &mut Lines<'_>, own: Rank) -> Result<Op, ParseError> {
     let word = lines.word();
-    if !["notify", "put", "wait", "copy", "reduce"].contains(&word) {
-        return Err(lines.expected("an operation: notify put wait copy reduce"));
+    if !["signal", "put", "wait", "copy", "reduce"].contains(&word) {
+        return Err(lines.expected("an operation: signal put wait copy reduce"));
     }
     lines.skip_word();
     Ok(match word {
-        "notify" => Op::Notify { to: lines.number("the rank to notify")?, cell: cell(lines)? },
-        "wait" => Op::Wait { from: lines.number("the rank to hear from")?, cell: cell(lines)? },
+        "signal" => Op::Signal { to: lines.number("the rank to signal")?, signal_slot: signal_slot(lines)? },
+        "wait" => Op::Wait { from: lines.number("the rank to hear from")?, signal_slot: signal_slot(lines)? },
         "put" => {
             let column = lines.column;
             let src = place(lines, own)?;
@@ -261,7 +261,7 @@ fn operation(lines: &mut Lines<'_>, own: Rank) -> Result<Op, ParseError> {
             }
             lines.symbol("->", "'->'")?;
             let dst = place(lines, own)?;
-            Op::Put { to: dst.rank, src: src.part, dst: dst.part, cell: cell(lines)? }
+            Op::Put { to: dst.rank, src: src.part, dst: dst.part, signal_slot: signal_slot(lines)? }
         }
         several => {
             let mut from = vec![place(lines, own)?];
@@ -284,9 +284,9 @@ fn operation(lines: &mut Lines<'_>, own: Rank) -> Result<Op, ParseError> {
     })
 }
 
-fn cell(lines: &mut Lines<'_>) -> Result<Cell, ParseError> {
-    lines.keyword("cell", "'cell'")?;
-    lines.number("the number of a cell, below 65536").map(Cell)
+fn signal_slot(lines: &mut Lines<'_>) -> Result<SignalSlot, ParseError> {
+    lines.keyword("slot", "'slot'")?;
+    lines.number("the number of a signal slot, below 65536").map(SignalSlot)
 }
 
 fn place(lines: &mut Lines<'_>, own: Rank) -> Result<Place, ParseError> {
@@ -351,9 +351,11 @@ impl fmt::Display for Schedule {
 
 fn print_operation(formatter: &mut fmt::Formatter<'_>, op: &Op, own: Rank) -> fmt::Result {
     match op {
-        Op::Notify { to, cell } => write!(formatter, "notify {to} cell {}", cell.0),
-        Op::Wait { from, cell } => write!(formatter, "wait {from} cell {}", cell.0),
-        Op::Put { to, src, dst, cell } => write!(formatter, "put {src} -> {to}.{dst} cell {}", cell.0),
+        Op::Signal { to, signal_slot } => write!(formatter, "signal {to} slot {}", signal_slot.0),
+        Op::Wait { from, signal_slot } => write!(formatter, "wait {from} slot {}", signal_slot.0),
+        Op::Put { to, src, dst, signal_slot } => {
+            write!(formatter, "put {src} -> {to}.{dst} slot {}", signal_slot.0)
+        }
         Op::Reduce { from, into } => {
             formatter.write_str(if from.len() == 1 { "copy " } else { "reduce " })?;
             print_places(formatter, from, " + ", own)?;

@@ -30,7 +30,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/src/cuda", "calls the CUDA driver"),
     ("transport/src/control/packet.rs", "asks whose process is at the other end of a socket"),
     ("transport/src/control/tests.rs", "forks without exec"),
-    ("transport/src/cells.rs", "cells in shared memory"),
+    ("transport/src/signals.rs", "signal slots in shared memory"),
     ("transport/src/device.rs", "the contract that implementors promise"),
     ("transport/src/region", "bytes behind slices, and addresses of mapped memory"),
     ("transport/src/fork.rs", "is told of forks"),

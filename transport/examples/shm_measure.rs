@@ -1,4 +1,4 @@
-//! Measures shared memory between two pinned processes: the one-way latency of a notice of 8 bytes,
+//! Measures shared memory between two pinned processes: the one-way latency of a signal of 8 bytes,
 //! and the bandwidth of puts beside `memcpy`.
 //!
 //! `cargo run --release -p pleach-transport --example shm_measure`
@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Cells, Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Region, RegionKey,
-    RemoteSlice, Responder, SharedMemory, Source, Transfer, TransferId, clock,
+    Address, Device, DeviceConfig, Event, Inline, LossCause, Rank, Region, RegionKey, RemoteSlice, Responder,
+    SharedMemory, Signal, Signals, Source, Transfer, TransferId, clock,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Set for the second process.
 const ADDRESS: &str = "PLEACH_MEASURE_ADDRESS";
-const CELL: u16 = 0;
+const SIGNAL_SLOT: u16 = 0;
 /// Tells the second process to end.
 const END: u16 = 1;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ fn device(rank: Rank) -> ShmDevice {
         rank,
         world_size: 2,
         secret: None,
-        cells: 2,
+        signal_slots: 2,
         connect_timeout: PATIENCE,
         interface: None,
         address: None,
@@ -78,37 +78,37 @@ fn shared(device: &mut ShmDevice) -> Region {
     device.register(SharedMemory::new(REGION_BYTES).expect("memory")).expect("it is shared")
 }
 
-/// Rank 1: says where its region is, then answers each notice.
+/// Rank 1: says where its region is, then answers each signal.
 fn answer(address: &Address) {
     pin(1);
     let mut device = device(1);
     connect(&mut device, 0, address);
     let region = shared(&mut device);
     region.whole().store(&vec![1; REGION_BYTES]);
-    let cells = device.cells(0);
+    let signal_slots = device.signal_slots(0);
     let mut events = Vec::with_capacity(64);
     let mut key = Some(region.key().0);
     let mut answered = 0;
-    while cells.count(END) == 0 {
+    while signal_slots.count(END) == 0 {
         if let Some(key) = key.take() {
-            notify(&mut device, 0, CELL, key);
+            signal(&mut device, 0, SIGNAL_SLOT, key);
         }
-        if cells.count(CELL) > answered {
+        if signal_slots.count(SIGNAL_SLOT) > answered {
             answered += 1;
-            notify(&mut device, 0, CELL, answered);
+            signal(&mut device, 0, SIGNAL_SLOT, answered);
         }
         device.poll(clock::Nanos::ZERO, &mut events);
         events.clear();
     }
 }
 
-fn notify(device: &mut ShmDevice, peer: Rank, cell: u16, value: u64) {
+fn signal(device: &mut ShmDevice, peer: Rank, signal_slot: u16, value: u64) {
     let payload = Inline::new(&value.to_ne_bytes()).expect("short");
-    device.notify(peer, &Notice { cell, payload }, TransferId(0)).expect("room");
+    device.signal(peer, &Signal { signal_slot, payload }, TransferId(0)).expect("room");
 }
 
-fn wait(device: &mut ShmDevice, cells: &Cells, count: u64, events: &mut Vec<Event>) {
-    while cells.count(CELL) < count {
+fn wait(device: &mut ShmDevice, signal_slots: &Signals, count: u64, events: &mut Vec<Event>) {
+    while signal_slots.count(SIGNAL_SLOT) < count {
         device.poll(clock::Nanos::ZERO, events);
         events.clear();
     }
@@ -123,24 +123,26 @@ fn measure() {
         .expect("the program runs");
     pin(0);
     connect(&mut device, 1, &address);
-    let cells = device.cells(1);
+    let signal_slots = device.signal_slots(1);
     let mut events = Vec::with_capacity(64);
-    wait(&mut device, &cells, 1, &mut events);
-    let key = RegionKey(u64::from_ne_bytes(cells.payload(CELL)[..8].try_into().expect("eight bytes")));
+    wait(&mut device, &signal_slots, 1, &mut events);
+    let key = RegionKey(u64::from_ne_bytes(
+        signal_slots.payload(SIGNAL_SLOT)[..8].try_into().expect("eight bytes"),
+    ));
 
     let mut count = 1;
     let mut samples: Vec<f64> = (0..BATCHES)
         .map(|_| {
             let began = clock::now();
             for _ in 0..ROUNDS {
-                notify(&mut device, 1, CELL, count);
+                signal(&mut device, 1, SIGNAL_SLOT, count);
                 count += 1;
-                wait(&mut device, &cells, count, &mut events);
+                wait(&mut device, &signal_slots, count, &mut events);
             }
             clock::now().since(began).as_nanos() as f64 / ROUNDS as f64 / 2.0
         })
         .collect();
-    print("notice of 8 bytes, one way", &mut samples, "ns");
+    print("signal of 8 bytes, one way", &mut samples, "ns");
 
     let source = shared(&mut device);
     source.whole().store(&vec![2; REGION_BYTES]);
@@ -153,7 +155,7 @@ fn measure() {
         let mut copies = Vec::new();
         for _ in 0..rounds.min(200) {
             let began = clock::now();
-            let put = Transfer::Put { src: Source::Slice(src.clone()), dst, notice: None };
+            let put = Transfer::Put { src: Source::Slice(src.clone()), dst, signal: None };
             device.submit(1, put, TransferId(1)).expect("room");
             while events.is_empty() {
                 device.poll(clock::Nanos::ZERO, &mut events);
@@ -169,7 +171,7 @@ fn measure() {
         print(&format!("put of {} KiB", bytes >> 10), &mut puts, "GB/s");
         print(&format!("memcpy of {} KiB", bytes >> 10), &mut copies, "GB/s");
     }
-    notify(&mut device, 1, END, 0);
+    signal(&mut device, 1, END, 0);
     device.poll(clock::now(), &mut events);
     child.wait().expect("a child");
 }

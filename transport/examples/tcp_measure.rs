@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{
-    Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Notice, Rank, Region, RemoteSlice, Responder,
-    Secret, Source, Transfer, TransferId, clock,
+    Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Rank, Region, RemoteSlice, Responder, Secret,
+    Signal, Source, Transfer, TransferId, clock,
 };
 
 const ROUNDS: usize = 7;
@@ -50,7 +50,7 @@ impl End {
             rank,
             world_size: 2,
             secret: Some(Secret::new(b"known to both ends")),
-            cells: 4,
+            signal_slots: 4,
             connect_timeout: PATIENCE,
             interface: None,
             address: None,
@@ -82,15 +82,15 @@ impl End {
         let transfer = Transfer::Put {
             src: Source::Slice(self.source.slice(0..bytes).expect("inside")),
             dst: self.remote.slice(0..bytes as u64).expect("inside"),
-            notice: Some(Notice { cell: 0, payload: Inline::EMPTY }),
+            signal: Some(Signal { signal_slot: 0, payload: Inline::EMPTY }),
         };
         self.device.submit(self.peer, transfer, TransferId(0)).expect("room");
     }
 
-    /// Polls until so many notices are here and so many transfers done.
-    fn until(&mut self, notices: u64, done: u64) {
-        let cells = self.device.cells(self.peer);
-        while cells.count(0) < notices || self.done < done {
+    /// Polls until so many signals are here and so many transfers done.
+    fn until(&mut self, signals: u64, done: u64) {
+        let signal_slots = self.device.signal_slots(self.peer);
+        while signal_slots.count(0) < signals || self.done < done {
             self.pump();
         }
     }
@@ -190,8 +190,8 @@ fn plain_stream(ends: &mut [TcpStream; 2], both: bool) -> f64 {
     (STREAM_BYTES as u64 * STREAMS * if both { 2 } else { 1 }) as f64 / seconds
 }
 
-fn ping_pong(ends: &mut [End; 2], notices: &mut [u64; 2]) -> f64 {
-    let before = *notices;
+fn ping_pong(ends: &mut [End; 2], signals: &mut [u64; 2]) -> f64 {
+    let before = *signals;
     let seconds = time_both(ends, |end, rank| {
         let done = end.done;
         for number in 1..=PING_PONGS {
@@ -205,12 +205,12 @@ fn ping_pong(ends: &mut [End; 2], notices: &mut [u64; 2]) -> f64 {
         }
         end.until(0, done + PING_PONGS);
     });
-    *notices = before.map(|count| count + PING_PONGS);
+    *signals = before.map(|count| count + PING_PONGS);
     seconds / PING_PONGS as f64 / 2.0
 }
 
-fn stream(ends: &mut [End; 2], notices: &mut [u64; 2], both: bool) -> f64 {
-    let before = *notices;
+fn stream(ends: &mut [End; 2], signals: &mut [u64; 2], both: bool) -> f64 {
+    let before = *signals;
     let seconds = time_both(ends, |end, rank| {
         let done = end.done;
         let sends = if both || rank == 0 { STREAMS } else { 0 };
@@ -220,7 +220,7 @@ fn stream(ends: &mut [End; 2], notices: &mut [u64; 2], both: bool) -> f64 {
         }
         end.until(before[rank] + gets, done + sends);
     });
-    for (rank, count) in notices.iter_mut().enumerate() {
+    for (rank, count) in signals.iter_mut().enumerate() {
         *count += if both || rank == 1 { STREAMS } else { 0 };
     }
     (STREAM_BYTES as u64 * STREAMS * if both { 2 } else { 1 }) as f64 / seconds
@@ -238,20 +238,20 @@ fn main() {
         ends[0].pump();
         ends[1].pump();
     }
-    let mut notices = [0, 0];
+    let mut signals = [0, 0];
     let mut plain = plain_pair();
     // Warm up: buffers grow, keys are proved.
-    ping_pong(&mut ends, &mut notices);
+    ping_pong(&mut ends, &mut signals);
     plain_ping_pong(&mut plain);
-    stream(&mut ends, &mut notices, true);
+    stream(&mut ends, &mut signals, true);
     plain_stream(&mut plain, true);
     let mut results: [Vec<f64>; 6] = Default::default();
     for _ in 0..ROUNDS {
         results[0].push(plain_ping_pong(&mut plain) * 1e6);
-        results[1].push(ping_pong(&mut ends, &mut notices) * 1e6);
+        results[1].push(ping_pong(&mut ends, &mut signals) * 1e6);
         for (both, at) in [(false, 2), (true, 4)] {
             results[at].push(plain_stream(&mut plain, both) / 1e9);
-            results[at + 1].push(stream(&mut ends, &mut notices, both) / 1e9);
+            results[at + 1].push(stream(&mut ends, &mut signals, both) / 1e9);
         }
     }
     for (end, theirs) in ends.iter().zip([2, 1]) {

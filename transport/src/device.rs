@@ -2,14 +2,14 @@
 //!
 //! A device is one rank's end of a fabric. It registers memory, connects to peers, and carries
 //! one-sided transfers. It never blocks, never reads a clock, and does nothing unless it is polled
-//! (except that a watcher may notice a loss or answer a message). **The contract**, each line one
+//! (except that a watcher may signal a loss or answer a message). **The contract**, each line one
 //! test of the conformance suite, run against every backend, and once more through mappings where
 //! it maps:
 //!
-//! 1. The bytes of a put are visible when its notice is, to whoever saw the notice. Payload bytes
+//! 1. The bytes of a put are visible when its signal is, to whoever saw the signal. Payload bytes
 //!    are never polled.
-//! 2. Two transfers are never ordered, not even by their ends. The only order is put → its notice →
-//!    what is submitted because of it. However a put is split, it gives one notice.
+//! 2. Two transfers are never ordered, not even by their ends. The only order is put → its signal →
+//!    what is submitted because of it. However a put is split, it gives one signal.
 //! 3. Every accepted transfer ends exactly once: `submit` says that it has ended
 //!    ([`Submitted::Ended`]), or, while the device is polled, one `Done` comes, also after loss.
 //! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are
@@ -24,15 +24,15 @@
 //! 8. Zero-length, one-byte, unaligned and maximum-length transfers work. A forged, stale or
 //!    out-of-range remote slice changes no byte that its owner can read and harms no other pair;
 //!    a fabric that checks keys ends that transfer with an error, others may lose the pair.
-//! 9. Silence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs,
+//! 9. Fence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs,
 //!    is stopped, or is continued later. It also ends this rank's transfers to it
 //!    ([`TransferError::Severed`]).
 //! 10. Progress: a transfer needs both ends to be polled and nothing else; where
 //!     [`Reach::passive`], the target need not be polled. Who submitted polls until
 //!     [`Device::flush`] is true.
-//! 11. After [`Device::arm`] returned a bell, no event can come and no cell can change without
-//!     ringing it. Cells may have changed until then, also by `arm` itself: who sleeps looks at
-//!     them between arming and waiting ([`crate::sleep`]).
+//! 11. After [`Device::arm`] returned a wake source, no event can come and no signal slot can
+//!     change without waking it. Signal slots may have changed until then, also by `arm` itself:
+//!     who sleeps looks at them between arming and waiting ([`crate::sleep`]).
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
 //! 13. [`Device::info`] says the same as long as the device lives, and both ends of a pair are
 //!     reached alike. What [`Device::exchange_processors`] shows is a hint; nothing stands on it.
@@ -53,10 +53,10 @@ pub use self::error::{
 };
 use crate::Rank;
 use crate::auth::Secret;
-use crate::cells::{Cells, Inline, Notice};
 use crate::clock::Nanos;
 use crate::memory::Memory;
 use crate::region::{Mapped, Region, Registry, RemoteSlice, Slice};
+use crate::signals::{Inline, Signal, Signals};
 
 /// Longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
@@ -92,17 +92,17 @@ impl Source {
     }
 }
 
-/// A one-sided operation on a peer's memory. A notice alone is none: [`Device::notify`].
+/// A one-sided operation on a peer's memory. A signal alone is none: [`Device::signal`].
 #[derive(Clone, Debug)]
 pub enum Transfer {
-    /// Writes `src` to the peer's `dst` (equal lengths), then shows the notice there.
+    /// Writes `src` to the peer's `dst` (equal lengths), then shows the signal there.
     Put {
         /// What to write.
         src: Source,
         /// Where to write it.
         dst: RemoteSlice,
         /// What to show the peer when the bytes are visible to it.
-        notice: Option<Notice>,
+        signal: Option<Signal>,
     },
     /// Reads the peer's `src` into `dst` (equal lengths).
     Get {
@@ -198,7 +198,7 @@ pub enum Event {
         /// Who.
         peer: Rank,
     },
-    /// The silence asked for by [`Device::sever`] holds.
+    /// The fence asked for by [`Device::sever`] holds.
     Severed {
         /// Who.
         peer: Rank,
@@ -227,14 +227,14 @@ pub struct DeviceInfo {
     /// Whether any host memory can be registered, at the cost of a table entry: then slices that a
     /// caller lends for one operation are registered for its duration instead of being staged.
     pub registers_freely: bool,
-    /// Cells a rank keeps for each peer.
-    pub cells: usize,
+    /// Signal slots a rank keeps for each peer.
+    pub signal_slots: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
     /// How it reaches each rank, by rank. The entry of this rank says nothing.
     pub reach: Vec<Reach>,
-    /// Rings its bell, from any thread.
-    pub ringer: Arc<dyn Ring>,
+    /// Wakes its wake source, from any thread.
+    pub waker: Arc<dyn Wake>,
 }
 
 impl fmt::Debug for DeviceInfo {
@@ -260,7 +260,7 @@ pub struct Reach {
 /// What to sleep on after [`Device::arm`]. Sleeping ends at the latest when the time is up; it may
 /// end for no reason.
 #[derive(Clone)]
-pub enum Bell {
+pub enum WakeSource {
     /// A futex word (possibly shared with other processes): sleep while it holds `seen`.
     Word {
         /// Keeps the word.
@@ -272,23 +272,23 @@ pub enum Bell {
     File(Arc<OwnedFd>),
 }
 
-impl fmt::Debug for Bell {
+impl fmt::Debug for WakeSource {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Word { .. } => "Bell::Word",
-            Self::File(_) => "Bell::File",
+            Self::Word { .. } => "Wake source::Word",
+            Self::File(_) => "Wake source::File",
         })
     }
 }
 
-impl Bell {
-    /// Sleeps until the bell rings, `limit` has passed, or a signal comes.
+impl WakeSource {
+    /// Sleeps until it is woken, `limit` has passed, or an OS signal comes.
     pub fn wait(&self, limit: Duration) {
         let limit = rustix::time::Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(limit.subsec_nanos()),
         };
-        // Every way of returning (rung, time up, interrupted, value changed) means: look again.
+        // Every way of returning (woken, time up, interrupted, value changed) means: look again.
         match self {
             Self::Word { word, seen } => {
                 let _ = rustix::thread::futex::wait(
@@ -307,20 +307,20 @@ impl Bell {
     }
 }
 
-/// A bell that was armed: see [`Device::arm`].
+/// A wake source that was armed: see [`Device::arm`].
 #[derive(Clone, Debug)]
 pub struct Armed {
     /// What to sleep on.
-    pub bell: Bell,
-    /// When to poll at the latest even if it does not ring.
+    pub wake_source: WakeSource,
+    /// When to poll at the latest even if it does not wake.
     pub until: Option<Nanos>,
 }
 
 impl Armed {
-    /// Sleeps until the bell rings, the device wants to be polled, `limit` has passed, or a signal
-    /// comes.
+    /// Sleeps until it is woken, the device wants to be polled, `limit` has passed, or a
+    /// signal comes.
     pub fn wait(&self, now: Nanos, limit: Duration) {
-        self.bell.wait(self.until.map_or(limit, |until| until.since(now).min(limit)));
+        self.wake_source.wait(self.until.map_or(limit, |until| until.since(now).min(limit)));
     }
 }
 
@@ -343,17 +343,17 @@ pub enum Urgency {
     Urgent,
 }
 
-/// Rings a device's bell from any thread.
-pub trait Ring: Send + Sync {
-    /// Wakes who sleeps on the device's bell, now or at its next attempt.
-    fn ring(&self);
+/// Wakes a device's wake source from any thread.
+pub trait Wake: Send + Sync {
+    /// Wakes who sleeps on the device's wake source, now or at its next attempt.
+    fn wake(&self);
 }
 
 /// Answers control messages, on whichever thread reads them, also while nobody polls the device.
 pub trait Responder: Send + Sync {
     /// A message from a peer arrived; returns the message to send back, if any. Must not block.
-    /// Messages of one peer arrive in the order in which they were posted. The device's bell is
-    /// rung afterwards.
+    /// Messages of one peer arrive in the order in which they were posted. The device's wake source
+    /// is woken afterwards.
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>>;
     /// A peer was lost; called once, before `PeerLost` is polled, so that a loss is known while
     /// nobody polls.
@@ -370,8 +370,8 @@ pub struct DeviceConfig {
     /// What peers must prove to know; see [`crate::auth`]. Fabrics over TCP take one always, `shm`
     /// also none: the kernel keeps other users away there.
     pub secret: Option<Secret>,
-    /// Cells to keep for each peer, at most 65,536.
-    pub cells: usize,
+    /// Signal slots to keep for each peer, at most 65,536.
+    pub signal_slots: usize,
     /// How long after `connect` a peer may take to be there.
     pub connect_timeout: Duration,
     /// Address or name of the network interface to listen on, where the fabric has some;
@@ -391,7 +391,7 @@ pub struct DeviceConfig {
 /// Who implements it keeps the contract, on which memory stands that callers lend. In particular: a
 /// region is one of the memory that was registered; a mapping has the length that was asked for; a
 /// slice is touched by its transfer alone, and not after the end of that; nothing is done with a
-/// region that its owner did not ask for; and silence holds.
+/// region that its owner did not ask for; and fence holds.
 ///
 /// ```compile_fail,E0200
 /// # use pleach_transport::*;
@@ -441,16 +441,16 @@ pub unsafe trait Device: Send {
     /// See [`SubmitError`]; nothing has happened then.
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// Starts a transfer that is only a notice, with no bytes but its payload. A notice counts and
+    /// Starts a transfer that is only a signal, with no bytes but its payload. A signal counts and
     /// ends as every other transfer does. Lines 1, 2, 3 and 5.
     ///
     /// # Errors
     ///
     /// See [`SubmitError`]; nothing has happened then.
-    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError>;
+    fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// The cells that this rank keeps for `peer`'s notices. Line 1.
-    fn cells(&self, peer: Rank) -> Cells;
+    /// The signal slots that this rank keeps for `peer`'s signals. Line 1.
+    fn signal_slots(&self, peer: Rank) -> Signals;
 
     /// Sends a control message (at most [`MESSAGE_BYTES_MAX`] bytes) to the peer's [`Responder`].
     /// Not for data. Line 4.
@@ -465,8 +465,8 @@ pub unsafe trait Device: Send {
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>);
 
     /// What to sleep on until something can happen; `None`: poll again, something may have happened
-    /// already. To be called by way of [`crate::sleep::unless_news`], as cells may have changed
-    /// since the last poll. Line 11.
+    /// already. To be called by way of [`crate::sleep::unless_news`], as signal slots may have
+    /// changed since the last poll. Line 11.
     fn arm(&mut self) -> Option<Armed>;
 
     /// Tells the peers that can see it on which processor this rank waits, and calls `shown` with

@@ -2,8 +2,8 @@
 //!
 //! A remote machine is a device on a channel: [`Memory`] registered with a [`Device`] is a
 //! [`Region`], a part of it a [`Slice`]; what a peer needs to name it is a [`RemoteSlice`]. A
-//! [`Transfer`] is one-sided; a [`Notice`] tells the target that a put has landed, by adding one to
-//! a *cell* ([`Cells`]).
+//! [`Transfer`] is one-sided; a [`Signal`] tells the target that a put has landed, by adding one to
+//! a *signal slot* ([`Signals`]).
 //!
 //! Read [`device`] first: it holds the contract. The backends are `sim` (one process, one seed,
 //! virtual time, the harshest), `shm` (one host), `tcp` (anywhere) and `hybrid` (both of them, by
@@ -15,8 +15,6 @@
 mod accepting;
 #[doc(hidden)]
 pub mod auth;
-#[doc(hidden)]
-pub mod cells;
 #[doc(hidden)]
 pub mod clock;
 mod control;
@@ -41,6 +39,8 @@ mod primitive;
 pub mod processors;
 #[doc(hidden)]
 pub mod region;
+#[doc(hidden)]
+pub mod signals;
 // Makes devices, which have no place among loom's threads.
 #[cfg(not(loom))]
 #[doc(hidden)]
@@ -57,13 +57,13 @@ pub mod tcp;
 pub mod verbs;
 
 pub use auth::Secret;
-pub use cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 pub use clock::Nanos;
 pub use device::{
-    Address, Armed, AtomicOp, BackendError, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event,
-    Flush, LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder,
-    Ring, Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    Address, Armed, AtomicOp, BackendError, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush,
+    LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder, Source,
+    SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, Wake, WakeSource,
 };
 pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
 pub use pleach_vocabulary::Rank;
 pub use region::{LentSlice, Mapped, OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};
+pub use signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};

@@ -1,5 +1,5 @@
-//! The atomics that cells and bells are made of: the standard library's, or loom's where every
-//! interleaving is tried
+//! The atomics that signal slots and wake sources are made of: the standard library's, or loom's
+//! where every interleaving is tried
 //! (`RUSTFLAGS="--cfg loom" cargo test -p pleach-transport --lib --release loom`).
 
 #[cfg(loom)]

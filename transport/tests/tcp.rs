@@ -10,10 +10,10 @@ use std::time::Duration;
 use pleach_transport::auth::{Challenges, Side, TAG_BYTES};
 use pleach_transport::device::ProtocolViolation;
 use pleach_transport::tcp::frame::{Frame, HEADER_BYTES, TRANSFER_BYTES_MAX};
-use pleach_transport::tcp::{LANES, OpenError, TcpDevice};
+use pleach_transport::tcp::{CONNECTIONS, OpenError, TcpDevice};
 use pleach_transport::{
-    Address, Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Notice, Rank, Region, RegionKey,
-    RemoteSlice, Responder, Secret, Source, Transfer, TransferId, clock,
+    Address, Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Rank, Region, RegionKey,
+    RemoteSlice, Responder, Secret, Signal, Source, Transfer, TransferId, clock,
 };
 
 /// Longest wait for what must come: generous, as machines are loaded.
@@ -38,7 +38,7 @@ fn config(rank: Rank, world_size: u32) -> DeviceConfig {
         rank,
         world_size,
         secret: Some(Secret::new(SECRET)),
-        cells: 4,
+        signal_slots: 4,
         connect_timeout: PATIENCE,
         interface: None,
         address: None,
@@ -112,12 +112,12 @@ fn connected() -> (End, End) {
 }
 
 fn check_pair(low: &mut End, high: &mut End) {
-    let before = low.device.cells(1).count(3);
-    let notice = Notice { cell: 3, payload: Inline::EMPTY };
-    high.device.notify(0, &notice, TransferId(9)).expect("connected");
-    low.until("a notice", |low| {
+    let before = low.device.signal_slots(1).count(3);
+    let signal = Signal { signal_slot: 3, payload: Inline::EMPTY };
+    high.device.signal(0, &signal, TransferId(9)).expect("connected");
+    low.until("a signal", |low| {
         high.pump();
-        low.device.cells(1).count(3) == before + 1
+        low.device.signal_slots(1).count(3) == before + 1
     });
 }
 
@@ -141,7 +141,7 @@ fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
 struct Hello {
     magic: [u8; 8],
     role: u8,
-    lane: u8,
+    connection: u8,
     rank: u32,
     expected: u32,
     world_size: u32,
@@ -149,13 +149,13 @@ struct Hello {
 }
 
 impl Hello {
-    fn new(role: u8, lane: u8) -> Self {
-        Self { magic: *b"pleach\0\x01", role, lane, rank: 1, expected: 0, world_size: 2, session: 7 }
+    fn new(role: u8, connection: u8) -> Self {
+        Self { magic: *b"pleach\0\x01", role, connection, rank: 1, expected: 0, world_size: 2, session: 7 }
     }
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.magic.to_vec();
-        bytes.extend([self.role, self.lane, LANES as u8, 0]);
+        bytes.extend([self.role, self.connection, CONNECTIONS as u8, 0]);
         for word in [self.rank, self.expected, self.world_size, 4, 0] {
             bytes.extend(word.to_le_bytes());
         }
@@ -205,14 +205,14 @@ impl RawPeer {
     fn connect(end: &mut End) -> Self {
         let address = end.socket_address();
         end.device.connect(1, &end.device.info().address.clone()).expect("starts");
-        let join = |role, lane| {
-            let (stream, verdict) = shake(address, &Hello::new(role, lane), SECRET);
+        let join = |role, connection| {
+            let (stream, verdict) = shake(address, &Hello::new(role, connection), SECRET);
             assert_eq!(verdict, 0);
             stream
         };
         let mut control = join(0, 0);
-        let to = (0..LANES as u8).map(|lane| join(1, lane)).collect();
-        let from = (0..LANES as u8).map(|lane| join(2, lane)).collect();
+        let to = (0..CONNECTIONS as u8).map(|connection| join(1, connection)).collect();
+        let from = (0..CONNECTIONS as u8).map(|connection| join(2, connection)).collect();
         let mut ready = [0; 8];
         control.read_exact(&mut ready).expect("ready");
         assert_eq!(ready, [1, 0, 0, 0, 0, 0, 0, 0]);
@@ -220,8 +220,8 @@ impl RawPeer {
         Self { _control: control, to, from }
     }
 
-    fn send(&mut self, lane: usize, bytes: &[u8]) {
-        self.to[lane].write_all(bytes).expect("written");
+    fn send(&mut self, connection: usize, bytes: &[u8]) {
+        self.to[connection].write_all(bytes).expect("written");
     }
 
     /// The next frame of the device, which is polled meanwhile.
@@ -246,9 +246,9 @@ impl RawPeer {
     }
 }
 
-fn put(dst: RemoteSlice, cell: u16) -> Frame {
-    let notice = Some(Notice { cell, payload: Inline::new(b"beside").expect("short") });
-    Frame::Put { dst, notice, answered: true, others: 0, token: 5 }
+fn put(dst: RemoteSlice, signal_slot: u16) -> Frame {
+    let signal = Some(Signal { signal_slot, payload: Inline::new(b"beside").expect("short") });
+    Frame::Put { dst, signal, answered: true, others: 0, token: 5 }
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn strangers_are_dropped_and_harm_nobody() {
     assert!(low.log.iter().all(|event| !matches!(event, Event::PeerLost { .. })));
 }
 
-/// A pair sends notices while strangers connect so many times, and a new pair comes about
+/// A pair sends signals while strangers connect so many times, and a new pair comes about
 /// meanwhile.
 fn work_under_flood(connections: usize, held: usize) {
     let (mut low, mut high) = connected();
@@ -305,14 +305,14 @@ fn work_under_flood(connections: usize, held: usize) {
                 }
             }
         });
-        let (mut notices, mut slowest, mut joined_in) = (0, Duration::ZERO, None);
+        let (mut signals, mut slowest, mut joined_in) = (0, Duration::ZERO, None);
         new_high.device.connect(0, &new_low.device.info().address.clone()).expect("starts");
         new_low.device.connect(1, &new_high.device.info().address.clone()).expect("starts");
         let began = clock::now();
         while !flood.is_finished() || joined_in.is_none() {
             let asked = clock::now();
             check_pair(&mut low, &mut high);
-            notices += 1;
+            signals += 1;
             slowest = slowest.max(clock::now().since(asked));
             new_low.pump();
             new_high.pump();
@@ -321,10 +321,10 @@ fn work_under_flood(connections: usize, held: usize) {
             if is_connected && joined_in.is_none() {
                 joined_in = Some(clock::now().since(began));
             }
-            assert!(asked.since(began) < PATIENCE, "{notices} notices, joined in {joined_in:?}");
+            assert!(asked.since(began) < PATIENCE, "{signals} signals, joined in {joined_in:?}");
         }
         println!(
-            "{connections} strangers: {notices} notices, the slowest {slowest:?}; a new pair in {joined_in:?}"
+            "{connections} strangers: {signals} signals, the slowest {slowest:?}; a new pair in {joined_in:?}"
         );
         assert!(slowest < Duration::from_secs(2), "{slowest:?}");
     });
@@ -423,7 +423,7 @@ fn take(listener: &std::net::TcpListener) -> (TcpStream, [u8; 1 + TAG_BYTES], u8
 }
 
 #[test]
-fn a_listeners_ready_that_comes_before_its_verdict_on_a_lane_waits_for_it() {
+fn a_listeners_ready_that_comes_before_its_verdict_on_a_connection_waits_for_it() {
     // Streams are not ordered among each other: a dialer may read the listener's word on the
     // control stream first.
     const AHEAD: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -432,8 +432,8 @@ fn a_listeners_ready_that_comes_before_its_verdict_on_a_lane_waits_for_it() {
         let address = Address(format!("tcp:{}", listener.local_addr().expect("bound")));
         let mut end = End::new(config(1, 2));
         end.device.connect(0, &address).expect("starts");
-        let mut taken: Vec<_> = (0..1 + 2 * LANES).map(|_| take(&listener)).collect();
-        let last = taken.iter().rposition(|(.., role)| *role == held).expect("a lane each way");
+        let mut taken: Vec<_> = (0..1 + 2 * CONNECTIONS).map(|_| take(&listener)).collect();
+        let last = taken.iter().rposition(|(.., role)| *role == held).expect("a connection each way");
         let (mut last, last_verdict, _) = taken.remove(last);
         for (stream, verdict, role) in &mut taken {
             stream.write_all(verdict).expect("written");
@@ -444,7 +444,7 @@ fn a_listeners_ready_that_comes_before_its_verdict_on_a_lane_waits_for_it() {
         // Time to read it, and to take it for a breach of the protocol.
         let _ = rustix::event::poll(&mut [], Some(&AHEAD));
         end.settle();
-        assert_eq!(end.log, [], "neither connected nor lost before the last lane is there");
+        assert_eq!(end.log, [], "neither connected nor lost before the last connection is there");
         last.write_all(&last_verdict).expect("written");
         end.until("the connection", |end| end.log.contains(&Event::Connected { peer: 0 }));
         assert_eq!(end.log, [Event::Connected { peer: 0 }]);
@@ -460,40 +460,40 @@ fn a_put_that_comes_byte_by_byte_is_noticed_after_its_last_byte() {
     let frame = put(region.slice(8..40).expect("inside").remote(), 2);
     let bytes = [frame.encode().as_bytes(), &data].concat();
     for (at, byte) in bytes.iter().enumerate() {
-        assert_eq!(end.device.cells(1).count(2), 0, "noticed {} bytes early", bytes.len() - at);
+        assert_eq!(end.device.signal_slots(1).count(2), 0, "noticed {} bytes early", bytes.len() - at);
         peer.send(0, &[*byte]);
         end.pump();
     }
-    end.until("the notice", |end| end.device.cells(1).count(2) == 1);
+    end.until("the signal", |end| end.device.signal_slots(1).count(2) == 1);
     assert_eq!(region.slice(8..40).expect("inside").to_vec(), data);
     assert_eq!(region.slice(0..8).expect("inside").to_vec(), [0; 8]);
-    assert_eq!(&end.device.cells(1).payload(2)[..6], b"beside");
+    assert_eq!(&end.device.signal_slots(1).payload(2)[..6], b"beside");
     assert_eq!(peer.frame(&mut end), Frame::Accepted { key: region.key(), region_bytes: 64, token: 5 });
 }
 
 #[test]
-fn pieces_of_a_put_in_any_order_give_one_notice_after_the_last() {
+fn pieces_of_a_put_in_any_order_give_one_signal_after_the_last() {
     let mut end = End::new(config(0, 2));
     let mut peer = RawPeer::connect(&mut end);
     let region = end.region(64);
     let half = |from: usize| region.slice(from..from + 32).expect("inside").remote();
-    let notice = Some(Notice { cell: 1, payload: Inline::EMPTY });
-    let first = Frame::Put { dst: half(0), notice, answered: false, others: 2, token: 1 << 63 };
+    let signal = Some(Signal { signal_slot: 1, payload: Inline::EMPTY });
+    let first = Frame::Put { dst: half(0), signal, answered: false, others: 2, token: 1 << 63 };
     let second = Frame::Piece { dst: half(32), token: 1 << 63 };
     for round in 1..=4u64 {
         let bytes = [round as u8; 32];
         if round % 2 == 0 {
             peer.send(1, &[second.encode().as_bytes(), &bytes].concat());
             end.settle();
-            assert_eq!(end.device.cells(1).count(1), round - 1);
+            assert_eq!(end.device.signal_slots(1).count(1), round - 1);
         }
         peer.send(0, &[first.encode().as_bytes(), &bytes].concat());
         end.settle();
         if round % 2 == 1 {
-            assert_eq!(end.device.cells(1).count(1), round - 1);
+            assert_eq!(end.device.signal_slots(1).count(1), round - 1);
             peer.send(1, &[second.encode().as_bytes(), &bytes].concat());
         }
-        end.until("the notice", |end| end.device.cells(1).count(1) == round);
+        end.until("the signal", |end| end.device.signal_slots(1).count(1) == round);
         assert_eq!(region.whole().to_vec(), [round as u8; 64]);
     }
 }
@@ -509,7 +509,7 @@ fn half_a_payload_is_no_put() {
     drop(peer);
     let cause = end.until_lost(1);
     assert_eq!(cause, LossCause::ConnectionClosed);
-    assert_eq!(end.device.cells(1).count(2), 0);
+    assert_eq!(end.device.signal_slots(1).count(2), 0);
 }
 
 #[test]
@@ -533,24 +533,28 @@ fn bytes_for_memory_that_is_not_there_are_thrown_away_and_answered() {
         assert_eq!(peer.frame(&mut end), Frame::Refused { key: dst.key, token: 5 });
     }
     assert_eq!(region.whole().to_vec(), vec![0; 4096]);
-    assert_eq!(end.device.cells(1).count(0), 0, "no notice without its bytes");
+    assert_eq!(end.device.signal_slots(1).count(0), 0, "no signal without its bytes");
     peer.send(
         0,
         &[put(region.slice(0..4).expect("inside").remote(), 0).encode().as_bytes(), b"good"].concat(),
     );
-    end.until("the notice", |end| end.device.cells(1).count(0) == 1);
+    end.until("the signal", |end| end.device.signal_slots(1).count(0) == 1);
     assert_eq!(region.slice(0..4).expect("inside").to_vec(), b"good");
 }
 
 #[test]
 fn what_the_protocol_does_not_allow_ends_the_pair_with_its_name() {
-    let notice = |cell| Notice { cell, payload: Inline::EMPTY };
+    let signal = |signal_slot| Signal { signal_slot, payload: Inline::EMPTY };
     let oversized = RemoteSlice { key: RegionKey(1), offset: 0, len: TRANSFER_BYTES_MAX + 1 };
     let cases: Vec<(usize, Vec<u8>, ProtocolViolation)> = vec![
         (0, vec![0xff; 88], ProtocolViolation::OversizedFrame),
         (0, vec![0; 88], ProtocolViolation::MalformedFrame),
         (0, put(oversized, 0).encode().as_bytes().to_vec(), ProtocolViolation::OversizedFrame),
-        (0, Frame::Notify { notice: notice(4) }.encode().as_bytes().to_vec(), ProtocolViolation::UnknownCell),
+        (
+            0,
+            Frame::Signal { signal: signal(4) }.encode().as_bytes().to_vec(),
+            ProtocolViolation::UnknownSignalSlot,
+        ),
         (
             0,
             Frame::GetReply { len: 8, token: 1 << 32 }.encode().as_bytes().to_vec(),
@@ -562,10 +566,10 @@ fn what_the_protocol_does_not_allow_ends_the_pair_with_its_name() {
             ProtocolViolation::UnexpectedAnswer,
         ),
     ];
-    for (lane, bytes, violation) in cases {
+    for (connection, bytes, violation) in cases {
         let mut end = End::new(config(0, 2));
         let mut peer = RawPeer::connect(&mut end);
-        peer.send(lane, &bytes);
+        peer.send(connection, &bytes);
         assert_eq!(end.until_lost(1), LossCause::Protocol(violation), "{bytes:?}");
     }
 }
@@ -575,7 +579,7 @@ fn who_asks_without_reading_the_answers_is_cut_off() {
     let mut end = End::new(config(0, 2));
     let mut peer = RawPeer::connect(&mut end);
     let region = end.region(1 << 20);
-    let ask = Frame::Get { src: region.remote(), lane: 0, token: 1 };
+    let ask = Frame::Get { src: region.remote(), connection: 0, token: 1 };
     let mut asked = 0;
     end.until("the end", |end| {
         if asked < 4096 {
@@ -589,27 +593,27 @@ fn who_asks_without_reading_the_answers_is_cut_off() {
 }
 
 #[test]
-fn severing_in_the_middle_of_a_long_put_is_silence() {
+fn severing_in_the_middle_of_a_long_put_is_fenced() {
     const LEN: usize = 64 << 20;
     let (mut low, mut high) = connected();
     let (source, target) = (high.region(LEN), low.region(LEN));
     source.whole().store(&vec![7; LEN]);
-    let notice = Some(Notice { cell: 0, payload: Inline::EMPTY });
-    let transfer = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), notice };
+    let signal = Some(Signal { signal_slot: 0, payload: Inline::EMPTY });
+    let transfer = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), signal };
     high.device.submit(0, transfer, TransferId(1)).expect("connected");
     let probe = target.slice(4096..4097).expect("inside");
     low.until("the first bytes", |_| {
         high.pump();
         probe.to_vec() == [7]
     });
-    assert_eq!(low.device.cells(1).count(0), 0, "not all of it is here yet");
+    assert_eq!(low.device.signal_slots(1).count(0), 0, "not all of it is here yet");
     low.device.sever(1);
-    low.until("the silence", |low| low.log.contains(&Event::Severed { peer: 1 }));
+    low.until("the fence", |low| low.log.contains(&Event::Severed { peer: 1 }));
     target.whole().store(&vec![9; LEN]);
     assert_eq!(high.until_lost(0), LossCause::ConnectionClosed);
     low.settle();
     assert!(target.whole().to_vec().iter().all(|byte| *byte == 9), "the owner's bytes are the owner's");
-    assert_eq!(low.device.cells(1).count(0), 0);
+    assert_eq!(low.device.signal_slots(1).count(0), 0);
     assert!(high.log.iter().any(|event| matches!(event, Event::Done { id: TransferId(1), result: Err(_) })));
 }
 
@@ -654,8 +658,8 @@ fn the_other_process() {
     println!("\nconnected");
     let deadline = clock::now() + PATIENCE;
     while clock::now() < deadline {
-        let notice = Notice { cell: 0, payload: Inline::EMPTY };
-        let _ = end.device.notify(0, &notice, TransferId(0));
+        let signal = Signal { signal_slot: 0, payload: Inline::EMPTY };
+        let _ = end.device.signal(0, &signal, TransferId(0));
         end.pump();
         end.log.clear();
     }
@@ -685,7 +689,7 @@ fn with_process() -> (End, Process) {
     let reader = std::thread::spawn(move || lines.map_while(Result::ok).any(|line| line == "connected"));
     end.until("the other process", |_| reader.is_finished());
     assert!(reader.join().expect("the reader only reads"));
-    end.until("its notices", |end| end.device.cells(1).count(0) > 10);
+    end.until("its signals", |end| end.device.signal_slots(1).count(0) > 10);
     (end, process)
 }
 
@@ -706,15 +710,15 @@ fn a_killed_process_is_found_by_a_sleeper_without_delay() {
 }
 
 #[test]
-fn a_stopped_process_is_not_lost_and_silent_once_severed() {
+fn a_stopped_process_is_not_lost_and_fenced_once_severed() {
     let (mut end, process) = with_process();
     signal(&process, rustix::process::Signal::STOP);
     end.settle();
     assert!(end.log.iter().all(|event| !matches!(event, Event::PeerLost { .. })), "{:?}", end.log);
     end.device.sever(1);
-    end.until("the silence", |end| end.log.contains(&Event::Severed { peer: 1 }));
-    let count = end.device.cells(1).count(0);
+    end.until("the fence", |end| end.log.contains(&Event::Severed { peer: 1 }));
+    let count = end.device.signal_slots(1).count(0);
     signal(&process, rustix::process::Signal::CONT);
     end.settle();
-    assert_eq!(end.device.cells(1).count(0), count);
+    assert_eq!(end.device.signal_slots(1).count(0), count);
 }

@@ -4,7 +4,7 @@
 //! Times of some hundred nanoseconds say little on a machine that does anything else; instructions
 //! are the same each time. Both ends are driven by one thread, so that nobody waits and nothing
 //! depends on chance: what is counted is what the rank does that comes last to an all-reduce, from
-//! the call to its result, and both ends of a put and of a notice.
+//! the call to its result, and both ends of a put and of a signal.
 //!
 //! The processor counts: while its trap flag is set it raises a signal after each instruction. So
 //! what is counted is the program as it runs, with the instructions that this processor has.
@@ -30,7 +30,7 @@ use pleach_transport::device::{Device, LossCause, Responder, Source, Submitted, 
 use pleach_transport::rendezvous::{
     Fabric, FabricChoice, JoinOptions, Joined, Launcher, Rendezvous, World, join,
 };
-use pleach_transport::{Cells, Inline, Nanos, Notice, SharedMemory};
+use pleach_transport::{Inline, Nanos, SharedMemory, Signal, Signals};
 use pleach_vocabulary::{Rank, ReduceOp};
 
 /// Counts that differ by less are the same.
@@ -51,7 +51,7 @@ const POLLS_MAX: u32 = 1000;
 /// Write the file instead of holding counts against it.
 const ACCEPT_VARIABLE: &str = "PLEACH_ACCEPT";
 
-const CELL: u16 = 0;
+const SIGNAL_SLOT: u16 = 0;
 
 fn main() -> ExitCode {
     if !steps::ARE_COUNTED {
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut found = vec![("all-reduce, last to come", median(all_reduce()))];
-    for (path, counts) in notices().into_iter().chain(puts()) {
+    for (path, counts) in signals().into_iter().chain(puts()) {
         found.push((path, median(counts)));
     }
     judge(&found)
@@ -195,39 +195,41 @@ fn last_to_come(group: &Group, data: &mut Buffer<f32>) {
     black_box(group).all_reduce(black_box(data), ReduceOp::Sum).expect("rank 0 is there");
 }
 
-fn notices() -> [(&'static str, Vec<u64>); 2] {
+fn signals() -> [(&'static str, Vec<u64>); 2] {
     let folder = Folder::new();
     let [mut from, to] = devices(&folder.0);
-    let cells = to.device.cells(0);
+    let signal_slots = to.device.signal_slots(0);
     let (mut given, mut taken) = (Vec::new(), Vec::new());
     for call in 1..=WARM_UP + CALLS {
-        let notice =
-            Notice { cell: CELL, payload: Inline::new(&call.to_ne_bytes()).expect("eight bytes fit") };
+        let signal = Signal {
+            signal_slot: SIGNAL_SLOT,
+            payload: Inline::new(&call.to_ne_bytes()).expect("eight bytes fit"),
+        };
         if call <= WARM_UP {
-            from.device.notify(1, &notice, TransferId(0)).expect("it is connected");
+            from.device.signal(1, &signal, TransferId(0)).expect("it is connected");
         } else {
-            let (submitted, count) = steps::counted(|| give_notice(&mut *from.device, &notice));
+            let (submitted, count) = steps::counted(|| give_signal(&mut *from.device, &signal));
             assert!(matches!(submitted, Submitted::Ended(_)));
             given.push(count);
-            let (found, count) = steps::counted(|| take_notice(&cells, call));
+            let (found, count) = steps::counted(|| take_signal(&signal_slots, call));
             assert_eq!(found, Some(call));
             taken.push(count);
         }
         poll(&mut from);
     }
-    [("notice, given", given), ("notice, taken", taken)]
+    [("signal, given", given), ("signal, taken", taken)]
 }
 
 #[inline(never)]
-fn give_notice(device: &mut dyn Device, notice: &Notice) -> Submitted {
-    black_box(device).notify(1, black_box(notice), TransferId(0)).expect("it is connected")
+fn give_signal(device: &mut dyn Device, signal: &Signal) -> Submitted {
+    black_box(device).signal(1, black_box(signal), TransferId(0)).expect("it is connected")
 }
 
 #[inline(never)]
-fn take_notice(cells: &Cells, count: u64) -> Option<u64> {
-    let cells = black_box(cells);
-    (cells.count(CELL) == count)
-        .then(|| u64::from_ne_bytes(std::array::from_fn(|place| cells.payload(CELL)[place])))
+fn take_signal(signal_slots: &Signals, count: u64) -> Option<u64> {
+    let signal_slots = black_box(signal_slots);
+    (signal_slots.count(SIGNAL_SLOT) == count)
+        .then(|| u64::from_ne_bytes(std::array::from_fn(|place| signal_slots.payload(SIGNAL_SLOT)[place])))
 }
 
 fn puts() -> [(&'static str, Vec<u64>); 2] {
@@ -235,32 +237,33 @@ fn puts() -> [(&'static str, Vec<u64>); 2] {
     let [mut from, mut to] = devices(&folder.0);
     let memory = SharedMemory::new(4096).expect("a page");
     let region = to.device.register(memory).expect("it can be shared");
-    let (cells, dst) = (to.device.cells(0), region.whole().slice(0..8).expect("inside").remote());
+    let (signal_slots, dst) =
+        (to.device.signal_slots(0), region.whole().slice(0..8).expect("inside").remote());
     let (mut given, mut taken) = (Vec::new(), Vec::new());
     for call in 1..=WARM_UP + CALLS {
         let bytes = Inline::new(&call.to_ne_bytes()).expect("eight bytes fit");
-        let notice = Some(Notice { cell: CELL, payload: Inline::EMPTY });
-        let transfer = Transfer::Put { src: Source::Inline(bytes), dst, notice };
+        let signal = Some(Signal { signal_slot: SIGNAL_SLOT, payload: Inline::EMPTY });
+        let transfer = Transfer::Put { src: Source::Inline(bytes), dst, signal };
         if call <= WARM_UP {
             from.device.submit(1, transfer, TransferId(0)).expect("it is connected");
         } else {
             given.push(steps::counted(|| give_put(&mut *from.device, transfer)).1);
         }
         for _ in 0..POLLS_MAX {
-            if cells.count(CELL) == call {
+            if signal_slots.count(SIGNAL_SLOT) == call {
                 break;
             }
             poll(&mut from);
             poll(&mut to);
         }
         if call > WARM_UP {
-            let (has_come, count) = steps::counted(|| take_put(&cells, call));
+            let (has_come, count) = steps::counted(|| take_put(&signal_slots, call));
             assert!(has_come, "it has come");
             taken.push(count);
         }
         poll(&mut from);
     }
-    [("put with notice, given", given), ("put with notice, taken", taken)]
+    [("put with signal, given", given), ("put with signal, taken", taken)]
 }
 
 #[inline(never)]
@@ -269,8 +272,8 @@ fn give_put(device: &mut dyn Device, transfer: Transfer) {
 }
 
 #[inline(never)]
-fn take_put(cells: &Cells, count: u64) -> bool {
-    black_box(cells).count(CELL) == black_box(count)
+fn take_put(signal_slots: &Signals, count: u64) -> bool {
+    black_box(signal_slots).count(SIGNAL_SLOT) == black_box(count)
 }
 
 fn poll(joined: &mut Joined) {
@@ -292,7 +295,7 @@ fn devices(folder: &Path) -> [Joined; 2] {
         let options = JoinOptions {
             fabric: FabricChoice::Only(Fabric::Shm),
             knobs: Vec::new(),
-            cells: 8,
+            signal_slots: 8,
             timeout: PATIENCE,
         };
         let mut joined = join(&world(rank, folder), &options, Arc::new(Quiet)).expect("both are there");

@@ -4,7 +4,7 @@
 //! A schedule is the same whatever the parts' lengths. What ranks must agree on is how each part is
 //! cut into chunks, and where a peer's part begins. There are three ways to know it ([`Counts`]):
 //!
-//! * *Each*: all parts are equally long. The length is in the signature that every notice carries.
+//! * *Each*: all parts are equally long. The length is in the signature that every signal carries.
 //! * *Listed*: every rank was given the same list. A digest of the list is in the signature.
 //! * *Paired*: a part is known to the rank that gives it and the one that gets it alone. Then no
 //!   other rank may touch it (`Program::is_private` of the engine), and nothing that all ranks must
@@ -12,10 +12,10 @@
 //!   those of parts of unknown length.
 //!
 //! **Invariant:** no byte of a part is used, and none is written to a peer's slice, before the two
-//! have been compared. For *paired* counts it holds like this. A rank marks every notice to a peer
+//! have been compared. For *paired* counts it holds like this. A rank marks every signal to a peer
 //! with the signature mixed with the two counts between them, given and taken ([`Between::mark`]),
-//! and a wait for a notice of that peer completes only if it carries what this rank computes from
-//! its own counts. Each of the two waits for a notice of the other before it touches anything of
+//! and a wait for a signal of that peer completes only if it carries what this rank computes from
+//! its own counts. Each of the two waits for a signal of the other before it touches anything of
 //! it: a put needs the word that the part may come, a reader the word that it may be read. So when
 //! their counts differ both stay at their first wait, suspect each other, and ask; question and
 //! answer carry both counts, and the call ends with a mismatch that names them. A third rank hears
@@ -239,7 +239,7 @@ impl Paired {
 }
 
 impl Between {
-    /// A signature for the notices between the two. Never zero.
+    /// A signature for the signals between the two. Never zero.
     pub(crate) fn mark(self, signature: u64) -> u64 {
         let mut hash = signature;
         for word in [self.up, self.down] {

@@ -2,7 +2,7 @@
 //!
 //! Both who carries calls out (`engine`) and who notes them (`observe`) stand on this, and it knows
 //! neither. A [`Descriptor`] is what must be the same on all ranks; its signature travels in every
-//! notice. [`Counts`] are what one rank knows of the lengths of parts: read the first comment of
+//! signal. [`Counts`] are what one rank knows of the lengths of parts: read the first comment of
 //! [`counts`].
 
 pub mod counts;
@@ -70,7 +70,7 @@ pub enum Amount {
 pub(crate) const DESCRIPTOR_WORDS: usize = 4;
 
 impl Descriptor {
-    /// With the schedule and chunk size: what travels in every notice. Never zero.
+    /// With the schedule and chunk size: what travels in every signal. Never zero.
     pub(crate) fn signature(&self, schedule_hash: u64, chunk_bytes: usize) -> u64 {
         let words = self.to_words();
         let mut hash = schedule_hash ^ (chunk_bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

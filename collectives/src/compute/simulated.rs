@@ -11,7 +11,7 @@ use super::{Compute, HostCompute, Job};
 /// Most pieces a job is cut into.
 const PIECES_MAX: u64 = 4;
 
-/// What a processor does wrong on purpose, to see whether checkers notice.
+/// What a processor does wrong on purpose, to see whether checkers see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sabotage {
     /// The last source of every reduction is combined into the result once more.

@@ -11,7 +11,7 @@ use pleach_transport::Nanos;
 use super::header::INLINE_DATA_BYTES;
 use crate::compute::{Compute, Job};
 
-/// Words of data that fit a notice.
+/// Words of data that fit a signal.
 pub(super) const DATA_WORDS: usize = INLINE_DATA_BYTES / 8;
 pub(super) type DataWords = [u64; DATA_WORDS];
 
@@ -37,7 +37,7 @@ impl Address {
         Self(self.0.wrapping_add(bytes))
     }
 
-    /// Stores at most a cell's worth of bytes.
+    /// Stores at most a signal slot's worth of bytes.
     pub(super) fn store(self, bytes: &[u8]) {
         if !bytes.is_empty() {
             // SAFETY: `bytes.len()` is the chunk's length, which lies inside the place's memory
@@ -53,7 +53,7 @@ impl Address {
         }
     }
 
-    /// At most a cell's worth of bytes as words, zeros behind them.
+    /// At most a signal slot's worth of bytes as words, zeros behind them.
     #[inline]
     pub(super) fn load_words(self, bytes: usize) -> DataWords {
         let mut words = [0; DATA_WORDS];

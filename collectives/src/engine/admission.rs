@@ -78,7 +78,7 @@ impl Engine {
         let mut ground = Ground {
             device: &mut *self.device,
             compute: &mut *self.compute,
-            cells: &self.cells,
+            signal_slots: &self.signal_slots,
             consumed: &mut self.consumed,
             credits: &mut self.credits,
             scratch,
@@ -118,9 +118,9 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Tells those who wrote to this rank that their bank is free again, where no notice of a run
+    /// Tells those who wrote to this rank that their bank is free again, where no signal of a run
     /// is certain to: where this rank is silent towards them, and where other runs are under way
-    /// already, whose notices may all have gone out before.
+    /// already, whose signals may all have gone out before.
     pub(super) fn note_completed_run(&mut self, slot: u8, number: u64, class: Class) {
         if !bank::credit_is_due(class, number) {
             return;

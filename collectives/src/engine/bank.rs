@@ -1,4 +1,4 @@
-//! Who uses which cells and which scratch, and when they may be used again.
+//! Who uses which signal slots and which scratch, and when they may be used again.
 //!
 //! Runs of collectives are numbered; each takes the next *bank* of its class. A bank is free again
 //! for a rank's peers when that rank has completed the bank's previous run, which its peers know
@@ -7,7 +7,7 @@
 //! sequences differ, signatures differ before anything is used).
 
 use pleach_schedule::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
-use pleach_schedule::generate::packed::{Pace, cells_of_pair_max};
+use pleach_schedule::generate::packed::{Pace, signal_slots_of_pair_max};
 use pleach_transport::Rank;
 
 use super::at::{LANES_MAX, STEPS_MAX, WINDOW_MAX};
@@ -16,50 +16,50 @@ use super::layout::{ALIGN_BYTES, longest_block};
 use super::program::Program;
 use super::stream::Stream;
 
-/// Cells before this one tell credits: see [`super::credit`].
-pub(super) const FIRST_CELL: u32 = 2;
+/// Signal slots before this one tell credits: see [`super::credit`].
+pub(super) const FIRST_SIGNAL_SLOT: u32 = 2;
 
 /// Messages of one rank to another that go straight to scratch and may be under way at once.
 pub(super) const EAGER_BANKS: u64 = 8;
-const EAGER_CELLS_BASE: u32 = FIRST_CELL;
+const EAGER_SIGNAL_SLOTS_BASE: u32 = FIRST_SIGNAL_SLOT;
 /// Scratch of such a message, in bytes.
 const EAGER_SCRATCH_BYTES: u64 = 8 << 10;
 const _: () = assert!(MESSAGE_BYTES_MAX <= EAGER_SCRATCH_BYTES);
 
-/// First cell of the other messages between two ranks.
-const MESSAGE_CELLS_BASE: u32 = 16;
-const _: () = assert!(EAGER_CELLS_BASE + EAGER_BANKS as u32 <= MESSAGE_CELLS_BASE);
-/// Cells of a message in each direction.
-const MESSAGE_CELLS: u32 = 6;
+/// First signal slot of the other messages between two ranks.
+const MESSAGE_SIGNAL_SLOTS_BASE: u32 = 16;
+const _: () = assert!(EAGER_SIGNAL_SLOTS_BASE + EAGER_BANKS as u32 <= MESSAGE_SIGNAL_SLOTS_BASE);
+/// Signal slots of a message in each direction.
+const MESSAGE_SIGNAL_SLOTS: u32 = 6;
 /// Scratch of messages for each peer and direction, in bytes.
 const MESSAGE_SCRATCH_BYTES: u64 = 128 << 10;
 /// Largest chunk of a message, in bytes.
 const MESSAGE_CHUNK_BYTES: usize = 64 << 10;
 
 const SMALL_BANKS: usize = 8;
-const SMALL_CELLS_BASE: u32 = 64;
-const SMALL_CELLS: u32 = 32;
-const _: () = assert!(MESSAGE_CELLS_BASE + 8 * MESSAGE_CELLS <= SMALL_CELLS_BASE);
+const SMALL_SIGNAL_SLOTS_BASE: u32 = 64;
+const SMALL_SIGNAL_SLOTS: u32 = 32;
+const _: () = assert!(MESSAGE_SIGNAL_SLOTS_BASE + 8 * MESSAGE_SIGNAL_SLOTS <= SMALL_SIGNAL_SLOTS_BASE);
 /// Scratch of a small bank, in bytes.
 const SMALL_SCRATCH_BYTES: u64 = 64 << 10;
 const _: () = assert!(SCRATCH_BYTES <= SMALL_SCRATCH_BYTES);
 
 const LARGE_BANKS: usize = 2;
-const LARGE_CELLS_BASE: u32 = SMALL_CELLS_BASE + SMALL_BANKS as u32 * SMALL_CELLS;
+const LARGE_SIGNAL_SLOTS_BASE: u32 = SMALL_SIGNAL_SLOTS_BASE + SMALL_BANKS as u32 * SMALL_SIGNAL_SLOTS;
 /// Scratch of a large bank, in bytes: what is under way along a hundred trees that are ten deep, up
 /// and down.
 pub(super) const LARGE_SCRATCH_BYTES: u64 = 32 << 20;
 /// Largest chunk of a block that is put, in bytes: fits the second-level cache several times over,
-/// and is long beside a notice.
+/// and is long beside a signal.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 /// The same where peers' memory is mapped: what is staged for them stays in the cache that they
 /// read it from.
 const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 
-/// Cells that a rank keeps for each peer, in a group of so many ranks.
+/// Signal slots that a rank keeps for each peer, in a group of so many ranks.
 #[must_use]
-pub const fn cells(ranks: u32) -> usize {
-    (LARGE_CELLS_BASE + LARGE_BANKS as u32 * cells_of_pair_max(ranks)) as usize
+pub const fn signal_slots(ranks: u32) -> usize {
+    (LARGE_SIGNAL_SLOTS_BASE + LARGE_BANKS as u32 * signal_slots_of_pair_max(ranks)) as usize
 }
 
 /// Chunks of blocks of different shares are rounded up to the alignment, as are the ends of blocks:
@@ -79,29 +79,29 @@ pub(super) enum Class {
     Large,
 }
 
-/// A schedule that does not fit the cells or the scratch.
+/// A schedule that does not fit the signal slots or the scratch.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the schedule needs {cells} cells a peer and {slots} scratch slots a rank; there is room for {cells_max} and {slots_max}"
+    "the schedule needs {signal_slots} signal slots a peer and {slots} scratch slots a rank; there is room for {signal_slots_max} and {slots_max}"
 )]
 pub struct TooLarge {
-    /// Cells that it needs for a peer.
-    pub cells: u32,
+    /// Signal slots that it needs for a peer.
+    pub signal_slots: u32,
     /// Slots that it needs.
     pub slots: u32,
-    /// Cells there are.
-    pub cells_max: u32,
+    /// Signal slots there are.
+    pub signal_slots_max: u32,
     /// Slots there is room for.
     pub slots_max: u32,
 }
 
-/// Which cells and which scratch a run uses: the same on all ranks but for the messages between
-/// two.
+/// Which signal slots and which scratch a run uses: the same on all ranks but for the messages
+/// between two.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bank {
-    /// First cell that this rank notifies at its peers.
-    pub(super) notify_base: u32,
-    /// First cell that this rank waits on.
+    /// First signal slot that this rank signals at its peers.
+    pub(super) signal_base: u32,
+    /// First signal slot that this rank waits on.
     pub(super) wait_base: u32,
     /// Where its slots begin in this rank's scratch, in bytes.
     pub(super) scratch_base: u64,
@@ -120,30 +120,35 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
     let whole =
         if longest <= INLINE_DATA_BYTES { INLINE_DATA_BYTES } else { longest.next_multiple_of(ALIGN_BYTES) };
     let slots = u64::from(program.slots);
-    let is_small =
-        program.cells <= SMALL_CELLS && slots * unit_bytes(program, whole) as u64 <= SMALL_SCRATCH_BYTES;
-    let (class, cells_max, scratch_bytes, chunk_max) =
+    let is_small = program.signal_slots <= SMALL_SIGNAL_SLOTS
+        && slots * unit_bytes(program, whole) as u64 <= SMALL_SCRATCH_BYTES;
+    let (class, signal_slots_max, scratch_bytes, chunk_max) =
         if Stream::of(program.collective) != Stream::Collectives {
             match message_class(program) {
                 Class::EagerMessage => (Class::EagerMessage, 1, EAGER_SCRATCH_BYTES, whole),
-                class => (class, MESSAGE_CELLS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES),
+                class => (class, MESSAGE_SIGNAL_SLOTS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES),
             }
         } else if is_small {
-            (Class::Small, SMALL_CELLS, SMALL_SCRATCH_BYTES, whole)
+            (Class::Small, SMALL_SIGNAL_SLOTS, SMALL_SCRATCH_BYTES, whole)
         } else {
             let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
             let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
-            (Class::Large, cells_of_pair_max(program.ranks), LARGE_SCRATCH_BYTES, chunk_max)
+            (Class::Large, signal_slots_of_pair_max(program.ranks), LARGE_SCRATCH_BYTES, chunk_max)
         };
     let room = longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES);
-    let fits = program.cells <= cells_max
+    let fits = program.signal_slots <= signal_slots_max
         && room >= ALIGN_BYTES
         && program.window <= WINDOW_MAX
         && program.lanes.len() <= LANES_MAX
         && program.lanes.iter().all(|lane| lane.steps <= STEPS_MAX);
     if !fits {
         let slots_max = (scratch_bytes / ALIGN_BYTES as u64) as u32;
-        return Err(TooLarge { cells: program.cells, slots: program.slots, cells_max, slots_max });
+        return Err(TooLarge {
+            signal_slots: program.signal_slots,
+            slots: program.slots,
+            signal_slots_max,
+            slots_max,
+        });
     }
     let wanted = match (program.chunk_bytes, &program.pace) {
         _ if class != Class::Large => chunk_max,
@@ -154,7 +159,12 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
     let chunk = whole.min(chunk_max).min(wanted).min(room.max(ALIGN_BYTES));
     if program.single_chunk && chunk < whole {
         let slots_max = (scratch_bytes / whole as u64) as u32;
-        return Err(TooLarge { cells: program.cells, slots: program.slots, cells_max, slots_max });
+        return Err(TooLarge {
+            signal_slots: program.signal_slots,
+            slots: program.slots,
+            signal_slots_max,
+            slots_max,
+        });
     }
     Ok((chunk, class))
 }
@@ -219,25 +229,25 @@ pub(super) struct Banks {
 impl Banks {
     /// The bank of run `run`, which is the next one, in a group of so many ranks.
     pub(super) fn take(&mut self, class: Class, run: u64, ranks: u32) -> Bank {
-        let (index, used, cells, scratch) = match class {
+        let (index, used, signal_slots, scratch) = match class {
             Class::Large => {
                 let index = self.large_runs % LARGE_BANKS;
                 self.large_runs += 1;
-                let cells = LARGE_CELLS_BASE + index as u32 * cells_of_pair_max(ranks);
+                let signal_slots = LARGE_SIGNAL_SLOTS_BASE + index as u32 * signal_slots_of_pair_max(ranks);
                 let scratch = SMALL_BANKS as u64 * SMALL_SCRATCH_BYTES + index as u64 * LARGE_SCRATCH_BYTES;
-                (index, &mut self.large[..], cells, scratch)
+                (index, &mut self.large[..], signal_slots, scratch)
             }
             _ => {
                 let index = self.small_runs % SMALL_BANKS;
                 self.small_runs += 1;
-                let cells = SMALL_CELLS_BASE + index as u32 * SMALL_CELLS;
-                (index, &mut self.small[..], cells, index as u64 * SMALL_SCRATCH_BYTES)
+                let signal_slots = SMALL_SIGNAL_SLOTS_BASE + index as u32 * SMALL_SIGNAL_SLOTS;
+                (index, &mut self.small[..], signal_slots, index as u64 * SMALL_SCRATCH_BYTES)
             }
         };
         let needed = std::mem::replace(&mut used[index], run + 1);
         Bank {
-            notify_base: cells,
-            wait_base: cells,
+            signal_base: signal_slots,
+            wait_base: signal_slots,
             scratch_base: scratch,
             peer_scratch_base: scratch,
             needed,
@@ -260,14 +270,14 @@ impl MessageBanks {
     /// One that comes unasked has one of some banks in turn, and is written when the receiver is
     /// known to have ended the message before in the same bank.
     ///
-    /// For the others there are two sets of cells in turn, and each class has its own. The cells
-    /// are free, whatever came between, when the two have made the last message of that class and
-    /// parity (say: two numbers earlier):
+    /// For the others there are two sets of signal slots in turn, and each class has its own. The
+    /// signal slots are free, whatever came between, when the two have made the last message of
+    /// that class and parity (say: two numbers earlier):
     /// * asked for: the receiver says that it is ready only when it has ended that message; and the
     ///   sender, who has ended it too, has seen that it was ready then. The sender writes after it
     ///   has heard.
     /// * read in place: the sender begins, and has ended that message, so the receiver has read it;
-    ///   the receiver ends with its own notice after it has heard, when the sender has seen the
+    ///   the receiver ends with its own signal after it has heard, when the sender has seen the
     ///   last one.
     ///
     /// Their scratch is written only after the peer was heard of in the same message, or is the
@@ -279,27 +289,27 @@ impl MessageBanks {
             |base: u64, bytes: u64, owner: Rank, role: u64| base + (u64::from(owner) * 2 + role) * bytes;
         if class == Class::EagerMessage {
             let bank = number % EAGER_BANKS;
-            let cells = EAGER_CELLS_BASE + bank as u32;
+            let signal_slots = EAGER_SIGNAL_SLOTS_BASE + bank as u32;
             let scratch = |peer, role| {
                 let bytes = EAGER_BANKS * EAGER_SCRATCH_BYTES;
                 base(eager_base(ranks), bytes, peer, role) + bank * EAGER_SCRATCH_BYTES
             };
             return Bank {
-                notify_base: cells,
-                wait_base: cells,
+                signal_base: signal_slots,
+                wait_base: signal_slots,
                 scratch_base: scratch(peer, role),
                 peer_scratch_base: scratch(rank, 1 - role),
                 needed: if role == 0 { (number + 1).saturating_sub(EAGER_BANKS) } else { 0 },
             };
         }
         let scratch = |peer, role| base(message_base(), MESSAGE_SCRATCH_BYTES, peer, role);
-        // What the sender notifies lies below what the receiver notifies.
+        // What the sender signals lies below what the receiver signals.
         let form = u32::from(class == Class::MappedMessage);
-        let data = MESSAGE_CELLS_BASE + ((number % 2) as u32 * 2 + form) * 2 * MESSAGE_CELLS;
-        let ready = data + MESSAGE_CELLS;
-        let (notify_base, wait_base) = if role == 0 { (data, ready) } else { (ready, data) };
+        let data = MESSAGE_SIGNAL_SLOTS_BASE + ((number % 2) as u32 * 2 + form) * 2 * MESSAGE_SIGNAL_SLOTS;
+        let ready = data + MESSAGE_SIGNAL_SLOTS;
+        let (signal_base, wait_base) = if role == 0 { (data, ready) } else { (ready, data) };
         Bank {
-            notify_base,
+            signal_base,
             wait_base,
             scratch_base: scratch(peer, role),
             peer_scratch_base: scratch(rank, 1 - role),

@@ -100,7 +100,7 @@ impl Board {
     }
 
     /// Ends the group's work here, and on all ranks as soon as the engine looks or a peer asks. The
-    /// caller rings the device's bell.
+    /// caller wakes the device.
     pub fn abort(&self) {
         self.propose(self.fault(FaultKind::Aborted, self.rank, String::new()));
     }

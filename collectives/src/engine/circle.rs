@@ -199,7 +199,7 @@ impl Engine {
         let at = (run.stream(), run.parameters.number);
         let descriptor = run.plan().descriptor.to_words();
         let mut needed = self.circles.named.clone();
-        run.needs_notice(&mut |peer| {
+        run.needs_signal(&mut |peer| {
             needed.insert(peer);
         });
         if self.circles.told.replace(slot).is_some_and(|told| told != slot) {

@@ -1,11 +1,11 @@
 //! How far peers are, as far as this rank was told: who may be written to.
 //!
 //! Each sequence of runs is counted for itself: the group's collectives, which all ranks make, and
-//! the messages that this rank sends to each peer. A peer's count comes with its notices, in a cell
-//! of its own (each sequence has one), and with its answers. **Invariant:** a count is never more
-//! than the peer has completed, without a gap.
+//! the messages that this rank sends to each peer. A peer's count comes with its signals, in a
+//! signal slot of its own (each sequence has one), and with its answers. **Invariant:** a count is
+//! never more than the peer has completed, without a gap.
 
-use pleach_transport::{Cells, Inline, Notice, Rank};
+use pleach_transport::{Inline, Rank, Signal, Signals};
 
 use super::Engine;
 use super::at::NOBODY;
@@ -13,15 +13,16 @@ use super::bank;
 use super::ground::Witness;
 use super::stream::Stream;
 
-/// The cells in which peers tell how many runs they have completed, when nothing else tells it.
-const COLLECTIVES_CELL: u16 = 0;
-const MESSAGES_CELL: u16 = 1;
-const _: () = assert!((MESSAGES_CELL as u32) < bank::FIRST_CELL);
+/// The signal slots in which peers tell how many runs they have completed, when nothing else tells
+/// it.
+const COLLECTIVES_SIGNAL_SLOT: u16 = 0;
+const MESSAGES_SIGNAL_SLOT: u16 = 1;
+const _: () = assert!((MESSAGES_SIGNAL_SLOT as u32) < bank::FIRST_SIGNAL_SLOT);
 
-fn cell(stream: Stream) -> u16 {
+fn signal_slot(stream: Stream) -> u16 {
     match stream {
-        Stream::Collectives => COLLECTIVES_CELL,
-        Stream::Messages { .. } => MESSAGES_CELL,
+        Stream::Collectives => COLLECTIVES_SIGNAL_SLOT,
+        Stream::Messages { .. } => MESSAGES_SIGNAL_SLOT,
     }
 }
 
@@ -60,20 +61,20 @@ impl Credits {
         }
     }
 
-    /// What the peer has told last in its cell, for which the cell's count is returned where it is
-    /// not enough.
+    /// What the peer has told last in its signal slot, for which the signal slot's count is
+    /// returned where it is not enough.
     pub(super) fn look(
         &mut self,
         peer: Rank,
         stream: Stream,
         runs: u64,
-        cells: &Cells,
+        signal_slots: &Signals,
         witness: Option<&mut (dyn Witness + 'static)>,
     ) -> Result<(), (u16, u64)> {
-        let cell = cell(stream);
-        let count = cells.count(cell);
+        let signal_slot = signal_slot(stream);
+        let count = signal_slots.count(signal_slot);
         if count > 0 {
-            let payload = cells.payload(cell);
+            let payload = signal_slots.payload(signal_slot);
             // One word, stored at once: the newest credit or the one before it, both true.
             let told = u64::from_le_bytes(payload[..8].try_into().expect("8 bytes"));
             self.hear(peer, stream, told);
@@ -81,7 +82,7 @@ impl Credits {
                 witness.heard_completed(peer, stream.to_word(), told);
             }
         }
-        if self.of(peer, stream) >= runs { Ok(()) } else { Err((cell, count)) }
+        if self.of(peer, stream) >= runs { Ok(()) } else { Err((signal_slot, count)) }
     }
 }
 
@@ -93,9 +94,9 @@ impl Engine {
         }
         for peer in peers {
             let payload = Inline::new(&completed.to_le_bytes()).expect("8 bytes fit");
-            let notice = Notice { cell: cell(stream), payload };
+            let signal = Signal { signal_slot: signal_slot(stream), payload };
             // Lost, left or full: then the peer asks when it needs to know.
-            let _ = self.device.notify(*peer, &notice, NOBODY);
+            let _ = self.device.signal(*peer, &signal, NOBODY);
         }
     }
 

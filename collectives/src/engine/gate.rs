@@ -2,7 +2,7 @@
 //! a GPU's stream.
 //!
 //! **Invariant:** until its gate is open a run does nothing. This rank touches no byte of its
-//! memory, nor does a peer, which does so only after a notice of this run; and calls that were made
+//! memory, nor does a peer, which does so only after a signal of this run; and calls that were made
 //! later wait for their turn behind it, so banks are used in the order of calls as ever.
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! What a run stands on, and how it looks at what came.
 
-use pleach_transport::{Cells, Device, Nanos, RemoteSlice, Slice};
+use pleach_transport::{Device, Nanos, RemoteSlice, Signals, Slice};
 use pleach_vocabulary::Rank;
 
 use super::credit::Credits;
@@ -10,8 +10,8 @@ use crate::compute::Compute;
 
 /// Told what a rank acts on; for checkers.
 pub trait Witness: Send {
-    /// The rank goes on because the cell that it keeps for `from` counts `count`.
-    fn consumed(&mut self, from: Rank, cell: u16, count: u64);
+    /// The rank goes on because the signal slot that it keeps for `from` counts `count`.
+    fn consumed(&mut self, from: Rank, signal_slot: u16, count: u64);
 
     /// So many runs of a sequence (the group's collectives, the messages from one rank to another)
     /// are complete here, from the first one on without a gap; peers may be told from now on.
@@ -21,14 +21,14 @@ pub trait Witness: Send {
     /// ([`Compute`]).
     fn wrote(&mut self, address: *const u8, len: usize);
 
-    /// The rank knows, otherwise than by a notice that it waited for, that `from` has completed so
+    /// The rank knows, otherwise than by a signal that it waited for, that `from` has completed so
     /// many runs of a sequence.
     fn heard_completed(&mut self, from: Rank, sequence: u64, runs: u64);
 
-    /// Appends the cells of the rank in which something has come since this was asked last, each
-    /// with the peer that it is kept for, and says whether all are named: then lanes that wait for
-    /// others need not be looked at.
-    fn take_noticed(&mut self, cells: &mut Vec<(Rank, u16)>) -> bool;
+    /// Appends the signal slots of the rank in which something has come since this was asked last,
+    /// each with the peer that it is kept for, and says whether all are named: then lanes that wait
+    /// for others need not be looked at.
+    fn take_noticed(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool;
 }
 
 /// What a run stands on; owned by the engine.
@@ -36,8 +36,8 @@ pub(super) struct Ground<'a> {
     pub(super) device: &'a mut dyn Device,
     pub(super) compute: &'a mut dyn Compute,
     /// By rank; empty for this rank.
-    pub(super) cells: &'a [Cells],
-    /// By rank and cell: how many notices were consumed.
+    pub(super) signal_slots: &'a [Signals],
+    /// By rank and signal slot: how many signals were consumed.
     pub(super) consumed: &'a mut [Vec<u64>],
     pub(super) credits: &'a mut Credits,
     pub(super) scratch: &'a Slice,
@@ -46,10 +46,10 @@ pub(super) struct Ground<'a> {
     /// How many runs this rank has completed.
     pub(super) completed: u64,
     pub(super) witness: Option<&'a mut (dyn Witness + 'static)>,
-    /// A cell of this rank that a wait found as it was.
+    /// A signal slot of this rank that a wait found as it was.
     pub(super) blocked: &'a mut Option<Blocked>,
-    /// Every notice that comes is told by [`Run::stir`](super::run::Run::stir), so that cells need
-    /// not be looked at.
+    /// Every signal that comes is told by [`Run::stir`](super::run::Run::stir), so that signal
+    /// slots need not be looked at.
     pub(super) hears_all: bool,
     pub(super) now: Nanos,
     /// How long this rank has been in the call, in nanoseconds; zero where nobody has looked at the
@@ -58,12 +58,13 @@ pub(super) struct Ground<'a> {
 }
 
 impl Ground<'_> {
-    /// Whether the cell's next notice has come; remembers that it is waited for where it has not.
-    pub(super) fn has_come(&mut self, from: Rank, cell: u16) -> bool {
-        let count = self.consumed[from as usize][usize::from(cell)];
-        let has_come = self.cells[from as usize].count(cell) != count;
+    /// Whether the signal slot's next signal has come; remembers that it is waited for where it has
+    /// not.
+    pub(super) fn has_come(&mut self, from: Rank, signal_slot: u16) -> bool {
+        let count = self.consumed[from as usize][usize::from(signal_slot)];
+        let has_come = self.signal_slots[from as usize].count(signal_slot) != count;
         if !has_come {
-            *self.blocked = Some(Blocked { from, cell, count });
+            *self.blocked = Some(Blocked { from, signal_slot, count });
         }
         has_come
     }
@@ -76,30 +77,30 @@ impl Ground<'_> {
     }
 
     fn look_for_credit(&mut self, peer: Rank, stream: Stream, runs: u64) -> bool {
-        let cells = &self.cells[peer as usize];
-        let found = self.credits.look(peer, stream, runs, cells, self.witness.as_deref_mut());
-        if let Err((cell, count)) = found {
-            *self.blocked = Some(Blocked { from: peer, cell, count });
+        let signal_slots = &self.signal_slots[peer as usize];
+        let found = self.credits.look(peer, stream, runs, signal_slots, self.witness.as_deref_mut());
+        if let Err((signal_slot, count)) = found {
+            *self.blocked = Some(Blocked { from: peer, signal_slot, count });
         }
         found.is_ok()
     }
 
-    /// The run goes on because of that notice, whose header was found to be that of the call.
-    pub(super) fn consume(&mut self, from: Rank, cell: u16, header: &Header, stream: Stream) {
-        let consumed = &mut self.consumed[from as usize][usize::from(cell)];
+    /// The run goes on because of that signal, whose header was found to be that of the call.
+    pub(super) fn consume(&mut self, from: Rank, signal_slot: u16, header: &Header, stream: Stream) {
+        let consumed = &mut self.consumed[from as usize][usize::from(signal_slot)];
         *consumed += 1;
         if let Some(witness) = &mut self.witness {
-            witness.consumed(from, cell, *consumed);
+            witness.consumed(from, signal_slot, *consumed);
         }
         self.credits.hear(from, stream, header.completed());
     }
 }
 
-/// A cell whose next notice some run waits for.
+/// A signal slot whose next signal some run waits for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocked {
     pub(super) from: Rank,
-    pub(super) cell: u16,
+    pub(super) signal_slot: u16,
     /// What it counts as long as nothing has come.
     pub(super) count: u64,
 }

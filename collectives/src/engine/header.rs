@@ -1,4 +1,4 @@
-//! The header of every notice: which run, with which signature, and where the sender's slices are.
+//! The header of every signal: which run, with which signature, and where the sender's slices are.
 //!
 //! | word | |
 //! | --- | --- |
@@ -8,16 +8,16 @@
 //! | 2, 3 | key and offset of the sender's input, zero: in scratch. Or the first half of the data |
 //! | 4, 5 | key and offset of the sender's output, zero: in scratch. Or the second half of the data |
 
-use pleach_transport::{CELL_PAYLOAD_BYTES, Inline, RegionKey};
+use pleach_transport::{Inline, RegionKey, SIGNAL_SLOT_PAYLOAD_BYTES};
 
 use super::address::DataWords;
 use crate::observe::scale::{step_above, step_ns};
 
-/// What schedules are priced by is what a cell carries.
-const _: () = assert!(CELL_PAYLOAD_BYTES == pleach_schedule::cost::INLINE_BYTES_MAX);
+/// What schedules are priced by is what a signal slot carries.
+const _: () = assert!(SIGNAL_SLOT_PAYLOAD_BYTES == pleach_schedule::cost::INLINE_BYTES_MAX);
 
 /// Bytes of data that fit beside the header, where the schedule exposes no slices.
-pub(super) const INLINE_DATA_BYTES: usize = CELL_PAYLOAD_BYTES - HEADER_BYTES;
+pub(super) const INLINE_DATA_BYTES: usize = SIGNAL_SLOT_PAYLOAD_BYTES - HEADER_BYTES;
 
 const HEADER_BYTES: usize = 16;
 const RUN_BITS: u32 = 48;
@@ -83,12 +83,12 @@ impl Header {
     }
 
     fn payload(self, rest: &[u8]) -> Inline {
-        let mut bytes = [0; CELL_PAYLOAD_BYTES];
+        let mut bytes = [0; SIGNAL_SLOT_PAYLOAD_BYTES];
         let [first, second] = self.words().map(u64::to_le_bytes);
         bytes[..8].copy_from_slice(&first);
         bytes[8..HEADER_BYTES].copy_from_slice(&second);
         bytes[HEADER_BYTES..HEADER_BYTES + rest.len()].copy_from_slice(rest);
-        Inline::new(&bytes[..HEADER_BYTES + rest.len()]).expect("no longer than a cell's payload")
+        Inline::new(&bytes[..HEADER_BYTES + rest.len()]).expect("no longer than a signal slot's payload")
     }
 
     pub(super) fn alone(self) -> Inline {
@@ -109,7 +109,7 @@ impl Header {
 
     /// Header and data of a payload.
     #[inline]
-    pub(super) fn decode_words(payload: &[u64; CELL_PAYLOAD_BYTES / 8]) -> (Self, DataWords) {
+    pub(super) fn decode_words(payload: &[u64; SIGNAL_SLOT_PAYLOAD_BYTES / 8]) -> (Self, DataWords) {
         let [first, history, data @ ..] = *payload;
         (Self::of_words(u64::from_le(first), u64::from_le(history)), data)
     }
@@ -128,23 +128,23 @@ impl Header {
         self.payload(words.as_flattened())
     }
 
-    pub(super) fn decode(payload: &[u8; CELL_PAYLOAD_BYTES]) -> Self {
+    pub(super) fn decode(payload: &[u8; SIGNAL_SLOT_PAYLOAD_BYTES]) -> Self {
         Self::of_words(word(payload, 0), word(payload, 1))
     }
 
     /// The data beside the header, as many bytes as the receiver knows there are.
-    pub(super) fn data<'a>(&self, payload: &'a [u8; CELL_PAYLOAD_BYTES]) -> &'a [u8] {
+    pub(super) fn data<'a>(&self, payload: &'a [u8; SIGNAL_SLOT_PAYLOAD_BYTES]) -> &'a [u8] {
         &payload[HEADER_BYTES..]
     }
 
     /// Where the sender's input and output are.
-    pub(super) fn landings(payload: &[u8; CELL_PAYLOAD_BYTES]) -> (Landing, Landing) {
+    pub(super) fn landings(payload: &[u8; SIGNAL_SLOT_PAYLOAD_BYTES]) -> (Landing, Landing) {
         let landing = |at| Landing { key: RegionKey(word(payload, at)), offset: word(payload, at + 1) };
         (landing(2), landing(4))
     }
 }
 
-fn word(payload: &[u8; CELL_PAYLOAD_BYTES], index: usize) -> u64 {
+fn word(payload: &[u8; SIGNAL_SLOT_PAYLOAD_BYTES], index: usize) -> u64 {
     let bytes = payload[index * 8..index * 8 + 8].try_into().expect("8 bytes");
     u64::from_le_bytes(bytes)
 }
@@ -158,7 +158,7 @@ mod tests {
         let header = Header::new(1000, 77, 998).after(5_000_000);
         let landing = Landing { key: RegionKey(5), offset: 64 };
         let payload = header.with_landings(landing, Landing::default());
-        let mut bytes = [0; CELL_PAYLOAD_BYTES];
+        let mut bytes = [0; SIGNAL_SLOT_PAYLOAD_BYTES];
         bytes[..payload.len()].copy_from_slice(payload.as_bytes());
         assert_eq!(Header::decode(&bytes), header);
         assert_eq!(Header::decode(&bytes).completed(), 998);

@@ -2,9 +2,9 @@
 //!
 //! A rank in a packed collective has hundreds of lanes with several chunks under way each, and
 //! every event concerns one of them. **Invariant:** a lane that is settled goes on only by what is
-//! known here: a notice in a cell that one of its chunks waits for, or the end of one of its own
-//! steps, with which it is settled no more. So is a lane that was ahead of the others when these
-//! have caught up.
+//! known here: a signal in a signal slot that one of its chunks waits for, or the end of one of its
+//! own steps, with which it is settled no more. So is a lane that was ahead of the others when
+//! these have caught up.
 
 use pleach_vocabulary::Rank;
 
@@ -20,8 +20,8 @@ pub(super) enum Hold {
     Anything,
     /// Steps of its lane, whose ends are heard of.
     Steps,
-    /// The next notice in a cell that is kept for a peer.
-    Notice { from: Rank, cell: u16 },
+    /// The next signal in a signal slot that is kept for a peer.
+    Signal { from: Rank, signal_slot: u16 },
 }
 
 impl Run {
@@ -35,7 +35,7 @@ impl Run {
         !ground.hears_all
             && (state.first..state.next).any(|chunk| {
                 match self.instances[(lane * window + chunk % window) as usize].hold {
-                    Hold::Notice { from, cell } => ground.has_come(from, cell),
+                    Hold::Signal { from, signal_slot } => ground.has_come(from, signal_slot),
                     Hold::Anything | Hold::Steps => false,
                 }
             })
@@ -70,16 +70,16 @@ impl Run {
         were_any
     }
 
-    /// Something has come in a cell that is kept for this peer; the lane that waits on it, if one
-    /// does, is to be looked at.
-    pub(super) fn stir(&mut self, from: Rank, cell: u16) {
-        let Some(number) = u32::from(cell).checked_sub(self.parameters.bank.wait_base) else { return };
+    /// Something has come in a signal slot that is kept for this peer; the lane that waits on it,
+    /// if one does, is to be looked at.
+    pub(super) fn stir(&mut self, from: Rank, signal_slot: u16) {
+        let Some(number) = u32::from(signal_slot).checked_sub(self.parameters.bank.wait_base) else { return };
         let plan = self.plan();
         let number = number / plan.program.window;
         let waits = &plan.program.waits;
-        let place = waits.partition_point(|&(peer, cell, _)| (peer, cell) < (from, number));
-        if let Some(&(peer, cell, lane)) = waits.get(place)
-            && (peer, cell) == (from, number)
+        let place = waits.partition_point(|&(peer, signal_slot, _)| (peer, signal_slot) < (from, number));
+        if let Some(&(peer, signal_slot, lane)) = waits.get(place)
+            && (peer, signal_slot) == (from, number)
         {
             self.lanes[lane as usize].is_settled = false;
         }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::sim::{Network, Options};
-use pleach_transport::{Inline, Notice, Responder, SharedMemory};
+use pleach_transport::{Inline, Responder, SharedMemory, Signal};
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 use proptest::prelude::*;
 
-use super::bank::FIRST_CELL;
+use super::bank::FIRST_SIGNAL_SLOT;
 use super::fault::Fault;
 use super::header::{Header, Landing};
 use super::{Bytes, RunId};
@@ -67,9 +67,9 @@ fn slices_that_lie_beyond_all_addresses_are_refused_with_the_name_of_who_told_of
             let engine = &mut cluster.members[0].as_mut().expect("it is alive").engine;
             let landing = Landing { key: region.key(), offset };
             let payload = Header::new(0, engine.history, 0).with_landings(landing, landing);
-            let cells = engine.device().cells(1);
-            for cell in FIRST_CELL as u16..cells.len() as u16 {
-                cells.notify(&Notice { cell, payload });
+            let signal_slots = engine.device().signal_slots(1);
+            for signal_slot in FIRST_SIGNAL_SLOT as u16..signal_slots.len() as u16 {
+                signal_slots.signal(&Signal { signal_slot, payload });
             }
             let fault = outcome_of(&mut cluster, run).expect_err("there is no such memory");
             assert_eq!(fault.subject, 1, "maps {maps}, offset {offset}: {fault}");
@@ -106,7 +106,7 @@ proptest! {
     }
 
     #[test]
-    fn no_notice_makes_a_rank_panic(payload in prop::array::uniform6(word()), is_of_call in any::<bool>()) {
+    fn no_signal_makes_a_rank_panic(payload in prop::array::uniform6(word()), is_of_call in any::<bool>()) {
         let mut cluster = connected(false);
         let run = start(&mut cluster);
         let engine = &mut cluster.members[0].as_mut().expect("it is alive").engine;
@@ -114,9 +114,9 @@ proptest! {
         if is_of_call {
             (words[0], words[1]) = (words[0] & !((1 << 48) - 1), engine.history);
         }
-        let cells = engine.device().cells(1);
-        for cell in 0..cells.len() as u16 {
-            cells.notify(&Notice { cell, payload: Inline::of_words(words, 48) });
+        let signal_slots = engine.device().signal_slots(1);
+        for signal_slot in 0..signal_slots.len() as u16 {
+            signal_slots.signal(&Signal { signal_slot, payload: Inline::of_words(words, 48) });
         }
         // Who says that it has done its part may be believed.
         let _ = outcome_of(&mut cluster, run);

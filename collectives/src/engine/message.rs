@@ -58,7 +58,7 @@ pub(super) struct Record {
     pub(super) run: u64,
     /// Of the call itself.
     pub(super) signature: u64,
-    /// Of the call and all before it in its stream: what notices carry.
+    /// Of the call and all before it in its stream: what signals carry.
     pub(super) history: u64,
     pub(super) descriptor: [u64; DESCRIPTOR_WORDS],
 }

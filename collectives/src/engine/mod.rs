@@ -67,13 +67,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{
-    Cells, Device, Event, Flush, Mapped, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Slice,
+    Device, Event, Flush, Mapped, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Signals, Slice,
     Space, Urgency,
 };
 
 pub use address::Address;
 use agreement::Talk;
-pub use bank::{TooLarge, cells};
+pub use bank::{TooLarge, signal_slots};
 use board::Answer;
 pub use board::Board;
 pub use bytes::Bytes;
@@ -116,7 +116,7 @@ const FLOOD_TIME: Duration = Duration::from_millis(20);
 /// The same where a peer that can be reached was called gone by another rank: it has not agreed,
 /// and has to hear the verdict to know it.
 const FLOOD_TIME_EXPELLED: Duration = Duration::from_millis(100);
-/// How often one cell is looked at in a glance: some hundred nanoseconds.
+/// How often one signal slot is looked at in a glance: some hundred nanoseconds.
 const LOOKS: u32 = 128;
 /// How long who was refused an access waits to be told why, or to see that the peer is gone, before
 /// it blames it.
@@ -245,7 +245,7 @@ pub struct Engine {
     board: Arc<Board>,
     rank: Rank,
     ranks: u32,
-    cells: Vec<Cells>,
+    signal_slots: Vec<Signals>,
     consumed: Vec<Vec<u64>>,
     credits: Credits,
     /// Gone when the group has failed: nobody reads it any more, so it need not be kept from peers.
@@ -282,7 +282,7 @@ pub struct Engine {
     /// Where the last look at the runs stopped.
     blocked: Option<Blocked>,
     events: Vec<Event>,
-    /// Cells in which something has come, as far as the device says.
+    /// Signal slots in which something has come, as far as the device says.
     noticed: Vec<(Rank, u16)>,
     /// It has said all since runs were looked at last.
     hears_all: bool,
@@ -335,8 +335,8 @@ impl Engine {
         let space = scratch.region().memory().space();
         assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
         assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
-        let cells: Vec<Cells> = (0..ranks)
-            .map(|peer| if peer == rank { Cells::on_heap(0) } else { device.cells(peer) })
+        let signal_slots: Vec<Signals> = (0..ranks)
+            .map(|peer| if peer == rank { Signals::on_heap(0) } else { device.signal_slots(peer) })
             .collect();
         let mut peer_scratch = vec![None; ranks as usize];
         peer_scratch[rank as usize] = Some(scratch.remote());
@@ -347,8 +347,8 @@ impl Engine {
             board,
             rank,
             ranks,
-            consumed: cells.iter().map(|cells| vec![0; cells.len()]).collect(),
-            cells,
+            consumed: signal_slots.iter().map(|signal_slots| vec![0; signal_slots.len()]).collect(),
+            signal_slots,
             credits: Credits::new(ranks),
             scratch: Some(scratch),
             peer_scratch,
@@ -457,14 +457,14 @@ impl Engine {
         self.order.is_empty()
     }
 
-    /// When to poll at the latest even if the device's bell does not ring; the device may want it
-    /// earlier ([`pleach_transport::Armed::until`]).
+    /// When to poll at the latest even if the device's wake source does not ring; the device may
+    /// want it earlier ([`pleach_transport::Armed::until`]).
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let is_active = matches!(self.phase, Phase::Active);
         let runs = self.order.iter().filter_map(|slot| {
             let slot = &self.slots[usize::from(*slot)];
-            // A failing group waits for silence, not for its runs.
+            // A failing group waits for its fence, not for its runs.
             let run = slot.run.as_ref().filter(|_| is_active)?;
             let computed = if run.is_computing() {
                 self.compute.next_wakeup().unwrap_or(Nanos::ZERO)
@@ -507,7 +507,7 @@ impl Engine {
             self.read_events(now);
             moved = true;
         }
-        self.hear_notices();
+        self.hear_signals();
         match self.phase {
             Phase::Active => moved | self.advance_runs(now) | self.check_compute(now) | self.check_time(now),
             Phase::Doubting { .. } => moved | self.end_doubt(now),
@@ -524,11 +524,11 @@ impl Engine {
         if !matches!(self.phase, Phase::Active) || self.board.has_news() {
             return false;
         }
-        if let Some(Blocked { from, cell, count }) = self.blocked {
+        if let Some(Blocked { from, signal_slot, count }) = self.blocked {
             // The tightest of loops: what is on its way is seen at once, and nothing else is stored
             // meanwhile.
-            let cells = &self.cells[from as usize];
-            if (0..LOOKS).all(|_| cells.count(cell) == count) {
+            let signal_slots = &self.signal_slots[from as usize];
+            if (0..LOOKS).all(|_| signal_slots.count(signal_slot) == count) {
                 return false;
             }
         }
@@ -536,9 +536,9 @@ impl Engine {
         self.advance_runs(now)
     }
 
-    /// The look between arming the device's bell and sleeping on it: takes all that has come in
-    /// cells since the last poll, which rings no bell. True when something has come; then nobody
-    /// may sleep.
+    /// The look between arming the device's wake source and sleeping on it: takes all that has come
+    /// in signal slots since the last poll, which wakes nobody. True when something has
+    /// come; then nobody may sleep.
     pub fn look_again(&mut self, now: Nanos) -> bool {
         if self.board.has_news() {
             return true;

@@ -61,14 +61,15 @@ impl Engine {
         }
     }
 
-    /// Has the lanes looked at whose notices have come, where the witness says in which cells.
-    pub(super) fn hear_notices(&mut self) {
+    /// Has the lanes looked at whose signals have come, where the witness says in which signal
+    /// slots.
+    pub(super) fn hear_signals(&mut self) {
         let Some(witness) = &mut self.witness else { return };
         self.hears_all = witness.take_noticed(&mut self.noticed);
-        for (from, cell) in self.noticed.drain(..) {
+        for (from, signal_slot) in self.noticed.drain(..) {
             for slot in &self.order {
                 if let Some(run) = &mut self.slots[usize::from(*slot)].run {
-                    run.stir(from, cell);
+                    run.stir(from, signal_slot);
                 }
             }
         }

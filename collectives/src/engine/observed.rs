@@ -15,7 +15,7 @@ use super::run::{Run, Site};
 use super::{Board, Engine};
 use crate::observe::{Failure, Flight, Observations, Report, Unfinished};
 
-/// Steps ahead of a lane that are looked at for notices that have come already.
+/// Steps ahead of a lane that are looked at for signals that have come already.
 const STEPS_AHEAD_MAX: u32 = 64;
 /// Nanoseconds between two such looks, at least; and at least this share of the time waited.
 const LOOK_NS_MIN: u64 = 1000;
@@ -36,7 +36,7 @@ pub(super) struct Observer {
 #[derive(Debug, Default)]
 pub(super) struct Noted {
     pub(super) sample: Option<Nanos>,
-    /// When notices are looked for next, in nanoseconds of the run.
+    /// When signals are looked for next, in nanoseconds of the run.
     look_ns: u64,
     /// How much later than this rank the peers that were heard made the call, in nanoseconds.
     arrivals: Vec<(Rank, u64)>,
@@ -49,7 +49,7 @@ impl Noted {
         self.arrivals.clear();
     }
 
-    /// A notice of a peer was seen when this rank had been in the call for so long.
+    /// A signal of a peer was seen when this rank had been in the call for so long.
     pub(super) fn arrived(&mut self, from: Rank, header: &Header, elapsed_ns: u64) {
         let lateness_ns = elapsed_ns.saturating_sub(header.elapsed_ns());
         match self.arrivals.iter_mut().find(|(peer, _)| *peer == from) {
@@ -171,13 +171,13 @@ impl Run {
         self.noted.look_ns = elapsed_ns + LOOK_NS_MIN.max(elapsed_ns / LOOK_SHARE);
         let plan = self.plan().clone();
         let mut noted = std::mem::take(&mut self.noted);
-        self.waits_ahead(STEPS_AHEAD_MAX, &mut |lane, slot, chunk, step, from, cell| {
+        self.waits_ahead(STEPS_AHEAD_MAX, &mut |lane, slot, chunk, step, from, signal_slot| {
             let at = At { lane, slot, step };
             let site = Site { plan: &plan, lane: &plan.program.lanes[lane as usize], at, chunk };
-            let cell = self.cell(self.parameters.bank.wait_base, cell, site);
-            let cells = &ground.cells[from as usize];
-            if cells.count(cell) != ground.consumed[from as usize][usize::from(cell)] {
-                let header = Header::decode(&cells.payload(cell));
+            let signal_slot = self.signal_slot(self.parameters.bank.wait_base, signal_slot, site);
+            let signal_slots = &ground.signal_slots[from as usize];
+            if signal_slots.count(signal_slot) != ground.consumed[from as usize][usize::from(signal_slot)] {
+                let header = Header::decode(&signal_slots.payload(signal_slot));
                 if header.run == self.parameters.number {
                     noted.arrived(from, &header, elapsed_ns);
                 }
@@ -193,10 +193,10 @@ impl Run {
         self.under_way(&mut |lane_number, slot, chunk, program_counter| {
             let lane = &program.lanes[lane_number as usize];
             for step in program_counter..lane.steps.min(program_counter.saturating_add(steps)) {
-                if let OpProgram::Wait { from, cell, .. } =
+                if let OpProgram::Wait { from, signal_slot, .. } =
                     program.steps[(lane.first_step + step) as usize].op
                 {
-                    found(lane_number, slot, chunk, step, from, cell);
+                    found(lane_number, slot, chunk, step, from, signal_slot);
                 }
             }
         });

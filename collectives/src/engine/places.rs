@@ -60,7 +60,7 @@ impl Run {
         let own = match place.part {
             Part::Input => Some(input),
             Part::Output => Some(output),
-            // When data travel in cells nobody else touches the shared parts.
+            // When data travel in signal slots nobody else touches the shared parts.
             Part::SharedInput => (site.plan.inline || input.is_registered()).then_some(input),
             Part::SharedOutput => (site.plan.inline || output.is_registered()).then_some(output),
             Part::Scratch(_) => None,

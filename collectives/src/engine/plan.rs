@@ -32,7 +32,7 @@ pub struct Plan {
     pub(super) layout: Layout,
     /// What its calls are counted with.
     pub(super) shape: Shape,
-    /// Data travel in the cells themselves.
+    /// Data travel in the signal slots themselves.
     pub(super) inline: bool,
     pub(super) lanes: Vec<LanePlan>,
     /// Steps of all chunks that can be under way.
@@ -137,8 +137,8 @@ impl Plan {
         })
     }
 
-    /// The same for memory that only who computes touches: nothing of it travels in cells, or is
-    /// copied by the caller's processor.
+    /// The same for memory that only who computes touches: nothing of it travels in signal slots,
+    /// or is copied by the caller's processor.
     #[must_use]
     pub fn untouched_by_host(self) -> Self {
         Self { inline: false, short: None, ..self }
@@ -176,7 +176,7 @@ impl Plan {
         Record { run, signature: self.signature, history, descriptor: self.descriptor.to_words() }
     }
 
-    /// What a notice between this rank and a peer says of the calls so far; see the module of
+    /// What a signal between this rank and a peer says of the calls so far; see the module of
     /// counts.
     pub(super) fn mark(&self, history: u64, peer: Rank) -> u64 {
         match &self.counts {

@@ -1,17 +1,17 @@
-//! A proof made ready to run on one rank: cells and scratch slots numbered, steps flattened.
+//! A proof made ready to run on one rank: signal slots and scratch slots numbered, steps flattened.
 //!
 //! **Invariant:** the numbering is a function of the schedule alone, so every rank computes the
-//! same for itself and for its peers: a sender knows the cell and the scratch slot at its target
-//! without being told.
+//! same for itself and for its peers: a sender knows the signal slot and the scratch slot at its
+//! target without being told.
 //!
-//! Cells of a sender at a target are numbered in the order of (block, cell); for scratch slots see
-//! [`super::slots`].
+//! Signal slots of a sender at a target are numbered in the order of (block, signal slot); for
+//! scratch slots see [`super::slots`].
 
 use std::collections::BTreeMap;
 
 use pleach_schedule::generate::packed::Pace;
 use pleach_schedule::verify::Proof;
-use pleach_schedule::{BlockId, Cell, Op, Part, Place, Schedule};
+use pleach_schedule::{BlockId, Op, Part, Place, Schedule, SignalSlot};
 use pleach_vocabulary::{Collective, Rank};
 
 use super::slots::{Slots, bounces, most_units, size_by_share};
@@ -37,11 +37,11 @@ pub struct Program {
     /// Steps and their lags, referred to by range from the steps.
     pub(super) after: Vec<(u32, u32)>,
     pub(super) places: Vec<PlaceAt>,
-    /// For the cells that this rank waits on, in their order, by peer and number: the lane that
-    /// does.
+    /// For the signal slots that this rank waits on, in their order, by peer and number: the lane
+    /// that does.
     pub(super) waits: Vec<(Rank, u32, u32)>,
-    /// Most cells any rank keeps for one peer, times the window.
-    pub(super) cells: u32,
+    /// Most signal slots any rank keeps for one peer, times the window.
+    pub(super) signal_slots: u32,
     /// Most units of scratch any rank's slots take, times the window.
     pub(super) slots: u32,
     /// Units that a slot of the largest block takes.
@@ -59,10 +59,10 @@ pub struct Program {
     pub(super) exposes_output: bool,
     /// Whether only the rank that gives a part and the one that gets it have lanes for it.
     pub(super) is_private: bool,
-    /// Peers that notify this rank in a run: they may only write to it again when they know how far
+    /// Peers that signal this rank in a run: they may only write to it again when they know how far
     /// it is.
     pub(super) heard: Vec<Rank>,
-    /// Those of them that it does not notify: they learn of its progress by credits alone.
+    /// Those of them that it does not signal: they learn of its progress by credits alone.
     pub(super) silent_to: Vec<Rank>,
 }
 
@@ -96,14 +96,14 @@ pub(super) struct StepProgram {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum OpProgram {
-    Notify {
+    Signal {
         to: Rank,
-        cell: u32,
+        signal_slot: u32,
     },
     Put(PutProgram),
     Wait {
         from: Rank,
-        cell: u32,
+        signal_slot: u32,
         landing: Option<PlaceAt>,
     },
     /// Ranges of [`Program::places`].
@@ -118,7 +118,7 @@ pub(super) enum OpProgram {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PutProgram {
     pub(super) to: Rank,
-    pub(super) cell: u32,
+    pub(super) signal_slot: u32,
     pub(super) src: PlaceAt,
     pub(super) dst: PlaceAt,
     /// Where the source is copied to when it is not registered.
@@ -137,31 +137,31 @@ pub(super) struct PlaceAt {
 /// No slot: the part needs none.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
-/// The cells of one pair of ranks, in the order of their numbers.
-type PairCells = BTreeMap<(BlockId, Cell), u32>;
+/// The signal slots of one pair of ranks, in the order of their numbers.
+type PairSignals = BTreeMap<(BlockId, SignalSlot), u32>;
 
-/// Numbers the cells that `rank` notifies (`outgoing`) or waits on, by peer, and says how many the
-/// largest pair of any two ranks has.
-fn number_cells(
+/// Numbers the signal slots that `rank` signals (`outgoing`) or waits on, by peer, and says how
+/// many the largest pair of any two ranks has.
+fn number_signal_slots(
     schedule: &Schedule,
     rank: Rank,
-) -> (BTreeMap<Rank, PairCells>, BTreeMap<Rank, PairCells>, u32) {
+) -> (BTreeMap<Rank, PairSignals>, BTreeMap<Rank, PairSignals>, u32) {
     let (mut outgoing, mut incoming) =
-        (BTreeMap::<Rank, PairCells>::new(), BTreeMap::<Rank, PairCells>::new());
+        (BTreeMap::<Rank, PairSignals>::new(), BTreeMap::<Rank, PairSignals>::new());
     let mut pairs = BTreeMap::<(Rank, Rank), u32>::new();
     for (own, lanes) in schedule.programs.iter().enumerate() {
         let own = own as Rank;
         for lane in lanes {
             for step in &lane.steps {
                 match step.op {
-                    Op::Notify { to, cell } | Op::Put { to, cell, .. } => {
+                    Op::Signal { to, signal_slot } | Op::Put { to, signal_slot, .. } => {
                         *pairs.entry((own, to)).or_default() += 1;
                         if own == rank {
-                            outgoing.entry(to).or_default().insert((lane.block, cell), 0);
+                            outgoing.entry(to).or_default().insert((lane.block, signal_slot), 0);
                         }
                     }
-                    Op::Wait { from, cell } if own == rank => {
-                        incoming.entry(from).or_default().insert((lane.block, cell), 0);
+                    Op::Wait { from, signal_slot } if own == rank => {
+                        incoming.entry(from).or_default().insert((lane.block, signal_slot), 0);
                     }
                     _ => {}
                 }
@@ -169,8 +169,8 @@ fn number_cells(
         }
     }
     for pair in outgoing.values_mut().chain(incoming.values_mut()) {
-        for (number, cell) in pair.values_mut().enumerate() {
-            *cell = number as u32;
+        for (number, signal_slot) in pair.values_mut().enumerate() {
+            *signal_slot = number as u32;
         }
     }
     (outgoing, incoming, pairs.values().copied().max().unwrap_or(0))
@@ -199,7 +199,7 @@ impl Program {
     fn of(proof: &Proof, rank: Rank, algorithm: &str, cuts: Vec<Cut>) -> Self {
         let schedule = proof.schedule();
         let slots = Slots::new(schedule, &cuts);
-        let (outgoing, incoming, pair_cells) = number_cells(schedule, rank);
+        let (outgoing, incoming, pair_signal_slots) = number_signal_slots(schedule, rank);
         let mut builder = Builder {
             slots: &slots,
             outgoing: &outgoing,
@@ -235,7 +235,7 @@ impl Program {
             .flat_map(|(number, lane)| {
                 let steps = &builder.steps[lane.first_step as usize..(lane.first_step + lane.steps) as usize];
                 steps.iter().filter_map(move |step| match step.op {
-                    OpProgram::Wait { from, cell, .. } => Some((from, cell, number)),
+                    OpProgram::Wait { from, signal_slot, .. } => Some((from, signal_slot, number)),
                     _ => None,
                 })
             })
@@ -258,7 +258,7 @@ impl Program {
             after: builder.after,
             places: builder.places,
             waits,
-            cells: pair_cells * schedule.window,
+            signal_slots: pair_signal_slots * schedule.window,
             slots: most_slots * schedule.window,
             largest_size,
             pace: None,
@@ -343,8 +343,8 @@ fn cuts(schedule: &Schedule) -> Vec<Cut> {
 
 struct Builder<'a> {
     slots: &'a Slots,
-    outgoing: &'a BTreeMap<Rank, PairCells>,
-    incoming: &'a BTreeMap<Rank, PairCells>,
+    outgoing: &'a BTreeMap<Rank, PairSignals>,
+    incoming: &'a BTreeMap<Rank, PairSignals>,
     proof: &'a Proof,
     rank: Rank,
     bounce: u32,
@@ -374,10 +374,10 @@ impl Builder<'_> {
     fn op(&mut self, lane: usize, block: BlockId, step: usize, op: &Op) -> OpProgram {
         let place = |rank, part| self.slots.place(Place { rank, part }, block);
         match op {
-            Op::Notify { to, cell } => {
-                OpProgram::Notify { to: *to, cell: self.outgoing[to][&(block, *cell)] }
+            Op::Signal { to, signal_slot } => {
+                OpProgram::Signal { to: *to, signal_slot: self.outgoing[to][&(block, *signal_slot)] }
             }
-            Op::Put { to, src, dst, cell } => {
+            Op::Put { to, src, dst, signal_slot } => {
                 let mut bounce = NO_SLOT;
                 if bounces(op) {
                     bounce = self.bounce;
@@ -385,15 +385,15 @@ impl Builder<'_> {
                 }
                 OpProgram::Put(PutProgram {
                     to: *to,
-                    cell: self.outgoing[to][&(block, *cell)],
+                    signal_slot: self.outgoing[to][&(block, *signal_slot)],
                     src: place(self.rank, *src),
                     dst: place(*to, *dst),
                     bounce,
                 })
             }
-            Op::Wait { from, cell } => OpProgram::Wait {
+            Op::Wait { from, signal_slot } => OpProgram::Wait {
                 from: *from,
-                cell: self.incoming[from][&(block, *cell)],
+                signal_slot: self.incoming[from][&(block, *signal_slot)],
                 landing: self.proof.landing(self.rank, lane, step).map(|part| place(self.rank, part)),
             },
             Op::Reduce { from, into } => {

@@ -5,8 +5,8 @@
 //! chunks, each chunk under way has a program counter (steps are issued in order) and the states of
 //! its steps. What a step does is in [`super::step`].
 //!
-//! **Invariant:** no byte that a peer sent or shares is used before a notice of that peer *in this
-//! run* was compared with this rank's own signature: every notice carries run and signature
+//! **Invariant:** no byte that a peer sent or shares is used before a signal of that peer *in this
+//! run* was compared with this rank's own signature: every signal carries run and signature
 //! ([`super::header`]), and a wait that sees another one does not complete.
 
 use std::sync::Arc;
@@ -128,17 +128,17 @@ pub(super) struct Run {
     /// Bytes of chunks that were combined or copied in this lane's turn; at least [`TURN_BYTES`]
     /// when it is over.
     pub(super) turn_bytes: usize,
-    /// A peer whose notice did not match, to be asked what it is doing.
+    /// A peer whose signal did not match, to be asked what it is doing.
     pub(super) suspect: Option<Rank>,
     pub(super) noted: Noted,
 }
 
 pub(super) enum Issue {
     Blocked,
-    /// Until something comes in this cell.
+    /// Until something comes in this signal slot.
     Unnoticed {
         from: Rank,
-        cell: u16,
+        signal_slot: u16,
     },
     UnderWay,
     Complete,
@@ -387,8 +387,12 @@ impl Run {
                 break;
             }
             let issue = match &step.op {
-                OpProgram::Wait { from, cell, landing } => self.wait(ground, site, (*from, *cell, *landing)),
-                OpProgram::Notify { to, cell } => self.notify(ground, site, (*to, *cell), &[])?,
+                OpProgram::Wait { from, signal_slot, landing } => {
+                    self.wait(ground, site, (*from, *signal_slot, *landing))
+                }
+                OpProgram::Signal { to, signal_slot } => {
+                    self.signal(ground, site, (*to, *signal_slot), &[])?
+                }
                 OpProgram::Put(put) => self.put(ground, site, put)?,
                 OpProgram::Reduce { from, into, completes } => {
                     let places = &program.places;
@@ -403,8 +407,8 @@ impl Run {
                     hold = Hold::Anything;
                     break;
                 }
-                Issue::Unnoticed { from, cell } => {
-                    hold = Hold::Notice { from, cell };
+                Issue::Unnoticed { from, signal_slot } => {
+                    hold = Hold::Signal { from, signal_slot };
                     break;
                 }
                 Issue::UnderWay => self.states[state] = UNDER_WAY,

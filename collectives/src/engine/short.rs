@@ -1,23 +1,23 @@
 //! The short way of the smallest calls: a run carried out at once, on the caller's stack.
 //!
-//! A plan is *short* when every lane has one chunk and its data travel in the cells, or are a few
-//! kilobytes that are put in peers' scratch, which is mapped here. Then each step ends with its
-//! issue, so that all a run has to remember is how far each lane has come ([`Progress`]), and where
-//! everything lies is known from the plan ([`Short`]). What decides is the same as in
-//! [`super::run`]: banks, credits, numbers, signatures, the cells consumed.
+//! A plan is *short* when every lane has one chunk and its data travel in the signal slots, or are
+//! a few kilobytes that are put in peers' scratch, which is mapped here. Then each step ends with
+//! its issue, so that all a run has to remember is how far each lane has come ([`Progress`]), and
+//! where everything lies is known from the plan ([`Short`]). What decides is the same as in
+//! [`super::run`]: banks, credits, numbers, signatures, the signal slots consumed.
 //!
 //! **Invariant:** a run leaves this way between two steps only, and goes on as an ordinary one at
 //! the same step ([`super::run::Run::resume`]): so whatever takes longer than some looks, any doubt
 //! and any trouble is the ordinary way's.
 //!
-//! What peers wait for goes out first; what is only noted comes after, while their notices are on
+//! What peers wait for goes out first; what is only noted comes after, while their signals are on
 //! their way.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_schedule::Part;
-use pleach_transport::{Inline, Mapped, Nanos, Notice};
+use pleach_transport::{Inline, Mapped, Nanos, Signal};
 use pleach_vocabulary::Rank;
 
 use super::address::{Address, DATA_WORDS, advance};
@@ -36,7 +36,7 @@ use super::{Engine, LOOKS, Phase, RunId, StartError, State};
 use crate::call::Descriptor;
 use crate::compute::Job;
 
-/// How often a run on the short way looks for its peers' notices, each time up to [`super::LOOKS`]
+/// How often a run on the short way looks for its peers' signals, each time up to [`super::LOOKS`]
 /// times in a row: some microseconds.
 const ROUNDS_MAX: u32 = 16;
 /// Longest chunk that goes the short way, in bytes: what is copied while a peer waits for it.
@@ -52,17 +52,17 @@ pub(super) struct Short {
 
 #[derive(Debug)]
 enum ShortStep {
-    /// `into`: from where the peer's bank begins; in the notice when there is none.
+    /// `into`: from where the peer's bank begins; in the signal when there is none.
     Send {
         to: Rank,
-        cell: u32,
+        signal_slot: u32,
         from: Spot,
         into: Option<usize>,
         bytes: usize,
     },
     Wait {
         from: Rank,
-        cell: u32,
+        signal_slot: u32,
         into: Option<Spot>,
         bytes: usize,
     },
@@ -115,17 +115,27 @@ impl Short {
             };
             let steps = &program.steps[lane.first_step as usize..(lane.first_step + lane.steps) as usize];
             let step = |op: &OpProgram| match op {
-                OpProgram::Notify { to, cell } => {
-                    ShortStep::Send { to: *to, cell: *cell, from: Spot::Scratch(0), into: None, bytes: 0 }
-                }
+                OpProgram::Signal { to, signal_slot } => ShortStep::Send {
+                    to: *to,
+                    signal_slot: *signal_slot,
+                    from: Spot::Scratch(0),
+                    into: None,
+                    bytes: 0,
+                },
                 OpProgram::Put(put) => {
                     let at = (put.dst.slot * program.window) as usize * unit_bytes;
                     let into = (!is_inline).then_some(at);
-                    ShortStep::Send { to: put.to, cell: put.cell, from: spot(&put.src), into, bytes }
+                    ShortStep::Send {
+                        to: put.to,
+                        signal_slot: put.signal_slot,
+                        from: spot(&put.src),
+                        into,
+                        bytes,
+                    }
                 }
-                OpProgram::Wait { from, cell, landing } => {
+                OpProgram::Wait { from, signal_slot, landing } => {
                     let into = landing.as_ref().filter(|_| is_inline).map(spot);
-                    ShortStep::Wait { from: *from, cell: *cell, into, bytes }
+                    ShortStep::Wait { from: *from, signal_slot: *signal_slot, into, bytes }
                 }
                 OpProgram::Reduce { from, into, completes } => ShortStep::Reduce {
                     from: spots(*from),
@@ -190,15 +200,15 @@ impl ShortRun<'_, '_> {
         is_complete
     }
 
-    /// Looks for the notice that is waited for; false when there is none to look for, or it does
+    /// Looks for the signal that is waited for; false when there is none to look for, or it does
     /// not come.
     fn look(&self) -> bool {
-        let Some(Blocked { from, cell, count }) = *self.ground.blocked else { return false };
-        let cells = &self.ground.cells[from as usize];
+        let Some(Blocked { from, signal_slot, count }) = *self.ground.blocked else { return false };
+        let signal_slots = &self.ground.signal_slots[from as usize];
         // The tightest of loops: what is on its way is seen at once, and nothing else is stored
         // meanwhile.
         for _ in 0..LOOKS {
-            if cells.count(cell) != count {
+            if signal_slots.count(signal_slot) != count {
                 return true;
             }
         }
@@ -209,8 +219,12 @@ impl ShortRun<'_, '_> {
     /// Whether the step is complete now.
     fn step(&mut self, step: &ShortStep) -> bool {
         match step {
-            ShortStep::Send { to, cell, from, into, bytes } => self.send((*to, *cell), *from, *into, *bytes),
-            ShortStep::Wait { from, cell, into, bytes } => self.wait(*from, *cell, *into, *bytes),
+            ShortStep::Send { to, signal_slot, from, into, bytes } => {
+                self.send((*to, *signal_slot), *from, *into, *bytes)
+            }
+            ShortStep::Wait { from, signal_slot, into, bytes } => {
+                self.wait(*from, *signal_slot, *into, *bytes)
+            }
             ShortStep::Reduce { from, into, elements, divide_by } => {
                 self.reduce(from, into, *elements, *divide_by)
             }
@@ -227,12 +241,18 @@ impl ShortRun<'_, '_> {
         }
     }
 
-    /// The cell of the first (and only) chunk.
-    fn cell(&self, base: u32, cell: u32) -> u16 {
-        (base + cell * self.plan.program.window) as u16
+    /// The signal slot of the first (and only) chunk.
+    fn signal_slot(&self, base: u32, signal_slot: u32) -> u16 {
+        (base + signal_slot * self.plan.program.window) as u16
     }
 
-    fn send(&mut self, (to, cell): (Rank, u32), from: Spot, into: Option<usize>, bytes: usize) -> bool {
+    fn send(
+        &mut self,
+        (to, signal_slot): (Rank, u32),
+        from: Spot,
+        into: Option<usize>,
+        bytes: usize,
+    ) -> bool {
         let Numbered { number, history, bank, .. } = &self.call;
         if !self.ground.has_completed(to, self.plan.stream, bank.needed) {
             return false;
@@ -252,22 +272,22 @@ impl ShortRun<'_, '_> {
         let is_collective = self.plan.stream == Stream::Collectives;
         let completed = if is_collective { self.ground.completed } else { *number };
         let payload: Inline = Header::new(*number, *history, completed).with_words(&data.0, data.1);
-        let notice = Notice { cell: self.cell(bank.notify_base, cell), payload };
+        let signal = Signal { signal_slot: self.signal_slot(bank.signal_base, signal_slot), payload };
         // What cannot go is tried again, and understood, on the ordinary way.
-        self.ground.device.notify(to, &notice, NOBODY).is_ok()
+        self.ground.device.signal(to, &signal, NOBODY).is_ok()
     }
 
-    fn wait(&mut self, from: Rank, cell: u32, into: Option<Spot>, bytes: usize) -> bool {
-        let cell = self.cell(self.call.bank.wait_base, cell);
-        if !self.ground.has_come(from, cell) {
+    fn wait(&mut self, from: Rank, signal_slot: u32, into: Option<Spot>, bytes: usize) -> bool {
+        let signal_slot = self.signal_slot(self.call.bank.wait_base, signal_slot);
+        if !self.ground.has_come(from, signal_slot) {
             return false;
         }
-        let payload = self.ground.cells[from as usize].payload_words(cell);
+        let payload = self.ground.signal_slots[from as usize].payload_words(signal_slot);
         let (header, data) = Header::decode_words(&payload);
         if header.history != self.call.history || header.run != self.call.number {
             return false;
         }
-        self.ground.consume(from, cell, &header, self.plan.stream);
+        self.ground.consume(from, signal_slot, &header, self.plan.stream);
         if let Some(spot) = into {
             self.address(spot).store_words(&data, bytes);
         }
@@ -360,7 +380,7 @@ impl Engine {
         let mut ground = Ground {
             device: &mut *self.device,
             compute: &mut *self.compute,
-            cells: &self.cells,
+            signal_slots: &self.signal_slots,
             consumed: &mut self.consumed,
             credits: &mut self.credits,
             scratch,

@@ -68,7 +68,7 @@ fn places(rank: Rank, op: &Op) -> impl Iterator<Item = Place> + '_ {
             (Some([Place { rank, part: *src }, Place { rank: *to, part: *dst }]), None)
         }
         Op::Reduce { from, into } => (None, Some(from.iter().chain(into).copied())),
-        Op::Notify { .. } | Op::Wait { .. } => (None, None),
+        Op::Signal { .. } | Op::Wait { .. } => (None, None),
     };
     put.into_iter().flatten().chain(reduce.into_iter().flatten())
 }

@@ -1,6 +1,6 @@
-//! What the steps of a run do: wait, notify, put, reduce.
+//! What the steps of a run do: wait, signal, put, reduce.
 
-use pleach_transport::{Inline, Notice, Source, Space, SubmitError, Submitted, Transfer};
+use pleach_transport::{Inline, Signal, Source, Space, SubmitError, Submitted, Transfer};
 use pleach_vocabulary::{DataType, Rank, ReduceOp};
 
 use super::address::{Address, advance};
@@ -15,28 +15,28 @@ use crate::call::Descriptor;
 use crate::compute::Job;
 
 impl Run {
-    pub(super) fn cell(&self, base: u32, cell: u32, site: Site<'_>) -> u16 {
-        // The engine chose a bank with room for all cells, and banks end below 65,536.
-        (base + cell * site.plan.program.window + site.at.slot) as u16
+    pub(super) fn signal_slot(&self, base: u32, signal_slot: u32, site: Site<'_>) -> u16 {
+        // The engine chose a bank with room for all signal slots, and banks end below 65,536.
+        (base + signal_slot * site.plan.program.window + site.at.slot) as u16
     }
 
     pub(super) fn wait(
         &mut self,
         ground: &mut Ground<'_>,
         site: Site<'_>,
-        (from, cell, landing): (Rank, u32, Option<PlaceAt>),
+        (from, signal_slot, landing): (Rank, u32, Option<PlaceAt>),
     ) -> Issue {
-        let cell = self.cell(self.parameters.bank.wait_base, cell, site);
-        if !ground.has_come(from, cell) {
-            return Issue::Unnoticed { from, cell };
+        let signal_slot = self.signal_slot(self.parameters.bank.wait_base, signal_slot, site);
+        if !ground.has_come(from, signal_slot) {
+            return Issue::Unnoticed { from, signal_slot };
         }
-        let payload = ground.cells[from as usize].payload(cell);
+        let payload = ground.signal_slots[from as usize].payload(signal_slot);
         let header = Header::decode(&payload);
         if !self.is_of_this_call(site.plan, from, &header) {
             self.suspect = Some(from);
             return Issue::Blocked;
         }
-        ground.consume(from, cell, &header, site.plan.stream);
+        ground.consume(from, signal_slot, &header, site.plan.stream);
         if ground.elapsed_ns > 0 {
             self.noted.arrived(from, &header, ground.elapsed_ns);
         }
@@ -55,7 +55,7 @@ impl Run {
         Issue::Complete
     }
 
-    /// Whether a peer's notice is of the call that this run carries out.
+    /// Whether a peer's signal is of the call that this run carries out.
     pub(super) fn is_of_this_call(&self, plan: &Plan, from: Rank, header: &Header) -> bool {
         header.history == plan.mark(self.parameters.history, from) && header.run == self.parameters.number
     }
@@ -81,19 +81,19 @@ impl Run {
         ground.has_completed(to, plan.stream, self.parameters.bank.needed)
     }
 
-    pub(super) fn notify(
+    pub(super) fn signal(
         &self,
         ground: &mut Ground<'_>,
         site: Site<'_>,
-        (to, cell): (Rank, u32),
+        (to, signal_slot): (Rank, u32),
         data: &[u8],
     ) -> Result<Issue, Trouble> {
         if !self.may_write(site.plan, ground, to) {
             return Ok(Issue::Blocked);
         }
-        let cell = self.cell(self.parameters.bank.notify_base, cell, site);
-        let notice = Notice { cell, payload: self.payload(site.plan, ground, to, data) };
-        match ground.device.notify(to, &notice, NOBODY) {
+        let signal_slot = self.signal_slot(self.parameters.bank.signal_base, signal_slot, site);
+        let signal = Signal { signal_slot, payload: self.payload(site.plan, ground, to, data) };
+        match ground.device.signal(to, &signal, NOBODY) {
             Ok(_) => Ok(Issue::Complete),
             Err(SubmitError::QueueFull { .. }) => Ok(Issue::Blocked),
             Err(error) => Err(Trouble::Submit { peer: to, error }),
@@ -113,7 +113,7 @@ impl Run {
         if site.plan.inline {
             let mut data = [0; INLINE_DATA_BYTES];
             self.local(ground.scratch, site, put.src).load(&mut data[..bytes]);
-            return self.notify(ground, site, (put.to, put.cell), &data[..bytes]);
+            return self.signal(ground, site, (put.to, put.signal_slot), &data[..bytes]);
         }
         if !self.is_staged(ground, site, put) {
             return Ok(Issue::Blocked);
@@ -132,11 +132,11 @@ impl Run {
         put: &PutProgram,
     ) -> Result<Issue, Trouble> {
         let bytes = site.bytes();
-        let cell = self.cell(self.parameters.bank.notify_base, put.cell, site);
-        let notice = Notice { cell, payload: self.payload(site.plan, ground, put.to, &[]) };
+        let signal_slot = self.signal_slot(self.parameters.bank.signal_base, put.signal_slot, site);
+        let signal = Signal { signal_slot, payload: self.payload(site.plan, ground, put.to, &[]) };
         let src = self.source(ground, site, put);
         let dst = self.remote(ground, site, put.dst, bytes as u64);
-        let transfer = Transfer::Put { src: Source::Slice(src), dst, notice: Some(notice) };
+        let transfer = Transfer::Put { src: Source::Slice(src), dst, signal: Some(signal) };
         match ground.device.submit(put.to, transfer, site.at.id(self.slot_in_engine)) {
             Ok(submitted) => {
                 self.staged.retain(|at| *at != site.at);

@@ -88,7 +88,7 @@ impl Engine {
                 entry.query_interval = QUERY_AFTER;
                 entry.query_at = now + QUERY_AFTER;
             }
-            // A notice that does not match is asked about at once, but only once: it is seen again
+            // A signal that does not match is asked about at once, but only once: it is seen again
             // at every poll.
             let asks_early = is_suspicious && entry.query_interval == QUERY_AFTER;
             if now < entry.query_at.min(times.deadline) && !asks_early {
@@ -121,7 +121,8 @@ impl Engine {
         if let Some(run) = &entry.run
             && entry.state == State::Active
         {
-            let heard = Heard { credits: &self.credits, cells: &self.cells, consumed: &self.consumed };
+            let heard =
+                Heard { credits: &self.credits, signal_slots: &self.signal_slots, consumed: &self.consumed };
             run.waits_for(&heard, &mut |peer, step| {
                 peers.entry(peer).or_insert_with(step);
             });
@@ -150,11 +151,12 @@ impl Engine {
     }
 
     /// A run waits for a peer that has left: the peer made fewer calls, or another one, as its
-    /// notice says. The peer does not answer any more which one that was.
+    /// signal says. The peer does not answer any more which one that was.
     fn fault_of_left(&self, slot: u8, peer: Rank, step: String, now: Nanos) -> Fault {
-        let heard = Heard { credits: &self.credits, cells: &self.cells, consumed: &self.consumed };
+        let heard =
+            Heard { credits: &self.credits, signal_slots: &self.signal_slots, consumed: &self.consumed };
         let run = self.slots[usize::from(slot)].run.as_ref();
-        if !run.is_some_and(|run| run.differs_by_notice(&heard, peer)) {
+        if !run.is_some_and(|run| run.differs_by_signal(&heard, peer)) {
             return self.fault(FaultKind::Left, peer, step, Some(slot), now);
         }
         self.fault(FaultKind::Mismatch, peer, String::new(), Some(slot), now)

@@ -1,6 +1,6 @@
 //! Where a run is, and whom it waits for: for those who ask.
 
-use pleach_transport::Cells;
+use pleach_transport::Signals;
 use pleach_vocabulary::Rank;
 
 use super::at::At;
@@ -13,8 +13,8 @@ use super::run::{Run, Site};
 pub(super) struct Heard<'a> {
     pub(super) credits: &'a Credits,
     /// By rank; empty for this rank.
-    pub(super) cells: &'a [Cells],
-    /// By rank and cell: how many notices were consumed.
+    pub(super) signal_slots: &'a [Signals],
+    /// By rank and signal slot: how many signals were consumed.
     pub(super) consumed: &'a [Vec<u64>],
 }
 
@@ -31,8 +31,8 @@ impl Run {
         }
     }
 
-    /// The peers without whose next notices this run does not go on.
-    pub(super) fn needs_notice(&self, found: &mut dyn FnMut(Rank)) {
+    /// The peers without whose next signals this run does not go on.
+    pub(super) fn needs_signal(&self, found: &mut dyn FnMut(Rank)) {
         let program = &*self.plan().program;
         for (lane_number, lane) in program.lanes.iter().enumerate() {
             let state = self.lanes[lane_number];
@@ -49,36 +49,37 @@ impl Run {
         }
     }
 
-    /// What lies in the cell of a wait and was not consumed: the notice that the wait is for, or
-    /// one of another call.
-    fn header_in(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, cell: u32) -> Option<Header> {
-        let cell = self.cell(self.parameters.bank.wait_base, cell, site);
-        let cells = &heard.cells[from as usize];
-        let has_come = cells.count(cell) != heard.consumed[from as usize][usize::from(cell)];
-        has_come.then(|| Header::decode(&cells.payload(cell)))
+    /// What lies in the signal slot of a wait and was not consumed: the signal that the wait is
+    /// for, or one of another call.
+    fn header_in(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, signal_slot: u32) -> Option<Header> {
+        let signal_slot = self.signal_slot(self.parameters.bank.wait_base, signal_slot, site);
+        let signal_slots = &heard.signal_slots[from as usize];
+        let has_come =
+            signal_slots.count(signal_slot) != heard.consumed[from as usize][usize::from(signal_slot)];
+        has_come.then(|| Header::decode(&signal_slots.payload(signal_slot)))
     }
 
-    /// Whether the notice that a wait is for is there: one of this call, which the run takes when
+    /// Whether the signal that a wait is for is there: one of this call, which the run takes when
     /// it is looked at.
-    fn is_there(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, cell: u32) -> bool {
-        let header = self.header_in(heard, site, from, cell);
+    fn is_there(&self, heard: &Heard<'_>, site: Site<'_>, from: Rank, signal_slot: u32) -> bool {
+        let header = self.header_in(heard, site, from, signal_slot);
         header.is_some_and(|header| self.is_of_this_call(site.plan, from, &header))
     }
 
-    /// Whether a notice of the peer says that its call of this run's number is another one than
+    /// Whether a signal of the peer says that its call of this run's number is another one than
     /// this run's.
-    pub(super) fn differs_by_notice(&self, heard: &Heard<'_>, peer: Rank) -> bool {
+    pub(super) fn differs_by_signal(&self, heard: &Heard<'_>, peer: Rank) -> bool {
         let plan = &**self.plan();
         let mut differs = false;
         self.under_way(&mut |lane_number, slot, chunk, step| {
             let lane = &plan.program.lanes[lane_number as usize];
             if step < lane.steps
-                && let OpProgram::Wait { from, cell, .. } =
+                && let OpProgram::Wait { from, signal_slot, .. } =
                     plan.program.steps[(lane.first_step + step) as usize].op
                 && from == peer
             {
                 let site = Site { plan, lane, at: At { lane: lane_number, slot, step }, chunk };
-                differs |= self.header_in(heard, site, from, cell).is_some_and(|header| {
+                differs |= self.header_in(heard, site, from, signal_slot).is_some_and(|header| {
                     header.run == self.parameters.number && !self.is_of_this_call(plan, from, &header)
                 });
             }
@@ -114,13 +115,13 @@ impl Run {
                 if instance.program_counter < lane.steps {
                     let step = instance.program_counter;
                     match program.steps[(lane.first_step + step) as usize].op {
-                        OpProgram::Wait { from, cell, .. } => {
+                        OpProgram::Wait { from, signal_slot, .. } => {
                             let at = At { lane: lane_number as u32, slot, step };
-                            if !self.is_there(heard, Site { plan, lane, at, chunk }, from, cell) {
-                                tell(step, from, "a wait for its notice");
+                            if !self.is_there(heard, Site { plan, lane, at, chunk }, from, signal_slot) {
+                                tell(step, from, "a wait for its signal");
                             }
                         }
-                        OpProgram::Notify { to, .. } | OpProgram::Put(PutProgram { to, .. }) => {
+                        OpProgram::Signal { to, .. } | OpProgram::Put(PutProgram { to, .. }) => {
                             if heard.credits.of(to, plan.stream) < self.parameters.bank.needed {
                                 tell(step, to, "a write that it has no room for yet");
                             }

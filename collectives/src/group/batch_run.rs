@@ -99,7 +99,7 @@ impl BatchRun {
                 Ok(())
             }
             Err(error) => {
-                driver.silence(core, &error, group.timeout);
+                driver.wait_fenced(core, &error, group.timeout);
                 group.take_back(&lent);
                 Err(error)
             }

@@ -2,8 +2,8 @@
 //!
 //! The engine is behind one lock, uncontended in the common case of one calling thread. A driver
 //! looks once a round whether another thread wants in ([`Driver::lock`]) and then steps back.
-//! Waiting is: poll without a pause, poll with yields, then arm the device's bell, look once more
-//! and sleep. Every wait has a deadline, the run's own.
+//! Waiting is: poll without a pause, poll with yields, then arm the device's wake source, look once
+//! more and sleep. Every wait has a deadline, the run's own.
 //!
 //! A yield is the quickest way to a peer on the same processor, and the slowest where strangers
 //! want it too: the kernel then gives them a turn of milliseconds. So a yield that took that long
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::processors::{Processors, current, move_away_from};
-use pleach_transport::{Nanos, Ring, clock, fork, sleep};
+use pleach_transport::{Nanos, Wake, clock, fork, sleep};
 
 use super::error::CollectiveError;
 use super::observed::Observed;
@@ -56,7 +56,7 @@ const SLEEPS_BESIDE: u32 = 2;
 /// So many times as long the lower one waits for the other to go, which may be bound to that
 /// processor.
 const LOWER_RANK_WAITS: u32 = 4;
-/// Longest sleep, in case a bell is missed by mistake.
+/// Longest sleep, in case a wake source is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// How long a thread that carries on in the background polls before it sleeps: its processor is the
@@ -82,7 +82,7 @@ pub(super) struct Driver {
     /// everything else.
     waiting: AtomicUsize,
     board: Arc<Board>,
-    ringer: Arc<dyn Ring>,
+    waker: Arc<dyn Wake>,
     /// The process whose engine this is.
     pub(super) process: fork::Process,
     /// How long to poll before the first sleep.
@@ -126,7 +126,7 @@ impl Driver {
         is_crowded: bool,
         observed: Observed,
     ) -> Self {
-        let ringer = Arc::clone(&core.engine.device().info().ringer);
+        let waker = Arc::clone(&core.engine.device().info().waker);
         let process = fork::Process::current();
         let info = core.engine.device().info();
         // Where no memory is mapped nobody is seen.
@@ -135,7 +135,7 @@ impl Driver {
             core: Mutex::new(core),
             waiting: AtomicUsize::new(0),
             board,
-            ringer,
+            waker,
             process,
             spin,
             is_crowded,
@@ -160,7 +160,7 @@ impl Driver {
     fn wait_for_lock(&self) -> MutexGuard<'_, Core> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // The driver may be asleep with the lock.
-        self.ringer.ring();
+        self.waker.wake();
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         core
@@ -170,7 +170,7 @@ impl Driver {
     /// for a long time.
     pub(super) fn abort(&self) {
         self.board.abort();
-        self.ringer.ring();
+        self.waker.wake();
         let until = clock::now() + ABORT_TIME_MAX;
         self.drive(self.lock(), until, |engine| engine.has_told_failure().then_some(()));
     }
@@ -221,7 +221,7 @@ impl Driver {
                 continue;
             }
             let is_wary = now.0 < self.wary_until.load(Ordering::Relaxed);
-            // Silence is this rank's own work, and each yield would cost it a turn of everybody.
+            // The fence is this rank's own work, and each yield would cost it a turn of everybody.
             let may_give_way = !core.engine.is_severing() && (self.is_crowded || idle > YIELD_AFTER);
             let spin = match (is_wary, self.is_crowded) {
                 (false, _) => self.spin,
@@ -330,8 +330,8 @@ impl Driver {
         }
     }
 
-    pub(super) fn ringer(&self) -> Arc<dyn Ring> {
-        self.ringer.clone()
+    pub(super) fn waker(&self) -> Arc<dyn Wake> {
+        self.waker.clone()
     }
 
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
@@ -348,7 +348,7 @@ impl Driver {
 
     /// Before a call is refused because the group has failed: waits until no peer can touch this
     /// rank's memory any more, which is this rank's own work.
-    pub(super) fn silence(&self, core: MutexGuard<'_, Core>, error: &CollectiveError, limit: Duration) {
+    pub(super) fn wait_fenced(&self, core: MutexGuard<'_, Core>, error: &CollectiveError, limit: Duration) {
         if matches!(error, CollectiveError::Failed(_)) && core.engine.failure().is_none() {
             self.drive(core, clock::now() + limit, |engine| engine.failure().map(|_| ()));
         }

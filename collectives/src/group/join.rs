@@ -16,7 +16,7 @@ use pleach_transport::{Device, Rank, Space};
 use super::{Connection, Group, GroupError, Options};
 use crate::compute::cuda::{CudaCompute, Staging};
 use crate::compute::{Compute, ComputeError, HostCompute};
-use crate::engine::{Board, cells};
+use crate::engine::{Board, signal_slots};
 
 /// Why a group was not joined.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -248,20 +248,21 @@ pub(super) fn wiring(topology: &Topology, platform: &Platform) -> Arc<Wiring> {
 pub(super) fn settings(options: &Options) -> JoinOptions {
     let algorithm = options.algorithm.as_ref().map_or_else(|| "auto".to_owned(), ToString::to_string);
     let topology = |topology: &Arc<Topology>| format!("{:016x}", topology_digest(topology));
-    let cells = cells(options.world.world_size);
+    let signal_slots = signal_slots(options.world.world_size);
     JoinOptions {
         fabric: options.fabric,
-        // What must be equal for ranks to choose the same schedules and number the same cells.
+        // What must be equal for ranks to choose the same schedules and number the same signal
+        // slots.
         knobs: vec![
             ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
             ("algorithm".to_owned(), algorithm),
             ("choices".to_owned(), options.choices.knob()),
-            ("cells".to_owned(), cells.to_string()),
+            ("signal slots".to_owned(), signal_slots.to_string()),
             ("memory".to_owned(), memory(options.space).to_owned()),
             ("reproducible".to_owned(), options.reproducible.to_string()),
             ("topology".to_owned(), options.topology.as_ref().map_or_else(|| "none".to_owned(), topology)),
         ],
-        cells,
+        signal_slots,
         timeout: options.join_timeout,
     }
 }

@@ -74,9 +74,9 @@ impl Group {
         let mut builder = Topology::builder();
         let nodes: Vec<_> = (0..ranks).map(|rank| builder.rank(format!("r{rank}"))).collect();
         for (row, &from) in all.chunks_exact(own.len()).zip(&nodes) {
-            for (cell, &to) in row.chunks_exact(2).zip(&nodes).filter(|(_, to)| **to != from) {
-                let bytes_per_s = rounded(cell[0].max(BYTES_PER_S_MIN)) as u64;
-                builder.link(from, to, bytes_per_s.max(1), rounded(cell[1] * 1e9) as u64);
+            for (signal_slot, &to) in row.chunks_exact(2).zip(&nodes).filter(|(_, to)| **to != from) {
+                let bytes_per_s = rounded(signal_slot[0].max(BYTES_PER_S_MIN)) as u64;
+                builder.link(from, to, bytes_per_s.max(1), rounded(signal_slot[1] * 1e9) as u64);
             }
         }
         Ok(builder.build()?)

@@ -3,8 +3,8 @@
 //! The first call of a group that is started starts the thread: a group whose calls all block has
 //! none. The thread takes the engine only while something is under way, and steps back at once
 //! for a thread that makes a call, which drives everything itself. With nothing under way the
-//! thread is parked and costs nothing; while peers are waited for it sleeps on the device's
-//! bell. **Invariants:** a run that was started is driven until it ends, whatever else happens,
+//! thread is parked and costs nothing; while peers are waited for it sleeps on the device's wake
+//! source. **Invariants:** a run that was started is driven until it ends, whatever else happens,
 //! unless the thread is stopped; and the thread is stopped, and gone, before its group is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ pub enum Progress {
 
 /// The thread of a group, from the first call that needs it; dropping it ends it.
 pub(super) struct ProgressThread {
-    signal: Arc<Signal>,
+    wake_flag: Arc<WakeFlag>,
     driver: Arc<Driver>,
     name: String,
     thread: OnceLock<JoinHandle<()>>,
@@ -42,7 +42,7 @@ pub(super) struct ProgressThread {
 }
 
 #[derive(Default)]
-struct Signal {
+struct WakeFlag {
     /// Something was started. Release by who starts, acquire by the thread: it finds the run.
     has_work: AtomicBool,
     /// Release by who stops the thread, acquire by the thread.
@@ -53,7 +53,7 @@ impl ProgressThread {
     /// Of the group with this number; nothing runs yet.
     pub(super) fn new(driver: Arc<Driver>, number: u64) -> Self {
         Self {
-            signal: Arc::default(),
+            wake_flag: Arc::default(),
             driver,
             // As long as the system shows names.
             name: format!("pleach-run-{}", number % 1000),
@@ -70,9 +70,9 @@ impl ProgressThread {
         }
         let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if self.thread.get().is_none() {
-            let (signal, driver) = (self.signal.clone(), self.driver.clone());
+            let (wake_flag, driver) = (self.wake_flag.clone(), self.driver.clone());
             let thread =
-                thread::Builder::new().name(self.name.clone()).spawn(move || signal.carry_on(&driver))?;
+                thread::Builder::new().name(self.name.clone()).spawn(move || wake_flag.carry_on(&driver))?;
             self.thread.get_or_init(|| thread);
         }
         Ok(())
@@ -80,7 +80,7 @@ impl ProgressThread {
 
     /// Says that something was started.
     pub(super) fn wake(&self) {
-        if !self.signal.has_work.swap(true, Ordering::Release)
+        if !self.wake_flag.has_work.swap(true, Ordering::Release)
             && let Some(thread) = self.thread.get()
         {
             thread.thread().unpark();
@@ -93,7 +93,7 @@ impl ProgressThread {
     }
 }
 
-impl Signal {
+impl WakeFlag {
     fn carry_on(&self, driver: &Driver) {
         while !self.is_over.load(Ordering::Acquire) {
             if self.has_work.swap(false, Ordering::Acquire) {
@@ -107,11 +107,11 @@ impl Signal {
 
 impl Drop for ProgressThread {
     fn drop(&mut self) {
-        self.signal.is_over.store(true, Ordering::Release);
+        self.wake_flag.is_over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It may be asleep on the device's bell.
-            self.driver.ringer().ring();
+            // It may be asleep.
+            self.driver.waker().wake();
             // A panic there has been reported by the thread itself.
             let _ = thread.join();
         }

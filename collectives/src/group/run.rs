@@ -132,7 +132,7 @@ impl Group {
             }
             Ok(Some(run)) => without_unwinding(|| driver.finish(core, run)).map_err(CollectiveError::Failed),
             Err(error) => {
-                driver.silence(core, &error, self.timeout);
+                driver.wait_fenced(core, &error, self.timeout);
                 Err(error)
             }
         };
@@ -180,6 +180,6 @@ impl Group {
         core.begin_time();
         let run = self.begin(&mut core, call, plan);
         without_unwinding(|| core.end_time());
-        run.inspect_err(|error| driver.silence(core, error, self.timeout))
+        run.inspect_err(|error| driver.wait_fenced(core, error, self.timeout))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A group made by a split has a device, an engine, memory and deadlines of its own: its ranks meet
 //! again in the store where the first group's ranks met, and connect. So nothing that is done in
-//! one of the two groups delays, fails or ends the other, cells and scratch need no further
+//! one of the two groups delays, fails or ends the other, signal slots and scratch need no further
 //! division, and ranks that share a host use shared memory again. It costs a meeting (some
 //! milliseconds a rank) and the scratch of another group, which is taken as it is touched.
 

@@ -5,11 +5,11 @@
 //! or text for Prometheus over a [`server`]), the flight recorder ([`recorder`]) and the trace
 //! ([`trace`]).
 //!
-//! **Lateness.** A notice says how long its sender had been in the call when it sent it
+//! **Lateness.** A signal says how long its sender had been in the call when it sent it
 //! ([`scale`]); the receiver takes that from how long it has been in the call itself when the
-//! notice comes. What is left is how much later the sender made its call: two differences on two
-//! clocks, so clocks of different hosts need not agree. It includes the way of the notice and of
-//! the bytes before it; of several notices of a peer in a call the least is taken. A peer that came
+//! signal comes. What is left is how much later the sender made its call: two differences on two
+//! clocks, so clocks of different hosts need not agree. It includes the way of the signal and of
+//! the bytes before it; of several signals of a peer in a call the least is taken. A peer that came
 //! first gives zero: how late this rank is itself is in its peers' reports.
 //!
 //! **Invariant: the clock is not read for this.** A call that ends within a few microseconds is

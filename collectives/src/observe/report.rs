@@ -61,7 +61,7 @@ pub struct PeerReport {
     pub rank: Rank,
     /// How much later than this rank it made the calls in which this rank waited and heard from it
     /// directly; zero when it came first. To about 10 µs and 12.5 %; includes the way of its first
-    /// notice.
+    /// signal.
     pub lateness: Distribution,
     /// In how many calls it was the last of those heard, by at least [`super::LATE_AFTER`].
     pub last: u64,

@@ -1,4 +1,4 @@
-//! Times on a scale of 255 steps: what fits a notice, and the bins of histograms.
+//! Times on a scale of 255 steps: what fits a signal, and the bins of histograms.
 //!
 //! Up to 2 µs a step is 256 ns, from there on an eighth of an octave (at most 12.5 %), up to 36
 //! minutes.

@@ -9,9 +9,9 @@ use crate::engine::QUERY_AFTER;
 const FACTOR: u32 = 4;
 /// Chunks are taken to be at least so long, in bytes.
 const CHUNK_BYTES_MIN: u64 = 4096;
-/// Notices one after the other that move one chunk from a rank to the next, with the answer that
+/// Signals one after the other that move one chunk from a rank to the next, with the answer that
 /// makes room.
-const NOTICES_A_HOP: u32 = 4;
+const SIGNALS_A_HOP: u32 = 4;
 /// The longest that a rank waits until it asks for room, in periods of asking: they double up
 /// to 32.
 const ASKING: u32 = 64;
@@ -25,7 +25,7 @@ pub(super) fn bound(scenario: &Scenario, call: usize) -> Duration {
     let ranks = *ranks;
     let latency = (1..ranks).map(|peer| network.latency(0, peer)).max().unwrap_or_default();
     let delay = if faults.delay_per_million > 0 { faults.delay } else { Duration::ZERO };
-    let hop = (latency + faults.reorder + delay + Duration::from_nanos(100)) * NOTICES_A_HOP;
+    let hop = (latency + faults.reorder + delay + Duration::from_nanos(100)) * SIGNALS_A_HOP;
     let bytes_per_s = network.links().iter().map(|link| link.bytes_per_s).min().unwrap_or(1_000_000_000);
     let of = |plan: &super::call::CallPlan| {
         let whole = plan.whole_bytes(ranks) as u64;

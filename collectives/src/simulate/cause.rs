@@ -86,7 +86,7 @@ pub(super) fn must_agree(scenario: &Scenario, survivors: &[Rank]) -> Vec<Vec<Ran
 }
 
 /// Whether `rank`'s call must fail because another one calls something else. Who in its own call
-/// only gives may be through before anybody notices.
+/// only gives may be through before anybody sees it.
 pub(super) fn must_fail(plan: &CallPlan, mismatch: &Mismatch, rank: Rank, ranks: u32) -> bool {
     if ranks == 1 {
         return false;

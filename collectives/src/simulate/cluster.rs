@@ -12,7 +12,7 @@ use pleach_transport::{Device, DeviceConfig, Nanos};
 use pleach_vocabulary::Rank;
 
 use crate::compute::simulated::{Sabotage, SimulatedCompute};
-use crate::engine::{Board, Bytes, Engine, Plan, RunId, StartError, Witness, cells};
+use crate::engine::{Board, Bytes, Engine, Plan, RunId, StartError, Witness, signal_slots};
 use crate::group::{Known, Planner};
 
 /// What a simulated processor touches in a second, in bytes.
@@ -83,15 +83,15 @@ pub struct Stuck {
     pub now: Nanos,
 }
 
-/// Tells the world which notices a rank has acted on.
+/// Tells the world which signals a rank has acted on.
 struct Reporter {
     world: World,
     rank: Rank,
 }
 
 impl Witness for Reporter {
-    fn consumed(&mut self, from: Rank, cell: u16, count: u64) {
-        self.world.consumed(self.rank, from, cell, count);
+    fn consumed(&mut self, from: Rank, signal_slot: u16, count: u64) {
+        self.world.consumed(self.rank, from, signal_slot, count);
     }
 
     fn wrote(&mut self, address: *const u8, len: usize) {
@@ -106,8 +106,8 @@ impl Witness for Reporter {
         self.world.acquired(self.rank, from, sequence, runs);
     }
 
-    fn take_noticed(&mut self, cells: &mut Vec<(Rank, u16)>) -> bool {
-        self.world.take_noticed(self.rank, cells)
+    fn take_noticed(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
+        self.world.take_noticed(self.rank, signal_slots)
     }
 }
 
@@ -165,7 +165,7 @@ impl Cluster {
                     rank: rank as Rank,
                     world_size: ranks,
                     secret: None,
-                    cells: cells(ranks),
+                    signal_slots: signal_slots(ranks),
                     connect_timeout: CONNECT_TIMEOUT,
                     interface: None,
                     address: None,
@@ -253,7 +253,7 @@ impl Cluster {
             return false;
         }
         let now = self.world.now();
-        self.due.extend(self.world.take_rung());
+        self.due.extend(self.world.take_woken());
         self.due.extend(self.wakeups.iter().filter(|(at, _)| *at <= now).map(|(_, rank)| *rank));
         true
     }

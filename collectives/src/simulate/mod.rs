@@ -2,7 +2,7 @@
 //!
 //! A [`Scenario`] is everything that one simulation does, drawn from a seed; [`run`] carries it out
 //! and checks it, with checkers that share no code with what they check (results against an oracle,
-//! guard bytes, races by vector clocks, silence, liveness, causes of errors, release). [`Cluster`]
+//! guard bytes, races by vector clocks, fence, liveness, causes of errors, release). [`Cluster`]
 //! is what it stands on.
 //!
 //! **Invariant:** a run is a function of the code and the scenario, so a seed that fails fails

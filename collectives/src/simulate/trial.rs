@@ -25,7 +25,7 @@ use crate::call::Descriptor;
 use crate::engine::{Bytes, Fault, Plan, Program, RunId, StartError};
 
 /// How much later than its deadline a call of a surviving rank may end: the ranks agree on why (300
-/// ms where peers do not answer), the last ones are told (100 ms) and silenced. Delays of severance
+/// ms where peers do not answer), the last ones are told (100 ms) and fenced. Delays of severance
 /// and the rank's own freezes come on top.
 pub const GRACE: Duration = Duration::from_millis(405);
 /// How long a mismatch may stay unnoticed after the last rank has entered its call.
@@ -52,7 +52,7 @@ pub enum Checker {
     /// Two accesses to the same bytes are not ordered.
     Race,
     /// A severed peer wrote.
-    Silence,
+    Fence,
     /// A caller's memory changed after its call had returned.
     AfterReturn,
     /// A call did not end in time, or nothing moved any more.

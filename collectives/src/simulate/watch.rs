@@ -1,8 +1,8 @@
-//! Races and broken silence, found from what the world tells.
+//! Races and writes after a fence, found from what the world tells.
 //!
 //! Vector clocks of ranks: a rank's own entry grows whenever it lets others know what it did (a
 //! transfer that it submits, a number of runs that it calls complete). A transfer begins with the
-//! clock of its submitter; it is known to who has seen its notice and, as far as its source goes,
+//! clock of its submitter; it is known to who has seen its signal and, as far as its source goes,
 //! to its submitter from its `Done` on. Of two accesses to the same bytes, one of them a write, the
 //! later one must know the earlier one.
 
@@ -44,8 +44,8 @@ struct Sent {
 pub(super) struct Watch {
     clocks: Vec<Clock>,
     transfers: BTreeMap<TransferNumber, Sent>,
-    /// By sender, receiver and cell: the transfers whose notices were shown and not acted on yet,
-    /// by count.
+    /// By sender, receiver and signal slot: the transfers whose signals were shown and not acted on
+    /// yet, by count.
     shown: BTreeMap<(Rank, Rank, u16), BTreeMap<u64, TransferNumber>>,
     /// By rank and sequence: its clock when it called so many runs complete.
     released: Vec<BTreeMap<u64, BTreeMap<u64, Clock>>>,
@@ -115,8 +115,8 @@ impl Watch {
         self.tick(rank);
     }
 
-    fn consumed(&mut self, rank: Rank, from: Rank, cell: u16, count: u64) {
-        let Some(shown) = self.shown.get_mut(&(from, rank, cell)) else { return };
+    fn consumed(&mut self, rank: Rank, from: Rank, signal_slot: u16, count: u64) {
+        let Some(shown) = self.shown.get_mut(&(from, rank, signal_slot)) else { return };
         let later = shown.split_off(&(count + 1));
         let seen = std::mem::replace(shown, later);
         for transfer in seen.values() {
@@ -158,7 +158,7 @@ impl Watch {
         let writes = access.kind != AccessKind::Read;
         if writes && self.severed[access.owner as usize][rank as usize] {
             let what = format!("rank {rank} writes to rank {} that has severed it", access.owner);
-            self.report(Checker::Silence, now, what);
+            self.report(Checker::Fence, now, what);
             return;
         }
         let mut memory = std::mem::take(&mut self.memory[access.owner as usize]);
@@ -238,10 +238,12 @@ impl Observer for Watch {
         match *record {
             Record::Access(ref access) => self.access(now, access),
             Record::Submitted { rank, transfer, .. } => self.submitted(rank, transfer),
-            Record::Noticed { from, to, cell, count, transfer } => {
-                self.shown.entry((from, to, cell)).or_default().insert(count, transfer);
+            Record::Noticed { from, to, signal_slot, count, transfer } => {
+                self.shown.entry((from, to, signal_slot)).or_default().insert(count, transfer);
             }
-            Record::Consumed { rank, from, cell, count } => self.consumed(rank, from, cell, count),
+            Record::Consumed { rank, from, signal_slot, count } => {
+                self.consumed(rank, from, signal_slot, count)
+            }
             Record::Completed { rank, transfer, .. } => {
                 let time = self.clocks[rank as usize][rank as usize];
                 if let Some(sent) = self.transfers.get_mut(&transfer) {
@@ -300,16 +302,16 @@ mod tests {
         let mut all = vec![
             Record::Submitted { rank: 0, peer: 1, transfer },
             access(Actor::Transfer(transfer, 0), AccessKind::Write, 100..200),
-            Record::Noticed { from: 0, to: 1, cell: 3, count: 1, transfer },
+            Record::Noticed { from: 0, to: 1, signal_slot: 3, count: 1, transfer },
         ];
         all.extend_from_slice(records);
         all
     }
 
     #[test]
-    fn bytes_may_be_touched_after_their_notice_was_acted_on_and_not_before() {
+    fn bytes_may_be_touched_after_their_signal_was_acted_on_and_not_before() {
         let read = access(Actor::Rank(1), AccessKind::Read, 150..160);
-        let consumed = Record::Consumed { rank: 1, from: 0, cell: 3, count: 1 };
+        let consumed = Record::Consumed { rank: 1, from: 0, signal_slot: 3, count: 1 };
         assert_eq!(seen(&put(std::slice::from_ref(&read))), Some(Checker::Race));
         assert_eq!(seen(&put(&[consumed, read])), None);
         assert_eq!(seen(&put(&[access(Actor::Rank(1), AccessKind::Read, 200..260)])), None);
@@ -335,6 +337,6 @@ mod tests {
     fn a_severed_peer_that_writes_is_seen() {
         let severed = Record::Severed { rank: 1, peer: 0 };
         let records = [severed, access(Actor::Rank(0), AccessKind::Write, 0..1)];
-        assert_eq!(seen(&records), Some(Checker::Silence));
+        assert_eq!(seen(&records), Some(Checker::Fence));
     }
 }

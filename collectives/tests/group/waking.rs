@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use pleach_collectives::compute::HostCompute;
-use pleach_collectives::engine::{Board, cells};
+use pleach_collectives::engine::{Board, signal_slots};
 use pleach_collectives::group::Connection;
 use pleach_collectives::{Group, Options};
 use pleach_schedule::cost::{CostModel, Platform};
@@ -17,23 +17,23 @@ use pleach_transport::hybrid::{HybridDevice, Route};
 use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Armed, Bell, Cells, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, MapError,
-    Mapped, Memory, Nanos, Notice, PostError, Region, RegisterError, RemoteSlice, Secret, SubmitError,
-    Submitted, Transfer, TransferId, Urgency, clock,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, MapError, Mapped, Memory,
+    Nanos, PostError, Region, RegisterError, RemoteSlice, Secret, Signal, Signals, SubmitError, Submitted,
+    Transfer, TransferId, Urgency, WakeSource, clock,
 };
 use pleach_vocabulary::Rank;
 
 use super::PATIENCE;
 
-/// Numbers of bells that were armed before the call that is looked at.
+/// Numbers of wake sources that were armed before the call that is looked at.
 const BEFORE_THE_CALL: u32 = u32::MAX / 2;
 
 /// Where in its loop the receiver is when the message comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moment {
-    /// After the last look, before the bell is armed.
+    /// After the last look, before the wake source is armed.
     BeforeArming,
-    /// The bell is armed, but not looked at yet.
+    /// The wake source is armed, but not looked at yet.
     AfterArming,
     /// In the call that sleeps, before the kernel compares the word.
     BeforeWaiting,
@@ -42,17 +42,17 @@ enum Moment {
 /// Has the peer send its message at one moment, and sees whether the receiver sleeps after it.
 struct Interruption {
     moment: Moment,
-    /// Which of the armed bells is the first that is meant.
+    /// Which of the armed wake sources is the first that is meant.
     at: u32,
     armed: AtomicU32,
-    /// The message is complete: it lies in a cell here, and the sender's call has returned.
+    /// The message is complete: it lies in a signal slot here, and the sender's call has returned.
     is_sent: AtomicBool,
     slept_on: AtomicBool,
     talk: Mutex<(Sender<()>, Receiver<()>)>,
 }
 
 impl Interruption {
-    /// The receiver is at this point with its `number`th bell.
+    /// The receiver is at this point with its `number`th wake source.
     fn reach(&self, moment: Moment, number: u32) {
         let is_time = number >= self.at && number < BEFORE_THE_CALL;
         if moment == self.moment && is_time && !self.is_sent.load(Ordering::SeqCst) {
@@ -64,7 +64,7 @@ impl Interruption {
     }
 }
 
-/// The word of a bell, which notes who sleeps on it.
+/// The word of a wake source, which notes who sleeps on it.
 struct Word {
     word: Arc<dyn AsRef<AtomicU32> + Send + Sync>,
     seen: u32,
@@ -112,11 +112,11 @@ unsafe impl Device for Interrupted {
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         self.inner.submit(peer, transfer, id)
     }
-    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
-        self.inner.notify(peer, notice, id)
+    fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.inner.signal(peer, signal, id)
     }
-    fn cells(&self, peer: Rank) -> Cells {
-        self.inner.cells(peer)
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.inner.signal_slots(peer)
     }
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
         self.inner.post(peer, message, urgency)
@@ -129,10 +129,10 @@ unsafe impl Device for Interrupted {
         self.interruption.reach(Moment::BeforeArming, number);
         let armed = self.inner.arm();
         self.interruption.reach(Moment::AfterArming, number);
-        let Some(Armed { bell: Bell::Word { word, seen }, until }) = armed else { return armed };
+        let Some(Armed { wake_source: WakeSource::Word { word, seen }, until }) = armed else { return armed };
         let interruption = self.interruption.clone();
         let word = Arc::new(Word { word, seen, number, interruption });
-        Some(Armed { bell: Bell::Word { word, seen }, until })
+        Some(Armed { wake_source: WakeSource::Word { word, seen }, until })
     }
     fn leave(&mut self) {
         self.inner.leave();
@@ -147,7 +147,7 @@ fn config(rank: Rank, board: &Arc<Board>) -> DeviceConfig {
         rank,
         world_size: 2,
         secret: Some(Secret::new(b"known to both ends")),
-        cells: cells(2),
+        signal_slots: signal_slots(2),
         connect_timeout: PATIENCE,
         interface: None,
         address: None,
@@ -223,7 +223,7 @@ fn no_moment_is_slept_over(name: &str, open: impl Fn(DeviceConfig) -> Box<dyn De
     for moment in [Moment::BeforeArming, Moment::AfterArming, Moment::BeforeWaiting] {
         for at in [1, 2, 3] {
             let slept_on = sleeps_on(&open, moment, at);
-            assert!(!slept_on, "{name}: a message that came {moment:?}, bell {at}, was slept over");
+            assert!(!slept_on, "{name}: a message that came {moment:?}, wake source {at}, was slept over");
         }
     }
 }

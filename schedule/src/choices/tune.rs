@@ -16,7 +16,7 @@ const HOPELESS: f64 = 12.0;
 /// From so many bytes on, wide windows are looked at besides.
 const WINDOW_BYTES: u64 = 1 << 20;
 
-/// Where the search for the best chunks begins: shorter ones are mostly notices.
+/// Where the search for the best chunks begins: shorter ones are mostly signals.
 const CHUNK_BYTES_LEAST: u64 = 16 << 10;
 
 /// The wide window.

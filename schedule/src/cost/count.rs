@@ -28,8 +28,8 @@ pub(super) fn loads(schedule: &Schedule, hosts: &HostMap) -> Vec<Load> {
         for step in lanes.iter().flat_map(|lane| &lane.steps) {
             match &step.op {
                 Op::Wait { .. } => {}
-                Op::Notify { to, .. } if hosts.are_neighbours(rank as Rank, *to) => loads[rank].messages += 1,
-                Op::Notify { .. } => loads[rank].messages_across += 1,
+                Op::Signal { to, .. } if hosts.are_neighbours(rank as Rank, *to) => loads[rank].messages += 1,
+                Op::Signal { .. } => loads[rank].messages_across += 1,
                 Op::Put { to, .. } if hosts.are_neighbours(rank as Rank, *to) => {
                     loads[rank].messages += 1;
                     loads[rank].sent += 1;
@@ -83,7 +83,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// After a notice to a peer, with bytes or without.
+    /// After a signal to a peer, with bytes or without.
     fn sent(mut self, is_near: bool, moved: u32) -> Self {
         if is_near {
             self.rounds += 1;
@@ -104,8 +104,8 @@ impl Way {
     }
 }
 
-/// A notice: to whom, from whom, for which block, in which cell.
-type NoticeName = (Rank, Rank, u32, u16);
+/// A signal: to whom, from whom, for which block, in which signal slot.
+type SignalName = (Rank, Rank, u32, u16);
 
 /// How far a lane has come.
 struct Progress {
@@ -117,8 +117,8 @@ struct Progress {
 /// The longest way through one chunk of every block.
 pub(super) fn longest_way(schedule: &Schedule, hosts: &HostMap) -> Way {
     let mut longest = Way::default();
-    let mut shown: BTreeMap<NoticeName, Way> = BTreeMap::new();
-    let mut waiting: BTreeMap<NoticeName, (usize, usize)> = BTreeMap::new();
+    let mut shown: BTreeMap<SignalName, Way> = BTreeMap::new();
+    let mut waiting: BTreeMap<SignalName, (usize, usize)> = BTreeMap::new();
     let mut progress: Vec<Vec<Progress>> = schedule
         .programs
         .iter()
@@ -143,9 +143,9 @@ pub(super) fn longest_way(schedule: &Schedule, hosts: &HostMap) -> Way {
             }
             let mut complete = state.issued;
             let arrival = |to: Rank, moved| state.issued.sent(hosts.are_neighbours(rank as Rank, to), moved);
-            let notice = match &step.op {
-                Op::Wait { from, cell } => {
-                    let name = (rank as Rank, *from, lane.block, cell.0);
+            let signal = match &step.op {
+                Op::Wait { from, signal_slot } => {
+                    let name = (rank as Rank, *from, lane.block, signal_slot.0);
                     let Some(arrival) = shown.remove(&name) else {
                         waiting.insert(name, (rank, lane_index));
                         break;
@@ -154,15 +154,15 @@ pub(super) fn longest_way(schedule: &Schedule, hosts: &HostMap) -> Way {
                     complete = state.issued;
                     None
                 }
-                Op::Notify { to, cell } => Some((*to, cell, arrival(*to, 0))),
-                Op::Put { to, cell, .. } => Some((*to, cell, arrival(*to, 1))),
+                Op::Signal { to, signal_slot } => Some((*to, signal_slot, arrival(*to, 0))),
+                Op::Put { to, signal_slot, .. } => Some((*to, signal_slot, arrival(*to, 1))),
                 Op::Reduce { from, into } => {
                     complete.passed += passed(from, into);
                     None
                 }
             };
-            if let Some((to, cell, arrival)) = notice {
-                let name = (to, rank as Rank, lane.block, cell.0);
+            if let Some((to, signal_slot, arrival)) = signal {
+                let name = (to, rank as Rank, lane.block, signal_slot.0);
                 shown.insert(name, arrival);
                 ready.extend(waiting.remove(&name));
             }

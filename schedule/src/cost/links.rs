@@ -59,8 +59,8 @@ impl Default for Use {
     }
 }
 
-/// A notice: to whom, from whom, for which block, in which cell.
-type NoticeName = (Rank, Rank, BlockId, u16);
+/// A signal: to whom, from whom, for which block, in which signal slot.
+type SignalName = (Rank, Rank, BlockId, u16);
 
 /// How far a lane has come, and when.
 struct Progress {
@@ -105,8 +105,8 @@ impl Clock<'_> {
     /// The longest way through one chunk of every block.
     fn way(&mut self, schedule: &Schedule) -> f64 {
         let mut longest_s: f64 = 0.0;
-        let mut shown: BTreeMap<NoticeName, f64> = BTreeMap::new();
-        let mut waiting: BTreeMap<NoticeName, (usize, usize)> = BTreeMap::new();
+        let mut shown: BTreeMap<SignalName, f64> = BTreeMap::new();
+        let mut waiting: BTreeMap<SignalName, (usize, usize)> = BTreeMap::new();
         let start = |_: &_| Progress { next: 0, issued_s: 0.0, complete_s: Vec::new() };
         let mut progress: Vec<Vec<Progress>> =
             schedule.programs.iter().map(|lanes| lanes.iter().map(start).collect()).collect();
@@ -122,9 +122,9 @@ impl Clock<'_> {
                 let after = step.after.iter().filter(done).map(|&(step, _)| state.complete_s[step as usize]);
                 state.issued_s = after.fold(state.issued_s, f64::max);
                 let mut complete_s = state.issued_s;
-                let notice = match &step.op {
-                    Op::Wait { from, cell } => {
-                        let name = (rank as Rank, *from, lane.block, cell.0);
+                let signal = match &step.op {
+                    Op::Wait { from, signal_slot } => {
+                        let name = (rank as Rank, *from, lane.block, signal_slot.0);
                         let Some(arrival_s) = shown.remove(&name) else {
                             waiting.insert(name, (rank, lane_index));
                             break;
@@ -133,19 +133,19 @@ impl Clock<'_> {
                         complete_s = state.issued_s;
                         None
                     }
-                    Op::Notify { to, cell } => {
+                    Op::Signal { to, signal_slot } => {
                         let latency_s = seconds_of(self.routes.latency_ns(rank as Rank, *to));
-                        Some((*to, cell.0, state.issued_s + latency_s))
+                        Some((*to, signal_slot.0, state.issued_s + latency_s))
                     }
-                    Op::Put { to, cell, .. } => {
+                    Op::Put { to, signal_slot, .. } => {
                         let (sent_s, there_s) = self.put(rank as Rank, *to, lane.block, state.issued_s);
                         complete_s += sent_s;
-                        Some((*to, cell.0, state.issued_s + there_s))
+                        Some((*to, signal_slot.0, state.issued_s + there_s))
                     }
                     Op::Reduce { .. } => None,
                 };
-                if let Some((to, cell, arrival_s)) = notice {
-                    let name = (to, rank as Rank, lane.block, cell);
+                if let Some((to, signal_slot, arrival_s)) = signal {
+                    let name = (to, rank as Rank, lane.block, signal_slot);
                     shown.insert(name, arrival_s);
                     ready.extend(waiting.remove(&name));
                     longest_s = longest_s.max(arrival_s);

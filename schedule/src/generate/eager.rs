@@ -3,7 +3,7 @@
 //!
 //! The other algorithms put into a slice of a peer, which must first say that it is ready, or let
 //! the reader tell when it has read; either costs as much as the data. Scratch needs no word:
-//! credits of earlier runs say that it is free. So a part goes one way in one notice, and who only
+//! credits of earlier runs say that it is free. So a part goes one way in one signal, and who only
 //! gives is through at once. The price is a copy out of scratch, and that there is one chunk only
 //! ([`Schedule::single_chunk`]): nobody tells that a slot is free again within a run.
 //!
@@ -29,7 +29,7 @@ use pleach_vocabulary::{Collective, Rank};
 use super::program::{Program, Target};
 use super::tree::Tree;
 use super::{Access, block_for_each_part, block_for_each_rank, in_turn, one_block};
-use crate::{Block, BlockId, Cell, Lane, Part, Schedule};
+use crate::{Block, BlockId, Lane, Part, Schedule, SignalSlot};
 
 /// All scratch slots of a rank together, in bytes, at most.
 pub const SCRATCH_BYTES: u64 = 64 << 10;
@@ -92,8 +92,8 @@ fn pair(collective: Collective, part: u32, ranks: u32) -> Option<(Rank, Rank)> {
     collective.ends(part, ranks).filter(|(from, to)| from != to).map(|(from, to)| (to, from))
 }
 
-/// The cell of whatever comes.
-const DATA: Cell = Cell(0);
+/// The signal slot of whatever comes.
+const DATA: SignalSlot = SignalSlot(0);
 
 fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
     let mut contributions = vec![(rank, Part::Input)];
@@ -106,7 +106,7 @@ fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
     match tree.parent(rank) {
         // The first slot has been read when the sum is there.
         Some(parent) => {
-            let target = Target { rank: parent, part: Part::Scratch(tree.slot(rank)), cell: DATA };
+            let target = Target { rank: parent, part: Part::Scratch(tree.slot(rank)), signal_slot: DATA };
             lane.deliver(&from, &[], Part::Scratch(0), &[target])
         }
         None => lane.deliver(&from, &[Part::Output], Part::Output, &[]),
@@ -126,7 +126,7 @@ fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank, gives: bool, keeps: boo
     // Who passes most on first.
     let below = tree.children(rank).iter().rev();
     let targets: Vec<Target> =
-        below.map(|&rank| Target { rank, part: Part::Scratch(0), cell: DATA }).collect();
+        below.map(|&rank| Target { rank, part: Part::Scratch(0), signal_slot: DATA }).collect();
     let keep: &[Part] = if keeps { &[Part::Output] } else { &[] };
     lane.deliver(&[source], keep, source, &targets);
 }

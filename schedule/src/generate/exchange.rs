@@ -8,16 +8,16 @@
 //! Cost for an all-reduce of `n` bytes, for every rank: 1 round, `p-1` messages, `(p-1)·n` bytes
 //! sent and reduced.
 //!
-//! No notice says that a slot is free, for the same reason as in [`super::recursive_doubling`]: a
-//! chunk begins when the one before it is done here, and instances of slots and cells alternate; so
-//! what comes for chunk `c` says that its sender has done with chunk `c - 1`, and everybody hears
-//! from everybody in each chunk.
+//! No signal says that a slot is free, for the same reason as in [`super::recursive_doubling`]: a
+//! chunk begins when the one before it is done here, and instances of slots and signal slots
+//! alternate; so what comes for chunk `c` says that its sender has done with chunk `c - 1`, and
+//! everybody hears from everybody in each chunk.
 
 use pleach_vocabulary::{Collective, Rank};
 
 use super::program::{Program, Target};
 use super::{Access, one_block};
-use crate::{Cell, Lane, Part, Schedule};
+use crate::{Lane, Part, Schedule, SignalSlot};
 
 /// Two instances alternate; see the module.
 const WINDOW: u32 = 2;
@@ -42,12 +42,12 @@ fn lane(ranks: u32, access: Access, rank: Rank) -> Option<Lane> {
     let targets: Vec<Target> = peers()
         .map(|peer| {
             let slot = slot(rank, peer);
-            Target { rank: peer, part: Part::Scratch(slot), cell: Cell(0) }
+            Target { rank: peer, part: Part::Scratch(slot), signal_slot: SignalSlot(0) }
         })
         .collect();
     let first = lane.deliver(&[Part::Input], &[], Part::Input, &targets);
     for peer in peers() {
-        lane.wait(peer, Cell(0));
+        lane.wait(peer, SignalSlot(0));
     }
     let contribution = |of| if of == rank { Part::Input } else { Part::Scratch(slot(of, rank)) };
     let contributions: Vec<Part> = (0..ranks).map(contribution).collect();

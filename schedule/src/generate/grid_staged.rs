@@ -21,10 +21,10 @@ use pleach_vocabulary::{Collective, Rank};
 use super::program::{Program, Target};
 use super::{Access, block_for_each_rank};
 use crate::rank_space::RankSpace;
-use crate::{BlockId, Cell, Lane, Part, Place, Schedule};
+use crate::{BlockId, Lane, Part, Place, Schedule, SignalSlot};
 
 /// Between two ranks of a line data go one way in each block, or the other.
-const DATA: Cell = Cell(0);
+const DATA: SignalSlot = SignalSlot(0);
 const WINDOW: u32 = 2;
 
 pub(super) fn schedule(space: &RankSpace, access: Access) -> Schedule {
@@ -86,12 +86,15 @@ impl Line<'_> {
     fn contribute(&self, lane: &mut Program, owner: Rank, last: bool) {
         match (self.access, self.first) {
             (Access::Put, true) => {
-                lane.put(Part::Input, Target { rank: owner, part: self.slot(owner, self.rank), cell: DATA });
+                lane.put(
+                    Part::Input,
+                    Target { rank: owner, part: self.slot(owner, self.rank), signal_slot: DATA },
+                );
             }
             (Access::Put, false) => {
                 // This leads to the next sum being written here, so the last one must have left.
                 let leaving = lane.readers(Part::SharedOutput);
-                let target = Target { rank: owner, part: self.slot(owner, self.rank), cell: DATA };
+                let target = Target { rank: owner, part: self.slot(owner, self.rank), signal_slot: DATA };
                 let step = lane.put(Part::SharedOutput, target);
                 for reader in leaving {
                     lane.after_earlier(step, reader, 0);
@@ -99,12 +102,12 @@ impl Line<'_> {
             }
             (Access::Mapped, true) => {
                 let step = lane.copy(Part::Input, Part::SharedInput);
-                lane.notify(owner, DATA, &[step]);
+                lane.signal(owner, DATA, &[step]);
             }
             // The line before put it where it can be read.
             (Access::Mapped, false) => {
                 let written = lane.last_write(Part::SharedOutput);
-                lane.notify(owner, DATA, written.as_slice());
+                lane.signal(owner, DATA, written.as_slice());
             }
         }
         lane.wait(owner, DATA);
@@ -132,7 +135,7 @@ impl Line<'_> {
         });
         let from = from.collect();
         let keep = if last { Part::Output } else { Part::SharedOutput };
-        let target = |&rank| Target { rank, part: Part::SharedOutput, cell: DATA };
+        let target = |&rank| Target { rank, part: Part::SharedOutput, signal_slot: DATA };
         let targets: Vec<Target> = peers.iter().map(target).collect();
         lane.deliver_places(from, &[keep], Part::SharedOutput, &targets);
     }

@@ -30,7 +30,7 @@ use super::program::Program;
 use super::tree::{Forest, Shape, Tree};
 use super::{Access, Links, block_for_each_rank, one_block};
 use crate::hosts::HostMap;
-use crate::{Block, BlockId, Cell, Lane, Schedule};
+use crate::{Block, BlockId, Lane, Schedule, SignalSlot};
 
 /// Most hosts whose speakers all talk to the owner of a block.
 const STAR_HOSTS_MAX: u32 = 8;
@@ -102,9 +102,9 @@ fn shape(collective: Collective, hosts: &HostMap, members: &[Vec<Rank>], block: 
     Shape { up: tree(&before), down: Some(tree(&after)) }
 }
 
-/// Cells of a barrier: here, all are here, and the rounds across from then on.
-const HERE: Cell = Cell(0);
-const ALL_HERE: Cell = Cell(1);
+/// Signal slots of a barrier: here, all are here, and the rounds across from then on.
+const HERE: SignalSlot = SignalSlot(0);
+const ALL_HERE: SignalSlot = SignalSlot(1);
 const FIRST_ROUND: u16 = 2;
 
 fn barrier(hosts: &HostMap, members: &[Vec<Rank>], rank: Rank) -> Option<Lane> {
@@ -121,18 +121,18 @@ fn barrier(hosts: &HostMap, members: &[Vec<Rank>], rank: Rank) -> Option<Lane> {
         for round in 0..count.next_power_of_two().ilog2() {
             let distance = 1 << round;
             let speaker = |host: u32| members[host as usize][0];
-            let cell = Cell(FIRST_ROUND + round as u16);
-            lane.notify(speaker((host + distance) % count), cell, &[]);
-            last = Some(lane.wait(speaker((host + count - distance) % count), cell));
+            let signal_slot = SignalSlot(FIRST_ROUND + round as u16);
+            lane.signal(speaker((host + distance) % count), signal_slot, &[]);
+            last = Some(lane.wait(speaker((host + count - distance) % count), signal_slot));
         }
         if let Some(last) = last.filter(|&last| last >= begin) {
             lane.after_earlier(begin, last, 1);
         }
         for &other in others {
-            lane.notify(other, ALL_HERE, &[]);
+            lane.signal(other, ALL_HERE, &[]);
         }
     } else {
-        lane.notify(*first, HERE, &[]);
+        lane.signal(*first, HERE, &[]);
         let told = lane.wait(*first, ALL_HERE);
         lane.after_earlier(begin, told, 1);
     }

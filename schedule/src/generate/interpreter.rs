@@ -36,7 +36,7 @@ struct Value {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Cellful {
+struct SignalSlotAndChunk {
     value: Option<Value>,
     version: u64,
     torn: bool,
@@ -66,8 +66,8 @@ struct Machine<'a> {
     layout: Layout,
     chunks: u32,
     random: u64,
-    memory: BTreeMap<Address, Cellful>,
-    notices: BTreeMap<(u32, u32, u32, u16, u32), u32>,
+    memory: BTreeMap<Address, SignalSlotAndChunk>,
+    signals: BTreeMap<(u32, u32, u32, u16, u32), u32>,
     runs: Vec<Run>,
     /// Index of the run of a rank's lane and chunk.
     first_run: Vec<Vec<usize>>,
@@ -91,7 +91,7 @@ impl<'a> Machine<'a> {
             chunks,
             random: seed.wrapping_mul(2).wrapping_add(1),
             memory: BTreeMap::new(),
-            notices: BTreeMap::new(),
+            signals: BTreeMap::new(),
             runs: Vec::new(),
             first_run: Vec::new(),
             pending: Vec::new(),
@@ -187,8 +187,10 @@ impl<'a> Machine<'a> {
                 left -= self.pend()?;
             }
         }
-        match self.notices.iter().find(|(_, count)| **count != 0) {
-            Some((cell, _)) => Err(format!("notice (to, from, block, cell, instance) {cell:?} is left over")),
+        match self.signals.iter().find(|(_, count)| **count != 0) {
+            Some((signal_slot, _)) => {
+                Err(format!("signal (to, from, block, signal slot, instance) {signal_slot:?} is left over"))
+            }
             None => Ok(()),
         }
     }
@@ -226,9 +228,9 @@ impl<'a> Machine<'a> {
             }
         }
         let instance = chunk % window;
-        if let Op::Wait { from, cell } = step.op {
-            let cell = (rank, from, lane.block, cell.0, instance);
-            match self.notices.get_mut(&cell) {
+        if let Op::Wait { from, signal_slot } = step.op {
+            let signal_slot = (rank, from, lane.block, signal_slot.0, instance);
+            match self.signals.get_mut(&signal_slot) {
                 Some(count) if *count > 0 => *count -= 1,
                 _ => return Ok(None),
             }
@@ -237,8 +239,8 @@ impl<'a> Machine<'a> {
         self.runs[index].issued += 1;
         match &step.op {
             Op::Wait { .. } => return self.complete(index, issued).map(Some),
-            Op::Notify { to, cell } => {
-                self.show((*to, rank, lane.block, cell.0, instance))?;
+            Op::Signal { to, signal_slot } => {
+                self.show((*to, rank, lane.block, signal_slot.0, instance))?;
                 return self.complete(index, issued).map(Some);
             }
             Op::Put { src, .. } => {
@@ -280,13 +282,13 @@ impl<'a> Machine<'a> {
             }
             Pending::Show { run, step, version } => {
                 let (op, block) = self.op(run, step);
-                let Op::Put { to, src, dst, cell } = op else { unreachable!() };
+                let Op::Put { to, src, dst, signal_slot } = op else { unreachable!() };
                 let Run { rank, chunk, .. } = self.runs[run];
                 let source = self.address(Place { rank, part: *src }, block, chunk);
                 self.unchanged(source, version)?;
                 let value = self.memory[&source].value.clone();
                 self.write(self.address(Place { rank: *to, part: *dst }, block, chunk), value);
-                self.show((*to, rank, block, cell.0, chunk % self.schedule.window))?;
+                self.show((*to, rank, block, signal_slot.0, chunk % self.schedule.window))?;
                 self.pending.push(Pending::Finish { run, step, versions: Vec::new() });
                 Ok(0)
             }
@@ -319,11 +321,13 @@ impl<'a> Machine<'a> {
         Ok(usize::from(ended))
     }
 
-    fn show(&mut self, cell: (u32, u32, u32, u16, u32)) -> Result<(), String> {
-        let count = self.notices.entry(cell).or_default();
+    fn show(&mut self, signal_slot: (u32, u32, u32, u16, u32)) -> Result<(), String> {
+        let count = self.signals.entry(signal_slot).or_default();
         *count += 1;
         if *count > 1 {
-            return Err(format!("cell (to, from, block, cell, instance) {cell:?} notified twice"));
+            return Err(format!(
+                "signal slot (to, from, block, signal slot, instance) {signal_slot:?} signalled twice"
+            ));
         }
         Ok(())
     }
@@ -348,7 +352,7 @@ impl<'a> Machine<'a> {
         self.allowed(by, place)?;
         let address = self.address(place, block, chunk);
         match self.memory.get(&address) {
-            Some(Cellful { value: Some(_), torn: false, version }) => Ok(*version),
+            Some(SignalSlotAndChunk { value: Some(_), torn: false, version }) => Ok(*version),
             _ => {
                 Err(format!("rank {by} reads {place} of block {block} chunk {chunk}, which is torn or empty"))
             }

@@ -9,9 +9,9 @@
 //! shared output is written only after that peer has been heard of in the same chunk, so that what
 //! its caller had there has been read (output may be input) and what the chunk before last left
 //! there has been taken away. A block is reduced in one order only, so all ranks end with the same
-//! bits. No notice is sent that data flow already implies.
+//! bits. No signal is sent that data flow already implies.
 //!
-//! A *put* is taken to have read its source when its notice has arrived. Puts read `Input` and
+//! A *put* is taken to have read its source when its signal has arrived. Puts read `Input` and
 //! `Output` straight where nothing else would have to be written; who carries them out stages what
 //! is not registered.
 
@@ -53,7 +53,7 @@ use program::Program;
 pub enum Access {
     /// By puts alone.
     Put,
-    /// By reading and writing it in place: a reduction takes one pass, and notices carry no data.
+    /// By reading and writing it in place: a reduction takes one pass, and signals carry no data.
     Mapped,
 }
 
@@ -282,7 +282,7 @@ pub enum GenerateError {
     /// A group has at least one rank.
     #[error("a schedule needs at least 1 rank; give a rank count from 1 to {RANKS_MAX}")]
     NoRanks,
-    /// More ranks than slots and cells can be numbered for.
+    /// More ranks than slots and signal slots can be numbered for.
     #[error("{algorithm} makes schedules for at most {limit} ranks, not {ranks}; choose another algorithm")]
     TooManyRanks {
         /// Which algorithm.

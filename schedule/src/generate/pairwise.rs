@@ -23,12 +23,12 @@ use pleach_vocabulary::{Collective, Rank};
 
 use super::program::{Program, Target};
 use super::{Access, block_for_each_part, in_turn};
-use crate::{BlockId, Cell, Lane, Part, Place, Schedule};
+use crate::{BlockId, Lane, Part, Place, Schedule, SignalSlot};
 
 /// The part has come, or may be read.
-const DATA: Cell = Cell(1);
+const DATA: SignalSlot = SignalSlot(1);
 /// The part may come, or has been read.
-const READY: Cell = Cell(2);
+const READY: SignalSlot = SignalSlot(2);
 
 const WINDOW: u32 = 2;
 
@@ -63,11 +63,11 @@ fn give(access: Access, from: Rank, to: Rank, block: BlockId) -> Option<Lane> {
     match access {
         Access::Put => {
             lane.wait(to, READY);
-            lane.put(Part::Input, Target { rank: to, part: Part::SharedOutput, cell: DATA });
+            lane.put(Part::Input, Target { rank: to, part: Part::SharedOutput, signal_slot: DATA });
         }
         Access::Mapped => {
             let shared = lane.copy(Part::Input, Part::SharedInput);
-            lane.notify(to, DATA, &[shared]);
+            lane.signal(to, DATA, &[shared]);
             lane.wait(to, READY);
         }
     }
@@ -78,7 +78,7 @@ fn take(access: Access, from: Rank, to: Rank, block: BlockId) -> Option<Lane> {
     let mut lane = Program::new(access, to, block);
     match access {
         Access::Put => {
-            lane.notify(from, READY, &[]);
+            lane.signal(from, READY, &[]);
             lane.wait(from, DATA);
             lane.copy(Part::SharedOutput, Part::Output);
         }
@@ -86,7 +86,7 @@ fn take(access: Access, from: Rank, to: Rank, block: BlockId) -> Option<Lane> {
             lane.wait(from, DATA);
             let source = Place { rank: from, part: Part::SharedInput };
             let read = lane.reduce(vec![source], vec![lane.own(Part::Output)]);
-            lane.notify(from, READY, &[read]);
+            lane.signal(from, READY, &[read]);
         }
     }
     lane.finish()

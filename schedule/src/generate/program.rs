@@ -7,14 +7,14 @@
 use pleach_vocabulary::Rank;
 
 use super::{Access, Links};
-use crate::{BlockId, Cell, Lane, Op, Part, Place, Step, StepId};
+use crate::{BlockId, Lane, Op, Part, Place, SignalSlot, Step, StepId};
 
-/// Where something is delivered: a part of a peer, and the cell that tells it.
+/// Where something is delivered: a part of a peer, and the signal slot that tells it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) rank: Rank,
     pub(super) part: Part,
-    pub(super) cell: Cell,
+    pub(super) signal_slot: SignalSlot,
 }
 
 /// A lane under construction.
@@ -44,13 +44,13 @@ impl<'a> Program<'a> {
     }
 
     /// Tells a peer, once the given steps are complete.
-    pub(super) fn notify(&mut self, to: Rank, cell: Cell, after: &[StepId]) -> StepId {
-        self.push(Op::Notify { to, cell }, after.iter().map(|&step| (step, 0)).collect())
+    pub(super) fn signal(&mut self, to: Rank, signal_slot: SignalSlot, after: &[StepId]) -> StepId {
+        self.push(Op::Signal { to, signal_slot }, after.iter().map(|&step| (step, 0)).collect())
     }
 
     /// Waits for a peer.
-    pub(super) fn wait(&mut self, from: Rank, cell: Cell) -> StepId {
-        self.push(Op::Wait { from, cell }, Vec::new())
+    pub(super) fn wait(&mut self, from: Rank, signal_slot: SignalSlot) -> StepId {
+        self.push(Op::Wait { from, signal_slot }, Vec::new())
     }
 
     /// Copies within this rank's memory.
@@ -83,8 +83,8 @@ impl<'a> Program<'a> {
     /// Puts a part of this rank's memory.
     pub(super) fn put(&mut self, src: Part, target: Target) -> StepId {
         let after = self.conflicts(&[src], &[], false);
-        let Target { rank: to, part: dst, cell } = target;
-        let step = self.push(Op::Put { to, src, dst, cell }, after);
+        let Target { rank: to, part: dst, signal_slot } = target;
+        let step = self.push(Op::Put { to, src, dst, signal_slot }, after);
         self.reads.push((src, step));
         step
     }
@@ -137,7 +137,7 @@ impl<'a> Program<'a> {
         if !into.is_empty() {
             let pass = self.reduce(from, into);
             for target in &mapped {
-                self.notify(target.rank, target.cell, &[pass]);
+                self.signal(target.rank, target.signal_slot, &[pass]);
             }
         }
         if only.is_none() {

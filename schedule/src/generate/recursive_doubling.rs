@@ -15,16 +15,16 @@
 //! | all-reduce, other p: who is spoken for | log2 q + 2 | 1 | n | 0 |
 //! | barrier | ceil(log2 p) | ceil(log2 p) | 0 | 0 |
 //!
-//! No notice says that a slot is free. A chunk begins when the one before it is done here, and
-//! instances of slots and cells alternate; so what comes for chunk `c` says that its sender has
-//! done with chunk `c - 1`, and that what is sent for chunk `c + 1` finds its slot free.
+//! No signal says that a slot is free. A chunk begins when the one before it is done here, and
+//! instances of slots and signal slots alternate; so what comes for chunk `c` says that its sender
+//! has done with chunk `c - 1`, and that what is sent for chunk `c + 1` finds its slot free.
 
 use pleach_vocabulary::{Collective, Rank};
 
 use super::halving_doubling::Fold;
 use super::program::{Program, Target};
 use super::{Access, one_block};
-use crate::{Cell, Lane, Part, Schedule};
+use crate::{Lane, Part, Schedule, SignalSlot};
 
 /// Two instances alternate; see the module.
 const WINDOW: u32 = 2;
@@ -48,10 +48,10 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     }
 }
 
-/// The slot and the cell of the exchange at distance 2^(round - 1); round 0 is for those who are
-/// spoken for.
+/// The slot and the signal slot of the exchange at distance 2^(round - 1); round 0 is for those who
+/// are spoken for.
 fn target(rank: Rank, round: u32) -> Target {
-    Target { rank, part: Part::Scratch(round as u16), cell: Cell(round as u16) }
+    Target { rank, part: Part::Scratch(round as u16), signal_slot: SignalSlot(round as u16) }
 }
 
 fn all_reduce(fold: &Fold, access: Access, rank: Rank) -> Option<Lane> {
@@ -59,7 +59,7 @@ fn all_reduce(fold: &Fold, access: Access, rank: Rank) -> Option<Lane> {
     let mut sum = vec![Part::Input];
     let spoken_for = fold.spoken_for(rank);
     if let Some(other) = spoken_for {
-        lane.wait(other, Cell(0));
+        lane.wait(other, SignalSlot(0));
         sum.push(Part::Scratch(0));
     }
     let number = fold.number(rank);
@@ -71,11 +71,11 @@ fn all_reduce(fold: &Fold, access: Access, rank: Rank) -> Option<Lane> {
         let step = lane.deliver(&sum, keep, Part::Output, &[target(peer, round)]);
         // By puts a sum is made before it is put.
         first_sent.get_or_insert(if combines && access == Access::Put { step + 1 } else { step });
-        lane.wait(peer, Cell(round as u16));
+        lane.wait(peer, SignalSlot(round as u16));
         sum =
             vec![if combines || round > 1 { Part::Output } else { Part::Input }, Part::Scratch(round as u16)];
     }
-    let result = spoken_for.map(|rank| Target { rank, part: Part::SharedOutput, cell: Cell(0) });
+    let result = spoken_for.map(|rank| Target { rank, part: Part::SharedOutput, signal_slot: SignalSlot(0) });
     let last = lane.deliver(&sum, &[Part::Output], Part::Output, result.as_slice());
     if let Some(first) = first_sent {
         lane.after_earlier(first, last, 1);
@@ -86,7 +86,7 @@ fn all_reduce(fold: &Fold, access: Access, rank: Rank) -> Option<Lane> {
 fn is_spoken_for(access: Access, rank: Rank) -> Option<Lane> {
     let mut lane = Program::new(access, rank, 0);
     lane.deliver(&[Part::Input], &[], Part::Input, &[target(rank + 1, 0)]);
-    lane.wait(rank + 1, Cell(0));
+    lane.wait(rank + 1, SignalSlot(0));
     lane.copy(Part::SharedOutput, Part::Output);
     lane.finish()
 }
@@ -97,8 +97,8 @@ fn barrier(ranks: u32, access: Access, rank: Rank) -> Option<Lane> {
     let mut last = 0;
     for round in 0..rounds {
         let distance = 1 << round;
-        lane.notify((rank + distance) % ranks, Cell(round as u16), &[]);
-        last = lane.wait((rank + ranks - distance) % ranks, Cell(round as u16));
+        lane.signal((rank + distance) % ranks, SignalSlot(round as u16), &[]);
+        last = lane.wait((rank + ranks - distance) % ranks, SignalSlot(round as u16));
     }
     if rounds > 0 {
         lane.after_earlier(0, last, 1);

@@ -3,7 +3,7 @@
 //! Block `b` starts at rank `b + 1`, gathers one contribution after the other, and is complete at
 //! rank `b`, its owner (reduce-scatter); the owner sends it around once more (all-gather). All
 //! blocks travel at the same time, so every link carries the same. An all-reduce of more than two
-//! ranks has p-1 notices more: the rank before, which will write the result, is told that it may.
+//! ranks has p-1 signals more: the rank before, which will write the result, is told that it may.
 //!
 //! Cost for `p` ranks and `n` bytes of the whole, for every rank:
 //!

@@ -79,15 +79,15 @@ fn every_schedule_does_its_collective_in_any_order_and_layout() {
     }
 }
 
-/// Takes every notice of a schedule away, one after the other with its wait, and expects that to
+/// Takes every signal of a schedule away, one after the other with its wait, and expects that to
 /// show.
 #[test]
-fn no_notice_is_superfluous() {
+fn no_signal_is_superfluous() {
     for collective in collectives(3) {
         for algorithm in algorithms(collective, 3) {
             for access in [Access::Put, Access::Mapped] {
                 let schedule = generate(collective, &algorithm, 3, access).expect("3 ranks");
-                for (from, lane, step) in notices(&schedule) {
+                for (from, lane, step) in signals(&schedule) {
                     let Some(shorter) = without(&schedule, from, lane, step) else { continue };
                     assert!(
                         verify(shorter).is_err(),
@@ -99,25 +99,25 @@ fn no_notice_is_superfluous() {
     }
 }
 
-fn notices(schedule: &Schedule) -> Vec<(usize, usize, usize)> {
+fn signals(schedule: &Schedule) -> Vec<(usize, usize, usize)> {
     let mut all = Vec::new();
     for (rank, lanes) in schedule.programs.iter().enumerate() {
         for (index, lane) in lanes.iter().enumerate() {
-            let notices =
-                lane.steps.iter().enumerate().filter(|(_, step)| matches!(step.op, Op::Notify { .. }));
-            all.extend(notices.map(|(step, _)| (rank, index, step)));
+            let signals =
+                lane.steps.iter().enumerate().filter(|(_, step)| matches!(step.op, Op::Signal { .. }));
+            all.extend(signals.map(|(step, _)| (rank, index, step)));
         }
     }
     all
 }
 
-/// The schedule without a notify and its wait.
+/// The schedule without a signal and its wait.
 fn without(schedule: &Schedule, from: usize, lane: usize, step: usize) -> Option<Schedule> {
     let mut shorter = schedule.clone();
     let block = schedule.programs[from][lane].block;
-    let Op::Notify { to, cell } = schedule.programs[from][lane].steps[step].op else { return None };
+    let Op::Signal { to, signal_slot } = schedule.programs[from][lane].steps[step].op else { return None };
     remove(&mut shorter.programs[from][lane].steps, step);
-    let wait = Op::Wait { from: from as u32, cell };
+    let wait = Op::Wait { from: from as u32, signal_slot };
     for lane in shorter.programs[to as usize].iter_mut().filter(|lane| lane.block == block) {
         if let Some(position) = lane.steps.iter().position(|step| step.op == wait) {
             remove(&mut lane.steps, position);

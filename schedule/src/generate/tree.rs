@@ -8,9 +8,9 @@
 //!   has the result of a chunk only when all have done with its contribution, so its place there is
 //!   free; and its output is written only after its contribution. Where the rank above on the way
 //!   down is another one than on the way up (a ring), it has not heard of this rank otherwise, so
-//!   each edge has one more notice a chunk, sent at the chunk's begin.
+//!   each edge has one more signal a chunk, sent at the chunk's begin.
 //! * **Up alone** (reduce, reduce-scatter), **down alone** (broadcast, all-gather): each edge has
-//!   one more notice a chunk: by puts the receiver says that it is ready, mapped the reader says
+//!   one more signal a chunk: by puts the receiver says that it is ready, mapped the reader says
 //!   that it has read.
 //!
 //! By puts a contribution lands in a slot of the parent, which combines all of them in one pass.
@@ -23,14 +23,14 @@ use pleach_vocabulary::{Collective, Rank};
 
 use super::program::{Program, Target};
 use super::{Access, Links};
-use crate::{Block, BlockId, Cell, Lane, Part, Place, Schedule, StepId};
+use crate::{Block, BlockId, Lane, Part, Place, Schedule, SignalSlot, StepId};
 
 /// A contribution has come, or may be read.
-const PARTIAL: Cell = Cell(0);
+const PARTIAL: SignalSlot = SignalSlot(0);
 /// The result has come, or may be read.
-const RESULT: Cell = Cell(1);
+const RESULT: SignalSlot = SignalSlot(1);
 /// Something may come, or has been read.
-const READY: Cell = Cell(2);
+const READY: SignalSlot = SignalSlot(2);
 /// What a rank has combined for its parent.
 const SUM: Part = Part::Scratch(0);
 
@@ -227,7 +227,7 @@ fn contributions(lane: &Program<'_>, tree: &Tree, rank: Rank) -> Vec<Place> {
 fn all_reduce(lane: &mut Program<'_>, up: &Tree, down: &Tree, rank: Rank) {
     let is_stranger = |child: Rank, above: Rank| up.parent(child) != Some(above);
     if let Some(above) = down.parent(rank).filter(|above| is_stranger(rank, *above)) {
-        lane.notify(above, READY, &[]);
+        lane.signal(above, READY, &[]);
     }
     for &child in up.children(rank) {
         lane.wait(child, PARTIAL);
@@ -236,7 +236,7 @@ fn all_reduce(lane: &mut Program<'_>, up: &Tree, down: &Tree, rank: Rank) {
         .children(rank)
         .iter()
         .rev()
-        .map(|&rank| Target { rank, part: Part::SharedOutput, cell: RESULT })
+        .map(|&rank| Target { rank, part: Part::SharedOutput, signal_slot: RESULT })
         .collect();
     let meet = |lane: &mut Program<'_>| {
         for &child in down.children(rank).iter().filter(|child| is_stranger(**child, rank)) {
@@ -268,12 +268,12 @@ fn contribute(lane: &mut Program<'_>, tree: &Tree, rank: Rank, parent: Rank) -> 
     match lane.access(parent) {
         Access::Put => {
             let slot = Part::Scratch(tree.slot(rank));
-            lane.deliver_places(from, &[], SUM, &[Target { rank: parent, part: slot, cell: PARTIAL }])
+            lane.deliver_places(from, &[], SUM, &[Target { rank: parent, part: slot, signal_slot: PARTIAL }])
         }
         Access::Mapped => {
             let shared = if from.len() == 1 { Part::SharedInput } else { SUM };
             let step = lane.reduce(from, vec![lane.own(shared)]);
-            lane.notify(parent, PARTIAL, &[step]);
+            lane.signal(parent, PARTIAL, &[step]);
             step
         }
     }
@@ -281,7 +281,7 @@ fn contribute(lane: &mut Program<'_>, tree: &Tree, rank: Rank, parent: Rank) -> 
 
 fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
     for child in reached(lane, tree, rank, Access::Put) {
-        lane.notify(child, READY, &[]);
+        lane.signal(child, READY, &[]);
     }
     for &child in tree.children(rank) {
         lane.wait(child, PARTIAL);
@@ -297,7 +297,7 @@ fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
         None => lane.reduce(contributions(lane, tree, rank), vec![lane.own(Part::Output)]),
     };
     for child in reached(lane, tree, rank, Access::Mapped) {
-        lane.notify(child, READY, &[step]);
+        lane.signal(child, READY, &[step]);
     }
     if let Some((parent, Access::Mapped)) = parent {
         lane.wait(parent, READY);
@@ -310,7 +310,7 @@ fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
     let parent = tree.parent(rank).map(|parent| (parent, lane.access(parent)));
     let (source, readable) = match parent {
         Some((parent, Access::Put)) => {
-            lane.notify(parent, READY, &[]);
+            lane.signal(parent, READY, &[]);
             lane.wait(parent, RESULT);
             (Part::SharedOutput, None)
         }
@@ -326,14 +326,14 @@ fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
         None => (Part::Input, is_read.then(|| lane.copy(Part::Input, Part::SharedInput))),
     };
     for child in reached(lane, tree, rank, Access::Mapped).rev() {
-        lane.notify(child, RESULT, readable.as_slice());
+        lane.signal(child, RESULT, readable.as_slice());
     }
     if let Some((parent, Access::Mapped)) = parent {
-        lane.notify(parent, READY, readable.as_slice());
+        lane.signal(parent, READY, readable.as_slice());
     }
     for child in reached(lane, tree, rank, Access::Put).rev() {
         lane.wait(child, READY);
-        lane.put(source, Target { rank: child, part: Part::SharedOutput, cell: RESULT });
+        lane.put(source, Target { rank: child, part: Part::SharedOutput, signal_slot: RESULT });
     }
     match parent {
         Some((_, Access::Put)) => {

@@ -175,8 +175,8 @@ pub enum ExportError {
         /// Which rank does.
         rank: Rank,
     },
-    /// A notice without its wait: no proved schedule has that.
-    #[error("rank {rank} waits for or sends a notice that has no other half; is the schedule proved?")]
+    /// A signal without its wait: no proved schedule has that.
+    #[error("rank {rank} waits for or sends a signal that has no other half; is the schedule proved?")]
     Unmatched {
         /// Which rank.
         rank: Rank,

@@ -1,6 +1,6 @@
 //! A schedule as an algorithm.
 //!
-//! A put and the wait for it are a send and a receive. Other notices are left out: by puts they
+//! A put and the wait for it are a send and a receive. Other signals are left out: by puts they
 //! protect memory that a peer is about to write, and here nobody writes a GPU's memory but itself.
 //! What a rank does for a block is put together into as few steps as possible: what is received and
 //! combined is combined while it comes, what is then sent goes on at once. [`super::assign`] gives
@@ -13,7 +13,7 @@ use pleach_vocabulary::{Collective, Rank};
 use super::error::ExportError;
 use super::rounding::{Rounded, rounded};
 use super::{Algorithm, Buffer, Gpu, Kind, assign, xml};
-use crate::{BlockId, Cell, Op, Part, Schedule};
+use crate::{BlockId, Op, Part, Schedule, SignalSlot};
 
 /// An algorithm in its file's form, and what it took.
 #[derive(Clone, Debug, PartialEq)]
@@ -224,8 +224,8 @@ fn acts(
                     at.1.checked_sub(1)
                         .and_then(|before| levels.get(&(lane, before)))
                         .map_or(0, |level| level + 1);
-                if let Some(notice) = noticed.get(&at) {
-                    let Some(earlier) = levels.get(notice) else { break };
+                if let Some(signal) = noticed.get(&at) {
+                    let Some(earlier) = levels.get(signal) else { break };
                     level = level.max(earlier + 1);
                 }
                 let act = match &step.op {
@@ -250,7 +250,7 @@ fn acts(
                         };
                         Some(Act::Combine { from: places(from), into: places(into) })
                     }
-                    Op::Notify { .. } => None,
+                    Op::Signal { .. } => None,
                 };
                 if let Some(act) = act {
                     acts.entry(rank).or_default().push((level, act));
@@ -275,21 +275,21 @@ fn acts(
     }
 }
 
-/// The lane and step of a block that gives the notice which a wait consumes, by the wait's.
+/// The lane and step of a block that gives the signal which a wait consumes, by the wait's.
 type Noticed = BTreeMap<(usize, usize), (usize, usize)>;
 
-/// Notices of a cell are consumed in the order in which they are given.
+/// Signals of a signal slot are consumed in the order in which they are given.
 fn noticed(schedule: &Schedule, lanes: &[(Rank, usize)]) -> Result<Noticed, ExportError> {
-    let mut given: BTreeMap<(Rank, Rank, Cell), VecDeque<(usize, usize)>> = BTreeMap::new();
+    let mut given: BTreeMap<(Rank, Rank, SignalSlot), VecDeque<(usize, usize)>> = BTreeMap::new();
     let mut awaited = given.clone();
     for (lane, &(rank, index)) in lanes.iter().enumerate() {
         for (number, step) in schedule.programs[rank as usize][index].steps.iter().enumerate() {
             match step.op {
-                Op::Notify { to, cell } | Op::Put { to, cell, .. } => {
-                    given.entry((rank, to, cell)).or_default().push_back((lane, number));
+                Op::Signal { to, signal_slot } | Op::Put { to, signal_slot, .. } => {
+                    given.entry((rank, to, signal_slot)).or_default().push_back((lane, number));
                 }
-                Op::Wait { from, cell } => {
-                    awaited.entry((from, rank, cell)).or_default().push_back((lane, number));
+                Op::Wait { from, signal_slot } => {
+                    awaited.entry((from, rank, signal_slot)).or_default().push_back((lane, number));
                 }
                 Op::Reduce { .. } => {}
             }
@@ -298,8 +298,8 @@ fn noticed(schedule: &Schedule, lanes: &[(Rank, usize)]) -> Result<Noticed, Expo
     let mut noticed = Noticed::new();
     for (key, waits) in awaited {
         for wait in waits {
-            let notice = given.get_mut(&key).and_then(VecDeque::pop_front);
-            noticed.insert(wait, notice.ok_or(ExportError::Unmatched { rank: key.1 })?);
+            let signal = given.get_mut(&key).and_then(VecDeque::pop_front);
+            noticed.insert(wait, signal.ok_or(ExportError::Unmatched { rank: key.1 })?);
         }
     }
     Ok(noticed)

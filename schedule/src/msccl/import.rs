@@ -12,7 +12,7 @@ use pleach_vocabulary::{Collective, Rank};
 use super::error::{ImportError, Problem};
 use super::order::{Order, StepNumber};
 use super::{Algorithm, Buffer, Instruction, Kind, MAX_PLACES, xml};
-use crate::{Block, BlockId, Cell, Lane, Op, Part, Place, Schedule, Step, StepId};
+use crate::{Block, BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};
 
 /// Chunks of a lane under way: one is sent while the one before is used.
 const WINDOW: u32 = 2;
@@ -185,7 +185,7 @@ struct Held {
 struct Landing {
     block: BlockId,
     slot: Part,
-    cell: Cell,
+    signal_slot: SignalSlot,
 }
 
 struct Import<'a> {
@@ -221,7 +221,7 @@ impl Import<'_> {
         if let Some(landing) = landing {
             same(&mut block, landing.block, line)?;
             let sender = self.order.thread_block(step).receive.unwrap_or_default();
-            self.lane(gpu, landing.block).wait(sender, landing.cell);
+            self.lane(gpu, landing.block).wait(sender, landing.signal_slot);
             from.push(landing.slot);
         }
         let Some(block) = block else { return Ok(()) };
@@ -316,16 +316,16 @@ impl Import<'_> {
             Problem::TooMany { what: "sends of one chunk between two GPUs", most: u64::from(u16::MAX / 2) };
         let first = first.ok_or(ImportError { line, problem })?;
         *transfers += 1;
-        // Even cells tell what has come, odd ones that it may come: those of the other direction
-        // are another sender's.
-        let (cell, ready) = (Cell(first), Cell(first + 1));
+        // Even signal slots tell what has come, odd ones that it may come: those of the other
+        // direction are another sender's.
+        let (signal_slot, ready) = (SignalSlot(first), SignalSlot(first + 1));
         let receiver = self.lane(to, held.block);
         let slot = receiver.scratch(line)?;
-        receiver.begin.push(Step { op: Op::Notify { to: from, cell: ready }, after: Vec::new() });
+        receiver.begin.push(Step { op: Op::Signal { to: from, signal_slot: ready }, after: Vec::new() });
         let sender = self.lane(from, held.block);
         sender.wait(to, ready);
-        sender.put(to, held.part, slot, cell);
-        self.landings.insert((step, chunk), Landing { block: held.block, slot, cell });
+        sender.put(to, held.part, slot, signal_slot);
+        self.landings.insert((step, chunk), Landing { block: held.block, slot, signal_slot });
         Ok(())
     }
 
@@ -380,7 +380,7 @@ fn same(block: &mut Option<BlockId>, found: BlockId, line: usize) -> Result<()> 
 
 /// The steps of a lane under construction, with what each must come after.
 struct LaneSteps {
-    /// Notices that go out when a chunk is begun.
+    /// Signals that go out when a chunk is begun.
     begin: Vec<Step>,
     steps: Vec<Step>,
     slots: u16,
@@ -410,14 +410,14 @@ impl LaneSteps {
         Ok(Part::Scratch(slot))
     }
 
-    fn wait(&mut self, from: Rank, cell: Cell) {
-        self.steps.push(Step { op: Op::Wait { from, cell }, after: Vec::new() });
+    fn wait(&mut self, from: Rank, signal_slot: SignalSlot) {
+        self.steps.push(Step { op: Op::Wait { from, signal_slot }, after: Vec::new() });
     }
 
-    fn put(&mut self, to: Rank, src: Part, dst: Part, cell: Cell) {
+    fn put(&mut self, to: Rank, src: Part, dst: Part, signal_slot: SignalSlot) {
         let mut after = Vec::new();
         self.reads(src, &mut after);
-        self.push(Op::Put { to, src, dst, cell }, after);
+        self.push(Op::Put { to, src, dst, signal_slot }, after);
     }
 
     fn combine(&mut self, rank: Rank, from: &[Part], into: Part) {

@@ -11,15 +11,15 @@ block 0 part 0 weight 1
 rank 0
   lane block 0
     0: copy input -> shared-input, output
-    1: wait 1 cell 0
-    2: put shared-input -> 1.shared-output cell 1 after 0
-    3: wait 1 cell 2
+    1: wait 1 slot 0
+    2: put shared-input -> 1.shared-output slot 1 after 0
+    3: wait 1 slot 2
 rank 1
   lane block 0
-    0: notify 0 cell 0 after 2@1
-    1: wait 0 cell 1
+    0: signal 0 slot 0 after 2@1
+    1: wait 0 slot 1
     2: copy shared-output -> output
-    3: notify 0 cell 2 after 2
+    3: signal 0 slot 2 after 2
 ";
 
 #[test]
@@ -48,11 +48,11 @@ fn errors_name_line_column_and_what_was_expected() {
         Schedule::parse(&text).expect_err("refused").to_string()
     };
     assert_eq!(
-        refused("wait 1 cell 0", "wait 1 cellar 0"),
-        "line 9, column 15: expected 'cell', found 'cellar'"
+        refused("wait 1 slot 0", "wait 1 slotted 0"),
+        "line 9, column 15: expected 'slot', found 'slotted'"
     );
     assert_eq!(
-        refused("1.shared-output cell", "1.sharp-output cell"),
+        refused("1.shared-output slot", "1.sharp-output slot"),
         "line 10, column 30: expected a place: input output shared-input shared-output scratch-0 ..., \
          found 'sharp-output'"
     );
@@ -82,8 +82,8 @@ fn errors_name_line_column_and_what_was_expected() {
         Schedule::parse("").expect_err("refused").to_string(),
         "line 1, column 1: expected 'pleach-schedule 1', found the end of the text"
     );
-    assert_eq!(refused("cell 2\n", "cell 65536\n"), {
-        "line 11, column 20: expected the number of a cell, below 65536, found '65536'"
+    assert_eq!(refused("slot 2\n", "slot 65536\n"), {
+        "line 11, column 20: expected the number of a signal slot, below 65536, found '65536'"
     });
 }
 
@@ -103,13 +103,15 @@ fn places() -> impl Strategy<Value = Vec<Place>> {
 
 fn operations() -> impl Strategy<Value = Op> {
     prop_oneof![
-        (any::<u32>(), any::<u16>()).prop_map(|(to, cell)| Op::Notify { to, cell: Cell(cell) }),
-        (any::<u32>(), any::<u16>()).prop_map(|(from, cell)| Op::Wait { from, cell: Cell(cell) }),
-        (any::<u32>(), part(), part(), any::<u16>()).prop_map(|(to, src, dst, cell)| Op::Put {
+        (any::<u32>(), any::<u16>())
+            .prop_map(|(to, signal_slot)| Op::Signal { to, signal_slot: SignalSlot(signal_slot) }),
+        (any::<u32>(), any::<u16>())
+            .prop_map(|(from, signal_slot)| Op::Wait { from, signal_slot: SignalSlot(signal_slot) }),
+        (any::<u32>(), part(), part(), any::<u16>()).prop_map(|(to, src, dst, signal_slot)| Op::Put {
             to,
             src,
             dst,
-            cell: Cell(cell)
+            signal_slot: SignalSlot(signal_slot)
         }),
         (places(), places()).prop_map(|(from, into)| Op::Reduce { from, into }),
     ]

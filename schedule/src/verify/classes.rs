@@ -210,16 +210,21 @@ impl<'a> Classes<'a> {
     fn same(&mut self, one: &'a Step, other: &'a Step) -> bool {
         one.after == other.after
             && match (&one.op, &other.op) {
-                (Op::Notify { to, cell }, Op::Notify { to: other_to, cell: other_cell }) => {
-                    cell == other_cell && self.rename(*to, *other_to)
-                }
-                (Op::Wait { from, cell }, Op::Wait { from: other_from, cell: other_cell }) => {
-                    cell == other_cell && self.rename(*from, *other_from)
-                }
                 (
-                    Op::Put { to, src, dst, cell },
-                    Op::Put { to: other_to, src: other_src, dst: other_dst, cell: other_cell },
-                ) => (src, dst, cell) == (other_src, other_dst, other_cell) && self.rename(*to, *other_to),
+                    Op::Signal { to, signal_slot },
+                    Op::Signal { to: other_to, signal_slot: other_signal_slot },
+                ) => signal_slot == other_signal_slot && self.rename(*to, *other_to),
+                (
+                    Op::Wait { from, signal_slot },
+                    Op::Wait { from: other_from, signal_slot: other_signal_slot },
+                ) => signal_slot == other_signal_slot && self.rename(*from, *other_from),
+                (
+                    Op::Put { to, src, dst, signal_slot },
+                    Op::Put { to: other_to, src: other_src, dst: other_dst, signal_slot: other_signal_slot },
+                ) => {
+                    (src, dst, signal_slot) == (other_src, other_dst, other_signal_slot)
+                        && self.rename(*to, *other_to)
+                }
                 (Op::Reduce { from, into }, Op::Reduce { from: other_from, into: other_into }) => {
                     self.same_sources(from, other_from) && self.same_places(into, other_into)
                 }
@@ -294,10 +299,10 @@ impl Shape {
 
     fn add_step(&mut self, step: &Step, own: Rank) {
         match &step.op {
-            Op::Notify { cell, .. } => self.add(u64::from(cell.0) << 2),
-            Op::Wait { cell, .. } => self.add(u64::from(cell.0) << 2 | 1),
-            Op::Put { src, dst, cell, .. } => {
-                self.add(u64::from(cell.0) << 2 | 2);
+            Op::Signal { signal_slot, .. } => self.add(u64::from(signal_slot.0) << 2),
+            Op::Wait { signal_slot, .. } => self.add(u64::from(signal_slot.0) << 2 | 1),
+            Op::Put { src, dst, signal_slot, .. } => {
+                self.add(u64::from(signal_slot.0) << 2 | 2);
                 self.add_part(*src);
                 self.add_part(*dst);
             }

@@ -121,7 +121,7 @@ fn operation(schedule: &Schedule, site: Site, block: Block, op: &Op) -> Result<(
         }
     };
     match op {
-        Op::Notify { to, .. } => peer(*to),
+        Op::Signal { to, .. } => peer(*to),
         Op::Wait { from, .. } => peer(*from),
         Op::Put { to, src, dst, .. } => {
             peer(*to)?;

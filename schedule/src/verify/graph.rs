@@ -1,13 +1,13 @@
 //! One block of a schedule as a graph of events.
 //!
-//! Lanes of different blocks share neither cells nor bytes and nothing orders them, so each block
-//! is a problem of its own. A step `i` has two events: it is issued, `S(i)`, and it is complete,
-//! `F(i)`. The edges are those of the [schedule's](crate::Schedule) words:
+//! Lanes of different blocks share neither signal slots nor bytes and nothing orders them, so each
+//! block is a problem of its own. A step `i` has two events: it is issued, `S(i)`, and it is
+//! complete, `F(i)`. The edges are those of the [schedule's](crate::Schedule) words:
 //!
 //! * `S(i) -> F(i)`, and `S(i) -> S(i + 1)` in a chunk of a lane;
 //! * `F(i) -> S(i + 1)` if `i` is a wait;
 //! * `F(d) -> S(i)` for every `d` that `i` is after, from the chunk of the lag;
-//! * `S(notice) -> F(wait)` for the notify or put that the wait consumes;
+//! * `S(signal) -> F(wait)` for the signal or put that the wait consumes;
 //! * all `F` of a lane in chunk `c - window` `->` its first `S` in chunk `c`.
 //!
 //! No edge leads to an earlier chunk. So a cycle lies within one chunk, and as every chunk has the
@@ -17,8 +17,8 @@ use std::ops::Range;
 
 use pleach_vocabulary::Rank;
 
-use super::violation::{CellName, Site, Violation};
-use crate::{BlockId, Cell, Op, Schedule, Step};
+use super::violation::{SignalSlotName, Site, Violation};
+use crate::{BlockId, Op, Schedule, SignalSlot, Step};
 
 /// No step.
 pub(super) const NONE: u32 = u32::MAX;
@@ -87,7 +87,7 @@ pub(super) struct Graph<'a> {
     /// The lane of each step, as an index of `lanes`.
     lane_of: Vec<u32>,
     pub(super) steps: Vec<&'a Step>,
-    /// For a notify or put its wait, for a wait its notify or put.
+    /// For a signal or put its wait, for a wait its signal or put.
     pub(super) matched: Vec<u32>,
     /// The steps that are after a step in the same chunk: where each one's begin in `dependents`.
     dependent_starts: Vec<u32>,
@@ -101,7 +101,7 @@ pub(super) struct Graph<'a> {
 }
 
 impl<'a> Graph<'a> {
-    /// Matches notices with waits and orders the events, or says why that cannot be.
+    /// Matches signals with waits and orders the events, or says why that cannot be.
     pub(super) fn new(
         schedule: &'a Schedule,
         block: BlockId,
@@ -131,7 +131,7 @@ impl<'a> Graph<'a> {
             order: Vec::new(),
             has_lags,
         };
-        graph.match_notices()?;
+        graph.match_signals()?;
         graph.find_dependents();
         graph.sort()?;
         Ok(graph)
@@ -166,49 +166,51 @@ impl<'a> Graph<'a> {
         Site { rank: lane.rank, lane: lane.lane, block: self.block, step }
     }
 
-    /// The cell of a notice or a wait.
-    pub(super) fn cell(&self, step: u32) -> Option<Cell> {
+    /// The signal slot of a signal or a wait.
+    pub(super) fn signal_slot(&self, step: u32) -> Option<SignalSlot> {
         match self.steps[step as usize].op {
-            Op::Notify { cell, .. } | Op::Put { cell, .. } | Op::Wait { cell, .. } => Some(cell),
+            Op::Signal { signal_slot, .. } | Op::Put { signal_slot, .. } | Op::Wait { signal_slot, .. } => {
+                Some(signal_slot)
+            }
             Op::Reduce { .. } => None,
         }
     }
 
-    fn match_notices(&mut self) -> Result<(), Violation> {
-        // (from, to, cell, is a wait, step): a notice sorts just before its wait.
+    fn match_signals(&mut self) -> Result<(), Violation> {
+        // (from, to, signal slot, is a wait, step): a signal sorts just before its wait.
         let mut ends: Vec<(Rank, Rank, u16, bool, u32)> = Vec::new();
         for (number, step) in self.steps.iter().enumerate() {
             let number = number as u32;
             let own = self.rank(number);
             match step.op {
-                Op::Notify { to, cell } | Op::Put { to, cell, .. } => {
-                    ends.push((own, to, cell.0, false, number));
+                Op::Signal { to, signal_slot } | Op::Put { to, signal_slot, .. } => {
+                    ends.push((own, to, signal_slot.0, false, number));
                 }
-                Op::Wait { from, cell } => ends.push((from, own, cell.0, true, number)),
+                Op::Wait { from, signal_slot } => ends.push((from, own, signal_slot.0, true, number)),
                 Op::Reduce { .. } => {}
             }
         }
         ends.sort_unstable();
         for group in ends.chunk_by(|one, other| (one.0, one.1, one.2) == (other.0, other.1, other.2)) {
-            let (from, to, cell) = (group[0].0, group[0].1, CellName(Cell(group[0].2)));
+            let (from, to, signal_slot) = (group[0].0, group[0].1, SignalSlotName(SignalSlot(group[0].2)));
             match *group {
-                [(.., false, notice), (.., true, wait)] => {
-                    self.matched[notice as usize] = wait;
-                    self.matched[wait as usize] = notice;
+                [(.., false, signal), (.., true, wait)] => {
+                    self.matched[signal as usize] = wait;
+                    self.matched[wait as usize] = signal;
                 }
                 [(.., false, first), (.., false, second), ..] => {
                     let (first, second) = (self.site(first), self.site(second));
-                    return Err(Violation::NotifiedTwice { first, second, cell });
+                    return Err(Violation::SignalledTwice { first, second, signal_slot });
                 }
                 [.., (.., true, first), (.., true, second)] => {
                     let (first, second) = (self.site(first), self.site(second));
-                    return Err(Violation::WaitedTwice { first, second, cell });
+                    return Err(Violation::WaitedTwice { first, second, signal_slot });
                 }
-                [(.., false, notice), ..] => {
-                    return Err(Violation::Unconsumed { site: self.site(notice), to, cell });
+                [(.., false, signal), ..] => {
+                    return Err(Violation::Unconsumed { site: self.site(signal), to, signal_slot });
                 }
                 [(.., wait), ..] => {
-                    return Err(Violation::NeverNotified { site: self.site(wait), from, cell });
+                    return Err(Violation::NeverSignalled { site: self.site(wait), from, signal_slot });
                 }
                 [] => {}
             }

@@ -143,7 +143,7 @@ impl Memory {
                     from.iter().for_each(|&place| add(place, false, read));
                     into.iter().for_each(|place| add(*place, true, !vanishes(place)));
                 }
-                Op::Notify { .. } | Op::Wait { .. } => {}
+                Op::Signal { .. } | Op::Wait { .. } => {}
             }
             starts.push(touches.len() as u32);
         }
@@ -246,7 +246,7 @@ impl Memory {
     }
 
     /// That the memory of other ranks is touched only while they are known to be in this run: their
-    /// slices after a notice of theirs to the rank that touches them, which says where the slices
+    /// slices after a signal of theirs to the rank that touches them, which says where the slices
     /// are.
     pub(super) fn check_presence(
         &self,

@@ -8,8 +8,8 @@
 //!
 //! * *Form*: everything that is named exists; inputs are never written; a rank's private slices are
 //!   its own (`form`).
-//! * *Notices*: each notify or put has one wait and each wait one of them; a cell instance is
-//!   notified again only after the wait that consumed the notice before.
+//! * *Signals*: each signal or put has one wait and each wait one of them; a signal slot instance
+//!   is signalled again only after the wait that consumed the signal before.
 //! * *No deadlock*: the events are ordered (`graph`).
 //! * *No race*: of two accesses to the same bytes, one a write, one ends before the other begins
 //!   (`memory`, `order`).
@@ -38,7 +38,7 @@ mod order;
 mod value;
 mod violation;
 
-pub use self::violation::{Access, CellName, Placement, Site, Violation};
+pub use self::violation::{Access, Placement, SignalSlotName, Site, Violation};
 use pleach_vocabulary::{Collective, Rank};
 
 use self::barrier::Heard;
@@ -102,7 +102,7 @@ fn prove<'a>(
     let memory = Memory::new(&graph);
     let mut order = Order::new(&graph)?;
     if !schedule.has_one_chunk() {
-        check_cells(&graph, &mut order)?;
+        check_signal_slots(&graph, &mut order)?;
     }
     memory.check_races(&graph, &mut order)?;
     memory.check_presence(&graph, &mut order)?;
@@ -123,19 +123,19 @@ fn prove<'a>(
     Ok((graph, outcome.by_copies_alone))
 }
 
-/// That a cell is notified for a chunk only after the notice of the chunk a window before was
-/// consumed.
-fn check_cells(graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<(), Violation> {
-    for notice in 0..graph.steps.len() as u32 {
-        let wait = graph.matched[notice as usize];
-        if wait == NONE || matches!(graph.steps[notice as usize].op, Op::Wait { .. }) {
+/// That a signal slot is signalled for a chunk only after the signal of the chunk a window before
+/// was consumed.
+fn check_signal_slots(graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<(), Violation> {
+    for signal in 0..graph.steps.len() as u32 {
+        let wait = graph.matched[signal as usize];
+        if wait == NONE || matches!(graph.steps[signal as usize].op, Op::Wait { .. }) {
             continue;
         }
-        if !order.ended_before(&[complete(wait)], Chunk::Window, notice)? {
-            return Err(Violation::CellReused {
-                notice: graph.site(notice),
+        if !order.ended_before(&[complete(wait)], Chunk::Window, signal)? {
+            return Err(Violation::SignalSlotReused {
+                signal: graph.site(signal),
                 wait: graph.site(wait),
-                cell: CellName(graph.cell(notice).unwrap_or(crate::Cell(0))),
+                signal_slot: SignalSlotName(graph.signal_slot(signal).unwrap_or(crate::SignalSlot(0))),
                 chunk: graph.schedule.window,
             });
         }
@@ -202,7 +202,7 @@ impl Facts {
                 let foreign = from.iter().chain(into).filter(|place| place.rank != own);
                 foreign.for_each(|place| touch(place.rank, place.part));
             }
-            Op::Notify { .. } | Op::Wait { .. } => {}
+            Op::Signal { .. } | Op::Wait { .. } => {}
         }
     }
 
@@ -241,8 +241,8 @@ impl Proof {
         &self.schedule
     }
 
-    /// Where the bytes of the put land whose notice this wait consumes; `None` when it consumes a
-    /// plain notify.
+    /// Where the bytes of the put land whose signal this wait consumes; `None` when it consumes a
+    /// plain signal.
     #[must_use]
     pub fn landing(&self, rank: Rank, lane: usize, step: usize) -> Option<Part> {
         match self.facts.of(rank, lane, step) {

@@ -101,7 +101,7 @@ impl<'g, 'a> Order<'g, 'a> {
         Ok(false)
     }
 
-    /// Calls `found` for every rank whose notice the rank of `later` has waited for before `later`,
+    /// Calls `found` for every rank whose signal the rank of `later` has waited for before `later`,
     /// in chunk 0, nearest first, until it returns true; says whether it did.
     pub(super) fn heard_before(
         &mut self,

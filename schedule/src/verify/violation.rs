@@ -4,7 +4,7 @@ use std::fmt;
 
 use pleach_vocabulary::{Collective, Rank};
 
-use crate::{BlockId, Cell, Part, Place, StepId};
+use crate::{BlockId, Part, Place, SignalSlot, StepId};
 
 /// A step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -151,8 +151,8 @@ pub enum Violation {
         /// How many there are.
         ranks: u32,
     },
-    /// A notice to or from oneself.
-    #[error("{site} sends a notice to its own rank or waits for one")]
+    /// A signal to or from oneself.
+    #[error("{site} sends a signal to its own rank or waits for one")]
     ToItself {
         /// The step.
         site: Site,
@@ -225,57 +225,57 @@ pub enum Violation {
         /// The collective.
         collective: Collective,
     },
-    /// A notice that nobody waits for.
-    #[error("{site} notifies {cell} of rank {to}, where no wait consumes it")]
+    /// A signal that nobody waits for.
+    #[error("{site} signals {signal_slot} of rank {to}, where no wait consumes it")]
     Unconsumed {
-        /// The notify or put.
+        /// The signal or put.
         site: Site,
-        /// Whose cell.
+        /// Whose signal slot.
         to: Rank,
         /// Which.
-        cell: CellName,
+        signal_slot: SignalSlotName,
     },
-    /// A wait that nobody notifies.
-    #[error("{site} waits for {cell} from rank {from}, which never notifies it")]
-    NeverNotified {
+    /// A wait that nobody signals.
+    #[error("{site} waits for {signal_slot} from rank {from}, which never signals it")]
+    NeverSignalled {
         /// The wait.
         site: Site,
         /// From whom.
         from: Rank,
-        /// Which cell.
-        cell: CellName,
+        /// Which signal slot.
+        signal_slot: SignalSlotName,
     },
-    /// Two steps notify the same cell in a chunk.
-    #[error("{second} notifies {cell} again, which {first} notifies in the same chunk")]
-    NotifiedTwice {
+    /// Two steps signal the same signal slot in a chunk.
+    #[error("{second} signals {signal_slot} again, which {first} signals in the same chunk")]
+    SignalledTwice {
         /// The first.
         first: Site,
         /// The second.
         second: Site,
-        /// Which cell.
-        cell: CellName,
+        /// Which signal slot.
+        signal_slot: SignalSlotName,
     },
-    /// Two steps wait for the same cell in a chunk.
-    #[error("{second} waits again for {cell}, for which {first} waits in the same chunk")]
+    /// Two steps wait for the same signal slot in a chunk.
+    #[error("{second} waits again for {signal_slot}, for which {first} waits in the same chunk")]
     WaitedTwice {
         /// The first.
         first: Site,
         /// The second.
         second: Site,
-        /// Which cell.
-        cell: CellName,
+        /// Which signal slot.
+        signal_slot: SignalSlotName,
     },
-    /// A cell may be notified for a later chunk before the earlier notice was consumed.
+    /// A signal slot may be signalled for a later chunk before the earlier signal was consumed.
     #[error(
-        "{notice} chunk {chunk} may notify {cell} before {wait} has consumed the notice of chunk 0 in it"
+        "{signal} chunk {chunk} may signal {signal_slot} before {wait} has consumed the signal of chunk 0 in it"
     )]
-    CellReused {
-        /// The notify or put.
-        notice: Site,
+    SignalSlotReused {
+        /// The signal or put.
+        signal: Site,
         /// The wait.
         wait: Site,
-        /// Which cell.
-        cell: CellName,
+        /// Which signal slot.
+        signal_slot: SignalSlotName,
         /// In which chunk.
         chunk: u32,
     },
@@ -293,8 +293,8 @@ pub enum Violation {
         /// The other.
         second: Box<Access>,
     },
-    /// Another rank's memory is touched before a notice of that rank to this one.
-    #[error("{access} before it has waited for a notice of rank {owner}", owner = access.place.rank)]
+    /// Another rank's memory is touched before a signal of that rank to this one.
+    #[error("{access} before it has waited for a signal of rank {owner}", owner = access.place.rank)]
     TouchedEarly {
         /// The access.
         access: Box<Access>,
@@ -393,13 +393,13 @@ pub enum Violation {
     },
 }
 
-/// A cell in messages.
+/// A signal slot in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CellName(pub Cell);
+pub struct SignalSlotName(pub SignalSlot);
 
-impl fmt::Display for CellName {
+impl fmt::Display for SignalSlotName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "cell {}", self.0.0)
+        write!(formatter, "slot {}", self.0.0)
     }
 }
 

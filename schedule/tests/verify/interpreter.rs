@@ -78,7 +78,7 @@ pub(crate) struct Run<'a> {
     chunks: usize,
     placed: Vec<Placed>,
     memory: BTreeMap<(Address, usize), Value>,
-    cells: BTreeMap<(Rank, Rank, usize, u16, usize), u32>,
+    signal_slots: BTreeMap<(Rank, Rank, usize, u16, usize), u32>,
     begun: Vec<bool>,
     ended: Vec<bool>,
     /// By rank, lane, chunk.
@@ -117,7 +117,7 @@ pub(crate) fn run(schedule: &Schedule, chunks: usize, seed: u64) -> Result<(), W
         chunks,
         placed,
         memory: BTreeMap::new(),
-        cells: BTreeMap::new(),
+        signal_slots: BTreeMap::new(),
         begun: vec![false; ranks],
         ended: vec![false; ranks],
         lanes,
@@ -161,7 +161,7 @@ impl Run<'_> {
         if self.ended.iter().any(|ended| !ended) {
             return Err(Wrong::Stuck);
         }
-        if self.cells.values().any(|&count| count != 0) || !self.flights.is_empty() {
+        if self.signal_slots.values().any(|&count| count != 0) || !self.flights.is_empty() {
             return Err(Wrong::LeftOver);
         }
         self.check()
@@ -229,25 +229,25 @@ impl Run<'_> {
                 .checked_sub(lag as usize)
                 .is_none_or(|chunk| self.lanes[rank][lane][chunk].1[earlier as usize])
         });
-        let notified = match program.steps[step].op {
-            Op::Wait { from, cell } => self
-                .cells
-                .get(&self.cell(from, rank as Rank, program.block, cell.0, chunk))
+        let signalled = match program.steps[step].op {
+            Op::Wait { from, signal_slot } => self
+                .signal_slots
+                .get(&self.signal_slot(from, rank as Rank, program.block, signal_slot.0, chunk))
                 .is_some_and(|&n| n > 0),
             _ => true,
         };
-        ready && notified
+        ready && signalled
     }
 
-    fn cell(
+    fn signal_slot(
         &self,
         from: Rank,
         to: Rank,
         block: u32,
-        cell: u16,
+        signal_slot: u16,
         chunk: usize,
     ) -> (Rank, Rank, usize, u16, usize) {
-        (from, to, block as usize, cell, chunk % self.schedule.window as usize)
+        (from, to, block as usize, signal_slot, chunk % self.schedule.window as usize)
     }
 
     fn act(&mut self, action: Action) -> Result<(), Wrong> {
@@ -336,17 +336,23 @@ impl Run<'_> {
             });
         };
         match &program.steps[step].op {
-            Op::Notify { to, cell } => {
-                *self.cells.entry(self.cell(own, *to, program.block, cell.0, chunk)).or_default() += 1;
+            Op::Signal { to, signal_slot } => {
+                *self
+                    .signal_slots
+                    .entry(self.signal_slot(own, *to, program.block, signal_slot.0, chunk))
+                    .or_default() += 1;
                 self.lanes[rank][lane][chunk].1[step] = true;
             }
-            Op::Wait { from, cell } => {
-                *self.cells.entry(self.cell(*from, own, program.block, cell.0, chunk)).or_default() -= 1;
+            Op::Wait { from, signal_slot } => {
+                *self
+                    .signal_slots
+                    .entry(self.signal_slot(*from, own, program.block, signal_slot.0, chunk))
+                    .or_default() -= 1;
                 self.lanes[rank][lane][chunk].1[step] = true;
             }
-            Op::Put { to, src, dst, cell } => {
+            Op::Put { to, src, dst, signal_slot } => {
                 let (from, into) = (Place { rank: own, part: *src }, Place { rank: *to, part: *dst });
-                flight(vec![from], vec![into], Some((*to, cell.0)));
+                flight(vec![from], vec![into], Some((*to, signal_slot.0)));
             }
             Op::Reduce { from, into } => flight(from.clone(), into.clone(), None),
         }
@@ -383,9 +389,12 @@ impl Run<'_> {
             flight.written[piece] = true;
             if flight.written == [true; PIECES] {
                 flight.landed = true;
-                if let Some((to, cell)) = flight.put {
+                if let Some((to, signal_slot)) = flight.put {
                     let block = self.schedule.programs[rank][lane].block;
-                    *self.cells.entry(self.cell(rank as Rank, to, block, cell, chunk)).or_default() += 1;
+                    *self
+                        .signal_slots
+                        .entry(self.signal_slot(rank as Rank, to, block, signal_slot, chunk))
+                        .or_default() += 1;
                 } else {
                     self.flights[number].done = true;
                     let step = self.flights[number].step;

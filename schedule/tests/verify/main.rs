@@ -48,7 +48,7 @@ fn a_proof_knows_where_puts_land_and_where_results_are_complete() {
     // Block 0: rank 1 waits for scratch from 0, then for the output; rank 2 completes.
     assert_eq!(proof.landing(1, 0, 1), Some(Part::Scratch(0)));
     assert_eq!(proof.landing(1, 0, 4), Some(Part::SharedOutput));
-    assert_eq!(proof.landing(0, 0, 4), None, "a notify moves nothing");
+    assert_eq!(proof.landing(0, 0, 4), None, "a signal moves nothing");
     assert_eq!(proof.landing(0, 0, 0), None, "no wait");
     assert!(proof.completes(2, 0, 1));
     assert!(!proof.completes(1, 0, 2), "two of three");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pleach_schedule::verify::{Violation, verify};
-use pleach_schedule::{Cell, Op, Part, Schedule};
+use pleach_schedule::{Op, Part, Schedule, SignalSlot};
 use pleach_vocabulary::{Collective, Rank};
 
 use super::interpreter::{self, Random, Wrong};
@@ -101,20 +101,29 @@ fn other_operations(op: &Op, ranks: Rank) -> Vec<(String, Op)> {
     let mut others = Vec::new();
     let mut add = |what: String, other: Op| others.push((what, other));
     match op {
-        Op::Notify { to, cell } => {
-            add("other cell".into(), Op::Notify { to: *to, cell: Cell(cell.0 ^ 1) });
-            add("other rank".into(), Op::Notify { to: (to + 1) % ranks, cell: *cell });
+        Op::Signal { to, signal_slot } => {
+            add("other slot".into(), Op::Signal { to: *to, signal_slot: SignalSlot(signal_slot.0 ^ 1) });
+            add("other rank".into(), Op::Signal { to: (to + 1) % ranks, signal_slot: *signal_slot });
         }
-        Op::Wait { from, cell } => {
-            add("other cell".into(), Op::Wait { from: *from, cell: Cell(cell.0 ^ 1) });
-            add("other rank".into(), Op::Wait { from: (from + 1) % ranks, cell: *cell });
+        Op::Wait { from, signal_slot } => {
+            add("other slot".into(), Op::Wait { from: *from, signal_slot: SignalSlot(signal_slot.0 ^ 1) });
+            add("other rank".into(), Op::Wait { from: (from + 1) % ranks, signal_slot: *signal_slot });
         }
-        Op::Put { to, src, dst, cell } => {
-            add("other cell".into(), Op::Put { to: *to, src: *src, dst: *dst, cell: Cell(cell.0 ^ 1) });
-            add("no bytes".into(), Op::Notify { to: *to, cell: *cell });
+        Op::Put { to, src, dst, signal_slot } => {
+            add(
+                "other slot".into(),
+                Op::Put { to: *to, src: *src, dst: *dst, signal_slot: SignalSlot(signal_slot.0 ^ 1) },
+            );
+            add("no bytes".into(), Op::Signal { to: *to, signal_slot: *signal_slot });
             for part in PARTS {
-                add(format!("from {part}"), Op::Put { to: *to, src: part, dst: *dst, cell: *cell });
-                add(format!("into {part}"), Op::Put { to: *to, src: *src, dst: part, cell: *cell });
+                add(
+                    format!("from {part}"),
+                    Op::Put { to: *to, src: part, dst: *dst, signal_slot: *signal_slot },
+                );
+                add(
+                    format!("into {part}"),
+                    Op::Put { to: *to, src: *src, dst: part, signal_slot: *signal_slot },
+                );
             }
         }
         Op::Reduce { from, into } => {

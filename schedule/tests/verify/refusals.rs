@@ -52,12 +52,12 @@ fn forms_are_checked() {
         "rank 0 lane 0 is of block 7, but there are 1 blocks"
     );
     assert_eq!(
-        refused(chain, "wait 1 cell 0", "wait 5 cell 0"),
+        refused(chain, "wait 1 slot 0", "wait 5 slot 0"),
         "rank 0 lane 0 (block 0) step 1 names rank 5, but there are 3 ranks"
     );
     assert_eq!(
-        refused(chain, "wait 1 cell 0", "wait 0 cell 0"),
-        "rank 0 lane 0 (block 0) step 1 sends a notice to its own rank or waits for one"
+        refused(chain, "wait 1 slot 0", "wait 0 slot 0"),
+        "rank 0 lane 0 (block 0) step 1 sends a signal to its own rank or waits for one"
     );
     assert_eq!(
         refused(chain, "input -> shared-input, output", "input -> shared-input, shared-input"),
@@ -68,11 +68,11 @@ fn forms_are_checked() {
         "rank 1 lane 0 (block 0) step 2 names 1.output twice"
     );
     assert_eq!(
-        refused(chain, "cell 1 after 0", "cell 1 after 2"),
+        refused(chain, "slot 1 after 0", "slot 1 after 2"),
         "rank 0 lane 0 (block 0) step 2 is after step 2 of 0 chunks earlier, which is no earlier step of its lane"
     );
     assert_eq!(
-        refused(chain, "cell 1 after 0", "cell 1 after 3@1"),
+        refused(chain, "slot 1 after 0", "slot 1 after 3@1"),
         "rank 0 lane 0 (block 0) step 2 is after step 3 of 1 chunks earlier, which is no earlier step of its lane"
     );
     assert_eq!(
@@ -124,28 +124,28 @@ fn places_are_used_as_they_may_be() {
 }
 
 #[test]
-fn every_notice_has_one_wait_and_every_wait_one_notice() {
+fn every_signal_has_one_wait_and_every_wait_one_signal() {
     let chain = "broadcast-chain-of-3";
     assert_eq!(
-        refused(chain, "    1: wait 1 cell 0\n    2: put shared-input -> 1.shared-output cell 1 after 0", {
-            "    1: put shared-input -> 1.shared-output cell 1 after 0"
+        refused(chain, "    1: wait 1 slot 0\n    2: put shared-input -> 1.shared-output slot 1 after 0", {
+            "    1: put shared-input -> 1.shared-output slot 1 after 0"
         }),
-        "rank 1 lane 0 (block 0) step 0 notifies cell 0 of rank 0, where no wait consumes it"
+        "rank 1 lane 0 (block 0) step 0 signals slot 0 of rank 0, where no wait consumes it"
     );
     assert_eq!(
-        refused(chain, "0: notify 1 cell 0", "0: notify 1 cell 3"),
-        "rank 1 lane 0 (block 0) step 3 waits for cell 0 from rank 2, which never notifies it"
+        refused(chain, "0: signal 1 slot 0", "0: signal 1 slot 3"),
+        "rank 1 lane 0 (block 0) step 3 waits for slot 0 from rank 2, which never signals it"
     );
     assert_eq!(
-        refused(chain, "4: put shared-output -> 2.shared-output cell 1", {
-            "4: put shared-output -> 2.shared-output cell 1\n    5: notify 2 cell 1"
+        refused(chain, "4: put shared-output -> 2.shared-output slot 1", {
+            "4: put shared-output -> 2.shared-output slot 1\n    5: signal 2 slot 1"
         }),
-        "rank 1 lane 0 (block 0) step 5 notifies cell 1 again, which rank 1 lane 0 (block 0) step 4 notifies in the \
+        "rank 1 lane 0 (block 0) step 5 signals slot 1 again, which rank 1 lane 0 (block 0) step 4 signals in the \
          same chunk"
     );
     assert_eq!(
-        refused(chain, "    3: wait 2 cell 0\n", "    3: wait 0 cell 1\n"),
-        "rank 1 lane 0 (block 0) step 3 waits again for cell 1, for which rank 1 lane 0 (block 0) step 1 waits in the \
+        refused(chain, "    3: wait 2 slot 0\n", "    3: wait 0 slot 1\n"),
+        "rank 1 lane 0 (block 0) step 3 waits again for slot 1, for which rank 1 lane 0 (block 0) step 1 waits in the \
          same chunk"
     );
     // Nothing comes back: the sender may be a window ahead.
@@ -153,32 +153,32 @@ fn every_notice_has_one_wait_and_every_wait_one_notice() {
         refused_pair(
             "send-recv from 0 to 1",
             3,
-            &["copy input -> shared-input", { "put shared-input -> 1.scratch-0 cell 4 after 0" }],
-            &["wait 0 cell 4", "copy scratch-0 -> output"]
+            &["copy input -> shared-input", { "put shared-input -> 1.scratch-0 slot 4 after 0" }],
+            &["wait 0 slot 4", "copy scratch-0 -> output"]
         ),
-        "rank 0 lane 0 (block 0) step 1 chunk 3 may notify cell 4 before rank 1 lane 0 (block 0) step 0 has consumed \
-         the notice of chunk 0 in it"
+        "rank 0 lane 0 (block 0) step 1 chunk 3 may signal slot 4 before rank 1 lane 0 (block 0) step 0 has consumed \
+         the signal of chunk 0 in it"
     );
 }
 
 #[test]
 fn what_keeps_chunks_apart_is_not_asked_for_where_there_is_but_one() {
-    let send: &[&str] = &["put input -> 1.scratch-0 cell 4"];
-    let receive: &[&str] = &["wait 0 cell 4", "copy scratch-0 -> output"];
+    let send: &[&str] = &["put input -> 1.scratch-0 slot 4"];
+    let receive: &[&str] = &["wait 0 slot 4", "copy scratch-0 -> output"];
     let (collective, single) = ("send-recv from 0 to 1", "1 single-chunk");
     let said = refused_pair(collective, 1, send, receive);
-    assert!(said.contains("chunk 1 may notify cell 4 before"), "{said}");
+    assert!(said.contains("chunk 1 may signal slot 4 before"), "{said}");
     prove(&pair(collective, single, send, receive)).expect("one chunk cannot be taken for another");
     // What goes wrong within a chunk does there too.
-    let early: &[&str] = &["copy scratch-0 -> output", "wait 0 cell 4"];
+    let early: &[&str] = &["copy scratch-0 -> output", "wait 0 slot 4"];
     let said = prove(&pair(collective, single, send, early)).expect_err("it reads too early").to_string();
     assert!(said.contains("scratch-0"), "{said}");
 }
 
 #[test]
 fn a_deadlock_names_the_steps_that_wait_for_each_other() {
-    let said = refused_pair("barrier", 1, &["wait 1 cell 0", "notify 1 cell 0"], {
-        &["wait 0 cell 0", "notify 0 cell 0"]
+    let said = refused_pair("barrier", 1, &["wait 1 slot 0", "signal 1 slot 0"], {
+        &["wait 0 slot 0", "signal 0 slot 0"]
     });
     assert!(said.starts_with("deadlock: rank "), "{said}");
     for site in ["rank 0 lane 0 (block 0) step 0", "rank 1 lane 0 (block 0) step 0"] {
@@ -190,7 +190,7 @@ fn a_deadlock_names_the_steps_that_wait_for_each_other() {
 fn a_race_names_both_accesses() {
     // Within a chunk: the put does not wait for the copy.
     assert_eq!(
-        refused("broadcast-chain-of-3", "cell 1 after 0", "cell 1"),
+        refused("broadcast-chain-of-3", "slot 1 after 0", "slot 1"),
         "race: rank 0 lane 0 (block 0) step 0 chunk 0 writes 0.shared-input, and rank 0 lane 0 (block 0) step 2 \
          chunk 0 reads 0.shared-input, in no order"
     );
@@ -201,10 +201,10 @@ fn a_race_names_both_accesses() {
             2,
             &[
                 "copy input -> shared-input",
-                "put shared-input -> 1.scratch-0 cell 0 after 0",
-                "wait 1 cell 1"
+                "put shared-input -> 1.scratch-0 slot 0 after 0",
+                "wait 1 slot 1"
             ],
-            &["wait 0 cell 0", "copy scratch-0 -> output", "notify 0 cell 1"],
+            &["wait 0 slot 0", "copy scratch-0 -> output", "signal 0 slot 1"],
         ),
         "race: rank 1 lane 0 (block 0) step 1 chunk 0 reads 1.scratch-0, and rank 0 lane 0 (block 0) step 1 chunk 2 \
          writes 1.scratch-0, in no order"
@@ -221,17 +221,17 @@ fn a_race_names_both_accesses() {
 #[test]
 fn peers_are_touched_only_while_they_take_part() {
     assert_eq!(
-        refused_pair("send-recv from 0 to 1", 1, &["wait 1 cell 0", "notify 1 cell 1"], {
-            &["copy 0.shared-input -> output", "notify 0 cell 0 after 0", "wait 0 cell 1"]
+        refused_pair("send-recv from 0 to 1", 1, &["wait 1 slot 0", "signal 1 slot 1"], {
+            &["copy 0.shared-input -> output", "signal 0 slot 0 after 0", "wait 0 slot 1"]
         }),
-        "rank 1 lane 0 (block 0) step 0 chunk 0 reads 0.shared-input before it has waited for a notice of rank 0"
+        "rank 1 lane 0 (block 0) step 0 chunk 0 reads 0.shared-input before it has waited for a signal of rank 0"
     );
     assert_eq!(
         refused_pair(
             "send-recv from 1 to 0",
             1,
-            &["wait 1 cell 0", "notify 1 cell 1", "copy 1.shared-input -> output"],
-            &["notify 0 cell 0", "wait 0 cell 1"]
+            &["wait 1 slot 0", "signal 1 slot 1", "copy 1.shared-input -> output"],
+            &["signal 0 slot 0", "wait 0 slot 1"]
         ),
         "rank 0 lane 0 (block 0) step 2 chunk 0 reads 1.shared-input, and rank 1 may end before that is over"
     );
@@ -241,27 +241,27 @@ fn peers_are_touched_only_while_they_take_part() {
             1,
             &[
                 "copy input -> shared-input",
-                "put shared-input -> 1.shared-output cell 0 after 0",
-                "wait 1 cell 1"
+                "put shared-input -> 1.shared-output slot 0 after 0",
+                "wait 1 slot 1"
             ],
-            &["wait 0 cell 0", "copy shared-output -> output", "notify 0 cell 1 after 1"],
+            &["wait 0 slot 0", "copy shared-output -> output", "signal 0 slot 1 after 1"],
         ),
-        "rank 0 lane 0 (block 0) step 1 chunk 0 writes 1.shared-output before it has waited for a notice of rank 1"
+        "rank 0 lane 0 (block 0) step 1 chunk 0 writes 1.shared-output before it has waited for a signal of rank 1"
     );
 }
 
 /// A schedule of two ranks that reduces to rank 0: rank 1 sends, rank 0 does `steps` between its
-/// wait and its notice.
+/// wait and its signal.
 fn refused_reduce(steps: &[&str]) -> String {
-    let mut zero = vec!["wait 1 cell 0"];
+    let mut zero = vec!["wait 1 slot 0"];
     zero.extend(steps);
     let last = format!(
-        "notify 1 cell 1 after {}",
+        "signal 1 slot 1 after {}",
         (1..=steps.len()).map(|step| format!("{step} ")).collect::<String>()
     );
     zero.push(&last);
     let one =
-        ["copy input -> shared-input", "put shared-input -> 0.scratch-0 cell 0 after 0", "wait 0 cell 1"];
+        ["copy input -> shared-input", "put shared-input -> 0.scratch-0 slot 0 after 0", "wait 0 slot 1"];
     refused_pair("reduce root 0", 2, &zero, &one)
 }
 
@@ -321,11 +321,11 @@ fn mapped_direct_of_3(sources: fn(u32) -> [u32; 3]) -> String {
         let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
         let [one, two, three] = sources(rank);
         text += &format!(
-            "rank {rank}\n  lane block 0\n    0: copy input -> shared-input\n    1: notify {next} cell 0 after 0\n    \
-             2: notify {last} cell 1 after 0\n    3: wait {last} cell 0\n    4: wait {next} cell 1\n    \
+            "rank {rank}\n  lane block 0\n    0: copy input -> shared-input\n    1: signal {next} slot 0 after 0\n    \
+             2: signal {last} slot 1 after 0\n    3: wait {last} slot 0\n    4: wait {next} slot 1\n    \
              5: reduce {one}.shared-input + {two}.shared-input + {three}.shared-input -> scratch-0\n    \
-             6: notify {next} cell 2 after 5\n    7: notify {last} cell 3 after 5\n    8: wait {last} cell 2\n    \
-             9: wait {next} cell 3\n    10: copy scratch-0 -> output\n"
+             6: signal {next} slot 2 after 5\n    7: signal {last} slot 3 after 5\n    8: wait {last} slot 2\n    \
+             9: wait {next} slot 3\n    10: copy scratch-0 -> output\n"
         );
     }
     text
@@ -380,7 +380,7 @@ fn nobody_leaves_a_barrier_before_all_have_entered() {
     let ring: String = (0..3)
         .map(|rank| {
             let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
-            format!("rank {rank}\n  lane block 0\n    0: notify {next} cell 0\n    1: wait {last} cell 0\n")
+            format!("rank {rank}\n  lane block 0\n    0: signal {next} slot 0\n    1: wait {last} slot 0\n")
         })
         .collect();
     let text =

@@ -10,7 +10,7 @@ const LOCKED_BYTES_MIN: u64 = 1 << 30;
 const FILES_MIN: u64 = 4096;
 
 /// Files that a peer over sockets takes: a control stream and the data lanes.
-const FILES_A_PEER: u64 = 1 + pleach::transport::tcp::LANES as u64;
+const FILES_A_PEER: u64 = 1 + pleach::transport::tcp::CONNECTIONS as u64;
 
 /// Files that a process has open anyway, about.
 const FILES_OF_ITS_OWN: u64 = 64;

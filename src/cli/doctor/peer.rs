@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach::transport::auth::{Challenges, Secret, Side, challenge};
-use pleach::transport::device::Bell;
+use pleach::transport::device::WakeSource;
 use pleach::transport::rendezvous::{
     Distance, Door, FabricChoice, JoinOptions, Launcher, Rendezvous, World, join, knock,
 };
@@ -172,7 +172,7 @@ fn accept(listener: &TcpListener, until: Nanos) -> Option<(TcpStream, SocketAddr
                 if left.is_zero() {
                     return None;
                 }
-                Bell::File(Arc::clone(&file)).wait(left);
+                WakeSource::File(Arc::clone(&file)).wait(left);
             }
         }
     }
@@ -329,7 +329,7 @@ fn join_as(rank: Rank, place: Option<&str>, secret: Option<&Secret>) -> Result<S
         ..World::alone()
     };
     let options =
-        JoinOptions { fabric: FabricChoice::Auto, knobs: Vec::new(), cells: 1, timeout: JOIN_LIMIT };
+        JoinOptions { fabric: FabricChoice::Auto, knobs: Vec::new(), signal_slots: 1, timeout: JOIN_LIMIT };
     let mut joined = join(&world, &options, Arc::new(Deaf)).map_err(|error| error.to_string())?;
     joined.device.leave();
     Ok(joined.fabric.to_string())

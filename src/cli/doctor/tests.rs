@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pleach::transport::device::Bell;
+use pleach::transport::device::WakeSource;
 use pleach::transport::rendezvous::Distance;
 use pleach::transport::verbs::Wish;
 use pleach::transport::verbs::survey::{DeviceSeen, Opened, PortSeen};
@@ -510,7 +510,7 @@ fn nothing_waits_for_a_file_that_does_not_answer() {
 
     fn hangs(_: &Machine) -> Vec<Finding> {
         let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("a descriptor");
-        Bell::File(Arc::new(never)).wait(Duration::from_secs(60));
+        WakeSource::File(Arc::new(never)).wait(Duration::from_secs(60));
         Vec::new()
     }
     let began = clock::now();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::device::Ring;
+use crate::device::Wake;
 
 /// See the module.
 pub(crate) struct EventFlag {
@@ -22,7 +22,7 @@ impl EventFlag {
 
     /// Whether it was set since it was last drained. One load: for polls.
     pub(crate) fn is_set(&self) -> bool {
-        // Acquire: pairs with the release in `ring`.
+        // Acquire: pairs with the release in `wake`.
         self.is_set.load(Ordering::Acquire)
     }
 
@@ -33,13 +33,13 @@ impl EventFlag {
         // Nothing to read: not set, or the other thread is between its two steps, and wakes again
         // for the next attempt.
         let read = rustix::io::read(&self.file, &mut count).is_ok();
-        // AcqRel: pairs with the swap in `ring`. Whoever sets it after this swap writes again.
+        // AcqRel: pairs with the swap in `wake`. Whoever sets it after this swap writes again.
         self.is_set.swap(false, Ordering::AcqRel) || read
     }
 }
 
-impl Ring for EventFlag {
-    fn ring(&self) {
+impl Wake for EventFlag {
+    fn wake(&self) {
         // AcqRel: pairs with `drain` and `is_set`.
         if !self.is_set.swap(true, Ordering::AcqRel) {
             // Can fail only when the counter is full, and then the file is readable.
@@ -67,8 +67,8 @@ mod tests {
             rustix::event::poll(&mut poll, Some(&at_once)) == Ok(1)
         };
         assert!(!flag.is_set() && !is_readable() && !flag.drain());
-        flag.ring();
-        flag.ring();
+        flag.wake();
+        flag.wake();
         assert!(flag.is_set() && is_readable());
         assert!(flag.drain());
         assert!(!flag.is_set() && !is_readable() && !flag.drain());

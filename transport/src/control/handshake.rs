@@ -42,8 +42,8 @@ pub(crate) struct Hello {
     /// The rank that it believes to talk to.
     pub(super) expected: Rank,
     pub(super) world_size: u32,
-    /// Cells that it keeps for this peer.
-    pub(super) cells: u32,
+    /// Signal slots that it keeps for this peer.
+    pub(super) signal_slots: u32,
     /// Its process, as its host numbers it.
     pub(super) process: u32,
     /// The same on all connections of one attempt.
@@ -64,7 +64,7 @@ impl Hello {
         };
         bytes[9] = self.index;
         bytes[10] = self.data_connections;
-        let words = [self.rank, self.expected, self.world_size, self.cells, self.process];
+        let words = [self.rank, self.expected, self.world_size, self.signal_slots, self.process];
         for (at, word) in words.into_iter().enumerate() {
             bytes[12 + at * 4..16 + at * 4].copy_from_slice(&word.to_le_bytes());
         }
@@ -93,7 +93,7 @@ impl Hello {
             rank: word(0),
             expected: word(1),
             world_size: word(2),
-            cells: word(3),
+            signal_slots: word(3),
             process: word(4),
             session: u64::from_le_bytes(std::array::from_fn(|byte| bytes[32 + byte])),
             host: std::array::from_fn(|byte| bytes[40 + byte]),
@@ -109,7 +109,7 @@ pub(super) struct Identity {
     pub(super) world_size: u32,
     /// Data connections in each direction.
     pub(super) data_connections: u8,
-    pub(super) cells: u32,
+    pub(super) signal_slots: u32,
     pub(super) process: u32,
     pub(super) host: [u8; 16],
     pub(super) secret: Option<Secret>,
@@ -130,7 +130,7 @@ impl Identity {
             rank: self.rank,
             expected,
             world_size: self.world_size,
-            cells: self.cells,
+            signal_slots: self.signal_slots,
             process: self.process,
             session,
             host: self.host,

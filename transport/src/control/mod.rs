@@ -121,14 +121,14 @@ pub(crate) fn check_decoders(bytes: &[u8]) {
 pub(crate) struct Control<M> {
     rank: Rank,
     world_size: u32,
-    cells: usize,
+    signal_slots: usize,
     address: Address,
     fabric: &'static str,
     connect_timeout: Duration,
     /// Whether the secret may be used beyond this host.
     has_secret: bool,
     /// That of `shared`, one step nearer for polls.
-    bell: Arc<EventFlag>,
+    wake_source: Arc<EventFlag>,
     shared: Arc<Shared<M>>,
     thread: WatcherThread,
     has_said_bye: bool,
@@ -153,12 +153,12 @@ impl<M: FabricMessage> Control<M> {
         let (listener, bound) =
             socket::listen_on(ip).map_err(|source| OpenError::Listen { address: ip, source })?;
         let system = |what| move |source: io::Error| OpenError::System { what, source };
-        let cells = config.cells.min(usize::from(u16::MAX) + 1);
+        let signal_slots = config.signal_slots.min(usize::from(u16::MAX) + 1);
         let identity = Identity {
             rank: config.rank,
             world_size: config.world_size,
             data_connections,
-            cells: cells as u32,
+            signal_slots: signal_slots as u32,
             process: std::process::id(),
             host: socket::host_identity(),
             secret: config.secret,
@@ -172,12 +172,12 @@ impl<M: FabricMessage> Control<M> {
         Ok(Self {
             rank: config.rank,
             world_size: config.world_size,
-            cells,
+            signal_slots,
             address: socket::to_text(bound),
             fabric,
             connect_timeout: config.connect_timeout,
             has_secret,
-            bell: Arc::clone(&shared.bell),
+            wake_source: Arc::clone(&shared.wake_source),
             shared,
             thread,
             has_said_bye: false,
@@ -229,19 +229,19 @@ impl<M> Control<M> {
         &self.address
     }
 
-    /// Cells that peers are told to be kept for them.
-    pub(crate) fn cells(&self) -> usize {
-        self.cells
+    /// Signal slots that peers are told to be kept for them.
+    pub(crate) fn signal_slots(&self) -> usize {
+        self.signal_slots
     }
 
     /// Set when there are events, or something else made the device's sleep end.
-    pub(crate) fn bell(&self) -> &Arc<EventFlag> {
-        &self.bell
+    pub(crate) fn wake_source(&self) -> &Arc<EventFlag> {
+        &self.wake_source
     }
 
     /// A list of released regions that wakes the device.
     pub(crate) fn releases(&self) -> Releases {
-        Releases::new(Arc::downgrade(&self.bell))
+        Releases::new(Arc::downgrade(&self.wake_source))
     }
 
     /// Whether [`Control::take_events`] would give something. One load: for polls.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
 
 use super::EventFlag;
-use crate::device::Ring;
+use crate::device::Wake;
 use crate::region::{RegionKey, Registry};
 
 /// See the module.
@@ -13,12 +13,12 @@ pub(crate) struct Releases {
     keys: Mutex<Vec<RegionKey>>,
     has_any: AtomicBool,
     /// What wakes the device, while there is one.
-    bell: Weak<EventFlag>,
+    wake_source: Weak<EventFlag>,
 }
 
 impl Releases {
-    pub(super) fn new(bell: Weak<EventFlag>) -> Self {
-        Self { keys: Mutex::new(Vec::new()), has_any: AtomicBool::new(false), bell }
+    pub(super) fn new(wake_source: Weak<EventFlag>) -> Self {
+        Self { keys: Mutex::new(Vec::new()), has_any: AtomicBool::new(false), wake_source }
     }
 
     /// Whether [`Releases::take`] would give something. One load: for polls.
@@ -43,8 +43,8 @@ impl Registry for Releases {
         // Release: pairs with the acquire in `has_any`.
         self.has_any.store(true, Ordering::Release);
         drop(keys);
-        if let Some(bell) = self.bell.upgrade() {
-            bell.ring();
+        if let Some(wake_source) = self.wake_source.upgrade() {
+            wake_source.wake();
         }
     }
 }

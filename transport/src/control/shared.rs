@@ -13,15 +13,15 @@ use super::frame::Frame;
 use super::link::{Link, State};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::device::{LossCause, Responder, Ring};
+use crate::device::{LossCause, Responder, Wake};
 
 /// From the watcher to the device.
 pub(crate) enum ControlEvent<M> {
     /// The pair has its control stream and, where the fabric has some, its data connections.
     Opened {
         peer: Rank,
-        /// Cells that the peer keeps for this rank.
-        cells: usize,
+        /// Signal slots that the peer keeps for this rank.
+        signal_slots: usize,
         to_peer: Vec<OwnedFd>,
         from_peer: Vec<OwnedFd>,
     },
@@ -60,7 +60,7 @@ impl<C> Commands<C> {
 
     pub(crate) fn send(&self, command: C) {
         lock(&self.waiting).push(command);
-        self.wake.ring();
+        self.wake.wake();
     }
 
     /// All that came since the last call, in its order.
@@ -77,7 +77,7 @@ impl<C> Commands<C> {
 pub(super) struct Shared<M> {
     pub(super) responder: Arc<dyn Responder>,
     /// What wakes the device.
-    pub(super) bell: Arc<EventFlag>,
+    pub(super) wake_source: Arc<EventFlag>,
     pub(super) commands: Commands<Command>,
     events: Mutex<Vec<ControlEvent<M>>>,
     has_events: AtomicBool,
@@ -88,7 +88,7 @@ impl<M> Shared<M> {
     pub(super) fn new(responder: Arc<dyn Responder>, world_size: u32) -> std::io::Result<Self> {
         Ok(Self {
             responder,
-            bell: Arc::new(EventFlag::new()?),
+            wake_source: Arc::new(EventFlag::new()?),
             commands: Commands::new()?,
             events: Mutex::new(Vec::new()),
             has_events: AtomicBool::new(false),
@@ -118,7 +118,7 @@ impl<M> Shared<M> {
         // Release: pairs with the acquire in `has_events`.
         self.has_events.store(true, Ordering::Release);
         drop(events);
-        self.bell.ring();
+        self.wake_source.wake();
     }
 
     /// Says something on the fabric's behalf; false when there is nobody to hear it. A peer that

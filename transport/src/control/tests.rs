@@ -71,7 +71,7 @@ impl End {
             rank,
             world_size,
             secret: Some(Secret::new(b"known to all of them")),
-            cells: 4,
+            signal_slots: 4,
             connect_timeout: PATIENCE,
             interface: None,
             address: None,
@@ -84,9 +84,9 @@ impl End {
     /// Until something has come, or for a moment.
     fn sleep(&self) {
         let moment = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-        let mut bell = [PollFd::new(&**self.control.bell(), PollFlags::IN)];
-        let _ = poll(&mut bell, Some(&moment));
-        self.control.bell().drain();
+        let mut wake_source = [PollFd::new(&**self.control.wake_source(), PollFlags::IN)];
+        let _ = poll(&mut wake_source, Some(&moment));
+        self.control.wake_source().drain();
     }
 
     fn connect(&self, other: &Self) {
@@ -255,7 +255,7 @@ fn posts_to_a_peer_that_reads_nothing_are_bounded_and_an_urgent_one_has_room() {
         rank: 0,
         world_size: 2,
         secret: Some(Secret::new(b"known to all of them")),
-        cells: 4,
+        signal_slots: 4,
         connect_timeout: PATIENCE,
         interface: None,
         address: None,

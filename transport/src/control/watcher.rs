@@ -1,4 +1,4 @@
-//! The watcher thread: accepts, dials and proves connections, reads control streams, and notices
+//! The watcher thread: accepts, dials and proves connections, reads control streams, and signals
 //! losses, whether or not anybody polls the device.
 //!
 //! **Invariant:** nothing that a stranger sends is believed, answered at length or kept: before its
@@ -27,7 +27,7 @@ use super::socket;
 use crate::Rank;
 use crate::accepting::{Rest, Unproved};
 use crate::clock::{self, Nanos};
-use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Ring};
+use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Wake};
 
 /// How long a connection may take to prove itself.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -341,7 +341,7 @@ impl<M: FabricMessage> Watcher<M> {
                         return Err(ProtocolViolation::TooManyRequests);
                     }
                 }
-                self.shared.bell.ring();
+                self.shared.wake_source.wake();
             }
             (State::Open | State::Departed, Frame::Fabric(message)) => {
                 let message = M::decode(message).ok_or(ProtocolViolation::MalformedFrame)?;

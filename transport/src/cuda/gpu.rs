@@ -249,7 +249,7 @@ impl Gpu {
     }
 
     /// Makes what a NIC has written to this GPU's memory, whose completion this thread has seen,
-    /// visible to work of these that is submitted from now on. A notice of such a write is shown
+    /// visible to work of these that is submitted from now on. A signal of such a write is shown
     /// after this (contract line 1).
     ///
     /// # Errors

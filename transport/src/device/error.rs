@@ -252,9 +252,9 @@ pub enum ProtocolViolation {
     /// A frame longer than its kind allows.
     #[error("an oversized frame")]
     OversizedFrame,
-    /// A cell that does not exist.
-    #[error("a notice to a cell that does not exist")]
-    UnknownCell,
+    /// A signal slot that does not exist.
+    #[error("a signal to a signal slot that does not exist")]
+    UnknownSignalSlot,
     /// An answer to nothing.
     #[error("an answer that nothing asked for")]
     UnexpectedAnswer,
@@ -368,13 +368,13 @@ pub enum SubmitError {
     /// The local slice belongs to another device.
     #[error("the region was registered with another device")]
     ForeignRegion,
-    /// The peer has no such cell.
-    #[error("cell {cell} does not exist, there are {cells}")]
-    NoSuchCell {
-        /// The cell.
-        cell: u16,
+    /// The peer has no such signal slot.
+    #[error("signal slot {signal_slot} does not exist, there are {signal_slots}")]
+    NoSuchSignalSlot {
+        /// The signal slot.
+        signal_slot: u16,
         /// How many there are.
-        cells: usize,
+        signal_slots: usize,
     },
     /// More bytes than [`crate::DeviceInfo::transfer_bytes_max`].
     #[error("{bytes} bytes are more than the {max} of one transfer")]

@@ -1,11 +1,11 @@
-//! One bell for a futex word and a file: a thread sleeps on the file, and rings the word.
+//! One wake source for a futex word and a file: a thread sleeps on the file, and wakes the word.
 //!
 //! The thread waits on an epoll of its own in which the file is listed for one shot.
 //! [`Bridge::arm`] loads the shot, [`Bridge::disarm`] takes it out again: one system call each, and
 //! only of who really goes to sleep. A busy poller wakes nobody.
 //!
 //! **Invariant:** from `arm` to `disarm` the file does not stay readable without the word having
-//! been rung: loading the shot looks at the file, and so does everything that makes it readable
+//! been woken: loading the shot looks at the file, and so does everything that makes it readable
 //! later.
 
 use std::io;
@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::Rank;
-use crate::device::Ring;
+use crate::device::Wake;
 use crate::fork::Process;
 
 /// Epoll data of the file that is watched.
@@ -38,20 +38,21 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    /// Between `file` and `bell`, not armed. The file must be open as long as the bridge is used.
-    pub(super) fn new(rank: Rank, file: &OwnedFd, bell: Arc<dyn Ring>) -> io::Result<Self> {
+    /// Between `file` and `wake_source`, not armed. The file must be open as long as the bridge is
+    /// used.
+    pub(super) fn new(rank: Rank, file: &OwnedFd, wake_source: Arc<dyn Wake>) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, file, epoll::EventData::new_u64(FILE), epoll::EventFlags::ONESHOT)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         let waits = Arc::clone(&epoll);
         let thread = thread::Builder::new()
-            .name(format!("pleach-bell-{rank}"))
-            .spawn(move || carry(&waits, &*bell))?;
+            .name(format!("pleach-wake-{rank}"))
+            .spawn(move || carry(&waits, &*wake_source))?;
         Ok(Self { epoll, stop, thread: Some(thread), is_armed: false, process: Process::current() })
     }
 
-    /// From now on the word is rung when the file is readable. An error: look again instead of
+    /// From now on the word is woken when the file is readable. An error: look again instead of
     /// sleeping.
     pub(super) fn arm(&mut self, file: &OwnedFd) -> io::Result<()> {
         self.set(file, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)?;
@@ -63,7 +64,7 @@ impl Bridge {
     pub(super) fn disarm(&mut self, file: &OwnedFd) {
         if self.is_armed {
             self.is_armed = false;
-            // It cannot fail for a file that is listed; and if it did, the word would be rung once
+            // It cannot fail for a file that is listed; and if it did, the word would be woken once
             // in vain.
             let _ = self.set(file, epoll::EventFlags::ONESHOT);
         }
@@ -89,7 +90,7 @@ impl Drop for Bridge {
     }
 }
 
-fn carry(epoll: &OwnedFd, bell: &dyn Ring) {
+fn carry(epoll: &OwnedFd, wake_source: &dyn Wake) {
     let mut space = Vec::with_capacity(EVENTS);
     loop {
         space.clear();
@@ -101,7 +102,7 @@ fn carry(epoll: &OwnedFd, bell: &dyn Ring) {
             return;
         }
         if !space.is_empty() {
-            bell.ring();
+            wake_source.wake();
         }
     }
 }

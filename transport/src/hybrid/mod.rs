@@ -14,8 +14,8 @@
 //!   and a key is as dead on both as its generation is, since both hear of the last handle's end
 //!   ([`Both`]). Memory that cannot be mapped is refused, as by shared memory: a region of a device
 //!   is one that every peer reaches. Slices that a caller lends are therefore staged.
-//! * **The bell** is shared memory's word. A thread sleeps on the file of the other one while this
-//!   device is armed, and rings the word ([`bridge`]).
+//! * **The wake source** is shared memory's word. A thread sleeps on the file of the other one
+//!   while this device is armed, and wakes the word ([`bridge`]).
 //! * **Severing a neighbour** takes local regions away from all neighbours, as on shared memory;
 //!   peers across keep them over sockets. A NIC would go on with the pages that were replaced,
 //!   which nobody sees any more: over RDMA regions are taken away from peers across as well
@@ -31,7 +31,6 @@ use std::sync::Arc;
 
 use self::bridge::Bridge;
 use crate::Rank;
-use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, MapError, PostError,
@@ -40,6 +39,7 @@ use crate::device::{
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::shm::{self, ShmDevice};
+use crate::signals::{Signal, Signals};
 use crate::tcp::{self, TcpDevice};
 use crate::verbs::{self, Cache, VerbsDevice, Wish};
 
@@ -74,8 +74,8 @@ pub enum OpenError {
     #[error(transparent)]
     Verbs(#[from] verbs::OpenError),
     /// The operating system refused a descriptor or the thread.
-    #[error("the system refused what joins the bells of two fabrics: an epoll descriptor or a thread")]
-    Bell(#[source] io::Error),
+    #[error("the system refused what joins the wake sources of two fabrics: an epoll descriptor or a thread")]
+    WakeSource(#[source] io::Error),
 }
 
 /// What joins this rank to peers of other hosts.
@@ -100,10 +100,10 @@ impl Across {
     }
 
     /// The file that `arm` returns, always the same one.
-    fn bell_file(&self) -> &OwnedFd {
+    fn wake_file(&self) -> &OwnedFd {
         match self {
-            Self::Tcp(tcp) => tcp.bell_file(),
-            Self::Verbs(verbs) => verbs.bell_file(),
+            Self::Tcp(tcp) => tcp.wake_file(),
+            Self::Verbs(verbs) => verbs.wake_file(),
         }
     }
 
@@ -117,7 +117,7 @@ impl Across {
 
 /// One rank's end of both fabrics. See the module.
 pub struct HybridDevice {
-    // Before the devices, whose bells it joins.
+    // Before the devices, whose wake sources it joins.
     bridge: Bridge,
     shm: ShmDevice,
     across: Across,
@@ -175,8 +175,8 @@ impl HybridDevice {
             Across::Tcp(tcp) => tcp.replace_registry(both),
             Across::Verbs(verbs) => verbs.replace_registry(both),
         }
-        let bridge =
-            Bridge::new(rank, across.bell_file(), Arc::clone(&shm.info().ringer)).map_err(OpenError::Bell)?;
+        let bridge = Bridge::new(rank, across.wake_file(), Arc::clone(&shm.info().waker))
+            .map_err(OpenError::WakeSource)?;
         // What a device says holds for all its peers. RDMA's devices may take less than neighbours
         // could.
         shm.limit_transfers(across.device().info().transfer_bytes_max);
@@ -191,10 +191,10 @@ impl HybridDevice {
             // A peer takes the one of the route that joins it.
             address: Address(format!("{} {}", here.address, there.address)),
             reach: reach.collect(),
-            ringer: Arc::clone(&here.ringer),
+            waker: Arc::clone(&here.waker),
             fabric: across.fabric(),
             registers_freely: here.registers_freely && there.registers_freely,
-            cells: here.cells.min(there.cells),
+            signal_slots: here.signal_slots.min(there.signal_slots),
             transfer_bytes_max: here.transfer_bytes_max.min(there.transfer_bytes_max),
         };
         Ok(Self { bridge, shm, across, routes, info, cache: Cache::default(), next: Route::Shm })
@@ -278,15 +278,15 @@ unsafe impl Device for HybridDevice {
     }
 
     #[inline]
-    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+    fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
         match self.routes.get(peer as usize) {
-            Some(Route::Shm) => self.shm.notify(peer, notice, id),
-            Some(Route::Across) | None => self.across.device_mut().notify(peer, notice, id),
+            Some(Route::Shm) => self.shm.signal(peer, signal, id),
+            Some(Route::Across) | None => self.across.device_mut().signal(peer, signal, id),
         }
     }
 
-    fn cells(&self, peer: Rank) -> Cells {
-        self.to(peer).cells(peer)
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.to(peer).signal_slots(peer)
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
@@ -294,7 +294,7 @@ unsafe impl Device for HybridDevice {
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
-        self.bridge.disarm(self.across.bell_file());
+        self.bridge.disarm(self.across.wake_file());
         match self.next {
             Route::Shm => {
                 self.shm.poll(now, events);
@@ -311,11 +311,11 @@ unsafe impl Device for HybridDevice {
 
     fn arm(&mut self) -> Option<Armed> {
         let across = self.across.device_mut().arm()?;
-        // Before the word is armed: what the bridge rings from now on keeps the word from being
-        // armed, or rings it.
-        self.bridge.arm(self.across.bell_file()).ok()?;
+        // Before the word is armed: what the bridge wakes from now on keeps the word from being
+        // armed, or wakes it.
+        self.bridge.arm(self.across.wake_file()).ok()?;
         let here = self.shm.arm()?;
-        Some(Armed { bell: here.bell, until: here.until.into_iter().chain(across.until).min() })
+        Some(Armed { wake_source: here.wake_source, until: here.until.into_iter().chain(across.until).min() })
     }
 
     fn exchange_processors(&mut self, own: u32, shown: &mut dyn FnMut(Rank, u32)) {

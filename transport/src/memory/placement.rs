@@ -1,10 +1,10 @@
 //! From which memory node pages are taken, on machines that have several.
 //!
 //! A page is taken when it is first touched, from the node of whoever touches it. For memory that
-//! is shared that is often the wrong one: a peer writes a result into a rank's output, or a notice
-//! into its cells, before the rank itself has looked there, and from then on the rank reads its own
-//! memory from afar. So the owner says where its pages are to be taken from, once, when it makes
-//! the memory: such a policy belongs to the file, and holds whoever touches it.
+//! is shared that is often the wrong one: a peer writes a result into a rank's output, or a signal
+//! into its signal slots, before the rank itself has looked there, and from then on the rank reads
+//! its own memory from afar. So the owner says where its pages are to be taken from, once, when it
+//! makes the memory: such a policy belongs to the file, and holds whoever touches it.
 //!
 //! The node is the one that the owner's thread runs on then: keep a rank on its processors before
 //! it joins, as launchers do (`pleach run`, `mpirun --bind-to numa`, `srun --cpu-bind`, `numactl`).

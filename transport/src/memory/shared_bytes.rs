@@ -2,7 +2,7 @@
 //!
 //! Every access is an atomic and relaxed one of a single byte. So two copies at once are no data
 //! race, wherever their parts begin and end: atomic accesses of different sizes to the same bytes
-//! would be one. What orders copies is the business of whoever wants more than a mixture: a notice.
+//! would be one. What orders copies is the business of whoever wants more than a mixture: a signal.
 //! Transfers do not come this way; they take memory at full speed.
 
 use std::sync::atomic::{AtomicU8, Ordering};

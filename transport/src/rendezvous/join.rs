@@ -36,8 +36,8 @@ pub struct JoinOptions {
     pub fabric: FabricChoice,
     /// Settings that must be equal on all ranks, by name; their values are compared as text.
     pub knobs: Vec<(String, String)>,
-    /// Cells to keep for each peer.
-    pub cells: usize,
+    /// Signal slots to keep for each peer.
+    pub signal_slots: usize,
     /// How long ranks wait for each other.
     pub timeout: Duration,
 }
@@ -204,7 +204,7 @@ fn config(
         rank: world.rank,
         world_size: world.world_size,
         secret: Some(secret),
-        cells: options.cells,
+        signal_slots: options.signal_slots,
         connect_timeout,
         interface: world.interface.clone(),
         address,

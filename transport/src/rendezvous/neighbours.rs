@@ -274,7 +274,7 @@ impl Hosts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Bell;
+    use crate::device::WakeSource;
     use crate::other_user::{as_nobody, can_act_as_nobody};
 
     #[test]
@@ -309,10 +309,10 @@ mod tests {
         let mute = thread::spawn(move || {
             // The one before is still in the queue.
             let _ = packet::accept(&listener);
-            Bell::File(Arc::new(listener.try_clone().expect("a descriptor"))).wait(ANSWER_LIMIT);
+            WakeSource::File(Arc::new(listener.try_clone().expect("a descriptor"))).wait(ANSWER_LIMIT);
             let stream = packet::accept(&listener).expect("somebody knocks");
             packet::send(&stream, &[7; TAG_BYTES], &[]).expect("there is room");
-            Bell::File(Arc::new(stream)).wait(ANSWER_LIMIT);
+            WakeSource::File(Arc::new(stream)).wait(ANSWER_LIMIT);
         });
         assert_eq!(knock(&address.0, now() + Duration::from_secs(60)), Distance::NoDescriptor);
         mute.join().expect("it answers without a descriptor");

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
 use rustix::param::page_size;
 
-use super::bell;
 use super::copies::gpu_failed;
 use super::detached::was_detached;
 use super::device::{FABRIC, Place, QUEUE_DEPTH, ShmDevice, State};
@@ -16,19 +15,20 @@ use super::link::REGIONS_MAX;
 use super::mapping::check;
 use super::shared::Command;
 use super::transfer::Request;
+use super::wake_word;
 use crate::Rank;
-use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::control::WATCHER_END_LIMIT;
 use crate::control::packet;
 use crate::cuda::CudaMemory;
 use crate::device::{
-    Address, Armed, Bell, ConnectError, Device, DeviceInfo, Event, Flush, MESSAGE_BYTES_MAX, MapError,
-    PostError, RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MESSAGE_BYTES_MAX, MapError, PostError,
+    RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
 use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, random_key};
+use crate::signals::{Signal, Signals};
 
 impl ShmDevice {
     /// Whether messages have gone out, and goodbyes where this rank leaves.
@@ -148,7 +148,7 @@ unsafe impl Device for ShmDevice {
         }
         let name = packet::parse(address)
             .ok_or_else(|| ConnectError::Address { fabric: FABRIC, address: address.clone() })?;
-        if let Some(kind) = self.shared.cells.of(peer).failure() {
+        if let Some(kind) = self.shared.signal_slots.of(peer).failure() {
             return Err(ConnectError::System {
                 peer,
                 address: address.clone(),
@@ -179,13 +179,15 @@ unsafe impl Device for ShmDevice {
             self.disconnect(peer, State::Severed, &TransferError::Severed { peer });
         }
         for memory in memories {
-            self.silence.detach_own(memory);
+            self.fence.detach_own(memory);
         }
-        if let Some(mapping) = self.shared.cells.existing(peer).and_then(|cells| cells.mapping()) {
-            self.silence.detach_cells(mapping.clone());
+        if let Some(mapping) =
+            self.shared.signal_slots.existing(peer).and_then(|signal_slots| signal_slots.mapping())
+        {
+            self.fence.detach_signal_slots(mapping.clone());
         }
         for region in self.peers[peer as usize].mapped.drain(..).filter_map(|region| region.upgrade()) {
-            self.silence.detach_theirs(region);
+            self.fence.detach_theirs(region);
         }
         self.severing.push(peer);
     }
@@ -194,14 +196,14 @@ unsafe impl Device for ShmDevice {
         let state = self.peers.get(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
         let connected = state.connected(peer)?;
         transfer.check(&self.registry, self.info.transfer_bytes_max)?;
-        if let Transfer::Put { notice, .. } = &transfer {
-            connected.check_notice(notice.as_ref())?;
+        if let Transfer::Put { signal, .. } = &transfer {
+            connected.check_signal(signal.as_ref())?;
         }
         if state.under_way >= QUEUE_DEPTH {
             return Err(SubmitError::QueueFull { peer });
         }
         let request = match transfer {
-            Transfer::Put { src, dst, notice } => Request::Put { src, dst, notice },
+            Transfer::Put { src, dst, signal } => Request::Put { src, dst, signal },
             Transfer::Get { src, dst } => Request::Get { src, dst },
             Transfer::Atomic { word, op } => Request::Atomic { word, op },
         };
@@ -212,21 +214,21 @@ unsafe impl Device for ShmDevice {
         Ok(submitted)
     }
 
-    fn notify(&mut self, peer: Rank, notice: &Notice, _id: TransferId) -> Result<Submitted, SubmitError> {
+    fn signal(&mut self, peer: Rank, signal: &Signal, _id: TransferId) -> Result<Submitted, SubmitError> {
         let state = self.peers.get(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
-        state.connected(peer)?.check_notice(Some(notice))?;
+        state.connected(peer)?.check_signal(Some(signal))?;
         if state.under_way >= QUEUE_DEPTH {
             return Err(SubmitError::QueueFull { peer });
         }
-        self.show(peer, notice);
+        self.show(peer, signal);
         Ok(Submitted::Ended(0))
     }
 
     /// # Panics
     ///
     /// When there is no such rank.
-    fn cells(&self, peer: Rank) -> Cells {
-        self.shared.cells.of(peer).cells.clone()
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.shared.signal_slots.of(peer).signal_slots.clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
@@ -237,7 +239,7 @@ unsafe impl Device for ShmDevice {
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         if self.is_armed {
             self.is_armed = false;
-            bell::disarm((*self.bell).as_ref());
+            wake_word::disarm((*self.wake_source).as_ref());
         }
         self.read_news();
         if !self.large.is_empty() {
@@ -249,9 +251,9 @@ unsafe impl Device for ShmDevice {
         if !self.waiting.is_empty() {
             self.retry_waiting(now);
         }
-        self.ring_due_sometime();
+        self.wake_due_sometime();
         if !self.severing.is_empty() {
-            self.advance_silence(now);
+            self.advance_fence(now);
         }
         if self.is_leaving {
             self.say_bye();
@@ -267,26 +269,26 @@ unsafe impl Device for ShmDevice {
     }
 
     fn arm(&mut self) -> Option<Armed> {
-        self.ring_due();
+        self.wake_due();
         if self.has_work() {
             return None;
         }
-        let word: &AtomicU32 = (*self.bell).as_ref();
-        let seen = bell::arm(word);
-        if self.shared.was_rung() {
-            bell::disarm(word);
+        let word: &AtomicU32 = (*self.wake_source).as_ref();
+        let seen = wake_word::arm(word);
+        if self.shared.was_woken() {
+            wake_word::disarm(word);
             return None;
         }
         self.is_armed = true;
         let until = self.waiting.iter().filter_map(|waiting| waiting.deadline).min();
-        Some(Armed { bell: Bell::Word { word: self.bell.clone(), seen }, until })
+        Some(Armed { wake_source: WakeSource::Word { word: self.wake_source.clone(), seen }, until })
     }
 
     fn exchange_processors(&mut self, own: u32, shown: &mut dyn FnMut(Rank, u32)) {
-        self.shared.own.bell.show_processor(own);
+        self.shared.own.wake_source.show_processor(own);
         for (rank, peer) in (0..).zip(&self.peers) {
             if let State::Connected(connected) = &peer.state
-                && let Some(processor) = connected.link.bell.shown_processor()
+                && let Some(processor) = connected.link.wake_source.shown_processor()
             {
                 shown(rank, processor);
             }
@@ -299,7 +301,7 @@ unsafe impl Device for ShmDevice {
     }
 
     fn flush(&mut self, what: Flush) -> bool {
-        self.ring_due();
+        self.wake_due();
         let is_carried_out = self.large.is_empty() && self.waiting.is_empty() && self.copies.is_empty();
         is_carried_out && (what == Flush::Transfers || self.has_told_all())
     }
@@ -312,7 +314,7 @@ impl Drop for ShmDevice {
         if self.shared.is_forked() {
             return;
         }
-        self.ring_due();
+        self.wake_due();
         self.shared.commands.send(Command::Stop);
         self.watcher.join(WATCHER_END_LIMIT);
         self.shared.directory().close_all();

@@ -2,7 +2,7 @@
 //! own.
 //!
 //! **Invariant:** a copy ends, well or not, only when the GPU is through with it: until then it
-//! holds both ends, no notice of it is shown and no memory is cut off from anybody.
+//! holds both ends, no signal of it is shown and no memory is cut off from anybody.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::device::FABRIC;
 use super::link::PeerRegion;
 use super::transfer::Request;
 use crate::Rank;
-use crate::cells::{Inline, Notice};
 use crate::cuda::{CudaError, Gpu, Mark, Stream};
 use crate::device::{BackendError, Source, TransferError, TransferId};
 use crate::memory::Space;
 use crate::region::Slice;
+use crate::signals::{Inline, Signal};
 
 /// An error of a GPU as this fabric tells it.
 pub(super) fn gpu_failed(error: CudaError) -> BackendError {
@@ -31,7 +31,7 @@ pub(crate) struct GpuCopy {
     pub(crate) peer: Rank,
     pub(crate) id: TransferId,
     /// What is shown when it is there.
-    pub(crate) notice: Option<Notice>,
+    pub(crate) signal: Option<Signal>,
     /// What it ends with, whatever the GPU does: the peer is gone.
     pub(crate) failure: Option<TransferError>,
     mark: Mark,
@@ -104,15 +104,15 @@ impl GpuCopies {
         self.gpu.get_or_insert_with(|| gpu.clone());
         let Some(there) = region.locate(request.remote()) else { return Ok(false) };
         let there = there.as_ptr();
-        let (from, into, bytes, here, notice) = match request {
+        let (from, into, bytes, here, signal) = match request {
             Request::Atomic { .. } => return Ok(false),
-            Request::Put { src: Source::Slice(slice), notice, .. } => {
-                (slice.as_ptr(), there, slice.len(), Here::Slice { _slice: slice }, notice)
+            Request::Put { src: Source::Slice(slice), signal, .. } => {
+                (slice.as_ptr(), there, slice.len(), Here::Slice { _slice: slice }, signal)
             }
-            Request::Put { src: Source::Inline(inline), notice, .. } => {
+            Request::Put { src: Source::Inline(inline), signal, .. } => {
                 let kept = Box::new(inline);
                 let bytes = kept.as_bytes();
-                (bytes.as_ptr().cast_mut(), there, bytes.len(), Here::Inline { _bytes: kept }, notice)
+                (bytes.as_ptr().cast_mut(), there, bytes.len(), Here::Inline { _bytes: kept }, signal)
             }
             Request::Get { dst, .. } => (there, dst.as_ptr(), dst.len(), Here::Slice { _slice: dst }, None),
         };
@@ -134,7 +134,7 @@ impl GpuCopies {
         self.under_way.push_back(GpuCopy {
             peer,
             id,
-            notice,
+            signal,
             failure: None,
             mark,
             _ends: ends,

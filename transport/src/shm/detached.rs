@@ -111,7 +111,7 @@ impl Part {
         }
         *private_bytes += piece;
         if self.memory.may_empty_file() {
-            // Where it cannot be emptied the bytes are kept twice, and silence holds all the same.
+            // Where it cannot be emptied the bytes are kept twice, and fence holds all the same.
             let _ = empty(file, piece_offset, piece as usize);
         }
         Ok(*private_bytes == bytes)

@@ -11,17 +11,16 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::bell;
 use super::board::{End, Known};
 use super::copies::{GpuCopies, gpu_failed};
 use super::detached;
-use super::link::{BellPage, CELLS_MAX, Link, PeerRegion, slot_of};
+use super::fence::{Fence, REFUSAL_LIMIT};
+use super::link::{Link, PeerRegion, SIGNAL_SLOTS_MAX, WakePage, slot_of};
 use super::shared::{Shared, wake_sleepers};
-use super::silence::{REFUSAL_LIMIT, Silence};
 use super::transfer::{Copy, Large, PIECE_BYTES, POLL_BYTES, Request, Waiting, change, store};
+use super::wake_word;
 use super::watcher::Watcher;
 use crate::Rank;
-use crate::cells::Notice;
 use crate::clock::Nanos;
 use crate::control::WatcherThread;
 use crate::control::packet;
@@ -32,6 +31,7 @@ use crate::device::{
 use crate::last_resort;
 use crate::processors;
 use crate::region::{RegionKey, Registry, RemoteSlice, Sharing};
+use crate::signals::Signal;
 
 pub(super) const FABRIC: &str = "shm";
 
@@ -41,7 +41,7 @@ pub(super) const QUEUE_DEPTH: usize = 256;
 /// Longest transfer, in bytes.
 const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 
-/// Polls after which those are rung who may have been about to sleep when they were notified.
+/// Polls after which those are woken who may have been about to sleep when they were signalled.
 const DUE_POLLS: u32 = 4;
 
 /// How long the announcement of a region that is alive may be on its way.
@@ -62,11 +62,11 @@ pub enum OpenError {
         /// How many ranks there are.
         world_size: u32,
     },
-    /// More cells than notices can name.
-    #[error("{cells} cells for each peer are more than 65536")]
-    Cells {
+    /// More signal slots than signals can name.
+    #[error("{signal_slots} signal slots for each peer are more than 65536")]
+    Signals {
         /// How many.
-        cells: usize,
+        signal_slots: usize,
     },
     /// The operating system refused what every rank needs: some shared memory, a socket, a
     /// descriptor of its own process (Linux 5.3 or later), a thread.
@@ -80,10 +80,10 @@ pub enum OpenError {
 pub struct ShmDevice {
     pub(super) shared: Arc<Shared>,
     pub(super) registry: Arc<dyn Registry>,
-    pub(super) bell: Arc<BellPage>,
+    pub(super) wake_source: Arc<WakePage>,
     pub(super) info: DeviceInfo,
     pub(super) peers: Vec<Peer>,
-    /// Who is notified but may have been about to sleep: looked at again after one fence.
+    /// Who is signalled but may have been about to sleep: looked at again after one fence.
     pub(super) due: Vec<Rank>,
     /// Polls since then.
     polls_due: u32,
@@ -91,7 +91,7 @@ pub struct ShmDevice {
     pub(super) waiting: VecDeque<Waiting>,
     /// What GPUs copy.
     pub(super) copies: GpuCopies,
-    pub(super) silence: Silence,
+    pub(super) fence: Fence,
     pub(super) severing: Vec<Rank>,
     pub(super) events: VecDeque<(Rank, Event)>,
     pub(super) is_armed: bool,
@@ -129,7 +129,7 @@ impl State {
 
 pub(super) struct Connected {
     pub(super) link: Link,
-    /// What the peer's cells count.
+    /// What the peer's signal slots count.
     counts: Vec<u64>,
     regions: Vec<Known>,
 }
@@ -153,12 +153,12 @@ impl ShmDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
-        let DeviceConfig { rank, world_size, cells, .. } = config;
+        let DeviceConfig { rank, world_size, signal_slots, .. } = config;
         if rank >= world_size {
             return Err(OpenError::Rank { rank, world_size });
         }
-        if cells > CELLS_MAX {
-            return Err(OpenError::Cells { cells });
+        if signal_slots > SIGNAL_SLOTS_MAX {
+            return Err(OpenError::Signals { signal_slots });
         }
         let shared = Arc::new(Shared::new(&config).map_err(OpenError::System)?);
         detached::hear(&shared);
@@ -171,14 +171,14 @@ impl ShmDevice {
             address,
             fabric: FABRIC,
             registers_freely: false,
-            cells,
+            signal_slots,
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             reach: vec![REACH; world_size as usize],
-            ringer: shared.clone(),
+            waker: shared.clone(),
         };
         Ok(Self {
             registry: shared.clone(),
-            bell: shared.own.bell.clone(),
+            wake_source: shared.own.wake_source.clone(),
             shared,
             info,
             peers: (0..world_size).map(|_| Peer::new()).collect(),
@@ -187,7 +187,7 @@ impl ShmDevice {
             large: VecDeque::new(),
             waiting: VecDeque::new(),
             copies: GpuCopies::default(),
-            silence: Silence::default(),
+            fence: Fence::default(),
             severing: Vec::new(),
             events: VecDeque::new(),
             is_armed: false,
@@ -215,15 +215,15 @@ impl ShmDevice {
         self.peers.get(rank as usize)
     }
 
-    /// Shows a notice and wakes its target if that has slept for long; [`Self::ring_due`] makes
+    /// Shows a signal and wakes its target if that has slept for long; [`Self::wake_due`] makes
     /// sure.
     #[inline]
-    pub(super) fn show(&mut self, rank: Rank, notice: &Notice) {
+    pub(super) fn show(&mut self, rank: Rank, signal: &Signal) {
         let peer = &mut self.peers[rank as usize];
         let State::Connected(connected) = &mut peer.state else { return };
-        connected.notify(notice);
-        let word = connected.link.bell.as_ref();
-        if bell::glance(word) {
+        connected.signal(signal);
+        let word = connected.link.wake_source.as_ref();
+        if wake_word::glance(word) {
             wake_sleepers(word);
         }
         if !peer.is_due {
@@ -232,35 +232,35 @@ impl ShmDevice {
         }
     }
 
-    /// As [`Self::ring_due`] after some polls: until then the notices' own lines are on their way
+    /// As [`Self::wake_due`] after some polls: until then the signals' own lines are on their way
     /// to their targets, and a fence would wait for them in vain when the answer comes first.
-    pub(super) fn ring_due_sometime(&mut self) {
+    pub(super) fn wake_due_sometime(&mut self) {
         if self.due.is_empty() {
             return;
         }
         self.polls_due += 1;
         if self.polls_due > DUE_POLLS {
-            self.ring_due();
+            self.wake_due();
         }
     }
 
-    /// One fence for all notices since the last time, then no target of theirs sleeps over them.
+    /// One fence for all signals since the last time, then no target of theirs sleeps over them.
     #[inline]
-    pub(super) fn ring_due(&mut self) {
+    pub(super) fn wake_due(&mut self) {
         if self.due.is_empty() {
             return;
         }
         self.polls_due = 0;
-        // Partner: the fence in `bell::arm`.
+        // Partner: the fence in `wake_word::arm`.
         fence(Ordering::SeqCst);
         for rank in self.due.drain(..) {
             let peer = &mut self.peers[rank as usize];
             peer.is_due = false;
             if let State::Connected(connected) = &peer.state {
-                let word = connected.link.bell.as_ref();
-                if bell::glance(word) {
+                let word = connected.link.wake_source.as_ref();
+                if wake_word::glance(word) {
                     // Whom it wakes may have gone to sleep because this rank seemed to be there.
-                    self.shared.own.bell.show_processor(processors::current());
+                    self.shared.own.wake_source.show_processor(processors::current());
                     wake_sleepers(word);
                 }
             }
@@ -310,21 +310,21 @@ impl ShmDevice {
         let (len, key) = (request.len(), request.remote().key);
         let is_get = matches!(request, Request::Get { .. });
         let mut value = 0;
-        let (copy, notice) = match request {
+        let (copy, signal) = match request {
             Request::Atomic { op, .. } => {
                 // SAFETY: `place` found all of the slice mapped; submit checked its length and
                 // alignment.
                 value = unsafe { change(address, op) };
                 (None, None)
             }
-            Request::Put { src: Source::Inline(bytes), notice, .. } => {
+            Request::Put { src: Source::Inline(bytes), signal, .. } => {
                 // SAFETY: `place` found all of the slice mapped, and submit that both are of one
                 // length.
                 unsafe { store(bytes.as_bytes(), address) };
-                (None, notice)
+                (None, signal)
             }
-            Request::Put { src: Source::Slice(src), notice, .. } => {
-                (Some(Copy::Put { src, dst: address, notice }), notice)
+            Request::Put { src: Source::Slice(src), signal, .. } => {
+                (Some(Copy::Put { src, dst: address, signal }), signal)
             }
             Request::Get { dst, .. } => (Some(Copy::Get { src: address, dst }), None),
         };
@@ -343,8 +343,8 @@ impl ShmDevice {
                 return Submitted::UnderWay;
             }
         }
-        if let Some(notice) = notice {
-            self.show(rank, &notice);
+        if let Some(signal) = signal {
+            self.show(rank, &signal);
         }
         Submitted::Ended(value)
     }
@@ -375,8 +375,8 @@ impl ShmDevice {
                 (None, Err(error)) => Err(TransferError::Fabric { peer, error: gpu_failed(error) }),
                 (None, Ok(())) => {
                     self.peers[peer as usize].pending -= 1;
-                    if let Some(notice) = copy.notice {
-                        self.show(peer, &notice);
+                    if let Some(signal) = copy.signal {
+                        self.show(peer, &signal);
                     }
                     Ok(0)
                 }
@@ -418,8 +418,8 @@ impl ShmDevice {
                 self.refuse(rank, key, large.id);
                 continue;
             }
-            if let Copy::Put { notice: Some(notice), .. } = large.copy {
-                self.show(rank, &notice);
+            if let Copy::Put { signal: Some(signal), .. } = large.copy {
+                self.show(rank, &signal);
             }
             self.peers[rank as usize].pending -= 1;
             self.done(rank, large.id, Ok(0));
@@ -487,7 +487,7 @@ impl ShmDevice {
         if !matches!(peer.state, State::Connecting) {
             return;
         }
-        let counts = vec![0; link.cells.len()];
+        let counts = vec![0; link.signal_slots.len()];
         peer.state = State::Connected(Box::new(Connected { link, counts, regions: Vec::new() }));
         // Room for all that can be under way, so that the data path allocates nothing.
         let links = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_))).count();
@@ -539,18 +539,18 @@ impl ShmDevice {
         drop((before, forgotten));
     }
 
-    pub(super) fn advance_silence(&mut self, now: Nanos) {
+    pub(super) fn advance_fence(&mut self, now: Nanos) {
         if !self.copies.is_empty() {
             return;
         }
-        if let Err(error) = self.silence.advance(now) {
+        if let Err(error) = self.fence.advance(now) {
             last_resort::abort(format_args!(
                 "rank {}: memory could not be taken back from a severed peer within {REFUSAL_LIMIT:?}: {error}; {}",
                 self.shared.rank,
                 crate::memory::UNMAPPED_REMEDY
             ));
         }
-        if self.silence.holds() {
+        if self.fence.holds() {
             for rank in std::mem::take(&mut self.severing) {
                 self.events.push_back((rank, Event::Severed { peer: rank }));
             }
@@ -602,10 +602,10 @@ impl Peer {
 }
 
 impl Connected {
-    fn notify(&mut self, notice: &Notice) {
-        let count = &mut self.counts[usize::from(notice.cell)];
+    fn signal(&mut self, signal: &Signal) {
+        let count = &mut self.counts[usize::from(signal.signal_slot)];
         *count = count.wrapping_add(1);
-        self.link.cells.notify_as(notice, *count);
+        self.link.signal_slots.signal_as(signal, *count);
     }
 
     pub(super) fn place(&self, slice: &RemoteSlice) -> Place<'_> {
@@ -633,10 +633,13 @@ impl Connected {
         std::mem::replace(&mut self.regions[at], known)
     }
 
-    pub(super) fn check_notice(&self, notice: Option<&Notice>) -> Result<(), SubmitError> {
-        match notice {
-            Some(notice) if usize::from(notice.cell) >= self.link.cells.len() => {
-                Err(SubmitError::NoSuchCell { cell: notice.cell, cells: self.link.cells.len() })
+    pub(super) fn check_signal(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
+        match signal {
+            Some(signal) if usize::from(signal.signal_slot) >= self.link.signal_slots.len() => {
+                Err(SubmitError::NoSuchSignalSlot {
+                    signal_slot: signal.signal_slot,
+                    signal_slots: self.link.signal_slots.len(),
+                })
             }
             _ => Ok(()),
         }

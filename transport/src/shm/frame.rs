@@ -26,8 +26,8 @@ pub(crate) struct Claim {
     pub(crate) from: u32,
     pub(crate) to: u32,
     pub(crate) world_size: u32,
-    /// Cells that it keeps for the other.
-    pub(crate) cells: u32,
+    /// Signal slots that it keeps for the other.
+    pub(crate) signal_slots: u32,
 }
 
 /// Why a listener or dialer turns the other away.
@@ -109,7 +109,7 @@ impl Claim {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&self.version.to_le_bytes());
         for (slot, word) in
-            bytes[6..].chunks_exact_mut(4).zip([self.from, self.to, self.world_size, self.cells])
+            bytes[6..].chunks_exact_mut(4).zip([self.from, self.to, self.world_size, self.signal_slots])
         {
             slot.copy_from_slice(&word.to_le_bytes());
         }
@@ -232,8 +232,8 @@ impl Reader<'_> {
         if version != PROTOCOL_VERSION {
             return Err(ProtocolViolation::Version);
         }
-        let [from, to, world_size, cells] = [self.word()?, self.word()?, self.word()?, self.word()?];
-        Ok(Claim { version, from, to, world_size, cells })
+        let [from, to, world_size, signal_slots] = [self.word()?, self.word()?, self.word()?, self.word()?];
+        Ok(Claim { version, from, to, world_size, signal_slots })
     }
 
     fn word(&mut self) -> Result<u32, ProtocolViolation> {
@@ -248,9 +248,15 @@ mod tests {
     use super::*;
 
     fn claims() -> impl Strategy<Value = Claim> {
-        (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(from, to, world_size, cells)| {
-            Claim { version: PROTOCOL_VERSION, from, to, world_size, cells }
-        })
+        (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()).prop_map(
+            |(from, to, world_size, signal_slots)| Claim {
+                version: PROTOCOL_VERSION,
+                from,
+                to,
+                world_size,
+                signal_slots,
+            },
+        )
     }
 
     proptest! {
@@ -305,7 +311,7 @@ mod tests {
 
     #[test]
     fn another_version_and_an_oversized_packet_are_told_apart() {
-        let claim = Claim { version: PROTOCOL_VERSION + 1, from: 1, to: 0, world_size: 2, cells: 1 };
+        let claim = Claim { version: PROTOCOL_VERSION + 1, from: 1, to: 0, world_size: 2, signal_slots: 1 };
         let packet = Frame::Hello { claim, challenge: [0; TAG_BYTES] }.encode();
         assert_eq!(decode(&packet), Err(ProtocolViolation::Version));
         assert_eq!(decode(&[MESSAGE; FRAME_BYTES_MAX + 1]), Err(ProtocolViolation::OversizedFrame));

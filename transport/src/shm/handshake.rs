@@ -58,18 +58,18 @@ impl Watcher {
                 let challenges = Challenges::new(Side::Dialer, challenge, theirs);
                 self.welcomed(index, peer, claim, &challenges, &answer)?;
             }
-            (&Phase::AwaitGrant { peer, cells, challenges }, Frame::Grant { answer }) => {
-                let claim = self.claim_of(peer, cells).to_bytes();
+            (&Phase::AwaitGrant { peer, signal_slots, challenges }, Frame::Grant { answer }) => {
+                let claim = self.claim_of(peer, signal_slots).to_bytes();
                 if !challenges.verify(self.secret.as_ref(), &claim, &answer) {
                     self.say(index, &Frame::Reject(Reason::Secret), &[]);
                     return Err(ProtocolViolation::WrongSecret.into());
                 }
-                let (link, process) = Link::from_files(packet.files, cells)?;
+                let (link, process) = Link::from_files(packet.files, signal_slots)?;
                 self.say_with_files(index, peer, &Frame::Accept);
                 self.open(index, peer, link, process);
             }
-            (&Phase::AwaitAccept { peer, cells }, Frame::Accept) => {
-                let (link, process) = Link::from_files(packet.files, cells)?;
+            (&Phase::AwaitAccept { peer, signal_slots }, Frame::Accept) => {
+                let (link, process) = Link::from_files(packet.files, signal_slots)?;
                 self.open(index, peer, link, process);
             }
             (
@@ -102,12 +102,14 @@ impl Watcher {
     /// Sent `Hello` by a peer that this rank is connecting to: proves that this is the rank it
     /// means.
     pub(super) fn welcome(&mut self, index: usize) {
-        let Some(&Phase::Parked { peer, cells, challenge: theirs }) = self.phase(index) else { return };
+        let Some(&Phase::Parked { peer, signal_slots, challenge: theirs }) = self.phase(index) else {
+            return;
+        };
         let ours = challenge();
         let claim = self.claim(peer);
         let challenges = Challenges::new(Side::Listener, ours, theirs);
         let answer = challenges.answer(self.secret.as_ref(), &claim.to_bytes());
-        self.set_phase(index, Phase::AwaitGrant { peer, cells, challenges });
+        self.set_phase(index, Phase::AwaitGrant { peer, signal_slots, challenges });
         self.say(index, &Frame::Welcome { claim, challenge: ours, answer }, &[]);
     }
 
@@ -125,7 +127,7 @@ impl Watcher {
             self.say(index, &Frame::Reject(Reason::Rank), &[]);
             return self.close(index);
         }
-        self.set_phase(index, Phase::Parked { peer, cells: claim.cells, challenge });
+        self.set_phase(index, Phase::Parked { peer, signal_slots: claim.signal_slots, challenge });
         if matches!(self.wants[peer as usize], Want::Connection { .. }) {
             self.welcome(index);
         }
@@ -140,7 +142,7 @@ impl Watcher {
         challenges: &Challenges,
         answer: &[u8; TAG_BYTES],
     ) -> Result<(), ProtocolViolation> {
-        if claim != self.claim_of(peer, claim.cells) {
+        if claim != self.claim_of(peer, claim.signal_slots) {
             self.say(index, &Frame::Reject(Reason::Rank), &[]);
             return Err(ProtocolViolation::WrongRank);
         }
@@ -150,7 +152,7 @@ impl Watcher {
         }
         let own = self.claim(peer).to_bytes();
         let answer = challenges.answer(self.secret.as_ref(), &own);
-        self.set_phase(index, Phase::AwaitAccept { peer, cells: claim.cells });
+        self.set_phase(index, Phase::AwaitAccept { peer, signal_slots: claim.signal_slots });
         self.say_with_files(index, peer, &Frame::Grant { answer });
         Ok(())
     }
@@ -258,7 +260,7 @@ impl Watcher {
                 tracing::error!(peer, bytes = answer.len(), "an answer is too long to be sent");
             }
         }
-        crate::device::Ring::ring(&*self.shared);
+        crate::device::Wake::wake(&*self.shared);
     }
 
     fn claim(&self, to: Rank) -> Claim {
@@ -267,13 +269,13 @@ impl Watcher {
             from: self.shared.rank,
             to,
             world_size: self.shared.world_size,
-            cells: self.shared.cells.each() as u32,
+            signal_slots: self.shared.signal_slots.each() as u32,
         }
     }
 
-    /// What a peer with so many cells must claim.
-    fn claim_of(&self, from: Rank, cells: u32) -> Claim {
-        Claim { from, to: self.shared.rank, cells, ..self.claim(from) }
+    /// What a peer with so many signal slots must claim.
+    fn claim_of(&self, from: Rank, signal_slots: u32) -> Claim {
+        Claim { from, to: self.shared.rank, signal_slots, ..self.claim(from) }
     }
 
     fn set_phase(&mut self, index: usize, phase: Phase) {
@@ -284,9 +286,9 @@ impl Watcher {
 
     fn say_with_files(&mut self, index: usize, peer: Rank, frame: &Frame<'_>) {
         let shared = self.shared.clone();
-        let Some(cells) = shared.cells.of(peer).take_file() else { return };
+        let Some(signal_slots) = shared.signal_slots.of(peer).take_file() else { return };
         let own = &shared.own;
-        let files = [own.process.as_fd(), cells.as_fd(), own.bell_file.as_fd(), own.keys_file.as_fd()];
+        let files = [own.process.as_fd(), signal_slots.as_fd(), own.wake_file.as_fd(), own.keys_file.as_fd()];
         self.say(index, frame, &files);
     }
 

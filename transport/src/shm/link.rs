@@ -1,4 +1,5 @@
-//! What two connected ranks hold of each other: cells, bell, table of live keys, regions.
+//! What two connected ranks hold of each other: signal slots, wake source, table of live keys,
+//! regions.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -9,15 +10,15 @@ use std::{io, slice};
 use rustix::fs::SealFlags;
 
 use super::mapping::{Access, Mapping, check};
-use crate::cells::{CellLine, Cells};
 use crate::cuda::{CudaError, Gpu, GpuId, Imported};
 use crate::device::{LossCause, ProtocolViolation};
 use crate::memory::{prefer_own_node, sealed_file};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice, Sharing};
+use crate::signals::{SignalLine, Signals};
 
-/// Files that each end hands to the other: its process, the cells it keeps for the other, its bell,
-/// its live keys.
+/// Files that each end hands to the other: its process, the signal slots it keeps for the other,
+/// its wake source, its live keys.
 pub(crate) const GRANT_FILES: usize = 4;
 
 /// Regions that a device has at most at one time. A peer maps each of them, and Linux gives a
@@ -25,23 +26,23 @@ pub(crate) const GRANT_FILES: usize = 4;
 pub(crate) const REGIONS_MAX: usize = 16_384;
 
 const KEY_TABLE_BYTES: usize = REGIONS_MAX * size_of::<u64>();
-const BELL_BYTES: usize = 64;
-const CELL_BYTES: usize = size_of::<CellLine>();
+const WAKE_PAGE_BYTES: usize = 64;
+const SIGNAL_SLOT_BYTES: usize = size_of::<SignalLine>();
 
-/// A bell's page: the word that is rung, and beside it where its owner waits.
-pub(crate) struct BellPage(Mapping);
+/// A wake source's page: the word that is woken, and beside it where its owner waits.
+pub(crate) struct WakePage(Mapping);
 
-impl BellPage {
+impl WakePage {
     /// One more than the number of the processor, so that a page of zeroes says nothing. Relaxed,
     /// here and there: a hint that orders nothing; its partner is the load in
-    /// [`BellPage::shown_processor`] of a peer.
+    /// [`WakePage::shown_processor`] of a peer.
     fn processor(&self) -> &AtomicU32 {
         // SAFETY: the page is mapped, aligned and writable while `self` lives, is longer than two
         // words, and is only ever accessed atomically.
         unsafe { AtomicU32::from_ptr(self.0.base().as_ptr().cast::<u32>().add(1)) }
     }
 
-    /// For the owner. Stores only what differs: peers read the line at each notice.
+    /// For the owner. Stores only what differs: peers read the line at each signal.
     pub(crate) fn show_processor(&self, processor: u32) {
         let shown = processor.wrapping_add(1);
         if self.processor().load(Ordering::Relaxed) != shown {
@@ -55,7 +56,7 @@ impl BellPage {
     }
 }
 
-impl AsRef<AtomicU32> for BellPage {
+impl AsRef<AtomicU32> for WakePage {
     fn as_ref(&self) -> &AtomicU32 {
         // SAFETY: the page is mapped, aligned and writable while `self` lives, and is only ever
         // accessed atomically.
@@ -99,8 +100,8 @@ pub(crate) fn slot_of(key: RegionKey) -> u16 {
 
 /// What this rank makes when it starts and hands to every peer.
 pub(crate) struct Own {
-    pub(crate) bell: Arc<BellPage>,
-    pub(crate) bell_file: OwnedFd,
+    pub(crate) wake_source: Arc<WakePage>,
+    pub(crate) wake_file: OwnedFd,
     pub(crate) keys: KeyTable,
     pub(crate) keys_file: OwnedFd,
     pub(crate) process: OwnedFd,
@@ -108,13 +109,19 @@ pub(crate) struct Own {
 
 impl Own {
     pub(crate) fn new() -> io::Result<Self> {
-        let bell_file = sealed_file("pleach-bell", BELL_BYTES, SealFlags::empty())?;
-        let bell = Mapping::new(bell_file.as_fd(), 0, BELL_BYTES, Access::ReadWrite)?;
+        let wake_file = sealed_file("pleach-wake", WAKE_PAGE_BYTES, SealFlags::empty())?;
+        let wake_source = Mapping::new(wake_file.as_fd(), 0, WAKE_PAGE_BYTES, Access::ReadWrite)?;
         let keys_file = sealed_key_table()?;
         let (keys_file, keys) = keys_file;
         let own = rustix::process::getpid();
         let process = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?;
-        Ok(Self { bell: Arc::new(BellPage(bell)), bell_file, keys: KeyTable(keys), keys_file, process })
+        Ok(Self {
+            wake_source: Arc::new(WakePage(wake_source)),
+            wake_file,
+            keys: KeyTable(keys),
+            keys_file,
+            process,
+        })
     }
 }
 
@@ -130,38 +137,40 @@ fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
     Ok((file, mapping))
 }
 
-/// The cells that this rank keeps for one peer: in a file of their own, so that one peer can be cut
-/// off alone.
-pub(crate) struct OwnCells {
-    pub(crate) cells: Cells,
+/// The signal slots that this rank keeps for one peer: in a file of their own, so that one peer can
+/// be cut off alone.
+pub(crate) struct OwnSignals {
+    pub(crate) signal_slots: Signals,
     /// Absent when the system gave no memory for it; then the peer cannot be connected to.
     shared: Result<Arc<Mapping>, io::ErrorKind>,
     /// Until it is handed over.
     file: Mutex<Option<OwnedFd>>,
 }
 
-impl OwnCells {
+impl OwnSignals {
     pub(crate) fn new(len: usize) -> Self {
         match Self::in_file(len) {
             Ok(own) => own,
-            Err(error) => {
-                Self { cells: Cells::on_heap(len), shared: Err(error.kind()), file: Mutex::new(None) }
-            }
+            Err(error) => Self {
+                signal_slots: Signals::on_heap(len),
+                shared: Err(error.kind()),
+                file: Mutex::new(None),
+            },
         }
     }
 
     fn in_file(len: usize) -> io::Result<Self> {
-        let bytes = len.max(1) * CELL_BYTES;
-        let file = sealed_file("pleach-cells", bytes, SealFlags::empty())?;
+        let bytes = len.max(1) * SIGNAL_SLOT_BYTES;
+        let file = sealed_file("pleach-signals", bytes, SealFlags::empty())?;
         let mapping = Arc::new(Mapping::new(file.as_fd(), 0, bytes, Access::ReadWrite)?);
         prefer_own_node(mapping.base(), bytes);
         // SAFETY: a page-aligned mapping of `len` zeroed lines, kept by `mapping`, used for nothing
         // else.
-        let cells = unsafe { Cells::from_raw(mapping.base().cast(), len, mapping.clone()) };
-        Ok(Self { cells, shared: Ok(mapping), file: Mutex::new(Some(file)) })
+        let signal_slots = unsafe { Signals::from_raw(mapping.base().cast(), len, mapping.clone()) };
+        Ok(Self { signal_slots, shared: Ok(mapping), file: Mutex::new(Some(file)) })
     }
 
-    /// Why the peer cannot notify these cells, if it cannot.
+    /// Why the peer cannot signal these signal slots, if it cannot.
     pub(crate) fn failure(&self) -> Option<io::ErrorKind> {
         self.shared.as_ref().err().copied()
     }
@@ -171,51 +180,51 @@ impl OwnCells {
         self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The memory behind the cells, where the peer can reach it.
+    /// The memory behind the signal slots, where the peer can reach it.
     pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.shared.as_ref().ok()
     }
 }
 
-/// A peer's cells (for this rank's notices), bell and live keys.
+/// A peer's signal slots (for this rank's signals), wake source and live keys.
 pub(crate) struct Link {
-    pub(crate) cells: Cells,
-    pub(crate) bell: BellPage,
+    pub(crate) signal_slots: Signals,
+    pub(crate) wake_source: WakePage,
     pub(crate) keys: Arc<KeyTable>,
 }
 
 impl Link {
-    /// Checks and maps what a peer handed over; `cells` is how many it said it keeps. The process
-    /// comes back.
+    /// Checks and maps what a peer handed over; `signal_slots` is how many it said it keeps. The
+    /// process comes back.
     ///
     /// # Errors
     ///
     /// They are not what they should be, or this process cannot map them.
-    pub(crate) fn from_files(files: Vec<OwnedFd>, cells: u32) -> Result<(Self, OwnedFd), LossCause> {
-        let [process, cells_file, bell_file, keys_file] =
+    pub(crate) fn from_files(files: Vec<OwnedFd>, signal_slots: u32) -> Result<(Self, OwnedFd), LossCause> {
+        let [process, signal_slots_file, wake_file, keys_file] =
             <[OwnedFd; GRANT_FILES]>::try_from(files).map_err(|_| ProtocolViolation::UnsafeFile)?;
         if !is_process(&process) {
             return Err(ProtocolViolation::UnsafeFile.into());
         }
-        let len = cells as usize;
-        if len > CELLS_MAX {
+        let len = signal_slots as usize;
+        if len > SIGNAL_SLOTS_MAX {
             return Err(ProtocolViolation::MalformedFrame.into());
         }
         let map = |file: &OwnedFd, bytes: usize, access| {
             check(file.as_fd(), bytes as u64)?;
             Mapping::new(file.as_fd(), 0, bytes, access).map_err(|error| LossCause::Unmapped(error.kind()))
         };
-        let lines = Arc::new(map(&cells_file, len.max(1) * CELL_BYTES, Access::ReadWrite)?);
+        let lines = Arc::new(map(&signal_slots_file, len.max(1) * SIGNAL_SLOT_BYTES, Access::ReadWrite)?);
         // SAFETY: checked to hold `len` lines, whose every content is a valid one; kept by `lines`.
-        let cells = unsafe { Cells::from_raw(lines.base().cast(), len, lines.clone()) };
-        let bell = BellPage(map(&bell_file, BELL_BYTES, Access::ReadWrite)?);
+        let signal_slots = unsafe { Signals::from_raw(lines.base().cast(), len, lines.clone()) };
+        let wake_source = WakePage(map(&wake_file, WAKE_PAGE_BYTES, Access::ReadWrite)?);
         let keys = Arc::new(KeyTable(map(&keys_file, KEY_TABLE_BYTES, Access::Read)?));
-        Ok((Self { cells, bell, keys }, process))
+        Ok((Self { signal_slots, wake_source, keys }, process))
     }
 }
 
-/// Most cells that a device keeps for a peer.
-pub(crate) const CELLS_MAX: usize = 65_536;
+/// Most signal slots that a device keeps for a peer.
+pub(crate) const SIGNAL_SLOTS_MAX: usize = 65_536;
 
 /// Whether the file is a process descriptor: other kinds may never become readable, or hang who
 /// asks.
@@ -358,13 +367,13 @@ impl Sharing for PeerRegion {
     }
 }
 
-/// The cells for each peer, made when first needed: a world may be much larger than a host.
-pub(crate) struct CellTable {
+/// The signal slots for each peer, made when first needed: a world may be much larger than a host.
+pub(crate) struct SignalSlotTable {
     each: usize,
-    peers: Vec<OnceLock<OwnCells>>,
+    peers: Vec<OnceLock<OwnSignals>>,
 }
 
-impl CellTable {
+impl SignalSlotTable {
     pub(crate) fn new(world_size: u32, each: usize) -> Self {
         Self { each, peers: (0..world_size).map(|_| OnceLock::new()).collect() }
     }
@@ -374,11 +383,11 @@ impl CellTable {
     }
 
     /// Those that exist already.
-    pub(crate) fn existing(&self, peer: crate::Rank) -> Option<&OwnCells> {
+    pub(crate) fn existing(&self, peer: crate::Rank) -> Option<&OwnSignals> {
         self.peers.get(peer as usize)?.get()
     }
 
-    pub(crate) fn of(&self, peer: crate::Rank) -> &OwnCells {
-        self.peers[peer as usize].get_or_init(|| OwnCells::new(self.each))
+    pub(crate) fn of(&self, peer: crate::Rank) -> &OwnSignals {
+        self.peers[peer as usize].get_or_init(|| OwnSignals::new(self.each))
     }
 }

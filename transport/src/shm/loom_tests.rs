@@ -1,5 +1,5 @@
-//! Every interleaving of senders that notify and an owner that sleeps: no wake-up is lost, and
-//! bytes are visible with their notice.
+//! Every interleaving of senders that signal and an owner that sleeps: no wake-up is lost, and
+//! bytes are visible with their signal.
 
 #![allow(unsafe_code)]
 
@@ -7,9 +7,9 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use super::bell;
-use crate::cells::{Cells, Inline, Notice};
+use super::wake_word;
 use crate::primitive::{AtomicU32, Ordering, fence};
+use crate::signals::{Inline, Signal, Signals};
 use crate::sleep;
 
 /// What the kernel does: compares the word and goes to sleep in one step as seen by who wakes.
@@ -36,61 +36,61 @@ impl Futex {
 struct Host {
     word: AtomicU32,
     futex: Futex,
-    cells: Cells,
-    /// What the put of each cell writes.
+    signal_slots: Signals,
+    /// What the put of each signal slot writes.
     bytes: Vec<UnsafeCell<u64>>,
 }
 
-// SAFETY: `bytes` is written by one sender each before its notice, and read by the owner after it;
+// SAFETY: `bytes` is written by one sender each before its signal, and read by the owner after it;
 // loom checks that.
 unsafe impl Sync for Host {}
 // SAFETY: as above.
 unsafe impl Send for Host {}
 
 impl Host {
-    fn new(cells: usize) -> Arc<Self> {
+    fn new(signal_slots: usize) -> Arc<Self> {
         Arc::new(Self {
             word: AtomicU32::new(0),
             futex: Futex { queue: Mutex::new(()), woken: Condvar::new() },
-            cells: Cells::on_heap(cells),
-            bytes: (0..cells).map(|_| UnsafeCell::new(0)).collect(),
+            signal_slots: Signals::on_heap(signal_slots),
+            bytes: (0..signal_slots).map(|_| UnsafeCell::new(0)).collect(),
         })
     }
 
-    fn put(&self, cell: u16) {
-        // SAFETY: nobody else touches the bytes before the notice; loom checks that.
-        self.bytes[usize::from(cell)].with_mut(|bytes| unsafe { *bytes = 7 });
+    fn put(&self, signal_slot: u16) {
+        // SAFETY: nobody else touches the bytes before the signal; loom checks that.
+        self.bytes[usize::from(signal_slot)].with_mut(|bytes| unsafe { *bytes = 7 });
         let payload = Inline::new(&[9; 8]).unwrap();
-        self.cells.notify(&Notice { cell, payload });
+        self.signal_slots.signal(&Signal { signal_slot, payload });
     }
 
-    fn check(&self, cell: u16) {
-        // SAFETY: the notice was seen; loom checks that the write came before.
-        self.bytes[usize::from(cell)].with(|bytes| assert_eq!(unsafe { *bytes }, 7));
-        assert_eq!(self.cells.payload(cell)[..8], [9; 8]);
+    fn check(&self, signal_slot: u16) {
+        // SAFETY: the signal was seen; loom checks that the write came before.
+        self.bytes[usize::from(signal_slot)].with(|bytes| assert_eq!(unsafe { *bytes }, 7));
+        assert_eq!(self.signal_slots.payload(signal_slot)[..8], [9; 8]);
     }
 
-    fn has(&self, cells: u16) -> bool {
-        (0..cells).all(|cell| self.cells.count(cell) == 1)
+    fn has(&self, signal_slots: u16) -> bool {
+        (0..signal_slots).all(|signal_slot| self.signal_slots.count(signal_slot) == 1)
     }
 
     /// As the device and its caller do it.
-    fn sleep_until_all(&self, cells: u16) {
-        self.sleep_until_all_by(cells, |host| host.has(cells));
+    fn sleep_until_all(&self, signal_slots: u16) {
+        self.sleep_until_all_by(signal_slots, |host| host.has(signal_slots));
     }
 
     /// The same with another look between arming and waiting.
-    fn sleep_until_all_by(&self, cells: u16, look: impl Fn(&Self) -> bool) {
-        while !self.has(cells) {
+    fn sleep_until_all_by(&self, signal_slots: u16, look: impl Fn(&Self) -> bool) {
+        while !self.has(signal_slots) {
             sleep::unless_news(
                 &mut &*self,
-                |host| Some(bell::arm(&host.word)),
+                |host| Some(wake_word::arm(&host.word)),
                 |host| look(host),
                 |host, seen| host.futex.wait(&host.word, seen),
             );
-            bell::disarm(&self.word);
+            wake_word::disarm(&self.word);
         }
-        (0..cells).for_each(|cell| self.check(cell));
+        (0..signal_slots).for_each(|signal_slot| self.check(signal_slot));
     }
 
     fn wake_if(&self, must: bool) {
@@ -107,14 +107,14 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn loom_a_notice_wakes_its_target_and_shows_its_bytes() {
+fn loom_a_signal_wakes_its_target_and_shows_its_bytes() {
     model(|| {
         let host = Host::new(1);
         let sender = {
             let host = host.clone();
             thread::spawn(move || {
                 host.put(0);
-                host.wake_if(bell::ring(&host.word));
+                host.wake_if(wake_word::wake(&host.word));
             })
         };
         host.sleep_until_all(1);
@@ -123,17 +123,17 @@ fn loom_a_notice_wakes_its_target_and_shows_its_bytes() {
 }
 
 #[test]
-fn loom_notices_looked_at_again_after_one_fence_wake_their_target() {
+fn loom_signals_looked_at_again_after_one_fence_wake_their_target() {
     model(|| {
         let host = Host::new(1);
         let sender = {
             let host = host.clone();
             thread::spawn(move || {
                 host.put(0);
-                host.wake_if(bell::glance(&host.word));
-                // As `ring_due` does in the next poll.
+                host.wake_if(wake_word::glance(&host.word));
+                // As `wake_due` does in the next poll.
                 fence(Ordering::SeqCst);
-                host.wake_if(bell::glance(&host.word));
+                host.wake_if(wake_word::glance(&host.word));
             })
         };
         host.sleep_until_all(1);
@@ -146,11 +146,11 @@ fn loom_two_senders_wake_one_target() {
     model(|| {
         let host = Host::new(2);
         let senders: Vec<_> = (0..2)
-            .map(|cell| {
+            .map(|signal_slot| {
                 let host = host.clone();
                 thread::spawn(move || {
-                    host.put(cell);
-                    host.wake_if(bell::ring(&host.word));
+                    host.put(signal_slot);
+                    host.wake_if(wake_word::wake(&host.word));
                 })
             })
             .collect();
@@ -173,7 +173,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// Shows that the model would find it: a notice between the last look and the arming wakes nobody.
+/// Shows that the model would find it: a signal between the last look and the arming wakes nobody.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn loom_without_the_second_look_a_wake_up_is_lost() {
@@ -183,7 +183,7 @@ fn loom_without_the_second_look_a_wake_up_is_lost() {
             let host = host.clone();
             thread::spawn(move || {
                 host.put(0);
-                host.wake_if(bell::ring(&host.word));
+                host.wake_if(wake_word::wake(&host.word));
             })
         };
         let sleeper = Sleeper(Some(host));
@@ -202,7 +202,7 @@ fn loom_without_the_fence_a_wake_up_is_lost() {
             let host = host.clone();
             thread::spawn(move || {
                 host.put(0);
-                host.wake_if(bell::glance(&host.word));
+                host.wake_if(wake_word::glance(&host.word));
             })
         };
         host.sleep_until_all(1);

@@ -157,7 +157,7 @@ pub(crate) unsafe fn make_private(
             base.as_ptr().cast(),
             bytes,
             ProtFlags::READ | ProtFlags::WRITE,
-            // Not accounted for: what becomes private is given back by the file, see `silence`.
+            // Not accounted for: what becomes private is given back by the file, see `fence`.
             MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
             file.as_fd(),
             offset,

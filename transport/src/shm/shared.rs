@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::epoll;
 use rustix::thread::futex;
 
-use super::bell;
 use super::board::Board;
 use super::directory::Directory;
-use super::link::{CellTable, Own};
+use super::link::{Own, SignalSlotTable};
+use super::wake_word;
 use crate::Rank;
 use crate::control::Commands;
-use crate::device::{DeviceConfig, Ring};
+use crate::device::{DeviceConfig, Wake};
 use crate::fork::Process;
 use crate::primitive::AtomicU32;
 use crate::region::{RegionKey, Registry};
@@ -35,13 +35,13 @@ pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) world_size: u32,
     pub(crate) own: Own,
-    pub(crate) cells: CellTable,
+    pub(crate) signal_slots: SignalSlotTable,
     pub(crate) epoll: Arc<OwnedFd>,
     pub(crate) commands: Commands<Command>,
     /// Something is on the board. Release by the watcher, acquire by the poller.
     pub(crate) news: AtomicBool,
-    /// The bell was rung while nobody slept: the next attempt to sleep fails.
-    rung: AtomicBool,
+    /// The rank was woken while nobody slept: the next attempt to sleep fails.
+    woken: AtomicBool,
     board: Mutex<Board>,
     directory: Mutex<Directory>,
 }
@@ -54,10 +54,10 @@ impl Shared {
             rank: config.rank,
             world_size: config.world_size,
             own: Own::new()?,
-            cells: CellTable::new(config.world_size, config.cells),
+            signal_slots: SignalSlotTable::new(config.world_size, config.signal_slots),
             commands: Commands::new()?,
             news: AtomicBool::new(false),
-            rung: AtomicBool::new(false),
+            woken: AtomicBool::new(false),
             board: Mutex::new(Board::new(config.world_size)),
             directory: Mutex::new(Directory::new(config.world_size, epoll.clone())),
             epoll,
@@ -84,22 +84,23 @@ impl Shared {
         self.wake_owner();
     }
 
-    /// Whether the bell was rung since this was last asked, or something is on the board. After
-    /// [`bell::arm`].
-    pub(crate) fn was_rung(&self) -> bool {
-        // Acquire: pairs with the release in `ring`, so what the ringing thread did before is seen.
-        self.rung.swap(false, Ordering::Acquire) || self.news.load(Ordering::Acquire)
+    /// Whether the rank was woken since this was last asked, or something is on the board.
+    /// After [`wake_word::arm`].
+    pub(crate) fn was_woken(&self) -> bool {
+        // Acquire: pairs with the release in `wake`, so what the waking thread did before is seen.
+        self.woken.swap(false, Ordering::Acquire) || self.news.load(Ordering::Acquire)
     }
 
     fn wake_owner(&self) {
-        let word: &AtomicU32 = (*self.own.bell).as_ref();
-        if bell::ring(word) {
+        let word: &AtomicU32 = (*self.own.wake_source).as_ref();
+        if wake_word::wake(word) {
             wake_sleepers(word);
         }
     }
 }
 
-/// Wakes everybody who sleeps on a bell; after [`bell::ring`] or [`bell::glance`] said so.
+/// Wakes everybody who sleeps on a wake source; after [`wake_word::wake`] or [`wake_word::glance`]
+/// said so.
 pub(crate) fn wake_sleepers(word: &AtomicU32) {
     // It fails for a bad address only. Not `PRIVATE`: the word is shared between processes.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
@@ -110,10 +111,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Ring for Shared {
-    fn ring(&self) {
-        // Release: see `was_rung`.
-        self.rung.store(true, Ordering::Release);
+impl Wake for Shared {
+    fn wake(&self) {
+        // Release: see `was_woken`.
+        self.woken.store(true, Ordering::Release);
         self.wake_owner();
     }
 }

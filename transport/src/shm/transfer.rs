@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::link::PeerRegion;
 use crate::Rank;
-use crate::cells::Notice;
 use crate::clock::Nanos;
 use crate::device::{AtomicOp, Source, TransferId};
 use crate::region::{RemoteSlice, Slice};
+use crate::signals::Signal;
 
 /// Bytes copied at once: by submit, or in a piece by poll.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
@@ -19,7 +19,7 @@ pub(crate) const POLL_BYTES: usize = 1 << 20;
 
 /// A put or get between checked ends.
 pub(crate) enum Copy {
-    Put { src: Slice, dst: NonNull<u8>, notice: Option<Notice> },
+    Put { src: Slice, dst: NonNull<u8>, signal: Option<Signal> },
     Get { src: NonNull<u8>, dst: Slice },
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Waiting {
 
 /// A transfer that names remote memory, as submitted.
 pub(crate) enum Request {
-    Put { src: Source, dst: RemoteSlice, notice: Option<Notice> },
+    Put { src: Source, dst: RemoteSlice, signal: Option<Signal> },
     Get { src: RemoteSlice, dst: Slice },
     Atomic { word: RemoteSlice, op: AtomicOp },
 }

@@ -73,7 +73,7 @@ pub(super) enum Phase {
     /// Said `Hello`, but `connect` was not called here yet.
     Parked {
         peer: Rank,
-        cells: u32,
+        signal_slots: u32,
         challenge: [u8; TAG_BYTES],
     },
     /// Dialed, `Hello` sent.
@@ -84,13 +84,13 @@ pub(super) enum Phase {
     /// `Welcome` sent.
     AwaitGrant {
         peer: Rank,
-        cells: u32,
+        signal_slots: u32,
         challenges: Challenges,
     },
     /// `Grant` sent.
     AwaitAccept {
         peer: Rank,
-        cells: u32,
+        signal_slots: u32,
     },
     Open {
         peer: Rank,

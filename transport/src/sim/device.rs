@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Rank;
-use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Armed, Bell, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
-    PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
+    PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency, WakeSource,
 };
 use crate::memory::{Alias, Memory, Share};
 use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
+use crate::signals::{Signal, Signals};
 use crate::sim::flight::Flight;
 use crate::sim::observer::Record;
 use crate::sim::pair::Bond;
 use crate::sim::regions::{RegionTable, unregistered};
-use crate::sim::state::{BellWord, Happening, State, View};
+use crate::sim::state::{Happening, State, View, WakeWord};
 use crate::sim::world::World;
 
 /// The name of this fabric.
@@ -31,7 +31,7 @@ pub struct SimDevice {
     info: DeviceInfo,
     table: Arc<RegionTable>,
     registry: Arc<dyn Registry>,
-    bell: Arc<BellWord>,
+    wake_source: Arc<WakeWord>,
 }
 
 impl std::fmt::Debug for SimDevice {
@@ -42,16 +42,16 @@ impl std::fmt::Debug for SimDevice {
 
 impl SimDevice {
     pub(super) fn new(world: World, config: DeviceConfig) -> Self {
-        let DeviceConfig { rank, world_size, cells, connect_timeout, responder, .. } = config;
-        let (info, table, bell) = world.with(|state| {
+        let DeviceConfig { rank, world_size, signal_slots, connect_timeout, responder, .. } = config;
+        let (info, table, wake_source) = world.with(|state| {
             assert_eq!(state.ranks.len(), world_size as usize, "the network has as many ranks as the world");
             assert!(rank < world_size, "rank {rank} of {world_size}");
             let rank_state = &mut state.ranks[rank as usize];
             assert!(!rank_state.made, "rank {rank} has a device");
             rank_state.made = true;
-            rank_state.cells = cells;
+            rank_state.signal_slots = signal_slots;
             rank_state.responder = Some(responder);
-            let (table, bell) = (rank_state.table.clone(), rank_state.bell.clone());
+            let (table, wake_source) = (rank_state.table.clone(), rank_state.wake_source.clone());
             let reach = (0..world_size).map(|peer| Reach {
                 fabric: FABRIC,
                 maps: state.maps(rank, peer),
@@ -63,15 +63,15 @@ impl SimDevice {
                 address: Address(format!("{FABRIC}:{rank}")),
                 fabric: FABRIC,
                 registers_freely: !state.maps,
-                cells,
+                signal_slots,
                 transfer_bytes_max: state.transfer_bytes_max,
                 reach: reach.collect(),
-                ringer: bell.clone(),
+                waker: wake_source.clone(),
             };
-            (info, table, bell)
+            (info, table, wake_source)
         });
         let registry: Arc<dyn Registry> = table.clone();
-        Self { world, rank, connect_timeout, info, table, registry, bell }
+        Self { world, rank, connect_timeout, info, table, registry, wake_source }
     }
 
     /// The world that it is part of.
@@ -87,11 +87,11 @@ impl SimDevice {
         state.may_submit(self.rank, peer)
     }
 
-    /// Whether one more transfer may be under way, and the peer has the cell of its notice.
-    fn expect_room(&self, state: &mut State, peer: Rank, notice: Option<&Notice>) -> Result<(), SubmitError> {
-        let cells = state.ranks[peer as usize].cells;
-        if let Some(notice) = notice.filter(|notice| usize::from(notice.cell) >= cells) {
-            return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
+    /// Whether one more transfer may be under way, and the peer has the signal slot of its signal.
+    fn expect_room(&self, state: &mut State, peer: Rank, signal: Option<&Signal>) -> Result<(), SubmitError> {
+        let signal_slots = state.ranks[peer as usize].signal_slots;
+        if let Some(signal) = signal.filter(|signal| usize::from(signal.signal_slot) >= signal_slots) {
+            return Err(SubmitError::NoSuchSignalSlot { signal_slot: signal.signal_slot, signal_slots });
         }
         if state.side(self.rank, peer).under_way >= state.queue_depth {
             return Err(SubmitError::QueueFull { peer });
@@ -223,31 +223,31 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| {
             self.expect_connected(state, peer)?;
             transfer.check(&self.registry, self.info.transfer_bytes_max)?;
-            let notice = if let Transfer::Put { notice, .. } = &transfer { notice.as_ref() } else { None };
-            self.expect_room(state, peer, notice)?;
+            let signal = if let Transfer::Put { signal, .. } = &transfer { signal.as_ref() } else { None };
+            self.expect_room(state, peer, signal)?;
             state.side(self.rank, peer).under_way += 1;
             state.launch(Flight::new(self.rank, peer, id, transfer));
             Ok(Submitted::UnderWay)
         })
     }
 
-    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+    fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
         self.world.with(|state| {
             self.expect_connected(state, peer)?;
-            self.expect_room(state, peer, Some(notice))?;
-            // A notice alone holds nothing of the submitter's, so some end with submit, as on real
+            self.expect_room(state, peer, Some(signal))?;
+            // A signal alone holds nothing of the submitter's, so some end with submit, as on real
             // fabrics.
             let ends_now = state.choices.coin();
             if !ends_now {
                 state.side(self.rank, peer).under_way += 1;
             }
-            state.launch(Flight::of_notice(self.rank, peer, id, *notice, ends_now));
+            state.launch(Flight::of_signal(self.rank, peer, id, *signal, ends_now));
             Ok(if ends_now { Submitted::Ended(0) } else { Submitted::UnderWay })
         })
     }
 
-    fn cells(&self, peer: Rank) -> Cells {
-        self.world.with(|state| state.cells(self.rank, peer))
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.world.with(|state| state.signal_slots(self.rank, peer))
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
@@ -262,14 +262,17 @@ unsafe impl Device for SimDevice {
 
     /// Without a time: what the world will do is known to [`World::advance`].
     fn arm(&mut self) -> Option<Armed> {
-        // The count is read first, so that whatever rings after the look rings the bell that is
-        // returned.
-        let seen = self.bell.arm();
+        // The count is read first, so that whatever wakes after the look wakes the sleeper that
+        // is returned.
+        let seen = self.wake_source.arm();
         let idle = self.world.with(|state| {
             let rank = &state.ranks[self.rank as usize];
             rank.ready.is_empty() && rank.inbox.is_empty()
         });
-        idle.then(|| Armed { bell: Bell::Word { word: self.bell.clone(), seen }, until: None })
+        idle.then(|| Armed {
+            wake_source: WakeSource::Word { word: self.wake_source.clone(), seen },
+            until: None,
+        })
     }
 
     fn leave(&mut self) {

@@ -19,10 +19,10 @@ use crate::sim::random::Random;
 pub enum FaultKind {
     /// Some transfers and messages take much longer.
     Delay,
-    /// Every arrival, notice and completion comes a little later by a random time, so none keep
+    /// Every arrival, signal and completion comes a little later by a random time, so none keep
     /// their order.
     Reorder,
-    /// Puts become visible in random pieces in random order before their notice.
+    /// Puts become visible in random pieces in random order before their signal.
     Tear,
     /// Queues hold very few transfers.
     QueueFull,
@@ -32,7 +32,7 @@ pub enum FaultKind {
     LinkDown,
     /// A rank dies.
     RankDeath,
-    /// One end of a pair loses the other, which notices later.
+    /// One end of a pair loses the other, which signals later.
     OneSidedLoss,
 }
 
@@ -189,7 +189,7 @@ pub struct Faults {
     pub delay_per_million: u32,
     /// The longest such delay.
     pub delay: Duration,
-    /// Every arrival, notice and completion is later by a random time up to this; zero keeps their
+    /// Every arrival, signal and completion is later by a random time up to this; zero keeps their
     /// order.
     pub reorder: Duration,
     /// Into how many pieces a put is torn at most; 1 shows it at once.
@@ -199,7 +199,7 @@ pub struct Faults {
     pub queue_depth: Option<usize>,
     /// How long it takes at most until an end finds out that a peer is gone.
     pub detection: Duration,
-    /// How long it takes at most until a severed peer is silent.
+    /// How long it takes at most until a severed peer is fenced.
     pub severance: Duration,
     /// What happens at given instants of virtual time.
     pub timed: Vec<(Nanos, Fault)>,

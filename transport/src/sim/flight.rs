@@ -1,7 +1,7 @@
 //! Transfers under way.
 //!
 //! A put: `Depart` (its bytes enter the wire) → the flow drains → `Arrive` (what is left lands,
-//! then its notice shows). `Complete` comes when the flow has drained or some time after the
+//! then its signal shows). `Complete` comes when the flow has drained or some time after the
 //! arrival; bytes that have not landed by then are copied out of the source at this last moment.
 //! With tearing, pieces land before. A get: the request travels, `Depart` at the peer, the flow
 //! drains, `Arrive` and `Complete` here. An atomic is carried out at `Depart`.
@@ -10,25 +10,25 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::Rank;
-use crate::cells::Notice;
 use crate::clock::Nanos;
 use crate::device::{AtomicOp, Event, Source, Transfer, TransferError, TransferId};
 use crate::region::{RegionKey, RemoteSlice, Slice};
+use crate::signals::Signal;
 use crate::sim::flows::FlowId;
 use crate::sim::observer::{AccessKind, Actor, Record, TransferNumber};
 use crate::sim::state::{Happening, State, Wires};
 use crate::sim::world::Canary;
 
-/// How much later the bytes come than their notice, and sources are read than `Done`, when a canary
+/// How much later the bytes come than their signal, and sources are read than `Done`, when a canary
 /// says so.
 const CANARY_LATENESS: Duration = Duration::from_micros(20);
 
 pub(super) enum Work {
-    /// A plain notify has neither source nor destination.
+    /// A plain signal has neither source nor destination.
     Put {
         source: Option<Source>,
         destination: Option<RemoteSlice>,
-        notice: Option<Notice>,
+        signal: Option<Signal>,
     },
     Get {
         source: RemoteSlice,
@@ -55,7 +55,7 @@ pub(super) struct Flight {
     arrived: bool,
     outcome: Result<u64, TransferError>,
     /// The canary: what is submitted at its `Done`.
-    then: Option<Notice>,
+    then: Option<Signal>,
     /// Its `Done` is there to be polled, or not needed.
     reported: bool,
     /// Nothing of it will land any more.
@@ -65,8 +65,8 @@ pub(super) struct Flight {
 impl Flight {
     pub(super) fn new(submitter: Rank, peer: Rank, id: TransferId, transfer: Transfer) -> Self {
         let work = match transfer {
-            Transfer::Put { src, dst, notice } => {
-                Work::Put { source: Some(src), destination: Some(dst), notice }
+            Transfer::Put { src, dst, signal } => {
+                Work::Put { source: Some(src), destination: Some(dst), signal }
             }
             Transfer::Get { src, dst } => Work::Get { source: src, destination: dst },
             Transfer::Atomic { word, op } => Work::Atomic { word, op },
@@ -74,15 +74,15 @@ impl Flight {
         Self::of(submitter, peer, id, work, false)
     }
 
-    /// A notice alone. `reported`: its submitter knows already that it has ended.
-    pub(super) fn of_notice(
+    /// A signal alone. `reported`: its submitter knows already that it has ended.
+    pub(super) fn of_signal(
         submitter: Rank,
         peer: Rank,
         id: TransferId,
-        notice: Notice,
+        signal: Signal,
         reported: bool,
     ) -> Self {
-        let work = Work::Put { source: None, destination: None, notice: Some(notice) };
+        let work = Work::Put { source: None, destination: None, signal: Some(signal) };
         Self::of(submitter, peer, id, work, reported)
     }
 
@@ -163,10 +163,10 @@ impl Flight {
 impl State {
     /// Takes a transfer that was checked.
     pub(super) fn launch(&mut self, mut flight: Flight) {
-        if self.canary == Some(Canary::NoticeAfterDone)
-            && let Work::Put { source: Some(_), notice, .. } = &mut flight.work
+        if self.canary == Some(Canary::SignalAfterDone)
+            && let Work::Put { source: Some(_), signal, .. } = &mut flight.work
         {
-            flight.then = notice.take();
+            flight.then = signal.take();
         }
         let number = TransferNumber(self.submitted);
         self.submitted += 1;
@@ -207,8 +207,8 @@ impl State {
         if self.flights.find(&number).is_some_and(|flight| matches!(flight.work, Work::Atomic { .. })) {
             return self.carry_out_atomic(number);
         }
-        if self.canary == Some(Canary::NoticesSwapped) {
-            self.swap_notice(number);
+        if self.canary == Some(Canary::SignalsSwapped) {
+            self.swap_signal(number);
         }
         let pieces = self.cut_into_pieces(number);
         let Some(flight) = self.flights.find_mut(&number) else { return };
@@ -354,12 +354,12 @@ impl State {
             return;
         }
         self.event("arrive", &[number.0]);
-        let late_bytes = first && left > 0 && self.canary == Some(Canary::NoticeBeforeBytes);
+        let late_bytes = first && left > 0 && self.canary == Some(Canary::SignalBeforeBytes);
         if late_bytes {
             if let Some(flight) = self.flights.find_mut(&number) {
                 flight.arrived = true;
             }
-            self.show_notice(number);
+            self.show_signal(number);
             self.after(CANARY_LATENESS, Happening::Arrive(number));
             return;
         }
@@ -372,7 +372,7 @@ impl State {
         let landed = self.land(number, left);
         debug_assert!(landed, "the range was looked up just now");
         if first {
-            self.show_notice(number);
+            self.show_signal(number);
         }
         let Some(flight) = self.flights.find_mut(&number) else { return };
         flight.over = true;
@@ -387,25 +387,25 @@ impl State {
         }
         self.forget_if_ended(number);
         self.say_goodbye_if_quiet(submitter, peer);
-        self.ring(peer);
+        self.wake(peer);
     }
 
-    fn show_notice(&mut self, number: TransferNumber) {
+    fn show_signal(&mut self, number: TransferNumber) {
         let Some(flight) = self.flights.find(&number) else { return };
-        let Work::Put { notice: Some(notice), .. } = &flight.work else { return };
-        let (from, to, notice) = (flight.submitter, flight.peer, *notice);
-        let cells = self.cells(to, from);
-        if usize::from(notice.cell) >= cells.len() {
+        let Work::Put { signal: Some(signal), .. } = &flight.work else { return };
+        let (from, to, signal) = (flight.submitter, flight.peer, *signal);
+        let signal_slots = self.signal_slots(to, from);
+        if usize::from(signal.signal_slot) >= signal_slots.len() {
             return;
         }
-        cells.notify(&notice);
-        let count = cells.count(notice.cell);
-        self.event("notice", &[number.0, u64::from(notice.cell), count]);
-        self.note(|| Record::Noticed { from, to, cell: notice.cell, count, transfer: number });
+        signal_slots.signal(&signal);
+        let count = signal_slots.count(signal.signal_slot);
+        self.event("signal", &[number.0, u64::from(signal.signal_slot), count]);
+        self.note(|| Record::Noticed { from, to, signal_slot: signal.signal_slot, count, transfer: number });
         if let Some(noticed) = &mut self.ranks[to as usize].noticed {
-            noticed.push((from, notice.cell));
+            noticed.push((from, signal.signal_slot));
         }
-        self.ring(to);
+        self.wake(to);
     }
 
     fn carry_out_atomic(&mut self, number: TransferNumber) {
@@ -434,7 +434,7 @@ impl State {
         flight.over = true;
         self.event("atomic", &[number.0, old, new]);
         self.accessed(Actor::Transfer(number, submitter), peer, &slice, AccessKind::Atomic);
-        self.ring(peer);
+        self.wake(peer);
         let back = self.network.latency(peer, submitter) + self.lateness();
         self.after(back, Happening::Complete(number));
         self.say_goodbye_if_quiet(submitter, peer);
@@ -482,9 +482,9 @@ impl State {
         }
         self.event("complete", &[number.0, u64::from(result.is_ok())]);
         self.push_ready(rank, Event::Done { id, result }, Some((peer, number)));
-        if let Some(notice) = then {
+        if let Some(signal) = then {
             // Nobody polls its `Done`.
-            self.launch(Flight::of_notice(rank, peer, id, notice, true));
+            self.launch(Flight::of_signal(rank, peer, id, signal, true));
         }
         self.forget_if_ended(number);
         self.say_goodbye_if_quiet(rank, peer);
@@ -576,16 +576,19 @@ impl State {
         }
     }
 
-    /// The canary: this put shows another one's notice, which shows this one's.
-    fn swap_notice(&mut self, number: TransferNumber) {
+    /// The canary: this put shows another one's signal, which shows this one's.
+    fn swap_signal(&mut self, number: TransferNumber) {
         let Some(flight) = self.flights.find(&number) else { return };
-        let Work::Put { notice: Some(mine), .. } = &flight.work else { return };
+        let Work::Put { signal: Some(mine), .. } = &flight.work else { return };
         let (submitter, peer, mine) = (flight.submitter, flight.peer, *mine);
         let other = self.flights.iter_mut().find_map(|(other, flight)| {
             let same_pair = flight.submitter == submitter && flight.peer == peer;
             match &mut flight.work {
-                Work::Put { notice: Some(theirs), .. }
-                    if same_pair && other != number && !flight.over && theirs.cell != mine.cell =>
+                Work::Put { signal: Some(theirs), .. }
+                    if same_pair
+                        && other != number
+                        && !flight.over
+                        && theirs.signal_slot != mine.signal_slot =>
                 {
                     Some(std::mem::replace(theirs, mine))
                 }
@@ -593,9 +596,9 @@ impl State {
             }
         });
         if let (Some(theirs), Some(flight)) = (other, self.flights.find_mut(&number))
-            && let Work::Put { notice, .. } = &mut flight.work
+            && let Work::Put { signal, .. } = &mut flight.work
         {
-            *notice = Some(theirs);
+            *signal = Some(theirs);
         }
     }
 }

@@ -12,8 +12,8 @@
 //!
 //! The device is nasty but never impossible: what the contract leaves open it uses up. The source
 //! of a put is read as late as `Done` allows. With the matching [`FaultKind`]s the bytes of a put
-//! become visible in random pieces at random times up to the instant of its notice, transfers and
-//! their notices and completions overtake each other, queues hold one transfer, ranks freeze and
+//! become visible in random pieces at random times up to the instant of its signal, transfers and
+//! their signals and completions overtake each other, queues hold one transfer, ranks freeze and
 //! die, links fail, and the two ends of a pair learn it at different times. Without faults a put of
 //! `n` bytes is seen exactly `latency + n / bandwidth` after the submit if it shares no link.
 //!
@@ -37,7 +37,7 @@
 //!
 //! let world = World::new(Options::new(Network::full_mesh(3, 1_000_000_000, Duration::from_micros(2)), 42));
 //! let mut devices: Vec<_> = (0..3).map(|rank| world.device(DeviceConfig {
-//!     rank, world_size: 3, secret: None, cells: 8, connect_timeout: Duration::from_secs(1), interface: None, address: None,
+//!     rank, world_size: 3, secret: None, signal slots: 8, connect_timeout: Duration::from_secs(1), interface: None, address: None,
 //!     responder: Arc::new(Silent),
 //! })).collect();
 //! let addresses: Vec<_> = devices.iter().map(|device| device.info().address.clone()).collect();
@@ -51,7 +51,7 @@
 //! let mut events = Vec::with_capacity(16);
 //! while connected < 6 {
 //!     assert!(world.advance(None), "nothing will ever happen any more");
-//!     for rank in world.take_rung() {
+//!     for rank in world.take_woken() {
 //!         devices[rank as usize].poll(world.now(), &mut events);
 //!         connected += events.drain(..).filter(|event| matches!(event, Event::Connected { .. })).count();
 //!     }

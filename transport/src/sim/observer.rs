@@ -2,7 +2,7 @@
 //!
 //! Records come in the order of virtual time and of cause. They suffice to build vector clocks: a
 //! rank's thread and every transfer are actors; `Submitted` orders a rank before its transfer,
-//! `Noticed` then `Consumed` a transfer before the rank that saw its notice, `Completed` a
+//! `Noticed` then `Consumed` a transfer before the rank that saw its signal, `Completed` a
 //! transfer's reads (a get's writes) before its submitter. What ranks tell each other by control
 //! messages or in payload orders them by `Released` and `Acquired`.
 
@@ -74,32 +74,32 @@ pub enum Record {
         /// Which.
         transfer: TransferNumber,
     },
-    /// A notice was shown: the cell that `to` keeps for `from` now counts `count`.
+    /// A signal was shown: the signal slot that `to` keeps for `from` now counts `count`.
     Noticed {
-        /// Whose notice.
+        /// Whose signal.
         from: Rank,
         /// Who may see it.
         to: Rank,
-        /// In which cell.
-        cell: u16,
-        /// What the cell counts now.
+        /// In which signal slot.
+        signal_slot: u16,
+        /// What the signal slot counts now.
         count: u64,
         /// By which transfer.
         transfer: TransferNumber,
     },
-    /// `rank` saw the cell that it keeps for `from` count at least `count` (told by
+    /// `rank` saw the signal slot that it keeps for `from` count at least `count` (told by
     /// [`super::World::consumed`]).
     Consumed {
         /// Who saw it.
         rank: Rank,
-        /// Whose notice.
+        /// Whose signal.
         from: Rank,
-        /// In which cell.
-        cell: u16,
+        /// In which signal slot.
+        signal_slot: u16,
         /// The count that was seen.
         count: u64,
     },
-    /// `rank` says, on a way that carries no notice, that all it did so far for `number` things of
+    /// `rank` says, on a way that carries no signal, that all it did so far for `number` things of
     /// a sequence is over (told by [`super::World::released`]).
     Released {
         /// Who says so.
@@ -141,7 +141,7 @@ pub enum Record {
     Severed {
         /// Whose memory.
         rank: Rank,
-        /// Who must be silent.
+        /// The peer that must be fenced.
         peer: Rank,
     },
     /// A rank ended without goodbye.

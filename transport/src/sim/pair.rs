@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::Rank;
-use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::device::{Event, LossCause, MESSAGE_BYTES_MAX, PostError, SubmitError, TransferError};
 use crate::region::RegionKey;
+use crate::signals::Signals;
 use crate::sim::observer::Record;
 use crate::sim::state::{Callback, Happening, QueueKey, State};
 use crate::sim::world::Canary;
@@ -34,8 +34,8 @@ pub(super) struct Side {
     pub(super) bond: Bond,
     /// `sever` was called, whatever had happened before.
     pub(super) severing: bool,
-    /// The rank's cells for the peer.
-    pub(super) cells: Option<Cells>,
+    /// The rank's signal slots for the peer.
+    pub(super) signal_slots: Option<Signals>,
     /// Transfers to the peer whose `Done` was not polled yet.
     pub(super) under_way: usize,
     /// Nothing from the rank reaches the peer any more.
@@ -58,9 +58,9 @@ impl State {
         &mut self.sides[rank as usize * self.ranks.len() + peer as usize]
     }
 
-    pub(super) fn cells(&mut self, rank: Rank, peer: Rank) -> Cells {
-        let cells = self.ranks[rank as usize].cells;
-        self.side(rank, peer).cells.get_or_insert_with(|| Cells::on_heap(cells)).clone()
+    pub(super) fn signal_slots(&mut self, rank: Rank, peer: Rank) -> Signals {
+        let signal_slots = self.ranks[rank as usize].signal_slots;
+        self.side(rank, peer).signal_slots.get_or_insert_with(|| Signals::on_heap(signal_slots)).clone()
     }
 
     pub(super) fn is_reachable(&mut self, rank: Rank, peer: Rank) -> bool {
@@ -183,7 +183,7 @@ impl State {
                 if let Some(responder) = self.ranks[to as usize].responder.clone() {
                     self.callbacks.push(Callback::Message { responder, from, to, message });
                 }
-                self.ring(to);
+                self.wake(to);
             }
             Control::Goodbye => {
                 side.goodbye_waits = true;
@@ -288,11 +288,11 @@ impl State {
             side.bond = Bond::Severed;
         }
         let wait = self.up_to(self.faults.severance);
-        self.after(wait, Happening::Silent(rank, peer));
+        self.after(wait, Happening::Fenced(rank, peer));
     }
 
-    pub(super) fn silent(&mut self, rank: Rank, peer: Rank) {
-        self.event("silent", &[u64::from(rank), u64::from(peer)]);
+    pub(super) fn fenced(&mut self, rank: Rank, peer: Rank) {
+        self.event("fenced", &[u64::from(rank), u64::from(peer)]);
         self.hang_up(rank, peer);
         if self.canary != Some(Canary::SeveredPeerWrites) {
             self.cut_wire(peer, rank);

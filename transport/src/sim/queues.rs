@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn transfers_over_one_link_go_one_after_the_other_and_notices_wait_for_nobody() {
+    fn transfers_over_one_link_go_one_after_the_other_and_signals_wait_for_nobody() {
         let mut queues = Queues::new(Arc::new(Network::full_mesh(2, GB_PER_S, MICRO)));
         for bytes in [3_000, 1_000, 0] {
             queues.start(Nanos(0), 0, 1, bytes);

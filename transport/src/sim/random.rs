@@ -57,7 +57,7 @@ impl Random {
     /// When `limit` is zero.
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0, "a number below zero was asked for");
-        // Multiplying is biased by at most limit / 2^64, far below what a simulation could notice.
+        // Multiplying is biased by at most limit / 2^64, far below what a simulation could signal.
         ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::device::{Event, LossCause, Responder, Ring};
+use crate::device::{Event, LossCause, Responder, Wake};
 use crate::memory::{Alias, Memory};
 use crate::region::{RegionKey, Slice};
 use crate::sim::faults::{Fault, Faults};
@@ -46,7 +46,7 @@ pub(super) enum Happening {
     ConnectTimeout(Rank, Rank, Duration),
     Detect(Rank, Rank, LossCause),
     /// The first no longer hears the second.
-    Silent(Rank, Rank),
+    Fenced(Rank, Rank),
     Inflict(Fault),
     Thaw(Rank),
     /// A region of the rank becomes known to peers.
@@ -64,25 +64,25 @@ pub(super) struct Ready {
     pub(super) transfer: Option<(Rank, TransferNumber)>,
 }
 
-/// A device's bell, of which the world and the rank's ringers hold handles.
+/// A device's wake source, of which the world and the rank's wakers hold handles.
 #[derive(Debug, Default)]
-pub(super) struct BellWord {
+pub(super) struct WakeWord {
     word: AtomicU32,
     /// Somebody may sleep on it, or is about to. Who drives a world in one thread never does, and
-    /// rings for nothing.
+    /// wakes for nothing.
     is_armed: AtomicBool,
 }
 
-impl AsRef<AtomicU32> for BellWord {
+impl AsRef<AtomicU32> for WakeWord {
     fn as_ref(&self) -> &AtomicU32 {
         &self.word
     }
 }
 
-impl Ring for BellWord {
-    fn ring(&self) {
-        // Sequentially consistent, as in `arm`: whoever armed the bell has read this ring, or is
-        // seen to have armed it. So who hears the bell also sees why it was rung.
+impl Wake for WakeWord {
+    fn wake(&self) {
+        // Sequentially consistent, as in `arm`: whoever armed the wake source has read this wake,
+        // or is seen to have armed it. So a rank that wakes also sees why.
         self.word.fetch_add(1, Ordering::SeqCst);
         if self.is_armed.swap(false, Ordering::SeqCst) {
             let _ = rustix::thread::futex::wake(&self.word, rustix::thread::futex::Flags::empty(), u32::MAX);
@@ -90,15 +90,15 @@ impl Ring for BellWord {
     }
 }
 
-impl BellWord {
-    /// How often it was rung. Acquire: pairs with the release in `ring`.
-    pub(super) fn rung(&self) -> u32 {
+impl WakeWord {
+    /// How often it was woken. Acquire: pairs with the release in `wake`.
+    pub(super) fn woken(&self) -> u32 {
         self.word.load(Ordering::Acquire)
     }
 
-    /// The same for somebody who will sleep until it is rung again.
+    /// The same for somebody who will sleep until it is woken again.
     pub(super) fn arm(&self) -> u32 {
-        // Sequentially consistent: pairs with `ring`, see there.
+        // Sequentially consistent: pairs with `wake`, see there.
         self.is_armed.store(true, Ordering::SeqCst);
         self.word.load(Ordering::SeqCst)
     }
@@ -110,17 +110,17 @@ pub(super) struct RankState {
     /// Present from the making of its device to its drop.
     pub(super) responder: Option<Arc<dyn Responder>>,
     pub(super) made: bool,
-    pub(super) cells: usize,
+    pub(super) signal_slots: usize,
     pub(super) dead: bool,
     pub(super) left: bool,
     pub(super) frozen_until: Nanos,
     /// Until when its watcher sleeps too.
     pub(super) stopped_until: Nanos,
     pub(super) table: Arc<RegionTable>,
-    pub(super) bell: Arc<BellWord>,
-    pub(super) bell_seen: u32,
+    pub(super) wake_source: Arc<WakeWord>,
+    pub(super) wake_seen: u32,
     pub(super) ready: VecDeque<Ready>,
-    /// Cells in which something has come, for whom; nothing as long as nobody asks.
+    /// Signal slots in which something has come, for whom; nothing as long as nobody asks.
     pub(super) noticed: Option<Vec<(Rank, u16)>>,
     /// What waits for this rank to poll.
     pub(super) inbox: VecDeque<Happening>,
@@ -208,8 +208,8 @@ pub(super) struct State {
     pub(super) observer: Option<Box<dyn Observer>>,
     pub(super) trace: Trace,
     pub(super) callbacks: Vec<Callback>,
-    /// How often any bell was rung in here.
-    rings: u64,
+    /// How often any rank was woken in here.
+    wakes: u64,
 }
 
 impl State {
@@ -244,7 +244,7 @@ impl State {
             observer: None,
             trace: Trace::new(options.seed),
             callbacks: Vec::new(),
-            rings: 0,
+            wakes: 0,
         };
         for (at, fault) in state.faults.timed.clone() {
             state.at(at, Happening::Inflict(fault));
@@ -333,14 +333,14 @@ impl State {
         true
     }
 
-    /// As [`State::advance`], on to the first instant at which a bell rings, and all that happens
-    /// at it.
+    /// As [`State::advance`], on to the first instant at which a rank is woken, and all that
+    /// happens at it.
     pub(super) fn advance_instant(&mut self, wakeup: Option<Nanos>) -> bool {
-        let rings = self.rings;
+        let wakes = self.wakes;
         if !self.advance(wakeup) {
             return false;
         }
-        let is_quiet = |state: &Self| state.rings == rings && state.callbacks.is_empty();
+        let is_quiet = |state: &Self| state.wakes == wakes && state.callbacks.is_empty();
         while is_quiet(self) && wakeup.is_none_or(|wakeup| self.now < wakeup) && self.advance(wakeup) {}
         // What is called back for may post again at this instant: that goes on with the next call.
         while self.callbacks.is_empty() && self.next_event().is_some_and(|at| at <= self.now) {
@@ -385,7 +385,7 @@ impl State {
             Some(rank) => {
                 if !self.ranks[rank as usize].dead {
                     self.ranks[rank as usize].inbox.push_back(happening);
-                    self.ring(rank);
+                    self.wake(rank);
                 }
             }
             None => self.happen(happening),
@@ -402,16 +402,16 @@ impl State {
             Happening::Connected(rank, peer) => self.connected(rank, peer),
             Happening::ConnectTimeout(rank, peer, limit) => self.not_reached(rank, peer, limit),
             Happening::Detect(rank, peer, cause) => self.detect(rank, peer, cause),
-            Happening::Silent(rank, peer) => self.silent(rank, peer),
+            Happening::Fenced(rank, peer) => self.fenced(rank, peer),
             Happening::Inflict(fault) => self.inflict(fault),
             Happening::Thaw(rank) => {
                 self.event("thaw", &[u64::from(rank)]);
-                self.ring(rank);
+                self.wake(rank);
             }
             Happening::Announce(rank) => {
                 self.event("announce", &[u64::from(rank)]);
                 for peer in 0..self.ranks.len() as Rank {
-                    self.ring(peer);
+                    self.wake(peer);
                 }
             }
         }
@@ -441,30 +441,30 @@ impl State {
         self.now < self.ranks[rank as usize].frozen_until
     }
 
-    pub(super) fn ring(&mut self, rank: Rank) {
-        self.rings += 1;
-        self.ranks[rank as usize].bell.ring();
+    pub(super) fn wake(&mut self, rank: Rank) {
+        self.wakes += 1;
+        self.ranks[rank as usize].wake_source.wake();
     }
 
     pub(super) fn push_ready(&mut self, rank: Rank, event: Event, transfer: Option<(Rank, TransferNumber)>) {
         self.ranks[rank as usize].ready.push_back(Ready { event, transfer });
-        self.ring(rank);
+        self.wake(rank);
     }
 
-    pub(super) fn take_rung(&mut self) -> Vec<Rank> {
+    pub(super) fn take_woken(&mut self) -> Vec<Rank> {
         let now = self.now;
-        let mut rung = Vec::new();
+        let mut woken = Vec::new();
         for (rank, state) in self.ranks.iter_mut().enumerate() {
             // What a poll left behind, or found no room for, is a reason to poll again.
             let waiting = !state.inbox.is_empty() || !state.ready.is_empty();
-            let count = state.bell.rung();
-            if state.dead || now < state.frozen_until || (count == state.bell_seen && !waiting) {
+            let count = state.wake_source.woken();
+            if state.dead || now < state.frozen_until || (count == state.wake_seen && !waiting) {
                 continue;
             }
-            state.bell_seen = count;
-            rung.push(rank as Rank);
+            state.wake_seen = count;
+            woken.push(rank as Rank);
         }
-        rung
+        woken
     }
 
     pub(super) fn inflict(&mut self, fault: Fault) {

@@ -14,21 +14,21 @@ use crate::sim::random::Random;
 use crate::sim::state::{Callback, State};
 use crate::sim::trace::TraceHash;
 
-/// A contract that is broken on purpose, to see whether checkers notice.
+/// A contract that is broken on purpose, to see whether checkers signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Canary {
-    /// Notices are shown some time before the last bytes of their puts.
-    NoticeBeforeBytes,
+    /// Signals are shown some time before the last bytes of their puts.
+    SignalBeforeBytes,
     /// A severed peer's transfers under way still land.
     SeveredPeerWrites,
-    /// Two puts to one peer that are under way at once show each other's notices.
-    NoticesSwapped,
+    /// Two puts to one peer that are under way at once show each other's signals.
+    SignalsSwapped,
     /// A put's source is still read after its `Done`.
     SourceReadAfterDone,
-    /// A put's notice is a transfer of its own that is submitted after the put's `Done`, as by
+    /// A put's signal is a transfer of its own that is submitted after the put's `Done`, as by
     /// someone who thinks that `Done` means landed: it overtakes the put's bytes.
-    NoticeAfterDone,
+    SignalAfterDone,
     /// Urgent messages are accepted and never sent.
     UrgentLost,
 }
@@ -54,7 +54,7 @@ pub struct Options {
     pub queue_depth: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
-    /// Whether payload is copied. Without, transfers take the time that they take and notices come,
+    /// Whether payload is copied. Without, transfers take the time that they take and signals come,
     /// but the memory that they name is neither read nor written: for measuring times alone.
     pub moves_bytes: bool,
     /// Which contract is broken on purpose.
@@ -145,9 +145,9 @@ impl World {
         self.with(|state| state.advance(wakeup))
     }
 
-    /// As [`World::advance`], but on to the first instant at which a bell rings, and through all
-    /// that happens at it: for who wants times alone and need not see ranks polled between any two
-    /// events.
+    /// As [`World::advance`], but on to the first instant at which a rank is woken, and through
+    /// all that happens at it: for who wants times alone and need not see ranks polled between any
+    /// two events.
     pub fn advance_instant(&self, wakeup: Option<Nanos>) -> bool {
         self.with(|state| state.advance_instant(wakeup))
     }
@@ -158,11 +158,12 @@ impl World {
         self.with(|state| state.next_event())
     }
 
-    /// The ranks whose bells have rung since this was asked last: only these can find something new
-    /// when polled. Frozen ranks stay in it until they are polled again; dead ones are never in it.
+    /// The ranks whose wake sources have woken since this was asked last: only these can find
+    /// something new when polled. Frozen ranks stay in it until they are polled again; dead ones
+    /// are never in it.
     #[must_use]
-    pub fn take_rung(&self) -> Vec<Rank> {
-        self.with(|state| state.take_rung())
+    pub fn take_woken(&self) -> Vec<Rank> {
+        self.with(|state| state.take_woken())
     }
 
     /// Whether the rank must not be driven now (it would do nothing).
@@ -198,12 +199,12 @@ impl World {
         self.with(|state| state.trace.write_to(lines));
     }
 
-    /// For whoever runs a rank: it saw the cell that it keeps for `from` count `count` and goes on
-    /// because of it.
-    pub fn consumed(&self, rank: Rank, from: Rank, cell: u16, count: u64) {
+    /// For whoever runs a rank: it saw the signal slot that it keeps for `from` count `count` and
+    /// goes on because of it.
+    pub fn consumed(&self, rank: Rank, from: Rank, signal_slot: u16, count: u64) {
         self.with(|state| {
-            state.event("consumed", &[u64::from(rank), u64::from(from), u64::from(cell), count]);
-            state.note(|| Record::Consumed { rank, from, cell, count });
+            state.event("consumed", &[u64::from(rank), u64::from(from), u64::from(signal_slot), count]);
+            state.note(|| Record::Consumed { rank, from, signal_slot, count });
         });
     }
 
@@ -257,13 +258,14 @@ impl World {
         })
     }
 
-    /// Appends the cells of a rank in which something has come since this was asked last, each with
-    /// the peer that it is kept for. True when all are named, which the first answer does not.
-    pub fn take_noticed(&self, rank: Rank, cells: &mut Vec<(Rank, u16)>) -> bool {
+    /// Appends the signal slots of a rank in which something has come since this was asked last,
+    /// each with the peer that it is kept for. True when all are named, which the first answer does
+    /// not.
+    pub fn take_noticed(&self, rank: Rank, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
         self.with(|state| {
             let noticed = &mut state.ranks[rank as usize].noticed;
             let is_first = noticed.is_none();
-            cells.append(noticed.get_or_insert_default());
+            signal_slots.append(noticed.get_or_insert_default());
             !is_first
         })
     }

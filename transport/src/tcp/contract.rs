@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::lane::OutLane;
+use super::connection::OutConnection;
 use super::pair::{Bye, Core};
 use super::{FABRIC, Peer, TcpDevice};
 use crate::Rank;
-use crate::cells::{Cells, Notice};
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Armed, Bell, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
-    SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
+    SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, Region, RemoteSlice, random_key};
+use crate::signals::{Signal, Signals};
 
 // SAFETY: the conformance suite tests each line of the contract.
 #[allow(unsafe_code)]
@@ -56,14 +56,14 @@ unsafe impl Device for TcpDevice {
         self.queue(peer, |core| core.submit(transfer, id))
     }
 
-    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
+    fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
         self.expect_open(peer)?;
         self.expect_room(peer)?;
-        self.queue(peer, |core| core.notify(notice, id))
+        self.queue(peer, |core| core.signal(signal, id))
     }
 
-    fn cells(&self, peer: Rank) -> Cells {
-        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.info.cells)).clone()
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.signal_slots[peer as usize].get_or_init(|| Signals::on_heap(self.info.signal_slots)).clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
@@ -73,8 +73,8 @@ unsafe impl Device for TcpDevice {
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         self.now = now;
         self.unfinished = false;
-        if self.control.bell().is_set() {
-            self.control.bell().drain();
+        if self.control.wake_source().is_set() {
+            self.control.wake_source().drain();
         }
         if self.control.has_events() {
             self.take_events();
@@ -83,12 +83,12 @@ unsafe impl Device for TcpDevice {
             self.release_regions();
         }
         if !self.sending.is_empty() {
-            self.flush_lanes();
+            self.flush_connections();
         }
         self.receive();
         // Answers, and what could not go before the peer's word came.
         if !self.sending.is_empty() {
-            self.flush_lanes();
+            self.flush_connections();
         }
         self.expire_suspects();
         if self.control.has_events() {
@@ -98,9 +98,9 @@ unsafe impl Device for TcpDevice {
     }
 
     fn arm(&mut self) -> Option<Armed> {
-        let is_woken = self.control.bell().drain();
+        let is_woken = self.control.wake_source().drain();
         let sendable = self.sending.iter().any(|peer| match &self.peers[*peer as usize] {
-            Peer::Open(open) => open.pair.core.out.iter().any(OutLane::is_ready),
+            Peer::Open(open) => open.pair.core.out.iter().any(OutConnection::is_ready),
             _ => false,
         });
         if is_woken || sendable || self.unfinished || self.control.has_events() || !self.outbox.is_empty() {
@@ -117,7 +117,7 @@ unsafe impl Device for TcpDevice {
             Peer::Open(open) => open.suspect.as_ref().map(|(until, _)| *until),
             _ => None,
         });
-        Some(Armed { bell: Bell::File(Arc::clone(&self.epoll)), until: suspects.min() })
+        Some(Armed { wake_source: WakeSource::File(Arc::clone(&self.epoll)), until: suspects.min() })
     }
 
     fn leave(&mut self) {
@@ -131,12 +131,12 @@ unsafe impl Device for TcpDevice {
                 self.list_sending(peer);
             }
         }
-        self.flush_lanes();
+        self.flush_connections();
     }
 
     fn flush(&mut self, what: Flush) -> bool {
         if !self.sending.is_empty() {
-            self.flush_lanes();
+            self.flush_connections();
         }
         (0..).zip(&self.peers).all(|(rank, peer)| match peer {
             Peer::Open(open) => {

@@ -1,22 +1,22 @@
-//! The frames of a data lane: what is said before bytes follow. A pure codec: no I/O, no
+//! The frames of a data connection: what is said before bytes follow. A pure codec: no I/O, no
 //! allocation, no panic.
 //!
-//! A frame is a header of [`HEADER_BYTES`] and at most [`CELL_PAYLOAD_BYTES`] of *extra* (a
-//! notice's payload, an atomic's operands). [`Frame::body_bytes`] says how many bytes of data
+//! A frame is a header of [`HEADER_BYTES`] and at most [`SIGNAL_SLOT_PAYLOAD_BYTES`] of *extra* (a
+//! signal's payload, an atomic's operands). [`Frame::body_bytes`] says how many bytes of data
 //! follow it on the stream.
 //!
 //! **Invariant:** there is one encoding for each frame. What does not encode back to the very same
 //! bytes is refused, so unused fields are zero and may get a meaning in a later version.
 
-use crate::cells::{CELL_PAYLOAD_BYTES, Inline, Notice};
 use crate::device::{AtomicOp, ProtocolViolation};
 use crate::region::{RegionKey, RemoteSlice};
+use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal};
 
 /// Length of every frame's header, in bytes.
 pub const HEADER_BYTES: usize = 40;
 
 /// Longest frame without the data that follows it, in bytes.
-pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + CELL_PAYLOAD_BYTES;
+pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + SIGNAL_SLOT_PAYLOAD_BYTES;
 
 /// Longest transfer, in bytes. Only bounds what a header may claim: data goes to its destination,
 /// never to a buffer made to measure.
@@ -26,29 +26,29 @@ pub const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 /// sender.
 pub type Token = u64;
 
-/// What is said on a data lane.
+/// What is said on a data connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Only a notice.
-    Notify {
-        /// The notice.
-        notice: Notice,
+    /// Only a signal.
+    Signal {
+        /// The signal.
+        signal: Signal,
     },
     /// Bytes for the receiver's memory follow.
     Put {
         /// Where they belong.
         dst: RemoteSlice,
         /// To be shown when they, and all other pieces, are there.
-        notice: Option<Notice>,
+        signal: Option<Signal>,
         /// Whether the receiver is to say [`Frame::Accepted`] when all is there. It says
         /// [`Frame::Refused`] anyway.
         answered: bool,
-        /// Bit `n`: lane `n` carries another piece. Lane 0 carries this one.
+        /// Bit `n`: connection `n` carries another piece. Connection 0 carries this one.
         others: u8,
         /// Names the put.
         token: Token,
     },
-    /// Another piece of a put that lane 0 has announced; its bytes follow.
+    /// Another piece of a put that connection 0 has announced; its bytes follow.
     Piece {
         /// Where they belong.
         dst: RemoteSlice,
@@ -59,8 +59,8 @@ pub enum Frame {
     Get {
         /// Which.
         src: RemoteSlice,
-        /// On which lane they are to come.
-        lane: u8,
+        /// On which connection they are to come.
+        connection: u8,
         /// Names the request.
         token: Token,
     },
@@ -136,7 +136,7 @@ impl Encoded {
     }
 }
 
-const NOTIFY: u8 = 1;
+const SIGNAL: u8 = 1;
 const PUT: u8 = 2;
 const PIECE: u8 = 3;
 const GET: u8 = 4;
@@ -147,20 +147,20 @@ const ACCEPTED: u8 = 8;
 const REFUSED: u8 = 9;
 const BYE: u8 = 10;
 
-const FLAG_NOTICE: u8 = 1;
+const FLAG_SIGNAL: u8 = 1;
 const FLAG_ANSWERED: u8 = 2;
 
 const ATOMIC_ADD: u8 = 1;
 const ATOMIC_COMPARE_SWAP: u8 = 2;
 
 /// The header's fields before they mean anything. On the wire, little endian: kind (1 byte), flags
-/// (1), cell (2), extra's length (1), auxiliary (1), zero (2), key (8), offset (8), length (8),
-/// token (8), then the extra bytes.
+/// (1), signal slot (2), extra's length (1), auxiliary (1), zero (2), key (8), offset (8), length
+/// (8), token (8), then the extra bytes.
 #[derive(Clone, Copy)]
 struct Fields {
     kind: u8,
     flags: u8,
-    cell: u16,
+    signal_slot: u16,
     auxiliary: u8,
     key: u64,
     offset: u64,
@@ -174,7 +174,7 @@ impl Fields {
         Self {
             kind,
             flags: 0,
-            cell: 0,
+            signal_slot: 0,
             auxiliary: 0,
             key: 0,
             offset: 0,
@@ -189,9 +189,9 @@ impl Fields {
         self
     }
 
-    fn notice(mut self, notice: &Notice) -> Self {
-        self.flags |= FLAG_NOTICE;
-        (self.cell, self.extra) = (notice.cell, notice.payload);
+    fn signal(mut self, signal: &Signal) -> Self {
+        self.flags |= FLAG_SIGNAL;
+        (self.signal_slot, self.extra) = (signal.signal_slot, signal.payload);
         self
     }
 
@@ -199,15 +199,16 @@ impl Fields {
         RemoteSlice { key: RegionKey(self.key), offset: self.offset, len: self.length }
     }
 
-    fn to_notice(self) -> Option<Notice> {
-        (self.flags & FLAG_NOTICE != 0).then_some(Notice { cell: self.cell, payload: self.extra })
+    fn to_signal(self) -> Option<Signal> {
+        (self.flags & FLAG_SIGNAL != 0)
+            .then_some(Signal { signal_slot: self.signal_slot, payload: self.extra })
     }
 
     fn write(self) -> Encoded {
         let mut bytes = [0; FRAME_BYTES_MAX];
         bytes[0] = self.kind;
         bytes[1] = self.flags;
-        bytes[2..4].copy_from_slice(&self.cell.to_le_bytes());
+        bytes[2..4].copy_from_slice(&self.signal_slot.to_le_bytes());
         bytes[4] = self.extra.len() as u8;
         bytes[5] = self.auxiliary;
         bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
@@ -223,7 +224,7 @@ impl Fields {
     fn read(bytes: &[u8]) -> Result<Option<Self>, ProtocolViolation> {
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let extra_bytes = usize::from(header[4]);
-        if extra_bytes > CELL_PAYLOAD_BYTES {
+        if extra_bytes > SIGNAL_SLOT_PAYLOAD_BYTES {
             return Err(ProtocolViolation::OversizedFrame);
         }
         let Some(extra) = bytes.get(HEADER_BYTES..HEADER_BYTES + extra_bytes) else { return Ok(None) };
@@ -235,7 +236,7 @@ impl Fields {
         Ok(Some(Self {
             kind: header[0],
             flags: header[1],
-            cell: u16::from_le_bytes([header[2], header[3]]),
+            signal_slot: u16::from_le_bytes([header[2], header[3]]),
             auxiliary: header[5],
             key: word(8),
             offset: word(16),
@@ -269,16 +270,16 @@ impl Frame {
         let Some(fields) = Fields::read(bytes)? else { return Ok(None) };
         let (token, key) = (fields.token, RegionKey(fields.key));
         let frame = match fields.kind {
-            NOTIFY => fields.to_notice().map(|notice| Self::Notify { notice }),
+            SIGNAL => fields.to_signal().map(|signal| Self::Signal { signal }),
             PUT => Some(Self::Put {
                 dst: fields.to_slice(),
-                notice: fields.to_notice(),
+                signal: fields.to_signal(),
                 answered: fields.flags & FLAG_ANSWERED != 0,
                 others: fields.auxiliary,
                 token,
             }),
             PIECE => Some(Self::Piece { dst: fields.to_slice(), token }),
-            GET => Some(Self::Get { src: fields.to_slice(), lane: fields.auxiliary, token }),
+            GET => Some(Self::Get { src: fields.to_slice(), connection: fields.auxiliary, token }),
             REPLY_TO_GET => Some(Self::GetReply { len: fields.length, token }),
             ATOMIC => fields.operation().map(|op| Self::Atomic { key, offset: fields.offset, op, token }),
             REPLY_TO_ATOMIC => Some(Self::AtomicReply { old: fields.length, token }),
@@ -308,18 +309,18 @@ impl Frame {
 
     fn fields(&self) -> Fields {
         match *self {
-            Self::Notify { notice } => Fields::new(NOTIFY).notice(&notice),
-            Self::Put { dst, notice, answered, others, token } => {
+            Self::Signal { signal } => Fields::new(SIGNAL).signal(&signal),
+            Self::Put { dst, signal, answered, others, token } => {
                 let mut fields = Fields::new(PUT).slice(&dst);
-                if let Some(notice) = &notice {
-                    fields = fields.notice(notice);
+                if let Some(signal) = &signal {
+                    fields = fields.signal(signal);
                 }
                 fields.flags |= if answered { FLAG_ANSWERED } else { 0 };
                 Fields { auxiliary: others, token, ..fields }
             }
             Self::Piece { dst, token } => Fields { token, ..Fields::new(PIECE).slice(&dst) },
-            Self::Get { src, lane, token } => {
-                Fields { auxiliary: lane, token, ..Fields::new(GET).slice(&src) }
+            Self::Get { src, connection, token } => {
+                Fields { auxiliary: connection, token, ..Fields::new(GET).slice(&src) }
             }
             Self::GetReply { len, token } => Fields { length: len, token, ..Fields::new(REPLY_TO_GET) },
             Self::Atomic { key, offset, op, token } => {

@@ -14,9 +14,9 @@ fn remote() -> impl Strategy<Value = RemoteSlice> {
     })
 }
 
-fn notice() -> impl Strategy<Value = Notice> {
-    (any::<u16>(), proptest::collection::vec(any::<u8>(), 0..=CELL_PAYLOAD_BYTES))
-        .prop_map(|(cell, payload)| Notice { cell, payload: inline(&payload) })
+fn signal() -> impl Strategy<Value = Signal> {
+    (any::<u16>(), proptest::collection::vec(any::<u8>(), 0..=SIGNAL_SLOT_PAYLOAD_BYTES))
+        .prop_map(|(signal_slot, payload)| Signal { signal_slot, payload: inline(&payload) })
 }
 
 fn operation() -> impl Strategy<Value = AtomicOp> {
@@ -29,12 +29,16 @@ fn operation() -> impl Strategy<Value = AtomicOp> {
 fn frame() -> impl Strategy<Value = Frame> {
     let key = || any::<u64>().prop_map(RegionKey);
     prop_oneof![
-        notice().prop_map(|notice| Frame::Notify { notice }),
-        (remote(), proptest::option::of(notice()), any::<bool>(), any::<u8>(), any::<u64>()).prop_map(
-            |(dst, notice, answered, others, token)| Frame::Put { dst, notice, answered, others, token }
+        signal().prop_map(|signal| Frame::Signal { signal }),
+        (remote(), proptest::option::of(signal()), any::<bool>(), any::<u8>(), any::<u64>()).prop_map(
+            |(dst, signal, answered, others, token)| Frame::Put { dst, signal, answered, others, token }
         ),
         (remote(), any::<u64>()).prop_map(|(dst, token)| Frame::Piece { dst, token }),
-        (remote(), any::<u8>(), any::<u64>()).prop_map(|(src, lane, token)| Frame::Get { src, lane, token }),
+        (remote(), any::<u8>(), any::<u64>()).prop_map(|(src, connection, token)| Frame::Get {
+            src,
+            connection,
+            token
+        }),
         (0..=TRANSFER_BYTES_MAX, any::<u64>()).prop_map(|(len, token)| Frame::GetReply { len, token }),
         (key(), any::<u64>(), operation(), any::<u64>()).prop_map(|(key, offset, op, token)| Frame::Atomic {
             key,
@@ -120,7 +124,7 @@ fn lengths_beyond_the_limits_are_refused_before_anything_is_made_of_them() {
     let frame = Frame::Piece { dst, token: 1 };
     assert_eq!(Frame::decode(frame.encode().as_bytes()), Err(ProtocolViolation::OversizedFrame));
     let mut bytes = *Frame::Bye.encode().as_bytes().first_chunk::<HEADER_BYTES>().unwrap();
-    bytes[4] = CELL_PAYLOAD_BYTES as u8 + 1;
+    bytes[4] = SIGNAL_SLOT_PAYLOAD_BYTES as u8 + 1;
     assert_eq!(Frame::decode(&bytes), Err(ProtocolViolation::OversizedFrame));
 }
 

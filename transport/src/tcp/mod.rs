@@ -1,27 +1,27 @@
 //! `tcp`: the device contract over sockets, anywhere.
 //!
 //! Each pair has a control stream of the [control plane](crate::control), read also while nobody
-//! polls, and [`LANES`] data connections in each direction, written and read by `poll` itself.
-//! Frames ([`frame`]) name region, offset and notice; data is sent straight out of registered
-//! memory and received straight into it.
+//! polls, and [`CONNECTIONS`] data connections in each direction, written and read by `poll`
+//! itself. Frames ([`frame`]) name region, offset and signal; data is sent straight out of
+//! registered memory and received straight into it.
 //!
-//! * A lane carries data one way only. So closing after a goodbye never destroys what is still to
-//!   be read, and both directions run at once without sharing a connection.
-//! * Transfers of [`SPLIT_BYTES_MIN`] and more travel in pieces on all lanes. Lane 0 announces what
-//!   comes on the others, which are not looked at otherwise: a poll with nothing to do costs one
-//!   call a peer.
+//! * A connection carries data one way only. So closing after a goodbye never destroys what is
+//!   still to be read, and both directions run at once without sharing a connection.
+//! * Transfers of [`SPLIT_BYTES_MIN`] and more travel in pieces on all connections. Connection 0
+//!   announces what comes on the others, which are not looked at otherwise: a poll with nothing to
+//!   do costs one call a peer.
 //! * `Done` of a put means that the socket has taken it. The first put to a region is answered by
 //!   its owner, so that a bad key is an error of its transfer; later ones need no answer until the
 //!   owner takes the key back. A put that crosses with that is dropped by the target, which then
 //!   says so; it is logged here.
 //!
 //! **Invariant:** memory is written only by the polling thread, for a pair that is open, inside
-//! a region that the thread holds a handle of: so dropping a pair's lanes is silence (contract
+//! a region that the thread holds a handle of: so dropping a pair's connections is fence (contract
 //! line 9).
 
+mod connection;
 mod contract;
 pub mod frame;
-mod lane;
 #[allow(unsafe_code)]
 mod memory;
 mod pair;
@@ -37,7 +37,6 @@ use rustix::event::epoll;
 use self::pair::{Bye, Outbox, Pair};
 use self::regions::{Regions, Revoked};
 use crate::Rank;
-use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::control::{Control, ControlEvent, Releases, socket};
 pub use crate::control::{OpenError, interface_addresses};
@@ -46,6 +45,7 @@ use crate::device::{
     TransferError,
 };
 use crate::region::{Region, Registry};
+use crate::signals::Signals;
 
 /// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
 ///
@@ -58,9 +58,9 @@ pub fn check_decoders(bytes: &[u8]) {
 }
 
 /// Data connections of a pair in each direction.
-pub const LANES: usize = 2;
+pub const CONNECTIONS: usize = 2;
 
-/// Transfers of so many bytes and more travel on all lanes.
+/// Transfers of so many bytes and more travel on all connections.
 pub const SPLIT_BYTES_MIN: usize = 1 << 20;
 
 /// Transfers under way to one peer.
@@ -71,8 +71,8 @@ const OUTBOX_MAX: usize = 4 * QUEUE_DEPTH;
 
 const FABRIC: &str = "tcp";
 
-/// Epoll data of the bell itself; others are peers.
-const BELL: u64 = u64::MAX;
+/// Epoll data of the wake source itself; others are peers.
+const WAKE_SOURCE: u64 = u64::MAX;
 
 /// One rank's end of the tcp fabric.
 pub struct TcpDevice {
@@ -82,16 +82,16 @@ pub struct TcpDevice {
     control: Control<Revoked>,
     info: DeviceInfo,
     epoll: Arc<OwnedFd>,
-    cells: Vec<OnceLock<Cells>>,
+    signal_slots: Vec<OnceLock<Signals>>,
     regions: Regions,
     releases: Arc<Releases>,
     registry: Arc<dyn Registry>,
-    /// Peers whose lanes are to be read.
+    /// Peers whose connections are to be read.
     open: Vec<Rank>,
     /// Peers to whom something waits to be sent.
     sending: Vec<Rank>,
     outbox: Outbox,
-    /// The last poll left something behind that no bell rings for.
+    /// The last poll left something behind that wakes nobody.
     unfinished: bool,
     leaving: bool,
     now: Nanos,
@@ -126,11 +126,11 @@ impl TcpDevice {
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
         let world_size = config.world_size;
-        let control = Control::new(config, FABRIC, LANES as u8)?;
+        let control = Control::new(config, FABRIC, CONNECTIONS as u8)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(|epoll| {
-                let data = epoll::EventData::new_u64(BELL);
-                epoll::add(&epoll, control.bell(), data, epoll::EventFlags::IN).map(|()| epoll)
+                let data = epoll::EventData::new_u64(WAKE_SOURCE);
+                epoll::add(&epoll, control.wake_source(), data, epoll::EventFlags::IN).map(|()| epoll)
             })
             .map_err(|error| OpenError::System { what: "epoll descriptor", source: error.into() })?;
         let releases = Arc::new(control.releases());
@@ -140,17 +140,17 @@ impl TcpDevice {
             address: control.address().clone(),
             fabric: FABRIC,
             registers_freely: true,
-            cells: control.cells(),
+            signal_slots: control.signal_slots(),
             transfer_bytes_max: frame::TRANSFER_BYTES_MAX,
             reach: vec![reach; world_size as usize],
-            ringer: Arc::clone(control.bell()) as _,
+            waker: Arc::clone(control.wake_source()) as _,
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
             info,
             control,
             epoll: Arc::new(epoll),
-            cells: (0..world_size).map(|_| OnceLock::new()).collect(),
+            signal_slots: (0..world_size).map(|_| OnceLock::new()).collect(),
             regions: Regions::default(),
             registry: Arc::clone(&releases) as Arc<dyn Registry>,
             releases,
@@ -180,7 +180,7 @@ impl TcpDevice {
     }
 
     /// The file that `arm` returns, always the same one.
-    pub(crate) fn bell_file(&self) -> &OwnedFd {
+    pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.epoll
     }
 
@@ -224,8 +224,8 @@ impl TcpDevice {
     fn take_events(&mut self) {
         for event in self.control.take_events() {
             match event {
-                ControlEvent::Opened { peer, cells, to_peer, from_peer } => {
-                    self.opened(peer, cells, to_peer, from_peer);
+                ControlEvent::Opened { peer, signal_slots, to_peer, from_peer } => {
+                    self.opened(peer, signal_slots, to_peer, from_peer);
                 }
                 ControlEvent::Message { peer, message: Revoked(key) } => {
                     if let Peer::Open(open) = &mut self.peers[peer as usize] {
@@ -245,11 +245,11 @@ impl TcpDevice {
         }
     }
 
-    fn opened(&mut self, peer: Rank, peer_cells: usize, out: Vec<OwnedFd>, incoming: Vec<OwnedFd>) {
+    fn opened(&mut self, peer: Rank, peer_signal_slots: usize, out: Vec<OwnedFd>, incoming: Vec<OwnedFd>) {
         if !matches!(self.peers[peer as usize], Peer::Connecting) {
             return;
         }
-        let mut pair = Pair::new(peer, self.cells(peer), peer_cells, out, incoming);
+        let mut pair = Pair::new(peer, self.signal_slots(peer), peer_signal_slots, out, incoming);
         let data = epoll::EventData::new_u64(u64::from(peer));
         if let Err(error) = epoll::add(&self.epoll, &pair.incoming[0].socket, data, epoll::EventFlags::IN) {
             self.control.lose_at_once(peer, socket::loss(&error.into()));
@@ -267,15 +267,15 @@ impl TcpDevice {
         self.outbox.push_back(Event::Connected { peer });
     }
 
-    /// Closes all of a pair's lanes and ends its transfers with `error`.
+    /// Closes all of a pair's connections and ends its transfers with `error`.
     fn close(&mut self, peer: Rank, then: Peer, error: &TransferError) {
         self.open.retain(|open| *open != peer);
         self.sending.retain(|sending| *sending != peer);
         if let Peer::Open(mut open) = std::mem::replace(&mut self.peers[peer as usize], then) {
             self.close_incoming(&mut open.pair);
-            for lane in &open.pair.core.out {
-                if lane.watched {
-                    let _ = epoll::delete(&self.epoll, &lane.socket);
+            for connection in &open.pair.core.out {
+                if connection.watched {
+                    let _ = epoll::delete(&self.epoll, &connection.socket);
                 }
             }
             open.pair.core.fail_all(error, false, &mut self.outbox);
@@ -283,10 +283,10 @@ impl TcpDevice {
     }
 
     fn close_incoming(&self, pair: &mut Pair) {
-        for lane in pair.incoming.drain(..) {
+        for connection in pair.incoming.drain(..) {
             // Explicitly, as a forked child may keep the connection open.
-            if lane.watched {
-                let _ = epoll::delete(&self.epoll, &lane.socket);
+            if connection.watched {
+                let _ = epoll::delete(&self.epoll, &connection.socket);
             }
         }
     }

@@ -1,8 +1,8 @@
-//! This rank's end of a connected pair: its lanes, and what is under way on them; [`frames`] says
-//! what the peer's frames mean, [`submit`] what this rank's are.
+//! This rank's end of a connected pair: its connections, and what is under way on them; [`frames`]
+//! says what the peer's frames mean, [`submit`] what this rank's are.
 //!
 //! **Invariants:** every accepted transfer is named exactly once, by a queued frame, a [`Parts`] or
-//! a [`Pending`], and whoever takes that name reports it. A notice is shown when every byte of its
+//! a [`Pending`], and whoever takes that name reports it. A signal is shown when every byte of its
 //! put has been received, by this thread.
 
 mod frames;
@@ -10,16 +10,16 @@ mod submit;
 
 use std::os::fd::OwnedFd;
 
-use super::LANES;
+use super::CONNECTIONS;
+use super::connection::{Body, InConnection, OutConnection, OutFrame, Received, Written};
 use super::frame::{Frame, Token};
-use super::lane::{Body, InLane, OutFrame, OutLane, Received, Written};
 use super::regions::Regions;
 use super::slab::Slab;
 use crate::Rank;
-use crate::cells::{Cells, Notice};
 use crate::control::socket;
 use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
 use crate::region::{KeyMap, RegionKey, Slice};
+use crate::signals::{Signal, Signals};
 
 /// Events that wait to be polled.
 pub(super) type Outbox = std::collections::VecDeque<Event>;
@@ -41,7 +41,7 @@ struct Parts {
 /// An operation that awaits an answer.
 enum Pending {
     Put(TransferId),
-    Get { dst: Slice, lane: usize, report: Report },
+    Get { dst: Slice, connection: usize, report: Report },
     Atomic(TransferId),
 }
 
@@ -55,7 +55,7 @@ struct Split {
 /// What to do when a put is there.
 #[derive(Clone, Copy)]
 struct PutEnd {
-    notice: Option<Notice>,
+    signal: Option<Signal>,
     answered: bool,
     refused: bool,
     key: RegionKey,
@@ -65,8 +65,8 @@ struct PutEnd {
 /// What to do when data is there.
 enum Then {
     Put(PutEnd),
-    Piece { token: Token, lane: usize },
-    Get { token: Token, lane: usize },
+    Piece { token: Token, connection: usize },
+    Get { token: Token, connection: usize },
 }
 
 /// How far this rank's goodbye has come.
@@ -81,19 +81,19 @@ pub(super) enum Bye {
 
 /// A connected pair.
 pub(super) struct Pair {
-    pub(super) incoming: Vec<InLane<Arrival>>,
+    pub(super) incoming: Vec<InConnection<Arrival>>,
     pub(super) core: Core,
 }
 
-/// What a receiving lane keeps with the data that is arriving.
+/// What a receiving connection keeps with the data that is arriving.
 pub(super) struct Arrival(Then);
 
-/// All of a pair but its receiving lanes.
+/// All of a pair but its receiving connections.
 pub(super) struct Core {
     pub(super) peer: Rank,
-    cells: Cells,
-    peer_cells: usize,
-    pub(super) out: Vec<OutLane>,
+    signal_slots: Signals,
+    peer_signal_slots: usize,
+    pub(super) out: Vec<OutConnection>,
     pending: Slab<Pending>,
     parts: Slab<Parts>,
     splits: Vec<Split>,
@@ -102,8 +102,9 @@ pub(super) struct Core {
     proved: KeyMap<u64>,
     /// Regions that were taken back before they were proved.
     revoked: Vec<RegionKey>,
-    /// Data on lane `n` that lane 0 or a request has announced: lane 0's says nothing.
-    announced: [u32; LANES],
+    /// Data on connection `n` that connection 0 or a request has announced: connection 0's says
+    /// nothing.
+    announced: [u32; CONNECTIONS],
     /// Transfers accepted and not reported.
     under_way: usize,
     answers: usize,
@@ -127,25 +128,25 @@ pub(super) enum Outcome {
 impl Pair {
     pub(super) fn new(
         peer: Rank,
-        cells: Cells,
-        peer_cells: usize,
+        signal_slots: Signals,
+        peer_signal_slots: usize,
         out: Vec<OwnedFd>,
         incoming: Vec<OwnedFd>,
     ) -> Self {
         Self {
-            incoming: incoming.into_iter().map(InLane::new).collect(),
+            incoming: incoming.into_iter().map(InConnection::new).collect(),
             core: Core {
                 peer,
-                cells,
-                peer_cells,
-                out: out.into_iter().map(OutLane::new).collect(),
+                signal_slots,
+                peer_signal_slots,
+                out: out.into_iter().map(OutConnection::new).collect(),
                 pending: Slab::new(),
                 parts: Slab::new(),
                 splits: Vec::new(),
                 next_split: 0,
                 proved: KeyMap::default(),
                 revoked: Vec::new(),
-                announced: [0; LANES],
+                announced: [0; CONNECTIONS],
                 under_way: 0,
                 answers: 0,
                 bye: Bye::No,
@@ -156,31 +157,31 @@ impl Pair {
         }
     }
 
-    /// Whether lane `lane` is to be received from: lane 0 always, others when something is
-    /// announced on them.
-    pub(super) fn expects(&self, lane: usize) -> bool {
-        if lane == 0 {
+    /// Whether connection `connection` is to be received from: connection 0 always, others when
+    /// something is announced on them.
+    pub(super) fn expects(&self, connection: usize) -> bool {
+        if connection == 0 {
             !self.core.has_peer_bye
         } else {
-            self.core.announced[lane] > 0 && !self.incoming[lane].held
+            self.core.announced[connection] > 0 && !self.incoming[connection].held
         }
     }
 
-    /// Whether data is announced on lanes that say nothing by themselves.
+    /// Whether data is announced on connections that say nothing by themselves.
     pub(super) fn expects_more(&self) -> bool {
         self.core.announced[1..].iter().any(|announced| *announced > 0)
     }
 
-    /// Receives what is there, up to the lanes' share of a poll.
+    /// Receives what is there, up to the connections' share of a poll.
     pub(super) fn receive(
         &mut self,
         regions: &mut Regions,
         outbox: &mut Outbox,
     ) -> Result<Outcome, LossCause> {
         let mut more = false;
-        for lane in 0..self.incoming.len() {
-            self.incoming[lane].start_poll();
-            more |= self.receive_lane(lane, regions, outbox)?;
+        for connection in 0..self.incoming.len() {
+            self.incoming[connection].start_poll();
+            more |= self.receive_connection(connection, regions, outbox)?;
         }
         if self.core.has_peer_bye && self.core.splits.is_empty() {
             return Ok(Outcome::Left);
@@ -189,22 +190,22 @@ impl Pair {
     }
 
     /// Returns whether there is more.
-    fn receive_lane(
+    fn receive_connection(
         &mut self,
-        lane: usize,
+        connection: usize,
         regions: &mut Regions,
         outbox: &mut Outbox,
     ) -> Result<bool, LossCause> {
         let mut drained = false;
         loop {
-            self.decode(lane, regions, outbox).map_err(LossCause::Protocol)?;
-            if !self.expects(lane) || drained {
+            self.decode(connection, regions, outbox).map_err(LossCause::Protocol)?;
+            if !self.expects(connection) || drained {
                 return Ok(false);
             }
-            if self.incoming[lane].is_spent() {
+            if self.incoming[connection].is_spent() {
                 return Ok(true);
             }
-            match self.incoming[lane].receive() {
+            match self.incoming[connection].receive() {
                 Ok(Received::More) => {}
                 Ok(Received::Drained) => drained = true,
                 Ok(Received::Closed) => return Err(LossCause::ConnectionClosed),
@@ -216,12 +217,12 @@ impl Pair {
     /// Takes what is buffered as far as it goes.
     fn decode(
         &mut self,
-        lane: usize,
+        connection: usize,
         regions: &mut Regions,
         outbox: &mut Outbox,
     ) -> Result<(), ProtocolViolation> {
         let Self { incoming, core } = self;
-        let stream = &mut incoming[lane];
+        let stream = &mut incoming[connection];
         stream.held = false;
         loop {
             if stream.incoming.is_some() {
@@ -230,7 +231,7 @@ impl Pair {
                     None => return Ok(()),
                 }
             }
-            let silent = if lane == 0 { core.has_peer_bye } else { core.announced[lane] == 0 };
+            let silent = if connection == 0 { core.has_peer_bye } else { core.announced[connection] == 0 };
             if silent {
                 return Ok(());
             }
@@ -238,27 +239,27 @@ impl Pair {
             if let Frame::Piece { token, .. } = &frame
                 && !core.splits.iter().any(|split| split.token == *token)
             {
-                // It overtook its announcement on lane 0.
+                // It overtook its announcement on connection 0.
                 stream.held = true;
                 return Ok(());
             }
             stream.consume(used);
-            stream.incoming = core.handle(lane, &frame, regions, outbox)?;
+            stream.incoming = core.handle(connection, &frame, regions, outbox)?;
         }
     }
 
     /// Whether nothing waits to be sent or answered.
     pub(super) fn is_flushed(&self) -> bool {
         let core = &self.core;
-        core.out.iter().all(OutLane::is_empty)
+        core.out.iter().all(OutConnection::is_empty)
             && core.pending.len() == 0
             && !matches!(core.bye, Bye::Wanted | Bye::Queued)
     }
 }
 
 impl Core {
-    fn push(&mut self, lane: usize, frame: &Frame, body: Body, written: Written) {
-        self.out[lane].push(OutFrame { head: frame.encode(), body, written });
+    fn push(&mut self, connection: usize, frame: &Frame, body: Body, written: Written) {
+        self.out[connection].push(OutFrame { head: frame.encode(), body, written });
     }
 
     /// The peer says that a region is gone.
@@ -295,11 +296,11 @@ impl Core {
     pub(super) fn flush(&mut self, outbox: &mut Outbox) -> Result<(), LossCause> {
         let mut written = std::mem::take(&mut self.written);
         let mut result = Ok(());
-        for lane in 0..self.out.len() {
-            if self.out[lane].is_empty() {
+        for connection in 0..self.out.len() {
+            if self.out[connection].is_empty() {
                 continue;
             }
-            if let Err(error) = self.out[lane].flush(&mut written) {
+            if let Err(error) = self.out[connection].flush(&mut written) {
                 result = Err(socket::loss(&error));
             }
         }
@@ -334,15 +335,19 @@ impl Core {
 
     /// Whether something waits to be sent.
     pub(super) fn has_output(&self) -> bool {
-        self.out.iter().any(|lane| !lane.is_empty())
+        self.out.iter().any(|connection| !connection.is_empty())
     }
 
     /// Ends every transfer with this error. With `finish`, a frame that has begun to go out is
     /// still finished (the peer has left, but reads on).
     pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, outbox: &mut Outbox) {
         let mut abandoned = std::mem::take(&mut self.written);
-        for lane in &mut self.out {
-            if finish { lane.abandon_waiting(&mut abandoned) } else { lane.abandon(&mut abandoned) }
+        for connection in &mut self.out {
+            if finish {
+                connection.abandon_waiting(&mut abandoned)
+            } else {
+                connection.abandon(&mut abandoned)
+            }
         }
         for what in abandoned.drain(..) {
             self.wrote(what, Err(error.clone()), outbox);

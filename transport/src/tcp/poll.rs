@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::event::epoll;
 
-use super::lane::InLane;
+use super::connection::InConnection;
 use super::pair::{Bye, Outcome};
 use super::{Open, Peer, TcpDevice};
 use crate::Rank;
@@ -28,7 +28,7 @@ const GOODBYE_GRACE: Duration = Duration::from_millis(500);
 
 impl TcpDevice {
     /// Sends what the sockets take.
-    pub(super) fn flush_lanes(&mut self) {
+    pub(super) fn flush_connections(&mut self) {
         let mut sending = std::mem::take(&mut self.sending);
         sending.retain(|peer| {
             let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
@@ -63,7 +63,7 @@ impl TcpDevice {
         }
         let outcome = open.pair.receive(&mut self.regions, &mut self.outbox);
         if let Some((until, _)) = &mut open.suspect
-            && open.pair.incoming.iter().any(InLane::has_received)
+            && open.pair.incoming.iter().any(InConnection::has_received)
         {
             *until = self.now + GOODBYE_GRACE;
         }
@@ -81,8 +81,8 @@ impl TcpDevice {
                 self.list_sending(peer);
             }
             Err(cause @ LossCause::Protocol(_)) => self.control.lose_at_once(peer, cause),
-            // What it said last stands on the control stream, which the watcher reads; a lane's end
-            // may be seen first.
+            // What it said last stands on the control stream, which the watcher reads; a
+            // connection's end may be seen first.
             Err(cause) => {
                 open.is_silent = true;
                 open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
@@ -138,19 +138,19 @@ impl TcpDevice {
         }
     }
 
-    /// Makes the epoll descriptor readable exactly when a lane of this peer can go on.
+    /// Makes the epoll descriptor readable exactly when a connection of this peer can go on.
     pub(super) fn watch(epoll: &OwnedFd, peer: Rank, open: &mut Open) -> rustix::io::Result<()> {
-        for lane in 0..open.pair.incoming.len() {
-            let expects = !open.is_silent && open.pair.expects(lane);
-            let incoming = &mut open.pair.incoming[lane];
+        for connection in 0..open.pair.incoming.len() {
+            let expects = !open.is_silent && open.pair.expects(connection);
+            let incoming = &mut open.pair.incoming[connection];
             let socket = incoming.socket.as_fd();
             watch_socket(epoll, peer, (socket, epoll::EventFlags::IN), &mut incoming.watched, expects)?;
         }
         let suspect = open.suspect.is_some();
-        for lane in &mut open.pair.core.out {
-            let waits = !lane.is_empty() && !suspect;
-            let socket = lane.socket.as_fd();
-            watch_socket(epoll, peer, (socket, epoll::EventFlags::OUT), &mut lane.watched, waits)?;
+        for connection in &mut open.pair.core.out {
+            let waits = !connection.is_empty() && !suspect;
+            let socket = connection.socket.as_fd();
+            watch_socket(epoll, peer, (socket, epoll::EventFlags::OUT), &mut connection.watched, waits)?;
         }
         Ok(())
     }

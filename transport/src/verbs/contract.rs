@@ -7,14 +7,14 @@ use super::pair::Pair;
 use super::wire::NICS_MAX;
 use super::{CONTROL_POLLS, FABRIC, OUTBOX_MAX, Peer, VerbsDevice};
 use crate::Rank;
-use crate::cells::{Cells, Notice};
 use crate::clock::{self, Nanos};
 use crate::device::{
-    Address, Armed, Bell, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
-    Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
+    Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
 };
 use crate::memory::Memory;
 use crate::region::{Mapped, Region, RemoteSlice};
+use crate::signals::{Signal, Signals};
 
 // SAFETY: the conformance suite tests each line of the contract.
 #[allow(unsafe_code)]
@@ -74,12 +74,12 @@ unsafe impl Device for VerbsDevice {
         let others = &self.known_regions[peer as usize];
         let submitted = pair.submit(&transfer, id, keys, others, &mut self.outbox)?;
         if is_due(pair, &mut self.due) {
-            self.ring_or_list(peer);
+            self.post_or_list(peer);
         }
         Ok(submitted)
     }
 
-    fn notify(&mut self, peer: Rank, notice: &Notice, _id: TransferId) -> Result<Submitted, SubmitError> {
+    fn signal(&mut self, peer: Rank, signal: &Signal, _id: TransferId) -> Result<Submitted, SubmitError> {
         let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) else {
             return Err(self.not_open(peer));
         };
@@ -89,15 +89,15 @@ unsafe impl Device for VerbsDevice {
         if self.outbox.len() >= OUTBOX_MAX {
             return Err(SubmitError::QueueFull { peer });
         }
-        let submitted = pair.notify(notice)?;
+        let submitted = pair.signal(signal)?;
         if is_due(pair, &mut self.due) {
-            self.ring_or_list(peer);
+            self.post_or_list(peer);
         }
         Ok(submitted)
     }
 
-    fn cells(&self, peer: Rank) -> Cells {
-        self.cells[peer as usize].get_or_init(|| Cells::on_heap(self.info.cells)).clone()
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.signal_slots[peer as usize].get_or_init(|| Signals::on_heap(self.info.signal_slots)).clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
@@ -105,7 +105,7 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
-        self.ring_all();
+        self.post_all();
         if self.is_armed {
             self.disarm();
         }
@@ -113,7 +113,7 @@ unsafe impl Device for VerbsDevice {
         self.control_polls += 1;
         let is_due = now >= self.control_due_at
             || self.control_polls >= CONTROL_POLLS
-            || self.control.bell().is_set()
+            || self.control.wake_source().is_set()
             || self.control.has_events();
         if is_due {
             self.look_around(now);
@@ -124,19 +124,19 @@ unsafe impl Device for VerbsDevice {
         if self.is_leaving && !self.has_left {
             self.go();
         }
-        self.ring_all();
+        self.post_all();
         if !self.outbox.is_empty() {
             self.deliver(events);
         }
     }
 
     fn arm(&mut self) -> Option<Armed> {
-        self.ring_all();
+        self.post_all();
         if self.unfinished || self.releases.has_any() || !self.outbox.is_empty() {
             return None;
         }
         self.control_polls = CONTROL_POLLS;
-        let is_woken = self.control.bell().drain() || self.control.has_events();
+        let is_woken = self.control.wake_source().drain() || self.control.has_events();
         self.is_armed = true;
         for nic in &mut self.nics {
             nic.completions.ack_events();
@@ -148,12 +148,12 @@ unsafe impl Device for VerbsDevice {
             return None;
         }
         // What was taken may have made room, or credits to give back.
-        self.ring_all();
+        self.post_all();
         let joining = self.peers.iter().filter_map(|peer| match peer {
             Peer::Joining(joining) => Some(joining.deadline),
             _ => None,
         });
-        Some(Armed { bell: Bell::File(Arc::clone(&self.epoll)), until: joining.min() })
+        Some(Armed { wake_source: WakeSource::File(Arc::clone(&self.epoll)), until: joining.min() })
     }
 
     fn leave(&mut self) {
@@ -163,7 +163,7 @@ unsafe impl Device for VerbsDevice {
 
     fn flush(&mut self, what: Flush) -> bool {
         // The NIC sends what it was given by itself.
-        self.ring_all();
+        self.post_all();
         if what == Flush::Transfers || !self.due.is_empty() {
             return self.due.is_empty();
         }

@@ -22,7 +22,7 @@ pub struct Counts {
     pub polls_with_completions: u64,
     /// Completions found, of requests and of receives.
     pub completions: u64,
-    /// Receives used up: notices, parts of striped puts, credits.
+    /// Receives used up: signals, parts of striped puts, credits.
     pub receives: u64,
     /// Calls that posted receives anew.
     pub receive_doorbells: u64,

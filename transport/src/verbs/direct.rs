@@ -3,9 +3,9 @@
 //! A NIC's writes to a GPU go over PCIe past the host, and a completion says only that they are on
 //! their way in order: work of the GPU that starts afterwards may still find old bytes. Some GPUs
 //! order that by themselves; for the others the host flushes ([`Gpu::flush_writes`]). **Invariant**
-//! (contract line 1): between taking a completion from its queue and acting on it (a notice
+//! (contract line 1): between taking a completion from its queue and acting on it (a signal
 //! counted, a get's end told) every GPU that needs it and has regions here was flushed. One flush
-//! serves all completions that were taken before it. Which region a notice's put went to is not
+//! serves all completions that were taken before it. Which region a signal's put went to is not
 //! known here, so each batch of completions pays for one flush while such a GPU has had a region,
 //! and none does where there is no such GPU.
 //!

@@ -18,7 +18,7 @@ use super::pair::Pair;
 use super::pair_error::PairError;
 use super::refusal::Refusal;
 use super::registered::Registered;
-use super::wire::{Announcement, Hello, LaneHello};
+use super::wire::{Announcement, Hello, QueuePairHello};
 use super::{ControlMessage, Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock::{self, Nanos};
@@ -88,8 +88,9 @@ impl VerbsDevice {
         if !matches!(self.peers[peer as usize], Peer::Joining(_)) {
             return;
         }
-        let cells = self.cells(peer);
-        let made = Pair::new(&self.nics, peer, cells, self.sizes, self.stripe_bytes, || random_key().0);
+        let signal_slots = self.signal_slots(peer);
+        let made =
+            Pair::new(&self.nics, peer, signal_slots, self.sizes, self.stripe_bytes, || random_key().0);
         let made = made.and_then(|pair| {
             for nic in &mut self.nics {
                 nic.receives.post(self.sizes.receives() as usize)?;
@@ -104,8 +105,8 @@ impl VerbsDevice {
             }
         };
         let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return };
-        for (lane, (nic, number)) in pair.queue_pairs().enumerate() {
-            self.nics[nic].owners.insert(number, (peer, lane));
+        for (queue, (nic, number)) in pair.queue_pairs().enumerate() {
+            self.nics[nic].owners.insert(number, (peer, queue));
         }
         let hello = ControlMessage::Hello(pair.hello(&self.nics));
         joining.pair = Some(pair);
@@ -264,7 +265,7 @@ pub(super) fn not_joined(peer: Rank, error: io::Error) -> LossCause {
 
 /// Addresses of ports of the two that do not meet.
 fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
-    facing(nics, hello).map(|(nic, lane)| (nic.chosen.gid.kind, lane.kind)).find_map(|(own, peer)| {
+    facing(nics, hello).map(|(nic, queue)| (nic.chosen.gid.kind, queue.kind)).find_map(|(own, peer)| {
         let error = PairError::AddressKinds { own, peer };
         (!own.meets(peer)).then(|| error.into())
     })
@@ -272,7 +273,7 @@ fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
 
 /// Packets that ports of the two do not have in common.
 pub(super) fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
-    facing(nics, hello).map(|(nic, lane)| (nic.port.active_mtu, u32::from(lane.mtu))).find_map(
+    facing(nics, hello).map(|(nic, queue)| (nic.port.active_mtu, u32::from(queue.mtu))).find_map(
         |(own, other)| {
             let error = PairError::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
             (own != other).then(|| error.into())
@@ -281,8 +282,8 @@ pub(super) fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> 
 }
 
 /// This rank's NICs, each with what the peer said of a queue pair that it is joined to.
-fn facing<'a>(nics: &'a [Nic], hello: &'a Hello) -> impl Iterator<Item = (&'a Nic, &'a LaneHello)> {
-    nics.iter().cycle().zip(&hello.lanes)
+fn facing<'a>(nics: &'a [Nic], hello: &'a Hello) -> impl Iterator<Item = (&'a Nic, &'a QueuePairHello)> {
+    nics.iter().cycle().zip(&hello.queues)
 }
 
 /// Bytes of the longest packet that the verbs number so.

@@ -81,7 +81,7 @@ impl VerbsDevice {
             NotMade::System(source) => LeaseError::NoWindow { device: nic.chosen.device.clone(), source },
         })?;
         let leased = pair.lease(peer, window, region, slice, id)?;
-        self.ring_or_list(peer);
+        self.post_or_list(peer);
         Ok(leased)
     }
 

@@ -2,12 +2,12 @@
 //!
 //! Each pair of ranks has a reliable connection ([`pair`]), or several, perhaps over several NICs
 //! ([`nic`]), over which long transfers go in parts ([`stripes`]): a put is an RDMA write, its
-//! notice an immediate on the same queue pair. All completions of a NIC come to one queue, whose
-//! entries `poll` turns into counted cells, ends of transfers and losses; notices use up receives
-//! of one shared queue, covered by credits. Beside it each pair has one socket, the stream of the
-//! [control plane](crate::control): over it ranks prove that they know the secret, tell each other
-//! their queue pairs ([`wire`]) or where the connection manager finds them ([`cm`]), post messages
-//! and say goodbye, and its watcher finds out who has died.
+//! signal an immediate on the same queue pair. All completions of a NIC come to one queue, whose
+//! entries `poll` turns into counted signal slots, ends of transfers and losses; signals use up
+//! receives of one shared queue, covered by credits. Beside it each pair has one socket, the stream
+//! of the [control plane](crate::control): over it ranks prove that they know the secret, tell each
+//! other their queue pairs ([`wire`]) or where the connection manager finds them ([`cm`]), post
+//! messages and say goodbye, and its watcher finds out who has died.
 //!
 //! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced;
 //!   its length, and by what further NICs know a region, are where pairs have several queue pairs,
@@ -16,21 +16,19 @@
 //! * **Registered twice** is registered once: memory that has a region gets another handle of it
 //!   ([`cache`]), and the NIC keeps it until the last one is gone. What a NIC has only so much of
 //!   is counted before it is asked ([`limits`]).
-//! * **Silence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC
+//! * **Fence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC
 //!   takes nothing of it.
-//! * **GPUs**: their memory is registered where the kernel lets NICs at it, and notices are counted
+//! * **GPUs**: their memory is registered where the kernel lets NICs at it, and signals are counted
 //!   after a flush ([`direct`]).
-//! * **Progress**: the NIC works by itself, but cells are counted by `poll`.
+//! * **Progress**: the NIC works by itself, but signal slots are counted by `poll`.
 //! * **Sleeping** is on the completion channel and the control streams at once.
 //!
-//! Costs a put with notice: one doorbell, shared by what is submitted between two polls ([`lane`]);
-//! one request where the notice has no payload, else two; one completion here, shared likewise
-//! (none for what is copied by submit, but every 32nd), and one there. [`VerbsDevice::counts`]
-//! counts them.
+//! Costs a put with signal: one doorbell, shared by what is submitted between two polls
+//! ([`send_queue`]); one request where the signal has no payload, else two; one completion here,
+//! shared likewise (none for what is copied by submit, but every 32nd), and one there.
+//! [`VerbsDevice::counts`] counts them.
 
 mod cache;
-#[allow(unsafe_code)]
-mod chain;
 #[allow(unsafe_code)]
 mod cm;
 mod contract;
@@ -38,8 +36,6 @@ mod control_message;
 mod counts;
 mod direct;
 mod joining;
-#[allow(unsafe_code)]
-mod lane;
 mod lease;
 #[allow(unsafe_code)]
 mod library;
@@ -60,6 +56,8 @@ mod progress;
 mod refusal;
 mod registered;
 mod request;
+#[allow(unsafe_code)]
+mod send_queue;
 mod status;
 mod stripes;
 pub mod survey;
@@ -74,6 +72,8 @@ pub mod survey;
 )]
 mod sys;
 mod wire;
+#[allow(unsafe_code)]
+mod work_requests;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -90,7 +90,6 @@ use self::control_message::ControlMessage;
 pub use self::counts::Counts;
 use self::direct::Gpus;
 use self::joining::Joining;
-use self::lane::Sizes;
 pub use self::lease::LeaseError;
 pub use self::library::LoadError;
 use self::library::library;
@@ -104,15 +103,16 @@ pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, Wish};
 pub use self::refusal::Refusal;
 pub use self::registered::MemoryError;
 use self::registered::Registered;
+use self::send_queue::Sizes;
 pub use self::status::{Operation, WorkFailure, WorkStatus};
 use crate::Rank;
-use crate::cells::Cells;
 use crate::clock::Nanos;
 use crate::control::{Control, FabricMessage, Releases};
 use crate::cuda::Readers;
 use crate::device::{DeviceConfig, DeviceInfo, Event, LossCause, Reach, RegisterError};
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
+use crate::signals::Signals;
 
 /// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
 ///
@@ -184,7 +184,7 @@ pub struct VerbsDevice {
     due: Vec<Rank>,
     /// What was asked of the NICs for peers that are gone.
     past: Counts,
-    cells: Vec<OnceLock<Cells>>,
+    signal_slots: Vec<OnceLock<Signals>>,
     connect_timeout: Duration,
     outbox: VecDeque<Event>,
     control_due_at: Nanos,
@@ -231,7 +231,7 @@ impl VerbsDevice {
             Connect::RdmaCm => Some(Switchboard::new(&nics, world_size)?),
         };
         let joined =
-            join_bells(&nics, &control, switchboard.as_ref()).map_err(|error| OpenError::Refused {
+            join_wake_sources(&nics, &control, switchboard.as_ref()).map_err(|error| OpenError::Refused {
                 device: nics[0].chosen.device.clone(),
                 what: "an epoll descriptor",
                 source: error.into(),
@@ -245,10 +245,10 @@ impl VerbsDevice {
             address: control.address().clone(),
             fabric: FABRIC,
             registers_freely: false,
-            cells: control.cells(),
+            signal_slots: control.signal_slots(),
             transfer_bytes_max: TRANSFER_BYTES_MAX.min(message_bytes_max),
             reach: vec![reach; world_size as usize],
-            ringer: Arc::clone(control.bell()) as _,
+            waker: Arc::clone(control.wake_source()) as _,
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
@@ -268,7 +268,7 @@ impl VerbsDevice {
             known_regions: vec![KnownRegions::default(); world_size as usize],
             due: Vec::with_capacity(world_size as usize),
             past: Counts::default(),
-            cells: (0..world_size).map(|_| OnceLock::new()).collect(),
+            signal_slots: (0..world_size).map(|_| OnceLock::new()).collect(),
             connect_timeout,
             outbox: VecDeque::with_capacity(64),
             control_due_at: Nanos::ZERO,
@@ -314,7 +314,7 @@ impl VerbsDevice {
     }
 
     /// The file that `arm` returns, always the same one.
-    pub(crate) fn bell_file(&self) -> &OwnedFd {
+    pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.epoll
     }
 
@@ -367,7 +367,7 @@ impl Peer {
 
 /// One file that is readable when a completion queue has rung, or the control streams or the
 /// connection manager have news.
-fn join_bells(
+fn join_wake_sources(
     nics: &[Nic],
     control: &Control<ControlMessage>,
     switchboard: Option<&Switchboard>,
@@ -377,7 +377,7 @@ fn join_bells(
     for nic in nics {
         epoll::add(&joined, nic.completions.file(), data, epoll::EventFlags::IN)?;
     }
-    epoll::add(&joined, control.bell(), data, epoll::EventFlags::IN)?;
+    epoll::add(&joined, control.wake_source(), data, epoll::EventFlags::IN)?;
     if let Some(switchboard) = switchboard {
         epoll::add(&joined, switchboard.file(), data, epoll::EventFlags::IN)?;
     }

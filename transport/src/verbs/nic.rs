@@ -6,12 +6,12 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::lane::Sizes;
 use super::library::Library;
 use super::limits::{Limits, NotMade};
 use super::objects::{COMPLETIONS_AT_ONCE, Completions, Context, Domain, Receives};
 use super::open::OpenError;
 use super::port::{Chosen, PortError, SYSFS};
+use super::send_queue::Sizes;
 use super::{Counts, sys};
 use crate::Rank;
 

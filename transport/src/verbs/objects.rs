@@ -247,12 +247,12 @@ impl Completions {
     pub(super) fn arm(&mut self) -> io::Result<()> {
         // SAFETY: as above.
         checked(unsafe {
-            let notify = self.operations().req_notify_cq.expect("every provider notifies");
-            notify(self.queue.as_ptr(), 0)
+            let signal = self.operations().req_notify_cq.expect("every provider has this call");
+            signal(self.queue.as_ptr(), 0)
         })
     }
 
-    /// Takes what rang, so that the file is not readable any more.
+    /// Takes what woke, so that the file is not readable any more.
     pub(super) fn ack_events(&mut self) {
         let library = self.context.library;
         let (mut queue, mut unused) = (ptr::null_mut(), ptr::null_mut());
@@ -287,7 +287,7 @@ impl Drop for Completions {
 }
 
 /// A receive queue that all queue pairs of a device share. Receives hold no memory: they are for
-/// notices.
+/// signals.
 pub(super) struct Receives {
     raw: NonNull<sys::ibv_srq>,
     domain: Arc<Domain>,
@@ -324,7 +324,7 @@ impl Receives {
                 request.next = base.wrapping_add(index + 1);
             }
             let mut bad = ptr::null_mut();
-            // SAFETY: a chain of requests that stays for the call; the context's own function for
+            // SAFETY: a list of requests that stays for the call; the context's own function for
             // its queue.
             checked(unsafe {
                 let operations = &self.domain.context.raw.as_ref().ops;
@@ -398,12 +398,12 @@ impl QueuePair {
         })
     }
 
-    /// Posts a chain of requests by one ring of the doorbell. Where not all of it is taken: why,
+    /// Posts a list of requests by one ring of the doorbell. Where not all of it is taken: why,
     /// and the first one that was not.
     ///
     /// # Safety
     ///
-    /// The chain and its lists are valid for the call. What it reads and writes locally is
+    /// The list and its lists are valid for the call. What it reads and writes locally is
     /// registered with this domain and stays until the request's completion came, or the queue pair
     /// was dropped.
     pub(super) unsafe fn post(

@@ -4,21 +4,21 @@ use std::ffi::c_int;
 use std::io;
 
 use super::cm;
-use super::lane::Sizes;
 use super::library::LoadError;
 use super::limits::{Kind, Limit, Limits, NotMade};
 use super::nic::{Opened, SPARE_RECEIVES};
 use super::pair_error::PairError;
 use super::port::{PortError, Service};
+use super::send_queue::Sizes;
 use super::sys;
-use super::wire::LANES_MAX;
+use super::wire::QUEUE_PAIRS_MAX;
 use crate::control;
 use crate::device::LossCause;
 
 /// Transfers under way to one peer, where the NIC has room for so many.
 pub const QUEUE_DEPTH: u32 = 256;
 
-/// Notices that a rank takes of a peer before it gives credits back.
+/// Signals that a rank takes of a peer before it gives credits back.
 const CREDITS: u32 = 256;
 /// With fewer a device is not made.
 const CREDITS_MIN: u32 = 8;
@@ -142,7 +142,7 @@ fn sizes_of(
     let credits = CREDITS.min(receives.min(completions / 2).saturating_sub(4));
     let limit =
         if receives < completions { "receives of a shared queue" } else { "completion queue entries" };
-    let least = CREDITS_MIN.max(2 * LANES_MAX as u32);
+    let least = CREDITS_MIN.max(2 * QUEUE_PAIRS_MAX as u32);
     if depth < CREDITS_MIN || credits < least {
         let ranks = of(limits.max_srq_wr).min(of(limits.max_cqe)) / (8 * least) + 1;
         return Err(OpenError::TooManyRanks { device: device.to_owned(), ranks, limit });

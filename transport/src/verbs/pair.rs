@@ -1,13 +1,14 @@
-//! One connected peer: queue pairs ([`lane`](super::lane)), and what each end may still send.
+//! One connected peer: queue pairs ([`send_queue`](super::send_queue pair)), and what each end may
+//! still send.
 //!
-//! * **A put** is an RDMA write; its notice is the immediate of that write, or of a second one on
-//!   the same queue pair that carries the payload to the cell's place in the target's inbox. A
-//!   queue pair places writes in their order before it completes the receive of an immediate, so
+//! * **A put** is an RDMA write; its signal is the immediate of that write, or of a second one on
+//!   the same queue pair that carries the payload to the signal slot's place in the target's inbox.
+//!   A queue pair places writes in their order before it completes the receive of an immediate, so
 //!   whoever takes that completion has all of it (contract line 1).
 //! * **Several queue pairs**: a long transfer goes in parts over all of them
-//!   ([`stripes`](super::stripes)), others over one, notices of one cell always over the same,
-//!   since payloads of a cell share a place. Atomics keep to the first: they are atomic among those
-//!   of one NIC.
+//!   ([`stripes`](super::stripes)), others over one, signals of one signal slot always over the
+//!   same, since payloads of a signal slot share a place. Atomics keep to the first: they are
+//!   atomic among those of one NIC.
 //! * **Credits.** An immediate consumes a receive of its target. Each end says in the hello how
 //!   many it takes, and gives back what it took with its own immediates, or with one of their own
 //!   when half of them wait. So an immediate always finds a receive, and who has no credit left
@@ -19,21 +20,21 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use super::lane::{Lane, SLOT_BYTES, Sizes, Waits};
 use super::lease::Leased;
 use super::limits::NotMade;
 use super::nic::Nic;
 use super::objects::MemoryRegion;
 use super::request::{Local, with_immediate};
+use super::send_queue::{SLOT_BYTES, SendQueue, Sizes, Waits};
 use super::status::Operation;
 use super::stripes::{Arriving, Ends};
-use super::wire::{Besides, CREDITS_MAX, Hello, Immediate, KnownRegion, LaneHello};
+use super::wire::{Besides, CREDITS_MAX, Hello, Immediate, KnownRegion, QueuePairHello};
 use super::{Counts, sys};
 use crate::Rank;
-use crate::cells::{CELL_PAYLOAD_BYTES, Cells, Inline, Notice};
 use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
 use crate::memory::{HostMemory, Memory};
 use crate::region::{KeyMap, RegionKey};
+use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
 
 /// What a peer has told of its regions.
 pub(super) type KnownRegions = KeyMap<KnownRegion>;
@@ -42,17 +43,17 @@ pub(super) type KnownRegions = KeyMap<KnownRegion>;
 pub(super) struct Pair {
     peer: Rank,
     // Before the memory that they touch.
-    lanes: Vec<Lane>,
-    /// Where the peer's payloads go, a slot for each cell; registered with each NIC.
+    queues: Vec<SendQueue>,
+    /// Where the peer's payloads go, a slot for each signal slot; registered with each NIC.
     inboxes: Vec<MemoryRegion>,
     /// By their keys.
     leases: KeyMap<Leased>,
-    cells: Cells,
+    signal_slots: Signals,
     sizes: Sizes,
     stripe_bytes: usize,
     /// What the peer takes; none before it is connected.
     remote_credits: u32,
-    remote_cells: u32,
+    remote_signal_slots: u32,
     /// Immediates that the peer takes now.
     credits: u32,
     /// Immediates of the peer that it has not been told of as taken.
@@ -61,7 +62,7 @@ pub(super) struct Pair {
     waiting: u32,
     ends: Ends,
     arriving: Arriving,
-    /// Striped puts with a notice so far.
+    /// Striped puts with a signal so far.
     striped: u64,
     /// Where the next transfer goes that may go anywhere.
     next: usize,
@@ -74,29 +75,29 @@ impl Pair {
     pub(super) fn new(
         nics: &[Nic],
         peer: Rank,
-        cells: Cells,
+        signal_slots: Signals,
         sizes: Sizes,
         stripe_bytes: usize,
         mut random: impl FnMut() -> u64,
     ) -> Result<Self, NotMade> {
-        let memory: Arc<dyn Memory> = HostMemory::new(cells.len().max(1) * SLOT_BYTES);
+        let memory: Arc<dyn Memory> = HostMemory::new(signal_slots.len().max(1) * SLOT_BYTES);
         let address = memory.base().as_ptr() as u64;
         let access = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE;
         let inboxes =
             nics.iter().map(|nic| MemoryRegion::new(&nic.domain, Arc::clone(&memory), address, access));
         let inboxes = inboxes.collect::<Result<Vec<_>, _>>()?;
         let count = sizes.queue_pairs as usize * nics.len();
-        let lanes = (0..count).map(|lane| Lane::new(nics, lane % nics.len(), sizes, random()));
+        let queues = (0..count).map(|queue| SendQueue::new(nics, queue % nics.len(), sizes, random()));
         Ok(Self {
             peer,
-            lanes: lanes.collect::<Result<Vec<_>, _>>()?,
+            queues: queues.collect::<Result<Vec<_>, _>>()?,
             inboxes,
             leases: KeyMap::default(),
-            cells,
+            signal_slots,
             sizes,
             stripe_bytes,
             remote_credits: 0,
-            remote_cells: 0,
+            remote_signal_slots: 0,
             credits: 0,
             owed: 0,
             waiting: 0,
@@ -110,26 +111,26 @@ impl Pair {
 
     /// Its queue pairs, by NIC and number.
     pub(super) fn queue_pairs(&self) -> impl Iterator<Item = (usize, u32)> {
-        self.lanes.iter().map(|lane| (lane.nic, lane.number()))
+        self.queues.iter().map(|queue| (queue.nic, queue.number()))
     }
 
     /// What the peer must know.
     pub(super) fn hello(&self, nics: &[Nic]) -> Hello {
-        let lanes = self.lanes.iter().map(|lane| lane.hello(nics, self.inboxes[lane.nic].remote_key()));
+        let queues = self.queues.iter().map(|queue| queue.hello(nics, self.inboxes[queue.nic].remote_key()));
         Hello {
             reads: self.sizes.reads,
             credits: self.sizes.credits,
             inbox_address: self.inboxes[0].memory().base().as_ptr() as u64,
-            cells: self.cells.len() as u32,
-            lanes: lanes.collect(),
+            signal_slots: self.signal_slots.len() as u32,
+            queues: queues.collect(),
         }
     }
 
     /// Joins it to the peer that said this, over as many queue pairs as both have.
     pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello) -> io::Result<()> {
-        self.keep_first(hello.lanes.len());
-        for (lane, other) in self.lanes.iter_mut().zip(&hello.lanes) {
-            lane.connect(nics, hello, other)?;
+        self.keep_first(hello.queues.len());
+        for (queue, other) in self.queues.iter_mut().zip(&hello.queues) {
+            queue.connect(nics, hello, other)?;
         }
         self.agree(hello);
         Ok(())
@@ -137,19 +138,19 @@ impl Pair {
 
     /// Gives up the queue pairs that the peer, who has so many, has no other end for.
     pub(super) fn keep_first(&mut self, count: usize) {
-        self.lanes.truncate(count);
+        self.queues.truncate(count);
     }
 
     /// Joins one of its queue pairs to that of the peer that said this, over the way that
     /// `attributes` tell.
-    pub(super) fn connect_lane(
+    pub(super) fn connect_queue(
         &mut self,
-        lane: usize,
+        queue: usize,
         hello: &Hello,
-        other: &LaneHello,
+        other: &QueuePairHello,
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
-        self.lanes[lane].connect_as(hello, other, attributes)?;
+        self.queues[queue].connect_as(hello, other, attributes)?;
         self.agree(hello);
         Ok(())
     }
@@ -157,13 +158,13 @@ impl Pair {
     /// What the peer takes, before anything was sent.
     fn agree(&mut self, hello: &Hello) {
         self.remote_credits = hello.credits;
-        self.remote_cells = hello.cells;
+        self.remote_signal_slots = hello.signal_slots;
         self.credits = hello.credits;
     }
 
     /// Whether what was submitted should not wait to be posted.
     pub(super) fn is_due(&self) -> bool {
-        self.lanes.iter().any(Lane::is_due)
+        self.queues.iter().any(SendQueue::is_due)
     }
 
     /// Notes that the device has something to post for it.
@@ -175,26 +176,26 @@ impl Pair {
     }
 
     /// Whether all was posted.
-    pub(super) fn has_rung(&self) -> bool {
-        self.lanes.iter().all(Lane::has_rung)
+    pub(super) fn has_woken(&self) -> bool {
+        self.queues.iter().all(SendQueue::has_woken)
     }
 
     /// Posts what was submitted.
     #[inline]
-    pub(super) fn ring(&mut self) -> Result<(), LossCause> {
-        for lane in &mut self.lanes {
-            lane.ring()?;
+    pub(super) fn post(&mut self) -> Result<(), LossCause> {
+        for queue in &mut self.queues {
+            queue.post()?;
         }
         Ok(())
     }
 
     /// The requests of this queue pair up to this one have ended well.
-    pub(super) fn completed(&mut self, lane: usize, number: u64, events: &mut VecDeque<Event>) {
-        while let Some(ended) = self.lanes[lane].take_ended(number) {
+    pub(super) fn completed(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
+        while let Some(ended) = self.queues[queue].take_ended(number) {
             let id = match ended.waits {
                 Waits::Nobody => None,
                 Waits::Whole(id) => Some(id),
-                Waits::Part => self.ends.part_ended(lane),
+                Waits::Part => self.ends.part_ended(queue),
             };
             let Some(id) = id else { continue };
             self.waiting -= 1;
@@ -203,7 +204,7 @@ impl Pair {
     }
 
     /// An immediate has come, with a write of so many bytes.
-    pub(super) fn received(&mut self, lane: usize, word: u32, bytes: u32) -> Result<(), ProtocolViolation> {
+    pub(super) fn received(&mut self, queue: usize, word: u32, bytes: u32) -> Result<(), ProtocolViolation> {
         let said = Immediate::decode(word).ok_or(ProtocolViolation::MalformedFrame)?;
         if let Besides::Credits(credits) = said.besides {
             if credits > self.remote_credits - self.credits {
@@ -211,9 +212,9 @@ impl Pair {
             }
             self.credits += credits;
         }
-        let Some(cell) = said.cell else { return Ok(()) };
-        if usize::from(cell) >= self.cells.len() {
-            return Err(ProtocolViolation::UnknownCell);
+        let Some(signal_slot) = said.signal_slot else { return Ok(()) };
+        if usize::from(signal_slot) >= self.signal_slots.len() {
+            return Err(ProtocolViolation::UnknownSignalSlot);
         }
         self.owed += 1;
         if self.owed > self.sizes.credits {
@@ -221,24 +222,24 @@ impl Pair {
         }
         let mut payload_bytes = said.has_payload.then_some(bytes);
         if let Besides::Stripe(stripe) = said.besides {
-            let put = self.arriving.part(lane, self.lanes.len(), stripe, cell, payload_bytes)?;
+            let put = self.arriving.part(queue, self.queues.len(), stripe, signal_slot, payload_bytes)?;
             let Some(put) = put else { return Ok(()) };
             payload_bytes = put.payload_bytes;
         }
-        let payload = payload_bytes.map_or(Ok(Inline::EMPTY), |bytes| self.payload(cell, bytes))?;
-        self.cells.notify(&Notice { cell, payload });
+        let payload = payload_bytes.map_or(Ok(Inline::EMPTY), |bytes| self.payload(signal_slot, bytes))?;
+        self.signal_slots.signal(&Signal { signal_slot, payload });
         Ok(())
     }
 
-    /// What the peer has written to a cell's place in the inbox.
-    fn payload(&self, cell: u16, bytes: u32) -> Result<Inline, ProtocolViolation> {
-        let mut buffer = [0; CELL_PAYLOAD_BYTES];
+    /// What the peer has written to a signal slot's place in the inbox.
+    fn payload(&self, signal_slot: u16, bytes: u32) -> Result<Inline, ProtocolViolation> {
+        let mut buffer = [0; SIGNAL_SLOT_PAYLOAD_BYTES];
         let buffer = buffer.get_mut(..bytes as usize).ok_or(ProtocolViolation::OversizedFrame)?;
-        // SAFETY: the cell's slot of the inbox, which has room for any payload; the peer writes it
-        // again only after it knows that this notice was taken (or breaks the rules, and then these
-        // are just bytes).
+        // SAFETY: the signal slot's slot of the inbox, which has room for any payload; the peer
+        // writes it again only after it knows that this signal was taken (or breaks the rules, and
+        // then these are just bytes).
         unsafe {
-            let slot = self.inboxes[0].memory().base().as_ptr().add(usize::from(cell) * SLOT_BYTES);
+            let slot = self.inboxes[0].memory().base().as_ptr().add(usize::from(signal_slot) * SLOT_BYTES);
             std::ptr::copy_nonoverlapping(slot, buffer.as_mut_ptr(), buffer.len());
         }
         Ok(Inline::new(buffer).unwrap_or(Inline::EMPTY))
@@ -253,20 +254,20 @@ impl Pair {
 
     #[cold]
     fn give_all_back(&mut self) -> bool {
-        if !self.lanes[0].has_spare_room() {
+        if !self.queues[0].has_spare_room() {
             return false;
         }
         let besides = Besides::Credits(self.owed.min(CREDITS_MAX));
-        let immediate = Immediate { cell: None, has_payload: false, besides };
-        let write = with_immediate(self.lanes[0].inbox, immediate);
-        self.lanes[0].push(Waits::Nobody, None, RegionKey::NONE, &[(write, Local::Nothing)]);
+        let immediate = Immediate { signal_slot: None, has_payload: false, besides };
+        let write = with_immediate(self.queues[0].inbox, immediate);
+        self.queues[0].push(Waits::Nobody, None, RegionKey::NONE, &[(write, Local::Nothing)]);
         self.charge(immediate);
         true
     }
 
     /// Whether each queue pair takes one more transfer.
     pub(super) fn has_room(&self) -> bool {
-        self.waiting < self.sizes.depth && self.lanes.iter().all(Lane::has_room)
+        self.waiting < self.sizes.depth && self.queues.iter().all(SendQueue::has_room)
     }
 
     /// Submits a request that makes a lease good.
@@ -278,7 +279,7 @@ impl Pair {
         leased: Leased,
     ) {
         self.waiting += 1;
-        self.lanes[0].push_bind(id, key, bind);
+        self.queues[0].push_bind(id, key, bind);
         self.leases.insert(key, leased);
     }
 
@@ -289,32 +290,32 @@ impl Pair {
 
     /// Sends nothing over each queue pair, so that its end shows that the way is open.
     pub(super) fn try_ways(&mut self) -> Result<(), LossCause> {
-        self.lanes.iter_mut().for_each(Lane::push_nothing);
-        self.ring()
+        self.queues.iter_mut().for_each(SendQueue::push_nothing);
+        self.post()
     }
 
     /// Sees to it that the end of what was submitted will be known.
     pub(super) fn seal(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::seal);
+        self.queues.iter_mut().for_each(SendQueue::seal);
     }
 
     /// Whether the peer has all that was submitted.
     pub(super) fn is_idle(&self) -> bool {
-        self.lanes.iter().all(Lane::is_idle)
+        self.queues.iter().all(SendQueue::is_idle)
     }
 
     /// What the request of this number on this queue pair is.
-    pub(super) fn operation(&self, lane: usize, number: u64) -> Operation {
-        self.lanes[lane].operation(number)
+    pub(super) fn operation(&self, queue: usize, number: u64) -> Operation {
+        self.queues[queue].operation(number)
     }
 
     /// The request of this number on this queue pair failed because of what it names at the peer.
-    pub(super) fn refuse(&mut self, lane: usize, number: u64, events: &mut VecDeque<Event>) {
-        let Some((waits, key)) = self.lanes[lane].refuse(number) else { return };
+    pub(super) fn refuse(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
+        let Some((waits, key)) = self.queues[queue].refuse(number) else { return };
         let id = match waits {
             Waits::Nobody => None,
             Waits::Whole(id) => Some(id),
-            Waits::Part => self.ends.part_failed(lane),
+            Waits::Part => self.ends.part_failed(queue),
         };
         if let Some(id) = id {
             let refused = TransferError::Refused { peer: self.peer, key };
@@ -325,14 +326,14 @@ impl Pair {
     /// What was asked of the NICs for it.
     pub(super) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
-        self.lanes.iter().for_each(|lane| counts += lane.counts);
+        self.queues.iter().for_each(|queue| counts += queue.counts);
         counts
     }
 
     /// Ends all that is under way; the queue pairs go.
     pub(super) fn fail(self, error: &TransferError, events: &mut VecDeque<Event>) {
-        let Self { lanes, ends, .. } = self;
-        let ids: Vec<_> = lanes.into_iter().flat_map(Lane::fail).chain(ends.into_ids()).collect();
+        let Self { queues, ends, .. } = self;
+        let ids: Vec<_> = queues.into_iter().flat_map(SendQueue::fail).chain(ends.into_ids()).collect();
         events.extend(ids.into_iter().map(|id| Event::Done { id, result: Err(error.clone()) }));
     }
 }

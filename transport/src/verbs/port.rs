@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::str::FromStr;
 
-use super::wire::{LANES_MAX, NICS_MAX};
+use super::wire::{NICS_MAX, QUEUE_PAIRS_MAX};
 
 use rustix::fs::{Access, access};
 
@@ -134,8 +134,8 @@ pub struct Service {
     /// The traffic class of packets with a global header, 0 to 255: six bits of DSCP and two of
     /// ECN. A lossless RoCE network tells its queue by it; 106 (DSCP 26) is usual.
     pub traffic_class: Option<u8>,
-    /// The service level, 0 to 15: InfiniBand's virtual lane, or the priority of RoCE packets with
-    /// a VLAN tag.
+    /// The service level, 0 to 15: InfiniBand's virtual queue pair, or the priority of RoCE packets
+    /// with a VLAN tag.
     pub service_level: Option<u8>,
 }
 
@@ -154,7 +154,7 @@ pub enum Connect {
 }
 
 /// Shortest transfer that goes over several queue pairs, in bytes, where nothing else is wished:
-/// below, the time of a second doorbell and notice is more than a second NIC saves.
+/// below, the time of a second doorbell and signal is more than a second NIC saves.
 pub const STRIPE_BYTES: usize = 256 << 10;
 
 impl Wish {
@@ -190,7 +190,7 @@ impl Wish {
 
     /// Queue pairs on each of so many NICs.
     pub(super) fn queue_pairs(&self, nics: usize) -> Result<u32, PortError> {
-        let (wanted, most) = (self.queue_pairs.unwrap_or(1), (LANES_MAX / nics) as u32);
+        let (wanted, most) = (self.queue_pairs.unwrap_or(1), (QUEUE_PAIRS_MAX / nics) as u32);
         if (1..=most).contains(&wanted) { Ok(wanted) } else { Err(PortError::QueuePairs { wanted, most }) }
     }
 }

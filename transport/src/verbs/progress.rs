@@ -1,5 +1,5 @@
-//! What a poll does: completions become counted cells, ends of transfers and losses; the control
-//! streams' events become the device's.
+//! What a poll does: completions become counted signal slots, ends of transfers and losses; the
+//! control streams' events become the device's.
 
 use super::cm::CallFailure;
 use super::objects::{COMPLETIONS_AT_ONCE, Completion};
@@ -24,7 +24,7 @@ impl VerbsDevice {
         let mut may_be_more = false;
         for nic in 0..self.nics.len() {
             let count = self.nics[nic].poll();
-            // Most looks find nothing: what they do is how late a notice is seen.
+            // Most looks find nothing: what they do is how late a signal is seen.
             if count > 0 {
                 may_be_more |= self.take_batches(nic, count);
             }
@@ -63,21 +63,21 @@ impl VerbsDevice {
     /// Takes a completion.
     fn completed(&mut self, nic: usize, completion: &Completion) {
         // Of one that is gone: what was under way on it has ended already.
-        let Some(&(peer, lane)) = self.nics[nic].owners.get(&completion.queue_pair) else { return };
+        let Some(&(peer, queue)) = self.nics[nic].owners.get(&completion.queue_pair) else { return };
         if completion.status != sys::IBV_WC_SUCCESS {
-            return self.failed(peer, lane, completion);
+            return self.failed(peer, queue, completion);
         }
         let slot = &mut self.peers[peer as usize];
         let is_joining = matches!(slot, Peer::Joining(_));
         let Some(pair) = slot.pair_mut() else { return };
         if !completion.is_receive {
-            pair.completed(lane, completion.number, &mut self.outbox);
-        } else if let Err(violation) = pair.received(lane, completion.immediate, completion.bytes) {
+            pair.completed(queue, completion.number, &mut self.outbox);
+        } else if let Err(violation) = pair.received(queue, completion.immediate, completion.bytes) {
             return self.lose(peer, LossCause::Protocol(violation));
         }
         // Also when requests ended: there may have been no room for it before.
         if pair.give_back() {
-            self.ring_or_list(peer);
+            self.post_or_list(peer);
         }
         if is_joining {
             self.advance(peer);
@@ -86,16 +86,16 @@ impl VerbsDevice {
 
     /// Work to a peer failed.
     #[cold]
-    fn failed(&mut self, peer: Rank, lane: usize, completion: &Completion) {
+    fn failed(&mut self, peer: Rank, queue: usize, completion: &Completion) {
         let operation = match self.peers[peer as usize].pair_mut() {
             _ if completion.is_receive => Operation::Receive,
-            Some(pair) => pair.operation(lane, completion.number),
+            Some(pair) => pair.operation(queue, completion.number),
             None => Operation::Other,
         };
         if completion.status == sys::IBV_WC_REM_ACCESS_ERR
             && let Some(pair) = self.peers[peer as usize].pair_mut()
         {
-            pair.refuse(lane, completion.number, &mut self.outbox);
+            pair.refuse(queue, completion.number, &mut self.outbox);
         }
         // Its process may have ended a moment ago, which the control stream tells better.
         let (status, queue_pair) = (WorkStatus::of(completion.status), completion.queue_pair);
@@ -103,11 +103,11 @@ impl VerbsDevice {
     }
 
     /// Something was submitted to a peer: posts it, or notes that it is to be posted.
-    pub(super) fn ring_or_list(&mut self, peer: Rank) {
+    pub(super) fn post_or_list(&mut self, peer: Rank) {
         let Some(pair) = self.peers[peer as usize].pair_mut() else { return };
         if pair.is_due() {
-            match pair.ring() {
-                Ok(()) if pair.has_rung() => return,
+            match pair.post() {
+                Ok(()) if pair.has_woken() => return,
                 Ok(()) => {}
                 Err(cause) => return self.lose(peer, cause),
             }
@@ -117,20 +117,20 @@ impl VerbsDevice {
 
     /// Posts all that waits for it, as far as the NICs have room.
     #[inline]
-    pub(super) fn ring_all(&mut self) {
+    pub(super) fn post_all(&mut self) {
         if !self.due.is_empty() {
-            self.ring_due();
+            self.post_due();
         }
     }
 
-    fn ring_due(&mut self) {
+    fn post_due(&mut self) {
         let mut kept = 0;
         for index in 0..self.due.len() {
             let peer = self.due[index];
             let Some(pair) = self.peers[peer as usize].pair_mut() else { continue };
-            match pair.ring() {
+            match pair.post() {
                 Ok(()) => {
-                    pair.is_listed = !pair.has_rung();
+                    pair.is_listed = !pair.has_woken();
                     self.due[kept] = peer;
                     kept += usize::from(pair.is_listed);
                 }
@@ -203,8 +203,8 @@ impl VerbsDevice {
     fn poll_control(&mut self, now: Nanos) {
         self.control_due_at = now + CONTROL_INTERVAL;
         self.control_polls = 0;
-        if self.control.bell().is_set() {
-            self.control.bell().drain();
+        if self.control.wake_source().is_set() {
+            self.control.wake_source().drain();
         }
         if self.control.has_events() {
             for event in self.control.take_events() {
@@ -252,7 +252,7 @@ impl VerbsDevice {
         for (rank, peer) in (0..).zip(&mut self.peers) {
             let Peer::Open(pair) = peer else { continue };
             pair.seal();
-            if let Err(cause) = pair.ring() {
+            if let Err(cause) = pair.post() {
                 broken.push((rank, cause));
             }
             is_idle &= pair.is_idle();

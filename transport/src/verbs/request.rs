@@ -2,8 +2,8 @@
 
 use super::sys;
 use super::wire::{Immediate, KeyParts};
-use crate::cells::Inline;
 use crate::region::{RemoteSlice, Slice};
+use crate::signals::Inline;
 
 /// A peer's memory as requests name it.
 #[derive(Clone, Copy)]

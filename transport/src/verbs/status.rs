@@ -28,7 +28,7 @@ impl fmt::Display for WorkFailure {
 pub enum Operation {
     /// An RDMA write: a put.
     Write,
-    /// An RDMA write with an immediate: a notice, perhaps with its put.
+    /// An RDMA write with an immediate: a signal, perhaps with its put.
     WriteWithImmediate,
     /// An RDMA read: a get.
     Read,
@@ -38,7 +38,7 @@ pub enum Operation {
     FetchAdd,
     /// Binding a memory window: a lease.
     BindWindow,
-    /// Taking a notice of the peer.
+    /// Taking a signal of the peer.
     Receive,
     /// Something else, or nothing that this rank knows of any more.
     Other,
@@ -86,7 +86,7 @@ pub enum WorkStatus {
     RemoteRequest,
     /// The peer's NIC could not carry it out.
     RemoteOperation,
-    /// The peer had no receive for a notice.
+    /// The peer had no receive for a signal.
     ReceiverNotReady,
     /// The peer's NIC answered what this rank's did not ask.
     BadResponse,
@@ -142,7 +142,7 @@ impl fmt::Display for WorkStatus {
                 "its NIC failed to carry out a request (remote operation error): look at 'dmesg' there"
             }
             Self::ReceiverNotReady => {
-                "it had no receive for a notice (receiver not ready): do both ends run the same version? If so, report it"
+                "it had no receive for a signal (receiver not ready): do both ends run the same version? If so, report it"
             }
             Self::BadResponse => {
                 "its NIC answered what was not asked (bad response): look at 'dmesg' and the firmware at both ends"

@@ -2,7 +2,7 @@
 //! arrived, when all have ended. Pure.
 //!
 //! Queue pairs are not ordered with each other, so the receiver counts ([`Arriving`]): each part of
-//! a put with a notice is a write with an immediate that says the put's number and in how many
+//! a put with a signal is a write with an immediate that says the put's number and in how many
 //! parts it came. A striped transfer has one part, perhaps an empty one, on each queue pair of its
 //! peer. **Invariant:** as each queue pair is in order, the n-th part on each belongs to the n-th
 //! striped put, and none completes before those that were sent before it; the number is a check,
@@ -12,18 +12,18 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::wire::{LANES_MAX, Stripe};
+use super::wire::{QUEUE_PAIRS_MAX, Stripe};
 use crate::device::{ProtocolViolation, TransferId};
 
 /// Parts begin at multiples of this, in bytes, where they are longer.
 const PART_ALIGN_BYTES: usize = 4096;
 
-/// Where part `lane` of `lanes` lies in a transfer of `bytes`; the last ones may be shorter, or
+/// Where part `queue` of `queues` lies in a transfer of `bytes`; the last ones may be shorter, or
 /// empty.
-pub(super) fn part(bytes: usize, lanes: usize, lane: usize) -> Range<usize> {
-    let even = bytes.div_ceil(lanes);
+pub(super) fn part(bytes: usize, queues: usize, queue: usize) -> Range<usize> {
+    let even = bytes.div_ceil(queues);
     let length = if even < PART_ALIGN_BYTES { even } else { even.next_multiple_of(PART_ALIGN_BYTES) };
-    (lane * length).min(bytes)..((lane + 1) * length).min(bytes)
+    (queue * length).min(bytes)..((queue + 1) * length).min(bytes)
 }
 
 /// Striped puts of a peer of which only a part has come, at most: what a queue pair and its
@@ -37,7 +37,7 @@ pub(super) struct Ends {
     /// How many have ended.
     ended: u64,
     /// Of how many the part has ended, by queue pair.
-    parts: [u64; LANES_MAX],
+    parts: [u64; QUEUE_PAIRS_MAX],
 }
 
 struct End {
@@ -48,21 +48,21 @@ struct End {
 
 impl Ends {
     /// A transfer has gone out on so many queue pairs, all that there are.
-    pub(super) fn begin(&mut self, id: TransferId, lanes: usize) {
-        self.under_way.push_back(End { id: Some(id), parts_left: lanes });
+    pub(super) fn begin(&mut self, id: TransferId, queues: usize) {
+        self.under_way.push_back(End { id: Some(id), parts_left: queues });
     }
 
-    fn next_on(&mut self, lane: usize) -> Option<&mut End> {
-        let index = self.parts[lane] - self.ended;
+    fn next_on(&mut self, queue: usize) -> Option<&mut End> {
+        let index = self.parts[queue] - self.ended;
         self.under_way.get_mut(index as usize)
     }
 
     /// The next part on this queue pair has ended; whose last one it was.
-    pub(super) fn part_ended(&mut self, lane: usize) -> Option<TransferId> {
-        let end = self.next_on(lane)?;
+    pub(super) fn part_ended(&mut self, queue: usize) -> Option<TransferId> {
+        let end = self.next_on(queue)?;
         end.parts_left -= 1;
         let is_last = end.parts_left == 0;
-        self.parts[lane] += 1;
+        self.parts[queue] += 1;
         if !is_last {
             return None;
         }
@@ -71,8 +71,8 @@ impl Ends {
     }
 
     /// The next part on this queue pair failed: whose it is, once.
-    pub(super) fn part_failed(&mut self, lane: usize) -> Option<TransferId> {
-        self.next_on(lane)?.id.take()
+    pub(super) fn part_failed(&mut self, queue: usize) -> Option<TransferId> {
+        self.next_on(queue)?.id.take()
     }
 
     /// All that have not ended.
@@ -88,45 +88,45 @@ pub(super) struct Arriving {
     /// How many have arrived.
     arrived: u64,
     /// Of how many the part has come, by queue pair.
-    parts: [u64; LANES_MAX],
+    parts: [u64; QUEUE_PAIRS_MAX],
 }
 
 /// A put of which all parts are here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Put {
-    pub(super) cell: u16,
-    /// How long the payload in the cell's place is, where there is one.
+    pub(super) signal_slot: u16,
+    /// How long the payload in the signal slot's place is, where there is one.
     pub(super) payload_bytes: Option<u32>,
     parts_left: usize,
 }
 
 impl Arriving {
-    /// A part has come on one of `lanes` queue pairs; the put whose last one it was.
+    /// A part has come on one of `queues` queue pairs; the put whose last one it was.
     pub(super) fn part(
         &mut self,
-        lane: usize,
-        lanes: usize,
+        queue: usize,
+        queues: usize,
         stripe: Stripe,
-        cell: u16,
+        signal_slot: u16,
         payload_bytes: Option<u32>,
     ) -> Result<Option<Put>, ProtocolViolation> {
-        let number = self.parts[lane];
-        if stripe.number != Stripe::number(number) || usize::from(stripe.parts) != lanes {
+        let number = self.parts[queue];
+        if stripe.number != Stripe::number(number) || usize::from(stripe.parts) != queues {
             return Err(ProtocolViolation::UnexpectedAnswer);
         }
         let index = (number - self.arrived) as usize;
         if index == self.puts.len() && index < ARRIVING_MAX {
-            self.puts.push_back(Put { cell, payload_bytes: None, parts_left: lanes });
+            self.puts.push_back(Put { signal_slot, payload_bytes: None, parts_left: queues });
         }
         // A queue pair is at most one part ahead of the newest put.
         let put = self.puts.get_mut(index).ok_or(ProtocolViolation::UnexpectedAnswer)?;
-        if put.cell != cell || (put.payload_bytes.is_some() && payload_bytes.is_some()) {
+        if put.signal_slot != signal_slot || (put.payload_bytes.is_some() && payload_bytes.is_some()) {
             return Err(ProtocolViolation::UnexpectedAnswer);
         }
         put.payload_bytes = put.payload_bytes.or(payload_bytes);
         put.parts_left -= 1;
         let is_whole = put.parts_left == 0;
-        self.parts[lane] += 1;
+        self.parts[queue] += 1;
         if !is_whole {
             return Ok(None);
         }
@@ -145,12 +145,12 @@ mod tests {
 
     #[test]
     fn parts_cover_every_length_once_in_order() {
-        for lanes in 1..=LANES_MAX {
+        for queues in 1..=QUEUE_PAIRS_MAX {
             for bytes in [0, 1, 2, 7, 4095, 4096, 4097, 65_536, 1_000_003] {
                 let mut end = 0;
-                for lane in 0..lanes {
-                    let part = part(bytes, lanes, lane);
-                    assert_eq!(part.start, end, "{bytes} bytes, part {lane} of {lanes}");
+                for queue in 0..queues {
+                    let part = part(bytes, queues, queue);
+                    assert_eq!(part.start, end, "{bytes} bytes, part {queue} of {queues}");
                     end = part.end;
                 }
                 assert_eq!(end, bytes);
@@ -169,18 +169,18 @@ mod tests {
             let payload = (put % 3 == 0).then_some(5);
             let arrived = arriving.part(1, 2, stripe(put, 2), put as u16, payload).unwrap();
             let arrived = arrived.expect("both parts are here");
-            assert_eq!((arrived.cell, arrived.payload_bytes), (put as u16, payload));
+            assert_eq!((arrived.signal_slot, arrived.payload_bytes), (put as u16, payload));
         }
     }
 
     #[test]
     fn parts_that_do_not_fit_are_a_breach_of_the_protocol() {
-        let fresh = |lane, said, cell| Arriving::default().part(lane, 2, said, cell, None);
+        let fresh = |queue, said, signal_slot| Arriving::default().part(queue, 2, said, signal_slot, None);
         assert!(fresh(0, stripe(1, 2), 0).is_err(), "the first put's number is 0");
         assert!(fresh(0, stripe(0, 3), 0).is_err(), "there are two queue pairs");
         let mut arriving = Arriving::default();
         assert_eq!(arriving.part(0, 2, stripe(0, 2), 7, Some(1)), Ok(None));
-        assert!(arriving.part(1, 2, stripe(0, 2), 8, None).is_err(), "another cell");
+        assert!(arriving.part(1, 2, stripe(0, 2), 8, None).is_err(), "another slot");
         assert!(arriving.part(1, 2, stripe(0, 2), 7, Some(1)).is_err(), "a second payload");
     }
 

@@ -1,9 +1,9 @@
 //! What goes over the wire beside data: immediates, and what two ranks tell each other before.
 //!
-//! An [`Immediate`] is 32 bits: the cell, whether a payload was written to the cell's place in the
-//! inbox, whether it is a notice at all, and either how many receives its sender gives back or
-//! which part of a striped put it came with. A [`Hello`] and [`Announcement`]s travel on the
-//! control stream. All that comes from a peer is decoded here, before anything is done with it.
+//! An [`Immediate`] is 32 bits: the signal slot, whether a payload was written to the signal slot's
+//! place in the inbox, whether it is a signal at all, and either how many receives its sender gives
+//! back or which part of a striped put it came with. A [`Hello`] and [`Announcement`]s travel on
+//! the control stream. All that comes from a peer is decoded here, before anything is done with it.
 
 use super::port::Kind;
 use crate::region::RegionKey;
@@ -15,7 +15,7 @@ pub(super) const VERSION: u16 = 3;
 pub(super) const CREDITS_MAX: u32 = 255;
 
 /// Queue pairs between two ranks at most: what four bits of an immediate tell apart.
-pub(super) const LANES_MAX: usize = 16;
+pub(super) const QUEUE_PAIRS_MAX: usize = 16;
 
 /// NICs of a rank at most.
 pub(super) const NICS_MAX: usize = 4;
@@ -26,9 +26,9 @@ pub(super) type NicKeys = [u32; NICS_MAX];
 /// What a peer says with a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Immediate {
-    /// Which cell; `None`: it only gives credits back.
-    pub(super) cell: Option<u16>,
-    /// Whether the cell's place in the inbox holds its payload, as long as the write was.
+    /// Which signal slot; `None`: it only gives credits back.
+    pub(super) signal_slot: Option<u16>,
+    /// Whether the signal slot's place in the inbox holds its payload, as long as the write was.
     pub(super) has_payload: bool,
     pub(super) besides: Besides,
 }
@@ -36,18 +36,18 @@ pub(super) struct Immediate {
 /// What an immediate says besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Besides {
-    /// So many receives of this rank's notices are free again, at most [`CREDITS_MAX`].
+    /// So many receives of this rank's signals are free again, at most [`CREDITS_MAX`].
     Credits(u32),
-    /// It came with a part of a striped put, whose notice it is when all parts are there.
+    /// It came with a part of a striped put, whose signal it is when all parts are there.
     Stripe(Stripe),
 }
 
 /// A part of a striped put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stripe {
-    /// The put's number among all striped ones with a notice, as far as four bits go.
+    /// The put's number among all striped ones with a signal, as far as four bits go.
     pub(super) number: u8,
-    /// Of how many, at most [`LANES_MAX`].
+    /// Of how many, at most [`QUEUE_PAIRS_MAX`].
     pub(super) parts: u8,
 }
 
@@ -59,26 +59,26 @@ impl Stripe {
 }
 
 const PAYLOAD: u32 = 1 << 16;
-const NOTICE: u32 = 1 << 17;
+const SIGNAL: u32 = 1 << 17;
 const STRIPE: u32 = 1 << 18;
-const KNOWN: u32 = 0xff00_0000 | STRIPE | NOTICE | PAYLOAD | 0xffff;
+const KNOWN: u32 = 0xff00_0000 | STRIPE | SIGNAL | PAYLOAD | 0xffff;
 
 impl Immediate {
     pub(super) fn encode(self) -> u32 {
-        let cell = self.cell.map_or(0, |cell| NOTICE | u32::from(cell));
+        let signal_slot = self.signal_slot.map_or(0, |signal_slot| SIGNAL | u32::from(signal_slot));
         let besides = match self.besides {
             Besides::Credits(credits) => credits.min(CREDITS_MAX) << 24,
             Besides::Stripe(Stripe { number, parts }) => {
                 STRIPE | u32::from(number & 15) << 28 | u32::from((parts - 1) & 15) << 24
             }
         };
-        cell | if self.has_payload { PAYLOAD } else { 0 } | besides
+        signal_slot | if self.has_payload { PAYLOAD } else { 0 } | besides
     }
 
     pub(super) fn decode(word: u32) -> Option<Self> {
-        let is_notice = word & NOTICE != 0;
+        let is_signal = word & SIGNAL != 0;
         let has_payload = word & PAYLOAD != 0;
-        if word & !KNOWN != 0 || (!is_notice && word & (STRIPE | PAYLOAD | 0xffff) != 0) {
+        if word & !KNOWN != 0 || (!is_signal && word & (STRIPE | PAYLOAD | 0xffff) != 0) {
             return None;
         }
         let besides = if word & STRIPE == 0 {
@@ -86,7 +86,7 @@ impl Immediate {
         } else {
             Besides::Stripe(Stripe { number: (word >> 28) as u8, parts: (word >> 24 & 15) as u8 + 1 })
         };
-        Some(Self { cell: is_notice.then_some(word as u16), has_payload, besides })
+        Some(Self { signal_slot: is_signal.then_some(word as u16), has_payload, besides })
     }
 }
 
@@ -99,15 +99,15 @@ pub(super) struct Hello {
     pub(super) credits: u32,
     /// Where the peer's payloads go.
     pub(super) inbox_address: u64,
-    /// How many cells it keeps for the peer.
-    pub(super) cells: u32,
+    /// How many signal slots it keeps for the peer.
+    pub(super) signal_slots: u32,
     /// Its queue pairs, each to be joined to the one at the same place; at least one.
-    pub(super) lanes: Vec<LaneHello>,
+    pub(super) queues: Vec<QueuePairHello>,
 }
 
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LaneHello {
+pub(super) struct QueuePairHello {
     pub(super) queue_pair: u32,
     /// Number of its first packet, 24 bits.
     pub(super) packet: u32,
@@ -124,7 +124,7 @@ pub(super) struct LaneHello {
 }
 
 const HELLO_BYTES: usize = 2 + 1 + 4 + 8 + 4 + 1;
-const LANE_BYTES: usize = 4 + 4 + 16 + 1 + 2 + 1 + 1 + 4;
+const QUEUE_BYTES: usize = 4 + 4 + 16 + 1 + 2 + 1 + 1 + 4;
 
 /// Takes fields from the beginning of bytes that are long enough.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
@@ -139,21 +139,21 @@ impl Fields<'_> {
 
 impl Hello {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HELLO_BYTES + self.lanes.len() * LANE_BYTES);
+        let mut bytes = Vec::with_capacity(HELLO_BYTES + self.queues.len() * QUEUE_BYTES);
         bytes.extend(VERSION.to_le_bytes());
         bytes.push(self.reads);
         bytes.extend(self.credits.to_le_bytes());
         bytes.extend(self.inbox_address.to_le_bytes());
-        bytes.extend(self.cells.to_le_bytes());
-        bytes.push(self.lanes.len() as u8);
-        for lane in &self.lanes {
-            bytes.extend(lane.queue_pair.to_le_bytes());
-            bytes.extend(lane.packet.to_le_bytes());
-            bytes.extend(lane.gid);
-            bytes.push(lane.kind as u8);
-            bytes.extend(lane.lid.to_le_bytes());
-            bytes.extend([lane.mtu, lane.nic]);
-            bytes.extend(lane.inbox_key.to_le_bytes());
+        bytes.extend(self.signal_slots.to_le_bytes());
+        bytes.push(self.queues.len() as u8);
+        for queue in &self.queues {
+            bytes.extend(queue.queue_pair.to_le_bytes());
+            bytes.extend(queue.packet.to_le_bytes());
+            bytes.extend(queue.gid);
+            bytes.push(queue.kind as u8);
+            bytes.extend(queue.lid.to_le_bytes());
+            bytes.extend([queue.mtu, queue.nic]);
+            bytes.extend(queue.inbox_key.to_le_bytes());
         }
         bytes
     }
@@ -167,23 +167,26 @@ impl Hello {
             reads: fields.take::<1>()?[0],
             credits: u32::from_le_bytes(fields.take()?),
             inbox_address: u64::from_le_bytes(fields.take()?),
-            cells: u32::from_le_bytes(fields.take()?),
-            lanes: Vec::new(),
+            signal_slots: u32::from_le_bytes(fields.take()?),
+            queues: Vec::new(),
         };
         let count = usize::from(fields.take::<1>()?[0]);
-        if !(1..=LANES_MAX).contains(&count) || fields.0.len() != count * LANE_BYTES || hello.credits == 0 {
+        if !(1..=QUEUE_PAIRS_MAX).contains(&count)
+            || fields.0.len() != count * QUEUE_BYTES
+            || hello.credits == 0
+        {
             return None;
         }
         for _ in 0..count {
-            hello.lanes.push(LaneHello::decode(&mut fields)?);
+            hello.queues.push(QueuePairHello::decode(&mut fields)?);
         }
-        (hello.lanes[0].nic == 0).then_some(hello)
+        (hello.queues[0].nic == 0).then_some(hello)
     }
 }
 
-impl LaneHello {
+impl QueuePairHello {
     fn decode(fields: &mut Fields<'_>) -> Option<Self> {
-        let lane = Self {
+        let queue = Self {
             queue_pair: u32::from_le_bytes(fields.take()?),
             packet: u32::from_le_bytes(fields.take()?),
             gid: fields.take()?,
@@ -193,7 +196,7 @@ impl LaneHello {
             nic: fields.take::<1>()?[0],
             inbox_key: u32::from_le_bytes(fields.take()?),
         };
-        lane.is_possible().then_some(lane)
+        queue.is_possible().then_some(queue)
     }
 
     /// Whether its numbers are some that there are.
@@ -293,22 +296,22 @@ mod tests {
     #[test]
     fn immediates_come_back_and_unknown_bits_are_refused() {
         let stripe = |number, parts| Besides::Stripe(Stripe { number, parts });
-        for cell in [None, Some(0), Some(7), Some(u16::MAX)] {
+        for signal_slot in [None, Some(0), Some(7), Some(u16::MAX)] {
             let credits = [0, 1, CREDITS_MAX].map(Besides::Credits);
             let stripes = [stripe(0, 1), stripe(15, 16)];
-            for besides in credits.into_iter().chain(stripes.into_iter().filter(|_| cell.is_some())) {
-                let said = Immediate { cell, has_payload: cell.is_some(), besides };
+            for besides in credits.into_iter().chain(stripes.into_iter().filter(|_| signal_slot.is_some())) {
+                let said = Immediate { signal_slot, has_payload: signal_slot.is_some(), besides };
                 assert_eq!(Immediate::decode(said.encode()), Some(said));
             }
         }
         assert_eq!(Immediate::decode(1 << 19), None);
-        assert_eq!(Immediate::decode(STRIPE), None, "a part without a notice");
-        assert_eq!(Immediate::decode(5), None, "a cell without a notice");
+        assert_eq!(Immediate::decode(STRIPE), None, "a part without a signal");
+        assert_eq!(Immediate::decode(5), None, "a signal slot without a signal");
     }
 
     #[test]
     fn a_hello_comes_back_and_impossible_ones_are_refused() {
-        let lane = LaneHello {
+        let queue = QueuePairHello {
             queue_pair: 17,
             packet: 0x00ab_cdef,
             gid: [3; 16],
@@ -318,18 +321,18 @@ mod tests {
             nic: 0,
             inbox_key: 9,
         };
-        let lanes = vec![lane, LaneHello { nic: 1, ..lane }];
-        let hello = Hello { reads: 16, credits: 256, inbox_address: 1 << 50, cells: 100, lanes };
+        let queues = vec![queue, QueuePairHello { nic: 1, ..queue }];
+        let hello = Hello { reads: 16, credits: 256, inbox_address: 1 << 50, signal_slots: 100, queues };
         let bytes = hello.encode();
         assert_eq!(Hello::decode(&bytes), Some(hello.clone()));
         assert_eq!(Hello::decode(&bytes[1..]), None);
         assert_eq!(Hello::decode(&bytes[..bytes.len() - 1]), None);
-        let with = |lanes| Hello { lanes, ..hello.clone() };
+        let with = |queues| Hello { queues, ..hello.clone() };
         let impossible = [
-            with(vec![LaneHello { mtu: 9, ..lane }]),
-            with(vec![LaneHello { nic: 1, ..lane }]),
-            with(vec![lane, LaneHello { nic: NICS_MAX as u8, ..lane }]),
-            with(vec![lane; LANES_MAX + 1]),
+            with(vec![QueuePairHello { mtu: 9, ..queue }]),
+            with(vec![QueuePairHello { nic: 1, ..queue }]),
+            with(vec![queue, QueuePairHello { nic: NICS_MAX as u8, ..queue }]),
+            with(vec![queue; QUEUE_PAIRS_MAX + 1]),
             with(Vec::new()),
             Hello { credits: 0, ..hello.clone() },
         ];
@@ -337,7 +340,7 @@ mod tests {
             assert_eq!(Hello::decode(&hello.encode()), None, "{hello:?}");
         }
         for kind in Kind::ALL {
-            let hello = with(vec![LaneHello { kind, ..lane }]);
+            let hello = with(vec![QueuePairHello { kind, ..queue }]);
             assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         }
         let mut other = bytes;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use pleach_transport::{AtomicOp, Rank, SubmitError, Transfer, TransferId};
 
-use crate::world::{Backend, Submission, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, Submission, World, assert_bytes, noise, put, signal, skip};
 
-const CELL: u16 = 7;
+const SIGNAL_SLOT: u16 = 7;
 
 /// Waits for room for one transfer, then submits without polling anybody until the queue is full,
 /// or until it is clear that it never is because whatever is submitted ends at once.
@@ -49,7 +49,7 @@ pub(crate) fn a_full_queue_is_an_error_without_a_trace<B: Backend>() {
     let written = target.slice(0..len).expect("inside");
     let refused = target.slice(len..2 * len).expect("inside");
     let Filled { accepted, is_full } =
-        fill(&mut world, 0, 1, |_| put(&source.whole(), written.remote(), Some(CELL)));
+        fill(&mut world, 0, 1, |_| put(&source.whole(), written.remote(), Some(SIGNAL_SLOT)));
     if !is_full {
         return skip::<B>("every put ends at once");
     }
@@ -60,7 +60,7 @@ pub(crate) fn a_full_queue_is_an_error_without_a_trace<B: Backend>() {
     let mut names = Vec::new();
     for _ in 0..10 {
         let name = TransferId(u64::MAX - names.len() as u64);
-        let transfer = put(&dropped.whole(), refused.remote(), Some(CELL + 1));
+        let transfer = put(&dropped.whole(), refused.remote(), Some(SIGNAL_SLOT + 1));
         assert_eq!(world.device(0).submit(1, transfer, name), Err(SubmitError::QueueFull { peer: 1 }));
         names.push(name);
     }
@@ -70,9 +70,9 @@ pub(crate) fn a_full_queue_is_an_error_without_a_trace<B: Backend>() {
         "{}: what was accepted is done",
         B::NAME
     );
-    world.until("all notices", |world| world.count(1, 0, CELL) == accepted.len() as u64);
+    world.until("all signals", |world| world.count(1, 0, SIGNAL_SLOT) == accepted.len() as u64);
     assert_bytes(&written.to_vec(), &noise(1, len), "what was accepted");
-    world.watch(|world| assert_eq!(world.count(1, 0, CELL + 1), 0, "a refused put gives no notice"));
+    world.watch(|world| assert_eq!(world.count(1, 0, SIGNAL_SLOT + 1), 0, "a refused put gives no signal"));
     assert_bytes(&refused.to_vec(), &vec![0; len], "what was refused");
     for name in names {
         assert_eq!(world.endings(0, name), [], "{}: what was refused does not end", B::NAME);
@@ -88,24 +88,24 @@ pub(crate) fn polling_makes_room_every_time<B: Backend>() {
     let theirs = world.region_of(1, &noise(2, len));
     let word = theirs.slice(0..8).expect("inside").remote();
     let mut all = Vec::new();
-    let mut notices = 0;
+    let mut signals = 0;
     for round in 0..ROUNDS {
         let Filled { accepted, .. } = fill(&mut world, 0, 1, |number| match (round + number) % 4 {
-            0 => put(&mine.whole(), theirs.remote(), Some(CELL)).into(),
+            0 => put(&mine.whole(), theirs.remote(), Some(SIGNAL_SLOT)).into(),
             1 => Transfer::Get { src: theirs.remote(), dst: mine.whole() }.into(),
             2 => Transfer::Atomic { word, op: AtomicOp::Add(0) }.into(),
-            _ => Submission::Notify(notice(CELL, b"full")),
+            _ => Submission::Signal(signal(SIGNAL_SLOT, b"full")),
         });
-        notices += (0..accepted.len()).filter(|number| matches!((round + number) % 4, 0 | 3)).count() as u64;
+        signals += (0..accepted.len()).filter(|number| matches!((round + number) % 4, 0 | 3)).count() as u64;
         all.extend(accepted);
         // Room for one is enough for the next round: it begins while the rest is still under way.
-        let extra = world.submit(0, 1, Submission::Notify(notice(CELL, b"room")));
-        notices += 1;
+        let extra = world.submit(0, 1, Submission::Signal(signal(SIGNAL_SLOT, b"room")));
+        signals += 1;
         all.push(extra);
     }
     assert!(world.finish_all(0, &all).iter().all(Result::is_ok), "{}", B::NAME);
-    world.until("all notices", |world| world.count(1, 0, CELL) >= notices);
-    assert_eq!(world.count(1, 0, CELL), notices, "{}: each accepted notice counts once", B::NAME);
+    world.until("all signals", |world| world.count(1, 0, SIGNAL_SLOT) >= signals);
+    assert_eq!(world.count(1, 0, SIGNAL_SLOT), signals, "{}: each accepted signal counts once", B::NAME);
 }
 
 pub(crate) fn both_ends_may_have_full_queues_at_once<B: Backend>() {
@@ -116,16 +116,17 @@ pub(crate) fn both_ends_may_have_full_queues_at_once<B: Backend>() {
     for _ in 0..ROUNDS {
         for from in 0..2_usize {
             let (mine, theirs) = (regions[from].whole(), regions[1 - from].remote());
-            let filled = fill(&mut world, from as u32, 1 - from as u32, |_| put(&mine, theirs, Some(CELL)));
+            let filled =
+                fill(&mut world, from as u32, 1 - from as u32, |_| put(&mine, theirs, Some(SIGNAL_SLOT)));
             accepted[from] += filled.accepted.len() as u64;
         }
         for from in 0..2_u32 {
-            world.submit(from, 1 - from, Submission::Notify(notice(CELL, b"")));
+            world.submit(from, 1 - from, Submission::Signal(signal(SIGNAL_SLOT, b"")));
             accepted[from as usize] += 1;
         }
     }
-    world.until("all notices of both", |world| {
-        world.count(1, 0, CELL) == accepted[0] && world.count(0, 1, CELL) == accepted[1]
+    world.until("all signals of both", |world| {
+        world.count(1, 0, SIGNAL_SLOT) == accepted[0] && world.count(0, 1, SIGNAL_SLOT) == accepted[1]
     });
 }
 
@@ -135,9 +136,9 @@ pub(crate) fn a_full_queue_to_one_peer_leaves_the_others_alone<B: Backend>() {
     let theirs = world.region(1, B::LONG_BYTES);
     let Filled { accepted: first, .. } =
         fill(&mut world, 0, 1, |_| put(&mine.whole(), theirs.remote(), None));
-    let other = world.try_submit(0, 2, Submission::Notify(notice(CELL, b"")));
+    let other = world.try_submit(0, 2, Submission::Signal(signal(SIGNAL_SLOT, b"")));
     let other = other.expect("a queue for each peer");
     assert_eq!(world.finish(0, other), Ok(0));
     world.finish_all(0, &first);
-    world.until("the notice to the other peer", |world| world.count(2, 0, CELL) == 1);
+    world.until("the signal to the other peer", |world| world.count(2, 0, SIGNAL_SLOT) == 1);
 }

@@ -4,7 +4,7 @@ use pleach_transport::{
     AtomicOp, Event, Flush, Region, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 
-use crate::world::{Backend, Submission, World, noise, notice, put};
+use crate::world::{Backend, Submission, World, noise, put, signal};
 
 const LEN: usize = 3000;
 
@@ -17,7 +17,7 @@ fn mixed(turn: usize, mine: &Region, theirs: &Region) -> Submission {
         0 => put(&mine, dst, None).into(),
         1 => put(&mine, dst, Some(1)).into(),
         2 => Transfer::Get { src: dst, dst: mine }.into(),
-        3 => Submission::Notify(notice(2, b"payload")),
+        3 => Submission::Signal(signal(2, b"payload")),
         _ => {
             let word = theirs.slice(0..8).expect("inside").remote();
             Transfer::Atomic { word, op: AtomicOp::Add(1) }.into()
@@ -106,7 +106,7 @@ pub(crate) fn every_transfer_is_done_once_also_after_severing<B: Backend>() {
     let ids = submit_many(&mut world, 0, 1, 300, &regions[0], &regions[1]);
     let theirs = submit_many(&mut world, 1, 0, 300, &regions[1], &regions[0]);
     world.device(0).sever(1);
-    world.until("the silence", |world| world.saw(0, &Event::Severed { peer: 1 }) == 1);
+    world.until("the fence", |world| world.saw(0, &Event::Severed { peer: 1 }) == 1);
     for ending in world.finish_all(0, &ids) {
         let severed = Err(TransferError::Severed { peer: 1 });
         assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", B::NAME);

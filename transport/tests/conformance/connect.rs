@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pleach_transport::{Address, ConnectError, DeviceInfo, Event, LossCause, Secret};
 
-use crate::world::{Backend, Submission, World, notice, pairs};
+use crate::world::{Backend, Submission, World, pairs, signal};
 
 pub(crate) fn every_pair_is_connected_once<B: Backend>() {
     let mut world = World::<B>::connected(4);
@@ -38,8 +38,8 @@ pub(crate) fn transfers_work_as_soon_as_connected_was_seen<B: Backend>() {
     world.device(0).connect(1, &addresses[1]).expect("starts");
     // Only this end is known to be connected; the other may still be about to.
     world.until("one end to be connected", |world| world.saw(0, &Event::Connected { peer: 1 }) == 1);
-    assert_eq!(world.carry_out(0, 1, Submission::Notify(notice(0, b"early"))), Ok(0));
-    world.until("a notice to a rank that connects", |world| world.count(1, 0, 0) == 1);
+    assert_eq!(world.carry_out(0, 1, Submission::Signal(signal(0, b"early"))), Ok(0));
+    world.until("a signal to a rank that connects", |world| world.count(1, 0, 0) == 1);
 }
 
 pub(crate) fn a_rank_that_is_no_peer_is_refused<B: Backend>() {
@@ -104,16 +104,24 @@ pub(crate) fn worlds_side_by_side_do_not_meet<B: Backend>() {
     let mut one = World::<B>::connected(2);
     let mut other = World::<B>::connected(2);
     one.check_pair(0, 1);
-    assert!((0..crate::world::CELLS as u16).all(|cell| other.count(1, 0, cell) == 0));
+    assert!((0..crate::world::SIGNAL_SLOTS as u16).all(|signal_slot| other.count(1, 0, signal_slot) == 0));
     other.check_pair(0, 1);
 }
 
 pub(crate) fn a_device_says_the_same_of_itself_always_and_both_ends_are_reached_alike<B: Backend>() {
     let mut world = World::<B>::new(3);
     let said = |world: &mut World<B>, rank| {
-        let DeviceInfo { rank, address, fabric, registers_freely, cells, transfer_bytes_max, reach, .. } =
-            world.device(rank).info().clone();
-        (rank, address, fabric, registers_freely, cells, transfer_bytes_max, reach)
+        let DeviceInfo {
+            rank,
+            address,
+            fabric,
+            registers_freely,
+            signal_slots,
+            transfer_bytes_max,
+            reach,
+            ..
+        } = world.device(rank).info().clone();
+        (rank, address, fabric, registers_freely, signal_slots, transfer_bytes_max, reach)
     };
     let before = [0, 1, 2].map(|rank| said(&mut world, rank));
     for (rank, said) in (0..).zip(&before) {

@@ -13,9 +13,9 @@ use pleach_transport::{
 };
 
 use crate::verbs::rdma_device;
-use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, notice, put};
+use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, put, signal};
 
-const CELL: u16 = 3;
+const SIGNAL_SLOT: u16 = 3;
 const LEN: usize = 70_000;
 
 /// Two hosts. `TOGETHER`: ranks 0 and 1 are on the first one, all others on the second; else the
@@ -75,8 +75,10 @@ fn a_region_has_one_key_for_neighbours_and_for_peers_across() {
     let target = world.region(0, LEN);
     for (turn, from) in [1, 2, 2, 1].into_iter().enumerate() {
         let source = world.region_of(from, &noise(turn as u64, LEN));
-        world.carry_out(from, 0, put(&source.whole(), target.remote(), Some(CELL))).expect("reaches rank 0");
-        world.until("the notice", |world| world.count(0, from, CELL) == turn as u64 / 2 + 1);
+        world
+            .carry_out(from, 0, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)))
+            .expect("reaches rank 0");
+        world.until("the signal", |world| world.count(0, from, SIGNAL_SLOT) == turn as u64 / 2 + 1);
         assert_bytes(&target.whole().to_vec(), &noise(turn as u64, LEN), "what either peer put");
     }
     let (stale, memory) = (target.remote(), Arc::downgrade(target.memory()));
@@ -96,11 +98,11 @@ fn severing_a_neighbour_leaves_regions_to_peers_across_and_the_other_way_round()
         let mut world = both_kinds();
         let (target, source) = (world.region(0, LEN), world.region_of(other, &noise(7, LEN)));
         world.device(0).sever(severed);
-        world.until("the silence", |world| world.saw(0, &Event::Severed { peer: severed }) == 1);
+        world.until("the fence", |world| world.saw(0, &Event::Severed { peer: severed }) == 1);
         world
-            .carry_out(other, 0, put(&source.whole(), target.remote(), Some(CELL)))
+            .carry_out(other, 0, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)))
             .expect("the other fabric has heard of nothing");
-        world.until("the notice", |world| world.count(0, other, CELL) == 1);
+        world.until("the signal", |world| world.count(0, other, SIGNAL_SLOT) == 1);
         assert_bytes(&target.whole().to_vec(), &noise(7, LEN), "a put over the other fabric");
     }
 }
@@ -123,20 +125,20 @@ fn neighbours_see_on_which_processor_a_rank_waits_and_peers_across_do_not() {
 }
 
 #[test]
-fn one_bell_is_rung_by_neighbours_and_by_peers_across() {
+fn one_wake_source_is_woken_by_neighbours_and_by_peers_across() {
     const ROUNDS: u64 = 50;
     let mut world = both_kinds();
-    let cells = [world.cells(0, 1), world.cells(0, 2)];
+    let signal_slots = [world.signal_slots(0, 1), world.signal_slots(0, 2)];
     let mut sleeper = world.take(0);
     let slept = std::thread::spawn(move || {
         let mut events = Vec::with_capacity(16);
         let (deadline, mut slowest) = (clock::now() + PATIENCE, Duration::ZERO);
-        while cells.iter().any(|cells| cells.count(CELL) < ROUNDS) {
-            assert!(clock::now() < deadline, "{cells:?} do not count to {ROUNDS}");
+        while signal_slots.iter().any(|signal_slots| signal_slots.count(SIGNAL_SLOT) < ROUNDS) {
+            assert!(clock::now() < deadline, "{signal_slots:?} do not count to {ROUNDS}");
             sleeper.poll(clock::now(), &mut events);
-            let seen = cells.each_ref().map(|cells| cells.count(CELL));
+            let seen = signal_slots.each_ref().map(|signal_slots| signal_slots.count(SIGNAL_SLOT));
             if let Some(armed) = sleeper.arm()
-                && seen == cells.each_ref().map(|cells| cells.count(CELL))
+                && seen == signal_slots.each_ref().map(|signal_slots| signal_slots.count(SIGNAL_SLOT))
                 && seen != [ROUNDS; 2]
             {
                 let began = clock::now();
@@ -148,7 +150,7 @@ fn one_bell_is_rung_by_neighbours_and_by_peers_across() {
     });
     for round in 1..=ROUNDS {
         for from in [1, 2] {
-            world.submit(from, 0, Submission::Notify(notice(CELL, b"")));
+            world.submit(from, 0, Submission::Signal(signal(SIGNAL_SLOT, b"")));
             // Sometimes one after the other, sometimes both at once.
             for _ in 0..if round % 2 == 0 { 50 } else { 0 } {
                 world.pump();
@@ -156,8 +158,8 @@ fn one_bell_is_rung_by_neighbours_and_by_peers_across() {
         }
     }
     world.until("the sleeper to have seen all", |_| slept.is_finished());
-    let slowest = slept.join().expect("the sleeper saw every notice");
-    assert!(slowest < PATIENCE / 2, "slept {slowest:?}: a bell was missed");
+    let slowest = slept.join().expect("the sleeper saw every signal");
+    assert!(slowest < PATIENCE / 2, "slept {slowest:?}: a wake source was missed");
 }
 
 #[test]

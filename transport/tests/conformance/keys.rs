@@ -5,22 +5,22 @@ use pleach_transport::{
     AtomicOp, Region, RegionKey, RemoteSlice, Slice, SubmitError, Transfer, TransferError, TransferId,
 };
 
-use crate::world::{Backend, CELLS, Submission, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip};
 
-const CELL: u16 = 4;
+const SIGNAL_SLOT: u16 = 4;
 const LEN: usize = 4096;
 
 /// Longest buffer that is allocated to be too long, in bytes.
 const TOO_LONG_TRIED_MAX: u64 = 64 << 20;
 
-/// Every way to write or read `remote`: a put, a put with notice, a get and atomics (on its last
+/// Every way to write or read `remote`: a put, a put with signal, a get and atomics (on its last
 /// word).
 fn accesses(remote: RemoteSlice, mine: &Slice) -> Vec<Transfer> {
     let offset = remote.offset.checked_add(remote.len).map_or(remote.offset, |end| end.saturating_sub(8));
     let word = RemoteSlice { key: remote.key, offset, len: 8 };
     let mut accesses = vec![
         put(mine, remote, None),
-        put(mine, remote, Some(CELL)),
+        put(mine, remote, Some(SIGNAL_SLOT)),
         Transfer::Get { src: remote, dst: mine.clone() },
     ];
     if offset.is_multiple_of(8) {
@@ -48,7 +48,9 @@ fn check_refused<B: Backend>(len: usize, bad: impl Fn(&mut World<B>, &Region) ->
         if checks_keys {
             assert_eq!(ending, Err(TransferError::Refused { peer: 1, key: remote.key }), "{what}");
         }
-        world.watch(|world| assert_eq!(world.count(1, 0, CELL), 0, "{what}: refused bytes give no notice"));
+        world.watch(|world| {
+            assert_eq!(world.count(1, 0, SIGNAL_SLOT), 0, "{what}: refused bytes give no signal")
+        });
         assert_bytes(&owned.whole().to_vec(), &before, &what);
         if checks_keys {
             assert_bytes(&mine.whole().to_vec(), &noise(99, len), "a refused get changes nothing here");
@@ -140,10 +142,10 @@ pub(crate) fn different_lengths_are_not_accepted<B: Backend>() {
     let (mine, theirs) = (world.region(0, LEN), world.region(1, LEN));
     let short = mine.slice(0..LEN - 1).expect("inside");
     let error = SubmitError::Lengths { source_bytes: LEN as u64 - 1, destination_bytes: LEN as u64 };
-    check_not_accepted(&mut world, put(&short, theirs.remote(), Some(CELL)), &error);
+    check_not_accepted(&mut world, put(&short, theirs.remote(), Some(SIGNAL_SLOT)), &error);
     let error = SubmitError::Lengths { source_bytes: LEN as u64, destination_bytes: LEN as u64 - 1 };
     check_not_accepted(&mut world, Transfer::Get { src: theirs.remote(), dst: short }, &error);
-    assert_eq!(world.count(1, 0, CELL), 0);
+    assert_eq!(world.count(1, 0, SIGNAL_SLOT), 0);
     world.check_pair(0, 1);
 }
 
@@ -156,15 +158,19 @@ pub(crate) fn a_region_of_another_device_is_not_accepted<B: Backend>() {
     world.check_pair(0, 1);
 }
 
-pub(crate) fn a_cell_that_does_not_exist_is_not_accepted<B: Backend>() {
+pub(crate) fn a_signal_slot_that_does_not_exist_is_not_accepted<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
-    assert_eq!(world.device(0).info().cells, CELLS, "caps tell the cells that were configured");
-    assert_eq!(world.cells(1, 0).len(), CELLS);
-    for cell in [CELLS as u16, u16::MAX] {
-        let error = SubmitError::NoSuchCell { cell, cells: CELLS };
-        check_not_accepted(&mut world, Submission::Notify(notice(cell, b"")), &error);
-        check_not_accepted(&mut world, put(&mine.whole(), theirs.remote(), Some(cell)), &error);
+    assert_eq!(
+        world.device(0).info().signal_slots,
+        SIGNAL_SLOTS,
+        "caps tell the signal slots that were configured"
+    );
+    assert_eq!(world.signal_slots(1, 0).len(), SIGNAL_SLOTS);
+    for signal_slot in [SIGNAL_SLOTS as u16, u16::MAX] {
+        let error = SubmitError::NoSuchSignalSlot { signal_slot, signal_slots: SIGNAL_SLOTS };
+        check_not_accepted(&mut world, Submission::Signal(signal(signal_slot, b"")), &error);
+        check_not_accepted(&mut world, put(&mine.whole(), theirs.remote(), Some(signal_slot)), &error);
     }
     world.check_pair(0, 1);
 }
@@ -190,7 +196,7 @@ pub(crate) fn more_than_the_maximum_is_not_accepted<B: Backend>() {
     let bytes = max + 1;
     let (mine, theirs) = (world.region(0, bytes as usize), world.region(1, bytes as usize));
     let error = SubmitError::TooLong { bytes, max };
-    check_not_accepted(&mut world, put(&mine.whole(), theirs.remote(), Some(CELL)), &error);
+    check_not_accepted(&mut world, put(&mine.whole(), theirs.remote(), Some(SIGNAL_SLOT)), &error);
     check_not_accepted(&mut world, Transfer::Get { src: theirs.remote(), dst: mine.whole() }, &error);
     world.check_pair(0, 1);
 }
@@ -198,5 +204,5 @@ pub(crate) fn more_than_the_maximum_is_not_accepted<B: Backend>() {
 pub(crate) fn a_peer_that_is_not_connected_is_not_accepted<B: Backend>() {
     let mut world = World::<B>::new(2);
     let error = SubmitError::NotConnected { peer: 1 };
-    check_not_accepted(&mut world, Submission::Notify(notice(CELL, b"")), &error);
+    check_not_accepted(&mut world, Submission::Signal(signal(SIGNAL_SLOT, b"")), &error);
 }

@@ -2,16 +2,16 @@
 
 use pleach_transport::{Event, Flush, MapError, PostError, SubmitError, Urgency, clock};
 
-use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, put, signal, skip};
 
-const CELL: u16 = 5;
+const SIGNAL_SLOT: u16 = 5;
 
 pub(crate) fn a_rank_that_ends_without_goodbye_is_lost_once<B: Backend>() {
     let mut world = World::<B>::connected(3);
     world.kill(1);
     for rank in [0, 2] {
         let cause = world.until_lost(rank, 1);
-        let refused = world.try_submit(rank, 1, Submission::Notify(notice(CELL, b"")));
+        let refused = world.try_submit(rank, 1, Submission::Signal(signal(SIGNAL_SLOT, b"")));
         assert_eq!(refused, Err(SubmitError::Lost { peer: 1, kind: cause.kind() }), "refused with its kind");
         let refused = world.device(rank).post(1, b"are you there?", Urgency::Ordinary);
         assert_eq!(refused, Err(PostError::NotConnected { peer: 1 }));
@@ -64,7 +64,7 @@ pub(crate) fn what_a_rank_said_is_told_before_its_loss<B: Backend>() {
     world.kill(0);
     // Now its polling thread does, which sees the end of rank 0 in its own way; that may be at
     // once.
-    let _ = world.try_submit(1, 0, put(&source.whole(), target.remote(), Some(CELL)));
+    let _ = world.try_submit(1, 0, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)));
     world.set_polled(1, true);
     let until = clock::now() + B::FAILED_AFTER;
     world.until("transfers to rank 0 to fail", |_| clock::now() >= until);
@@ -83,12 +83,12 @@ pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_goodbye<B: Backend>() 
         .map(|number| {
             let part = number * LEN..(number + 1) * LEN;
             let dst = target.slice(part.clone()).expect("inside").remote();
-            world.submit(0, 1, put(&source.slice(part).expect("inside"), dst, Some(CELL)))
+            world.submit(0, 1, put(&source.slice(part).expect("inside"), dst, Some(SIGNAL_SLOT)))
         })
         .collect();
     world.device(0).leave();
     world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
-    assert_eq!(world.count(1, 0, CELL), PUTS as u64, "{}: the goodbye overtook transfers", B::NAME);
+    assert_eq!(world.count(1, 0, SIGNAL_SLOT), PUTS as u64, "{}: the goodbye overtook transfers", B::NAME);
     assert_bytes(&target.whole().to_vec(), &bytes, "what was sent before the goodbye");
     world.until("the leaving rank to be flushed", |world| world.device(0).flush(Flush::All));
     assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}: they were carried out", B::NAME);
@@ -112,14 +112,19 @@ pub(crate) fn long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_go
     for number in 0..PUTS {
         let part = number * len..(number + 1) * len;
         let dst = target.slice(part.clone()).expect("inside").remote();
-        world.submit(0, 1, put(&source.slice(part).expect("inside"), dst, Some(CELL)));
+        world.submit(0, 1, put(&source.slice(part).expect("inside"), dst, Some(SIGNAL_SLOT)));
     }
     for message in 0..MESSAGES {
         world.post(0, 1, &[message]);
     }
     world.device(0).leave();
     world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
-    assert_eq!(world.count(1, 0, CELL), PUTS as u64, "{}: the goodbye overtook long transfers", B::NAME);
+    assert_eq!(
+        world.count(1, 0, SIGNAL_SLOT),
+        PUTS as u64,
+        "{}: the goodbye overtook long transfers",
+        B::NAME
+    );
     assert_bytes(&target.whole().to_vec(), &bytes, "long puts before the goodbye");
     let messages = world.inbox(1).state().messages.split_off(heard);
     let said: Vec<_> = (0..MESSAGES).map(|message| (0, vec![message])).collect();
@@ -130,7 +135,7 @@ pub(crate) fn a_rank_that_left_is_refused_as_having_left<B: Backend>() {
     let mut world = World::<B>::connected(2);
     world.device(0).leave();
     world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
-    let refused = world.try_submit(1, 0, Submission::Notify(notice(CELL, b"")));
+    let refused = world.try_submit(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"")));
     assert_eq!(refused, Err(SubmitError::Left { peer: 0 }));
     assert_eq!(
         world.device(1).post(0, b"hello?", Urgency::Ordinary),
@@ -158,12 +163,12 @@ pub(crate) fn a_flushed_rank_may_be_dropped_without_losing_what_it_sent<B: Backe
     let mut world = World::<B>::connected(2);
     let bytes = noise(10, LEN);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, LEN));
-    world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)));
+    world.submit(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)));
     world.device(0).leave();
     world.until("the leaving rank to be flushed", |world| world.device(0).flush(Flush::All));
     drop(source);
     drop(world.take(0));
-    world.until("the notice of a rank that is gone", |world| world.count(1, 0, CELL) == 1);
+    world.until("the signal of a rank that is gone", |world| world.count(1, 0, SIGNAL_SLOT) == 1);
     assert_bytes(&target.whole().to_vec(), &bytes, "what a rank sent before it was dropped");
     world.until("its goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) == 1);
 }
@@ -177,7 +182,8 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
     let mut world = World::<B>::connected(2);
     let bytes = noise(12, LEN);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, LEN));
-    let one = |world: &mut World<B>| world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)));
+    let one =
+        |world: &mut World<B>| world.submit(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)));
     // Of the first one its sender waits for an answer.
     let first = one(&mut world);
     assert_eq!(world.finish(0, first), Ok(0));
@@ -191,7 +197,7 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
     drop(world.take(0));
     // What ends here tells the peer so, which needs to know it no more.
     for _ in 0..4 {
-        match world.try_submit(1, 0, Submission::Notify(notice(CELL, b"ended"))) {
+        match world.try_submit(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"ended"))) {
             Ok(_) | Err(SubmitError::Left { .. }) => {}
             Err(error) => panic!("{}: {error}", B::NAME),
         }
@@ -203,7 +209,7 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
         world.saw(1, &Event::Left { peer: 0 }) > 0 || !world.losses(1, 0).is_empty()
     });
     assert_eq!(world.losses(1, 0), [], "{}: a peer that left is not lost", B::NAME);
-    assert_eq!(world.count(1, 0, CELL), PUTS as u64, "{}: what it had sent before is here", B::NAME);
+    assert_eq!(world.count(1, 0, SIGNAL_SLOT), PUTS as u64, "{}: what it had sent before is here", B::NAME);
     assert_bytes(&target.whole().to_vec(), &bytes, "what a rank sent before it was dropped");
 }
 

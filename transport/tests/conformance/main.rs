@@ -13,9 +13,9 @@
 
 mod atomics;
 mod backpressure;
-mod bells;
 mod completion;
 mod connect;
+mod fence;
 mod keys;
 mod loss;
 mod mappings;
@@ -24,7 +24,7 @@ mod polling;
 mod progress;
 mod puts;
 mod regions;
-mod silence;
+mod wake;
 mod world;
 
 mod hybrid;
@@ -64,14 +64,14 @@ macro_rules! suite {
     ($backend:ty, $attributes:tt) => {
         tests! { $backend, $attributes;
             puts {
-                bytes_of_every_length_and_alignment_are_there_when_the_notice_is
-                a_put_without_notice_arrives_and_touches_no_cell
+                bytes_of_every_length_and_alignment_are_there_when_the_signal_is
+                a_put_without_signal_arrives_and_touches_no_signal_slot
                 a_put_of_the_maximum_length_works
-                a_notice_carries_payload_of_every_length
+                a_signal_carries_payload_of_every_length
                 a_put_carries_payload_beside_its_bytes
                 an_inline_put_needs_no_region
-                cells_are_counted_apart_for_each_cell_and_peer
-                a_thread_that_polls_nothing_sees_the_bytes_with_the_notice
+                signal_slots_are_counted_apart_for_each_signal_slot_and_peer
+                a_thread_that_polls_nothing_sees_the_bytes_with_the_signal
                 a_source_may_be_overwritten_when_its_put_is_done
                 a_get_is_done_when_its_bytes_are_here
                 all_pairs_move_different_bytes_at_once
@@ -125,18 +125,18 @@ macro_rules! suite {
                 a_range_whose_end_overflows_reaches_nothing
                 different_lengths_are_not_accepted
                 a_region_of_another_device_is_not_accepted
-                a_cell_that_does_not_exist_is_not_accepted
+                a_signal_slot_that_does_not_exist_is_not_accepted
                 a_misaligned_word_is_not_accepted
                 more_than_the_maximum_is_not_accepted
                 a_peer_that_is_not_connected_is_not_accepted
             }
-            silence {
+            fence {
                 a_severed_peer_that_keeps_writing_changes_no_byte
-                the_cells_of_a_severed_peer_change_no_more
+                the_signal_slots_of_a_severed_peer_change_no_more
                 a_peer_that_is_stopped_while_it_is_severed_and_continued_later_changes_no_byte
-                a_peer_on_another_thread_changes_no_byte_after_the_silence
+                a_peer_on_another_thread_changes_no_byte_after_the_fence
                 severing_ends_what_is_under_way_and_refuses_the_rest
-                a_get_under_way_writes_nothing_after_the_silence
+                a_get_under_way_writes_nothing_after_the_fence
                 severing_one_peer_keeps_the_others
                 severing_a_lost_peer_ends_as_well
                 ranks_may_sever_each_other_at_once
@@ -146,22 +146,22 @@ macro_rules! suite {
                 a_rank_that_was_not_polled_for_a_while_catches_up
                 long_transfers_both_ways_end_together
             }
-            bells {
-                notices_wake_a_sleeper_every_time
-                a_notice_at_each_point_of_the_loop_wakes_a_sleeper
+            wake {
+                signals_wake_a_sleeper_every_time
+                a_signal_at_each_point_of_the_loop_wakes_a_sleeper
                 the_end_of_a_transfer_wakes_a_sleeper
-                a_bell_armed_when_something_is_there_already_does_not_keep_silent
+                a_wake_source_armed_when_something_is_there_already_does_not_keep_silent
                 a_message_wakes_a_sleeper
-                any_thread_rings
+                any_thread_wakes
                 a_loss_wakes_a_sleeper
                 a_goodbye_wakes_a_sleeper
-                a_silence_wakes_a_sleeper
+                a_fence_wakes_a_sleeper
                 a_connection_wakes_a_sleeper
             }
             mappings {
                 a_fabric_that_does_not_map_says_so
                 a_mapping_shows_what_the_owner_wrote
-                what_is_written_through_a_mapping_is_there_when_a_later_notice_is
+                what_is_written_through_a_mapping_is_there_when_a_later_signal_is
                 mappings_and_puts_see_the_same_memory
                 what_is_not_there_is_not_mapped
                 a_severed_peer_writes_through_its_mapping_in_vain

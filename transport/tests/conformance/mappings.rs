@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pleach_transport::{Event, MapError, Mapped, Rank, Region, RegionKey, RemoteSlice, clock};
 
-use crate::world::{Backend, CELLS, PATIENCE, Submission, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{
+    Backend, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip,
+};
 
-const CELL: u16 = 8;
+const SIGNAL_SLOT: u16 = 8;
 const LEN: usize = 50_000;
 const NO_MAPS: &str = "maps nothing";
 
@@ -62,12 +64,12 @@ pub(crate) fn a_mapping_shows_what_the_owner_wrote<B: Backend>() {
         assert_bytes(&loaded(&mapped), &noise(1, LEN)[start..end], "a part of the region");
     }
     theirs.whole().store(&noise(2, LEN));
-    assert_eq!(world.carry_out(1, 0, Submission::Notify(notice(CELL, b"written"))), Ok(0));
-    world.until("the owner's notice", |world| world.count(0, 1, CELL) == 1);
+    assert_eq!(world.carry_out(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"written"))), Ok(0));
+    world.until("the owner's signal", |world| world.count(0, 1, SIGNAL_SLOT) == 1);
     assert_bytes(&loaded(&whole), &noise(2, LEN), "what the owner wrote later");
 }
 
-pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_notice_is<B: Backend>() {
+pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_signal_is<B: Backend>() {
     const ROUNDS: u64 = 100;
     let mut world = World::<B>::connected(2);
     if !maps(&mut world) {
@@ -75,14 +77,14 @@ pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_notice_is<
     }
     let theirs = world.region(1, LEN);
     let mapped = map(&mut world, 0, 1, &theirs.remote());
-    let (cells, slice) = (world.cells(1, 0), theirs.whole());
+    let (signal_slots, slice) = (world.signal_slots(1, 0), theirs.whole());
     let checked = Arc::new(AtomicU64::new(0));
     let says = Arc::clone(&checked);
     let reader = std::thread::spawn(move || {
         let deadline = clock::now() + PATIENCE;
         for round in 1..=ROUNDS {
-            while cells.count(CELL) < round {
-                assert!(clock::now() < deadline, "no notice {round}");
+            while signal_slots.count(SIGNAL_SLOT) < round {
+                assert!(clock::now() < deadline, "no signal {round}");
                 std::thread::yield_now();
             }
             assert_bytes(&slice.to_vec(), &noise(round, LEN), &format!("round {round}"));
@@ -91,7 +93,7 @@ pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_notice_is<
     });
     for round in 1..=ROUNDS {
         mapped.store(0, &noise(round, LEN));
-        world.submit(0, 1, Submission::Notify(notice(CELL, b"")));
+        world.submit(0, 1, Submission::Signal(signal(SIGNAL_SLOT, b"")));
         world.until("the reader to have checked", |_| {
             checked.load(Ordering::Acquire) >= round || reader.is_finished()
         });
@@ -107,10 +109,10 @@ pub(crate) fn mappings_and_puts_see_the_same_memory<B: Backend>() {
     let theirs = world.region(1, LEN);
     let source = world.region_of(2, &noise(3, LEN));
     let mapped = map(&mut world, 0, 1, &theirs.remote());
-    world.submit(2, 1, put(&source.whole(), theirs.remote(), Some(CELL)));
-    world.until("the notice of a put", |world| world.count(1, 2, CELL) == 1);
-    assert_eq!(world.carry_out(1, 0, Submission::Notify(notice(CELL, b""))), Ok(0));
-    world.until("the owner's notice", |world| world.count(0, 1, CELL) == 1);
+    world.submit(2, 1, put(&source.whole(), theirs.remote(), Some(SIGNAL_SLOT)));
+    world.until("the signal of a put", |world| world.count(1, 2, SIGNAL_SLOT) == 1);
+    assert_eq!(world.carry_out(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b""))), Ok(0));
+    world.until("the owner's signal", |world| world.count(0, 1, SIGNAL_SLOT) == 1);
     assert_bytes(&loaded(&mapped), &noise(3, LEN), "a third rank's put, seen through a mapping");
 }
 
@@ -142,19 +144,20 @@ pub(crate) fn what_is_not_there_is_not_mapped<B: Backend>() {
 /// Shows that what is written through a mapping of rank 1 does not reach rank 0's region.
 fn check_unreachable<B: Backend>(world: &mut World<B>, mapped: &Mapped, region: &Region) {
     let left = region.whole().to_vec();
-    let cells = world.cells(0, 1);
-    let counts = || (0..CELLS as u16).map(|cell| cells.count(cell)).collect::<Vec<_>>();
+    let signal_slots = world.signal_slots(0, 1);
+    let counts =
+        || (0..SIGNAL_SLOTS as u16).map(|signal_slot| signal_slots.count(signal_slot)).collect::<Vec<_>>();
     let noticed = counts();
     world.watch(|world| {
         mapped.store(0, &noise(20, LEN));
         // As who tells of what was written through a mapping. Refused, or accepted and lost.
-        let _ = world.try_submit(1, 0, Submission::Notify(notice(CELL, b"written")));
+        let _ = world.try_submit(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"written")));
     });
-    assert_bytes(&region.whole().to_vec(), &left, "what was there at the silence");
-    assert_eq!(counts(), noticed, "{}: a cell changed after the silence", B::NAME);
+    assert_bytes(&region.whole().to_vec(), &left, "what was there at the fence");
+    assert_eq!(counts(), noticed, "{}: a signal slot changed after the fence", B::NAME);
     region.whole().store(&noise(21, LEN));
     world.watch(|_| mapped.store(0, &noise(22, LEN)));
-    assert_bytes(&region.whole().to_vec(), &noise(21, LEN), "what was written after the silence");
+    assert_bytes(&region.whole().to_vec(), &noise(21, LEN), "what was written after the fence");
 }
 
 pub(crate) fn a_severed_peer_writes_through_its_mapping_in_vain<B: Backend>() {
@@ -165,12 +168,12 @@ pub(crate) fn a_severed_peer_writes_through_its_mapping_in_vain<B: Backend>() {
     let region = world.region(0, LEN);
     let mapped = map(&mut world, 1, 0, &region.remote());
     mapped.store(0, &noise(9, LEN));
-    assert_eq!(world.carry_out(1, 0, Submission::Notify(notice(CELL, b""))), Ok(0));
-    world.until("the notice", |world| world.count(0, 1, CELL) == 1);
-    assert_bytes(&region.whole().to_vec(), &noise(9, LEN), "before the silence it reaches");
+    assert_eq!(world.carry_out(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b""))), Ok(0));
+    world.until("the signal", |world| world.count(0, 1, SIGNAL_SLOT) == 1);
+    assert_bytes(&region.whole().to_vec(), &noise(9, LEN), "before the fence it reaches");
     world.set_polled(1, false);
     world.device(0).sever(1);
-    world.until("the silence", |world| {
+    world.until("the fence", |world| {
         mapped.store(0, &noise(9, LEN));
         world.saw(0, &Event::Severed { peer: 1 }) > 0
     });
@@ -197,7 +200,7 @@ pub(crate) fn a_reader_is_told_when_the_owner_has_taken_the_bytes_away<B: Backen
             assert_bytes(&seen, &noise(40, LEN), "the owner is said to share it still");
         }
     };
-    world.until("the silence", |world| {
+    world.until("the fence", |world| {
         check(world);
         world.saw(1, &Event::Severed { peer: 2 }) > 0
     });

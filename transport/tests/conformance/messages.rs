@@ -122,7 +122,7 @@ pub(crate) fn messages_pass_while_long_transfers_are_under_way<B: Backend>() {
     }
     world.post(0, 1, &[QUESTION, 1]);
     let inbox = world.inbox(0);
-    world.until("an answer and all notices", |world| {
+    world.until("an answer and all signals", |world| {
         inbox.state().messages.len() == 1 && world.count(1, 0, 0) == 4
     });
     assert_bytes(&target.whole().to_vec(), &noise(1, long), "the transfer beside the messages");

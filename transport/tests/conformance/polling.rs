@@ -5,7 +5,7 @@ use pleach_transport::{Event, Submitted, TransferId};
 
 use crate::world::{Backend, World, assert_bytes, noise, put, skip};
 
-const CELL: u16 = 10;
+const SIGNAL_SLOT: u16 = 10;
 
 pub(crate) fn room_for_one_event_is_enough<B: Backend>() {
     const PUTS: usize = 100;
@@ -14,10 +14,11 @@ pub(crate) fn room_for_one_event_is_enough<B: Backend>() {
     world.set_event_capacity(1);
     world.connect_all();
     let (source, target) = (world.region_of(0, &noise(1, LEN)), world.region(1, LEN));
-    let ids: Vec<_> =
-        (0..PUTS).map(|_| world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)))).collect();
+    let ids: Vec<_> = (0..PUTS)
+        .map(|_| world.submit(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT))))
+        .collect();
     assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}", B::NAME);
-    world.until("all notices", |world| world.count(1, 0, CELL) == PUTS as u64);
+    world.until("all signals", |world| world.count(1, 0, SIGNAL_SLOT) == PUTS as u64);
     assert_bytes(&target.whole().to_vec(), &noise(1, LEN), "the last put");
     world.kill(1);
     world.until_lost(0, 1);
@@ -28,7 +29,7 @@ pub(crate) fn nothing_is_lost_for_want_of_room<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let (source, target) = (world.region(0, B::LONG_BYTES), world.region(1, B::LONG_BYTES));
     let ids: Vec<_> = (0..4)
-        .filter_map(|_| world.try_submit(0, 1, put(&source.whole(), target.remote(), Some(CELL))).ok())
+        .filter_map(|_| world.try_submit(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT))).ok())
         .collect();
     if ids.iter().any(|id| !world.endings(0, *id).is_empty()) {
         return skip::<B>("every put ends at once");
@@ -48,7 +49,7 @@ pub(crate) fn what_is_in_the_vector_stays<B: Backend>() {
     let capacity = events.capacity();
     let id = TransferId(5);
     let (source, target) = (world.region(0, B::LONG_BYTES), world.region(1, B::LONG_BYTES));
-    let long = put(&source.whole(), target.remote(), Some(CELL));
+    let long = put(&source.whole(), target.remote(), Some(SIGNAL_SLOT));
     if world.device(0).submit(1, long, id).expect("an idle queue takes a transfer") != Submitted::UnderWay {
         return skip::<B>("every put ends at once");
     }

@@ -2,9 +2,9 @@
 
 use pleach_transport::{AtomicOp, Transfer};
 
-use crate::world::{Backend, Submission, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{Backend, Submission, World, assert_bytes, noise, put, signal, skip};
 
-const CELL: u16 = 6;
+const SIGNAL_SLOT: u16 = 6;
 const LEN: usize = 200_000;
 
 pub(crate) fn a_passive_fabric_needs_no_polling_of_the_target<B: Backend>() {
@@ -13,10 +13,10 @@ pub(crate) fn a_passive_fabric_needs_no_polling_of_the_target<B: Backend>() {
         return skip::<B>("says that the target must be polled");
     }
     let (mine, theirs) = (world.region_of(0, &noise(1, LEN)), world.region(1, LEN));
-    let cells = world.cells(1, 0);
+    let signal_slots = world.signal_slots(1, 0);
     world.set_polled(1, false);
-    assert_eq!(world.carry_out(0, 1, put(&mine.whole(), theirs.remote(), Some(CELL))), Ok(0));
-    world.until("the notice at a rank that does not poll", |_| cells.count(CELL) == 1);
+    assert_eq!(world.carry_out(0, 1, put(&mine.whole(), theirs.remote(), Some(SIGNAL_SLOT))), Ok(0));
+    world.until("the signal at a rank that does not poll", |_| signal_slots.count(SIGNAL_SLOT) == 1);
     assert_bytes(&theirs.whole().to_vec(), &noise(1, LEN), "a put to a rank that does not poll");
     mine.whole().store(&vec![0; LEN]);
     let get = Transfer::Get { src: theirs.remote(), dst: mine.whole() };
@@ -28,19 +28,20 @@ pub(crate) fn a_passive_fabric_needs_no_polling_of_the_target<B: Backend>() {
 }
 
 pub(crate) fn a_rank_that_was_not_polled_for_a_while_catches_up<B: Backend>() {
-    const NOTICES: u64 = 400;
+    const SIGNALS: u64 = 400;
     let mut world = World::<B>::connected(2);
     world.set_polled(1, false);
     let mut sent = 0;
     world.watch(|world| {
-        if sent < NOTICES && world.try_submit(0, 1, Submission::Notify(notice(CELL, b"late"))).is_ok() {
+        if sent < SIGNALS && world.try_submit(0, 1, Submission::Signal(signal(SIGNAL_SLOT, b"late"))).is_ok()
+        {
             sent += 1;
         }
     });
     assert!(sent > 0, "{}: an idle queue takes a transfer", B::NAME);
     world.set_polled(1, true);
-    world.until("all notices of a rank that was away", |world| world.count(1, 0, CELL) == sent);
-    world.watch(|world| assert_eq!(world.count(1, 0, CELL), sent));
+    world.until("all signals of a rank that was away", |world| world.count(1, 0, SIGNAL_SLOT) == sent);
+    world.watch(|world| assert_eq!(world.count(1, 0, SIGNAL_SLOT), sent));
 }
 
 pub(crate) fn long_transfers_both_ways_end_together<B: Backend>() {
@@ -49,10 +50,12 @@ pub(crate) fn long_transfers_both_ways_end_together<B: Backend>() {
     let sources = [world.region_of(0, &noise(2, long)), world.region_of(1, &noise(3, long))];
     let targets = [world.region(0, long), world.region(1, long)];
     for from in 0..2_usize {
-        let transfer = put(&sources[from].whole(), targets[1 - from].remote(), Some(CELL));
+        let transfer = put(&sources[from].whole(), targets[1 - from].remote(), Some(SIGNAL_SLOT));
         world.submit(from as u32, 1 - from as u32, transfer);
     }
-    world.until("both notices", |world| world.count(0, 1, CELL) == 1 && world.count(1, 0, CELL) == 1);
+    world.until("both signals", |world| {
+        world.count(0, 1, SIGNAL_SLOT) == 1 && world.count(1, 0, SIGNAL_SLOT) == 1
+    });
     assert_bytes(&targets[1].whole().to_vec(), &noise(2, long), "from 0 to 1");
     assert_bytes(&targets[0].whole().to_vec(), &noise(3, long), "from 1 to 0");
 }

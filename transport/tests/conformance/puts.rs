@@ -1,13 +1,13 @@
-//! Lines 1, 2 and 6: a put's bytes are visible when its notice is, a put gives one notice, and its
+//! Lines 1, 2 and 6: a put's bytes are visible when its signal is, a put gives one signal, and its
 //! source may be reused when it is done.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pleach_transport::{CELL_PAYLOAD_BYTES, Inline, Source, Transfer, clock};
+use pleach_transport::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Source, Transfer, clock};
 
 use crate::world::{
-    Backend, CELLS, PATIENCE, Submission, World, assert_bytes, noise, notice, pairs, put, skip,
+    Backend, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, pairs, put, signal, skip,
 };
 
 /// Lengths at which implementations change their ways, in bytes.
@@ -23,9 +23,9 @@ const FILL: u8 = 0xEE;
 /// Longest transfer that is tried, in bytes.
 const LENGTH_TRIED_MAX: u64 = 64 << 20;
 
-const CELL: u16 = 3;
+const SIGNAL_SLOT: u16 = 3;
 
-pub(crate) fn bytes_of_every_length_and_alignment_are_there_when_the_notice_is<B: Backend>() {
+pub(crate) fn bytes_of_every_length_and_alignment_are_there_when_the_signal_is<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let longest = world.longest(SIZES[SIZES.len() - 1]);
     let room = longest + 2 * MARGIN;
@@ -37,8 +37,8 @@ pub(crate) fn bytes_of_every_length_and_alignment_are_there_when_the_notice_is<B
         src.store(&bytes);
         target.whole().store(&vec![FILL; room]);
         let dst = target.slice(to..to + len).expect("inside");
-        let id = world.submit(0, 1, put(&src, dst.remote(), Some(CELL)));
-        world.until("the notice of a put", |world| world.count(1, 0, CELL) > round as u64);
+        let id = world.submit(0, 1, put(&src, dst.remote(), Some(SIGNAL_SLOT)));
+        world.until("the signal of a put", |world| world.count(1, 0, SIGNAL_SLOT) > round as u64);
         assert_bytes(&dst.to_vec(), &bytes, &format!("{len} bytes from {from} to {to}"));
         let all = target.whole().to_vec();
         assert!(
@@ -46,19 +46,19 @@ pub(crate) fn bytes_of_every_length_and_alignment_are_there_when_the_notice_is<B
             "bytes around a put changed"
         );
         assert_eq!(world.finish(0, id), Ok(0));
-        assert_eq!(world.count(1, 0, CELL), round as u64 + 1, "a put gives one notice");
+        assert_eq!(world.count(1, 0, SIGNAL_SLOT), round as u64 + 1, "a put gives one signal");
     }
 }
 
-pub(crate) fn a_put_without_notice_arrives_and_touches_no_cell<B: Backend>() {
+pub(crate) fn a_put_without_signal_arrives_and_touches_no_signal_slot<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let bytes = noise(1, 5000);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, 5000));
     assert_eq!(world.carry_out(0, 1, put(&source.whole(), target.remote(), None)), Ok(0));
     // Its arrival shows in a get only after some time: `Done` of the put means that the source may
     // be reused.
-    world.until("the bytes of a put without notice", |_| target.whole().to_vec() == bytes);
-    assert!((0..CELLS as u16).all(|cell| world.count(1, 0, cell) == 0));
+    world.until("the bytes of a put without signal", |_| target.whole().to_vec() == bytes);
+    assert!((0..SIGNAL_SLOTS as u16).all(|signal_slot| world.count(1, 0, signal_slot) == 0));
 }
 
 pub(crate) fn a_put_of_the_maximum_length_works<B: Backend>() {
@@ -70,87 +70,88 @@ pub(crate) fn a_put_of_the_maximum_length_works<B: Backend>() {
     }
     let bytes = noise(7, len);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, len));
-    let id = world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)));
-    world.until("the notice of a very long put", |world| world.count(1, 0, CELL) > 0);
+    let id = world.submit(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)));
+    world.until("the signal of a very long put", |world| world.count(1, 0, SIGNAL_SLOT) > 0);
     assert_bytes(&target.whole().to_vec(), &bytes, "a very long put");
     assert_eq!(world.finish(0, id), Ok(0));
-    world.watch(|world| assert_eq!(world.count(1, 0, CELL), 1, "however it is split, one notice"));
+    world.watch(|world| assert_eq!(world.count(1, 0, SIGNAL_SLOT), 1, "however it is split, one signal"));
 }
 
-pub(crate) fn a_notice_carries_payload_of_every_length<B: Backend>() {
+pub(crate) fn a_signal_carries_payload_of_every_length<B: Backend>() {
     let mut world = World::<B>::connected(2);
-    let cells = world.cells(1, 0);
-    for len in 0..=CELL_PAYLOAD_BYTES {
+    let signal_slots = world.signal_slots(1, 0);
+    for len in 0..=SIGNAL_SLOT_PAYLOAD_BYTES {
         let payload = noise(len as u64, len);
-        assert_eq!(world.carry_out(0, 1, Submission::Notify(notice(CELL, &payload))), Ok(0));
-        world.until("a notice with payload", |_| cells.count(CELL) > len as u64);
-        assert_bytes(&cells.payload(CELL)[..len], &payload, "payload");
+        assert_eq!(world.carry_out(0, 1, Submission::Signal(signal(SIGNAL_SLOT, &payload))), Ok(0));
+        world.until("a signal with payload", |_| signal_slots.count(SIGNAL_SLOT) > len as u64);
+        assert_bytes(&signal_slots.payload(SIGNAL_SLOT)[..len], &payload, "payload");
     }
 }
 
 pub(crate) fn a_put_carries_payload_beside_its_bytes<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let bytes = noise(3, 10_000);
-    let payload = noise(4, CELL_PAYLOAD_BYTES);
+    let payload = noise(4, SIGNAL_SLOT_PAYLOAD_BYTES);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, bytes.len()));
     let src = Source::Slice(source.whole());
-    let transfer = Transfer::Put { src, dst: target.remote(), notice: Some(notice(CELL, &payload)) };
+    let transfer = Transfer::Put { src, dst: target.remote(), signal: Some(signal(SIGNAL_SLOT, &payload)) };
     world.submit(0, 1, transfer);
-    world.until("the notice", |world| world.count(1, 0, CELL) == 1);
+    world.until("the signal", |world| world.count(1, 0, SIGNAL_SLOT) == 1);
     assert_bytes(&target.whole().to_vec(), &bytes, "bytes");
-    assert_bytes(&world.cells(1, 0).payload(CELL), &payload, "payload");
+    assert_bytes(&world.signal_slots(1, 0).payload(SIGNAL_SLOT), &payload, "payload");
 }
 
 pub(crate) fn an_inline_put_needs_no_region<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let target = world.region(1, 100);
-    for len in [0, 1, 8, 47, CELL_PAYLOAD_BYTES] {
-        let before = world.count(1, 0, CELL);
+    for len in [0, 1, 8, 47, SIGNAL_SLOT_PAYLOAD_BYTES] {
+        let before = world.count(1, 0, SIGNAL_SLOT);
         let bytes = noise(len as u64, len);
         let src = Source::Inline(Inline::new(&bytes).expect("fits"));
         let dst = target.slice(5..5 + len).expect("inside");
-        let transfer = Transfer::Put { src, dst: dst.remote(), notice: Some(notice(CELL, b"")) };
+        let transfer = Transfer::Put { src, dst: dst.remote(), signal: Some(signal(SIGNAL_SLOT, b"")) };
         assert_eq!(world.carry_out(0, 1, transfer), Ok(0));
-        world.until("the notice of an inline put", |world| world.count(1, 0, CELL) > before);
+        world.until("the signal of an inline put", |world| world.count(1, 0, SIGNAL_SLOT) > before);
         assert_bytes(&dst.to_vec(), &bytes, "an inline put");
     }
 }
 
-pub(crate) fn cells_are_counted_apart_for_each_cell_and_peer<B: Backend>() {
+pub(crate) fn signal_slots_are_counted_apart_for_each_signal_slot_and_peer<B: Backend>() {
     let mut world = World::<B>::connected(3);
-    let wanted = |from: u32, cell: u16| u64::from(from * 3 + u32::from(cell) % 5);
+    let wanted = |from: u32, signal_slot: u16| u64::from(from * 3 + u32::from(signal_slot) % 5);
     for (from, to) in pairs(3) {
-        for cell in 0..CELLS as u16 {
-            for _ in 0..wanted(from, cell) {
-                world.submit(from, to, Submission::Notify(notice(cell, b"")));
+        for signal_slot in 0..SIGNAL_SLOTS as u16 {
+            for _ in 0..wanted(from, signal_slot) {
+                world.submit(from, to, Submission::Signal(signal(signal_slot, b"")));
             }
         }
     }
     let all = |world: &mut World<B>, what: fn(u64, u64) -> bool| {
         pairs(3).all(|(from, to)| {
-            (0..CELLS as u16).all(|cell| what(world.count(to, from, cell), wanted(from, cell)))
+            (0..SIGNAL_SLOTS as u16)
+                .all(|signal_slot| what(world.count(to, from, signal_slot), wanted(from, signal_slot)))
         })
     };
-    world.until("all notices", |world| all(world, |count, wanted| count >= wanted));
-    world.watch(|world| assert!(all(world, |count, wanted| count == wanted), "no notice counts twice"));
+    world.until("all signals", |world| all(world, |count, wanted| count >= wanted));
+    world.watch(|world| assert!(all(world, |count, wanted| count == wanted), "no signal counts twice"));
 }
 
-pub(crate) fn a_thread_that_polls_nothing_sees_the_bytes_with_the_notice<B: Backend>() {
+pub(crate) fn a_thread_that_polls_nothing_sees_the_bytes_with_the_signal<B: Backend>() {
     const LEN: usize = 20_000;
     // A world in virtual time gains little from another thread's pace and is repeated with many
     // seeds.
     let rounds = if B::LIVE { 200 } else { 20 };
     let mut world = World::<B>::connected(2);
     let (source, target) = (world.region(0, LEN), world.region(1, LEN));
-    let (cells, slice) = (world.cells(1, 0), target.whole());
+    let (signal_slots, slice) = (world.signal_slots(1, 0), target.whole());
     let checked = Arc::new(AtomicU64::new(0));
     let reader = {
         let checked = Arc::clone(&checked);
         std::thread::spawn(move || {
             let deadline = clock::now() + PATIENCE;
             for round in 1..=rounds {
-                while cells.count(CELL) < round {
-                    assert!(clock::now() < deadline, "no notice {round}");
+                while signal_slots.count(SIGNAL_SLOT) < round {
+                    assert!(clock::now() < deadline, "no signal {round}");
                     std::thread::yield_now();
                 }
                 assert_bytes(&slice.to_vec(), &noise(round, LEN), &format!("round {round}"));
@@ -160,7 +161,7 @@ pub(crate) fn a_thread_that_polls_nothing_sees_the_bytes_with_the_notice<B: Back
     };
     for round in 1..=rounds {
         source.whole().store(&noise(round, LEN));
-        assert_eq!(world.carry_out(0, 1, put(&source.whole(), target.remote(), Some(CELL))), Ok(0));
+        assert_eq!(world.carry_out(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT))), Ok(0));
         world.until("the reader to have checked", |_| {
             checked.load(Ordering::Acquire) >= round || reader.is_finished()
         });
@@ -177,10 +178,10 @@ pub(crate) fn a_source_may_be_overwritten_when_its_put_is_done<B: Backend>() {
         source.whole().store(&noise(put_number as u64, LEN));
         let at = put_number * LEN;
         let dst = target.slice(at..at + LEN).expect("inside").remote();
-        assert_eq!(world.carry_out(0, 1, put(&source.whole(), dst, Some(CELL))), Ok(0));
+        assert_eq!(world.carry_out(0, 1, put(&source.whole(), dst, Some(SIGNAL_SLOT))), Ok(0));
         source.whole().store(&vec![FILL; LEN]);
     }
-    world.until("all notices", |world| world.count(1, 0, CELL) == PUTS as u64);
+    world.until("all signals", |world| world.count(1, 0, SIGNAL_SLOT) == PUTS as u64);
     let arrived = target.whole().to_vec();
     for (put_number, bytes) in arrived.chunks(LEN).enumerate() {
         assert_bytes(bytes, &noise(put_number as u64, LEN), "a put carries what its source held before Done");
@@ -220,9 +221,10 @@ pub(crate) fn all_pairs_move_different_bytes_at_once<B: Backend>() {
         pairs(RANKS).map(|(from, to)| world.region_of(from, &noise(seed(from, to), LEN))).collect();
     let targets: Vec<_> = pairs(RANKS).map(|(_, to)| world.region(to, LEN)).collect();
     for (index, (from, to)) in pairs(RANKS).enumerate() {
-        world.submit(from, to, put(&sources[index].whole(), targets[index].remote(), Some(CELL)));
+        world.submit(from, to, put(&sources[index].whole(), targets[index].remote(), Some(SIGNAL_SLOT)));
     }
-    world.until("all notices", |world| pairs(RANKS).all(|(from, to)| world.count(to, from, CELL) == 1));
+    world
+        .until("all signals", |world| pairs(RANKS).all(|(from, to)| world.count(to, from, SIGNAL_SLOT) == 1));
     for (index, (from, to)) in pairs(RANKS).enumerate() {
         let what = format!("from {from} to {to}");
         assert_bytes(&targets[index].whole().to_vec(), &noise(seed(from, to), LEN), &what);

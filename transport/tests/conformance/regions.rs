@@ -6,7 +6,7 @@ use pleach_transport::{Transfer, TransferError};
 
 use crate::world::{Backend, World, assert_bytes, noise, put};
 
-const CELL: u16 = 2;
+const SIGNAL_SLOT: u16 = 2;
 const LEN: usize = 70_000;
 
 pub(crate) fn a_region_dropped_while_its_puts_are_under_way_is_still_read<B: Backend>() {
@@ -21,9 +21,9 @@ pub(crate) fn a_region_dropped_while_its_puts_are_under_way_is_still_read<B: Bac
         let source = world.device(0).register(memory).expect("registers");
         source.whole().store(&noise(number as u64, LEN));
         let dst = target.slice(number * LEN..(number + 1) * LEN).expect("inside").remote();
-        ids.push(world.submit(0, 1, put(&source.whole(), dst, Some(CELL))));
+        ids.push(world.submit(0, 1, put(&source.whole(), dst, Some(SIGNAL_SLOT))));
     }
-    world.until("all notices", |world| world.count(1, 0, CELL) == PUTS as u64);
+    world.until("all signals", |world| world.count(1, 0, SIGNAL_SLOT) == PUTS as u64);
     for (number, bytes) in target.whole().to_vec().chunks(LEN).enumerate() {
         assert_bytes(bytes, &noise(number as u64, LEN), "a put of a dropped region");
     }
@@ -79,8 +79,8 @@ pub(crate) fn memory_may_be_registered_twice_and_again<B: Backend>() {
     let (one, other) = (world.register(1, Arc::clone(&memory)), world.register(1, Arc::clone(&memory)));
     drop(one);
     world.announce(1);
-    assert_eq!(world.carry_out(0, 1, put(&source.whole(), other.remote(), Some(CELL))), Ok(0));
-    world.until("the notice", |world| world.count(1, 0, CELL) == 1);
+    assert_eq!(world.carry_out(0, 1, put(&source.whole(), other.remote(), Some(SIGNAL_SLOT))), Ok(0));
+    world.until("the signal", |world| world.count(1, 0, SIGNAL_SLOT) == 1);
     assert_bytes(&other.whole().to_vec(), &noise(8, 100), "the other registration still works");
 }
 
@@ -90,8 +90,8 @@ pub(crate) fn a_region_registered_before_connecting_is_reached<B: Backend>() {
     let source = world.region_of(0, &noise(9, 1000));
     world.connect_all();
     world.announce(1);
-    assert_eq!(world.carry_out(0, 1, put(&source.whole(), target.remote(), Some(CELL))), Ok(0));
-    world.until("the notice", |world| world.count(1, 0, CELL) == 1);
+    assert_eq!(world.carry_out(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT))), Ok(0));
+    world.until("the signal", |world| world.count(1, 0, SIGNAL_SLOT) == 1);
     assert_bytes(&target.whole().to_vec(), &noise(9, 1000), "a put to an early region");
 }
 
@@ -104,8 +104,8 @@ pub(crate) fn many_regions_come_and_go<B: Backend>() {
         let source = world.region_of(0, &noise(round, len));
         let target = world.region(1, len);
         assert!(keys.insert(source.key()) && keys.insert(target.key()), "{}: a key came twice", B::NAME);
-        world.submit(0, 1, put(&source.whole(), target.remote(), Some(CELL)));
-        world.until("the notice", |world| world.count(1, 0, CELL) == round + 1);
+        world.submit(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)));
+        world.until("the signal", |world| world.count(1, 0, SIGNAL_SLOT) == round + 1);
         assert_bytes(&target.whole().to_vec(), &noise(round, len), "a put between fresh regions");
     }
 }

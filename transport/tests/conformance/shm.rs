@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Armed, Cells, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Inline, MapError,
-    Mapped, Memory, Nanos, Notice, PostError, Rank, Region, RegionKey, RegisterError, RemoteSlice,
-    SharedMemory, Source, SubmitError, Submitted, Transfer, TransferId, Urgency, clock,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Inline, MapError, Mapped,
+    Memory, Nanos, PostError, Rank, Region, RegionKey, RegisterError, RemoteSlice, SharedMemory, Signal,
+    Signals, Source, SubmitError, Submitted, Transfer, TransferId, Urgency, clock,
 };
 
 use crate::world::Backend;
@@ -71,18 +71,20 @@ impl ThroughMappings {
     fn copy(&mut self, peer: Rank, transfer: Transfer) -> Transfer {
         let none_of = |remote: RemoteSlice| RemoteSlice { len: 0, ..remote };
         match transfer {
-            Transfer::Put { src, dst, notice }
-                if notice.is_none_or(|notice| usize::from(notice.cell) < self.device.info().cells) =>
+            Transfer::Put { src, dst, signal }
+                if signal.is_none_or(|signal| {
+                    usize::from(signal.signal_slot) < self.device.info().signal_slots
+                }) =>
             {
                 let (region, bytes) = match &src {
                     Source::Slice(slice) => (Some(slice.region()), slice.to_vec()),
                     Source::Inline(inline) => (None, inline.as_bytes().to_vec()),
                 };
                 let Some(mapped) = self.map_for(peer, &dst, region, bytes.len()) else {
-                    return Transfer::Put { src, dst, notice };
+                    return Transfer::Put { src, dst, signal };
                 };
                 mapped.store(0, &bytes);
-                Transfer::Put { src: Source::Inline(Inline::EMPTY), dst: none_of(dst), notice }
+                Transfer::Put { src: Source::Inline(Inline::EMPTY), dst: none_of(dst), signal }
             }
             Transfer::Get { src, dst } => {
                 let Some(mapped) = self.map_for(peer, &src, Some(dst.region()), dst.len()) else {
@@ -109,8 +111,8 @@ unsafe impl Device for ThroughMappings {
         Ok(submitted)
     }
 
-    fn notify(&mut self, peer: Rank, notice: &Notice, id: TransferId) -> Result<Submitted, SubmitError> {
-        let submitted = self.device.notify(peer, notice, id)?;
+    fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
+        let submitted = self.device.signal(peer, signal, id)?;
         self.under_way += usize::from(submitted == Submitted::UnderWay);
         Ok(submitted)
     }
@@ -133,8 +135,8 @@ unsafe impl Device for ThroughMappings {
     fn sever(&mut self, peer: Rank) {
         self.device.sever(peer);
     }
-    fn cells(&self, peer: Rank) -> Cells {
-        self.device.cells(peer)
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.device.signal_slots(peer)
     }
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
         self.device.post(peer, message, urgency)

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pleach_transport::verbs::{Connect, Operation, PairError, VerbsDevice, Wish, WorkStatus};
 use pleach_transport::{
-    Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Notice, Rank, Responder,
-    Secret, Source, SubmitError, Submitted, Transfer, TransferId, clock,
+    Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Rank, Responder, Secret,
+    Signal, Source, SubmitError, Submitted, Transfer, TransferId, clock,
 };
 
 use crate::world::{Backend, PATIENCE};
@@ -100,7 +100,7 @@ impl Two {
                 rank,
                 world_size: 2,
                 secret: Some(Secret::new(b"known to both ends")),
-                cells: 4,
+                signal_slots: 4,
                 connect_timeout,
                 interface: None,
                 address: None,
@@ -170,8 +170,8 @@ fn a_long_put_costs_one_request_short_ones_share_a_doorbell_and_no_receiver_is_u
     // As many as go, again and again: credits run out and come back.
     while done < PUTS {
         while submitted < PUTS {
-            let notice = Some(Notice { cell: 1, payload: Inline::EMPTY });
-            let put = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), notice };
+            let signal = Some(Signal { signal_slot: 1, payload: Inline::EMPTY });
+            let put = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), signal };
             match two.0[0].submit(1, put, TransferId(submitted)) {
                 Ok(_) => submitted += 1,
                 Err(SubmitError::QueueFull { .. }) => break,
@@ -183,7 +183,7 @@ fn a_long_put_costs_one_request_short_ones_share_a_doorbell_and_no_receiver_is_u
             event.is_none()
         });
     }
-    two.until(|_, devices| devices[1].cells(0).count(1) == PUTS);
+    two.until(|_, devices| devices[1].signal_slots(0).count(1) == PUTS);
     let after = two.0[0].counts();
     assert_eq!(after.requests - before[0].requests, PUTS, "one request a put: {after}");
     assert_eq!(after.doorbells - before[0].doorbells, PUTS, "one doorbell a put: {after}");
@@ -194,13 +194,13 @@ fn a_long_put_costs_one_request_short_ones_share_a_doorbell_and_no_receiver_is_u
     assert!(there.requests - before[1].requests <= 2, "credits come back together: {there}");
 
     let before = two.0[0].counts();
-    let cells = two.0[1].cells(0);
+    let signal_slots = two.0[1].signal_slots(0);
     for number in 0..8_u64 {
         let payload = Inline::new(&number.to_le_bytes()).expect("fits");
-        let submitted = two.0[0].notify(1, &Notice { cell: 2, payload }, TransferId(0));
+        let submitted = two.0[0].signal(1, &Signal { signal_slot: 2, payload }, TransferId(0));
         assert_eq!(submitted, Ok(Submitted::Ended(0)));
     }
-    two.until(|_, _| cells.count(2) == 8);
+    two.until(|_, _| signal_slots.count(2) == 8);
     let after = two.0[0].counts();
     assert_eq!(after.requests - before.requests, 8, "{after}");
     assert_eq!(after.doorbells - before.doorbells, 1, "{after}");
@@ -243,7 +243,7 @@ fn a_lease_is_good_for_its_slice_until_it_is_taken_back() {
     let put = |two: &mut Two, byte: u8| {
         source.whole().store(&[byte; 1024]);
         let src = Source::Slice(source.slice(0..1024).expect("inside"));
-        let put = Transfer::Put { src, dst: leased, notice: None };
+        let put = Transfer::Put { src, dst: leased, signal: None };
         two.0[0].submit(1, put, TransferId(8)).expect("there is room")
     };
     put(&mut two, 1);
@@ -268,7 +268,7 @@ fn a_lease_is_good_for_its_slice_until_it_is_taken_back() {
 
 #[test]
 #[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
-fn a_long_put_goes_in_parts_over_all_queue_pairs_of_two_nics_and_gives_one_notice() {
+fn a_long_put_goes_in_parts_over_all_queue_pairs_of_two_nics_and_gives_one_signal() {
     const LEN: usize = 100_003;
     let mut two = Two::connected(true);
     let [source, target] = [0, 1].map(|rank| two.0[rank].register(HostMemory::new(LEN)).expect("registers"));
@@ -280,8 +280,8 @@ fn a_long_put_goes_in_parts_over_all_queue_pairs_of_two_nics_and_gives_one_notic
         let bytes: Vec<u8> = (0..LEN).map(|index| (index as u64 * puts) as u8).collect();
         source.whole().store(&bytes);
         let payload = Inline::new(&puts.to_le_bytes()).expect("fits");
-        let notice = Some(Notice { cell: 3, payload });
-        let put = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), notice };
+        let signal = Some(Signal { signal_slot: 3, payload });
+        let put = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), signal };
         let before = two.0[0].counts();
         let id = TransferId(puts);
         assert_eq!(two.0[0].submit(1, put, id), Ok(Submitted::UnderWay));
@@ -291,13 +291,13 @@ fn a_long_put_goes_in_parts_over_all_queue_pairs_of_two_nics_and_gives_one_notic
             5 => in_parts += 1,
             other => panic!("{other} requests for a put: {after}"),
         }
-        let cells = two.0[1].cells(0);
+        let signal_slots = two.0[1].signal_slots(0);
         let mut is_done = false;
         two.until(|event, _| {
             is_done |= event == Some(Event::Done { id, result: Ok(0) });
-            is_done && cells.count(3) == puts
+            is_done && signal_slots.count(3) == puts
         });
-        assert_eq!(cells.payload(3)[..8], puts.to_le_bytes());
+        assert_eq!(signal_slots.payload(3)[..8], puts.to_le_bytes());
         assert!(target.whole().to_vec() == bytes, "put {puts}");
     }
 }
@@ -329,7 +329,7 @@ fn memory_that_is_registered_again_is_registered_once_and_until_its_last_handle(
     for count in [2, 1] {
         drop(handles.next());
         assert_eq!(handles.len(), count);
-        let put = Transfer::Put { src: Source::Slice(source.whole()), dst: remote, notice: None };
+        let put = Transfer::Put { src: Source::Slice(source.whole()), dst: remote, signal: None };
         let id = TransferId(count as u64);
         assert_eq!(two.0[0].submit(1, put, id), Ok(Submitted::UnderWay));
         two.until(|event, _| event == Some(Event::Done { id, result: Ok(0) }));

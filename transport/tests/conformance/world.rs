@@ -13,15 +13,15 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_transport::{
-    Cells, Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, Notice, PostError, Rank, Region,
-    RemoteSlice, Responder, Secret, Slice, Source, SubmitError, Submitted, Transfer, TransferError,
+    Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, PostError, Rank, Region, RemoteSlice,
+    Responder, Secret, Signal, Signals, Slice, Source, SubmitError, Submitted, Transfer, TransferError,
     TransferId, Urgency, clock,
 };
 
-/// What a test has a device do: a transfer, or a notice alone.
+/// What a test has a device do: a transfer, or a signal alone.
 #[derive(Clone, Debug)]
 pub(crate) enum Submission {
-    Notify(Notice),
+    Signal(Signal),
     Transfer(Transfer),
 }
 
@@ -39,7 +39,7 @@ impl Submission {
         id: TransferId,
     ) -> Result<Submitted, SubmitError> {
         match self {
-            Self::Notify(notice) => device.notify(peer, &notice, id),
+            Self::Signal(signal) => device.signal(peer, &signal, id),
             Self::Transfer(transfer) => device.submit(peer, transfer, id),
         }
     }
@@ -57,8 +57,8 @@ const WATCHED_ROUNDS: u32 = 300;
 /// How long an inbox is held at most.
 const HOLD_MAX: Duration = Duration::from_secs(10);
 
-/// Cells a rank keeps for each peer in the worlds of the suite.
-pub(crate) const CELLS: usize = 16;
+/// Signal slots a rank keeps for each peer in the worlds of the suite.
+pub(crate) const SIGNAL_SLOTS: usize = 16;
 
 /// Room for events that `poll` is given, unless a test sets another.
 const EVENT_CAPACITY: usize = 16;
@@ -429,7 +429,7 @@ impl<B: Backend> World<B> {
         self.log(rank).iter().filter(|seen| *seen == event).count()
     }
 
-    /// Shows that after a loss or a silence no transfer was said to have been carried out (with one
+    /// Shows that after a loss or a fence no transfer was said to have been carried out (with one
     /// peer under test).
     pub(crate) fn check_nothing_succeeds_after(&self, rank: Rank, end: &Event) {
         let after = self.log(rank).iter().skip_while(|event| *event != end);
@@ -457,25 +457,25 @@ impl<B: Backend> World<B> {
         self.losses(rank, peer).remove(0)
     }
 
-    /// The cells that `rank` keeps for `peer`.
-    pub(crate) fn cells(&mut self, rank: Rank, peer: Rank) -> Cells {
-        self.device(rank).cells(peer)
+    /// The signal slots that `rank` keeps for `peer`.
+    pub(crate) fn signal_slots(&mut self, rank: Rank, peer: Rank) -> Signals {
+        self.device(rank).signal_slots(peer)
     }
 
-    /// How many notices of `peer` a cell of `rank` has received.
-    pub(crate) fn count(&mut self, rank: Rank, peer: Rank, cell: u16) -> u64 {
-        self.cells(rank, peer).count(cell)
+    /// How many signals of `peer` a signal slot of `rank` has received.
+    pub(crate) fn count(&mut self, rank: Rank, peer: Rank, signal_slot: u16) -> u64 {
+        self.signal_slots(rank, peer).count(signal_slot)
     }
 
     /// Shows that two ranks still reach each other, in both directions.
     pub(crate) fn check_pair(&mut self, one: Rank, other: Rank) {
-        const CELL: u16 = CELLS as u16 - 1;
+        const SIGNAL_SLOT: u16 = SIGNAL_SLOTS as u16 - 1;
         for (from, to) in [(one, other), (other, one)] {
-            let before = self.count(to, from, CELL);
-            let ending = self.carry_out(from, to, Submission::Notify(notice(CELL, b"still here")));
+            let before = self.count(to, from, SIGNAL_SLOT);
+            let ending = self.carry_out(from, to, Submission::Signal(signal(SIGNAL_SLOT, b"still here")));
             assert_eq!(ending, Ok(0), "{}: {from} no longer reaches {to}", B::NAME);
-            self.until("a notice between ranks that were not touched", |world| {
-                world.count(to, from, CELL) == before + 1
+            self.until("a signal between ranks that were not touched", |world| {
+                world.count(to, from, SIGNAL_SLOT) == before + 1
             });
         }
     }
@@ -541,7 +541,7 @@ fn station<B: Backend>(
         rank,
         world_size,
         secret: Some(Secret::new(b"known to both ends")),
-        cells: CELLS,
+        signal_slots: SIGNAL_SLOTS,
         connect_timeout: PATIENCE,
         interface: None,
         address: None,
@@ -557,14 +557,18 @@ pub(crate) fn pairs(ranks: u32) -> impl Iterator<Item = (Rank, Rank)> {
     (0..ranks).flat_map(move |from| (0..ranks).filter(move |to| *to != from).map(move |to| (from, to)))
 }
 
-/// A notice with these bytes beside it.
-pub(crate) fn notice(cell: u16, payload: &[u8]) -> Notice {
-    Notice { cell, payload: Inline::new(payload).expect("the payload fits a cell") }
+/// A signal with these bytes beside it.
+pub(crate) fn signal(signal_slot: u16, payload: &[u8]) -> Signal {
+    Signal { signal_slot, payload: Inline::new(payload).expect("the payload fits a slot") }
 }
 
-/// A put of a slice with a notice in `cell`, if any.
-pub(crate) fn put(src: &Slice, dst: RemoteSlice, cell: Option<u16>) -> Transfer {
-    Transfer::Put { src: Source::Slice(src.clone()), dst, notice: cell.map(|cell| notice(cell, b"")) }
+/// A put of a slice with a signal in `signal_slot`, if any.
+pub(crate) fn put(src: &Slice, dst: RemoteSlice, signal_slot: Option<u16>) -> Transfer {
+    Transfer::Put {
+        src: Source::Slice(src.clone()),
+        dst,
+        signal: signal_slot.map(|signal_slot| signal(signal_slot, b"")),
+    }
 }
 
 /// Bytes that look random and differ between seeds.

@@ -11,7 +11,7 @@ use pleach_transport::{
     Device, Inline, Memory, RegisterError, SharedMemory, Source, Transfer, TransferError, TransferId,
 };
 
-use crate::pair::{Pair, config, notice};
+use crate::pair::{Pair, config, signal};
 use crate::{bytes_of, memory};
 
 fn device(rank: u32) -> VerbsDevice {
@@ -31,25 +31,25 @@ pub(crate) fn what_a_nic_writes_is_there_when_it_is_told(gpu: &Arc<Gpu>) {
     let mut pair = Pair::connected([device(0), device(1)]);
     let (from, into) = (memory(gpu, &[0; LEN]), memory(gpu, &[0; LEN]));
     let (source, target) = (pair.region(0, &from), pair.region(1, &into));
-    let cells = pair.devices[1].cells(0);
+    let signal_slots = pair.devices[1].signal_slots(0);
     for round in 1..=4_u8 {
         from.store(0, &vec![round; LEN], crate::PATIENCE).expect("stored");
         let src = Source::Slice(source.whole());
-        let put = Transfer::Put { src, dst: target.remote(), notice: notice(2) };
+        let put = Transfer::Put { src, dst: target.remote(), signal: signal(2) };
         assert_eq!(pair.carry_out(put, round.into()), Ok(0));
-        pair.until("a notice", |_| cells.count(2) == u64::from(round));
-        assert!(bytes_of(&into).iter().all(|byte| *byte == round), "the bytes are there when the notice is");
+        pair.until("a signal", |_| signal_slots.count(2) == u64::from(round));
+        assert!(bytes_of(&into).iter().all(|byte| *byte == round), "the bytes are there when the signal is");
     }
     // Few bytes go another way: inline, and from a GPU never so.
     let inline = Source::Inline(Inline::new(b"few").expect("few bytes"));
     let dst = target.remote().slice(5..8).expect("inside");
-    let put = Transfer::Put { src: inline, dst, notice: notice(2) };
+    let put = Transfer::Put { src: inline, dst, signal: signal(2) };
     pair.devices[0].submit(1, put, TransferId(9)).expect("room");
     let src = Source::Slice(source.whole().slice(0..2).expect("inside"));
     let dst = target.remote().slice(8..10).expect("inside");
     from.store(0, b"go", crate::PATIENCE).expect("stored");
-    assert_eq!(pair.carry_out(Transfer::Put { src, dst, notice: notice(2) }, 10), Ok(0));
-    pair.until("two notices", |_| cells.count(2) == 6);
+    assert_eq!(pair.carry_out(Transfer::Put { src, dst, signal: signal(2) }, 10), Ok(0));
+    pair.until("two signals", |_| signal_slots.count(2) == 6);
     assert_eq!(bytes_of(&into)[4..11], *b"\x04fewgo\x04");
     // A get's bytes are there when its end is told.
     assert_eq!(pair.carry_out(Transfer::Get { src: target.remote(), dst: source.whole() }, 11), Ok(0));
@@ -67,7 +67,7 @@ pub(crate) fn what_a_nic_writes_is_there_when_it_is_told(gpu: &Arc<Gpu>) {
         rounds += 1;
         rounds > 2
     });
-    let refused = pair.carry_out(Transfer::Put { src, dst: remote, notice: None }, 13);
+    let refused = pair.carry_out(Transfer::Put { src, dst: remote, signal: None }, 13);
     assert!(
         matches!(refused, Err(TransferError::Refused { .. } | TransferError::Lost { .. })),
         "{refused:?}"

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pleach_transport::cuda::CudaMemory;
 use pleach_transport::{
-    Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Region, Responder, Secret, Submitted,
+    Device, DeviceConfig, Event, Inline, LossCause, Rank, Region, Responder, Secret, Signal, Submitted,
     Transfer, TransferError, TransferId, clock,
 };
 
@@ -25,7 +25,7 @@ pub(crate) fn config(rank: Rank) -> DeviceConfig {
         rank,
         world_size: 2,
         secret: Some(Secret::new(b"known to both ends")),
-        cells: 4,
+        signal_slots: 4,
         connect_timeout: PATIENCE,
         interface: None,
         address: None,
@@ -89,6 +89,6 @@ impl<D: Device> Pair<D> {
     }
 }
 
-pub(crate) fn notice(cell: u16) -> Option<Notice> {
-    Some(Notice { cell, payload: Inline::new(b"payload").expect("few bytes") })
+pub(crate) fn signal(signal_slot: u16) -> Option<Signal> {
+    Some(Signal { signal_slot, payload: Inline::new(b"payload").expect("few bytes") })
 }

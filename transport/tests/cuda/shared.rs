@@ -12,27 +12,27 @@ use pleach_transport::{
     Space, Submitted, Transfer, TransferError, TransferId, clock,
 };
 
-use crate::pair::{Pair, config, notice};
+use crate::pair::{Pair, config, signal};
 use crate::{PATIENCE, bytes_of, copy, memory};
 
 fn neighbours() -> Pair<ShmDevice> {
     Pair::connected([0, 1].map(|rank| ShmDevice::new(config(rank)).expect("memory and sockets")))
 }
 
-pub(crate) fn a_put_between_gpus_is_there_when_its_notice_is(gpu: &Arc<Gpu>) {
+pub(crate) fn a_put_between_gpus_is_there_when_its_signal_is(gpu: &Arc<Gpu>) {
     let mut pair = neighbours();
     let (from, into) = (memory(gpu, &[0; 300_000]), memory(gpu, &[0; 300_000]));
     let (source, target) = (pair.region(0, &from), pair.region(1, &into));
-    let cells = pair.devices[1].cells(0);
+    let signal_slots = pair.devices[1].signal_slots(0);
     for round in 1..=4_u8 {
         from.store(0, &vec![round; 300_000], PATIENCE).expect("stored");
         let src = Source::Slice(source.whole());
-        let put = Transfer::Put { src, dst: target.remote(), notice: notice(2) };
+        let put = Transfer::Put { src, dst: target.remote(), signal: signal(2) };
         let submitted = pair.devices[0].submit(1, put, TransferId(round.into())).expect("room");
         assert_eq!(submitted, Submitted::UnderWay, "a GPU's copy ends later");
         assert!(!pair.devices[0].flush(Flush::Transfers), "it takes another poll");
-        pair.until("a notice", |_| cells.count(2) == u64::from(round));
-        assert!(bytes_of(&into).iter().all(|byte| *byte == round), "the bytes are there when the notice is");
+        pair.until("a signal", |_| signal_slots.count(2) == u64::from(round));
+        assert!(bytes_of(&into).iter().all(|byte| *byte == round), "the bytes are there when the signal is");
     }
     let done = pair.log.iter().filter(|event| matches!(event, Event::Done { result: Ok(0), .. })).count();
     assert_eq!(done, 4);
@@ -45,10 +45,10 @@ pub(crate) fn host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back(gpu: &A
     let host = pair.devices[0].register(SharedMemory::new(1000).expect("memory")).expect("registered");
     host.whole().store(&[7; 1000]);
     let whole = Source::Slice(host.whole());
-    assert_eq!(pair.carry_out(Transfer::Put { src: whole, dst: target.remote(), notice: None }, 1), Ok(0));
+    assert_eq!(pair.carry_out(Transfer::Put { src: whole, dst: target.remote(), signal: None }, 1), Ok(0));
     let inline = Source::Inline(Inline::new(b"few").expect("few bytes"));
     let dst = target.remote().slice(5..8).expect("inside");
-    assert_eq!(pair.carry_out(Transfer::Put { src: inline, dst, notice: None }, 2), Ok(0));
+    assert_eq!(pair.carry_out(Transfer::Put { src: inline, dst, signal: None }, 2), Ok(0));
     host.whole().store(&[0; 1000]);
     assert_eq!(pair.carry_out(Transfer::Get { src: target.remote(), dst: host.whole() }, 3), Ok(0));
     let seen = host.whole().to_vec();
@@ -57,12 +57,12 @@ pub(crate) fn host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back(gpu: &A
     let theirs = pair.devices[1].register(SharedMemory::new(1000).expect("memory")).expect("registered");
     let own = memory(gpu, &[9; 1000]);
     let src = Source::Slice(pair.region(0, &own).whole());
-    assert_eq!(pair.carry_out(Transfer::Put { src, dst: theirs.remote(), notice: None }, 4), Ok(0));
+    assert_eq!(pair.carry_out(Transfer::Put { src, dst: theirs.remote(), signal: None }, 4), Ok(0));
     assert_eq!(theirs.whole().to_vec(), [9; 1000]);
     // No bytes are some too, and a GPU has no atomics of a host's.
     let nothing = target.remote().slice(3..3).expect("inside");
     let src = Source::Inline(Inline::new(b"").expect("no bytes"));
-    assert_eq!(pair.carry_out(Transfer::Put { src, dst: nothing, notice: None }, 5), Ok(0));
+    assert_eq!(pair.carry_out(Transfer::Put { src, dst: nothing, signal: None }, 5), Ok(0));
     let word = target.remote().slice(0..8).expect("inside");
     let refused = pair.carry_out(Transfer::Atomic { word, op: AtomicOp::Add(1) }, 6);
     assert!(matches!(refused, Err(TransferError::Refused { peer: 1, .. })), "{refused:?}");
@@ -101,14 +101,14 @@ pub(crate) fn a_severed_peer_changes_no_byte_on_the_gpu(gpu: &Arc<Gpu>) {
     // A put is under way while its peer is severed.
     let source = memory(gpu, &[2; 200_000]);
     let src = Source::Slice(pair.region(0, &source).whole());
-    let put = Transfer::Put { src, dst: region.remote(), notice: notice(0) };
+    let put = Transfer::Put { src, dst: region.remote(), signal: signal(0) };
     pair.devices[0].submit(1, put, TransferId(1)).expect("room");
     let mut events = Vec::with_capacity(16);
     let one = &mut pair.devices[1];
     one.sever(0);
     let deadline = clock::now() + PATIENCE;
     while !events.contains(&Event::Severed { peer: 0 }) {
-        assert!(clock::now() < deadline, "silence does not come: {events:?}");
+        assert!(clock::now() < deadline, "fence does not come: {events:?}");
         one.poll(Nanos(clock::now().0), &mut events);
     }
     let silent = bytes_of(&own);
@@ -133,7 +133,7 @@ pub(crate) fn memory_of_a_copy_that_cannot_be_marked_is_kept(gpu: &Arc<Gpu>, unm
         // The transfer has the last handle of its memory.
         let source = pair.region(0, &memory(gpu, &[byte; LEN])).slice(0..bytes).expect("inside");
         let dst = target.remote().slice(0..bytes as u64).expect("inside");
-        pair.carry_out(Transfer::Put { src: Source::Slice(source), dst, notice: None }, byte.into())
+        pair.carry_out(Transfer::Put { src: Source::Slice(source), dst, signal: None }, byte.into())
     };
     let failed = put(5, unmarked_bytes);
     assert!(matches!(failed, Err(TransferError::Fabric { peer: 1, .. })), "{failed:?}");
@@ -148,7 +148,7 @@ pub(crate) fn a_region_on_a_gpu_that_is_gone_is_refused(gpu: &Arc<Gpu>) {
     let region = pair.region(1, &theirs);
     let remote = region.remote();
     let inline = || Source::Inline(Inline::new(b"few").expect("few bytes"));
-    let put = |dst| Transfer::Put { src: inline(), dst, notice: None };
+    let put = |dst| Transfer::Put { src: inline(), dst, signal: None };
     assert_eq!(pair.carry_out(put(remote.slice(0..3).expect("inside")), 1), Ok(0));
     let beyond = RemoteSlice { offset: 62, len: 3, ..remote };
     assert!(matches!(pair.carry_out(put(beyond), 2), Err(TransferError::Refused { .. })));

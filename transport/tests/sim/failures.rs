@@ -7,7 +7,7 @@ use pleach_transport::{
     Device, Event, Flush, LossCause, Nanos, PostError, SubmitError, TransferError, Urgency,
 };
 
-use crate::ranks::{CONNECT_TIMEOUT, Ranks, Submission, harsh, notice, options, put};
+use crate::ranks::{CONNECT_TIMEOUT, Ranks, Submission, harsh, options, put, signal};
 
 #[test]
 fn a_rank_that_never_comes_is_not_reached_within_the_time_to_connect() {
@@ -18,7 +18,7 @@ fn a_rank_that_never_comes_is_not_reached_within_the_time_to_connect() {
     assert_eq!(ranks.lost(0, 1), Some(LossCause::NotReached(CONNECT_TIMEOUT)));
     assert_eq!(ranks.world.now(), Nanos::ZERO + CONNECT_TIMEOUT);
     assert_eq!(ranks.listeners[0].lost.lock().unwrap().len(), 1, "the responder was told too");
-    let refused = ranks.try_submit(0, 1, Submission::Notify(notice(0)));
+    let refused = ranks.try_submit(0, 1, Submission::Signal(signal(0)));
     assert!(matches!(refused, Err(SubmitError::Lost { peer: 1, .. })));
 }
 
@@ -82,7 +82,7 @@ fn a_device_dropped_without_goodbye_is_a_loss_and_one_that_left_is_none() {
         ranks.drain();
         assert_eq!(ranks.lost(1, 0), None, "seed {seed}: it said goodbye");
         assert_eq!(ranks.lost(1, 2), Some(LossCause::ConnectionClosed));
-        assert_eq!(ranks.try_submit(1, 0, Submission::Notify(notice(0))), Err(SubmitError::Left { peer: 0 }));
+        assert_eq!(ranks.try_submit(1, 0, Submission::Signal(signal(0))), Err(SubmitError::Left { peer: 0 }));
     }
 }
 
@@ -94,8 +94,8 @@ fn writes_after_severed(options: Options) -> usize {
     let mut ranks = Ranks::connected(options);
     let (ours, theirs) = (ranks.register(0, 10_000), ranks.register(1, 10_000));
     theirs.whole().store(&[1; 10_000]);
-    for cell in 0..8 {
-        ranks.submit(1, 0, put(&theirs.whole(), ours.remote(), cell));
+    for signal_slot in 0..8 {
+        ranks.submit(1, 0, put(&theirs.whole(), ours.remote(), signal_slot));
     }
     let mapped = maps.then(|| {
         let mut mapped = None;
@@ -112,7 +112,7 @@ fn writes_after_severed(options: Options) -> usize {
         ranks.step();
     }
     ranks.device(0).sever(1);
-    let refused = ranks.try_submit(0, 1, Submission::Notify(notice(0)));
+    let refused = ranks.try_submit(0, 1, Submission::Signal(signal(0)));
     assert!(matches!(refused, Err(SubmitError::Severed { peer: 1 })), "seed {seed}: {refused:?}");
     ranks.until(|ranks| ranks.saw(0, &Event::Severed { peer: 1 }));
     ours.whole().store(&[9; 10_000]);
@@ -186,7 +186,7 @@ fn a_frozen_rank_makes_no_progress_and_then_goes_on() {
     let start = ranks.world.now();
     ranks.world.inflict(freeze);
     assert!(ranks.world.is_frozen(1) && !ranks.world.is_frozen(0));
-    ranks.submit(0, 1, Submission::Notify(notice(0)));
+    ranks.submit(0, 1, Submission::Signal(signal(0)));
     ranks.until(|ranks| {
         ranks.poll(1);
         ranks.count(1, 0, 0) == 1

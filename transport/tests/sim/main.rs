@@ -13,10 +13,10 @@ use pleach_transport::sim::{
     TransferNumber, World,
 };
 use pleach_transport::{
-    AtomicOp, Device, Event, Inline, Nanos, Notice, Rank, RegionKey, RemoteSlice, Source, SubmitError,
+    AtomicOp, Device, Event, Inline, Nanos, Rank, RegionKey, RemoteSlice, Signal, Source, SubmitError,
     Transfer, TransferError,
 };
-use ranks::{GB_PER_S, LATENCY, Ranks, Submission, harsh, notice, options, put};
+use ranks::{GB_PER_S, LATENCY, Ranks, Submission, harsh, options, put, signal};
 
 #[test]
 fn without_faults_a_put_is_seen_after_latency_plus_bytes_over_bandwidth() {
@@ -44,8 +44,8 @@ fn a_get_takes_the_way_there_and_back() {
     assert_eq!(ours.whole().to_vec(), [9; 1_000]);
 }
 
-/// Puts of random spans between random ranks, each with a notice of its own cell, as fast as queues
-/// allow.
+/// Puts of random spans between random ranks, each with a signal of its own signal slot, as fast as
+/// queues allow.
 fn traffic(options: Options, transfers: u64) -> (World, Vec<String>) {
     let (count, seed) = (options.network.ranks(), options.seed);
     let mut random = Random::new(seed).split("traffic");
@@ -102,7 +102,7 @@ fn every_transfer_is_done_exactly_once_under_any_faults() {
             let (here, there) = (&regions[rank as usize], &regions[peer as usize]);
             let transfer = match random.below(4) {
                 0 => put(&here.whole(), there.remote(), 1).into(),
-                1 => Submission::Notify(notice(2)),
+                1 => Submission::Signal(signal(2)),
                 2 => Transfer::Get { src: there.remote(), dst: here.whole() }.into(),
                 _ => {
                     let word = there.slice(8..16).unwrap().remote();
@@ -130,7 +130,7 @@ fn every_transfer_is_done_exactly_once_under_any_faults() {
 }
 
 #[test]
-fn bytes_are_complete_at_their_notice_and_torn_reordered_and_early_before_it() {
+fn bytes_are_complete_at_their_signal_and_torn_reordered_and_early_before_it() {
     let (mut torn, mut done_first, mut done_last, mut overtaken) = (0, 0, 0, 0);
     for seed in 0..40 {
         let mut ranks = Ranks::connected(harsh(2, seed));
@@ -145,19 +145,22 @@ fn bytes_are_complete_at_their_notice_and_torn_reordered_and_early_before_it() {
         let mut seen = Vec::new();
         while seen.len() < 8 {
             ranks.step();
-            for cell in 0..8u16 {
-                let start = usize::from(cell) * 1_000;
+            for signal_slot in 0..8u16 {
+                let start = usize::from(signal_slot) * 1_000;
                 let bytes = theirs.slice(start..start + 1_000).unwrap().to_vec();
                 let landed = bytes.iter().filter(|&&byte| byte == 1).count();
-                if ranks.count(1, 0, cell) == 1 {
-                    assert_eq!(landed, 1_000, "seed {seed}: cell {cell} shows before its bytes");
-                    if !seen.contains(&cell) {
-                        match ranks.done(0, ids[usize::from(cell)]) {
+                if ranks.count(1, 0, signal_slot) == 1 {
+                    assert_eq!(
+                        landed, 1_000,
+                        "seed {seed}: signal slot {signal_slot} shows before its bytes"
+                    );
+                    if !seen.contains(&signal_slot) {
+                        match ranks.done(0, ids[usize::from(signal_slot)]) {
                             Some(_) => done_first += 1,
                             None => done_last += 1,
                         }
-                        overtaken += usize::from(seen.iter().any(|&earlier| earlier > cell));
-                        seen.push(cell);
+                        overtaken += usize::from(seen.iter().any(|&earlier| earlier > signal_slot));
+                        seen.push(signal_slot);
                     }
                 } else {
                     torn += usize::from((1..1_000).contains(&landed));
@@ -199,7 +202,7 @@ fn the_canaries_do_what_they_say() {
     let mut swapped = 0;
     for seed in 0..20 {
         let mut ranks =
-            Ranks::connected(Options { canary: Some(Canary::NoticeBeforeBytes), ..harsh(2, seed) });
+            Ranks::connected(Options { canary: Some(Canary::SignalBeforeBytes), ..harsh(2, seed) });
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         ours.whole().store(&[1; 1_000]);
         ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
@@ -207,9 +210,9 @@ fn the_canaries_do_what_they_say() {
         early += usize::from(theirs.whole().to_vec().contains(&0));
         ranks.drain();
         assert_eq!(theirs.whole().to_vec(), [1; 1_000]);
-        assert_eq!(ranks.count(1, 0, 0), 1, "one notice all the same");
+        assert_eq!(ranks.count(1, 0, 0), 1, "one signal all the same");
 
-        let mut ranks = Ranks::connected(Options { canary: Some(Canary::NoticesSwapped), ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(Options { canary: Some(Canary::SignalsSwapped), ..harsh(2, seed) });
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 2_000));
         ours.whole().store(&[1; 1_000]);
         for half in 0..2usize {
@@ -223,16 +226,16 @@ fn the_canaries_do_what_they_say() {
     assert!(swapped > 3, "{swapped}");
     let mut overtaken = 0;
     for seed in 0..100 {
-        let mut ranks = Ranks::connected(Options { canary: Some(Canary::NoticeAfterDone), ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(Options { canary: Some(Canary::SignalAfterDone), ..harsh(2, seed) });
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         ours.whole().store(&[1; 1_000]);
         let id = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
         ranks.until(|ranks| ranks.count(1, 0, 0) == 1);
-        assert!(ranks.done(0, id).is_some(), "the notice is submitted after Done");
+        assert!(ranks.done(0, id).is_some(), "the signal is submitted after Done");
         overtaken += usize::from(theirs.whole().to_vec().contains(&0));
         ranks.drain();
         assert_eq!(theirs.whole().to_vec(), [1; 1_000]);
-        assert_eq!(ranks.count(1, 0, 0), 1, "one notice all the same");
+        assert_eq!(ranks.count(1, 0, 0), 1, "one signal all the same");
         assert_eq!(ranks.world.transfers_under_way(), 0);
     }
     assert!(overtaken > 3, "{overtaken}");
@@ -258,7 +261,7 @@ fn unknown_and_short_regions_are_refused_and_no_byte_changes() {
         ranks.drain();
         assert_eq!(theirs.whole().to_vec(), [0; 32]);
         assert_eq!(ours.whole().to_vec(), [5; 64]);
-        assert_eq!(ranks.count(1, 0, 0), 0, "a refused put shows no notice");
+        assert_eq!(ranks.count(1, 0, 0), 0, "a refused put shows no signal");
     }
 }
 
@@ -313,7 +316,7 @@ fn a_full_queue_refuses_without_a_trace_and_polling_makes_room() {
     let refused = ranks.try_submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
     assert_eq!(refused, Err(SubmitError::QueueFull { peer: 1 }));
     ranks.until(|ranks| ranks.done(0, first).is_some());
-    let second = ranks.submit(0, 1, Submission::Notify(notice(0)));
+    let second = ranks.submit(0, 1, Submission::Signal(signal(0)));
     ranks.drain();
     assert_eq!(ranks.done(0, second), Some(Ok(0)));
     assert_eq!(ranks.count(1, 0, 0), 2);
@@ -331,8 +334,8 @@ fn mistakes_are_errors_of_submit() {
     assert_eq!(long, Err(SubmitError::TooLong { bytes: 200, max: 100 }));
     let foreign = put(&theirs.slice(0..10).unwrap(), dst, 0);
     assert_eq!(ranks.try_submit(0, 1, foreign), Err(SubmitError::ForeignRegion));
-    let no_cell = ranks.try_submit(0, 1, Submission::Notify(notice(16)));
-    assert_eq!(no_cell, Err(SubmitError::NoSuchCell { cell: 16, cells: 16 }));
+    let no_signal_slot = ranks.try_submit(0, 1, Submission::Signal(signal(16)));
+    assert_eq!(no_signal_slot, Err(SubmitError::NoSuchSignalSlot { signal_slot: 16, signal_slots: 16 }));
     let word = theirs.slice(4..12).unwrap().remote();
     let atomic = ranks.try_submit(0, 1, Transfer::Atomic { word, op: AtomicOp::Add(1) });
     assert_eq!(atomic, Err(SubmitError::MisalignedWord));
@@ -341,43 +344,43 @@ fn mistakes_are_errors_of_submit() {
 }
 
 #[test]
-fn an_inline_put_and_a_notice_payload_arrive_as_they_were_at_submit() {
+fn an_inline_put_and_a_signal_payload_arrive_as_they_were_at_submit() {
     for seed in 0..10 {
         let mut ranks = Ranks::connected(harsh(2, seed));
         let theirs = ranks.register(1, 5);
         let payload = Inline::new(b"landing at 7").unwrap();
         let src = Source::Inline(Inline::new(b"hello").unwrap());
-        let notice = Some(Notice { cell: 4, payload });
-        ranks.submit(0, 1, Transfer::Put { src, dst: theirs.remote(), notice });
+        let signal = Some(Signal { signal_slot: 4, payload });
+        ranks.submit(0, 1, Transfer::Put { src, dst: theirs.remote(), signal });
         ranks.until(|ranks| ranks.count(1, 0, 4) == 1);
         assert_eq!(theirs.whole().to_vec(), b"hello");
-        assert_eq!(&ranks.device(1).cells(0).payload(4)[..12], b"landing at 7");
+        assert_eq!(&ranks.device(1).signal_slots(0).payload(4)[..12], b"landing at 7");
     }
 }
 
 #[test]
-fn the_world_names_all_cells_in_which_notices_have_come_since_it_was_asked() {
+fn the_world_names_all_signal_slots_in_which_signals_have_come_since_it_was_asked() {
     for seed in 0..20 {
         let mut ranks = Ranks::connected(harsh(3, seed));
         let mut named = Vec::new();
         assert!(!ranks.world.take_noticed(0, &mut named), "what came before is not known");
         assert_eq!(named, []);
         for round in 0..4 {
-            let cells = [(1, 0), (1, 3), (2, 0), (2, 15)];
-            for (from, cell) in cells {
-                ranks.submit(from, 0, Submission::Notify(notice(cell)));
-                ranks.until(|ranks| ranks.count(0, from, cell) > round);
+            let signal_slots = [(1, 0), (1, 3), (2, 0), (2, 15)];
+            for (from, signal_slot) in signal_slots {
+                ranks.submit(from, 0, Submission::Signal(signal(signal_slot)));
+                ranks.until(|ranks| ranks.count(0, from, signal_slot) > round);
             }
             assert!(ranks.world.take_noticed(0, &mut named), "seed {seed}");
             named.sort_unstable();
-            assert_eq!(named, cells, "seed {seed}: each once");
+            assert_eq!(named, signal_slots, "seed {seed}: each once");
             named.clear();
         }
     }
 }
 
 #[test]
-fn an_armed_bell_is_given_only_when_nothing_waits_and_rings_before_anything_can_be_seen() {
+fn an_armed_wake_source_is_given_only_when_nothing_waits_and_wakes_before_anything_can_be_seen() {
     for seed in 0..10 {
         let mut ranks = Ranks::connected(harsh(2, seed));
         let (ours, theirs) = (ranks.register(0, 100), ranks.register(1, 100));
@@ -385,17 +388,17 @@ fn an_armed_bell_is_given_only_when_nothing_waits_and_rings_before_anything_can_
         let mut armed = None;
         while ranks.count(1, 0, 0) == 0 {
             let count = ranks.count(1, 0, 0);
-            armed = ranks.device(1).arm().map(|armed| (armed.bell, count));
+            armed = ranks.device(1).arm().map(|armed| (armed.wake_source, count));
             if armed.is_none() {
                 ranks.poll(1);
             }
             ranks.poll(0);
             ranks.world.advance(None);
         }
-        if let Some((pleach_transport::Bell::Word { word, seen }, _)) = armed {
-            // Acquire: pairs with the release of the ring.
+        if let Some((pleach_transport::WakeSource::Word { word, seen }, _)) = armed {
+            // Acquire: pairs with the release of the wake.
             let now = (*word).as_ref().load(std::sync::atomic::Ordering::Acquire);
-            assert_ne!(now, seen, "seed {seed}: a notice came without the bell");
+            assert_ne!(now, seen, "seed {seed}: a signal came without the wake source");
         }
     }
 }
@@ -411,7 +414,7 @@ impl Observer for Collector {
 }
 
 #[test]
-fn an_observer_is_told_every_byte_of_a_put_between_its_submit_and_its_notice() {
+fn an_observer_is_told_every_byte_of_a_put_between_its_submit_and_its_signal() {
     for seed in 0..20 {
         let mut ranks = Ranks::connected(harsh(2, seed));
         let collector = Arc::new(Mutex::new(Collector::default()));
@@ -426,7 +429,7 @@ fn an_observer_is_told_every_byte_of_a_put_between_its_submit_and_its_notice() {
             records.0.iter().position(|(_, record)| wanted(record)).expect("was told")
         };
         let submitted = position(&|record| matches!(record, Record::Submitted { .. }));
-        let noticed = position(&|record| matches!(record, Record::Noticed { cell: 9, count: 1, .. }));
+        let noticed = position(&|record| matches!(record, Record::Noticed { signal_slot: 9, count: 1, .. }));
         let completed = position(&|record| matches!(record, Record::Completed { .. }));
         for (kind, key, limit) in
             [(AccessKind::Read, ours.key(), completed), (AccessKind::Write, theirs.key(), noticed)]
@@ -504,10 +507,10 @@ fn events_are_traced_as_lines_when_asked_for() {
     let mut ranks = Ranks::connected(options(2, 1));
     let lines = Lines::default();
     ranks.world.trace_to(Box::new(lines.clone()));
-    let id = ranks.submit(0, 1, Submission::Notify(notice(5)));
+    let id = ranks.submit(0, 1, Submission::Signal(signal(5)));
     ranks.until(|ranks| ranks.done(0, id).is_some() && ranks.count(1, 0, 5) == 1);
     ranks.world.finish();
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    assert!(text.contains(" notice 0 5 1"), "{text}");
+    assert!(text.contains(" signal 0 5 1"), "{text}");
     assert!(!ranks.saw(0, &Event::Left { peer: 1 }));
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use pleach_transport::sim::{Faults, Network, Options, SimDevice, World};
 use pleach_transport::{
-    Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Region, RemoteSlice, Responder,
-    SharedMemory, Slice, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Device, DeviceConfig, Event, Inline, LossCause, Rank, Region, RemoteSlice, Responder, SharedMemory,
+    Signal, Slice, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 
-/// What a test has a device do: a transfer, or a notice alone.
+/// What a test has a device do: a transfer, or a signal alone.
 #[derive(Clone, Debug)]
 pub(crate) enum Submission {
-    Notify(Notice),
+    Signal(Signal),
     Transfer(Transfer),
 }
 
@@ -30,7 +30,7 @@ impl Submission {
         id: TransferId,
     ) -> Result<Submitted, SubmitError> {
         match self {
-            Self::Notify(notice) => device.notify(peer, &notice, id),
+            Self::Signal(signal) => device.signal(peer, &signal, id),
             Self::Transfer(transfer) => device.submit(peer, transfer, id),
         }
     }
@@ -101,7 +101,7 @@ impl Ranks {
                     rank,
                     world_size: count,
                     secret: None,
-                    cells: 16,
+                    signal_slots: 16,
                     connect_timeout: CONNECT_TIMEOUT,
                     interface: None,
                     address: None,
@@ -158,12 +158,12 @@ impl Ranks {
 
     /// One round of the driver; false when nothing will happen any more.
     pub(crate) fn step(&mut self) -> bool {
-        let rung = self.world.take_rung();
-        for &rank in &rung {
+        let woken = self.world.take_woken();
+        for &rank in &woken {
             self.poll(rank);
         }
         // Who was left something by its poll is polled again before time goes on.
-        !rung.is_empty() || self.world.advance(None)
+        !woken.is_empty() || self.world.advance(None)
     }
 
     pub(crate) fn until(&mut self, condition: impl Fn(&mut Self) -> bool) {
@@ -224,15 +224,15 @@ impl Ranks {
         cause
     }
 
-    pub(crate) fn count(&mut self, rank: Rank, from: Rank, cell: u16) -> u64 {
-        self.device(rank).cells(from).count(cell)
+    pub(crate) fn count(&mut self, rank: Rank, from: Rank, signal_slot: u16) -> u64 {
+        self.device(rank).signal_slots(from).count(signal_slot)
     }
 }
 
-pub(crate) fn put(src: &Slice, dst: RemoteSlice, cell: u16) -> Transfer {
-    Transfer::Put { src: Source::Slice(src.clone()), dst, notice: Some(notice(cell)) }
+pub(crate) fn put(src: &Slice, dst: RemoteSlice, signal_slot: u16) -> Transfer {
+    Transfer::Put { src: Source::Slice(src.clone()), dst, signal: Some(signal(signal_slot)) }
 }
 
-pub(crate) fn notice(cell: u16) -> Notice {
-    Notice { cell, payload: Inline::EMPTY }
+pub(crate) fn signal(signal_slot: u16) -> Signal {
+    Signal { signal_slot, payload: Inline::EMPTY }
 }

@@ -35,17 +35,17 @@ use pleach_vocabulary::{Collective, Rank};
 use super::Access;
 use super::tree::{Forest, Shape, Tree};
 use crate::digest::Hasher64;
-use crate::{Block, BlockId, Cell, Part, Schedule};
+use crate::{Block, BlockId, Part, Schedule, SignalSlot};
 
 pub use form::PackedError;
-pub use pace::{Pace, cells_of_pair_max};
+pub use pace::{Pace, signal_slots_of_pair_max};
 
 use form::{is_upwards, part_of};
 
 /// The chunk has come, or may be read.
-const DATA: Cell = Cell(1);
+const DATA: SignalSlot = SignalSlot(1);
 /// The chunk may come, or has been read.
-const READY: Cell = Cell(2);
+const READY: SignalSlot = SignalSlot(2);
 /// What is passed on.
 const PASSING: Part = Part::Scratch(0);
 

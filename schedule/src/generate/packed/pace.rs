@@ -11,15 +11,15 @@ use pleach_vocabulary::{Collective, Rank};
 use super::form::is_upwards;
 use super::{PackedError, Share};
 
-/// Chunks under way of a tree, where cells and scratch suffice for so many.
+/// Chunks under way of a tree, where signal slots and scratch suffice for so many.
 const WINDOW: u32 = 32;
-/// What cells suffice for: notices of a chunk of every tree from one rank to another, times the
-/// window. Some hundred trees, where links are alike in nothing, have 21 chunks each under way.
-const CELLS_OF_PAIR_MAX: u32 = 4096;
-/// The same in groups of more ranks than are packed so finely, in which every rank keeps cells for
-/// very many others.
-const CELLS_OF_PAIR_MAX_OF_MANY: u32 = 1024;
-/// Most ranks that have so many cells.
+/// What signal slots suffice for: signals of a chunk of every tree from one rank to another, times
+/// the window. Some hundred trees, where links are alike in nothing, have 21 chunks each under way.
+const SIGNAL_SLOTS_OF_PAIR_MAX: u32 = 4096;
+/// The same in groups of more ranks than are packed so finely, in which every rank keeps signal
+/// slots for very many others.
+const SIGNAL_SLOTS_OF_PAIR_MAX_OF_MANY: u32 = 1024;
+/// Most ranks that have so many signal slots.
 const FEW_RANKS_MAX: u32 = 64;
 /// Chunks for each edge of the longest way where they cost nothing, of all trees together: many
 /// trees fill each other's gaps, few have to be cut finer.
@@ -43,7 +43,7 @@ pub struct Pace {
     pub hops: u32,
     /// How long a byte is under way on it, in nanoseconds.
     pub latency_ns: u64,
-    /// How long a byte is under way over the longest edge and a notice back, in nanoseconds.
+    /// How long a byte is under way over the longest edge and a signal back, in nanoseconds.
     pub round_trip_ns: u64,
     /// How long a chunk under way keeps its place in the window besides its turns on links, in
     /// nanoseconds: one round trip, but where results come back the way that contributions went all
@@ -75,8 +75,8 @@ impl Pace {
         message_ns: u64,
     ) -> Result<Self, PackedError> {
         let (collective, ranks) = (packing.collective, topology.ranks());
-        let (of_pair, of_rank) = notices(ranks, trees);
-        let window = WINDOW.min(cells_of_pair_max(ranks) / of_pair.max(1)).max(1);
+        let (of_pair, of_rank) = signals(ranks, trees);
+        let window = WINDOW.min(signal_slots_of_pair_max(ranks) / of_pair.max(1)).max(1);
         let chunk_ns = message_ns.saturating_mul(u64::from(of_rank));
         let (hops, latency_ns, round_trip_ns) = ways(packing, topology)?;
         let bytes_per_s = u64::try_from(packing.rate.to_integer()).unwrap_or(u64::MAX).max(1);
@@ -143,14 +143,14 @@ impl Pace {
     }
 }
 
-/// How many notices one rank may have on their way to another in a call, in a group of so many.
+/// How many signals one rank may have on their way to another in a call, in a group of so many.
 #[must_use]
-pub const fn cells_of_pair_max(ranks: u32) -> u32 {
-    if ranks <= FEW_RANKS_MAX { CELLS_OF_PAIR_MAX } else { CELLS_OF_PAIR_MAX_OF_MANY }
+pub const fn signal_slots_of_pair_max(ranks: u32) -> u32 {
+    if ranks <= FEW_RANKS_MAX { SIGNAL_SLOTS_OF_PAIR_MAX } else { SIGNAL_SLOTS_OF_PAIR_MAX_OF_MANY }
 }
 
-/// Most notices of a chunk of every tree that one rank gives another, and that one gives in all.
-fn notices(ranks: u32, trees: &[Share]) -> (u32, u32) {
+/// Most signals of a chunk of every tree that one rank gives another, and that one gives in all.
+fn signals(ranks: u32, trees: &[Share]) -> (u32, u32) {
     let mut pairs: BTreeMap<(Rank, Rank), u32> = BTreeMap::new();
     let mut all = vec![0; ranks as usize];
     for &(from, to) in trees.iter().flat_map(|tree| &tree.edges) {

@@ -52,7 +52,7 @@ impl Stop {
         if let Some(before) = self.before {
             match lane.access(before) {
                 Access::Put => {
-                    lane.notify(before, READY, &[]);
+                    lane.signal(before, READY, &[]);
                     lane.wait(before, DATA);
                     held = if self.after.is_some() { PASSING } else { Part::SharedOutput };
                 }
@@ -60,7 +60,7 @@ impl Stop {
                     lane.wait(before, DATA);
                     let part = if self.is_second { Part::SharedInput } else { PASSING };
                     let step = lane.reduce(vec![Place { rank: before, part }], vec![lane.own(own)]);
-                    lane.notify(before, READY, &[step]);
+                    lane.signal(before, READY, &[step]);
                     (held, read) = (PASSING, Some(step));
                 }
             }
@@ -75,7 +75,7 @@ impl Stop {
             Access::Put => {
                 lane.wait(after, READY);
                 let part = if is_last_hop { Part::SharedOutput } else { PASSING };
-                lane.put(held, Target { rank: after, part, cell: DATA });
+                lane.put(held, Target { rank: after, part, signal_slot: DATA });
             }
             Access::Mapped => {
                 let shown = if self.before.is_some() {
@@ -83,7 +83,7 @@ impl Stop {
                 } else {
                     Some(lane.copy(Part::Input, Part::SharedInput))
                 };
-                lane.notify(after, DATA, shown.as_slice());
+                lane.signal(after, DATA, shown.as_slice());
                 lane.wait(after, READY);
             }
         }

@@ -89,7 +89,7 @@ pub(super) struct Wanted {
 /// Proved connections of one attempt.
 pub(super) struct Arrivals {
     pub(super) session: u64,
-    pub(super) cells: u32,
+    pub(super) signal_slots: u32,
     pub(super) process: Option<u32>,
     pub(super) control: Option<OwnedFd>,
     /// The control stream's place once it is being read (the dialer awaits "ready").
@@ -104,7 +104,7 @@ impl Arrivals {
         let none = || (0..identity.data_connections).map(|_| None).collect();
         Self {
             session: hello.session,
-            cells: hello.cells,
+            signal_slots: hello.signal_slots,
             process: same_host.then_some(hello.process),
             control: None,
             reading: None,

@@ -297,7 +297,7 @@ impl<M: FabricMessage> Watcher<M> {
         }
         self.shared.send(ControlEvent::Opened {
             peer,
-            cells: arrivals.cells as usize,
+            signal_slots: arrivals.signal_slots as usize,
             to_peer: arrivals.to_peer.into_iter().flatten().collect(),
             from_peer: arrivals.from_peer.into_iter().flatten().collect(),
         });

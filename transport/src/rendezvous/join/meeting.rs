@@ -328,7 +328,7 @@ impl<'a> Meeting<'a> {
             && let Err(error) = self.reach_all(&mut **reached, &lines, until, &mut events)
         {
             line = format!("{}{error}", if error.is_absence() { '~' } else { '-' });
-            // Given up at once, so that the others notice without waiting for the time to be up.
+            // Given up at once, so that the others signal without waiting for the time to be up.
             device = None;
         }
         let outcomes =

@@ -7,15 +7,15 @@ use std::thread;
 
 use super::*;
 use crate::Nanos;
-use crate::cells::{Cells, Notice};
 use crate::device::{
     Address, Armed, ConnectError, DeviceInfo, Flush, LossCause, MapError, PostError, Reach, RegisterError,
-    Ring, SubmitError, Submitted, Transfer, TransferId, Urgency,
+    SubmitError, Submitted, Transfer, TransferId, Urgency, Wake,
 };
 use crate::memory::Memory;
 use crate::other_user::{as_nobody, can_act_as_nobody};
 use crate::region::{Mapped, Region, RemoteSlice};
 use crate::rendezvous::{Explicit, FabricError, Launcher, Rendezvous, TcpStore};
+use crate::signals::{Signal, Signals};
 
 type Wants = Arc<Mutex<BTreeSet<(String, Rank, Rank)>>>;
 
@@ -69,10 +69,10 @@ fn paper_info(rank: Rank, fabric: Fabric, world_size: u32) -> DeviceInfo {
         address: Address(format!("{fabric}:{rank}")),
         fabric: "paper",
         registers_freely: true,
-        cells: 1,
+        signal_slots: 1,
         transfer_bytes_max: 0,
         reach: vec![reach; world_size as usize],
-        ringer: Arc::new(Silent),
+        waker: Arc::new(Silent),
     }
 }
 
@@ -90,8 +90,8 @@ struct PaperDevice {
 
 struct Silent;
 
-impl Ring for Silent {
-    fn ring(&self) {}
+impl Wake for Silent {
+    fn wake(&self) {}
 }
 
 // SAFETY: it registers, maps and carries nothing.
@@ -118,10 +118,10 @@ unsafe impl Device for PaperDevice {
     fn submit(&mut self, peer: Rank, _transfer: Transfer, _id: TransferId) -> Result<Submitted, SubmitError> {
         Err(SubmitError::NotConnected { peer })
     }
-    fn notify(&mut self, peer: Rank, _: &Notice, _: TransferId) -> Result<Submitted, SubmitError> {
+    fn signal(&mut self, peer: Rank, _: &Signal, _: TransferId) -> Result<Submitted, SubmitError> {
         Err(SubmitError::NotConnected { peer })
     }
-    fn cells(&self, _peer: Rank) -> Cells {
+    fn signal_slots(&self, _peer: Rank) -> Signals {
         unreachable!("nothing is sent")
     }
     fn post(&mut self, peer: Rank, _: &[u8], _: Urgency) -> Result<(), PostError> {
@@ -219,7 +219,7 @@ impl Job {
                 let options = JoinOptions {
                     fabric: process.fabric,
                     knobs: vec![("chunk-bytes".to_owned(), process.knob.to_owned())],
-                    cells: 1,
+                    signal_slots: 1,
                     timeout: self.timeout,
                 };
                 let counter = Arc::new(Counter::default());
@@ -411,7 +411,7 @@ fn without_a_place_several_ranks_cannot_meet() {
     let options = JoinOptions {
         fabric: FabricChoice::Auto,
         knobs: Vec::new(),
-        cells: 1,
+        signal_slots: 1,
         timeout: Duration::from_secs(1),
     };
     let mut fabrics = Paper { wants: Wants::default(), rank: 0, troubles: Vec::new(), made: Vec::new() };
@@ -442,7 +442,7 @@ impl Fabrics for Noting {
 fn a_rank_that_is_alone_has_its_users_secret_or_one_of_its_own() {
     let timeout = Duration::from_secs(60);
     let fabric = FabricChoice::Only(Fabric::Tcp);
-    let options = JoinOptions { fabric, knobs: Vec::new(), cells: 1, timeout };
+    let options = JoinOptions { fabric, knobs: Vec::new(), signal_slots: 1, timeout };
     let mut noting = Noting(Vec::new());
     for secret in [None, Some(Secret::new(b"given by the user"))] {
         let world = World { secret, ..World::alone() };
@@ -470,7 +470,7 @@ fn join_as_two_users(secret: Option<&Secret>) -> [Result<Fabric, String>; 2] {
         let store = TcpStore::open(&address, rank, 2, Some(&gate), now() + timeout).expect("opens");
         let secret = secret.cloned();
         let world = World { rank, world_size: 2, secret, launcher: Launcher::Arguments, ..World::alone() };
-        let options = JoinOptions { fabric: FabricChoice::Auto, knobs: Vec::new(), cells: 1, timeout };
+        let options = JoinOptions { fabric: FabricChoice::Auto, knobs: Vec::new(), signal_slots: 1, timeout };
         let joined = join_at(Box::new(store), &world, &options, Arc::new(Quiet));
         joined.map(|joined| joined.fabric).map_err(|error| error.to_string())
     };

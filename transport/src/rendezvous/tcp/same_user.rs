@@ -17,7 +17,7 @@ use crate::Nanos;
 use crate::auth::{Secret, TAG_BYTES};
 use crate::clock::now;
 use crate::control::packet::{self, ReceiveError};
-use crate::device::Bell;
+use crate::device::WakeSource;
 
 /// Where the secret of the store at this address is handed out.
 fn name(address: SocketAddr) -> String {
@@ -82,7 +82,7 @@ pub(super) fn ask(address: SocketAddr, until: Nanos) -> Result<Secret, AskError>
                 if left.is_zero() {
                     return Err(AskError::System(io::ErrorKind::TimedOut.into()));
                 }
-                Bell::File(Arc::clone(&stream)).wait(left);
+                WakeSource::File(Arc::clone(&stream)).wait(left);
             }
             Err(ReceiveError::System(errno)) => return Err(errno.into()),
             Err(ReceiveError::Violation(_)) => {

@@ -60,7 +60,7 @@ pub(super) struct Server {
     deadline: Nanos,
     /// Set to end the thread: until when it may still answer.
     stop: Arc<OnceLock<Nanos>>,
-    bell: Arc<OwnedFd>,
+    wake_source: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -79,14 +79,14 @@ impl Server {
             None => Some(same_user::listen(listener.local_addr()?)?),
         };
         let stop = Arc::new(OnceLock::new());
-        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
+        let wake_source = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
         let secret = secret.unwrap_or_else(Secret::fresh);
         let service = Service { own_user, ..Service::new(listener, world_size as usize, secret) };
-        let (stopped, rung) = (Arc::clone(&stop), Arc::clone(&bell));
+        let (stopped, woken) = (Arc::clone(&stop), Arc::clone(&wake_source));
         let thread = std::thread::Builder::new()
             .name("pleach-store".to_owned())
-            .spawn(move || service.serve(&stopped, &rung))?;
-        Ok(Self { deadline, stop, bell, thread: Some(thread) })
+            .spawn(move || service.serve(&stopped, &woken))?;
+        Ok(Self { deadline, stop, wake_source, thread: Some(thread) })
     }
 
     /// Dropping it takes no longer than until then.
@@ -99,7 +99,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         // The eventfd wakes the thread.
         let _ = self.stop.set(self.deadline);
-        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.wake_source, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             // It ends within `FAREWELL_TIMEOUT` and `FLUSH_TIMEOUT`; a panic there has been printed
             // by its thread.
@@ -247,12 +247,12 @@ impl Service {
         }
     }
 
-    fn serve(mut self, stop: &OnceLock<Nanos>, bell: &OwnedFd) {
+    fn serve(mut self, stop: &OnceLock<Nanos>, wake_source: &OwnedFd) {
         let deadline = loop {
             if let Some(deadline) = stop.get() {
                 break *deadline;
             }
-            let ready = self.sleep(Some(bell), self.next_deadline());
+            let ready = self.sleep(Some(wake_source), self.next_deadline());
             self.advance(&ready);
         };
         // After a failure the others are told why: each goes away as soon as it knows.
@@ -282,16 +282,16 @@ impl Service {
         deadlines.chain(self.paused_until).min()
     }
 
-    /// Sleeps until a socket is ready, the bell rings or the deadline has passed; gives the
-    /// connections to look at. Without a bell only what can be sent is waited for.
-    fn sleep(&self, bell: Option<&dyn AsFd>, deadline: Option<Nanos>) -> Vec<u64> {
+    /// Sleeps until a socket is ready, the wake source wakes or the deadline has passed; gives the
+    /// connections to look at. Without a wake source only what can be sent is waited for.
+    fn sleep(&self, wake_source: Option<&dyn AsFd>, deadline: Option<Nanos>) -> Vec<u64> {
         let mut files = Vec::with_capacity(self.connections.len() + 2);
         for connection in self.connections.values() {
-            let flags = connection.awaited(bell.is_some());
+            let flags = connection.awaited(wake_source.is_some());
             files.push(PollFd::from_borrowed_fd(connection.stream.as_fd(), flags));
         }
-        if let Some(bell) = bell {
-            files.push(PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN));
+        if let Some(wake_source) = wake_source {
+            files.push(PollFd::from_borrowed_fd(wake_source.as_fd(), PollFlags::IN));
             if self.paused_until.is_none() {
                 files.push(PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN));
                 files.extend(

@@ -357,7 +357,7 @@ fn joining(store: TcpStore, rank: Rank, timeout: Duration) -> (String, Duration)
     }
     let world = World { rank, world_size: 3, ..World::alone() };
     let options =
-        JoinOptions { fabric: FabricChoice::Only(Fabric::Tcp), knobs: Vec::new(), cells: 1, timeout };
+        JoinOptions { fabric: FabricChoice::Only(Fabric::Tcp), knobs: Vec::new(), signal_slots: 1, timeout };
     let began = now();
     let joined = join_at(Box::new(store), &world, &options, std::sync::Arc::new(Quiet));
     (joined.expect_err("nobody else comes").to_string(), now().since(began))

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::{PATIENCE, Station, pair};
-use crate::cells::{Inline, Notice};
 use crate::clock::{self, Nanos};
 use crate::device::{AtomicOp, Device, Event, Source, Submitted, Transfer, TransferId};
 use crate::region::{RemoteSlice, Slice};
+use crate::signals::{Inline, Signal};
 
 const ROUNDS: u64 = 2_000;
 
@@ -66,14 +66,14 @@ impl Traffic {
 
     fn run(&mut self, rounds: u64) {
         let [zero, one] = &mut self.stations;
-        let notice = Notice { cell: 1, payload: Inline::new(&[1; 48]).expect("fits") };
+        let signal = Signal { signal_slot: 1, payload: Inline::new(&[1; 48]).expect("fits") };
         for round in 0..rounds {
             let short = 64 * (round % 100) as usize;
             let word = self.target.slice(0..8).expect("inside");
             let put = |len: usize| Transfer::Put {
                 src: Source::Slice(self.source.slice(0..len).expect("inside")),
                 dst: self.target.slice(0..len as u64).expect("inside"),
-                notice: Some(notice),
+                signal: Some(signal),
             };
             let get = Transfer::Get {
                 src: self.target.slice(0..100).expect("inside"),
@@ -85,7 +85,7 @@ impl Traffic {
             let mut done = 0;
             for station in [&mut *zero, &mut *one] {
                 let peer = 1 - station.device.info().rank;
-                let submitted = station.device.notify(peer, &notice, TransferId(round)).expect("room");
+                let submitted = station.device.signal(peer, &signal, TransferId(round)).expect("room");
                 assert_eq!(submitted, Submitted::Ended(0));
             }
             for transfer in transfers {
@@ -108,7 +108,7 @@ impl Traffic {
 }
 
 #[test]
-fn transfers_and_notices_allocate_nothing() {
+fn transfers_and_signals_allocate_nothing() {
     let mut traffic = Traffic::new();
     traffic.run(2);
     let before = ALLOCATIONS.get();
@@ -130,7 +130,7 @@ fn mapping_a_region_again_allocates_nothing_and_remembers_nothing() {
 }
 
 #[test]
-fn transfers_and_notices_call_no_system_while_the_peer_is_awake() {
+fn transfers_and_signals_call_no_system_while_the_peer_is_awake() {
     let mut traffic = Traffic::new();
     traffic.run(2);
     let (done, is_strict) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));

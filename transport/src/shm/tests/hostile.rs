@@ -27,7 +27,7 @@ impl Liar {
         let address = zero.device.info().address.clone();
         zero.device.connect(1, &address).expect("an address");
         let liar = Self { stream: dial(parse(&address).expect("an address")).expect("it listens") };
-        let claim = Claim { version: PROTOCOL_VERSION, from: 1, to: 0, world_size: 2, cells: 8 };
+        let claim = Claim { version: PROTOCOL_VERSION, from: 1, to: 0, world_size: 2, signal_slots: 8 };
         let own = challenge();
         liar.say(&Frame::Hello { claim, challenge: own }, &[]);
         let mut buffer = vec![0; FRAME_BYTES_MAX];
@@ -88,7 +88,7 @@ fn files_that_could_be_shortened_are_too_short_or_are_no_memory_are_refused() {
     for bad in [&unsealed(), &short, &pipe, &process] {
         for place in 0..4 {
             let mut files = [process.as_fd(), good.as_fd(), good.as_fd(), good.as_fd()];
-            // A bell of 64 bytes is long enough.
+            // A wake source of 64 bytes is long enough.
             if (place == 2 && std::ptr::eq(bad, &short)) || (place == 0 && std::ptr::eq(bad, &process)) {
                 continue;
             }

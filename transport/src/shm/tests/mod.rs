@@ -53,7 +53,7 @@ impl Station {
             rank,
             world_size,
             secret: None,
-            cells: 8,
+            signal_slots: 8,
             connect_timeout: PATIENCE,
             interface: None,
             address: None,

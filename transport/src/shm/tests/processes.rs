@@ -8,15 +8,15 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::{PATIENCE, Station, connect, pair};
-use crate::cells::{Inline, Notice};
 use crate::clock;
 use crate::device::{Address, Device, Event, Flush, LossCause, Source, Transfer, TransferId, Urgency};
 use crate::region::{Mapped, RegionKey, RemoteSlice};
+use crate::signals::{self, Inline};
 
 const ROLE: &str = "PLEACH_TEST_ROLE";
 const ADDRESS: &str = "PLEACH_TEST_ADDRESS";
 const REGION_BYTES: usize = 8 << 20;
-const CELL: u16 = 2;
+const SIGNAL_SLOT: u16 = 2;
 const ROUNDS: usize = 100;
 
 /// What a peer process prints for each step it has taken, and nothing else does.
@@ -98,34 +98,34 @@ fn is_filled_with(region: &crate::Region, byte: u8) -> bool {
 }
 
 /// Writes where no peer may write any more, lets the process write on, and compares.
-fn check_silent(region: &crate::Region, mut peer_writes: impl FnMut()) {
+fn check_fenced(region: &crate::Region, mut peer_writes: impl FnMut()) {
     let before = region.whole().to_vec();
     peer_writes();
-    assert!(region.whole().to_vec() == before, "what was there at the silence has changed");
+    assert!(region.whole().to_vec() == before, "what was there at the fence has changed");
     region.whole().store(&vec![0xAA; REGION_BYTES]);
     peer_writes();
-    assert!(is_filled_with(region, 0xAA), "what was written after the silence has changed");
+    assert!(is_filled_with(region, 0xAA), "what was written after the fence has changed");
 }
 
 #[test]
-fn a_peer_stopped_in_the_middle_of_writing_and_continued_after_the_silence_changes_no_byte() {
+fn a_peer_stopped_in_the_middle_of_writing_and_continued_after_the_fence_changes_no_byte() {
     let (mut zero, mut process, region) = with_peer("writer");
-    let cells = zero.device.cells(1);
+    let signal_slots = zero.device.signal_slots(1);
     assert!(process.read_marks(2), "it writes");
-    zero.until("notices", |_| cells.count(CELL) > 0);
+    zero.until("signals", |_| signal_slots.count(SIGNAL_SLOT) > 0);
     process.signal(Signal::STOP);
     let (_, status) = waitpid(Some(process.id()), WaitOptions::UNTRACED).expect("a child").expect("it stops");
     assert!(status.stopped());
     zero.device.sever(1);
     zero.until_event(&Event::Severed { peer: 1 });
-    let count = cells.count(CELL);
+    let count = signal_slots.count(SIGNAL_SLOT);
     process.signal(Signal::CONT);
-    check_silent(&region, || assert!(process.read_marks(3), "it writes on"));
-    assert_eq!(cells.count(CELL), count, "it notifies in vain");
+    check_fenced(&region, || assert!(process.read_marks(3), "it writes on"));
+    assert_eq!(signal_slots.count(SIGNAL_SLOT), count, "it signals in vain");
 }
 
 #[test]
-fn a_killed_peer_is_found_though_its_forked_child_holds_its_sockets_and_the_child_is_silenced_too() {
+fn a_killed_peer_is_found_though_its_forked_child_holds_its_sockets_and_the_child_is_fenced_too() {
     let (mut zero, mut process, region) = with_peer("parent");
     assert!(process.read_marks(1), "it has forked");
     let began = clock::now();
@@ -143,7 +143,7 @@ fn a_killed_peer_is_found_though_its_forked_child_holds_its_sockets_and_the_chil
     assert!(!is_filled_with(&region, 0), "a mapping outlives its process in a child");
     zero.device.sever(1);
     zero.until_event(&Event::Severed { peer: 1 });
-    check_silent(&region, &mut order);
+    check_fenced(&region, &mut order);
 }
 
 #[test]
@@ -211,7 +211,7 @@ impl Told {
     }
 }
 
-/// Writes without end through its mapping, by puts, and to a cell.
+/// Writes without end through its mapping, by puts, and to a signal slot.
 fn writer(told: &mut Told) {
     let deadline = clock::now() + PATIENCE * 2;
     let mut bytes = vec![0; 64 << 10];
@@ -221,13 +221,13 @@ fn writer(told: &mut Told) {
         for offset in (0..REGION_BYTES).step_by(bytes.len()) {
             told.mapped.store(offset, &bytes);
         }
-        let notice = Notice { cell: CELL, payload: Inline::EMPTY };
+        let signal = signals::Signal { signal_slot: SIGNAL_SLOT, payload: Inline::EMPTY };
         let src = Source::Inline(Inline::new(&[round as u8; 8]).expect("short"));
         let dst = told.remote.slice(0..8).expect("inside");
-        // Refused after the silence, which is the point.
+        // Refused after the fence, which is the point.
         let _ = told.station.device.submit(
             0,
-            Transfer::Put { src, dst, notice: Some(notice) },
+            Transfer::Put { src, dst, signal: Some(signal) },
             TransferId(round),
         );
         told.station.pump();
@@ -285,7 +285,7 @@ fn rounds() {
             let region = zero.region(100_000);
             let src = zero.region(100_000).whole();
             let target = one.region(100_000);
-            let put = Transfer::Put { src: Source::Slice(src), dst: target.remote(), notice: None };
+            let put = Transfer::Put { src: Source::Slice(src), dst: target.remote(), signal: None };
             zero.carry_out(1, put, TransferId(1));
             if round % 2 == 0 {
                 zero.device.sever(1);
@@ -324,7 +324,7 @@ fn fork_and_drop() {
     let [zero, one] = &mut stations;
     let src = Source::Inline(Inline::new(&[9; 8]).expect("short"));
     let dst = region.slice(0..8).expect("inside").remote();
-    one.carry_out(0, Transfer::Put { src, dst, notice: None }, TransferId(4));
+    one.carry_out(0, Transfer::Put { src, dst, signal: None }, TransferId(4));
     zero.device.post(1, b"still connected", Urgency::Ordinary).expect("connected");
     one.until("a message", |one| !one.inbox.messages.lock().expect("no panic").is_empty());
 }

@@ -101,7 +101,7 @@ fn a_key_that_overtakes_its_announcement_works() {
         let transfer = Transfer::Put {
             src: Source::Inline(crate::Inline::new(&[round; 8]).expect("short")),
             dst: region.slice(8..16).expect("inside").remote(),
-            notice: None,
+            signal: None,
         };
         let id = TransferId(u64::from(round));
         zero.carry_out(1, transfer, id);

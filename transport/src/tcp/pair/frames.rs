@@ -1,47 +1,47 @@
 //! What the peer's frames mean, and what follows when their data is there.
 
 use super::{Arrival, Core, Outbox, Pending, PutEnd, Report, Split, Then};
-use crate::cells::Notice;
 use crate::device::{ProtocolViolation, TransferError};
 use crate::region::RemoteSlice;
+use crate::signals::Signal;
+use crate::tcp::connection::{Body, Incoming, Written};
 use crate::tcp::frame::Frame;
-use crate::tcp::lane::{Body, Incoming, Written};
 use crate::tcp::regions::Regions;
 use crate::tcp::slab::FOREIGN_TOKEN;
-use crate::tcp::{LANES, QUEUE_DEPTH};
+use crate::tcp::{CONNECTIONS, QUEUE_DEPTH};
 
 /// Answers that wait to be sent at most; a peer has at most this many questions under way.
-const ANSWERS_MAX: usize = QUEUE_DEPTH * LANES;
+const ANSWERS_MAX: usize = QUEUE_DEPTH * CONNECTIONS;
 
 impl Core {
     /// Acts on a frame; returns where its data goes, if there is any to come.
     pub(super) fn handle(
         &mut self,
-        lane: usize,
+        connection: usize,
         frame: &Frame,
         regions: &mut Regions,
         outbox: &mut Outbox,
     ) -> Result<Option<Incoming<Arrival>>, ProtocolViolation> {
-        if lane > 0 && !matches!(frame, Frame::Piece { .. } | Frame::GetReply { .. }) {
+        if connection > 0 && !matches!(frame, Frame::Piece { .. } | Frame::GetReply { .. }) {
             return Err(ProtocolViolation::MalformedFrame);
         }
         let (dst, then) = match *frame {
-            Frame::Notify { notice } => {
-                self.check_notice(&notice)?;
-                self.cells.notify(&notice);
+            Frame::Signal { signal } => {
+                self.check_signal(&signal)?;
+                self.signal_slots.signal(&signal);
                 return Ok(None);
             }
-            Frame::Put { dst, notice, answered, others, token } => {
-                if let Some(notice) = &notice {
-                    self.check_notice(notice)?;
+            Frame::Put { dst, signal, answered, others, token } => {
+                if let Some(signal) = &signal {
+                    self.check_signal(signal)?;
                 }
                 let place = regions.find(&dst);
-                let end = PutEnd { notice, answered, refused: place.is_none(), key: dst.key, token };
+                let end = PutEnd { signal, answered, refused: place.is_none(), key: dst.key, token };
                 if others == 0 {
                     (place, Then::Put(end))
                 } else {
                     self.announce_split(others, end)?;
-                    (place, Then::Piece { token, lane })
+                    (place, Then::Piece { token, connection })
                 }
             }
             Frame::Piece { dst, token } => {
@@ -49,22 +49,24 @@ impl Core {
                 let split = self.splits.iter_mut().find(|split| split.token == token);
                 let split = split.ok_or(ProtocolViolation::UnexpectedAnswer)?;
                 split.end.refused |= place.is_none();
-                (place, Then::Piece { token, lane })
+                (place, Then::Piece { token, connection })
             }
             Frame::GetReply { len, token } => match self.pending.find(token) {
-                Some(Pending::Get { dst, lane: asked, .. }) if *asked == lane && dst.len() as u64 == len => {
-                    (Some(dst.clone()), Then::Get { token, lane })
+                Some(Pending::Get { dst, connection: asked, .. })
+                    if *asked == connection && dst.len() as u64 == len =>
+                {
+                    (Some(dst.clone()), Then::Get { token, connection })
                 }
                 _ => return Err(ProtocolViolation::UnexpectedAnswer),
             },
-            Frame::Get { src, lane, token } => {
-                if usize::from(lane) >= LANES {
+            Frame::Get { src, connection, token } => {
+                if usize::from(connection) >= CONNECTIONS {
                     return Err(ProtocolViolation::MalformedFrame);
                 }
                 match regions.find(&src) {
                     Some(slice) => {
                         let reply = Frame::GetReply { len: src.len, token };
-                        self.answer(usize::from(lane), &reply, Body::Slice(slice))?;
+                        self.answer(usize::from(connection), &reply, Body::Slice(slice))?;
                     }
                     None => self.answer(0, &Frame::Refused { key: src.key, token }, Body::Nothing)?,
                 }
@@ -109,7 +111,7 @@ impl Core {
                     tracing::warn!(
                         peer = self.peer,
                         ?key,
-                        "a put named a region that its owner had released; nothing was written and no notice shown"
+                        "a put named a region that its owner had released; nothing was written and no signal shown"
                     );
                     return Ok(());
                 }
@@ -118,8 +120,8 @@ impl Core {
                     Some(Pending::Put(id) | Pending::Atomic(id)) => {
                         self.report(Report::Transfer(id), refused, outbox);
                     }
-                    Some(Pending::Get { lane, report, .. }) => {
-                        self.announced[lane] = self.announced[lane].saturating_sub(1);
+                    Some(Pending::Get { connection, report, .. }) => {
+                        self.announced[connection] = self.announced[connection].saturating_sub(1);
                         self.report(report, refused, outbox);
                     }
                     None => return Err(ProtocolViolation::UnexpectedAnswer),
@@ -133,11 +135,15 @@ impl Core {
 
     fn announce_split(&mut self, others: u8, end: PutEnd) -> Result<(), ProtocolViolation> {
         let known = self.splits.iter().any(|split| split.token == end.token);
-        if others & 1 != 0 || u32::from(others) >> LANES != 0 || known || self.splits.len() >= QUEUE_DEPTH {
+        if others & 1 != 0
+            || u32::from(others) >> CONNECTIONS != 0
+            || known
+            || self.splits.len() >= QUEUE_DEPTH
+        {
             return Err(ProtocolViolation::MalformedFrame);
         }
-        for lane in 1..LANES {
-            self.announced[lane] += u32::from(others >> lane & 1);
+        for connection in 1..CONNECTIONS {
+            self.announced[connection] += u32::from(others >> connection & 1);
         }
         self.splits.push(Split { token: end.token, remaining: 1 + others.count_ones(), end });
         Ok(())
@@ -152,9 +158,9 @@ impl Core {
     ) -> Result<(), ProtocolViolation> {
         match then {
             Then::Put(end) => self.put_arrived(&end, regions),
-            Then::Piece { token, lane } => {
-                if lane > 0 {
-                    self.announced[lane] = self.announced[lane].saturating_sub(1);
+            Then::Piece { token, connection } => {
+                if connection > 0 {
+                    self.announced[connection] = self.announced[connection].saturating_sub(1);
                 }
                 let Some(at) = self.splits.iter().position(|split| split.token == token) else {
                     return Err(ProtocolViolation::UnexpectedAnswer);
@@ -166,9 +172,9 @@ impl Core {
                 }
                 Ok(())
             }
-            Then::Get { token, lane } => {
-                if lane > 0 {
-                    self.announced[lane] = self.announced[lane].saturating_sub(1);
+            Then::Get { token, connection } => {
+                if connection > 0 {
+                    self.announced[connection] = self.announced[connection].saturating_sub(1);
                 }
                 match self.pending.take(token) {
                     Some(Pending::Get { report, .. }) => {
@@ -190,8 +196,8 @@ impl Core {
             }
             return Ok(());
         }
-        if let Some(notice) = &end.notice {
-            self.cells.notify(notice);
+        if let Some(signal) = &end.signal {
+            self.signal_slots.signal(signal);
         }
         if end.answered {
             // Zero: released meanwhile; the next put has to ask again.
@@ -201,16 +207,20 @@ impl Core {
         Ok(())
     }
 
-    fn answer(&mut self, lane: usize, frame: &Frame, body: Body) -> Result<(), ProtocolViolation> {
+    fn answer(&mut self, connection: usize, frame: &Frame, body: Body) -> Result<(), ProtocolViolation> {
         if self.answers >= ANSWERS_MAX {
             return Err(ProtocolViolation::TooManyRequests);
         }
         self.answers += 1;
-        self.push(lane, frame, body, Written::Answer);
+        self.push(connection, frame, body, Written::Answer);
         Ok(())
     }
 
-    fn check_notice(&self, notice: &Notice) -> Result<(), ProtocolViolation> {
-        if usize::from(notice.cell) < self.cells.len() { Ok(()) } else { Err(ProtocolViolation::UnknownCell) }
+    fn check_signal(&self, signal: &Signal) -> Result<(), ProtocolViolation> {
+        if usize::from(signal.signal_slot) < self.signal_slots.len() {
+            Ok(())
+        } else {
+            Err(ProtocolViolation::UnknownSignalSlot)
+        }
     }
 }

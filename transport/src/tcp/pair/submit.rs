@@ -1,13 +1,13 @@
-//! What this rank asks of the peer: transfers as frames, whole or in pieces on all lanes.
+//! What this rank asks of the peer: transfers as frames, whole or in pieces on all connections.
 
 use super::{Core, Parts, Pending, Report};
-use crate::cells::Notice;
 use crate::device::{Source, SubmitError, Transfer, TransferId};
 use crate::region::{RemoteSlice, Slice};
+use crate::signals::Signal;
+use crate::tcp::connection::{Body, Written};
 use crate::tcp::frame::Frame;
-use crate::tcp::lane::{Body, Written};
 use crate::tcp::slab::FOREIGN_TOKEN;
-use crate::tcp::{LANES, QUEUE_DEPTH, SPLIT_BYTES_MIN};
+use crate::tcp::{CONNECTIONS, QUEUE_DEPTH, SPLIT_BYTES_MIN};
 
 /// Pieces of split puts begin at multiples of this many bytes of the put.
 const SPLIT_ALIGN_BYTES: usize = 4096;
@@ -15,11 +15,11 @@ const SPLIT_ALIGN_BYTES: usize = 4096;
 impl Core {
     /// Queues a transfer that the device has checked.
     pub(in crate::tcp) fn submit(&mut self, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
-        let notice = if let Transfer::Put { notice, .. } = &transfer { notice.as_ref() } else { None };
-        self.expect_room(notice)?;
+        let signal = if let Transfer::Put { signal, .. } = &transfer { signal.as_ref() } else { None };
+        self.expect_room(signal)?;
         self.under_way += 1;
         match transfer {
-            Transfer::Put { src, dst, notice } => self.submit_put(src, dst, notice, id),
+            Transfer::Put { src, dst, signal } => self.submit_put(src, dst, signal, id),
             Transfer::Get { src, dst } => self.submit_get(src, &dst, id),
             Transfer::Atomic { word, op } => {
                 let token = self.pending.insert(Pending::Atomic(id));
@@ -30,28 +30,31 @@ impl Core {
         Ok(())
     }
 
-    /// Queues a notice alone.
-    pub(in crate::tcp) fn notify(&mut self, notice: &Notice, id: TransferId) -> Result<(), SubmitError> {
-        self.expect_room(Some(notice))?;
+    /// Queues a signal alone.
+    pub(in crate::tcp) fn signal(&mut self, signal: &Signal, id: TransferId) -> Result<(), SubmitError> {
+        self.expect_room(Some(signal))?;
         self.under_way += 1;
-        self.push(0, &Frame::Notify { notice: *notice }, Body::Nothing, Written::Transfer(id));
+        self.push(0, &Frame::Signal { signal: *signal }, Body::Nothing, Written::Transfer(id));
         Ok(())
     }
 
-    /// Whether one more transfer may be under way, and the peer has the cell of its notice.
-    fn expect_room(&self, notice: Option<&Notice>) -> Result<(), SubmitError> {
+    /// Whether one more transfer may be under way, and the peer has the signal slot of its signal.
+    fn expect_room(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
         if self.under_way >= QUEUE_DEPTH {
             return Err(SubmitError::QueueFull { peer: self.peer });
         }
-        match notice {
-            Some(notice) if usize::from(notice.cell) >= self.peer_cells => {
-                Err(SubmitError::NoSuchCell { cell: notice.cell, cells: self.peer_cells })
+        match signal {
+            Some(signal) if usize::from(signal.signal_slot) >= self.peer_signal_slots => {
+                Err(SubmitError::NoSuchSignalSlot {
+                    signal_slot: signal.signal_slot,
+                    signal_slots: self.peer_signal_slots,
+                })
             }
             _ => Ok(()),
         }
     }
 
-    fn submit_put(&mut self, src: Source, dst: RemoteSlice, notice: Option<Notice>, id: TransferId) {
+    fn submit_put(&mut self, src: Source, dst: RemoteSlice, signal: Option<Signal>, id: TransferId) {
         let end = dst.offset.checked_add(dst.len);
         let proved = self.proved.get(&dst.key).is_some_and(|len| end.is_some_and(|end| end <= *len));
         let pieces = pieces(src.len());
@@ -64,20 +67,20 @@ impl Core {
                 } else {
                     (self.pending.insert(Pending::Put(id)), Written::Nothing)
                 };
-                for (lane, (from, to)) in piece_bounds(slice.len(), pieces).enumerate() {
+                for (connection, (from, to)) in piece_bounds(slice.len(), pieces).enumerate() {
                     let piece = slice.slice(from..to).expect("pieces lie inside their whole");
                     let dst = RemoteSlice {
                         key: dst.key,
                         offset: dst.offset.saturating_add(from as u64),
                         len: (to - from) as u64,
                     };
-                    let frame = if lane == 0 {
+                    let frame = if connection == 0 {
                         let others = ((1u32 << pieces) - 2) as u8;
-                        Frame::Put { dst, notice, answered: !proved, others, token }
+                        Frame::Put { dst, signal, answered: !proved, others, token }
                     } else {
                         Frame::Piece { dst, token }
                     };
-                    self.push(lane, &frame, Body::Slice(piece), written);
+                    self.push(connection, &frame, Body::Slice(piece), written);
                 }
             }
             src => {
@@ -86,7 +89,7 @@ impl Core {
                 } else {
                     (self.pending.insert(Pending::Put(id)), Written::Nothing)
                 };
-                let frame = Frame::Put { dst, notice, answered: !proved, others: 0, token };
+                let frame = Frame::Put { dst, signal, answered: !proved, others: 0, token };
                 let body = match src {
                     Source::Slice(slice) => Body::Slice(slice),
                     Source::Inline(inline) => Body::Inline(inline),
@@ -103,25 +106,30 @@ impl Core {
         } else {
             Report::Part(self.parts.insert(Parts { id, remaining: pieces as u8, result: Ok(0) }))
         };
-        for (lane, (from, to)) in piece_bounds(dst.len(), pieces).enumerate() {
+        for (connection, (from, to)) in piece_bounds(dst.len(), pieces).enumerate() {
             let piece = dst.slice(from..to).expect("pieces lie inside their whole");
             let src = RemoteSlice {
                 key: src.key,
                 offset: src.offset.saturating_add(from as u64),
                 len: (to - from) as u64,
             };
-            let token = self.pending.insert(Pending::Get { dst: piece, lane, report });
-            if lane > 0 {
-                self.announced[lane] += 1;
+            let token = self.pending.insert(Pending::Get { dst: piece, connection, report });
+            if connection > 0 {
+                self.announced[connection] += 1;
             }
-            self.push(0, &Frame::Get { src, lane: lane as u8, token }, Body::Nothing, Written::Nothing);
+            self.push(
+                0,
+                &Frame::Get { src, connection: connection as u8, token },
+                Body::Nothing,
+                Written::Nothing,
+            );
         }
     }
 }
 
 /// How many pieces a transfer of so many bytes travels in.
 fn pieces(bytes: usize) -> usize {
-    if bytes >= SPLIT_BYTES_MIN { LANES } else { 1 }
+    if bytes >= SPLIT_BYTES_MIN { CONNECTIONS } else { 1 }
 }
 
 /// Where the pieces begin and end.

@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 
 use crate::Rank;
 use crate::verbs::port::Kind;
-use crate::verbs::wire::{Fields, Hello, LANES_MAX, LaneHello, VERSION};
+use crate::verbs::wire::{Fields, Hello, QUEUE_PAIRS_MAX, QueuePairHello, VERSION};
 
 /// Where a rank waits for its peer, which proves by the token that it was told so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Entrance {
         }
         let token = u64::from_le_bytes(fields.take()?);
         let count = usize::from(fields.take::<1>()?[0]);
-        if !(1..=LANES_MAX).contains(&count) || fields.0.len() != count * DOOR_BYTES {
+        if !(1..=QUEUE_PAIRS_MAX).contains(&count) || fields.0.len() != count * DOOR_BYTES {
             return None;
         }
         let mut doors = Vec::with_capacity(count);
@@ -84,16 +84,16 @@ pub(super) struct Greeting {
     /// Of the entrance that was taken.
     pub(super) token: u64,
     /// Which of its queue pairs this is; the peer's of the same number is joined to it.
-    pub(super) lane: u8,
+    pub(super) queue: u8,
     /// How many there will be.
-    pub(super) lanes: u8,
+    pub(super) queues: u8,
     /// Which of its NICs it is on.
     pub(super) nic: u8,
     /// Longest packet of its port, as the verbs number it.
     pub(super) mtu: u8,
     pub(super) reads: u8,
     pub(super) credits: u32,
-    pub(super) cells: u32,
+    pub(super) signal_slots: u32,
     pub(super) inbox_address: u64,
     pub(super) inbox_key: u32,
 }
@@ -104,9 +104,9 @@ impl Greeting {
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.rank.to_le_bytes());
         bytes.extend(self.token.to_le_bytes());
-        bytes.extend([self.lane, self.lanes, self.nic, self.mtu, self.reads]);
+        bytes.extend([self.queue, self.queues, self.nic, self.mtu, self.reads]);
         bytes.extend(self.credits.to_le_bytes());
-        bytes.extend(self.cells.to_le_bytes());
+        bytes.extend(self.signal_slots.to_le_bytes());
         bytes.extend(self.inbox_address.to_le_bytes());
         bytes.extend(self.inbox_key.to_le_bytes());
         let mut whole = [0; GREETING_BYTES];
@@ -121,40 +121,40 @@ impl Greeting {
             return None;
         }
         let (rank, token) = (Rank::from_le_bytes(fields.take()?), u64::from_le_bytes(fields.take()?));
-        let [lane, lanes, nic, mtu, reads] = fields.take()?;
+        let [queue, queues, nic, mtu, reads] = fields.take()?;
         let greeting = Self {
             rank,
             token,
-            lane,
-            lanes,
+            queue,
+            queues,
             nic,
             mtu,
             reads,
             credits: u32::from_le_bytes(fields.take()?),
-            cells: u32::from_le_bytes(fields.take()?),
+            signal_slots: u32::from_le_bytes(fields.take()?),
             inbox_address: u64::from_le_bytes(fields.take()?),
             inbox_key: u32::from_le_bytes(fields.take()?),
         };
-        let is_possible = (1..=LANES_MAX).contains(&usize::from(lanes))
-            && lane < lanes
+        let is_possible = (1..=QUEUE_PAIRS_MAX).contains(&usize::from(queues))
+            && queue < queues
             && greeting.credits > 0
-            && (lane > 0 || nic == 0)
-            && greeting.of_lane(0).is_possible();
+            && (queue > 0 || nic == 0)
+            && greeting.of_queue(0).is_possible();
         is_possible.then_some(greeting)
     }
 
     /// The same as it would be said over the control stream.
-    pub(super) fn hello(&self, queue_pair: u32) -> (Hello, LaneHello) {
-        let lane = self.of_lane(queue_pair);
-        let Self { reads, credits, inbox_address, cells, .. } = *self;
-        (Hello { reads, credits, inbox_address, cells, lanes: vec![lane] }, lane)
+    pub(super) fn hello(&self, queue_pair: u32) -> (Hello, QueuePairHello) {
+        let queue = self.of_queue(queue_pair);
+        let Self { reads, credits, inbox_address, signal_slots, .. } = *self;
+        (Hello { reads, credits, inbox_address, signal_slots, queues: vec![queue] }, queue)
     }
 
-    fn of_lane(&self, queue_pair: u32) -> LaneHello {
+    fn of_queue(&self, queue_pair: u32) -> QueuePairHello {
         let Self { mtu, nic, inbox_key, .. } = *self;
         // Where it is the manager knows.
         let kind = Kind::InfiniBand;
-        LaneHello { queue_pair, packet: 0, gid: [0; 16], kind, lid: 0, mtu, nic, inbox_key }
+        QueuePairHello { queue_pair, packet: 0, gid: [0; 16], kind, lid: 0, mtu, nic, inbox_key }
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
         let bytes = entrance.encode();
         assert_eq!(Entrance::decode(&bytes), Some(entrance.clone()));
         assert_eq!(Entrance::decode(&bytes[..bytes.len() - 1]), None);
-        for count in [0, LANES_MAX + 1] {
+        for count in [0, QUEUE_PAIRS_MAX + 1] {
             let other = Entrance { doors: vec![door; count], ..entrance.clone() };
             assert_eq!(Entrance::decode(&other.encode()), None, "{count} doors");
         }
@@ -187,13 +187,13 @@ mod tests {
         let greeting = Greeting {
             rank: 3,
             token: u64::MAX,
-            lane: 1,
-            lanes: 2,
+            queue: 1,
+            queues: 2,
             nic: 1,
             mtu: 5,
             reads: 16,
             credits: 256,
-            cells: 100,
+            signal_slots: 100,
             inbox_address: 1 << 50,
             inbox_key: 9,
         };
@@ -202,11 +202,11 @@ mod tests {
         bytes.resize(SAID_BYTES_MAX, 0);
         assert_eq!(Greeting::decode(&bytes), Some(greeting));
         let impossible = [
-            Greeting { lane: 2, ..greeting },
-            Greeting { lanes: LANES_MAX as u8 + 1, ..greeting },
+            Greeting { queue: 2, ..greeting },
+            Greeting { queues: QUEUE_PAIRS_MAX as u8 + 1, ..greeting },
             Greeting { mtu: 0, ..greeting },
             Greeting { nic: 4, ..greeting },
-            Greeting { lane: 0, ..greeting },
+            Greeting { queue: 0, ..greeting },
             Greeting { credits: 0, ..greeting },
         ];
         for greeting in impossible {

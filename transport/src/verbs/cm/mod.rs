@@ -44,12 +44,12 @@ use self::greeting::{Door, Greeting};
 use self::ids::{Channel, Happened, Id, Terms, What, socket_address};
 pub use self::library::LoadError;
 use super::joining::{REFUSAL_GRACE, not_joined, unequal_packets};
-use super::lane::RETRIES;
 use super::nic::Nic;
 use super::open::OpenError;
 use super::pair::Pair;
 use super::pair_error::PairError;
 use super::port::{Chosen, Kind};
+use super::send_queue::RETRIES;
 use super::{Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock;
@@ -115,7 +115,7 @@ impl fmt::Display for CallFailure {
 struct Call {
     id: Id,
     peer: Rank,
-    lane: usize,
+    queue: usize,
     is_joined: bool,
 }
 
@@ -161,8 +161,8 @@ impl Switchboard {
         self.channel.file()
     }
 
-    fn add(&mut self, id: Id, peer: Rank, lane: usize) {
-        self.calls.insert(id.address(), Call { id, peer, lane, is_joined: false });
+    fn add(&mut self, id: Id, peer: Rank, queue: usize) {
+        self.calls.insert(id.address(), Call { id, peer, queue, is_joined: false });
     }
 
     /// Forgets all calls of a peer.
@@ -219,9 +219,9 @@ impl VerbsDevice {
         joining.meeting.token = entrance.token;
         pair.keep_first(entrance.doors.len());
         let mut failure = None;
-        for (lane, (nic, _)) in pair.queue_pairs().enumerate() {
+        for (queue, (nic, _)) in pair.queue_pairs().enumerate() {
             let chosen = &self.nics[nic].chosen;
-            let door = &entrance.doors[lane];
+            let door = &entrance.doors[queue];
             if !door.meets(chosen.gid.address) {
                 failure = Some(PairError::AddressKinds { own: chosen.gid.kind, peer: door.kind }.into());
                 break;
@@ -229,7 +229,7 @@ impl VerbsDevice {
             let from = socket_address(chosen.gid.address, 0, scope(chosen));
             let to = socket_address(door.address, door.number, scope(chosen));
             match Id::calling(&switchboard.channel, from, to, limit_ms) {
-                Ok(id) => switchboard.add(id, peer, lane),
+                Ok(id) => switchboard.add(id, peer, queue),
                 Err(error) => {
                     tracing::warn!("verbs: rdma_cm does not look for {to} from {from} ({error})");
                     failure = Some(CallFailure::NoAddress.into());
@@ -262,12 +262,12 @@ impl VerbsDevice {
         let call = self.switchboard.as_ref().and_then(|switchboard| switchboard.calls.get(&happened.id));
         // Of a pair that has ended meanwhile, or a listener: nothing that is not found out
         // otherwise.
-        let Some(&Call { peer, lane, .. }) = call else { return };
+        let Some(&Call { peer, queue, .. }) = call else { return };
         let failure = match happened.what {
             What::AddressResolved => self.find_route(happened.id),
-            What::RouteResolved => self.call(happened.id, peer, lane),
-            What::Answered => self.answered(happened.id, peer, lane, &happened),
-            What::Established => return self.lane_is_joined(happened.id),
+            What::RouteResolved => self.call(happened.id, peer, queue),
+            What::Answered => self.answered(happened.id, peer, queue, &happened),
+            What::Established => return self.queue_is_joined(happened.id),
             What::AddressFailed => Err(CallFailure::NoAddress.into()),
             What::RouteFailed => Err(CallFailure::NoRoute.into()),
             What::Unreachable => Err(CallFailure::NoAnswer.into()),
@@ -291,19 +291,19 @@ impl VerbsDevice {
     }
 
     /// What this rank says of one of its queue pairs, and its number.
-    fn greeting(&self, pair: &Pair, lane: usize, token: u64) -> (Greeting, u32) {
+    fn greeting(&self, pair: &Pair, queue: usize, token: u64) -> (Greeting, u32) {
         let hello = pair.hello(&self.nics);
-        let own = hello.lanes[lane];
+        let own = hello.queues[queue];
         let greeting = Greeting {
             rank: self.info.rank,
             token,
-            lane: lane as u8,
-            lanes: hello.lanes.len() as u8,
+            queue: queue as u8,
+            queues: hello.queues.len() as u8,
             nic: own.nic,
             mtu: own.mtu,
             reads: hello.reads,
             credits: hello.credits,
-            cells: hello.cells,
+            signal_slots: hello.signal_slots,
             inbox_address: hello.inbox_address,
             inbox_key: own.inbox_key,
         };
@@ -311,10 +311,10 @@ impl VerbsDevice {
     }
 
     /// The way to a peer is known: asks to be joined.
-    fn call(&mut self, id: usize, peer: Rank, lane: usize) -> Result<(), LossCause> {
+    fn call(&mut self, id: usize, peer: Rank, queue: usize) -> Result<(), LossCause> {
         let Peer::Joining(joining) = &self.peers[peer as usize] else { return Ok(()) };
         let Some(pair) = &joining.pair else { return Ok(()) };
-        let (greeting, queue_pair) = self.greeting(pair, lane, joining.meeting.token);
+        let (greeting, queue_pair) = self.greeting(pair, queue, joining.meeting.token);
         let Some(call) = self.switchboard.as_ref().and_then(|switchboard| switchboard.calls.get(&id)) else {
             return Ok(());
         };
@@ -330,22 +330,22 @@ impl VerbsDevice {
         let Some(Peer::Joining(joining)) = self.peers.get_mut(peer as usize) else { return id.reject() };
         let is_expected = self.info.rank < peer && joining.meeting.token == greeting.token;
         let Some(pair) = joining.pair.as_mut().filter(|_| is_expected) else { return id.reject() };
-        pair.keep_first(usize::from(greeting.lanes));
-        let lane = usize::from(greeting.lane);
-        if lane >= pair.queue_pairs().count() {
+        pair.keep_first(usize::from(greeting.queues));
+        let queue = usize::from(greeting.queue);
+        if queue >= pair.queue_pairs().count() {
             return id.reject();
         }
-        let joined = self.join_lane(&id, peer, lane, &greeting, queue_pair).and_then(|()| {
+        let joined = self.join_queue(&id, peer, queue, &greeting, queue_pair).and_then(|()| {
             let Peer::Joining(joining) = &self.peers[peer as usize] else { return Ok(()) };
             let Some(pair) = &joining.pair else { return Ok(()) };
-            let (own, number) = self.greeting(pair, lane, greeting.token);
+            let (own, number) = self.greeting(pair, queue, greeting.token);
             let reads = self.sizes.reads.min(greeting.reads);
             let said = own.encode();
             let terms = Terms { said: &said, queue_pair: number, reads, retries: RETRIES };
             id.accept(&terms).map_err(|_| CallFailure::NotJoined.into())
         });
         match (joined, &mut self.switchboard) {
-            (Ok(()), Some(switchboard)) => switchboard.add(id, peer, lane),
+            (Ok(()), Some(switchboard)) => switchboard.add(id, peer, queue),
             (Err(cause), _) => {
                 // It is told why before it is sent away.
                 self.refuse(peer, cause);
@@ -356,45 +356,51 @@ impl VerbsDevice {
     }
 
     /// Takes one queue pair through its states, as the manager says.
-    fn join_lane(
+    fn join_queue(
         &mut self,
         id: &Id,
         peer: Rank,
-        lane: usize,
+        queue: usize,
         greeting: &Greeting,
         queue_pair: u32,
     ) -> Result<(), LossCause> {
         let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return Ok(()) };
         let Some(pair) = &mut joining.pair else { return Ok(()) };
         let (hello, other) = greeting.hello(queue_pair);
-        let nic = pair.queue_pairs().nth(lane).map_or(0, |(nic, _)| nic);
+        let nic = pair.queue_pairs().nth(queue).map_or(0, |(nic, _)| nic);
         if let Some(unequal) = unequal_packets(&self.nics[nic..=nic], &hello) {
             return Err(unequal);
         }
         let attributes = |state| id.attributes(state);
-        pair.connect_lane(lane, &hello, &other, attributes).map_err(|error| not_joined(peer, error))
+        pair.connect_queue(queue, &hello, &other, attributes).map_err(|error| not_joined(peer, error))
     }
 
     /// The peer has taken this rank's call.
-    fn answered(&mut self, id: usize, peer: Rank, lane: usize, happened: &Happened) -> Result<(), LossCause> {
+    fn answered(
+        &mut self,
+        id: usize,
+        peer: Rank,
+        queue: usize,
+        happened: &Happened,
+    ) -> Result<(), LossCause> {
         let Some(call) = self.switchboard.as_mut().and_then(|switchboard| switchboard.calls.remove(&id))
         else {
             return Ok(());
         };
         let greeting = Greeting::decode(&happened.said)
-            .filter(|greeting| greeting.rank == peer && usize::from(greeting.lane) == lane)
+            .filter(|greeting| greeting.rank == peer && usize::from(greeting.queue) == queue)
             .ok_or(LossCause::Protocol(ProtocolViolation::MalformedFrame))?;
-        self.join_lane(&call.id, peer, lane, &greeting, happened.queue_pair)?;
+        self.join_queue(&call.id, peer, queue, &greeting, happened.queue_pair)?;
         call.id.establish().map_err(|_| LossCause::from(CallFailure::NotJoined))?;
         if let Some(switchboard) = &mut self.switchboard {
             switchboard.calls.insert(id, call);
         }
-        self.lane_is_joined(id);
+        self.queue_is_joined(id);
         Ok(())
     }
 
     /// One more queue pair to a peer is joined at both ends.
-    fn lane_is_joined(&mut self, id: usize) {
+    fn queue_is_joined(&mut self, id: usize) {
         let call = self.switchboard.as_mut().and_then(|switchboard| switchboard.calls.get_mut(&id));
         let Some(call) = call.filter(|call| !call.is_joined) else { return };
         call.is_joined = true;

@@ -2,16 +2,16 @@
 
 use std::collections::VecDeque;
 
-use super::super::lane::{Lane, SLOT_BYTES, Waits};
 use super::super::request::{Local, Request, Target, of_slice, request, with_immediate};
+use super::super::send_queue::{SLOT_BYTES, SendQueue, Waits};
 use super::super::stripes::part;
 use super::super::sys;
 use super::super::wire::{Besides, CREDITS_MAX, Immediate, KnownRegion, NicKeys, Stripe};
 use super::{KnownRegions, Pair};
-use crate::cells::{CELL_PAYLOAD_BYTES, Inline, Notice};
 use crate::device::{AtomicOp, Event, Source, SubmitError, Submitted, Transfer, TransferError, TransferId};
 use crate::memory::Space;
 use crate::region::{RegionKey, RemoteSlice, Slice};
+use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal};
 
 /// What is transferred to or from the peer, checked.
 struct Bytes<'a> {
@@ -34,18 +34,18 @@ impl Pair {
         others: &KnownRegions,
         events: &mut VecDeque<Event>,
     ) -> Result<Submitted, SubmitError> {
-        let notice = if let Transfer::Put { notice, .. } = transfer { notice.as_ref() } else { None };
-        self.expect_room(notice)?;
+        let signal = if let Transfer::Put { signal, .. } = transfer { signal.as_ref() } else { None };
+        self.expect_room(signal)?;
         Ok(match transfer {
-            Transfer::Put { dst, notice, .. } if dst.len == 0 => {
-                notice.as_ref().map_or(Submitted::Ended(0), |notice| self.show(notice))
+            Transfer::Put { dst, signal, .. } if dst.len == 0 => {
+                signal.as_ref().map_or(Submitted::Ended(0), |signal| self.show(signal))
             }
-            Transfer::Put { src: Source::Inline(inline), dst, notice } => {
-                self.put_carried(inline, dst, notice.as_ref(), others)
+            Transfer::Put { src: Source::Inline(inline), dst, signal } => {
+                self.put_carried(inline, dst, signal.as_ref(), others)
             }
-            Transfer::Put { src: Source::Slice(local), dst, notice } => match carried(local) {
-                Some(inline) => self.put_carried(&inline, dst, notice.as_ref(), others),
-                None => self.put(&Bytes { local, remote: *dst, keys, others }, notice.as_ref(), id),
+            Transfer::Put { src: Source::Slice(local), dst, signal } => match carried(local) {
+                Some(inline) => self.put_carried(&inline, dst, signal.as_ref(), others),
+                None => self.put(&Bytes { local, remote: *dst, keys, others }, signal.as_ref(), id),
             },
             Transfer::Get { dst, .. } if dst.is_empty() => Submitted::Ended(0),
             Transfer::Get { src, dst } => self.get(&Bytes { local: dst, remote: *src, keys, others }, id),
@@ -53,31 +53,31 @@ impl Pair {
         })
     }
 
-    /// Starts a notice alone.
-    pub(in crate::verbs) fn notify(&mut self, notice: &Notice) -> Result<Submitted, SubmitError> {
-        self.expect_room(Some(notice))?;
-        Ok(self.show(notice))
+    /// Starts a signal alone.
+    pub(in crate::verbs) fn signal(&mut self, signal: &Signal) -> Result<Submitted, SubmitError> {
+        self.expect_room(Some(signal))?;
+        Ok(self.show(signal))
     }
 
-    /// Whether one more transfer may be under way, and the peer takes its notice.
-    fn expect_room(&self, notice: Option<&Notice>) -> Result<(), SubmitError> {
+    /// Whether one more transfer may be under way, and the peer takes its signal.
+    fn expect_room(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
         let full = Err(SubmitError::QueueFull { peer: self.peer });
-        if let Some(notice) = notice {
-            if u32::from(notice.cell) >= self.remote_cells {
-                let cells = self.remote_cells as usize;
-                return Err(SubmitError::NoSuchCell { cell: notice.cell, cells });
+        if let Some(signal) = signal {
+            if u32::from(signal.signal_slot) >= self.remote_signal_slots {
+                let signal_slots = self.remote_signal_slots as usize;
+                return Err(SubmitError::NoSuchSignalSlot { signal_slot: signal.signal_slot, signal_slots });
             }
-            if (self.credits as usize) < self.lanes.len() {
+            if (self.credits as usize) < self.queues.len() {
                 return full;
             }
         }
         if self.has_room() { Ok(()) } else { full }
     }
 
-    fn show(&mut self, notice: &Notice) -> Submitted {
-        let (lane, immediate) = (self.lane_of(notice.cell), self.immediate(notice));
-        let shown = shown(&self.lanes[lane], notice, immediate);
-        self.lanes[lane].push(Waits::Nobody, None, RegionKey::NONE, &[shown]);
+    fn show(&mut self, signal: &Signal) -> Submitted {
+        let (queue, immediate) = (self.queue_of(signal.signal_slot), self.immediate(signal));
+        let shown = shown(&self.queues[queue], signal, immediate);
+        self.queues[queue].push(Waits::Nobody, None, RegionKey::NONE, &[shown]);
         self.charge(immediate);
         Submitted::Ended(0)
     }
@@ -87,23 +87,23 @@ impl Pair {
         &mut self,
         inline: &Inline,
         dst: &RemoteSlice,
-        notice: Option<&Notice>,
+        signal: Option<&Signal>,
         others: &KnownRegions,
     ) -> Submitted {
-        let (lane, target) = self.way(notice, dst, others);
-        self.put_over(lane, Waits::Nobody, None, (target, Local::Carried(inline)), notice, dst.key);
+        let (queue, target) = self.way(signal, dst, others);
+        self.put_over(queue, Waits::Nobody, None, (target, Local::Carried(inline)), signal, dst.key);
         Submitted::Ended(0)
     }
 
-    fn put(&mut self, bytes: &Bytes<'_>, notice: Option<&Notice>, id: TransferId) -> Submitted {
+    fn put(&mut self, bytes: &Bytes<'_>, signal: Option<&Signal>, id: TransferId) -> Submitted {
         self.waiting += 1;
         if self.is_striped(bytes) {
-            self.put_striped(bytes, notice, id);
+            self.put_striped(bytes, signal, id);
         } else {
-            let (lane, target) = self.way(notice, &bytes.remote, bytes.others);
-            let local = of_slice(bytes.local, bytes.keys[self.lanes[lane].nic]);
+            let (queue, target) = self.way(signal, &bytes.remote, bytes.others);
+            let local = of_slice(bytes.local, bytes.keys[self.queues[queue].nic]);
             let holds = Some(bytes.local.clone());
-            self.put_over(lane, Waits::Whole(id), holds, (target, local), notice, bytes.remote.key);
+            self.put_over(queue, Waits::Whole(id), holds, (target, local), signal, bytes.remote.key);
         }
         Submitted::UnderWay
     }
@@ -112,69 +112,69 @@ impl Pair {
     #[inline(always)]
     fn put_over(
         &mut self,
-        lane: usize,
+        queue: usize,
         waits: Waits,
         holds: Option<Slice>,
         (target, local): (Target, Local<'_>),
-        notice: Option<&Notice>,
+        signal: Option<&Signal>,
         key: RegionKey,
     ) {
         let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
-        let Some(notice) = notice else { return self.lanes[lane].push(waits, holds, key, &[write]) };
-        let immediate = self.immediate(notice);
-        if notice.payload.is_empty() {
-            self.lanes[lane].push(waits, holds, key, &[(with_immediate(target, immediate), local)]);
+        let Some(signal) = signal else { return self.queues[queue].push(waits, holds, key, &[write]) };
+        let immediate = self.immediate(signal);
+        if signal.payload.is_empty() {
+            self.queues[queue].push(waits, holds, key, &[(with_immediate(target, immediate), local)]);
         } else {
-            let shown = shown(&self.lanes[lane], notice, immediate);
-            self.lanes[lane].push(waits, holds, key, &[write, shown]);
+            let shown = shown(&self.queues[queue], signal, immediate);
+            self.queues[queue].push(waits, holds, key, &[write, shown]);
         }
         self.charge(immediate);
     }
 
-    /// A put over all queue pairs, each with a part and, where there is a notice, its word that the
+    /// A put over all queue pairs, each with a part and, where there is a signal, its word that the
     /// part is there.
-    fn put_striped(&mut self, bytes: &Bytes<'_>, notice: Option<&Notice>, id: TransferId) {
-        let count = self.lanes.len();
+    fn put_striped(&mut self, bytes: &Bytes<'_>, signal: Option<&Signal>, id: TransferId) {
+        let count = self.queues.len();
         self.ends.begin(id, count);
         let stripe = Stripe { number: Stripe::number(self.striped), parts: count as u8 };
-        for lane in 0..count {
-            let (target, local) = self.part(bytes, lane);
+        for queue in 0..count {
+            let (target, local) = self.part(bytes, queue);
             let (holds, key) = (Some(bytes.local.clone()), bytes.remote.key);
             let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
-            let Some(notice) = notice else {
-                self.lanes[lane].push(Waits::Part, holds, key, &[write]);
+            let Some(signal) = signal else {
+                self.queues[queue].push(Waits::Part, holds, key, &[write]);
                 continue;
             };
-            let has_payload = !notice.payload.is_empty() && lane == self.lane_of(notice.cell);
+            let has_payload = !signal.payload.is_empty() && queue == self.queue_of(signal.signal_slot);
             let besides = Besides::Stripe(stripe);
-            let immediate = Immediate { cell: Some(notice.cell), has_payload, besides };
+            let immediate = Immediate { signal_slot: Some(signal.signal_slot), has_payload, besides };
             if has_payload {
-                let shown = shown(&self.lanes[lane], notice, immediate);
-                self.lanes[lane].push(Waits::Part, holds, key, &[write, shown]);
+                let shown = shown(&self.queues[queue], signal, immediate);
+                self.queues[queue].push(Waits::Part, holds, key, &[write, shown]);
             } else {
                 let write = (with_immediate(target, immediate), local);
-                self.lanes[lane].push(Waits::Part, holds, key, &[write]);
+                self.queues[queue].push(Waits::Part, holds, key, &[write]);
             }
             self.charge(immediate);
         }
-        self.striped += u64::from(notice.is_some());
+        self.striped += u64::from(signal.is_some());
     }
 
     fn get(&mut self, bytes: &Bytes<'_>, id: TransferId) -> Submitted {
         self.waiting += 1;
         let key = bytes.remote.key;
         if self.is_striped(bytes) {
-            self.ends.begin(id, self.lanes.len());
-            for lane in 0..self.lanes.len() {
-                let (target, local) = self.part(bytes, lane);
+            self.ends.begin(id, self.queues.len());
+            for queue in 0..self.queues.len() {
+                let (target, local) = self.part(bytes, queue);
                 let read = (request(sys::IBV_WR_RDMA_READ, target), local);
-                self.lanes[lane].push(Waits::Part, Some(bytes.local.clone()), key, &[read]);
+                self.queues[queue].push(Waits::Part, Some(bytes.local.clone()), key, &[read]);
             }
         } else {
-            let (lane, target) = self.way(None, &bytes.remote, bytes.others);
-            let local = of_slice(bytes.local, bytes.keys[self.lanes[lane].nic]);
+            let (queue, target) = self.way(None, &bytes.remote, bytes.others);
+            let local = of_slice(bytes.local, bytes.keys[self.queues[queue].nic]);
             let read = (request(sys::IBV_WR_RDMA_READ, target), local);
-            self.lanes[lane].push(Waits::Whole(id), Some(bytes.local.clone()), key, &[read]);
+            self.queues[queue].push(Waits::Whole(id), Some(bytes.local.clone()), key, &[read]);
         }
         Submitted::UnderWay
     }
@@ -204,7 +204,7 @@ impl Pair {
             rkey: target.key,
         };
         self.waiting += 1;
-        self.lanes[0].push_atomic(id, word.key, opcode, atomic);
+        self.queues[0].push_atomic(id, word.key, opcode, atomic);
         Submitted::UnderWay
     }
 
@@ -215,49 +215,49 @@ impl Pair {
         let lies_inside = |known: &KnownRegion| {
             bytes.remote.offset.checked_add(bytes.remote.len).is_some_and(|end| end <= known.bytes)
         };
-        self.lanes.len() > 1
+        self.queues.len() > 1
             && bytes.local.len() >= self.stripe_bytes
             && bytes.others.get(&bytes.remote.key).is_some_and(lies_inside)
     }
 
     /// The part of a striped transfer that goes over this queue pair.
-    fn part(&self, bytes: &Bytes<'_>, lane: usize) -> (Target, Local<'static>) {
-        let range = part(bytes.local.len(), self.lanes.len(), lane);
-        let lane = &self.lanes[lane];
+    fn part(&self, bytes: &Bytes<'_>, queue: usize) -> (Target, Local<'static>) {
+        let range = part(bytes.local.len(), self.queues.len(), queue);
+        let queue = &self.queues[queue];
         let local = match bytes.local.slice(range.clone()) {
-            Ok(slice) if !slice.is_empty() => of_slice(&slice, bytes.keys[lane.nic]),
-            _ => return (lane.inbox, Local::Nothing),
+            Ok(slice) if !slice.is_empty() => of_slice(&slice, bytes.keys[queue.nic]),
+            _ => return (queue.inbox, Local::Nothing),
         };
         let remote =
             RemoteSlice { offset: bytes.remote.offset.wrapping_add(range.start as u64), ..bytes.remote };
-        (target(lane, &remote, bytes.others).unwrap_or_else(|| Target::of(&remote)), local)
+        (target(queue, &remote, bytes.others).unwrap_or_else(|| Target::of(&remote)), local)
     }
 
     /// The queue pair that a transfer goes over alone, and what it names there: one whose NIC's key
     /// is known, as that of the first is.
     #[inline]
-    fn way(&mut self, notice: Option<&Notice>, dst: &RemoteSlice, others: &KnownRegions) -> (usize, Target) {
-        let lane = match notice {
-            Some(notice) => self.lane_of(notice.cell),
+    fn way(&mut self, signal: Option<&Signal>, dst: &RemoteSlice, others: &KnownRegions) -> (usize, Target) {
+        let queue = match signal {
+            Some(signal) => self.queue_of(signal.signal_slot),
             None => {
-                self.next = if self.next + 1 < self.lanes.len() { self.next + 1 } else { 0 };
+                self.next = if self.next + 1 < self.queues.len() { self.next + 1 } else { 0 };
                 self.next
             }
         };
-        match target(&self.lanes[lane], dst, others) {
-            Some(target) => (lane, target),
+        match target(&self.queues[queue], dst, others) {
+            Some(target) => (queue, target),
             None => (0, Target::of(dst)),
         }
     }
 
-    fn lane_of(&self, cell: u16) -> usize {
+    fn queue_of(&self, signal_slot: u16) -> usize {
         // A division is dear beside all else that a small put costs.
-        if self.lanes.len() == 1 { 0 } else { usize::from(cell) % self.lanes.len() }
+        if self.queues.len() == 1 { 0 } else { usize::from(signal_slot) % self.queues.len() }
     }
 
-    fn immediate(&self, notice: &Notice) -> Immediate {
+    fn immediate(&self, signal: &Signal) -> Immediate {
         let besides = Besides::Credits(self.owed.min(CREDITS_MAX));
-        Immediate { cell: Some(notice.cell), has_payload: !notice.payload.is_empty(), besides }
+        Immediate { signal_slot: Some(signal.signal_slot), has_payload: !signal.payload.is_empty(), besides }
     }
 
     /// An immediate was submitted.
@@ -265,35 +265,35 @@ impl Pair {
         if let Besides::Credits(credits) = immediate.besides {
             self.owed -= credits;
         }
-        self.credits -= u32::from(immediate.cell.is_some());
+        self.credits -= u32::from(immediate.signal_slot.is_some());
     }
 }
 
 /// The bytes of a slice that are so few that they are copied at once, so that nobody waits for the
 /// put's end.
 fn carried(slice: &Slice) -> Option<Inline> {
-    if slice.len() > CELL_PAYLOAD_BYTES || slice.region().memory().space() != Space::Host {
+    if slice.len() > SIGNAL_SLOT_PAYLOAD_BYTES || slice.region().memory().space() != Space::Host {
         return None;
     }
-    let mut bytes = [0; CELL_PAYLOAD_BYTES];
+    let mut bytes = [0; SIGNAL_SLOT_PAYLOAD_BYTES];
     let bytes = &mut bytes[..slice.len()];
     slice.load(bytes);
     Inline::new(bytes)
 }
 
 /// What a transfer over this queue pair names at the peer, where it is known.
-fn target(lane: &Lane, slice: &RemoteSlice, others: &KnownRegions) -> Option<Target> {
+fn target(queue: &SendQueue, slice: &RemoteSlice, others: &KnownRegions) -> Option<Target> {
     let first = Target::of(slice);
-    match lane.remote_nic {
+    match queue.remote_nic {
         0 => Some(first),
         nic => others.get(&slice.key).map(|known| Target { key: known.keys[nic], ..first }),
     }
 }
 
-/// The request that shows a notice, with its payload, to the peer.
-fn shown<'a>(lane: &Lane, notice: &'a Notice, immediate: Immediate) -> (Request, Local<'a>) {
-    let address = lane.inbox.address + u64::from(notice.cell) * SLOT_BYTES as u64;
-    let write = with_immediate(Target { address, key: lane.inbox.key }, immediate);
-    let local = if notice.payload.is_empty() { Local::Nothing } else { Local::Carried(&notice.payload) };
+/// The request that shows a signal, with its payload, to the peer.
+fn shown<'a>(queue: &SendQueue, signal: &'a Signal, immediate: Immediate) -> (Request, Local<'a>) {
+    let address = queue.inbox.address + u64::from(signal.signal_slot) * SLOT_BYTES as u64;
+    let write = with_immediate(Target { address, key: queue.inbox.key }, immediate);
+    let local = if signal.payload.is_empty() { Local::Nothing } else { Local::Carried(&signal.payload) };
     (write, local)
 }

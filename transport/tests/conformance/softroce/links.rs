@@ -10,7 +10,7 @@ use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Rank, Secret, Transfer
 
 use super::changed::{Changed, expect_machine};
 use crate::verbs::{Two, Verbs, rdma_device};
-use crate::world::{CELLS, Inbox, PATIENCE, World, assert_bytes, noise, put};
+use crate::world::{Inbox, PATIENCE, SIGNAL_SLOTS, World, assert_bytes, noise, put};
 
 /// Bytes that one packet never carries.
 const LONG: usize = 64 << 10;
@@ -21,7 +21,7 @@ fn config() -> DeviceConfig {
         rank: 0,
         world_size: 2,
         secret: Some(Secret::new(b"known to both ends")),
-        cells: CELLS,
+        signal_slots: SIGNAL_SLOTS,
         connect_timeout: PATIENCE,
         interface: None,
         address: None,
@@ -39,7 +39,7 @@ fn check_transfers(world: &mut World<Verbs<false>>, rounds: u64) {
             let bytes = noise(round, LONG);
             mine.whole().store(&bytes);
             assert_eq!(world.carry_out(from, to, put(&mine.whole(), theirs.remote(), Some(6))), Ok(0));
-            world.until("the notice", |world| world.count(to, from, 6) == before + round);
+            world.until("the signal", |world| world.count(to, from, 6) == before + round);
             assert_bytes(&theirs.whole().to_vec(), &bytes, "what was put");
             mine.whole().store(&noise(99, LONG));
             let get = Transfer::Get { src: theirs.remote(), dst: mine.whole() };
@@ -53,7 +53,7 @@ fn check_transfers(world: &mut World<Verbs<false>>, rounds: u64) {
 
 /// Sees that rank 0 loses rank 1 because nothing comes back, and that both still reach rank 2 and
 /// each other's loss is told.
-fn check_silent(world: &mut World<Verbs<false>>) {
+fn check_fenced(world: &mut World<Verbs<false>>) {
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
     world.submit(0, 1, put(&mine.whole(), theirs.remote(), Some(0)));
     let cause = world.until_lost(0, 1);
@@ -71,7 +71,7 @@ fn a_link_that_goes_down_loses_its_rank_and_nobody_else() {
     let mut changed = Changed::default();
     let mut world = World::<Verbs<false>>::connected(3);
     changed.link_down(2);
-    check_silent(&mut world);
+    check_fenced(&mut world);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn an_address_that_is_taken_away_loses_its_rank_and_nobody_else() {
     let mut changed = Changed::default();
     let mut world = World::<Verbs<false>>::connected(3);
     changed.without_address(2);
-    check_silent(&mut world);
+    check_fenced(&mut world);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::packet::{
     WRITE_MIDDLE, WRITE_ONLY, WRITE_ONLY_WITH_IMMEDIATE, Wire,
 };
 use crate::verbs::Verbs;
-use crate::world::{Submission, World, assert_bytes, noise, notice, put};
+use crate::world::{Submission, World, assert_bytes, noise, put, signal};
 
 /// Carries out one transfer from rank 0 to rank 1; what it was on the wire, requests and answers
 /// apart.
@@ -48,7 +48,7 @@ fn check_well(answers: &[Packet]) {
 
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
-fn a_small_put_with_its_notice_is_one_packet() {
+fn a_small_put_with_its_signal_is_one_packet() {
     let mut world = World::<Verbs<false>>::connected(2);
     let (mine, theirs) = (world.region_of(0, &noise(1, 64)), world.region(1, 4096));
     let target = theirs.slice(128..192).expect("inside").remote();
@@ -63,26 +63,26 @@ fn a_small_put_with_its_notice_is_one_packet() {
 
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
-fn a_notice_is_one_packet_that_carries_its_payload() {
+fn a_signal_is_one_packet_that_carries_its_payload() {
     let mut world = World::<Verbs<false>>::connected(2);
     let (requests, answers) =
-        seen(&mut world, Submission::Notify(notice(5, b"what is beside a counter")), acknowledged(1));
+        seen(&mut world, Submission::Signal(signal(5, b"what is beside a counter")), acknowledged(1));
     assert_eq!(opcodes(&requests), [WRITE_ONLY_WITH_IMMEDIATE]);
     assert_eq!(requests[0].bytes, b"what is beside a counter");
     check_well(&answers);
-    let (requests, _) = seen(&mut world, Submission::Notify(notice(5, b"")), acknowledged(1));
+    let (requests, _) = seen(&mut world, Submission::Signal(signal(5, b"")), acknowledged(1));
     assert_eq!(opcodes(&requests), [WRITE_ONLY_WITH_IMMEDIATE]);
     assert_eq!(requests[0].bytes, b"");
 }
 
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
-fn bytes_with_a_payload_are_two_writes_of_which_the_second_is_the_notice() {
+fn bytes_with_a_payload_are_two_writes_of_which_the_second_is_the_signal() {
     let mut world = World::<Verbs<false>>::connected(2);
     let theirs = world.region(1, 64);
     let src = Source::Inline(Inline::new(&noise(4, 40)).expect("fits"));
     let dst = theirs.slice(0..40).expect("inside").remote();
-    let transfer = Transfer::Put { src, dst, notice: Some(notice(2, b"beside")) };
+    let transfer = Transfer::Put { src, dst, signal: Some(signal(2, b"beside")) };
     let (requests, answers) = seen(&mut world, transfer, acknowledged(2));
     assert_eq!(opcodes(&requests), [WRITE_ONLY, WRITE_ONLY_WITH_IMMEDIATE]);
     assert_bytes(&requests[0].bytes, &noise(4, 40), "the first packet");
@@ -95,7 +95,7 @@ fn bytes_with_a_payload_are_two_writes_of_which_the_second_is_the_notice() {
 
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
-fn a_put_of_several_packets_has_its_notice_in_the_last_one() {
+fn a_put_of_several_packets_has_its_signal_in_the_last_one() {
     const LEN: usize = 13_000;
     let mut world = World::<Verbs<false>>::connected(2);
     let (mine, theirs) = (world.region_of(0, &noise(6, LEN)), world.region(1, LEN));
@@ -160,19 +160,19 @@ fn atomics_are_atomic_operations_of_the_peers_device() {
 
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
-fn no_notice_ever_finds_its_receiver_not_ready() {
-    const NOTICES: u64 = 2_000;
+fn no_signal_ever_finds_its_receiver_not_ready() {
+    const SIGNALS: u64 = 2_000;
     let mut world = World::<Verbs<false>>::connected(2);
     let mut wire = Wire::new();
     let (mut sent, mut refusals) = (0, 0);
     let mut not_ready = 0;
-    while sent < NOTICES {
+    while sent < SIGNALS {
         // Rank 1 takes nothing until rank 0 can send no more.
         world.set_polled(1, false);
-        world.submit(0, 1, Submission::Notify(notice(0, &sent.to_le_bytes())));
+        world.submit(0, 1, Submission::Signal(signal(0, &sent.to_le_bytes())));
         sent += 1;
         loop {
-            match world.try_submit(0, 1, Submission::Notify(notice(0, &sent.to_le_bytes()))) {
+            match world.try_submit(0, 1, Submission::Signal(signal(0, &sent.to_le_bytes()))) {
                 Ok(_) => sent += 1,
                 Err(SubmitError::QueueFull { .. }) => break,
                 Err(error) => panic!("{error}"),
@@ -188,8 +188,8 @@ fn no_notice_ever_finds_its_receiver_not_ready() {
         not_ready += u32::from(packet.syndrome.is_some_and(|(kind, _)| kind == SYNDROME_NOT_READY));
     }
     assert!(refusals > 3, "credits were used up {refusals} times");
-    let notices = wire.packets().iter().filter(|packet| packet.opcode == WRITE_ONLY_WITH_IMMEDIATE).count();
-    assert!(notices as u64 >= sent, "{notices} of {sent} notices were seen");
+    let signals = wire.packets().iter().filter(|packet| packet.opcode == WRITE_ONLY_WITH_IMMEDIATE).count();
+    assert!(signals as u64 >= sent, "{signals} of {sent} signals were seen");
     assert_eq!(not_ready, 0, "receivers that were not ready");
 }
 

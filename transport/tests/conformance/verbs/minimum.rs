@@ -3,13 +3,13 @@
 //!
 //! The least, and why it is that:
 //!
-//! * A put with a notice is **one request**: the verbs have one operation, a write with immediate,
+//! * A put with a signal is **one request**: the verbs have one operation, a write with immediate,
 //!   that both places bytes and tells the target, and messages as long as a port carries
 //!   (Soft-RoCE: 8 MiB; hardware: 1 or 2 GiB) need no second. So bytes beyond that length take one
 //!   request for each such part; nothing less reaches the target's completion queue at all.
-//! * It is **one doorbell**: only posting hands it to the NIC. Notices that were submitted together
+//! * It is **one doorbell**: only posting hands it to the NIC. Signals that were submitted together
 //!   share one, as the verbs take a list of requests; a long put does not wait for others.
-//! * It is **one completion here**, since its submitter waits for its own end. A notice carries its
+//! * It is **one completion here**, since its submitter waits for its own end. A signal carries its
 //!   bytes in the request, so nobody waits for it, and only every 32nd asks for a completion,
 //!   without which its place in the queue would never be known to be free.
 //! * It is **one completion and one receive there**: an immediate uses up a receive. Receives are
@@ -19,7 +19,7 @@
 
 use pleach_transport::verbs::Counts;
 use pleach_transport::{
-    Device, Event, HostMemory, Inline, Notice, Region, Source, Submitted, Transfer, TransferId,
+    Device, Event, HostMemory, Inline, Region, Signal, Source, Submitted, Transfer, TransferId,
 };
 
 use super::{PATIENCE, Two, clock};
@@ -47,18 +47,18 @@ fn since(before: Counts, after: Counts) -> Counts {
 /// at both ends.
 fn put(two: &mut Two, regions: &[Region; 2], bytes: usize, total: usize, told_before: u64) -> [Counts; 2] {
     let before = [two.0[0].counts(), two.0[1].counts()];
-    let cells = two.0[1].cells(0);
+    let signal_slots = two.0[1].signal_slots(0);
     for number in 0..(total / bytes) as u64 {
         let offset = number as usize * bytes % regions[0].len();
         let part = |region: &Region| region.slice(offset..offset + bytes).expect("inside");
-        let notice = Some(Notice { cell: 1, payload: Inline::EMPTY });
+        let signal = Some(Signal { signal_slot: 1, payload: Inline::EMPTY });
         let (src, dst) = (Source::Slice(part(&regions[0])), part(&regions[1]).remote());
         let id = TransferId(number);
-        assert_eq!(two.0[0].submit(1, Transfer::Put { src, dst, notice }, id), Ok(Submitted::UnderWay));
+        assert_eq!(two.0[0].submit(1, Transfer::Put { src, dst, signal }, id), Ok(Submitted::UnderWay));
         let mut is_done = false;
         two.until(|event, _| {
             is_done |= event == Some(Event::Done { id, result: Ok(0) });
-            is_done && cells.count(1) == told_before + number + 1
+            is_done && signal_slots.count(1) == told_before + number + 1
         });
     }
     let after = [two.0[0].counts(), two.0[1].counts()];
@@ -96,23 +96,23 @@ fn a_mebibyte_costs_as_many_requests_doorbells_and_completions_as_it_has_puts_an
 
 #[test]
 #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
-fn a_notice_of_eight_bytes_costs_one_request_and_one_doorbell_each_way_and_a_completion_for_each_32() {
+fn a_signal_of_eight_bytes_costs_one_request_and_one_doorbell_each_way_and_a_completion_for_each_32() {
     const TURNS: u64 = 128;
     let mut two = Two::connected(false);
-    let cells = [two.0[0].cells(1), two.0[1].cells(0)];
+    let signal_slots = [two.0[0].signal_slots(1), two.0[1].signal_slots(0)];
     let before = [two.0[0].counts(), two.0[1].counts()];
     for turn in 1..=TURNS {
         for (from, to) in [(0_usize, 1_usize), (1, 0)] {
             let payload = Inline::new(&turn.to_le_bytes()).expect("fits");
-            let thrown = two.0[from].notify(to as u32, &Notice { cell: 0, payload }, TransferId(0));
+            let thrown = two.0[from].signal(to as u32, &Signal { signal_slot: 0, payload }, TransferId(0));
             assert_eq!(thrown, Ok(Submitted::Ended(0)));
-            two.until(|_, _| cells[to].count(0) == turn);
-            assert_eq!(cells[to].payload(0)[..8], turn.to_le_bytes());
+            two.until(|_, _| signal_slots[to].count(0) == turn);
+            assert_eq!(signal_slots[to].payload(0)[..8], turn.to_le_bytes());
         }
     }
     for (rank, before) in before.into_iter().enumerate() {
         let counts = since(before, two.0[rank].counts());
-        println!("rank {rank}, {TURNS} notices each way: {counts}");
+        println!("rank {rank}, {TURNS} signals each way: {counts}");
         assert_eq!((counts.requests, counts.doorbells, counts.inlined), (TURNS, TURNS, TURNS), "{counts}");
         assert_eq!(counts.receives, TURNS, "{counts}");
         // Where the count of those before began is not known: one more or less.
@@ -133,7 +133,7 @@ fn who_sleeps_looks_at_the_queue_three_times_a_waking_at_most() {
     let (before, mut wakings) = (two.0[0].counts(), 0);
     for number in 0..PUTS {
         let (src, dst) = (Source::Slice(regions[0].whole()), regions[1].remote());
-        let put = Transfer::Put { src, dst, notice: None };
+        let put = Transfer::Put { src, dst, signal: None };
         assert_eq!(two.0[0].submit(1, put, TransferId(number)), Ok(Submitted::UnderWay));
         let done = Event::Done { id: TransferId(number), result: Ok(0) };
         let deadline = clock::now() + PATIENCE;

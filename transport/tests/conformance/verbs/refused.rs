@@ -7,7 +7,7 @@ use pleach_transport::verbs::{Operation, PairError, WorkStatus};
 use pleach_transport::{LossKind, RegionKey, RemoteSlice, SubmitError, Transfer, TransferError};
 
 use super::Verbs;
-use crate::world::{Submission, World, assert_bytes, noise, notice, put};
+use crate::world::{Submission, World, assert_bytes, noise, put, signal};
 
 const LEN: usize = 4096;
 
@@ -35,7 +35,7 @@ fn check(bad: impl Fn(&mut World<Verbs<false>>, RemoteSlice) -> RemoteSlice) {
         let says = ["rank 1", "remote access error", "a key was stale", "outside its region", &queue_pair];
         assert!(says.iter().all(|part| text.contains(part)), "{text}");
         // What follows is refused with the same kind.
-        let again = world.try_submit(0, 1, Submission::Notify(notice(0, b"")));
+        let again = world.try_submit(0, 1, Submission::Signal(signal(0, b"")));
         assert_eq!(again, Err(SubmitError::Lost { peer: 1, kind: LossKind::AccessDenied }));
         // Its peer hears that the pair is over as well, and nothing of either has changed.
         world.until_lost(1, 0);

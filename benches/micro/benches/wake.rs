@@ -1,7 +1,7 @@
-//! The bell of shared memory: what a ring costs while nobody sleeps, and how long a sleeper takes
-//! to wake.
+//! The wake source of shared memory: what a wake costs while nobody sleeps, and how long a sleeper
+//! takes to wake.
 //!
-//! The first is paid by every notice to a peer that may sleep, the second by ranks that share
+//! The first is paid by every signal to a peer that may sleep, the second by ranks that share
 //! processors: it is what a call takes there at least.
 #![allow(missing_docs)] // criterion's macros
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use pleach_transport::device::{Device, LossCause, Responder, Ring};
+use pleach_transport::device::{Device, LossCause, Responder, Wake};
 use pleach_transport::rendezvous::{Fabric, FabricChoice, JoinOptions, World, join};
 use pleach_transport::{Rank, clock};
 
@@ -30,7 +30,7 @@ fn device() -> Box<dyn Device> {
     let options = JoinOptions {
         fabric: FabricChoice::Only(Fabric::Shm),
         knobs: Vec::new(),
-        cells: 1,
+        signal_slots: 1,
         timeout: Duration::from_secs(10),
     };
     join(&World::alone(), &options, Arc::new(Quiet)).expect("a rank alone meets nobody").device
@@ -47,7 +47,7 @@ impl Sleeper {
         // Partner: the store in `wake`.
         while self.turn.load(Ordering::Acquire) < turn {
             if let Some(armed) = self.device.arm() {
-                armed.bell.wait(SLEEP_MAX);
+                armed.wake_source.wait(SLEEP_MAX);
             }
         }
     }
@@ -55,7 +55,7 @@ impl Sleeper {
 
 /// How to wake a sleeper.
 struct Waker {
-    ringer: Arc<dyn Ring>,
+    waker: Arc<dyn Wake>,
     turn: Arc<AtomicU64>,
 }
 
@@ -63,24 +63,24 @@ impl Waker {
     fn wake(&self, turn: u64) {
         // Partner: the load in `sleep_until`.
         self.turn.store(turn, Ordering::Release);
-        self.ringer.ring();
+        self.waker.wake();
     }
 }
 
 fn sleeper() -> (Sleeper, Waker) {
     let (device, turn) = (device(), Arc::new(AtomicU64::new(0)));
-    let waker = Waker { ringer: Arc::clone(&device.info().ringer), turn: turn.clone() };
+    let waker = Waker { waker: Arc::clone(&device.info().waker), turn: turn.clone() };
     (Sleeper { device, turn }, waker)
 }
 
 fn awake(criterion: &mut Criterion) {
     let mut device = device();
-    let ringer = Arc::clone(&device.info().ringer);
-    criterion.bench_function("bell/rung, nobody sleeps", |bencher| bencher.iter(|| ringer.ring()));
-    criterion.bench_function("bell/rung and armed", |bencher| {
+    let waker = Arc::clone(&device.info().waker);
+    criterion.bench_function("wake source/woken, nobody sleeps", |bencher| bencher.iter(|| waker.wake()));
+    criterion.bench_function("wake source/woken and armed", |bencher| {
         bencher.iter(|| {
-            ringer.ring();
-            // It was rung: one attempt says so and takes it.
+            waker.wake();
+            // It was woken: one attempt says so and takes it.
             assert!(device.arm().is_none());
         });
     });
@@ -105,7 +105,7 @@ fn asleep(criterion: &mut Criterion) {
             clock::now() - began
         })
     };
-    criterion.bench_function("bell/a sleeper wakes", |bencher| {
+    criterion.bench_function("wake source/a sleeper wakes", |bencher| {
         bencher.iter_custom(|ways| round_trips(ways.div_ceil(2)));
     });
 }

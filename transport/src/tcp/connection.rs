@@ -1,6 +1,6 @@
-//! One direction of one connection. An [`OutLane`] sends queued frames, many in one call and data
-//! straight out of its slice; an [`InLane`] receives frames through a small buffer and data
-//! straight into its slice.
+//! One direction of one connection. An [`OutConnection`] sends queued frames, many in one call and
+//! data straight out of its slice; an [`InConnection`] receives frames through a small buffer and
+//! data straight into its slice.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,16 +10,16 @@ use rustix::net::{RecvFlags, Shutdown};
 
 use super::frame::Encoded;
 use super::memory::Gather;
-use crate::cells::Inline;
 use crate::device::TransferId;
 use crate::region::Slice;
+use crate::signals::Inline;
 
-/// Receive buffer of a lane, in bytes: many small frames a call, little to copy twice of a large
-/// one.
+/// Receive buffer of a connection, in bytes: many small frames a call, little to copy twice of a
+/// large one.
 const RECEIVE_BUFFER_BYTES: usize = 16 << 10;
 
-/// Bytes that one lane receives in one poll at most, so that a poll stays short and the other lanes
-/// get their turn.
+/// Bytes that one connection receives in one poll at most, so that a poll stays short and the other
+/// connections get their turn.
 pub(super) const RECEIVE_BYTES_PER_POLL: usize = 1 << 20;
 
 /// What follows a frame on the wire.
@@ -66,19 +66,19 @@ impl OutFrame {
     }
 }
 
-/// The sending end of a lane.
-pub(super) struct OutLane {
+/// The sending end of a connection.
+pub(super) struct OutConnection {
     pub(super) socket: Socket,
     queue: VecDeque<OutFrame>,
     /// Bytes of the first frame that have been sent.
     sent: usize,
     /// The socket took less than it was given.
     blocked: bool,
-    /// Whether the bell is rung when the socket takes more.
+    /// Whether a sleeper is woken when the socket takes more.
     pub(super) watched: bool,
 }
 
-impl OutLane {
+impl OutConnection {
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self {
             socket: Socket(socket),
@@ -192,23 +192,23 @@ pub(super) enum Received {
     Closed,
 }
 
-/// The receiving end of a lane.
-pub(super) struct InLane<T> {
+/// The receiving end of a connection.
+pub(super) struct InConnection<T> {
     pub(super) socket: Socket,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
     /// The data that is arriving; `None` at a frame's beginning.
     pub(super) incoming: Option<Incoming<T>>,
-    /// Whether the bell is rung when there is something to receive.
+    /// Whether a sleeper is woken when there is something to receive.
     pub(super) watched: bool,
-    /// Whether a frame waits for what another lane is to say first.
+    /// Whether a frame waits for what another connection is to say first.
     pub(super) held: bool,
     /// Bytes received in this poll.
     spent: usize,
 }
 
-impl<T> InLane<T> {
+impl<T> InConnection<T> {
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self {
             socket: Socket(socket),

@@ -1,4 +1,5 @@
-//! Line 11: after `arm` returned a bell nothing comes without ringing it; any thread may ring.
+//! Line 11: after `arm` returned a wake source nothing comes without waking it; any thread may
+//! wake.
 //!
 //! The loop under test is the one of every sleeper, the groups' driver among them: poll, look, and
 //! then arm, look again and wait by [`sleep::unless_news`]. A lost wake-up shows as a sleep that
@@ -12,16 +13,16 @@ use std::time::Duration;
 
 use pleach_transport::{Armed, Device, Event, Flush, Submitted, Transfer, TransferId, Urgency, clock, sleep};
 
-use crate::world::{Backend, PATIENCE, QUESTION, Submission, World, noise, notice, put, skip};
+use crate::world::{Backend, PATIENCE, QUESTION, Submission, World, noise, put, signal, skip};
 
-/// A sleep that lasts so long was not ended by the bell.
-const RING_LIMIT: Duration = Duration::from_secs(20);
+/// A sleep that lasts so long was not ended by the wake source.
+const WAKE_LIMIT: Duration = Duration::from_secs(20);
 
-const CELL: u16 = 9;
+const SIGNAL_SLOT: u16 = 9;
 
 const NO_THREADS: &str = "runs on one thread in virtual time: nobody sleeps";
 
-/// Sleeps once: arms, looks, and waits for the bell; fails when it does not ring.
+/// Sleeps once: arms, looks, and waits for the wake source; fails when it does not wake.
 fn sleep_once(device: &mut dyn Device, holds: &mut impl FnMut(&[Event]) -> bool, events: &[Event]) {
     sleep::unless_news(
         device,
@@ -31,14 +32,14 @@ fn sleep_once(device: &mut dyn Device, holds: &mut impl FnMut(&[Event]) -> bool,
     );
 }
 
-/// Waits for the bell; fails when it does not ring.
+/// Waits for the wake source; fails when it does not wake.
 fn wait_for(device: &mut dyn Device, armed: &Armed) {
     let began = clock::now();
-    armed.wait(began, RING_LIMIT);
-    assert!(clock::now().since(began) < RING_LIMIT, "{} slept on and heard no bell", device.info().fabric);
+    armed.wait(began, WAKE_LIMIT);
+    assert!(clock::now().since(began) < WAKE_LIMIT, "{} slept on and was not woken", device.info().fabric);
 }
 
-/// Sleeps until something holds, by bells alone.
+/// Sleeps until something holds, by wake sources alone.
 fn sleep_until(device: &mut dyn Device, what: &str, mut holds: impl FnMut(&[Event]) -> bool) {
     let deadline = clock::now() + PATIENCE;
     let mut events = Vec::with_capacity(64);
@@ -89,36 +90,36 @@ impl Companion {
     }
 }
 
-pub(crate) fn notices_wake_a_sleeper_every_time<B: Backend>() {
+pub(crate) fn signals_wake_a_sleeper_every_time<B: Backend>() {
     const ROUNDS: u64 = 300;
     if !B::LIVE {
         return skip::<B>(NO_THREADS);
     }
     let mut world = World::<B>::connected(2);
     let mut sleeper = world.take(0);
-    let (mine, theirs) = (sleeper.cells(1), world.cells(1, 0));
+    let (mine, theirs) = (sleeper.signal_slots(1), world.signal_slots(1, 0));
     let mut answered = 0;
-    // Answers each notice of the sleeper after a while that differs from round to round, so that
+    // Answers each signal of the sleeper after a while that differs from round to round, so that
     // the answer meets the sleeper at each point of its loop.
     let companion = Companion::start(world.take(1), move |device, _| {
-        if theirs.count(CELL) == answered {
+        if theirs.count(SIGNAL_SLOT) == answered {
             return;
         }
         for _ in 0..(answered * 7919) % 4000 {
             std::hint::spin_loop();
         }
-        if device.notify(0, &notice(CELL, b""), TransferId(answered)).is_ok() {
+        if device.signal(0, &signal(SIGNAL_SLOT, b""), TransferId(answered)).is_ok() {
             answered += 1;
         }
     });
     for round in 0..ROUNDS {
-        sleeper.notify(1, &notice(CELL, b""), TransferId(round)).expect("one under way");
-        sleep_until(sleeper.as_mut(), "a notice", |_| mine.count(CELL) > round);
+        sleeper.signal(1, &signal(SIGNAL_SLOT, b""), TransferId(round)).expect("one under way");
+        sleep_until(sleeper.as_mut(), "a signal", |_| mine.count(SIGNAL_SLOT) > round);
     }
     companion.finish();
 }
 
-/// Where in its loop a sleeper is when a notice comes.
+/// Where in its loop a sleeper is when a signal comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moment {
     BeforeArming,
@@ -126,40 +127,40 @@ enum Moment {
     BeforeWaiting,
 }
 
-pub(crate) fn a_notice_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
+pub(crate) fn a_signal_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
     if !B::LIVE {
         return skip::<B>(NO_THREADS);
     }
     let mut world = World::<B>::connected(2);
     let mut sleeper = world.take(0);
-    let mine = sleeper.cells(1);
+    let mine = sleeper.signal_slots(1);
     let mut count = 0;
     for round in 0..20 {
         for now in [Moment::BeforeArming, Moment::AfterArming, Moment::BeforeWaiting] {
             let mut is_told = false;
-            let notify = RefCell::new(|moment| {
+            let signal = RefCell::new(|moment| {
                 if moment == now && !std::mem::replace(&mut is_told, true) {
-                    world.submit(1, 0, Submission::Notify(notice(CELL, b"")));
+                    world.submit(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"")));
                     // From then on the sleeper's end gets it without another poll of this one.
-                    world.until("the notice to go out", |world| world.device(1).flush(Flush::Transfers));
+                    world.until("the signal to go out", |world| world.device(1).flush(Flush::Transfers));
                 }
             });
             let mut events = Vec::with_capacity(64);
             let deadline = clock::now() + PATIENCE;
-            while mine.count(CELL) == count {
+            while mine.count(SIGNAL_SLOT) == count {
                 sleeper.poll(clock::now(), &mut events);
-                notify.borrow_mut()(Moment::BeforeArming);
-                assert!(clock::now() < deadline, "{} {now:?} in round {round}: no notice", B::NAME);
+                signal.borrow_mut()(Moment::BeforeArming);
+                assert!(clock::now() < deadline, "{} {now:?} in round {round}: no signal", B::NAME);
                 sleep::unless_news(
                     sleeper.as_mut(),
                     |sleeper| {
                         let armed = sleeper.arm();
-                        notify.borrow_mut()(Moment::AfterArming);
+                        signal.borrow_mut()(Moment::AfterArming);
                         armed
                     },
-                    |_| mine.count(CELL) > count,
+                    |_| mine.count(SIGNAL_SLOT) > count,
                     |sleeper, armed| {
-                        notify.borrow_mut()(Moment::BeforeWaiting);
+                        signal.borrow_mut()(Moment::BeforeWaiting);
                         wait_for(sleeper, &armed);
                     },
                 );
@@ -181,7 +182,7 @@ pub(crate) fn the_end_of_a_transfer_wakes_a_sleeper<B: Backend>() {
     for number in 0..20 {
         let id = TransferId(number);
         let transfer = match number % 2 {
-            0 => put(&source.whole(), target.remote(), Some(CELL)),
+            0 => put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)),
             _ => Transfer::Get { src: target.remote(), dst: source.whole() },
         };
         if sleeper.submit(1, transfer, id).expect("one under way") != Submitted::UnderWay {
@@ -193,7 +194,7 @@ pub(crate) fn the_end_of_a_transfer_wakes_a_sleeper<B: Backend>() {
     companion.finish();
 }
 
-pub(crate) fn a_bell_armed_when_something_is_there_already_does_not_keep_silent<B: Backend>() {
+pub(crate) fn a_wake_source_armed_when_something_is_there_already_does_not_keep_silent<B: Backend>() {
     if !B::LIVE {
         return skip::<B>(NO_THREADS);
     }
@@ -204,7 +205,7 @@ pub(crate) fn a_bell_armed_when_something_is_there_already_does_not_keep_silent<
     let mut events = Vec::with_capacity(64);
     for number in 0..50 {
         let id = TransferId(number);
-        let long = put(&source.whole(), target.remote(), Some(CELL));
+        let long = put(&source.whole(), target.remote(), Some(SIGNAL_SLOT));
         if sleeper.submit(1, long, id).expect("one under way") != Submitted::UnderWay {
             continue;
         }
@@ -236,7 +237,7 @@ pub(crate) fn a_message_wakes_a_sleeper<B: Backend>() {
     companion.finish();
 }
 
-pub(crate) fn any_thread_rings<B: Backend>() {
+pub(crate) fn any_thread_wakes<B: Backend>() {
     const ROUNDS: usize = 100;
     if !B::LIVE {
         return skip::<B>(NO_THREADS);
@@ -244,17 +245,17 @@ pub(crate) fn any_thread_rings<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let mut sleeper = world.take(0);
     for round in 0..ROUNDS {
-        let rung = Arc::new(AtomicBool::new(false));
-        let (ringer, says) = (Arc::clone(&sleeper.info().ringer), Arc::clone(&rung));
+        let woken = Arc::new(AtomicBool::new(false));
+        let (waker, says) = (Arc::clone(&sleeper.info().waker), Arc::clone(&woken));
         let thread = std::thread::spawn(move || {
             for _ in 0..(round * 7919) % 3000 {
                 std::hint::spin_loop();
             }
             says.store(true, Ordering::Release); // Pairs with the acquire below.
-            ringer.ring();
+            waker.wake();
         });
-        sleep_until(sleeper.as_mut(), "a ring", |_| rung.load(Ordering::Acquire));
-        thread.join().expect("ringing does not panic");
+        sleep_until(sleeper.as_mut(), "a wake", |_| woken.load(Ordering::Acquire));
+        thread.join().expect("waking does not panic");
     }
 }
 
@@ -287,7 +288,7 @@ pub(crate) fn a_goodbye_wakes_a_sleeper<B: Backend>() {
     companion.finish();
 }
 
-pub(crate) fn a_silence_wakes_a_sleeper<B: Backend>() {
+pub(crate) fn a_fence_wakes_a_sleeper<B: Backend>() {
     if !B::LIVE {
         return skip::<B>(NO_THREADS);
     }
@@ -295,7 +296,7 @@ pub(crate) fn a_silence_wakes_a_sleeper<B: Backend>() {
     let mut sleeper = world.take(0);
     let companion = Companion::start(world.take(1), |_, _| {});
     sleeper.sever(1);
-    sleep_until(sleeper.as_mut(), "the silence", |events| events.contains(&Event::Severed { peer: 1 }));
+    sleep_until(sleeper.as_mut(), "the fence", |events| events.contains(&Event::Severed { peer: 1 }));
     companion.finish();
 }
 

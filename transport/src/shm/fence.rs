@@ -25,7 +25,7 @@
 //!   out of their tables too ([`detached`]), as its pages are replaced for the whole process.
 //!
 //! **Time stays bounded.** What the system refuses (no memory for a piece, no mapping) is tried
-//! again until [`REFUSAL_LIMIT`]. Then silence cannot be had, and the process is aborted: its
+//! again until [`REFUSAL_LIMIT`]. Then fence cannot be had, and the process is aborted: its
 //! memory may not be given back while a peer can write there. On a GPU there is another way: memory
 //! that cannot be copied is unmapped, its bytes are lost, and using it is an error
 //! ([`CudaMemory::detach`]).
@@ -50,21 +50,21 @@ enum Job {
     Own(Part),
     /// Memory of this rank on a GPU.
     OwnOnGpu(Arc<dyn Memory>),
-    /// Cells of this rank that the severed peer writes to.
-    Cells(Arc<Mapping>),
+    /// Signal slots of this rank that the severed peer writes to.
+    Signals(Arc<Mapping>),
     /// Memory of the severed peer that somebody here still holds mapped.
     Theirs(Arc<PeerRegion>),
 }
 
 /// What is left to do until all is silent.
 #[derive(Default)]
-pub(crate) struct Silence {
+pub(crate) struct Fence {
     jobs: VecDeque<Job>,
     /// Since when the system refuses the first of them.
     refused_since: Option<Nanos>,
 }
 
-impl Silence {
+impl Fence {
     pub(crate) fn detach_own(&mut self, memory: Arc<dyn Memory>) {
         let parts = detached::detach(&memory);
         if CudaMemory::of(&*memory).is_some() {
@@ -74,8 +74,8 @@ impl Silence {
         }
     }
 
-    pub(crate) fn detach_cells(&mut self, mapping: Arc<Mapping>) {
-        self.jobs.push_back(Job::Cells(mapping));
+    pub(crate) fn detach_signal_slots(&mut self, mapping: Arc<Mapping>) {
+        self.jobs.push_back(Job::Signals(mapping));
     }
 
     pub(crate) fn detach_theirs(&mut self, region: Arc<PeerRegion>) {
@@ -88,7 +88,7 @@ impl Silence {
     }
 
     /// Does a piece of what is left. What the system refuses (for want of memory) is tried again at
-    /// the next poll: silence is never claimed that does not hold.
+    /// the next poll: fence is never claimed that does not hold.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Silence {
                 Some(memory) => memory.detach().map(|()| true).map_err(io::Error::other),
                 None => Ok(true),
             },
-            Job::Cells(mapping) => mapping.detach_by_copy().map(|()| true),
+            Job::Signals(mapping) => mapping.detach_by_copy().map(|()| true),
             Job::Theirs(region) => region.detach().map(|()| true),
         };
         match step {
@@ -159,14 +159,14 @@ mod tests {
 
     #[test]
     fn what_the_system_refuses_is_tried_again_until_a_limit() {
-        let mut silence = Silence::default();
+        let mut fence = Fence::default();
         let memory = SharedMemory::new(8192).unwrap();
-        silence.detach_own(Arc::new(Unmappable { memory, file: File::open("/").unwrap() }));
+        fence.detach_own(Arc::new(Unmappable { memory, file: File::open("/").unwrap() }));
         let begin = Nanos(1_000);
-        assert!(silence.advance(begin).is_ok());
-        assert!(silence.advance(begin + REFUSAL_LIMIT / 2).is_ok());
-        assert!(!silence.holds(), "silence is not claimed");
-        let error = silence.advance(begin + REFUSAL_LIMIT).expect_err("it was refused for the whole limit");
+        assert!(fence.advance(begin).is_ok());
+        assert!(fence.advance(begin + REFUSAL_LIMIT / 2).is_ok());
+        assert!(!fence.holds(), "fence is not claimed");
+        let error = fence.advance(begin + REFUSAL_LIMIT).expect_err("it was refused for the whole limit");
         assert!(!error.to_string().is_empty());
     }
 
@@ -186,19 +186,19 @@ mod tests {
                 let _ = memory.file();
             }
             let before = blocks(&memory);
-            let mut silence = Silence::default();
-            silence.detach_own(memory.clone());
+            let mut fence = Fence::default();
+            fence.detach_own(memory.clone());
             // Another device, or another region of the same memory.
-            let mut other = Silence::default();
+            let mut other = Fence::default();
             other.detach_own(memory.clone());
             for number in 0..3_u64 {
-                assert!(!silence.holds());
-                silence.advance(Nanos(number)).unwrap();
+                assert!(!fence.holds());
+                fence.advance(Nanos(number)).unwrap();
                 let emptied = before - blocks(&memory);
                 let expected = (PIECE_BYTES as u64 / 512 * (number + 1)).min(before);
                 assert_eq!(emptied, if is_given_away { 0 } else { expected });
             }
-            assert!(silence.holds());
+            assert!(fence.holds());
             while !other.holds() {
                 other.advance(Nanos(9)).unwrap();
             }

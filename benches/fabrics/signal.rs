@@ -1,4 +1,4 @@
-//! A put of 8 bytes with its notice, one way: two processes throw them back and forth by the
+//! A put of 8 bytes with its signal, one way: two processes throw them back and forth by the
 //! transport alone.
 //!
 //! The second process is this program again, started with the address of the first in its
@@ -11,16 +11,16 @@ use std::time::Duration;
 use pleach::transport::clock::{self, Nanos};
 use pleach::transport::shm::ShmDevice;
 use pleach::transport::{
-    Address, Cells, Device, DeviceConfig, Event, Inline, LossCause, Notice, Rank, Responder, TransferId,
+    Address, Device, DeviceConfig, Event, Inline, LossCause, Rank, Responder, Signal, Signals, TransferId,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::run::Measured;
 
 /// Set for the second process.
-const ADDRESS: &str = "FABRICS_NOTICE_ADDRESS";
+const ADDRESS: &str = "FABRICS_SIGNAL_ADDRESS";
 const BYTES: u64 = 8;
-const CELL: u16 = 0;
+const SIGNAL_SLOT: u16 = 0;
 /// Ends the second process.
 const END: u64 = u64::MAX;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -29,7 +29,7 @@ const TRIPS: u64 = 200;
 const SAMPLES_MIN: usize = 5;
 /// Throws after which those that have been carried out are taken note of, to make room for more.
 const THROWS: u64 = 16;
-/// Looks at a cell between two looks at whether the peer still lives.
+/// Looks at a signal slot between two looks at whether the peer still lives.
 const LOOKS: u32 = 1 << 16;
 
 struct Silent;
@@ -45,7 +45,7 @@ impl Responder for Silent {
 struct End {
     device: ShmDevice,
     peer: Rank,
-    cells: Option<Cells>,
+    signal_slots: Option<Signals>,
     events: Vec<Event>,
     sent: u64,
     seen: u64,
@@ -57,14 +57,21 @@ impl End {
             rank,
             world_size: 2,
             secret: None,
-            cells: 1,
+            signal_slots: 1,
             connect_timeout: PATIENCE,
             interface: None,
             address: None,
             responder: Arc::new(Silent),
         });
         let device = device.map_err(|error| format!("no device: {error}"))?;
-        Ok(Self { device, peer: 1 - rank, cells: None, events: Vec::with_capacity(64), sent: 0, seen: 0 })
+        Ok(Self {
+            device,
+            peer: 1 - rank,
+            signal_slots: None,
+            events: Vec::with_capacity(64),
+            sent: 0,
+            seen: 0,
+        })
     }
 
     fn connect(&mut self, address: &Address) -> Result<(), String> {
@@ -74,7 +81,7 @@ impl End {
             self.poll(deadline)?;
         }
         self.events.clear();
-        self.cells = Some(self.device.cells(peer));
+        self.signal_slots = Some(self.device.signal_slots(peer));
         Ok(())
     }
 
@@ -90,8 +97,8 @@ impl End {
 
     fn throw(&mut self, value: u64) -> Result<(), String> {
         let payload = Inline::new(&value.to_ne_bytes()).ok_or("8 bytes do not fit beside a counter")?;
-        let notice = Notice { cell: CELL, payload };
-        self.device.notify(self.peer, &notice, TransferId(self.sent)).map_err(|error| error.to_string())?;
+        let signal = Signal { signal_slot: SIGNAL_SLOT, payload };
+        self.device.signal(self.peer, &signal, TransferId(self.sent)).map_err(|error| error.to_string())?;
         self.sent += 1;
         if self.sent.is_multiple_of(THROWS) {
             self.device.poll(Nanos::ZERO, &mut self.events);
@@ -101,13 +108,13 @@ impl End {
     }
 
     fn catch(&mut self) -> Result<u64, String> {
-        let cells = self.cells.clone().ok_or("not connected")?;
+        let signal_slots = self.signal_slots.clone().ok_or("not connected")?;
         let mut deadline = None;
         loop {
             for _ in 0..LOOKS {
-                if cells.count(CELL) > self.seen {
+                if signal_slots.count(SIGNAL_SLOT) > self.seen {
                     self.seen += 1;
-                    let payload = cells.payload(CELL);
+                    let payload = signal_slots.payload(SIGNAL_SLOT);
                     return Ok(u64::from_ne_bytes(std::array::from_fn(|place| payload[place])));
                 }
                 std::hint::spin_loop();

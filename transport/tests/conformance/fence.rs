@@ -7,9 +7,11 @@ use pleach_transport::{
     AtomicOp, Event, PostError, Region, SubmitError, Transfer, TransferError, TransferId, Urgency, clock,
 };
 
-use crate::world::{Backend, CELLS, PATIENCE, Submission, World, assert_bytes, noise, notice, put, skip};
+use crate::world::{
+    Backend, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip,
+};
 
-const CELL: u16 = 1;
+const SIGNAL_SLOT: u16 = 1;
 const LEN: usize = 100_000;
 
 /// Lets rank 1 write to rank 0 as much as its queue takes.
@@ -18,7 +20,7 @@ fn hammer<B: Backend>(world: &mut World<B>, source: &Region, target: &Region) {
     let word = target.slice(0..8).expect("inside").remote();
     for number in 0..WRITES {
         let transfer = match number % 3 {
-            0 => put(&source.whole(), target.remote(), Some(CELL)),
+            0 => put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)),
             1 => {
                 let part = 0..LEN / 3;
                 let src = source.slice(part.clone()).expect("inside");
@@ -32,55 +34,62 @@ fn hammer<B: Backend>(world: &mut World<B>, source: &Region, target: &Region) {
 }
 
 fn until_severed<B: Backend>(world: &mut World<B>) {
-    world.until("the silence", |world| world.saw(0, &Event::Severed { peer: 1 }) > 0);
+    world.until("the fence", |world| world.saw(0, &Event::Severed { peer: 1 }) > 0);
 }
 
-/// Lets rank 1 notify rank 0 in every cell.
-fn notify_all<B: Backend>(world: &mut World<B>) {
-    for cell in 0..CELLS as u16 {
+/// Lets rank 1 signal rank 0 in every signal slot.
+fn signal_all<B: Backend>(world: &mut World<B>) {
+    for signal_slot in 0..SIGNAL_SLOTS as u16 {
         // Refused, or accepted and lost, as with `hammer`.
-        let _ = world.try_submit(1, 0, Submission::Notify(notice(cell, b"too late")));
+        let _ = world.try_submit(1, 0, Submission::Signal(signal(signal_slot, b"too late")));
     }
 }
 
-/// Counts and payloads of all the cells that rank 0 keeps for rank 1.
-fn cells_of_the_peer<B: Backend>(world: &mut World<B>) -> Vec<(u64, Vec<u8>)> {
-    let cells = world.cells(0, 1);
-    (0..CELLS as u16).map(|cell| (cells.count(cell), cells.payload(cell).to_vec())).collect()
+/// Counts and payloads of all the signal slots that rank 0 keeps for rank 1.
+fn signal_slots_of_the_peer<B: Backend>(world: &mut World<B>) -> Vec<(u64, Vec<u8>)> {
+    let signal_slots = world.signal_slots(0, 1);
+    (0..SIGNAL_SLOTS as u16)
+        .map(|signal_slot| (signal_slots.count(signal_slot), signal_slots.payload(signal_slot).to_vec()))
+        .collect()
 }
 
-pub(crate) fn the_cells_of_a_severed_peer_change_no_more<B: Backend>() {
+pub(crate) fn the_signal_slots_of_a_severed_peer_change_no_more<B: Backend>() {
     let mut world = World::<B>::connected(2);
     for _ in 0..10 {
-        notify_all(&mut world);
+        signal_all(&mut world);
         world.pump();
     }
-    world.until("notices", |world| world.count(0, 1, CELL) > 0);
+    world.until("signals", |world| world.count(0, 1, SIGNAL_SLOT) > 0);
     world.device(0).sever(1);
-    world.until("the silence", |world| {
-        notify_all(world);
+    world.until("the fence", |world| {
+        signal_all(world);
         world.saw(0, &Event::Severed { peer: 1 }) > 0
     });
-    let left = cells_of_the_peer(&mut world);
-    world.watch(notify_all);
+    let left = signal_slots_of_the_peer(&mut world);
+    world.watch(signal_all);
     world.set_polled(1, false);
     world.watch(|_| {});
     world.set_polled(1, true);
-    world.watch(notify_all);
-    assert_eq!(cells_of_the_peer(&mut world), left, "{}: a cell changed after the silence", B::NAME);
+    world.watch(signal_all);
+    assert_eq!(
+        signal_slots_of_the_peer(&mut world),
+        left,
+        "{}: a signal slot changed after the fence",
+        B::NAME
+    );
 }
 
 /// Shows that the memory is this rank's alone: it keeps what is written here while `peer` does what
 /// it likes.
-fn check_silent<B: Backend>(world: &mut World<B>, region: &Region, mut peer: impl FnMut(&mut World<B>)) {
+fn check_fenced<B: Backend>(world: &mut World<B>, region: &Region, mut peer: impl FnMut(&mut World<B>)) {
     let whole = region.whole();
     let left = whole.to_vec();
     world.watch(&mut peer);
-    assert_bytes(&whole.to_vec(), &left, "what was there at the silence");
+    assert_bytes(&whole.to_vec(), &left, "what was there at the fence");
     let own = noise(77, region.len());
     whole.store(&own);
     world.watch(&mut peer);
-    assert_bytes(&whole.to_vec(), &own, "what was written after the silence");
+    assert_bytes(&whole.to_vec(), &own, "what was written after the fence");
 }
 
 pub(crate) fn a_severed_peer_that_keeps_writing_changes_no_byte<B: Backend>() {
@@ -91,11 +100,11 @@ pub(crate) fn a_severed_peer_that_keeps_writing_changes_no_byte<B: Backend>() {
         world.pump();
     }
     world.device(0).sever(1);
-    world.until("the silence", |world| {
+    world.until("the fence", |world| {
         hammer(world, &source, &target);
         world.saw(0, &Event::Severed { peer: 1 }) > 0
     });
-    check_silent(&mut world, &target, |world| hammer(world, &source, &target));
+    check_fenced(&mut world, &target, |world| hammer(world, &source, &target));
     assert_eq!(world.saw(0, &Event::Severed { peer: 1 }), 1, "{}: severed once", B::NAME);
 }
 
@@ -108,12 +117,12 @@ pub(crate) fn a_peer_that_is_stopped_while_it_is_severed_and_continued_later_cha
     world.set_polled(1, false);
     world.device(0).sever(1);
     until_severed(&mut world);
-    check_silent(&mut world, &target, |_| {});
+    check_fenced(&mut world, &target, |_| {});
     world.set_polled(1, true);
-    check_silent(&mut world, &target, |world| hammer(world, &source, &target));
+    check_fenced(&mut world, &target, |world| hammer(world, &source, &target));
 }
 
-pub(crate) fn a_peer_on_another_thread_changes_no_byte_after_the_silence<B: Backend>() {
+pub(crate) fn a_peer_on_another_thread_changes_no_byte_after_the_fence<B: Backend>() {
     if !B::LIVE {
         return skip::<B>("runs on one thread");
     }
@@ -127,16 +136,16 @@ pub(crate) fn a_peer_on_another_thread_changes_no_byte_after_the_silence<B: Back
         let deadline = clock::now() + PATIENCE;
         // Relaxed: says only that the test is over.
         while !stopped.load(Ordering::Relaxed) && clock::now() < deadline {
-            let _ = device.submit(0, put(&src, dst, Some(CELL)), TransferId(0));
+            let _ = device.submit(0, put(&src, dst, Some(SIGNAL_SLOT)), TransferId(0));
             device.poll(clock::now(), &mut events);
             events.clear();
         }
         device
     });
-    world.until("writes of the peer", |world| world.count(0, 1, CELL) > 20);
+    world.until("writes of the peer", |world| world.count(0, 1, SIGNAL_SLOT) > 20);
     world.device(0).sever(1);
     until_severed(&mut world);
-    check_silent(&mut world, &target, |_| {});
+    check_fenced(&mut world, &target, |_| {});
     stop.store(true, Ordering::Relaxed);
     drop(writer.join().expect("the writer only writes"));
 }
@@ -160,7 +169,7 @@ pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>()
         assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", B::NAME);
     }
     world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
-    let refused = world.try_submit(0, 1, Submission::Notify(notice(CELL, b"")));
+    let refused = world.try_submit(0, 1, Submission::Signal(signal(SIGNAL_SLOT, b"")));
     assert_eq!(refused, Err(SubmitError::Severed { peer: 1 }));
     assert_eq!(
         world.device(0).post(1, b"hello?", Urgency::Ordinary),
@@ -168,7 +177,7 @@ pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>()
     );
 }
 
-pub(crate) fn a_get_under_way_writes_nothing_after_the_silence<B: Backend>() {
+pub(crate) fn a_get_under_way_writes_nothing_after_the_fence<B: Backend>() {
     let mut world = World::<B>::connected(2);
     let (source, target) = (world.region_of(1, &noise(4, LEN)), world.region(0, LEN));
     world.set_polled(1, false);
@@ -180,9 +189,9 @@ pub(crate) fn a_get_under_way_writes_nothing_after_the_silence<B: Backend>() {
     world.pump();
     world.device(0).sever(1);
     until_severed(&mut world);
-    check_silent(&mut world, &target, |_| {});
+    check_fenced(&mut world, &target, |_| {});
     world.set_polled(1, true);
-    check_silent(&mut world, &target, |_| {});
+    check_fenced(&mut world, &target, |_| {});
     world.finish_all(0, &gets);
     world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
 }
@@ -198,14 +207,14 @@ pub(crate) fn severing_one_peer_keeps_the_others<B: Backend>() {
     if detaches {
         skip::<B>("takes regions away from all peers when it severs one; only a new region is tried");
     } else {
-        assert_eq!(world.carry_out(2, 0, put(&source.whole(), old.remote(), Some(CELL))), Ok(0));
-        world.until("the notice", |world| world.count(0, 2, CELL) == 1);
+        assert_eq!(world.carry_out(2, 0, put(&source.whole(), old.remote(), Some(SIGNAL_SLOT))), Ok(0));
+        world.until("the signal", |world| world.count(0, 2, SIGNAL_SLOT) == 1);
         assert_bytes(&old.whole().to_vec(), &noise(5, LEN), "a region that was there before");
     }
-    let before = world.count(0, 2, CELL);
+    let before = world.count(0, 2, SIGNAL_SLOT);
     let new = world.region(0, LEN);
-    assert_eq!(world.carry_out(2, 0, put(&source.whole(), new.remote(), Some(CELL))), Ok(0));
-    world.until("the notice", |world| world.count(0, 2, CELL) == before + 1);
+    assert_eq!(world.carry_out(2, 0, put(&source.whole(), new.remote(), Some(SIGNAL_SLOT))), Ok(0));
+    world.until("the signal", |world| world.count(0, 2, SIGNAL_SLOT) == before + 1);
     assert_bytes(&new.whole().to_vec(), &noise(5, LEN), "a region registered after severing");
 }
 
@@ -216,7 +225,7 @@ pub(crate) fn severing_a_lost_peer_ends_as_well<B: Backend>() {
     world.until_lost(0, 1);
     world.device(0).sever(1);
     until_severed(&mut world);
-    check_silent(&mut world, &region, |_| {});
+    check_fenced(&mut world, &region, |_| {});
 }
 
 pub(crate) fn ranks_may_sever_each_other_at_once<B: Backend>() {
@@ -226,7 +235,7 @@ pub(crate) fn ranks_may_sever_each_other_at_once<B: Backend>() {
     world.device(0).sever(1);
     world.device(1).sever(0);
     until_severed(&mut world);
-    world.until("the silence of the other", |world| world.saw(1, &Event::Severed { peer: 0 }) == 1);
-    check_silent(&mut world, &regions[0], |_| {});
-    check_silent(&mut world, &regions[1], |_| {});
+    world.until("the fence of the other", |world| world.saw(1, &Event::Severed { peer: 0 }) == 1);
+    check_fenced(&mut world, &regions[0], |_| {});
+    check_fenced(&mut world, &regions[1], |_| {});
 }

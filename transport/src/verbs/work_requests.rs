@@ -1,6 +1,6 @@
-//! Requests that are chained up, to be posted by one ring of the doorbell.
+//! Requests that are linked, to be posted by one ring of the doorbell.
 //!
-//! The places of a chain lie in a row, each linked for good to the next one and to its own list of
+//! The places of a list lie in a row, each linked for good to the next one and to its own list of
 //! bytes. So a request is written where the NIC's driver reads it, and of its place only what it
 //! asks for: nothing is built elsewhere and copied, and posting cuts the row behind the last
 //! request for as long as that takes. What is read of a place that was used before is what its
@@ -17,7 +17,7 @@ use super::request::Request;
 use super::sys;
 
 /// See the module.
-pub(super) struct Chain {
+pub(super) struct WorkRequestList {
     row: Vec<sys::ibv_send_wr>,
     /// The bytes here that each request names.
     lists: Vec<sys::ibv_sge>,
@@ -29,7 +29,7 @@ pub(super) struct Chain {
     signaled: Option<usize>,
 }
 
-/// What of a chain was posted.
+/// What of a list was posted.
 pub(super) struct Posted {
     pub(super) requests: usize,
     /// One of them asks for a completion.
@@ -39,17 +39,17 @@ pub(super) struct Posted {
 }
 
 // SAFETY: the pointers in `row` lead into this value's own vectors.
-unsafe impl Send for Chain {}
+unsafe impl Send for WorkRequestList {}
 
 /// Of a request that names none here.
 pub(super) const NO_BYTES: sys::ibv_sge = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
 
-impl Chain {
+impl WorkRequestList {
     /// An empty one that takes so many requests without another allocation.
     pub(super) fn new(places: usize) -> Self {
-        let mut chain = Self { row: Vec::new(), lists: Vec::new(), len: 0, bytes: 0, signaled: None };
-        chain.lengthen(places.max(1));
-        chain
+        let mut list = Self { row: Vec::new(), lists: Vec::new(), len: 0, bytes: 0, signaled: None };
+        list.lengthen(places.max(1));
+        list
     }
 
     pub(super) fn len(&self) -> usize {
@@ -170,23 +170,23 @@ mod tests {
     use super::*;
 
     /// Adds a write of so many bytes.
-    fn add(chain: &mut Chain, number: u64, length: u32) {
+    fn add(list: &mut WorkRequestList, number: u64, length: u32) {
         let write = request(sys::IBV_WR_RDMA_WRITE, Target { address: number, key: 7 });
-        chain.add(number, &write, 0, sys::ibv_sge { addr: number, length, lkey: 0 });
+        list.add(number, &write, 0, sys::ibv_sge { addr: number, length, lkey: 0 });
     }
 
     /// Each request moves as many bytes as its number says.
-    fn chain_of(count: u64) -> Chain {
-        let mut chain = Chain::new(2);
-        (0..count).for_each(|number| add(&mut chain, number, number as u32));
-        chain
+    fn list_of(count: u64) -> WorkRequestList {
+        let mut list = WorkRequestList::new(2);
+        (0..count).for_each(|number| add(&mut list, number, number as u32));
+        list
     }
 
     /// Numbers of the requests as a driver finds them, each with the first byte of its list.
-    fn followed(chain: &Chain) -> Vec<(u64, u64)> {
+    fn followed(list: &WorkRequestList) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
-        let mut place = chain.row.as_ptr();
-        for _ in 0..chain.len() {
+        let mut place = list.row.as_ptr();
+        for _ in 0..list.len() {
             // SAFETY: links of the row lead into it and into the lists, and this ends before the
             // row does.
             unsafe {
@@ -198,29 +198,29 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_grows_is_linked_throughout() {
-        let chain = chain_of(9);
-        assert_eq!(followed(&chain), (0..9).map(|number| (number, number)).collect::<Vec<_>>());
-        assert_eq!((chain.len(), chain.bytes()), (9, 36));
+    fn a_list_that_grows_is_linked_throughout() {
+        let list = list_of(9);
+        assert_eq!(followed(&list), (0..9).map(|number| (number, number)).collect::<Vec<_>>());
+        assert_eq!((list.len(), list.bytes()), (9, 36));
     }
 
     #[test]
     fn what_was_not_taken_stays_linked_with_its_signal() {
         for (taken, was_signaled) in [(0, false), (4, false), (6, true), (9, true)] {
-            let mut chain = chain_of(6);
-            chain.signal_last();
-            (6..9).for_each(|number| add(&mut chain, number, 1));
-            let bytes = chain.bytes();
-            let posted = chain.keep_from(taken, io::ErrorKind::OutOfMemory.into());
+            let mut list = list_of(6);
+            list.signal_last();
+            (6..9).for_each(|number| add(&mut list, number, 1));
+            let bytes = list.bytes();
+            let posted = list.keep_from(taken, io::ErrorKind::OutOfMemory.into());
             assert_eq!((posted.requests, posted.is_signaled), (taken, was_signaled));
             let rest: Vec<_> = (taken as u64..9).map(|number| (number, number)).collect();
-            assert_eq!(followed(&chain), rest);
+            assert_eq!(followed(&list), rest);
             let gone: u64 = (0..taken as u64).map(|number| if number < 6 { number } else { 1 }).sum();
-            assert_eq!(chain.bytes(), bytes - gone as usize);
-            chain.signal_last();
+            assert_eq!(list.bytes(), bytes - gone as usize);
+            list.signal_last();
             let signaled = |place: &sys::ibv_send_wr| place.send_flags & sys::IBV_SEND_SIGNALED != 0;
             assert_eq!(
-                chain.row[..chain.len()].iter().filter(|place| signaled(place)).count(),
+                list.row[..list.len()].iter().filter(|place| signaled(place)).count(),
                 rest.len().min(1)
             );
         }

@@ -1,35 +1,35 @@
-//! A notice within one process: what it costs one thread to give and take, and the way between two
+//! A signal within one process: what it costs one thread to give and take, and the way between two
 //! threads.
 //!
-//! Cells on the heap, so without any device; between processes and through the device,
+//! Signal slots on the heap, so without any device; between processes and through the device,
 //! `cargo bench --bench fabrics`.
 #![allow(missing_docs)] // criterion's macros
 
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use pleach_transport::{Cells, Inline, Notice, clock};
+use pleach_transport::{Inline, Signal, Signals, clock};
 
-const CELL: u16 = 0;
+const SIGNAL_SLOT: u16 = 0;
 
-fn notice(value: u64) -> Notice {
-    Notice { cell: CELL, payload: Inline::new(&value.to_ne_bytes()).expect("eight bytes fit") }
+fn signal(value: u64) -> Signal {
+    Signal { signal_slot: SIGNAL_SLOT, payload: Inline::new(&value.to_ne_bytes()).expect("eight bytes fit") }
 }
 
-fn taken(cells: &Cells) -> u64 {
-    u64::from_ne_bytes(std::array::from_fn(|place| cells.payload(CELL)[place]))
+fn taken(signal_slots: &Signals) -> u64 {
+    u64::from_ne_bytes(std::array::from_fn(|place| signal_slots.payload(SIGNAL_SLOT)[place]))
 }
 
 /// Gives and takes on one thread: instructions, no line moves.
 fn one_thread(criterion: &mut Criterion) {
-    let cells = Cells::on_heap(1);
+    let signal_slots = Signals::on_heap(1);
     let mut count = 0;
-    criterion.bench_function("notice/one thread", |bencher| {
+    criterion.bench_function("signal/one thread", |bencher| {
         bencher.iter(|| {
             count += 1;
-            cells.notify(&notice(count));
-            assert_eq!(cells.count(CELL), count);
-            assert_eq!(taken(&cells), count);
+            signal_slots.signal(&signal(count));
+            assert_eq!(signal_slots.count(SIGNAL_SLOT), count);
+            assert_eq!(taken(&signal_slots), count);
         });
     });
 }
@@ -53,21 +53,21 @@ fn processors_lost() -> u64 {
 
 /// One thread's end of a line each way.
 struct End {
-    there: Cells,
-    back: Cells,
-    /// Notices that were waited for.
+    there: Signals,
+    back: Signals,
+    /// Signals that were waited for.
     count: u64,
 }
 
 impl End {
     fn give(&self, value: u64) {
-        self.there.notify(&notice(value));
+        self.there.signal(&signal(value));
     }
 
     /// The next value, waited for without yielding.
     fn take(&mut self) -> u64 {
         self.count += 1;
-        while self.back.count(CELL) < self.count {
+        while self.back.count(SIGNAL_SLOT) < self.count {
             std::hint::spin_loop();
         }
         taken(&self.back)
@@ -92,7 +92,7 @@ impl End {
 
 /// How long so many round trips take while both threads have a processor each.
 fn time_round_trips(wanted: u64) -> Duration {
-    let (one, other) = (Cells::on_heap(1), Cells::on_heap(1));
+    let (one, other) = (Signals::on_heap(1), Signals::on_heap(1));
     let mut near = End { there: one.clone(), back: other.clone(), count: 0 };
     let far = End { there: other, back: one, count: 0 };
     std::thread::scope(|scope| {
@@ -120,7 +120,7 @@ fn time_round_trips(wanted: u64) -> Duration {
 
 /// One way of a ping-pong between two threads, wherever the system puts them.
 fn two_threads(criterion: &mut Criterion) {
-    criterion.bench_function("notice/one way between threads", |bencher| {
+    criterion.bench_function("signal/one way between threads", |bencher| {
         bencher.iter_custom(|ways| time_round_trips(ways.div_ceil(2)));
     });
 }

@@ -1,9 +1,9 @@
 //! A queue pair of a peer, and what is under way on it.
 //!
-//! What is submitted is chained up ([`chain`](super::chain)) and posted together by one ring of the
-//! doorbell ([`Lane::ring`]): when the device is polled or flushed, or when much has gathered.
-//! Requests complete in order, so of a chain only the last one that somebody waits for asks for a
-//! completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
+//! What is submitted is linked ([`work_requests`](super::work_requests)) and posted together by one
+//! ring of the doorbell ([`SendQueue::post`]): when the device is polled or flushed, or when much
+//! has gathered. Requests complete in order, so of a list only the last one that somebody waits for
+//! asks for a completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
 //!
 //! **Invariant:** what the NIC may still touch (source, destination, own slots) is held by an entry
 //! of `sent`, which goes only with its completion or with the queue pair.
@@ -12,19 +12,19 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use super::chain::{Chain, NO_BYTES};
 use super::limits::NotMade;
 use super::nic::Nic;
 use super::objects::{MemoryRegion, QueuePair};
 use super::port::{Chosen, Kind, Service};
 use super::request::{Local, Request, Target, request};
 use super::status::Operation;
-use super::wire::{Hello, LaneHello};
+use super::wire::{Hello, QueuePairHello};
+use super::work_requests::{NO_BYTES, WorkRequestList};
 use super::{Counts, sys};
-use crate::cells::{CELL_PAYLOAD_BYTES, Inline};
 use crate::device::{LossCause, TransferId};
 use crate::memory::{HostMemory, Memory};
 use crate::region::{RegionKey, Slice};
+use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES};
 
 /// Requests that nobody waits for between two that ask for a completion.
 const SIGNAL_EVERY: u32 = 32;
@@ -32,20 +32,20 @@ const SIGNAL_EVERY: u32 = 32;
 /// Requests kept free for credits and for the end.
 const SPARE_REQUESTS: u32 = 8;
 
-/// A chain of so many requests is posted at once,
-const CHAIN_REQUESTS: usize = 32;
+/// A list of so many requests is posted at once,
+const LIST_REQUESTS: usize = 32;
 /// and so is one that moves so many bytes: what is gained by waiting is a doorbell, which is little
 /// beside them.
-const CHAIN_BYTES: usize = 4096;
+const LIST_BYTES: usize = 4096;
 
 /// Requests of one group at most.
 const GROUP_REQUESTS: u32 = 2;
 
-/// Bytes of a cell's place in the inbox, and of a request's own place.
+/// Bytes of a signal slot's place in the inbox, and of a request's own place.
 pub(super) const SLOT_BYTES: usize = 64;
 /// Bytes of a group's own slot.
 const GROUP_SLOT_BYTES: usize = GROUP_REQUESTS as usize * SLOT_BYTES;
-const _: () = assert!(CELL_PAYLOAD_BYTES <= SLOT_BYTES);
+const _: () = assert!(SIGNAL_SLOT_PAYLOAD_BYTES <= SLOT_BYTES);
 
 /// A lost packet is sent again after 4.096 us times two to this power, 0.54 s: a host under load
 /// answers later than one would think, and who has died is found out by the control stream.
@@ -70,7 +70,7 @@ pub(super) struct Sizes {
     pub(super) queue_pairs: u32,
     /// Transfers under way whose end somebody waits for.
     pub(super) depth: u32,
-    /// Notices that each end takes ahead.
+    /// Signals that each end takes ahead.
     pub(super) credits: u32,
     /// Reads and atomics at once.
     pub(super) reads: u8,
@@ -84,7 +84,7 @@ impl Sizes {
         GROUP_REQUESTS * self.depth + SPARE_REQUESTS
     }
 
-    /// Receives that a peer can use up: its notices, and what it gives credits back with. It has
+    /// Receives that a peer can use up: its signals, and what it gives credits back with. It has
     /// given back those of all that came but the last half, so two such are under way at most;
     /// twice that for ends that are out of step.
     pub(super) fn receives(self) -> u32 {
@@ -125,7 +125,7 @@ struct Sent {
 }
 
 /// See the module.
-pub(super) struct Lane {
+pub(super) struct SendQueue {
     // Before the memory that it touches.
     queue_pair: QueuePair,
     /// A slot for each group under way: bytes that requests carry, old values of atomics.
@@ -149,12 +149,12 @@ pub(super) struct Lane {
     room: u32,
     unsignaled: u32,
     /// Not posted yet.
-    chain: Chain,
+    list: WorkRequestList,
     /// Of the next group. There are more slots than groups under way.
     next_slot: u32,
 }
 
-impl Lane {
+impl SendQueue {
     /// One that can be told where its peer is.
     pub(super) fn new(nics: &[Nic], nic: usize, sizes: Sizes, random: u64) -> Result<Self, NotMade> {
         let base = &nics[nic];
@@ -195,7 +195,7 @@ impl Lane {
             first: 0,
             room: sizes.requests(),
             unsignaled: 0,
-            chain: Chain::new(CHAIN_REQUESTS + GROUP_REQUESTS as usize),
+            list: WorkRequestList::new(LIST_REQUESTS + GROUP_REQUESTS as usize),
             next_slot: 0,
         })
     }
@@ -206,9 +206,9 @@ impl Lane {
     }
 
     /// What the peer must know of it. `inbox_key`: its NIC's.
-    pub(super) fn hello(&self, nics: &[Nic], inbox_key: u32) -> LaneHello {
+    pub(super) fn hello(&self, nics: &[Nic], inbox_key: u32) -> QueuePairHello {
         let base = &nics[self.nic];
-        LaneHello {
+        QueuePairHello {
             queue_pair: self.number(),
             packet: self.first_packet,
             gid: base.chosen.gid.address.octets(),
@@ -220,23 +220,25 @@ impl Lane {
         }
     }
 
-    /// Joins it to the peer's `lane`: it receives and sends from now on.
-    pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello, lane: &LaneHello) -> io::Result<()> {
-        let (to_receive, to_send) = (self.to_receive(nics, lane), self.to_send());
-        self.connect_as(hello, lane, |state| Ok(if state == sys::IBV_QPS_RTR { to_receive } else { to_send }))
+    /// Joins it to the peer's `queue`: it receives and sends from now on.
+    pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello, queue: &QueuePairHello) -> io::Result<()> {
+        let (to_receive, to_send) = (self.to_receive(nics, queue), self.to_send());
+        self.connect_as(hello, queue, |state| {
+            Ok(if state == sys::IBV_QPS_RTR { to_receive } else { to_send })
+        })
     }
 
     /// What it is told of the peer's, and which of it counts.
-    fn to_receive(&self, nics: &[Nic], lane: &LaneHello) -> (sys::ibv_qp_attr, u32) {
+    fn to_receive(&self, nics: &[Nic], queue: &QueuePairHello) -> (sys::ibv_qp_attr, u32) {
         let base = &nics[self.nic];
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = sys::IBV_QPS_RTR;
         // The peer's is the same, see `joining`.
         attributes.path_mtu = base.port.active_mtu;
-        attributes.dest_qp_num = lane.queue_pair;
-        attributes.rq_psn = lane.packet;
-        attributes.ah_attr = way(&base.chosen, lane);
+        attributes.dest_qp_num = queue.queue_pair;
+        attributes.rq_psn = queue.packet;
+        attributes.ah_attr = way(&base.chosen, queue);
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
@@ -254,12 +256,12 @@ impl Lane {
         (attributes, sys::IBV_QP_STATE | sys::IBV_QP_SQ_PSN)
     }
 
-    /// As [`Lane::connect`], where another one says what it is told of the way; how often is tried,
-    /// and how much is under way at once, is this backend's own choice.
+    /// As [`SendQueue::connect`], where another one says what it is told of the way; how often is
+    /// tried, and how much is under way at once, is this backend's own choice.
     pub(super) fn connect_as(
         &mut self,
         hello: &Hello,
-        lane: &LaneHello,
+        queue: &QueuePairHello,
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
         let (mut to_receive, mask) = attributes(sys::IBV_QPS_RTR)?;
@@ -278,8 +280,8 @@ impl Lane {
             | sys::IBV_QP_RNR_RETRY
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
         self.queue_pair.modify(to_send, mask | own)?;
-        self.remote_nic = usize::from(lane.nic);
-        self.inbox = Target { address: hello.inbox_address, key: lane.inbox_key };
+        self.remote_nic = usize::from(queue.nic);
+        self.inbox = Target { address: hello.inbox_address, key: queue.inbox_key };
         Ok(())
     }
 
@@ -293,7 +295,7 @@ impl Lane {
         self.room > 0
     }
 
-    /// Chains up an atomic, whose old value comes with its end.
+    /// Adds to the list an atomic, whose old value comes with its end.
     pub(super) fn push_atomic(
         &mut self,
         id: TransferId,
@@ -304,11 +306,11 @@ impl Lane {
         let list =
             sys::ibv_sge { addr: self.address_of(self.next_slot), length: 8, lkey: self.slots.local_key() };
         let target = Target { address: atomic.remote_addr, key: atomic.rkey };
-        self.chain.add(self.next_number(), &request(opcode, target), 0, list).wr.atomic = atomic;
+        self.list.add(self.next_number(), &request(opcode, target), 0, list).wr.atomic = atomic;
         self.pushed(Waits::Whole(id), None, key, opcode, 1);
     }
 
-    /// Chains up the binding of a memory window.
+    /// Adds to the list the binding of a memory window.
     pub(super) fn push_bind(
         &mut self,
         id: TransferId,
@@ -316,13 +318,13 @@ impl Lane {
         bind: sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
     ) {
         let binding = request(sys::IBV_WR_BIND_MW, Target { address: 0, key: 0 });
-        let place = self.chain.add(self.next_number(), &binding, 0, NO_BYTES);
+        let place = self.list.add(self.next_number(), &binding, 0, NO_BYTES);
         place.__bindgen_anon_2.bind_mw = bind;
         self.pushed(Waits::Whole(id), None, key, binding.opcode, 1);
     }
 
-    /// Chains up a group of one or two requests, which name `key` at the peer and hold a slice
-    /// here. There must be room.
+    /// Adds to the list a group of one or two requests, which name `key` at the peer and hold a
+    /// slice here. There must be room.
     pub(super) fn push<const N: usize>(
         &mut self,
         waits: Waits,
@@ -340,12 +342,12 @@ impl Lane {
                 }
                 Local::Carried(inline) => self.carry(inline, index),
             };
-            self.chain.add(number, request, flags, list);
+            self.list.add(number, request, flags, list);
         }
         self.pushed(waits, holds, key, requests[0].0.opcode, N as u32);
     }
 
-    /// A group of so many requests was chained up.
+    /// A group of so many requests was linked.
     #[inline(always)]
     fn pushed(&mut self, waits: Waits, holds: Option<Slice>, key: RegionKey, opcode: u32, requests: u32) {
         self.room -= requests;
@@ -380,32 +382,32 @@ impl Lane {
         self.slots_address + u64::from(slot) * GROUP_SLOT_BYTES as u64
     }
 
-    /// The end of the chain asks for a completion.
+    /// The end of the list asks for a completion.
     fn signal_last(&mut self) {
-        self.chain.signal_last();
+        self.list.signal_last();
         self.unsignaled = 0;
     }
 
-    /// Whether the chain is to be posted before the device is polled again.
+    /// Whether the list is to be posted before the device is polled again.
     pub(super) fn is_due(&self) -> bool {
-        self.chain.len() >= CHAIN_REQUESTS || self.chain.bytes() >= CHAIN_BYTES
+        self.list.len() >= LIST_REQUESTS || self.list.bytes() >= LIST_BYTES
     }
 
     /// Whether all was posted.
-    pub(super) fn has_rung(&self) -> bool {
-        self.chain.is_empty()
+    pub(super) fn has_woken(&self) -> bool {
+        self.list.is_empty()
     }
 
-    /// Posts the chain. What the NIC has no room for stays in it, until what is under way has made
+    /// Posts the list. What the NIC has no room for stays in it, until what is under way has made
     /// room.
     #[inline]
-    pub(super) fn ring(&mut self) -> Result<(), LossCause> {
-        if self.chain.is_empty() {
+    pub(super) fn post(&mut self) -> Result<(), LossCause> {
+        if self.list.is_empty() {
             return Ok(());
         }
-        // SAFETY: what the chain names is held by `sent` or is this lane's own slots, which go
+        // SAFETY: what the list names is held by `sent` or is this queue pair's own slots, which go
         // after the queue pair.
-        let posted = unsafe { self.chain.post(&mut self.queue_pair) };
+        let posted = unsafe { self.list.post(&mut self.queue_pair) };
         self.counts.doorbells += 1;
         self.counts.requests += posted.requests as u64;
         self.counts.signaled += u64::from(posted.is_signaled);
@@ -420,7 +422,7 @@ impl Lane {
     /// Whether something waits to be posted, and some of what was posted before has not ended.
     fn is_under_way(&self) -> bool {
         let not_ended: u32 = self.sent.iter().map(|sent| sent.requests).sum();
-        !self.chain.is_empty() && not_ended as usize > self.chain.len()
+        !self.list.is_empty() && not_ended as usize > self.list.len()
     }
 
     /// The first of the groups up to the one of this number, all of which have ended well.
@@ -451,7 +453,7 @@ impl Lane {
         }
     }
 
-    /// Chains up a write of no bytes, whose end is told. There must be room.
+    /// Adds to the list a write of no bytes, whose end is told. There must be room.
     pub(super) fn push_nothing(&mut self) {
         let nothing = request(sys::IBV_WR_RDMA_WRITE, self.inbox);
         self.push(Waits::Nobody, None, RegionKey::NONE, &[(nothing, Local::Nothing)]);
@@ -495,21 +497,21 @@ impl Lane {
 }
 
 /// The way from a port to the peer's end of a queue pair.
-fn way(own: &Chosen, lane: &LaneHello) -> sys::ibv_ah_attr {
+fn way(own: &Chosen, queue: &QueuePairHello) -> sys::ibv_ah_attr {
     // SAFETY: plain numbers, of which zero is one.
     let mut way: sys::ibv_ah_attr = unsafe { std::mem::zeroed() };
     way.port_num = own.port;
-    way.dlid = lane.lid;
+    way.dlid = queue.lid;
     let is_infiniband = own.gid.kind == Kind::InfiniBand;
-    if is_infiniband && own.gid.address.octets()[..PREFIX_BYTES] == lane.gid[..PREFIX_BYTES] {
+    if is_infiniband && own.gid.address.octets()[..PREFIX_BYTES] == queue.gid[..PREFIX_BYTES] {
         return way;
     }
     // RoCE, or another subnet: routers go by the global header.
     way.is_global = 1;
-    way.grh.dgid = sys::ibv_gid { raw: lane.gid };
+    way.grh.dgid = sys::ibv_gid { raw: queue.gid };
     way.grh.sgid_index = own.gid.index as u8;
     way.grh.hop_limit = HOP_LIMIT;
-    let router = u16::from_be_bytes([lane.gid[FABRIC_LID_AT], lane.gid[FABRIC_LID_AT + 1]]);
+    let router = u16::from_be_bytes([queue.gid[FABRIC_LID_AT], queue.gid[FABRIC_LID_AT + 1]]);
     if is_infiniband && router != 0 {
         way.dlid = router;
     }
@@ -539,9 +541,9 @@ mod tests {
         Chosen { device: "mlx5_0".to_owned(), port: 1, gid, reason: String::new() }
     }
 
-    fn peer(address: &str, kind: Kind) -> LaneHello {
+    fn peer(address: &str, kind: Kind) -> QueuePairHello {
         let gid = address.parse::<Ipv6Addr>().expect("an address").octets();
-        LaneHello { queue_pair: 7, packet: 0, gid, kind, lid: 21, mtu: 5, nic: 0, inbox_key: 0 }
+        QueuePairHello { queue_pair: 7, packet: 0, gid, kind, lid: 21, mtu: 5, nic: 0, inbox_key: 0 }
     }
 
     #[test]

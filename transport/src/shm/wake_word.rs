@@ -1,6 +1,6 @@
-//! The bell: one word in shared memory on which a rank sleeps and which its peers ring.
+//! The wake source: one word in shared memory on which a rank sleeps and which its peers wake.
 //!
-//! Odd = its owner sleeps or is about to; even = awake. Arming makes it odd, ringing makes it even
+//! Odd = its owner sleeps or is about to; even = awake. Arming makes it odd, waking makes it even
 //! again and wakes. So of many senders only the first to find an odd word makes a syscall, and none
 //! does while the owner is awake.
 //!
@@ -23,12 +23,12 @@ pub(crate) fn arm(word: &AtomicU32) -> u32 {
     // A sender can change only an odd word. If it does so between the load and this store, its news
     // was stored before, and the fence below makes the owner's next look see it.
     word.store(armed, Ordering::Relaxed);
-    // Partner: the fence in `ring`.
+    // Partner: the fence in `wake`.
     fence(Ordering::SeqCst);
     armed
 }
 
-/// Says that the owner is awake. Acquire: pairs with the release of the sender that rang.
+/// Says that the owner is awake. Acquire: pairs with the release of the sender that woke.
 pub(crate) fn disarm(word: &AtomicU32) {
     let seen = word.load(Ordering::Acquire);
     if seen & ARMED != 0 {
@@ -40,15 +40,15 @@ pub(crate) fn disarm(word: &AtomicU32) {
 /// For who has stored news: whether the owner must be woken by the caller. Never misses an owner
 /// that sleeps.
 #[must_use]
-pub(crate) fn ring(word: &AtomicU32) -> bool {
+pub(crate) fn wake(word: &AtomicU32) -> bool {
     // Partner: the fence in `arm`.
     fence(Ordering::SeqCst);
     glance(word)
 }
 
-/// As [`ring`], for several bells after one fence of the caller's (`fence(SeqCst)` between the news
-/// and this). Without a fence it may miss an owner that is just going to sleep, never one that has
-/// slept for long.
+/// As [`wake`], for several wake sources after one fence of the caller's (`fence(SeqCst)` between
+/// the news and this). Without a fence it may miss an owner that is just going to sleep, never one
+/// that has slept for long.
 #[must_use]
 pub(crate) fn glance(word: &AtomicU32) -> bool {
     let seen = word.load(Ordering::Relaxed);
