@@ -39,8 +39,8 @@
 //! | window | how many chunks of a lane may be under way at once | NCCL: steps of a FIFO |
 //! | eager | an algorithm whose data go to scratch of the receivers without a word of theirs before | MPI: eager protocol |
 //! | proof | a schedule that `verify` accepted | - |
-//! | way | an algorithm with its access and its window | NCCL: algorithm and protocol |
-//! | choices | a table: which way a collective goes from how many bytes on | NCCL: tuner |
+//! | variant | an algorithm with its access and its window | NCCL: algorithm and protocol |
+//! | tuning | measured tables: the variant that a collective takes from how many bytes on | NCCL: tuner |
 //! | topology | ranks, switches, and the links that join them | NCCL: topology graph |
 //! | packing | weighted trees over a topology, with their rate and the bound | Blink: spanning-tree packing; TreeGen of ForestColl |
 //! | certificate | the cut or partition that shows a bound | max-flow min-cut |

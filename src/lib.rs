@@ -25,7 +25,7 @@ pub use pleach_collectives::{
 /// How they do it, and what they say of it.
 pub use pleach_collectives::{Observe, Report};
 pub use pleach_packing::topology::Topology;
-pub use pleach_schedule::{Algorithm, Choices, HostMap, Pinned, Way};
+pub use pleach_schedule::{Algorithm, HostMap, Tuning, TuningSource, Variant};
 /// Where ranks meet.
 pub use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World, WorldError};
 /// Memory of GPUs.

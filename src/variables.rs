@@ -95,8 +95,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("PLEACH_VERBS_SERVICE_LEVEL", "0", "service level of queue pairs, 0 to 15"),
     variable(
-        "PLEACH_CHOICES",
-        "built-in choices",
+        "PLEACH_TUNING",
+        "built-in selection",
         "a file of measured algorithms, which `pleach tune -o FILE` writes",
     ),
     variable(

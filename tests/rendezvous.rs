@@ -158,9 +158,9 @@ impl Drop for Folder {
 
 #[test]
 fn the_ranks_of_pleach_run_join_over_each_fabric() {
-    for (choice, fabric) in [("auto", "shm"), ("shm", "shm"), ("tcp", "tcp")] {
+    for (selection, fabric) in [("auto", "shm"), ("shm", "shm"), ("tcp", "tcp")] {
         let mut command = run(4, &[]);
-        command.env(FABRIC_VARIABLE, choice);
+        command.env(FABRIC_VARIABLE, selection);
         let output = finish(command);
         assert!(output.status.success() && joined(&output) == 4, "{output:?}");
         assert!(

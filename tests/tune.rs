@@ -20,7 +20,7 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn what_is_measured_is_written_shown_and_kept_to() {
     let folder = Folder::new("tune-kept");
-    let path = folder.0.join("choices");
+    let path = folder.0.join("tuning");
     let file = path.to_str().expect("a plain name");
     let measure = |ranks: &str| {
         let arguments = ["--fabric", "shm", "--ranks", ranks, "--min", "8", "--max", "2K", "--time", "1"];
@@ -43,11 +43,11 @@ fn what_is_measured_is_written_shown_and_kept_to() {
     assert_eq!(without_notes(&text(&shown.stdout)), without_notes(&written));
 
     // Another choice than any that is measured, kept to all the same.
-    std::fs::write(&path, "pleach choices 1\nworld shm 1x3\nall-reduce 0 ring put -\n")
+    std::fs::write(&path, "pleach tuning 1\nworld shm 1x3\nall-reduce 0 ring put -\n")
         .expect("it can be written");
     let bench = |ranks: &str| {
         let mut command = pleach();
-        command.env("PLEACH_CHOICES", &path);
+        command.env("PLEACH_TUNING", &path);
         command.args([
             "bench",
             "--fabric",
@@ -65,11 +65,11 @@ fn what_is_measured_is_written_shown_and_kept_to() {
     let output = bench("3");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(text(&output.stdout).matches("\"algorithm\":\"ring\"").count(), 2, "{output:?}");
-    // A job of another size takes the built-in choices, and one of its ranks says so.
+    // A job of another size takes the built-in selection, and one of its ranks says so.
     let output = bench("2");
     assert!(output.status.success(), "{output:?}");
     let errors = text(&output.stderr);
-    let warnings: Vec<_> = errors.lines().filter(|line| line.contains("no choices for shm 1x2")).collect();
+    let warnings: Vec<_> = errors.lines().filter(|line| line.contains("no tuning for shm 1x2")).collect();
     assert!(warnings.len() == 1 && warnings[0].contains(&format!("{file} has shm 1x3")), "{errors}");
 }
 
@@ -104,7 +104,7 @@ fn every_collective_is_measured_in_worlds_of_two_to_four_ranks() {
 #[test]
 fn rows_are_written_as_each_collective_ends() {
     let folder = Folder::new("tune-as-it-goes");
-    let path = folder.0.join("choices");
+    let path = folder.0.join("tuning");
     let mut command = pleach();
     command.args(["tune", "--fabric", "shm", "--collectives", "barrier,all-reduce", "--time", "1000", "-o"]);
     // The second one takes longer than the test waits.
@@ -115,9 +115,9 @@ fn rows_are_written_as_each_collective_ends() {
         .spawn()
         .expect("it starts");
     let has_barrier = || {
-        let Ok(choices) = std::fs::read_to_string(&path) else { return false };
-        assert!(choices.starts_with("pleach choices 1\n"), "never half of a file: {choices}");
-        choices.contains("\nbarrier ")
+        let Ok(tuning) = std::fs::read_to_string(&path) else { return false };
+        assert!(tuning.starts_with("pleach tuning 1\n"), "never half of a file: {tuning}");
+        tuning.contains("\nbarrier ")
     };
     wait_until("the first collective is written", has_barrier);
     assert!(child.try_wait().expect("it is ours").is_none(), "it still measures");
@@ -130,7 +130,7 @@ fn rows_are_written_as_each_collective_ends() {
 #[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let folder = Folder::new("tune-unwritable");
-    let nowhere = folder.0.join("nowhere").join("choices");
+    let nowhere = folder.0.join("nowhere").join("tuning");
     for path in [nowhere.to_str().expect("a plain name"), folder.0.to_str().expect("a plain name")] {
         let output = tune(&["--fabric", "shm", "-o", path]);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -141,9 +141,9 @@ fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
 #[test]
 fn a_bad_file_is_told_by_its_line_and_is_not_overwritten() {
     let folder = Folder::new("tune-bad");
-    let path = folder.0.join("choices");
+    let path = folder.0.join("tuning");
     let file = path.to_str().expect("a plain name");
-    let bad = "pleach choices 1\nworld shm 1x2\nall-reduce 0 chain put -\n";
+    let bad = "pleach tuning 1\nworld shm 1x2\nall-reduce 0 chain put -\n";
     std::fs::write(&path, bad).expect("it can be written");
     for arguments in [&["--show", file][..], &["--fabric", "shm", "--max", "8", "--time", "1", "-o", file]] {
         let output = tune(arguments);

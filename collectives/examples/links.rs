@@ -82,7 +82,7 @@ fn row(name: &str, wiring: &Arc<Wiring>, collective: Collective, bytes: u64) -> 
         bound / 1e9,
         reached * 100.0,
         timed.time.as_secs_f64() * 1e6,
-        timed.choice.algorithm.to_string(),
+        timed.selection.algorithm.to_string(),
         packed.trees.trees(),
         packed.trees.pace().hops,
         packed.trees.pace().window,

@@ -2,9 +2,9 @@
 
 #[path = "group/blocks.rs"]
 mod blocks;
-#[path = "group/choices.rs"]
-mod choices;
 mod ranks;
+#[path = "group/tuning.rs"]
+mod tuning;
 #[path = "group/uneven.rs"]
 mod uneven;
 #[path = "group/waking.rs"]
@@ -242,7 +242,7 @@ fn a_rank_that_waited_in_an_earlier_call_is_not_taken_to_wait_still(fabric: Fabr
     let wait = std::sync::Mutex::new(wait);
     with_group(fabric, 3, |group| {
         let mut data = vec![1.0f32; 300_000];
-        let ring = group.with_way(Algorithm::Ring);
+        let ring = group.with_variant(Algorithm::Ring);
         if group.rank() == 2 {
             // Late enough to be asked what it is doing; then the others go on in many steps.
             let (_nobody, nothing) = mpsc::channel::<()>();
@@ -472,7 +472,7 @@ fn hierarchical_schedules_give_the_right_result_on_hosts_of_any_sizes() {
         let ranks = hosts.len();
         on_hosts(hosts, |group| {
             let own = group.rank() as usize;
-            let named = group.with_way(Algorithm::Hierarchical(None));
+            let named = group.with_variant(Algorithm::Hierarchical(None));
             for count in [1, 7, 5_000, 300_000] {
                 let value = |rank: usize, index: usize| (rank * 1000 + index % 97) as i64;
                 let sum = |index| (0..ranks).map(|rank| value(rank, index)).sum::<i64>();

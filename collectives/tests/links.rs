@@ -50,8 +50,8 @@ fn large_collectives_take_no_more_than_five_percent_beyond_the_bound() {
         let wiring = wiring(name);
         for collective in TIMED {
             let (reached, timed) = of_bound(&wiring, collective, None);
-            println!("{name} {collective}: {:.2} % by {}", reached * 100.0, timed.choice.algorithm);
-            assert!(reached > 1.0 / (1.0 + SLACK), "{name} {collective}: {reached}\n{}", timed.choice);
+            println!("{name} {collective}: {:.2} % by {}", reached * 100.0, timed.selection.algorithm);
+            assert!(reached > 1.0 / (1.0 + SLACK), "{name} {collective}: {reached}\n{}", timed.selection);
             assert!(reached <= 1.0 + 1e-9, "{name} {collective}: {reached} of what nothing can exceed");
         }
     }
@@ -62,7 +62,7 @@ fn large_collectives_take_no_more_than_five_percent_beyond_the_bound() {
 #[test]
 fn links_of_a_torus_with_unequal_sides_are_kept_busy() {
     let (reached, timed) = of_bound(&wiring("torus:4x5"), Collective::AllReduce, None);
-    assert!(reached > 0.98, "{reached}\n{}", timed.choice);
+    assert!(reached > 0.98, "{reached}\n{}", timed.selection);
 }
 
 /// The window has to cover the whole way up and down: with chunks that cover a round trip to the
@@ -74,7 +74,7 @@ fn a_short_all_reduce_is_cut_into_no_more_chunks_than_its_window_covers() {
     let bound = value(wiring.packed(Collective::AllReduce).expect("a packing").packing.bound);
     let timed = time(&wiring, Collective::AllReduce, bytes, None).expect("a time");
     let reached = bytes as f64 / bound / timed.time.as_secs_f64();
-    assert!(reached > 0.85, "{reached}\n{}", timed.choice);
+    assert!(reached > 0.85, "{reached}\n{}", timed.selection);
 }
 
 /// Of two trees with opposite ways one reaches a rank 62 hops later than the other: that is no
@@ -82,7 +82,7 @@ fn a_short_all_reduce_is_cut_into_no_more_chunks_than_its_window_covers() {
 #[test]
 fn a_broadcast_around_a_long_ring_is_not_held_up_by_what_is_still_under_way() {
     let (reached, timed) = of_bound(&wiring("ring:48"), ROOTED, None);
-    assert!(reached > 0.97, "{reached}\n{}", timed.choice);
+    assert!(reached > 0.97, "{reached}\n{}", timed.selection);
 }
 
 #[test]
@@ -96,12 +96,18 @@ fn few_bytes_go_sooner_along_flat_trees_than_along_those_of_the_best_rate() {
                 .unwrap_or_else(|error| panic!("{collective}: {error}"))
         };
         let (flat, deep_time) = (time_of(&Algorithm::Packed(None), 8), time_of(&deep, 8).time);
-        assert!(flat.time < deep_time, "{collective}: {:?} and {deep_time:?}\n{}", flat.time, flat.choice);
+        assert!(flat.time < deep_time, "{collective}: {:?} and {deep_time:?}\n{}", flat.time, flat.selection);
         let auto = time(&wiring, collective, 8, None).expect("a choice");
         assert!(
-            auto.choice.table.iter().filter(|row| matches!(row.algorithm, Algorithm::Packed(_))).count() == 1
+            auto.selection.table.iter().filter(|row| matches!(row.algorithm, Algorithm::Packed(_))).count()
+                == 1
         );
-        assert!(auto.time <= deep_time, "{collective}: {:?} and {deep_time:?}\n{}", auto.time, auto.choice);
+        assert!(
+            auto.time <= deep_time,
+            "{collective}: {:?} and {deep_time:?}\n{}",
+            auto.time,
+            auto.selection
+        );
         let many = choose(&wiring, collective, BYTES as usize, Some(&Algorithm::Packed(None)));
         assert_eq!(many.expect("a choice").algorithm, deep, "{collective}: many bytes go at the best rate");
     }
@@ -140,7 +146,7 @@ fn a_packing_made_by_hand_is_carried_out_at_its_rate() {
     let (topology, packing) = triangle();
     let wiring = Arc::new(Wiring::new(topology).with_packing(packing).expect("a packing"));
     let (reached, timed) = of_bound(&wiring, Collective::AllReduce, None);
-    assert_eq!(timed.choice.algorithm.family(), "packed", "{}", timed.choice);
+    assert_eq!(timed.selection.algorithm.family(), "packed", "{}", timed.selection);
     assert!(reached > 1.0 / (1.0 + SLACK), "{reached}");
     let ring = of_bound(&wiring, Collective::AllReduce, Some(&Algorithm::Ring)).0;
     assert!((ring - 0.5).abs() < 0.02, "a ring of three uses each link one way: {ring}");
@@ -153,7 +159,7 @@ fn what_prices_say_is_what_is_measured() {
         for collective in [Collective::AllGather, Collective::ReduceScatter] {
             let algorithm = Algorithm::named(name, collective).expect("a name");
             let timed = timed(&wiring, collective, Some(&algorithm));
-            let row = timed.choice.table.iter().find(|row| row.algorithm == timed.choice.algorithm);
+            let row = timed.selection.table.iter().find(|row| row.algorithm == timed.selection.algorithm);
             let predicted = row.expect("its own row").seconds;
             let error = predicted / timed.time.as_secs_f64() - 1.0;
             assert!(

@@ -79,7 +79,7 @@ fn specials_of<T: Float>(group: &Group, elements: usize) -> Vec<Vec<f32>> {
         for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max] {
             let give = |place| T::of(special(group.rank(), group.world_size(), place));
             let mut data: Vec<T> = (0..elements).map(give).collect();
-            group.with_way(algorithm.clone()).all_reduce(&mut data, op).unwrap();
+            group.with_variant(algorithm.clone()).all_reduce(&mut data, op).unwrap();
             let values: Vec<f32> = data.into_iter().map(T::to).collect();
             // The types without infinities have NaN in their place.
             for (place, value) in values.iter().enumerate() {
@@ -213,7 +213,7 @@ fn sums_again<T: Float>(group: &Group) -> Vec<u8> {
     };
     let mut taken = 0;
     for name in ALGORITHMS {
-        let by_name = group.with_way(name.parse::<Algorithm>().unwrap());
+        let by_name = group.with_variant(name.parse::<Algorithm>().unwrap());
         let mut data = whole.clone();
         match by_name.all_reduce(&mut data, ReduceOp::Avg) {
             Ok(()) => {
@@ -281,7 +281,7 @@ fn without_it_another_algorithm_gives_other_bits() {
     let results = with_group(Fabric::Shm, 5, usual, |group| {
         ["direct", "ring"].map(|name| {
             let mut data: Vec<f32> = fill(group.rank(), 0, 3001);
-            let group = group.with_way(name.parse::<Algorithm>().unwrap());
+            let group = group.with_variant(name.parse::<Algorithm>().unwrap());
             group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             data
         })

@@ -44,7 +44,7 @@ fn a_late_rank_is_named_with_its_lateness(fabric: Fabric) {
         |_| {},
         |group| {
             // So that every rank hears from every other one.
-            let direct = group.with_way(Algorithm::Direct);
+            let direct = group.with_variant(Algorithm::Direct);
             let mut data = vec![1f32; 5000];
             for _ in 0..CALLS {
                 group.barrier().unwrap();

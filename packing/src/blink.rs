@@ -10,7 +10,7 @@
 //!   that has several switches is as much as the paper says.
 //! * [Two classes of links](hybrid) share the data by what the use of the slower ones costs at
 //!   first.
-//! * The size of chunks (`choices::chunks` of `pleach-schedule`) is searched for while calls are
+//! * The size of chunks (`tuning::chunks` of `pleach-schedule`) is searched for while calls are
 //!   measured, by `pleach tune`, for all algorithms.
 //!
 //! None of it is optimal, and nothing here proves anything: bound and certificate come from

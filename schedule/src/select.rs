@@ -1,7 +1,7 @@
 //! Which algorithm to take: the one that the cost model finds quickest, or the one that was named.
 //!
 //! [`select`] prices every algorithm that carries out the collective and keeps the prices, so that
-//! the choice can be looked at: a [`Choice`] prints as its table.
+//! the choice can be looked at: a [`Selection`] prints as its table.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use pleach_vocabulary::{Collective, Rank, UnknownName};
 
 use crate::Schedule;
 use crate::cost::{Platform, Work};
-use crate::generate::{Access, Algorithm, GenerateError, Way, check, generate};
+use crate::generate::{Access, Algorithm, GenerateError, Variant, check, generate};
 use crate::wiring::{Wiring, WiringError};
 
 /// Chunk size that prices are made for, in bytes, unless another is given: what stays in a core's
@@ -21,7 +21,7 @@ const COUNTED_RANKS_MAX: u32 = 256;
 
 /// What was chosen, among what.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct Selection {
     /// For what.
     pub collective: Collective,
     /// How many ranks.
@@ -123,9 +123,9 @@ pub const WINDOW_MAX: u32 = 64;
 ///
 /// When there is no schedule for that many ranks, or the collective names a rank that does not
 /// exist.
-pub fn select(collective: Collective, bytes: u64, platform: &Platform) -> Result<Choice, SelectError> {
+pub fn select(collective: Collective, bytes: u64, platform: &Platform) -> Result<Selection, SelectError> {
     let table = price(collective, bytes, platform, &candidates_on(collective, bytes, platform))?;
-    Ok(Choice {
+    Ok(Selection {
         collective,
         ranks: platform.ranks(),
         bytes,
@@ -146,7 +146,7 @@ pub fn select_named(
     collective: Collective,
     bytes: u64,
     platform: &Platform,
-) -> Result<Choice, SelectError> {
+) -> Result<Selection, SelectError> {
     if name == "auto" {
         return select(collective, bytes, platform);
     }
@@ -164,7 +164,7 @@ pub fn select_algorithm(
     collective: Collective,
     bytes: u64,
     platform: &Platform,
-) -> Result<Choice, SelectError> {
+) -> Result<Selection, SelectError> {
     let ranks = platform.ranks();
     if !algorithm.carries_out(collective) {
         let (algorithm, known) = (algorithm.clone(), Algorithm::names(collective));
@@ -188,7 +188,7 @@ pub fn select_algorithm(
     // Where it has no price, it is taken in the form that moves least.
     let best = platform.forms(&named).last().copied().unwrap_or(Access::Put);
     let form = table.iter().find(|row| row.algorithm == named).map_or(best, |row| row.access);
-    Ok(Choice { collective, ranks, bytes, algorithm: named, access: form, table })
+    Ok(Selection { collective, ranks, bytes, algorithm: named, access: form, table })
 }
 
 /// Takes exactly this way, as far as it says which. The prices are those of [`select_algorithm`];
@@ -197,25 +197,26 @@ pub fn select_algorithm(
 /// # Errors
 ///
 /// When it cannot be done on this platform.
-pub fn select_way(
-    way: &Way,
+pub fn select_variant(
+    variant: &Variant,
     collective: Collective,
     bytes: u64,
     platform: &Platform,
-) -> Result<Choice, SelectError> {
-    if let Some(window) = way.window.filter(|window| !(1..=WINDOW_MAX).contains(window)) {
+) -> Result<Selection, SelectError> {
+    if let Some(window) = variant.window.filter(|window| !(1..=WINDOW_MAX).contains(window)) {
         return Err(SelectError::Window { window });
     }
-    if let Some(bytes) = way.chunk_bytes.filter(|bytes| !(CHUNK_BYTES_MIN..=CHUNK_BYTES).contains(bytes)) {
+    if let Some(bytes) = variant.chunk_bytes.filter(|bytes| !(CHUNK_BYTES_MIN..=CHUNK_BYTES).contains(bytes))
+    {
         return Err(SelectError::Chunk { bytes });
     }
-    let choice = select_algorithm(&way.algorithm, collective, bytes, platform)?;
-    match way.access {
-        Some(access) if !platform.forms(&choice.algorithm).contains(&access) => {
-            Err(SelectError::NotMapped { algorithm: choice.algorithm })
+    let selection = select_algorithm(&variant.algorithm, collective, bytes, platform)?;
+    match variant.access {
+        Some(access) if !platform.forms(&selection.algorithm).contains(&access) => {
+            Err(SelectError::NotMapped { algorithm: selection.algorithm })
         }
-        Some(access) => Ok(Choice { access, ..choice }),
-        None => Ok(choice),
+        Some(access) => Ok(Selection { access, ..selection }),
+        None => Ok(selection),
     }
 }
 
@@ -388,7 +389,7 @@ fn work(
     formula().filter(|_| !is_uniform).map(|work| Ok(work.all_across()))
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for Selection {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "{}, {} ranks, {} bytes:", self.collective, self.ranks, self.bytes)?;
         for row in &self.table {
@@ -414,8 +415,8 @@ mod tests {
             Access::Put => CostModel::TCP,
         };
         let platform = Platform::one_host(ranks, access, model);
-        let choice = select(collective, bytes, &platform).expect("a choice");
-        (choice.algorithm, choice.access)
+        let selection = select(collective, bytes, &platform).expect("a choice");
+        (selection.algorithm, selection.access)
     }
 
     #[test]
@@ -436,8 +437,8 @@ mod tests {
         use Algorithm::{Direct, Exchange, RecursiveDoubling};
         let all_reduce = |ranks, bytes, access, model: &CostModel| {
             let platform = Platform::one_host(ranks, access, *model);
-            let choice = select(Collective::AllReduce, bytes, &platform).expect("a choice");
-            (choice.algorithm, choice.access)
+            let selection = select(Collective::AllReduce, bytes, &platform).expect("a choice");
+            (selection.algorithm, selection.access)
         };
         let shm = [
             (2, 8, RecursiveDoubling),
@@ -452,8 +453,8 @@ mod tests {
         ];
         for (ranks, bytes, algorithm) in shm {
             let access = if algorithm == Direct { Access::Mapped } else { Access::Put };
-            let choice = all_reduce(ranks, bytes, Access::Mapped, &CostModel::SHARED_MEMORY);
-            assert_eq!(choice, (algorithm, access), "shm, {ranks} ranks, {bytes} bytes");
+            let selection = all_reduce(ranks, bytes, Access::Mapped, &CostModel::SHARED_MEMORY);
+            assert_eq!(selection, (algorithm, access), "shm, {ranks} ranks, {bytes} bytes");
         }
         let tcp = [
             (2, 8, RecursiveDoubling),
@@ -467,8 +468,8 @@ mod tests {
             (6, 16 << 10, RecursiveDoubling),
         ];
         for (ranks, bytes, algorithm) in tcp {
-            let choice = all_reduce(ranks, bytes, Access::Put, &CostModel::LOOPBACK);
-            assert_eq!(choice, (algorithm, Access::Put), "loopback, {ranks} ranks, {bytes} bytes");
+            let selection = all_reduce(ranks, bytes, Access::Put, &CostModel::LOOPBACK);
+            assert_eq!(selection, (algorithm, Access::Put), "loopback, {ranks} ranks, {bytes} bytes");
         }
     }
 
@@ -487,10 +488,10 @@ mod tests {
     fn a_name_overrides_the_prices_and_the_table_still_shows_them() {
         let platform = Platform::one_host(6, Access::Mapped, CostModel::SHARED_MEMORY);
         let by_name = |name| select_named(name, Collective::AllReduce, 8, &platform);
-        let choice = by_name("grid:2x3").expect("it fits");
-        assert_eq!(choice.algorithm, Algorithm::Grid(vec![2, 3]));
-        assert!(choice.table.len() > 8);
-        let printed = choice.to_string();
+        let selection = by_name("grid:2x3").expect("it fits");
+        assert_eq!(selection.algorithm, Algorithm::Grid(vec![2, 3]));
+        assert!(selection.table.len() > 8);
+        let printed = selection.to_string();
         assert_eq!(printed.lines().filter(|line| line.starts_with("> grid:2x3")).count(), 1, "{printed}");
         assert!(printed.contains("ring"));
         assert!(matches!(by_name("grid:2x2"), Err(SelectError::Generate(_))));
@@ -512,8 +513,8 @@ mod tests {
                     assert!(select(collective, 8, &platform(ranks)).is_err());
                     continue;
                 }
-                let choice = select(collective, 1 << 20, &platform(ranks)).expect("a choice");
-                let made = generate(collective, &choice.algorithm, ranks.min(9), choice.access);
+                let selection = select(collective, 1 << 20, &platform(ranks)).expect("a choice");
+                let made = generate(collective, &selection.algorithm, ranks.min(9), selection.access);
                 assert!(ranks > 9 || made.is_ok(), "{name} {ranks}");
             }
         }
@@ -530,18 +531,22 @@ mod tests {
             f64::from(work.across.moved) / f64::from(work.blocks)
         };
         for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
-            let choice = select(collective, 64 << 20, &platform).expect("a choice");
+            let selection = select(collective, 64 << 20, &platform).expect("a choice");
             let least = across(collective, &hierarchical, Access::Mapped);
-            let sent = across(collective, &choice.algorithm, choice.access);
-            assert!(sent <= least, "{collective} by {}: {sent} of the data, not {least}", choice.algorithm);
+            let sent = across(collective, &selection.algorithm, selection.access);
             assert!(
-                choice.table.iter().all(|row| row.access == Access::Put || row.algorithm == hierarchical),
+                sent <= least,
+                "{collective} by {}: {sent} of the data, not {least}",
+                selection.algorithm
+            );
+            assert!(
+                selection.table.iter().all(|row| row.access == Access::Put || row.algorithm == hierarchical),
                 "nothing else may map: {:?}",
-                choice.table
+                selection.table
             );
         }
-        let choice = select(Collective::AllReduce, 64 << 20, &platform).expect("a choice");
-        assert_eq!((choice.algorithm, choice.access), (hierarchical.clone(), Access::Mapped));
+        let selection = select(Collective::AllReduce, 64 << 20, &platform).expect("a choice");
+        assert_eq!((selection.algorithm, selection.access), (hierarchical.clone(), Access::Mapped));
         let named = select_named("hierarchical", Collective::Barrier, 0, &platform).expect("it fits");
         assert_eq!(named.algorithm, hierarchical, "without hosts it takes those that there are");
         // Hosts that join what is apart may be named, but not mapped.
@@ -564,8 +569,8 @@ mod tests {
                 assert!(select(collective, 1 << 20, &platform).is_err());
                 continue;
             }
-            let choice = select(collective, 1 << 20, &platform).expect("a choice");
-            assert_eq!(choice.access, Access::Put);
+            let selection = select(collective, 1 << 20, &platform).expect("a choice");
+            assert_eq!(selection.access, Access::Put);
         }
     }
 }

@@ -44,10 +44,10 @@ impl CommandError {
         Self::Failed(error.to_string())
     }
 
-    /// From a group that was not joined: choices are a file that a person named.
+    /// From a group that was not joined: the tuning is a file that a person named.
     pub(crate) fn joining(error: JoinGroupError) -> Self {
         match error {
-            JoinGroupError::Choices(error) => Self::typed(error),
+            JoinGroupError::Tuning(error) => Self::typed(error),
             error => Self::failed(error),
         }
     }

@@ -41,7 +41,7 @@ struct CommandLine {
 
 const EXAMPLE: &str = "Example:\n  pleach run -n 4 -- ./my-training-program\n\n\
     PLEACH_LOG=info (or debug, or module=level) prints what was chosen and why on standard error.\n\
-    PLEACH_CHOICES=FILE pins the choices of algorithms that 'pleach tune' wrote.\n\
+    PLEACH_TUNING=FILE pins the algorithms that 'pleach tune' wrote.\n\
     PLEACH_JOIN_TIMEOUT=SECONDS ends ranks that wait longer for others to come (60 where not set).";
 
 #[derive(Debug, Subcommand)]

@@ -148,9 +148,9 @@ impl Hosts {
         };
         let [target, source, gateway] = [to, from, next].map(|host| self.addresses[host].to_string());
         let device = format!("wire{wire}");
-        let way = ["route", "add", &target, "dev", &device, "src", &source];
+        let variant = ["route", "add", &target, "dev", &device, "src", &source];
         let how: &[&str] = if next == to { &["scope", "link"] } else { &["via", &gateway, "onlink"] };
-        run("ip", &[&["-n", &self.names[from]], &way[..], how].concat())
+        run("ip", &[&["-n", &self.names[from]], &variant[..], how].concat())
     }
 
     /// A file that every host can read.

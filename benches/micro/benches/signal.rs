@@ -121,7 +121,7 @@ fn time_round_trips(wanted: u64) -> Duration {
 /// One way of a ping-pong between two threads, wherever the system puts them.
 fn two_threads(criterion: &mut Criterion) {
     criterion.bench_function("signal/one way between threads", |bencher| {
-        bencher.iter_custom(|ways| time_round_trips(ways.div_ceil(2)));
+        bencher.iter_custom(|variants| time_round_trips(variants.div_ceil(2)));
     });
 }
 

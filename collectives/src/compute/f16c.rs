@@ -21,7 +21,7 @@ macro_rules! by_lanes {
                 apart: $apart::<O>,
                 onto: $onto::<O>,
                 both: $both::<O>,
-                ..$module::Table::<F16, O>::KERNEL
+                ..$module::TuningTable::<F16, O>::KERNEL
             };
         }
 

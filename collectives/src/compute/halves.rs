@@ -174,7 +174,7 @@ macro_rules! by_halves {
                 apart: $apart::<F, O>,
                 onto: $onto::<F, O>,
                 both: $both::<F, O>,
-                ..$module::Table::<F, O>::KERNEL
+                ..$module::TuningTable::<F, O>::KERNEL
             };
         }
 

@@ -315,12 +315,12 @@ macro_rules! compiled {
             use super::{Conversion, Element, Kernel, Operation, Short, plain};
 
             pub(super) fn kernel<E: Element, O: Operation<E>>() -> &'static Kernel<E> {
-                &Table::<E, O>::KERNEL
+                &TuningTable::<E, O>::KERNEL
             }
 
-            pub(in crate::compute) struct Table<E, O>(PhantomData<(E, O)>);
+            pub(in crate::compute) struct TuningTable<E, O>(PhantomData<(E, O)>);
 
-            impl<E: Element, O: Operation<E>> Table<E, O> {
+            impl<E: Element, O: Operation<E>> TuningTable<E, O> {
                 pub(in crate::compute) const KERNEL: Kernel<E> = Kernel {
                     apart: apart::<E, O>,
                     onto: onto::<E, O>,

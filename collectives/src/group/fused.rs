@@ -100,7 +100,7 @@ impl Bucket {
     fn takes(&self, group: &Group, call: &BoundCall) -> bool {
         let is_like = self.collective == call.collective && self.op == call.op;
         let is_alike = is_like && self.data_type == call.data_type;
-        is_alike && self.group.tag == group.tag && self.group.way == group.way
+        is_alike && self.group.tag == group.tag && self.group.variant == group.variant
     }
 
     fn push(&mut self, call: BoundCall) {

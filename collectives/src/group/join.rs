@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_packing::topology::Topology;
-use pleach_schedule::choices::ChoicesError;
 use pleach_schedule::cost::{CostModel, Platform};
 use pleach_schedule::generate::Access;
 use pleach_schedule::hosts::HostMap;
+use pleach_schedule::tuning::TuningError;
 use pleach_schedule::wiring::{Wiring, topology_digest};
 use pleach_transport::cuda::{CudaMemory, Gpu, GpuId};
 use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
@@ -28,9 +28,9 @@ pub enum JoinGroupError {
     /// They met, and then something failed.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// The choices that were pinned cannot be used.
+    /// The tuning that was asked for cannot be used.
     #[error(transparent)]
-    Choices(#[from] ChoicesError),
+    Tuning(#[from] TuningError),
 }
 
 impl Group {
@@ -40,14 +40,14 @@ impl Group {
     ///
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join(options: &Options) -> Result<Self, JoinGroupError> {
-        let named = &options.choices;
-        let options = &Options { choices: named.read()?, ..options.clone() };
+        let named = &options.tuning;
+        let options = &Options { tuning: named.read()?, ..options.clone() };
         expect_memory(options.space)?;
         let board = Arc::new(Board::new(options.world.rank));
         let joined = join(&options.world, &settings(options), board.clone())?;
         let hosts = platform(joined.fabric, &joined.hosts, joined.ranks_here).hosts;
         if joined.rank == 0 {
-            options.choices.warn_without_table(named, joined.fabric, &hosts);
+            options.tuning.warn_without_table(named, joined.fabric, &hosts);
         }
         Ok(Self::joined(joined, board, options)?)
     }
@@ -60,9 +60,9 @@ impl Group {
     ) -> Result<Self, GroupError> {
         let reach = Reach::find(options, &mut joined)?;
         let mut platform = reach.platform(&joined);
-        let table = options.choices.table(joined.fabric, &platform.hosts);
+        let table = options.tuning.table(joined.fabric, &platform.hosts);
         if let Some(table) = &table {
-            tracing::info!("choices: {} rows for {} {}", table.rows().len(), joined.fabric, platform.hosts);
+            tracing::info!("tuning: {} rows for {} {}", table.rows().len(), joined.fabric, platform.hosts);
             if let Some(&(near, far)) = table.models() {
                 (platform.near, platform.far) = (near, far);
             }
@@ -256,7 +256,7 @@ pub(super) fn settings(options: &Options) -> JoinOptions {
         knobs: vec![
             ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
             ("algorithm".to_owned(), algorithm),
-            ("choices".to_owned(), options.choices.knob()),
+            ("tuning".to_owned(), options.tuning.knob()),
             ("signal slots".to_owned(), signal_slots.to_string()),
             ("memory".to_owned(), memory(options.space).to_owned()),
             ("reproducible".to_owned(), options.reproducible.to_string()),

@@ -73,10 +73,10 @@ pub use raw::{RawData, RawPair};
 pub use rewire::SetTopologyError;
 pub use split::SplitError;
 
-use pleach_schedule::choices::Table;
 use pleach_schedule::cost::Platform;
-use pleach_schedule::generate::{Access, Way};
+use pleach_schedule::generate::{Access, Variant};
 use pleach_schedule::hosts::HostMap;
+use pleach_schedule::tuning::TuningTable;
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use crate::call::Counts;
@@ -96,7 +96,7 @@ use staging::Staging;
 pub struct Group {
     shared: Arc<Shared>,
     timeout: Duration,
-    way: Option<Way>,
+    variant: Option<Variant>,
     tag: u32,
     priority: i32,
     fabric: Option<Fabric>,
@@ -174,7 +174,7 @@ impl Connection {
 impl Group {
     /// A group whose calls go the ways of a table.
     fn choosing_by(
-        table: Option<Arc<Table>>,
+        table: Option<Arc<TuningTable>>,
         connection: Connection,
         compute: Box<dyn Compute>,
         options: &Options,
@@ -197,7 +197,7 @@ impl Group {
         let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
         engine.allow_concurrent_calls(options.concurrent_calls);
-        let planner = Planner::new(rank, platform, options.algorithm.clone()).pinned_by(table);
+        let planner = Planner::new(rank, platform, options.algorithm.clone()).tuned_by(table);
         let planner = match options.reproducible {
             Reproducible::No => planner,
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
@@ -244,7 +244,7 @@ impl Group {
         Ok(Self {
             shared,
             timeout: options.timeout,
-            way: None,
+            variant: None,
             tag: 0,
             priority: 0,
             fabric: None,
@@ -273,8 +273,8 @@ impl Group {
 
     /// The same group, using this algorithm or way (on all ranks) for the calls made through it.
     #[must_use]
-    pub fn with_way(&self, way: impl Into<Way>) -> Self {
-        Self { way: Some(way.into()), ..self.clone() }
+    pub fn with_variant(&self, variant: impl Into<Variant>) -> Self {
+        Self { variant: Some(variant.into()), ..self.clone() }
     }
 
     /// The same group, with a tag that must be equal on all ranks for calls to match; it tells
@@ -330,7 +330,7 @@ impl Group {
         part_bytes: usize,
     ) -> Result<String, CollectiveError> {
         let mut core = self.shared.driver.lock();
-        let program = core.planner.program(collective, part_bytes, self.way.as_ref())?;
+        let program = core.planner.program(collective, part_bytes, self.variant.as_ref())?;
         Ok(program.algorithm().to_owned())
     }
 

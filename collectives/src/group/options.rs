@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_packing::topology::Topology;
-use pleach_schedule::choices::Pinned;
 use pleach_schedule::generate::Algorithm;
+use pleach_schedule::tuning::TuningSource;
 use pleach_transport::Space;
 use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
 
@@ -31,12 +31,12 @@ pub struct Options {
     /// Use this algorithm wherever it fits (the same on all ranks); otherwise the best is chosen
     /// for each size.
     pub algorithm: Option<Algorithm>,
-    /// Measured choices of algorithms, which calls keep to where no algorithm is named; the same on
-    /// all ranks. None unless changed; [`Options::from_env`] takes `PLEACH_CHOICES`. Without a
-    /// table for the world that is joined the built-in choices serve, and rank 0 warns; groups that
-    /// are split from it take theirs where there is one. Groups over a device of the caller's
+    /// The measured algorithms that calls keep to where no algorithm is named; the same on all
+    /// ranks. None unless changed; [`Options::from_env`] takes `PLEACH_TUNING`. Without a table for
+    /// the world that is joined the built-in selection serve, and rank 0 warns; groups that are
+    /// split from it take theirs where there is one. Groups over a device of the caller's
     /// ([`Connection::into_group`](super::Connection::into_group)) have none.
-    pub choices: Pinned,
+    pub tuning: TuningSource,
     /// The links between the ranks, if they are known; the same on all ranks. Then collectives are
     /// packed for them and schedules chosen by them alone (see also `Group::set_topology`).
     pub topology: Option<Arc<Topology>>,
@@ -76,7 +76,7 @@ impl Options {
             timeout: Duration::from_secs(60),
             close_timeout: Duration::from_secs(5),
             algorithm: None,
-            choices: Pinned::default(),
+            tuning: TuningSource::default(),
             topology: None,
             spin: Duration::from_micros(200),
             concurrent_calls: false,
@@ -100,6 +100,6 @@ impl Options {
     /// As [`Options::from_env`] in this world, whatever the environment says of it.
     #[must_use]
     pub fn from_env_in(world: World) -> Self {
-        Self { choices: Pinned::from_env(), observe: Observe::from_env(), ..Self::new(world) }
+        Self { tuning: TuningSource::from_env(), observe: Observe::from_env(), ..Self::new(world) }
     }
 }

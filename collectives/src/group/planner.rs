@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pleach_schedule::choices::{Table, whole_bytes};
 use pleach_schedule::cost::Platform;
-use pleach_schedule::generate::{Access, Algorithm, Way, generate};
-use pleach_schedule::select::{Choice, SelectError, select, select_algorithm, select_way};
+use pleach_schedule::generate::{Access, Algorithm, Variant, generate};
+use pleach_schedule::select::{SelectError, Selection, select, select_algorithm, select_variant};
+use pleach_schedule::tuning::{TuningTable, whole_bytes};
 use pleach_schedule::verify::{Proof, verify};
 use pleach_schedule::wiring::Wiring;
 use pleach_transport::Rank;
@@ -27,12 +27,12 @@ pub struct Planner {
     /// Taken wherever it fits.
     preferred: Option<Algorithm>,
     /// Says which way calls go that name none.
-    table: Option<Arc<Table>>,
+    table: Option<Arc<TuningTable>>,
     /// By collective, size class (the logarithm of the bytes) and whether only the ends of a part
     /// may touch it.
     chosen: HashMap<(Collective, u32, bool), Arc<Program>>,
     made: HashMap<(Made, Option<u64>), Arc<Program>>,
-    plans: HashMap<(Descriptor, Option<Way>), Arc<Plan>>,
+    plans: HashMap<(Descriptor, Option<Variant>), Arc<Plan>>,
     /// Those used last, for which a table takes too long.
     recent: Vec<Recent>,
     /// Which of them gives way next.
@@ -58,26 +58,26 @@ struct Cut {
     chunk_bytes: Option<u64>,
 }
 
-impl From<&Way> for Cut {
-    fn from(way: &Way) -> Self {
-        Self { window: way.window, chunk_bytes: way.chunk_bytes }
+impl From<&Variant> for Cut {
+    fn from(variant: &Variant) -> Self {
+        Self { window: variant.window, chunk_bytes: variant.chunk_bytes }
     }
 }
 
 /// What a choice is made for: a collective, a size class, the way that was named.
-type Asked = (Collective, u32, Option<Way>);
+type Asked = (Collective, u32, Option<Variant>);
 
 /// What planners of one platform in one process find out once for all of them.
 #[derive(Debug, Default)]
 pub struct Known {
-    choices: Mutex<HashMap<Asked, (Choice, Cut)>>,
+    tuning: Mutex<HashMap<Asked, (Selection, Cut)>>,
     proofs: Mutex<HashMap<Made, Arc<Proof>>>,
 }
 
 #[derive(Debug)]
 struct Recent {
     descriptor: Descriptor,
-    way: Option<Way>,
+    variant: Option<Variant>,
     plan: Arc<Plan>,
 }
 
@@ -162,7 +162,7 @@ impl Planner {
     /// The same, going the ways of a table of this platform where it has some and no algorithm is
     /// preferred.
     #[must_use]
-    pub fn pinned_by(self, table: Option<Arc<Table>>) -> Self {
+    pub fn tuned_by(self, table: Option<Arc<TuningTable>>) -> Self {
         Self { table, ..self }
     }
 
@@ -176,21 +176,23 @@ impl Planner {
         &mut self,
         descriptor: &Descriptor,
         counts: &Counts,
-        way: Option<&Way>,
+        variant: Option<&Variant>,
     ) -> Result<&Arc<Plan>, CollectiveError> {
         let is_it = |recent: &Recent| {
-            recent.descriptor == *descriptor && recent.way.as_ref() == way && recent.plan.is_for(counts)
+            recent.descriptor == *descriptor
+                && recent.variant.as_ref() == variant
+                && recent.plan.is_for(counts)
         };
         if let Some(index) = self.recent.iter().position(is_it) {
             return Ok(&self.recent[index].plan);
         }
-        let key = (*descriptor, way.cloned());
+        let key = (*descriptor, variant.cloned());
         let plan = match self.plans.get(&key).filter(|plan| plan.is_for(counts)) {
             Some(plan) => plan.clone(),
             None => {
                 let bytes = counts.plan_bytes(descriptor.data_type.bytes());
                 let is_private = matches!(counts, Counts::Paired(_));
-                let program = self.choose(descriptor.collective, bytes, way, is_private)?;
+                let program = self.choose(descriptor.collective, bytes, variant, is_private)?;
                 let plan = Plan::new(program, *descriptor, counts.clone())?;
                 let plan = Arc::new(if self.untouched_by_host { plan.untouched_by_host() } else { plan });
                 if self.plans.len() >= PLANS_MAX {
@@ -200,7 +202,7 @@ impl Planner {
                 plan
             }
         };
-        let recent = Recent { descriptor: *descriptor, way: way.cloned(), plan };
+        let recent = Recent { descriptor: *descriptor, variant: variant.cloned(), plan };
         let index = if self.recent.len() < RECENT_PLANS {
             self.recent.push(recent);
             self.recent.len() - 1
@@ -222,9 +224,9 @@ impl Planner {
         &mut self,
         collective: Collective,
         bytes: usize,
-        way: Option<&Way>,
+        variant: Option<&Variant>,
     ) -> Result<Arc<Program>, CollectiveError> {
-        self.choose(collective, bytes, way, false)
+        self.choose(collective, bytes, variant, false)
     }
 
     /// The same; `is_private`: only the ends of a part know how long it is, so nobody else may pass
@@ -233,37 +235,37 @@ impl Planner {
         &mut self,
         collective: Collective,
         bytes: usize,
-        way: Option<&Way>,
+        variant: Option<&Variant>,
         is_private: bool,
     ) -> Result<Arc<Program>, CollectiveError> {
         // One choice for all sizes of as many bits: that of the largest.
         let class = usize::BITS - bytes.leading_zeros();
-        if way.is_none()
+        if variant.is_none()
             && let Some(program) = self.chosen.get(&(collective, class, is_private))
         {
             return Ok(program.clone());
         }
         let largest = 1u64.checked_shl(class).map_or(u64::MAX, |end| end - 1);
-        let largest = match way {
-            Some(way) => self.within_limit(way, collective, bytes as u64, largest)?,
+        let largest = match variant {
+            Some(variant) => self.within_limit(variant, collective, bytes as u64, largest)?,
             None => largest,
         };
-        let (choice, cut) = self.choice(collective, class, largest, way)?;
-        let wanted = (choice.algorithm.clone(), choice.access);
-        let choice = if is_private && way.is_none() { private(choice) } else { choice };
-        let choice = self.admit(choice, way.is_some())?;
+        let (selection, cut) = self.selection(collective, class, largest, variant)?;
+        let wanted = (selection.algorithm.clone(), selection.access);
+        let selection = if is_private && variant.is_none() { private(selection) } else { selection };
+        let selection = self.admit(selection, variant.is_some())?;
         // It was asked for with what may have given way to another.
-        let is_wanted = wanted == (choice.algorithm.clone(), choice.access);
+        let is_wanted = wanted == (selection.algorithm.clone(), selection.access);
         let cut = if is_wanted { cut } else { Cut::default() };
-        tracing::debug!("{collective} up to {largest} bytes a part: {choice}");
+        tracing::debug!("{collective} up to {largest} bytes a part: {selection}");
         let is_deep =
-            choice.access == Access::Mapped && choice.ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
+            selection.access == Access::Mapped && selection.ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
         // A GPU wants few long chunks: many under way share the scratch, and each is a launch.
         let is_deep = is_deep && !self.untouched_by_host;
-        let deep = (is_deep && choice.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
+        let deep = (is_deep && selection.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
         let cut = Cut { window: cut.window.or(deep), ..cut };
-        let program = self.make_with(collective, choice.algorithm, choice.access, cut)?;
-        if way.is_none() {
+        let program = self.make_with(collective, selection.algorithm, selection.access, cut)?;
+        if variant.is_none() {
             self.chosen.insert((collective, class, is_private), program.clone());
         }
         Ok(program)
@@ -273,15 +275,15 @@ impl Planner {
     /// class: what the way carries at most, as a call of just so many bytes may name it.
     fn within_limit(
         &self,
-        way: &Way,
+        variant: &Variant,
         collective: Collective,
         bytes: u64,
         largest: u64,
     ) -> Result<u64, CollectiveError> {
         let ranks = self.platform.ranks();
-        match way.algorithm.part_bytes_max(collective, ranks) {
+        match variant.algorithm.part_bytes_max(collective, ranks) {
             Some(most) if bytes > most => {
-                let algorithm = way.algorithm.clone();
+                let algorithm = variant.algorithm.clone();
                 Err(SelectError::TooLong { algorithm, bytes, most, ranks }.into())
             }
             Some(most) => Ok(largest.min(most)),
@@ -291,62 +293,62 @@ impl Planner {
 
     /// The choice for `largest` bytes a part, with the window that was asked for: this way, or the
     /// preferred algorithm where it fits, or that of the table, or what the prices say.
-    fn choice(
+    fn selection(
         &self,
         collective: Collective,
         class: u32,
         largest: u64,
-        way: Option<&Way>,
-    ) -> Result<(Choice, Cut), CollectiveError> {
-        let key = (collective, class, way.cloned());
-        let mut known = self.known.choices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(choice) = known.get(&key) {
-            return Ok(choice.clone());
+        variant: Option<&Variant>,
+    ) -> Result<(Selection, Cut), CollectiveError> {
+        let key = (collective, class, variant.cloned());
+        let mut known = self.known.tuning.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(selection) = known.get(&key) {
+            return Ok(selection.clone());
         }
         let platform = &self.platform;
         let priced = largest.saturating_mul(u64::from(collective.parts(platform.ranks())));
         let bytes = whole_bytes(collective, largest, platform.ranks());
-        let pinned = || self.table.as_ref().and_then(|table| table.way(collective, bytes));
-        let choice = if let Some(way) = way {
-            (select_way(way, collective, priced, platform)?, way.into())
+        let pinned = || self.table.as_ref().and_then(|table| table.variant(collective, bytes));
+        let selection = if let Some(variant) = variant {
+            (select_variant(variant, collective, priced, platform)?, variant.into())
         } else if let Some(preferred) = &self.preferred {
             let named = select_algorithm(preferred, collective, priced, platform);
             (named.or_else(|_| select(collective, priced, platform))?, Cut::default())
-        } else if let Some(way) = pinned() {
-            match select_way(way, collective, priced, platform) {
+        } else if let Some(variant) = pinned() {
+            match select_variant(variant, collective, priced, platform) {
                 // A row begins at some bytes, and its way may be for few.
                 Err(SelectError::TooLong { .. }) => (select(collective, priced, platform)?, Cut::default()),
-                choice => (choice?, way.into()),
+                selection => (selection?, variant.into()),
             }
         } else {
             (select(collective, priced, platform)?, Cut::default())
         };
-        known.insert(key, choice.clone());
-        Ok(choice)
+        known.insert(key, selection.clone());
+        Ok(selection)
     }
 
     /// The choice, or the next best that a reproducible group may take. One that was named for this
     /// call is not replaced by another, but may be carried out in another form.
-    fn admit(&mut self, choice: Choice, is_named: bool) -> Result<Choice, CollectiveError> {
-        if !self.in_rank_order || !choice.collective.reduces() {
-            return Ok(choice);
+    fn admit(&mut self, selection: Selection, is_named: bool) -> Result<Selection, CollectiveError> {
+        if !self.in_rank_order || !selection.collective.reduces() {
+            return Ok(selection);
         }
-        let chosen = (choice.algorithm.clone(), choice.access);
-        let rows = choice.table.iter().map(|row| (row.algorithm.clone(), row.access));
+        let chosen = (selection.algorithm.clone(), selection.access);
+        let rows = selection.table.iter().map(|row| (row.algorithm.clone(), row.access));
         let mut known = Vec::new();
         for (algorithm, access) in std::iter::once(chosen).chain(rows) {
-            if !self.folds_in_rank_order(choice.collective, &algorithm, access)? {
+            if !self.folds_in_rank_order(selection.collective, &algorithm, access)? {
                 continue;
             }
-            if !is_named || algorithm == choice.algorithm {
-                return Ok(Choice { algorithm, access, ..choice });
+            if !is_named || algorithm == selection.algorithm {
+                return Ok(Selection { algorithm, access, ..selection });
             }
             let name = algorithm.to_string();
             if !known.contains(&name) {
                 known.push(name);
             }
         }
-        let algorithm = choice.algorithm.to_string();
+        let algorithm = selection.algorithm.to_string();
         Err(CollectiveError::NotReproducible { algorithm, ranks: self.platform.ranks(), known })
     }
 
@@ -433,13 +435,13 @@ impl Planner {
 }
 
 /// The same choice, or the next best in which only its ends touch a part.
-fn private(choice: Choice) -> Choice {
-    if !matches!(choice.algorithm, Algorithm::Packed(_)) {
-        return choice;
+fn private(selection: Selection) -> Selection {
+    if !matches!(selection.algorithm, Algorithm::Packed(_)) {
+        return selection;
     }
-    let next = choice.table.iter().find(|row| !matches!(row.algorithm, Algorithm::Packed(_)));
+    let next = selection.table.iter().find(|row| !matches!(row.algorithm, Algorithm::Packed(_)));
     match next.map(|row| (row.algorithm.clone(), row.access)) {
-        Some((algorithm, access)) => Choice { algorithm, access, ..choice },
-        None => choice,
+        Some((algorithm, access)) => Selection { algorithm, access, ..selection },
+        None => selection,
     }
 }

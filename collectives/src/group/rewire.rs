@@ -71,7 +71,7 @@ impl Group {
         let own =
             topology.map_or([0, 0], |topology| [u64::from(topology.ranks()), topology_digest(topology)]);
         let mut all = vec![0u64; 2 * world_size as usize];
-        let plain = Self { way: None, stream: None, ..self.tagged_further(TOPOLOGY_MARK) };
+        let plain = Self { variant: None, stream: None, ..self.tagged_further(TOPOLOGY_MARK) };
         plain.gather_words(&own, &mut all)?;
         let name = |words: &[u64]| TopologyName { ranks: words[0], digest: words[1] };
         let different = all.chunks_exact(2).zip(0..).find(|(words, _)| *words != own);

@@ -77,7 +77,7 @@ impl Group {
             return Err(CollectiveError::Meaningless { op, data_type });
         }
         let descriptor = Descriptor { collective, amount: counts.amount(), data_type, op, tag: self.tag };
-        planner.plan(&descriptor, counts, self.way.as_ref())
+        planner.plan(&descriptor, counts, self.variant.as_ref())
     }
 
     /// As [`Self::begin`], for a call that waits; `None` when it has been carried out.

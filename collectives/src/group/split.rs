@@ -89,7 +89,7 @@ impl Group {
         let number = self.shared.splits.fetch_add(1, Ordering::Relaxed);
         let own = [u64::from(colour.is_some()), colour.unwrap_or(0).into(), key.into(), number];
         let mut all = vec![0; WORDS * self.world_size() as usize];
-        let plain = Self { way: None, stream: None, ..self.tagged_further(SPLIT_MARK) };
+        let plain = Self { variant: None, stream: None, ..self.tagged_further(SPLIT_MARK) };
         plain.gather_words(&own, &mut all)?;
         let part = colour.map(|colour| self.meet(colour, &all, space)).transpose();
         // The store is gone with rank 0, which may leave as soon as it returns: all parts must have

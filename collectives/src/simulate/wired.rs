@@ -11,7 +11,7 @@ use std::time::Duration;
 use pleach_packing::topology::{NodeId, Topology};
 use pleach_schedule::cost::Platform;
 use pleach_schedule::generate::Algorithm;
-use pleach_schedule::select::{Choice, SelectError, select, select_algorithm};
+use pleach_schedule::select::{SelectError, Selection, select, select_algorithm};
 use pleach_schedule::wiring::{Route, Routes, Wiring};
 use pleach_transport::sim::{self, Network, Sharing};
 use pleach_transport::{SharedMemory, Slice};
@@ -32,7 +32,7 @@ const TIMEOUT: Duration = Duration::from_secs(100_000);
 #[derive(Clone, Debug)]
 pub struct Timed {
     /// What carried it out, among what.
-    pub choice: Choice,
+    pub selection: Selection,
     /// From the call on all ranks to the end on the last.
     pub time: Duration,
 }
@@ -80,12 +80,12 @@ pub fn time(
     part_bytes: usize,
     algorithm: Option<&Algorithm>,
 ) -> Result<Timed, TimeError> {
-    let choice = choose(wiring, collective, part_bytes, algorithm)?;
-    let mut cluster = cluster(wiring, &choice, false)?;
-    let mut runs = Vec::with_capacity(choice.ranks as usize);
+    let selection = choose(wiring, collective, part_bytes, algorithm)?;
+    let mut cluster = cluster(wiring, &selection, false)?;
+    let mut runs = Vec::with_capacity(selection.ranks as usize);
     let begin = cluster.world.now();
-    for rank in 0..choice.ranks {
-        runs.push(start(&mut cluster, &choice, rank, part_bytes)?);
+    for rank in 0..selection.ranks {
+        runs.push(start(&mut cluster, &selection, rank, part_bytes)?);
     }
     let mut failed = None;
     let mut ended = 0;
@@ -104,7 +104,7 @@ pub fn time(
     })?;
     match failed {
         Some((rank, cause)) => Err(TimeError::Failed { rank, cause }),
-        None => Ok(Timed { choice, time: cluster.world.now().since(begin) }),
+        None => Ok(Timed { selection, time: cluster.world.now().since(begin) }),
     }
 }
 
@@ -118,7 +118,7 @@ pub fn choose(
     collective: Collective,
     part_bytes: usize,
     algorithm: Option<&Algorithm>,
-) -> Result<Choice, SelectError> {
+) -> Result<Selection, SelectError> {
     let platform = Platform::wired(wiring.clone());
     let whole = (part_bytes as u64).saturating_mul(u64::from(collective.parts(platform.ranks())));
     match algorithm {
@@ -155,8 +155,8 @@ fn network(topology: &Topology, routes: &Routes) -> Network {
 /// # Errors
 ///
 /// They do not connect.
-pub fn cluster(wiring: &Arc<Wiring>, choice: &Choice, moves_bytes: bool) -> Result<Cluster, Stuck> {
-    let packed = wiring.carried_out_by(choice.collective, &choice.algorithm);
+pub fn cluster(wiring: &Arc<Wiring>, selection: &Selection, moves_bytes: bool) -> Result<Cluster, Stuck> {
+    let packed = wiring.carried_out_by(selection.collective, &selection.algorithm);
     let routes = packed.as_ref().map_or(wiring.routes(), |packed| &packed.routes);
     let network = network(wiring.topology(), routes);
     let options = sim::Options { moves_bytes, queue_depth: QUEUE_DEPTH, ..sim::Options::new(network, 0) };
@@ -168,11 +168,11 @@ pub fn cluster(wiring: &Arc<Wiring>, choice: &Choice, moves_bytes: bool) -> Resu
 /// Starts the collective on a rank; its memory is held by what is returned.
 fn start(
     cluster: &mut Cluster,
-    choice: &Choice,
+    selection: &Selection,
     rank: Rank,
     part_bytes: usize,
 ) -> Result<(RunId, [Option<Slice>; 2]), TimeError> {
-    let (collective, ranks) = (choice.collective, choice.ranks);
+    let (collective, ranks) = (selection.collective, selection.ranks);
     let Some(Some(Member { engine, planner, .. })) = cluster.members.get_mut(rank as usize) else {
         return Err(TimeError::Failed { rank, cause: "it is dead".to_owned() });
     };
@@ -193,7 +193,7 @@ fn start(
     let counts = Counts::Each(part_bytes);
     let (data_type, op) = (DataType::U8, ReduceOp::Sum);
     let descriptor = Descriptor { collective, amount: counts.amount(), data_type, op, tag: 0 };
-    let plan = planner.plan(&descriptor, &counts, Some(&choice.algorithm.clone().into()))?;
+    let plan = planner.plan(&descriptor, &counts, Some(&selection.algorithm.clone().into()))?;
     let run = engine.start(plan, bytes(&input), bytes(&output), TIMEOUT).map_err(CollectiveError::from)?;
     Ok((run, [input, output]))
 }

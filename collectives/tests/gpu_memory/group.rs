@@ -109,7 +109,7 @@ fn check_type<T: Element>(host: &Group, group: &Group, gpu: &Arc<Gpu>, make: imp
     let own: Vec<T> = (0..777).map(|index| make(index % 13 + group.rank())).collect();
     for algorithm in [Algorithm::Direct, Algorithm::Ring] {
         let (mut expected, mut data) = (own.clone(), filled(group, &own));
-        let (host, group) = (host.with_way(algorithm.clone()), group.with_way(algorithm));
+        let (host, group) = (host.with_variant(algorithm.clone()), group.with_variant(algorithm));
         for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max] {
             host.all_reduce(&mut expected, op).expect("on the host");
             group.on(&stream).all_reduce(&mut data, op).expect("on the GPU");

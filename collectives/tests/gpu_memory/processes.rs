@@ -277,8 +277,8 @@ mod child {
             assert!(data.to_vec().expect("loaded") == of(ranks - 1), "broadcast of {len} {}", T::DATA_TYPE);
 
             for algorithm in [Algorithm::Direct, Algorithm::Ring] {
-                let host = host.with_way(algorithm.clone());
-                let group = group.with_way(algorithm.clone());
+                let host = host.with_variant(algorithm.clone());
+                let group = group.with_variant(algorithm.clone());
                 for op in [ReduceOp::Sum, ReduceOp::Max] {
                     let (mut expected, mut data) = (own.clone(), filled(&group, &own));
                     host.all_reduce(&mut expected, op).expect("on the host");

@@ -35,7 +35,7 @@ fn algorithm(group: &Group) -> String {
 /// Moves numbers along whatever is packed, and looks at all of them.
 fn expect_right_results(group: &Group) {
     const LEN: usize = 50_000;
-    let (group, rank) = (group.with_way(Algorithm::Packed(None)), group.rank());
+    let (group, rank) = (group.with_variant(Algorithm::Packed(None)), group.rank());
     let own = |rank: u32| (0..LEN).map(|index| index as u32 ^ rank << 20).collect::<Vec<u32>>();
     let mut all = vec![0; LEN * RANKS as usize];
     group.all_gather(&own(rank)[..], &mut all[..]).unwrap();

@@ -73,8 +73,8 @@ fn shares(sample: &Sample) -> [f64; PARAMETERS] {
     let Work { rounds, messages, moved, moved_on_the_way, passed, passed_on_the_way, across, .. } =
         sample.work;
     let chunks = Chunks::of(&sample.work, sample.bytes, sample.chunk_bytes);
-    let moving = |way, each| {
-        if chunks.bytes <= INLINE_BYTES_MAX as f64 { 0.0 } else { chunks.pipelined(way, each) }
+    let moving = |variant, each| {
+        if chunks.bytes <= INLINE_BYTES_MAX as f64 { 0.0 } else { chunks.pipelined(variant, each) }
     };
     [
         f64::from(rounds),

@@ -32,9 +32,9 @@ mod program;
 mod recursive_doubling;
 mod ring;
 mod tree;
-mod way;
+mod variant;
 
-pub use way::Way;
+pub use variant::Variant;
 
 use std::fmt;
 use std::str::FromStr;

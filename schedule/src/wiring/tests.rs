@@ -45,11 +45,11 @@ fn a_pair_is_routed_as_the_trees_of_a_packing_say_all_together() {
     let topology = builder.build().expect("connected");
     let path =
         |hops: &[NodeId], weight: i128| Path { hops: hops.to_vec(), weight: Rate::from_integer(weight) };
-    let tree = |ways: Vec<Path>, weight: i128| Tree {
+    let tree = |variants: Vec<Path>, weight: i128| Tree {
         root: 0,
         weight: Rate::from_integer(weight),
         edges: vec![
-            Edge { from: 0, to: 1, paths: ways },
+            Edge { from: 0, to: 1, paths: variants },
             Edge { from: 1, to: 2, paths: vec![path(&[b, c], weight)] },
         ],
     };

@@ -119,8 +119,8 @@ impl<'a, T: Element> Bench<'a, T> {
         bytes: u64,
         one_clock: bool,
     ) -> Result<Self, CollectiveError> {
-        let measured = match &task.way {
-            Some(way) => measured.with_way(way.clone()),
+        let measured = match &task.variant {
+            Some(variant) => measured.with_variant(variant.clone()),
             None => measured.clone(),
         };
         let stream = measured.info().gpu.as_ref().map(Stream::new).transpose()?;

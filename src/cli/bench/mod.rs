@@ -14,7 +14,7 @@ use pleach::packing::topology::Topology;
 use pleach::schedule::cost::Platform;
 use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
-use pleach::schedule::{Access, CostModel, Way, select_named};
+use pleach::schedule::{Access, CostModel, Variant, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
 use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp, Reproducible};
 
@@ -181,7 +181,7 @@ struct Task {
     op: ReduceOp,
     ranks: u32,
     /// `None`: the best one for each size.
-    way: Option<Way>,
+    variant: Option<Variant>,
     warmup: Option<u32>,
     iterations: Option<u32>,
     /// For each size, about.
@@ -289,11 +289,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         return Ok(());
     };
     let topology = wiring.map(|wiring| Arc::new(wiring.topology().clone()));
-    let choice = match arguments.fabric {
+    let selection = match arguments.fabric {
         Some(BenchFabric::Real(fabric)) => FabricChoice::Only(fabric),
         _ => FabricChoice::Auto,
     };
-    let (mut errors, used) = measure_over(choice, &world, &task, &sweep, (arguments, topology.as_ref()))?;
+    let (mut errors, used) = measure_over(selection, &world, &task, &sweep, (arguments, topology.as_ref()))?;
     if arguments.fabric.is_none() && used == Fabric::Shm {
         let tcp = FabricChoice::Only(Fabric::Tcp);
         errors += measure_over(tcp, &world, &task, &sweep, (arguments, topology.as_ref()))?.0;
@@ -333,10 +333,22 @@ fn task(arguments: &Arguments, ranks: u32, wiring: Option<&Arc<Wiring>>) -> Resu
         )));
     }
     // By name, as hosts that are not named are the group's. "auto" is none.
-    let way = Algorithm::named(name, collective).ok().map(Way::from);
+    let variant = Algorithm::named(name, collective).ok().map(Variant::from);
     let Arguments { warmup, iterations, memory, reproducible, reuse, .. } = *arguments;
     let time = arguments.time.map(|ms| Duration::from_millis(ms.into()));
-    Ok(Task { collective, data_type, op, ranks, way, warmup, iterations, time, memory, reproducible, reuse })
+    Ok(Task {
+        collective,
+        data_type,
+        op,
+        ranks,
+        variant,
+        warmup,
+        iterations,
+        time,
+        memory,
+        reproducible,
+        reuse,
+    })
 }
 
 /// The collective with the root that was asked for.
@@ -357,7 +369,7 @@ fn rooted(arguments: &Arguments, ranks: u32) -> Result<Collective, CommandError>
 
 /// Measures all sizes on real ranks; how many elements were wrong, and what the bytes moved over.
 fn measure_over(
-    choice: FabricChoice,
+    selection: FabricChoice,
     world: &World,
     task: &Task,
     sweep: &Sweep,
@@ -365,7 +377,7 @@ fn measure_over(
 ) -> Result<(u64, Fabric), CommandError> {
     let mut options = Options::from_env_in(world.clone());
     options.topology = topology.cloned();
-    options.fabric = choice;
+    options.fabric = selection;
     options.reproducible = task.reproducible;
     options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
     let group = Group::join(&options).map_err(CommandError::joining)?;

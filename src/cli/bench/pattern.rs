@@ -296,7 +296,7 @@ mod tests {
             data_type,
             op,
             ranks,
-            way: None,
+            variant: None,
             warmup: None,
             iterations: None,
             time: None,

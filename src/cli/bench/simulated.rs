@@ -95,8 +95,9 @@ impl<'a> Simulation<'a> {
             .collect();
         let planner = &mut member(&mut self.cluster, 0)?.planner;
         let part_bytes = count * task.data_type.bytes();
-        let program =
-            planner.program(task.collective, part_bytes, task.way.as_ref()).map_err(CommandError::failed)?;
+        let program = planner
+            .program(task.collective, part_bytes, task.variant.as_ref())
+            .map_err(CommandError::failed)?;
         Ok(Measured {
             algorithm: program.algorithm().to_owned(),
             count,
@@ -217,7 +218,7 @@ impl Share {
         let input = bytes(&slot.data, has_input);
         let output = bytes(slot.output.as_ref().unwrap_or(&slot.data), has_output);
         let member = member(cluster, rank)?;
-        let plan = member.planner.plan(&descriptor, &counts, task.way.as_ref());
+        let plan = member.planner.plan(&descriptor, &counts, task.variant.as_ref());
         let plan = plan.map_err(CommandError::failed)?.clone();
         self.run = Some(member.start(&plan, input, output, TIMEOUT).map_err(CommandError::failed)?);
         Ok(())

@@ -59,23 +59,30 @@ pub(super) fn measure(
 fn one(task: &Task, bytes: u64, wiring: &Arc<Wiring>) -> Result<Measured, CommandError> {
     let count = task.count(bytes);
     let part_bytes = count * task.data_type.bytes();
-    let choice = choose(wiring, task.collective, part_bytes, task.way.as_ref().map(|way| &way.algorithm))
-        .map_err(|error| CommandError::usage(format!("no schedule: {error}")))?;
-    let task = Task { way: Some(choice.algorithm.clone().into()), iterations: Some(1), ..task.clone() };
+    let selection =
+        choose(wiring, task.collective, part_bytes, task.variant.as_ref().map(|variant| &variant.algorithm))
+            .map_err(|error| CommandError::usage(format!("no schedule: {error}")))?;
+    let task =
+        Task { variant: Some(selection.algorithm.clone().into()), iterations: Some(1), ..task.clone() };
     let moved = |bytes: u64| -> Result<Measured, CommandError> {
-        let cluster = cluster(wiring, &choice, true).map_err(stuck)?;
+        let cluster = cluster(wiring, &selection, true).map_err(stuck)?;
         Simulation::of(&task, cluster).measure(bytes)
     };
     let mut measured = if bytes.saturating_mul(2 * u64::from(task.ranks)) <= MOVED_BYTES_MAX {
         moved(bytes)?
     } else {
-        let timed = time(wiring, task.collective, part_bytes, task.way.as_ref().map(|way| &way.algorithm))
-            .map_err(untimed)?;
+        let timed = time(
+            wiring,
+            task.collective,
+            part_bytes,
+            task.variant.as_ref().map(|variant| &variant.algorithm),
+        )
+        .map_err(untimed)?;
         let element = task.data_type.bytes() as u64;
         let checked = moved((MOVED_BYTES_MAX / 2 / u64::from(task.ranks)).next_multiple_of(element))?;
         Measured { count, samples: vec![timed.time], ..checked }
     };
-    let row = choice.table.iter().find(|row| row.algorithm == choice.algorithm);
+    let row = selection.table.iter().find(|row| row.algorithm == selection.algorithm);
     measured.over_links = Some(OverLinks {
         bound_bytes_per_s: bound(task.collective, wiring),
         predicted_s: row.map_or(0.0, |row| row.seconds),

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use pleach::schedule::Way;
-use pleach::schedule::choices::tune::{self, Measured, Timed};
+use pleach::schedule::Variant;
+use pleach::schedule::tuning::tune::{self, Measured, Timed};
 use pleach::transport::clock;
 use pleach::{Buffer, Collective, CollectiveError, Group, ReduceOp};
 
@@ -49,20 +49,20 @@ impl<'a> Measuring<'a> {
         &mut self,
         collective: Collective,
         bytes: u64,
-        ways: Vec<Way>,
+        variants: Vec<Variant>,
     ) -> Result<Measured, CollectiveError> {
         let mut call = Call::new(self.group, collective, bytes)?;
         let mut contestants = Vec::new();
         let mut refused = Vec::new();
-        for way in ways {
-            let group = self.group.with_way(way.clone());
+        for variant in variants {
+            let group = self.group.with_variant(variant.clone());
             // Before anything has begun.
             refused.push(match call.repeat(&group, WARMUP) {
                 Ok(()) => 0,
                 Err(CollectiveError::TooLarge(_)) => 1,
                 Err(error) => return Err(error),
             });
-            contestants.push((way, group));
+            contestants.push((variant, group));
         }
         // Ranks that have no part in a message are refused nothing.
         self.group.all_reduce(&mut refused[..], ReduceOp::Max)?;
@@ -97,7 +97,7 @@ impl<'a> Measuring<'a> {
         let mut timed: Vec<Timed> = hopeful
             .drain(..)
             .zip(all.chunks_exact(rounds))
-            .map(|(((way, _), _), samples)| Timed { way, seconds: median(samples).as_secs_f64() })
+            .map(|(((variant, _), _), samples)| Timed { variant, seconds: median(samples).as_secs_f64() })
             .collect();
         timed.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         Ok(Measured { collective, bytes, timed })
@@ -107,33 +107,33 @@ impl<'a> Measuring<'a> {
     /// other. Nothing changes where calls are not cut.
     pub(super) fn with_best_chunks(&mut self, measured: Measured) -> Result<Measured, CollectiveError> {
         let Measured { collective, bytes, mut timed } = measured;
-        let best = timed.first().map(|timed| timed.way.clone());
-        let Some((way, mut search)) =
-            best.and_then(|way| Some((way.clone(), tune::chunk_search(&way, bytes)?)))
+        let best = timed.first().map(|timed| timed.variant.clone());
+        let Some((variant, mut search)) =
+            best.and_then(|variant| Some((variant.clone(), tune::chunk_search(&variant, bytes)?)))
         else {
             return Ok(Measured { collective, bytes, timed });
         };
-        let with = |chunk_bytes: u64| Way { chunk_bytes: Some(chunk_bytes), ..way.clone() };
+        let with = |chunk_bytes: u64| Variant { chunk_bytes: Some(chunk_bytes), ..variant.clone() };
         let mut call = Call::new(self.group, collective, bytes)?;
         while !search.is_settled() {
-            let group = self.group.with_way(with(search.chunk_bytes()));
+            let group = self.group.with_variant(with(search.chunk_bytes()));
             call.repeat(&group, 1)?;
             let own: Result<Vec<_>, _> = (0..ROUNDS_MIN).map(|_| self.sample(&mut call, &group, 1)).collect();
             let taken = median(&self.slowest(&own?)?);
             search.measured((u128::from(bytes) * 1_000_000_000 / taken.as_nanos().max(1)) as u64);
         }
-        let ways = vec![way.clone(), with(search.chunk_bytes())];
-        timed.retain(|timed| timed.way != way);
-        timed.extend(self.measure(collective, bytes, ways)?.timed);
+        let variants = vec![variant.clone(), with(search.chunk_bytes())];
+        timed.retain(|timed| timed.variant != variant);
+        timed.extend(self.measure(collective, bytes, variants)?.timed);
         timed.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         Ok(Measured { collective, bytes, timed })
     }
 
     /// How long a call took on this rank, of so many in a row.
-    fn sample(&self, call: &mut Call, way: &Group, calls: usize) -> Result<Duration, CollectiveError> {
+    fn sample(&self, call: &mut Call, variant: &Group, calls: usize) -> Result<Duration, CollectiveError> {
         self.group.barrier()?;
         let begin = clock::now();
-        call.repeat(way, calls)?;
+        call.repeat(variant, calls)?;
         Ok((clock::now() - begin) / calls as u32)
     }
 

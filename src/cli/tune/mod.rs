@@ -2,14 +2,14 @@
 //!
 //! Every rank carries out the same ways in the same order; rank 0 makes the table of the times and
 //! writes it. What is measured and what follows from the times is decided by
-//! [`pleach::schedule::choices::tune`]; `measure` carries it out.
+//! [`pleach::schedule::tuning::tune`]; `measure` carries it out.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pleach::schedule::choices::{Choices, ChoicesError, Pinned, Row, Table, tune};
 use pleach::schedule::cost::Platform;
+use pleach::schedule::tuning::{Tuning, TuningError, TuningRow, TuningSource, TuningTable, tune};
 use pleach::schedule::{Access, HostMap};
 use pleach::transport::rendezvous::{Fabric, FabricChoice};
 use pleach::{Collective, Group, Options};
@@ -34,9 +34,9 @@ const TIME_MAX_MS: i64 = 600_000;
 
 /// Arguments of `pleach tune`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  pleach tune -o choices\n  \
-    mpirun -n 8 pleach tune --fabric tcp --collectives all-reduce,all-gather -o choices\n  \
-    PLEACH_CHOICES=choices pleach bench --fabric shm\n  pleach tune --show choices\n\n\
+#[command(after_help = "Examples:\n  pleach tune -o tuning\n  \
+    mpirun -n 8 pleach tune --fabric tcp --collectives all-reduce,all-gather -o tuning\n  \
+    PLEACH_TUNING=tuning pleach bench --fabric shm\n  pleach tune --show tuning\n\n\
     The table is for this fabric and these ranks on their hosts; a file holds one for each, and -o replaces this one's.\n\
     Sizes are those of 'pleach bench'. Times are of f32 sums in registered memory, each the median over rounds in which\n\
     all ways take turns, on the slowest rank.")]
@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
     /// as many as ranks]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Show what a file of choices says, and measure nothing
+    /// Show what a tuning file says, and measure nothing
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "predicted"])]
     show: Option<PathBuf>,
     /// Show what is chosen without measurements for these ranks on one host, and measure nothing
@@ -79,8 +79,8 @@ pub(crate) struct Arguments {
 /// Runs `pleach tune`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if let Some(path) = &arguments.show {
-        let choices = Choices::read(path).map_err(CommandError::usage)?;
-        return print(&choices.to_string());
+        let tuning = Tuning::read(path).map_err(CommandError::usage)?;
+        return print(&tuning.to_string());
     }
     let sizes = sizes(arguments)?;
     if arguments.predicted {
@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let mut options = Options::from_env_in(world);
     options.fabric = arguments.fabric;
     // What is measured must not depend on what was measured before.
-    options.choices = Pinned::Nothing;
+    options.tuning = TuningSource::Nothing;
     let group = Group::join(&options).map_err(CommandError::failed)?;
     measure_all(&group, arguments, &sizes, kept)?;
     group.close().map_err(CommandError::failed)
@@ -114,7 +114,7 @@ fn measure_all(
     mut kept: Option<Kept>,
 ) -> Result<(), CommandError> {
     let fabric = group.info().fabric.unwrap_or(Fabric::Tcp);
-    let plain = Table::new(fabric, group.info().hosts);
+    let plain = TuningTable::new(fabric, group.info().hosts);
     let platform = plain.platform();
     let mut shown = Shown { is_first: group.rank() == 0 };
     shown.line(&format!(
@@ -128,8 +128,8 @@ fn measure_all(
     for collective in wanted(arguments, &platform)? {
         let mut of_it = Vec::new();
         for &bytes in sizes_of(collective, sizes) {
-            let ways = tune::ways(collective, bytes, &platform).map_err(CommandError::failed)?;
-            let measured = measuring.measure(collective, bytes, ways).map_err(CommandError::failed)?;
+            let variants = tune::variants(collective, bytes, &platform).map_err(CommandError::failed)?;
+            let measured = measuring.measure(collective, bytes, variants).map_err(CommandError::failed)?;
             let measured = measuring.with_best_chunks(measured).map_err(CommandError::failed)?;
             shown.measured(&measured)?;
             of_it.push(measured);
@@ -154,7 +154,7 @@ fn predict(arguments: &Arguments, sizes: &[u64]) -> Result<(), CommandError> {
         FabricChoice::Only(fabric) => fabric,
         FabricChoice::Auto => Fabric::Shm,
     };
-    let mut table = Table::new(fabric, HostMap::one(ranks));
+    let mut table = TuningTable::new(fabric, HostMap::one(ranks));
     let platform = table.platform();
     for collective in wanted(arguments, &platform)? {
         let predicted: Result<Vec<_>, _> = sizes_of(collective, sizes)
@@ -166,7 +166,7 @@ fn predict(arguments: &Arguments, sizes: &[u64]) -> Result<(), CommandError> {
     print(&table.to_string())
 }
 
-fn push_all(table: &mut Table, rows: Vec<Row>) -> Result<(), CommandError> {
+fn push_all(table: &mut TuningTable, rows: Vec<TuningRow>) -> Result<(), CommandError> {
     rows.into_iter().try_for_each(|row| table.push(row)).map_err(CommandError::failed)
 }
 
@@ -179,13 +179,13 @@ fn wanted(arguments: &Arguments, platform: &Platform) -> Result<Vec<Collective>,
     if !arguments.collectives.is_empty() {
         return Ok(arguments.collectives.clone());
     }
-    let has_choice = |collective: &Collective| {
-        tune::ways(*collective, 1 << 20, platform).is_ok_and(|ways| {
-            let all = ways.iter().filter(|way| way.window.is_none());
-            all.count() > 1 || (platform.access == Access::Mapped && ways.len() > 1)
+    let has_selection = |collective: &Collective| {
+        tune::variants(*collective, 1 << 20, platform).is_ok_and(|variants| {
+            let all = variants.iter().filter(|variant| variant.window.is_none());
+            all.count() > 1 || (platform.access == Access::Mapped && variants.len() > 1)
         })
     };
-    Ok(Collective::ALL.into_iter().filter(has_choice).collect())
+    Ok(Collective::ALL.into_iter().filter(has_selection).collect())
 }
 
 /// What has no data has one size.
@@ -212,20 +212,20 @@ fn sizes(arguments: &Arguments) -> Result<Vec<u64>, CommandError> {
 /// The file that is written, and the tables that it holds.
 struct Kept {
     path: PathBuf,
-    choices: Choices,
+    tuning: Tuning,
 }
 
 impl Kept {
     /// Reads what the file holds already, and tries whether it can be written.
     fn open(path: &Path) -> Result<Self, CommandError> {
-        let choices = match Choices::read(path) {
-            Err(ChoicesError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
-                Choices::default()
+        let tuning = match Tuning::read(path) {
+            Err(TuningError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                Tuning::default()
             }
-            Ok(choices) => choices,
+            Ok(tuning) => tuning,
             Err(error) => return Err(CommandError::usage(format!("not overwritten: {error}"))),
         };
-        let kept = Self { path: path.to_owned(), choices };
+        let kept = Self { path: path.to_owned(), tuning };
         let beside = kept.beside();
         let written = std::fs::write(&beside, "").and_then(|()| std::fs::remove_file(&beside));
         written.map_err(|error| CommandError::usage(kept.unwritten(&error)))?;
@@ -234,10 +234,10 @@ impl Kept {
 
     /// Puts a table in the place of the one for the same world. No reader sees half of the file: a
     /// new one takes its place.
-    fn write(&mut self, table: Table) -> Result<(), CommandError> {
-        self.choices.insert(table);
+    fn write(&mut self, table: TuningTable) -> Result<(), CommandError> {
+        self.tuning.insert(table);
         let beside = self.beside();
-        let written = std::fs::write(&beside, self.choices.to_string())
+        let written = std::fs::write(&beside, self.tuning.to_string())
             .and_then(|()| std::fs::rename(&beside, &self.path));
         written.map_err(|error| {
             // It may be there or not.
@@ -252,7 +252,7 @@ impl Kept {
     }
 
     fn unwritten(&self, error: &std::io::Error) -> String {
-        format!("choices not written: {} ({error}); name another file", self.path.display())
+        format!("tuning not written: {} ({error}); name another file", self.path.display())
     }
 }
 
@@ -269,8 +269,8 @@ impl Shown {
     fn measured(&mut self, measured: &tune::Measured) -> Result<(), CommandError> {
         let tune::Measured { collective, bytes, timed } = measured;
         let mut line = format!("{:<14} {:>5}", collective.name(), Size(*bytes).to_string());
-        for tune::Timed { way, seconds } in timed.iter().take(2) {
-            line += &format!("  {:>10.2} {:<32}", seconds * 1e6, way.to_string());
+        for tune::Timed { variant, seconds } in timed.iter().take(2) {
+            line += &format!("  {:>10.2} {:<32}", seconds * 1e6, variant.to_string());
         }
         self.line(line.trim_end())
     }

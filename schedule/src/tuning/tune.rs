@@ -4,7 +4,7 @@
 use pleach_vocabulary::Collective;
 
 use super::chunks::ChunkSearch;
-use super::{Note, Row, Way};
+use super::{TuningNote, TuningRow, Variant};
 use crate::cost::{CostModel, Platform, Sample, Work, fit};
 use crate::generate::{Access, Algorithm, generate};
 use crate::select::{CHUNK_BYTES, SelectError, select};
@@ -33,7 +33,7 @@ const COUNTED_RANKS_MAX: u32 = 256;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timed {
     /// Which.
-    pub way: Way,
+    pub variant: Variant,
     /// For one call, in seconds.
     pub seconds: f64,
 }
@@ -54,19 +54,23 @@ pub struct Measured {
 /// # Errors
 ///
 /// When there is no schedule for that many ranks.
-pub fn ways(collective: Collective, bytes: u64, platform: &Platform) -> Result<Vec<Way>, SelectError> {
+pub fn variants(
+    collective: Collective,
+    bytes: u64,
+    platform: &Platform,
+) -> Result<Vec<Variant>, SelectError> {
     let table = select(collective, priced_bytes(collective, bytes, platform.ranks()), platform)?.table;
     let best = table.first().map_or(0.0, |row| row.seconds);
-    let mut ways = Vec::new();
+    let mut variants = Vec::new();
     for row in table.into_iter().filter(|row| row.seconds <= best * HOPELESS) {
-        let way = Way { access: Some(row.access), ..row.algorithm.into() };
-        let wide = Way { window: Some(WINDOW), ..way.clone() };
-        ways.push(way);
+        let variant = Variant { access: Some(row.access), ..row.algorithm.into() };
+        let wide = Variant { window: Some(WINDOW), ..variant.clone() };
+        variants.push(variant);
         if bytes >= WINDOW_BYTES {
-            ways.push(wide);
+            variants.push(wide);
         }
     }
-    Ok(ways)
+    Ok(variants)
 }
 
 /// What the platform's models predict of a size, as if it had been measured.
@@ -75,9 +79,9 @@ pub fn ways(collective: Collective, bytes: u64, platform: &Platform) -> Result<V
 ///
 /// When there is no schedule for that many ranks.
 pub fn predicted(collective: Collective, bytes: u64, platform: &Platform) -> Result<Measured, SelectError> {
-    let choice = select(collective, priced_bytes(collective, bytes, platform.ranks()), platform)?;
-    let timed = choice.table.into_iter().map(|row| Timed {
-        way: Way { access: Some(row.access), ..row.algorithm.into() },
+    let selection = select(collective, priced_bytes(collective, bytes, platform.ranks()), platform)?;
+    let timed = selection.table.into_iter().map(|row| Timed {
+        variant: Variant { access: Some(row.access), ..row.algorithm.into() },
         seconds: row.seconds,
     });
     Ok(Measured { collective, bytes, timed: timed.collect() })
@@ -86,20 +90,25 @@ pub fn predicted(collective: Collective, bytes: u64, platform: &Platform) -> Res
 /// The rows of a collective, from what was measured of it by rising sizes. A way begins half way
 /// between the sizes.
 #[must_use]
-pub fn rows(measured: &[Measured]) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
+pub fn rows(measured: &[Measured]) -> Vec<TuningRow> {
+    let mut rows: Vec<TuningRow> = Vec::new();
     let mut before = 0;
     for Measured { collective, bytes, timed } in measured {
         let from_bytes = if rows.is_empty() { 0 } else { between(before, *bytes) };
         before = *bytes;
         let Some(best) = timed.first() else { continue };
-        let stays = rows.last().and_then(|row| timed.iter().find(|timed| timed.way == row.way));
+        let stays = rows.last().and_then(|row| timed.iter().find(|timed| timed.variant == row.variant));
         if stays.is_some_and(|timed| timed.seconds <= best.seconds * STAYS) {
             continue;
         }
-        let next = timed.get(1).map(|next| (next.way.clone(), next.seconds));
-        let note = Note { bytes: *bytes, seconds: best.seconds, next };
-        rows.push(Row { collective: *collective, from_bytes, way: best.way.clone(), note: Some(note) });
+        let next = timed.get(1).map(|next| (next.variant.clone(), next.seconds));
+        let note = TuningNote { bytes: *bytes, seconds: best.seconds, next };
+        rows.push(TuningRow {
+            collective: *collective,
+            from_bytes,
+            variant: best.variant.clone(),
+            note: Some(note),
+        });
     }
     rows
 }
@@ -117,8 +126,8 @@ fn between(smaller: u64, larger: u64) -> u64 {
 pub fn models(measured: &[Measured], platform: &Platform) -> (CostModel, CostModel, f64) {
     let mut samples = Vec::new();
     for Measured { collective, bytes, timed } in measured {
-        for Timed { way, seconds } in timed.iter().filter(|timed| is_plain(&timed.way)) {
-            if let Some(work) = work(*collective, way, platform) {
+        for Timed { variant, seconds } in timed.iter().filter(|timed| is_plain(&timed.variant)) {
+            if let Some(work) = work(*collective, variant, platform) {
                 let bytes = priced_bytes(*collective, *bytes, platform.ranks());
                 samples.push(Sample { work, bytes, chunk_bytes: CHUNK_BYTES, seconds: *seconds });
             }
@@ -128,15 +137,15 @@ pub fn models(measured: &[Measured], platform: &Platform) -> (CostModel, CostMod
 }
 
 /// Whether blocks are cut as prices have it.
-fn is_plain(way: &Way) -> bool {
-    way.window.is_none() && way.chunk_bytes.is_none()
+fn is_plain(variant: &Variant) -> bool {
+    variant.window.is_none() && variant.chunk_bytes.is_none()
 }
 
 /// A search for the best chunks of a way, where calls of so many bytes are long enough to be cut in
 /// more than a few; none where links say how many there are.
 #[must_use]
-pub fn chunk_search(way: &Way, bytes: u64) -> Option<ChunkSearch> {
-    let is_cut = bytes >= WINDOW_BYTES && !matches!(way.algorithm, Algorithm::Packed(_));
+pub fn chunk_search(variant: &Variant, bytes: u64) -> Option<ChunkSearch> {
+    let is_cut = bytes >= WINDOW_BYTES && !matches!(variant.algorithm, Algorithm::Packed(_));
     is_cut.then(|| ChunkSearch::new(CHUNK_BYTES_LEAST, CHUNK_BYTES))
 }
 
@@ -145,12 +154,12 @@ fn priced_bytes(collective: Collective, bytes: u64, ranks: u32) -> u64 {
     if collective == Collective::AllToAll { bytes.saturating_mul(ranks.into()) } else { bytes }
 }
 
-fn work(collective: Collective, way: &Way, platform: &Platform) -> Option<Work> {
-    let (ranks, access) = (platform.ranks(), way.access.unwrap_or(Access::Put));
+fn work(collective: Collective, variant: &Variant, platform: &Platform) -> Option<Work> {
+    let (ranks, access) = (platform.ranks(), variant.access.unwrap_or(Access::Put));
     if ranks > COUNTED_RANKS_MAX {
-        return Work::formula(collective, &way.algorithm, ranks, access);
+        return Work::formula(collective, &variant.algorithm, ranks, access);
     }
-    let schedule = generate(collective, &way.algorithm, ranks, access).ok()?;
+    let schedule = generate(collective, &variant.algorithm, ranks, access).ok()?;
     Some(Work::between(&schedule, &platform.hosts))
 }
 
@@ -160,7 +169,7 @@ mod tests {
     use crate::hosts::HostMap;
 
     fn timed(algorithm: Algorithm, seconds: f64) -> Timed {
-        Timed { way: Way { access: Some(Access::Put), ..algorithm.into() }, seconds }
+        Timed { variant: Variant { access: Some(Access::Put), ..algorithm.into() }, seconds }
     }
 
     #[test]
@@ -178,7 +187,7 @@ mod tests {
             size(512, &[timed(Ring, 1e-6), timed(Direct, 1.01e-6)]),
             size(2048, &[timed(Ring, 1e-6)]),
         ]);
-        let brief: Vec<_> = rows.iter().map(|row| (row.from_bytes, row.way.algorithm.clone())).collect();
+        let brief: Vec<_> = rows.iter().map(|row| (row.from_bytes, row.variant.algorithm.clone())).collect();
         assert_eq!(brief, [(0, Exchange), (64, Direct), (1024, Ring)]);
         assert_eq!(rows[1].note.as_ref().map(|note| note.bytes), Some(128));
     }
@@ -198,11 +207,14 @@ mod tests {
             let platform = Platform::new(hosts.parse().expect("a map"), Access::Mapped);
             for collective in Collective::ALL {
                 for bytes in [8, 4096, 16 << 20] {
-                    let ways = ways(collective, bytes, &platform).expect("some");
+                    let variants = variants(collective, bytes, &platform).expect("some");
                     let best = select(collective, bytes, &platform).expect("a choice");
-                    assert_eq!((&ways[0].algorithm, ways[0].access), (&best.algorithm, Some(best.access)));
-                    for way in ways {
-                        crate::select::select_way(&way, collective, bytes, &platform)
+                    assert_eq!(
+                        (&variants[0].algorithm, variants[0].access),
+                        (&best.algorithm, Some(best.access))
+                    );
+                    for variant in variants {
+                        crate::select::select_variant(&variant, collective, bytes, &platform)
                             .expect("it can be done");
                     }
                 }
@@ -212,14 +224,14 @@ mod tests {
 
     #[test]
     fn chunks_are_searched_for_calls_that_are_cut() {
-        let ring: Way = Algorithm::Ring.into();
+        let ring: Variant = Algorithm::Ring.into();
         assert_eq!(chunk_search(&ring, WINDOW_BYTES - 1), None);
         assert_eq!(chunk_search(&Algorithm::Packed(None).into(), 1 << 30), None);
         let mut search = chunk_search(&ring, 1 << 30).expect("a search");
         while !search.is_settled() {
-            let way = Way { chunk_bytes: Some(search.chunk_bytes()), ..ring.clone() };
+            let variant = Variant { chunk_bytes: Some(search.chunk_bytes()), ..ring.clone() };
             let platform = Platform::new(HostMap::one(4), Access::Put);
-            crate::select::select_way(&way, Collective::AllReduce, 1 << 30, &platform)
+            crate::select::select_variant(&variant, Collective::AllReduce, 1 << 30, &platform)
                 .expect("it can be done");
             // The best is between the ends.
             search.measured(1_000_000_000 - search.chunk_bytes().abs_diff(100 << 10) * 1_000);
@@ -241,10 +253,10 @@ mod tests {
                 [Collective::AllReduce, Collective::AllGather, Collective::Broadcast { root: 0 }]
             {
                 for bytes in [8, 512, 1 << 15, 1 << 21, 1 << 26] {
-                    let ways = ways(collective, bytes, &plain).expect("some").into_iter();
-                    let timed = ways.filter(is_plain).map(|way| {
-                        let work = work(collective, &way, &plain).expect("it can be counted");
-                        Timed { way, seconds: real.time(&work, bytes, CHUNK_BYTES) }
+                    let variants = variants(collective, bytes, &plain).expect("some").into_iter();
+                    let timed = variants.filter(is_plain).map(|variant| {
+                        let work = work(collective, &variant, &plain).expect("it can be counted");
+                        Timed { variant, seconds: real.time(&work, bytes, CHUNK_BYTES) }
                     });
                     measured.push(Measured { collective, bytes, timed: timed.collect() });
                 }

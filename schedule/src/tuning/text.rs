@@ -1,7 +1,7 @@
-//! The text of a table of choices, which is what a person looks at.
+//! The text form of a tuning file.
 //!
 //! ```text
-//! pleach choices 1
+//! pleach tuning 1
 //!
 //! world shm 1x4
 //! near latency_ns 3.100e2 message_ns 1.180e2 put_bytes_per_s 2.190e10 combine_bytes_per_s 5.100e9
@@ -21,12 +21,12 @@ use std::str::FromStr;
 use pleach_vocabulary::{Collective, FabricChoice, UnknownFabric, UnknownName};
 
 use super::error::{LineError, Misplaced};
-use super::{Choices, Note, Row, Table, Way};
+use super::{Tuning, TuningNote, TuningRow, TuningTable, Variant};
 use crate::cost::CostModel;
 use crate::generate::{Access, Algorithm};
 
 /// The first line.
-pub(super) const HEADER: &str = "pleach choices 1";
+pub(super) const HEADER: &str = "pleach tuning 1";
 
 /// Most rows that a file may have: collectives times sizes times worlds.
 pub(super) const ROWS_MAX: usize = 10_000;
@@ -56,16 +56,16 @@ fn written(model: &CostModel) -> [(&'static str, String); 4] {
 }
 
 /// The text of what is chosen.
-pub(super) fn without_notes(choices: &Choices) -> String {
+pub(super) fn without_notes(tuning: &Tuning) -> String {
     let mut text = String::new();
-    for table in &choices.tables {
+    for table in &tuning.tables {
         // Writing to a string does not fail.
         let _ = write_table(&mut text, table, false);
     }
     text
 }
 
-impl fmt::Display for Choices {
+impl fmt::Display for Tuning {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "{HEADER}")?;
         for table in &self.tables {
@@ -75,13 +75,13 @@ impl fmt::Display for Choices {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for TuningTable {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_table(formatter, self, true)
     }
 }
 
-fn write_table(out: &mut dyn Write, table: &Table, with_notes: bool) -> fmt::Result {
+fn write_table(out: &mut dyn Write, table: &TuningTable, with_notes: bool) -> fmt::Result {
     writeln!(out, "world {} {}", table.fabric, table.hosts)?;
     if let Some((near, far)) = &table.models {
         for (name, model) in [("near", near), ("far", far)] {
@@ -99,12 +99,12 @@ fn write_table(out: &mut dyn Write, table: &Table, with_notes: bool) -> fmt::Res
             "collective", "from", "algorithm", "access", "window", "chunk"
         )?;
     }
-    for Row { collective, from_bytes, way, note } in &table.rows {
-        let access = way.access.map_or("-".to_owned(), |access| access.to_string());
-        let window = way.window.map_or("-".to_owned(), |window| window.to_string());
-        let (name, from, algorithm) = (collective.name(), Size(*from_bytes), way.algorithm.to_string());
+    for TuningRow { collective, from_bytes, variant, note } in &table.rows {
+        let access = variant.access.map_or("-".to_owned(), |access| access.to_string());
+        let window = variant.window.map_or("-".to_owned(), |window| window.to_string());
+        let (name, from, algorithm) = (collective.name(), Size(*from_bytes), variant.algorithm.to_string());
         write!(out, "{name:<16} {:>8} {algorithm:<20} {access:<6} {window:>6}", from.to_string())?;
-        if let Some(bytes) = way.chunk_bytes {
+        if let Some(bytes) = variant.chunk_bytes {
             write!(out, " {:>5}", Size(bytes).to_string())?;
         }
         if let Some(note) = note.as_ref().filter(|_| with_notes) {
@@ -115,19 +115,19 @@ fn write_table(out: &mut dyn Write, table: &Table, with_notes: bool) -> fmt::Res
     Ok(())
 }
 
-impl fmt::Display for Note {
+impl fmt::Display for TuningNote {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "at {}: {:.2} us", Size(self.bytes), self.seconds * 1e6)?;
-        let Some((way, seconds)) = &self.next else { return Ok(()) };
-        write!(formatter, "; {way} {:.2} us", seconds * 1e6)
+        let Some((variant, seconds)) = &self.next else { return Ok(()) };
+        write!(formatter, "; {variant} {:.2} us", seconds * 1e6)
     }
 }
 
-impl FromStr for Choices {
+impl FromStr for Tuning {
     type Err = Misplaced;
 
     fn from_str(text: &str) -> Result<Self, Misplaced> {
-        let mut choices = Self::default();
+        let mut tuning = Self::default();
         let mut is_begun = false;
         let mut rows = 0;
         for (number, whole) in (1..).zip(text.lines()) {
@@ -143,21 +143,21 @@ impl FromStr for Choices {
                 is_begun = true;
                 continue;
             }
-            choices.read_line(&line.split_whitespace().collect::<Vec<_>>()).map_err(at)?;
+            tuning.read_line(&line.split_whitespace().collect::<Vec<_>>()).map_err(at)?;
             rows += 1;
             if rows > ROWS_MAX {
                 return Err(at(LineError::TooMany));
             }
         }
         if is_begun {
-            Ok(choices)
+            Ok(tuning)
         } else {
             Err(Misplaced { line: 1, error: Box::new(LineError::Header { found: String::new() }) })
         }
     }
 }
 
-impl Choices {
+impl Tuning {
     fn read_line(&mut self, words: &[&str]) -> Result<(), LineError> {
         if words[0] == "world" {
             let table = world(words)?;
@@ -192,23 +192,23 @@ impl Choices {
                 last: last.map_or_else(|| "none".to_owned(), |last| Size(last.from_bytes).to_string()),
             });
         }
-        let way = row.way.to_string();
+        let variant = row.variant.to_string();
         table.push(row).map_err(|error| LineError::Unfit {
             collective: collective.name(),
-            way,
+            variant,
             error: Box::new(error),
         })
     }
 }
 
-fn world(words: &[&str]) -> Result<Table, LineError> {
+fn world(words: &[&str]) -> Result<TuningTable, LineError> {
     let &[_, fabric, hosts] = words else {
         return Err(LineError::Words { found: words.len(), form: "world FABRIC HOSTSxRANKS" });
     };
     let FabricChoice::Only(fabric) = fabric.parse()? else {
         return Err(UnknownFabric { text: fabric.to_owned() }.into());
     };
-    Ok(Table::new(fabric, hosts.parse().map_err(LineError::Name)?))
+    Ok(TuningTable::new(fabric, hosts.parse().map_err(LineError::Name)?))
 }
 
 fn model(words: &[&str]) -> Result<CostModel, LineError> {
@@ -239,7 +239,7 @@ fn model(words: &[&str]) -> Result<CostModel, LineError> {
     Ok(as_written(&model))
 }
 
-fn row(collective: Collective, words: &[&str]) -> Result<Row, LineError> {
+fn row(collective: Collective, words: &[&str]) -> Result<TuningRow, LineError> {
     let (words, chunk) = match words {
         [words @ .., chunk] if words.len() == 5 => (words, Some(*chunk)),
         words => (words, None),
@@ -267,7 +267,12 @@ fn row(collective: Collective, words: &[&str]) -> Result<Row, LineError> {
             Some(number.parse().map_err(|_| LineError::Number { name: "window", found: shortened(number) })?)
         }
     };
-    Ok(Row { collective, from_bytes, way: Way { algorithm, access, window, chunk_bytes }, note: None })
+    Ok(TuningRow {
+        collective,
+        from_bytes,
+        variant: Variant { algorithm, access, window, chunk_bytes },
+        note: None,
+    })
 }
 
 /// What a stranger wrote, as far as a line of ours has room for it.
@@ -310,49 +315,49 @@ mod tests {
 
     use super::*;
 
-    const GOOD: &str = "pleach choices 1\n\n# by hand\nworld shm 1x4\n\
+    const GOOD: &str = "pleach tuning 1\n\n# by hand\nworld shm 1x4\n\
         near latency_ns 310 message_ns 1.18e2 put_bytes_per_s 2.19e10 combine_bytes_per_s 5.1e9\n\
         all-reduce 0 exchange put - # at 8: 1.2 us\nall-reduce 4K direct mapped 16\nbroadcast 0 chain - - 64K\n\
         world shm+tcp 2x2\nall-reduce 0 hierarchical:2x2 mapped -\n";
 
     #[test]
     fn what_is_printed_reads_back_as_the_same_with_the_same_digest() {
-        let choices: Choices = GOOD.parse().expect("it is good");
-        assert_eq!(choices.tables().len(), 2);
-        let shm = &choices.tables()[0];
+        let tuning: Tuning = GOOD.parse().expect("it is good");
+        assert_eq!(tuning.tables().len(), 2);
+        let shm = &tuning.tables()[0];
         assert_eq!(shm.models().map(|models| models.0.bytes_per_s), Some(2.19e10));
-        let large = shm.way(Collective::AllReduce, 1 << 20).expect("a row");
+        let large = shm.variant(Collective::AllReduce, 1 << 20).expect("a row");
         assert_eq!(
             *large,
-            Way { access: Some(Access::Mapped), window: Some(16), ..Algorithm::Direct.into() }
+            Variant { access: Some(Access::Mapped), window: Some(16), ..Algorithm::Direct.into() }
         );
-        let chunked = choices.tables()[0].way(Collective::Broadcast { root: 0 }, 1 << 22).expect("a row");
-        assert_eq!(*chunked, Way { chunk_bytes: Some(64 << 10), ..Algorithm::Chain.into() });
-        let printed = choices.to_string();
-        let again: Choices = printed.parse().expect("what is printed is good");
-        assert_eq!((&again, again.digest()), (&choices, choices.digest()), "{printed}");
+        let chunked = tuning.tables()[0].variant(Collective::Broadcast { root: 0 }, 1 << 22).expect("a row");
+        assert_eq!(*chunked, Variant { chunk_bytes: Some(64 << 10), ..Algorithm::Chain.into() });
+        let printed = tuning.to_string();
+        let again: Tuning = printed.parse().expect("what is printed is good");
+        assert_eq!((&again, again.digest()), (&tuning, tuning.digest()), "{printed}");
         assert_eq!(again.to_string(), printed);
     }
 
     #[test]
     fn a_note_says_what_was_measured_and_is_no_part_of_what_is_read() {
-        let mut choices: Choices = GOOD.parse().expect("it is good");
-        let plain = choices.clone();
+        let mut tuning: Tuning = GOOD.parse().expect("it is good");
+        let plain = tuning.clone();
         let next = Some((Algorithm::Ring.into(), 2e-6));
-        choices.tables[0].rows[1].note = Some(Note { bytes: 4096, seconds: 1.5e-6, next });
-        let printed = choices.to_string();
+        tuning.tables[0].rows[1].note = Some(TuningNote { bytes: 4096, seconds: 1.5e-6, next });
+        let printed = tuning.to_string();
         assert!(printed.contains("# at 4K: 1.50 us; ring 2.00 us"), "{printed}");
         assert_eq!(printed.parse(), Ok(plain));
     }
 
     fn line_of(text: &str) -> (usize, String) {
-        let Misplaced { line, error } = text.parse::<Choices>().expect_err(text);
+        let Misplaced { line, error } = text.parse::<Tuning>().expect_err(text);
         (line, error.to_string())
     }
 
     #[test]
     fn a_mistake_is_told_with_its_line() {
-        let after = |line: &str| format!("pleach choices 1\n# remark\nworld shm 1x4\n{line}\n");
+        let after = |line: &str| format!("pleach tuning 1\n# remark\nworld shm 1x4\n{line}\n");
         for (line, says) in [
             ("all-reduce 0 ring", "3 words; write COLLECTIVE FROM ALGORITHM ACCESS WINDOW [CHUNK]"),
             ("all-reduce 0 ring put - 1Q", "'1Q' is no size"),
@@ -382,20 +387,18 @@ mod tests {
             assert_eq!(number, 3 + line.lines().count(), "{line}: {error}");
             assert!(error.contains(says), "{line}: {error}");
         }
-        assert_eq!(line_of("pleach choices 1\nall-reduce 0 ring put -").0, 2);
-        assert!(
-            line_of("pleach choices 1\nworld tcp 1x4\nall-reduce 0 direct mapped -").1.contains("direct")
-        );
-        assert_eq!(line_of("[choices]\n").0, 1);
+        assert_eq!(line_of("pleach tuning 1\nall-reduce 0 ring put -").0, 2);
+        assert!(line_of("pleach tuning 1\nworld tcp 1x4\nall-reduce 0 direct mapped -").1.contains("direct"));
+        assert_eq!(line_of("[tuning]\n").0, 1);
         assert_eq!(line_of("").0, 1);
     }
 
     proptest! {
         #[test]
         fn no_text_is_more_than_refused(lines in proptest::collection::vec("[a-z0-9#:x+ -]{0,40}", 0..8)) {
-            let text = format!("pleach choices 1\nworld shm 1x4\n{}", lines.join("\n"));
-            if let Ok(choices) = text.parse::<Choices>() {
-                prop_assert_eq!(choices.to_string().parse::<Choices>(), Ok(choices));
+            let text = format!("pleach tuning 1\nworld shm 1x4\n{}", lines.join("\n"));
+            if let Ok(tuning) = text.parse::<Tuning>() {
+                prop_assert_eq!(tuning.to_string().parse::<Tuning>(), Ok(tuning));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Which algorithm with which parameters: [`Way`].
+//! Which algorithm with which parameters: [`Variant`].
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::{Access, Algorithm};
 
 /// How a collective is carried out, as far as it is said; what is not said is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Way {
+pub struct Variant {
     /// By which algorithm.
     pub algorithm: Algorithm,
     /// How peers are reached.
@@ -17,13 +17,13 @@ pub struct Way {
     pub chunk_bytes: Option<u64>,
 }
 
-impl From<Algorithm> for Way {
+impl From<Algorithm> for Variant {
     fn from(algorithm: Algorithm) -> Self {
         Self { algorithm, access: None, window: None, chunk_bytes: None }
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Variant {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.algorithm.fmt(formatter)?;
         if let Some(access) = self.access {

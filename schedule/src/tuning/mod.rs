@@ -1,13 +1,13 @@
-//! Tables of choices: which way a collective goes for so many bytes, as it was measured in a world,
+//! Measured tables: which variant a collective takes from how many bytes on, in a world,
 //! to be looked at, kept in a file and pinned.
 //!
-//! A [`Table`] is for one world: a fabric and the ranks on their hosts. Its [`Row`]s say from how
-//! many bytes on a collective goes which [`Way`]; the [`CostModel`]s fitted to the same
-//! measurements serve for what has no row. [`Choices`] are the tables of a file, whose form is
-//! [`Choices`]' own text (see `text`). [`tune`] makes rows of measurements; `pleach tune` measures.
+//! A [`TuningTable`] is for one world: a fabric and the ranks on their hosts. Its [`TuningRow`]s
+//! say from how many bytes on a collective goes which [`Variant`]; the [`CostModel`]s fitted to the
+//! same measurements serve for what has no row. [`Tuning`] are the tables of a file, whose form is
+//! [`Tuning`]' own text (see `text`). [`tune`] makes rows of measurements; `pleach tune` measures.
 //!
 //! **Invariants:** every row of a table can be carried out in the table's world; rows of a
-//! collective come by size and begin at 0; and two ranks whose choices have the same digest choose
+//! collective come by size and begin at 0; and two ranks whose tuning has the same digest choose
 //! alike.
 
 pub mod chunks;
@@ -21,55 +21,55 @@ use std::sync::Arc;
 
 use pleach_vocabulary::Fabric;
 
-pub use error::{ChoicesError, LineError, Misplaced};
+pub use error::{LineError, Misplaced, TuningError};
 
 use pleach_vocabulary::Collective;
 
 use crate::cost::{CostModel, Platform};
-use crate::generate::Way;
+use crate::generate::Variant;
 use crate::hosts::HostMap;
-use crate::select::{SelectError, select_way};
+use crate::select::{SelectError, select_variant};
 
-/// Names the file of [`Pinned::File`].
-pub const CHOICES_VARIABLE: &str = "PLEACH_CHOICES";
+/// Names the file of [`TuningSource::File`].
+pub const TUNING_VARIABLE: &str = "PLEACH_TUNING";
 
-/// Most bytes of a file of choices.
+/// Most bytes of a tuning file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// From how many bytes on a collective goes which way.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct TuningRow {
     /// Which; its root does not matter.
     pub collective: Collective,
     /// From so many bytes on, as [`whole_bytes`] counts them. They are told apart by powers of two.
     pub from_bytes: u64,
     /// Which way.
-    pub way: Way,
+    pub variant: Variant,
     /// What was measured; only for people.
-    pub note: Option<Note>,
+    pub note: Option<TuningNote>,
 }
 
 /// What was measured at the first size of a row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Note {
+pub struct TuningNote {
     /// The size.
     pub bytes: u64,
     /// How long the row's way took, in seconds.
     pub seconds: f64,
     /// What came next, and how long that took.
-    pub next: Option<(Way, f64)>,
+    pub next: Option<(Variant, f64)>,
 }
 
 /// What was measured in one world; see the module.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Table {
+pub struct TuningTable {
     fabric: Fabric,
     hosts: HostMap,
     models: Option<(CostModel, CostModel)>,
-    rows: Vec<Row>,
+    rows: Vec<TuningRow>,
 }
 
-impl Table {
+impl TuningTable {
     /// Without rows yet, for ranks of these hosts over this fabric.
     #[must_use]
     pub fn new(fabric: Fabric, hosts: HostMap) -> Self {
@@ -88,9 +88,9 @@ impl Table {
     /// # Errors
     ///
     /// It cannot be carried out in this world.
-    pub fn push(&mut self, row: Row) -> Result<(), SelectError> {
-        select_way(&row.way, row.collective, row.from_bytes, &self.platform())?;
-        self.rows.push(Row { collective: any_root(row.collective), ..row });
+    pub fn push(&mut self, row: TuningRow) -> Result<(), SelectError> {
+        select_variant(&row.variant, row.collective, row.from_bytes, &self.platform())?;
+        self.rows.push(TuningRow { collective: any_root(row.collective), ..row });
         Ok(())
     }
 
@@ -108,7 +108,7 @@ impl Table {
 
     /// All rows.
     #[must_use]
-    pub fn rows(&self) -> &[Row] {
+    pub fn rows(&self) -> &[TuningRow] {
         &self.rows
     }
 
@@ -130,39 +130,39 @@ impl Table {
 
     /// The way for `bytes` bytes of the whole ([`whole_bytes`]), if there is a row.
     #[must_use]
-    pub fn way(&self, collective: Collective, bytes: u64) -> Option<&Way> {
+    pub fn variant(&self, collective: Collective, bytes: u64) -> Option<&Variant> {
         let collective = any_root(collective);
         let rows = self.rows.iter().rev().filter(|row| row.collective == collective);
-        rows.clone().find(|row| row.from_bytes <= bytes).map(|row| &row.way)
+        rows.clone().find(|row| row.from_bytes <= bytes).map(|row| &row.variant)
     }
 }
 
 /// The tables of a file: at most one for a world.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Choices {
-    tables: Vec<Table>,
+pub struct Tuning {
+    tables: Vec<TuningTable>,
 }
 
-impl Choices {
+impl Tuning {
     /// Reads a file.
     ///
     /// # Errors
     ///
-    /// See [`ChoicesError`]; it names the line.
-    pub fn read(path: &Path) -> Result<Self, ChoicesError> {
+    /// See [`TuningError`]; it names the line.
+    pub fn read(path: &Path) -> Result<Self, TuningError> {
         let failed =
-            |source: io::Error| ChoicesError::Read { path: path.to_owned(), source: Arc::new(source) };
+            |source: io::Error| TuningError::Read { path: path.to_owned(), source: Arc::new(source) };
         let bytes = std::fs::metadata(path).map_err(failed)?.len();
         if bytes > FILE_BYTES_MAX {
-            return Err(ChoicesError::TooLong { path: path.to_owned(), bytes, most: FILE_BYTES_MAX });
+            return Err(TuningError::TooLong { path: path.to_owned(), bytes, most: FILE_BYTES_MAX });
         }
         let text = std::fs::read_to_string(path).map_err(failed)?;
-        text.parse().map_err(|misplaced| ChoicesError::Line { path: path.to_owned(), misplaced })
+        text.parse().map_err(|misplaced| TuningError::Line { path: path.to_owned(), misplaced })
     }
 
     /// Takes a table in, in the place of the one for the same world.
-    pub fn insert(&mut self, table: Table) {
-        let same = |other: &&mut Table| other.fabric == table.fabric && other.hosts == table.hosts;
+    pub fn insert(&mut self, table: TuningTable) {
+        let same = |other: &&mut TuningTable| other.fabric == table.fabric && other.hosts == table.hosts;
         match self.tables.iter_mut().find(same) {
             Some(other) => *other = table,
             None => self.tables.push(table),
@@ -171,13 +171,13 @@ impl Choices {
 
     /// The table for a world.
     #[must_use]
-    pub fn table(&self, fabric: Fabric, hosts: &HostMap) -> Option<&Table> {
+    pub fn table(&self, fabric: Fabric, hosts: &HostMap) -> Option<&TuningTable> {
         self.tables.iter().find(|table| table.fabric == fabric && table.hosts == *hosts)
     }
 
     /// All tables.
     #[must_use]
-    pub fn tables(&self) -> &[Table] {
+    pub fn tables(&self) -> &[TuningTable] {
         &self.tables
     }
 
@@ -192,10 +192,10 @@ impl Choices {
     }
 }
 
-/// Where a group takes its choices from; the same on all ranks, who compare digests when they meet.
+/// Where a group takes its tuning from; the same on all ranks, who compare digests when they meet.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub enum Pinned {
+pub enum TuningSource {
     /// The cost model chooses.
     #[default]
     Nothing,
@@ -203,14 +203,14 @@ pub enum Pinned {
     /// warns.
     File(PathBuf),
     /// From these, in the same way.
-    These(Arc<Choices>),
+    These(Arc<Tuning>),
 }
 
-impl Pinned {
-    /// The file that `PLEACH_CHOICES` names.
+impl TuningSource {
+    /// The file that `PLEACH_TUNING` names.
     #[must_use]
     pub fn from_env() -> Self {
-        match std::env::var_os(CHOICES_VARIABLE).filter(|value| !value.is_empty()) {
+        match std::env::var_os(TUNING_VARIABLE).filter(|value| !value.is_empty()) {
             Some(path) => Self::File(path.into()),
             None => Self::Nothing,
         }
@@ -220,19 +220,19 @@ impl Pinned {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or holds no choices.
-    pub fn read(&self) -> Result<Self, ChoicesError> {
+    /// The file cannot be read, or holds no tuning.
+    pub fn read(&self) -> Result<Self, TuningError> {
         match self {
-            Self::File(path) => Ok(Self::These(Arc::new(Choices::read(path)?))),
+            Self::File(path) => Ok(Self::These(Arc::new(Tuning::read(path)?))),
             other => Ok(other.clone()),
         }
     }
 
     /// The table of a world.
     #[must_use]
-    pub fn table(&self, fabric: Fabric, hosts: &HostMap) -> Option<Arc<Table>> {
+    pub fn table(&self, fabric: Fabric, hosts: &HostMap) -> Option<Arc<TuningTable>> {
         match self {
-            Self::These(choices) => choices.table(fabric, hosts).cloned().map(Arc::new),
+            Self::These(tuning) => tuning.table(fabric, hosts).cloned().map(Arc::new),
             _ => None,
         }
     }
@@ -241,27 +241,27 @@ impl Pinned {
     #[must_use]
     pub fn knob(&self) -> String {
         match self {
-            Self::These(choices) => format!("{:016x}", choices.digest()),
+            Self::These(tuning) => format!("{:016x}", tuning.digest()),
             _ => "none".to_owned(),
         }
     }
 
-    /// Warns where choices say nothing of this world, so that the cost model chooses; of one rank
-    /// there is nothing to say. `named`: the same before they were read.
+    /// Warns where the tuning says nothing of this world, so that the cost model chooses; of one
+    /// rank there is nothing to say. `named`: the same before they were read.
     pub fn warn_without_table(&self, named: &Self, fabric: Fabric, hosts: &HostMap) {
-        let Self::These(choices) = self else { return };
-        if hosts.ranks() == 1 || choices.table(fabric, hosts).is_some() {
+        let Self::These(tuning) = self else { return };
+        if hosts.ranks() == 1 || tuning.table(fabric, hosts).is_some() {
             return;
         }
         let known: Vec<_> =
-            choices.tables.iter().map(|table| format!("{} {}", table.fabric, table.hosts)).collect();
+            tuning.tables.iter().map(|table| format!("{} {}", table.fabric, table.hosts)).collect();
         let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
         let file = match named {
             Self::File(path) => path.display().to_string(),
-            _ => "the choices given".to_owned(),
+            _ => "the tuning given".to_owned(),
         };
         tracing::warn!(
-            "no choices for {fabric} {hosts} (hosts x ranks): {file} has {known}; the built-in choices are used, \
+            "no tuning for {fabric} {hosts} (hosts x ranks): {file} has {known}; the built-in selection are used, \
              'pleach tune' measures better ones"
         );
     }
@@ -287,18 +287,19 @@ mod tests {
 
     use super::*;
 
-    fn row(collective: Collective, from_bytes: u64, algorithm: Algorithm, access: Access) -> Row {
-        let way = Way { access: Some(access), ..algorithm.into() };
-        Row { collective, from_bytes, way, note: None }
+    fn row(collective: Collective, from_bytes: u64, algorithm: Algorithm, access: Access) -> TuningRow {
+        let variant = Variant { access: Some(access), ..algorithm.into() };
+        TuningRow { collective, from_bytes, variant, note: None }
     }
 
     #[test]
     fn the_row_of_a_size_is_the_last_that_begins_below_it_whatever_the_root() {
-        let mut table = Table::new(Fabric::Shm, HostMap::one(4));
+        let mut table = TuningTable::new(Fabric::Shm, HostMap::one(4));
         table.push(row(Collective::Reduce { root: 3 }, 0, Algorithm::Chain, Access::Put)).expect("it fits");
         table.push(row(Collective::AllReduce, 0, Algorithm::Exchange, Access::Put)).expect("it fits");
         table.push(row(Collective::AllReduce, 4096, Algorithm::Direct, Access::Mapped)).expect("it fits");
-        let name = |collective, bytes| table.way(collective, bytes).map(|way| way.algorithm.to_string());
+        let name =
+            |collective, bytes| table.variant(collective, bytes).map(|variant| variant.algorithm.to_string());
         assert_eq!(name(Collective::AllReduce, 0).as_deref(), Some("exchange"));
         assert_eq!(name(Collective::AllReduce, 4095).as_deref(), Some("exchange"));
         assert_eq!(name(Collective::AllReduce, 4096).as_deref(), Some("direct"));
@@ -308,14 +309,14 @@ mod tests {
 
     #[test]
     fn without_models_of_its_own_a_table_has_those_of_its_fabric() {
-        let far = |fabric| Table::new(fabric, HostMap::one(2)).platform().far;
+        let far = |fabric| TuningTable::new(fabric, HostMap::one(2)).platform().far;
         assert_eq!(far(Fabric::Verbs), CostModel::VERBS);
         assert_eq!(far(Fabric::Tcp), CostModel::TCP);
     }
 
     #[test]
     fn what_cannot_be_carried_out_in_the_world_is_no_row() {
-        let mut tcp = Table::new(Fabric::Tcp, HostMap::one(4));
+        let mut tcp = TuningTable::new(Fabric::Tcp, HostMap::one(4));
         let mapped = tcp.push(row(Collective::AllReduce, 0, Algorithm::Direct, Access::Mapped));
         assert!(matches!(mapped, Err(SelectError::NotMapped { .. })), "{mapped:?}");
         let grid = tcp.push(row(Collective::AllReduce, 0, Algorithm::Grid(vec![3, 2]), Access::Put));
@@ -323,8 +324,9 @@ mod tests {
         let chain = tcp.push(row(Collective::AllReduce, 0, Algorithm::Chain, Access::Put));
         assert!(matches!(chain, Err(SelectError::Generate(_))), "{chain:?}");
         for window in [0, 1 << 20] {
-            let way = Way { window: Some(window), ..Algorithm::Ring.into() };
-            let wide = tcp.push(Row { way, ..row(Collective::AllReduce, 0, Algorithm::Ring, Access::Put) });
+            let variant = Variant { window: Some(window), ..Algorithm::Ring.into() };
+            let wide = tcp
+                .push(TuningRow { variant, ..row(Collective::AllReduce, 0, Algorithm::Ring, Access::Put) });
             assert!(matches!(wide, Err(SelectError::Window { .. })), "{wide:?}");
         }
         assert!(tcp.rows().is_empty());
@@ -332,36 +334,36 @@ mod tests {
 
     #[test]
     fn digests_differ_with_what_is_chosen_and_not_with_what_was_noted() {
-        let choices = |algorithm: Algorithm, from_bytes, note| {
-            let mut table = Table::new(Fabric::Tcp, HostMap::one(4));
+        let tuning = |algorithm: Algorithm, from_bytes, note| {
+            let mut table = TuningTable::new(Fabric::Tcp, HostMap::one(4));
             table
-                .push(Row { note, ..row(Collective::AllReduce, from_bytes, algorithm, Access::Put) })
+                .push(TuningRow { note, ..row(Collective::AllReduce, from_bytes, algorithm, Access::Put) })
                 .expect("it fits");
-            let mut choices = Choices::default();
-            choices.insert(table);
-            choices
+            let mut tuning = Tuning::default();
+            tuning.insert(table);
+            tuning
         };
-        let note = Note { bytes: 8, seconds: 1e-6, next: None };
-        let one = choices(Algorithm::Ring, 0, None).digest();
-        assert_eq!(one, choices(Algorithm::Ring, 0, Some(note)).digest());
-        assert_ne!(one, choices(Algorithm::Direct, 0, None).digest());
-        assert_ne!(one, choices(Algorithm::Ring, 8, None).digest());
-        assert_ne!(one, Choices::default().digest());
+        let note = TuningNote { bytes: 8, seconds: 1e-6, next: None };
+        let one = tuning(Algorithm::Ring, 0, None).digest();
+        assert_eq!(one, tuning(Algorithm::Ring, 0, Some(note)).digest());
+        assert_ne!(one, tuning(Algorithm::Direct, 0, None).digest());
+        assert_ne!(one, tuning(Algorithm::Ring, 8, None).digest());
+        assert_ne!(one, Tuning::default().digest());
     }
 
     #[test]
     fn a_table_takes_the_place_of_that_of_the_same_world() {
-        let mut choices = Choices::default();
+        let mut tuning = Tuning::default();
         let worlds = [(Fabric::Shm, 2), (Fabric::Shm, 4), (Fabric::Tcp, 4)];
         for (fabric, ranks) in worlds {
-            choices.insert(Table::new(fabric, HostMap::one(ranks)));
+            tuning.insert(TuningTable::new(fabric, HostMap::one(ranks)));
         }
-        let mut table = Table::new(Fabric::Shm, HostMap::one(4));
+        let mut table = TuningTable::new(Fabric::Shm, HostMap::one(4));
         table.push(row(Collective::Barrier, 0, Algorithm::RecursiveDoubling, Access::Put)).expect("it fits");
-        choices.insert(table.clone());
-        assert_eq!(choices.tables().len(), worlds.len());
-        assert_eq!(choices.table(Fabric::Shm, &HostMap::one(4)), Some(&table));
-        assert_eq!(choices.table(Fabric::Tcp, &HostMap::one(4)).map(|table| table.rows().len()), Some(0));
-        assert_eq!(choices.table(Fabric::Shm, &HostMap::one(3)), None);
+        tuning.insert(table.clone());
+        assert_eq!(tuning.tables().len(), worlds.len());
+        assert_eq!(tuning.table(Fabric::Shm, &HostMap::one(4)), Some(&table));
+        assert_eq!(tuning.table(Fabric::Tcp, &HostMap::one(4)).map(|table| table.rows().len()), Some(0));
+        assert_eq!(tuning.table(Fabric::Shm, &HostMap::one(3)), None);
     }
 }

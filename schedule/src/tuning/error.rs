@@ -1,4 +1,4 @@
-//! Why choices cannot be used: their file, or a line of it.
+//! Why a tuning file cannot be used: their file, or a line of it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use super::text::{HEADER, ROWS_MAX};
 use crate::hosts::HostMap;
 use crate::select::SelectError;
 
-/// Why choices cannot be used.
+/// Why a tuning file cannot be used.
 #[derive(Clone, pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ChoicesError {
+pub enum TuningError {
     /// The file cannot be read.
-    #[error("no choices: {} ({source}); write them with 'pleach tune -o FILE', or name no file", path.display())]
+    #[error("no tuning: {} ({source}); write them with 'pleach tune -o FILE', or name no file", path.display())]
     Read {
         /// Which file.
         path: PathBuf,
@@ -22,7 +22,7 @@ pub enum ChoicesError {
         source: Arc<std::io::Error>,
     },
     /// The file is something else.
-    #[error("no choices: {} has {bytes} bytes, more than {most}; name a file of 'pleach tune'", path.display())]
+    #[error("no tuning: {} has {bytes} bytes, more than {most}; name a file of 'pleach tune'", path.display())]
     TooLong {
         /// Which file.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum ChoicesError {
         most: u64,
     },
     /// A line is wrong.
-    #[error("bad choices: {} {misplaced}", path.display())]
+    #[error("bad tuning file: {} {misplaced}", path.display())]
     Line {
         /// Which file.
         path: PathBuf,
@@ -128,12 +128,12 @@ pub enum LineError {
         last: String,
     },
     /// It cannot be done in this world.
-    #[error("{collective} by {way}: {error}")]
+    #[error("{collective} by {variant}: {error}")]
     Unfit {
         /// Whose.
         collective: &'static str,
         /// What cannot be done.
-        way: String,
+        variant: String,
         /// Why.
         error: Box<SelectError>,
     },
