@@ -1,4 +1,4 @@
-/* A ping-pong by hand on libibverbs: what a notice costs at least. Each turn is one RDMA write with immediate of so many
+/* A ping-pong by hand on libibverbs: what a signal costs at least. Each turn is one RDMA write with immediate of so many
  * bytes, carried in the request, whose receive the other end finds by polling its completion queue; payload bytes are never
  * polled, as the device contract has it (ib_write_lat of perftest polls them).
  *
@@ -106,7 +106,7 @@ static void send_one(struct ibv_qp *pair, struct ibv_mr *own, const struct hello
     if (ibv_post_send(pair, &request, &bad)) fail("post a request");
 }
 
-/* Polls until a notice has come. */
+/* Polls until a signal has come. */
 static void wait_one(struct ibv_cq *queue, struct ibv_qp *pair) {
     for (;;) {
         struct ibv_wc found;

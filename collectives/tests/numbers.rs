@@ -396,7 +396,7 @@ fn uneven_parts_of_an_exact_sum_are_those_of_the_whole() {
 }
 
 #[test]
-fn exact_groups_refuse_what_cannot_be_exact_and_notice_calls_that_differ() {
+fn exact_groups_refuse_what_cannot_be_exact_and_tell_calls_that_differ() {
     let exact = |options: &mut Options| options.reproducible = Reproducible::Exact;
     with_group(Fabric::Shm, 2, exact, |group| {
         let error = group.all_reduce(&mut [2f32], ReduceOp::Prod).unwrap_err();

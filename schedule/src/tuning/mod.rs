@@ -36,14 +36,14 @@ pub const TUNING_VARIABLE: &str = "PLEACH_TUNING";
 /// Most bytes of a tuning file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// From how many bytes on a collective goes which way.
+/// From how many bytes on a collective takes which variant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningRow {
     /// Which; its root does not matter.
     pub collective: Collective,
     /// From so many bytes on, as [`whole_bytes`] counts them. They are told apart by powers of two.
     pub from_bytes: u64,
-    /// Which way.
+    /// The variant.
     pub variant: Variant,
     /// What was measured; only for people.
     pub note: Option<TuningNote>,
@@ -54,7 +54,7 @@ pub struct TuningRow {
 pub struct TuningNote {
     /// The size.
     pub bytes: u64,
-    /// How long the row's way took, in seconds.
+    /// How long the row's variant took, in seconds.
     pub seconds: f64,
     /// What came next, and how long that took.
     pub next: Option<(Variant, f64)>,
@@ -128,7 +128,7 @@ impl TuningTable {
         }
     }
 
-    /// The way for `bytes` bytes of the whole ([`whole_bytes`]), if there is a row.
+    /// The variant for `bytes` bytes of the whole ([`whole_bytes`]), if there is a row.
     #[must_use]
     pub fn variant(&self, collective: Collective, bytes: u64) -> Option<&Variant> {
         let collective = any_root(collective);
@@ -202,7 +202,7 @@ pub enum TuningSource {
     /// From a file. Where it has no table for the group's world the cost model chooses, and rank 0
     /// warns.
     File(PathBuf),
-    /// From these, in the same way.
+    /// From these, In the same way.
     These(Arc<Tuning>),
 }
 

@@ -1,5 +1,5 @@
 //! From measurements to a table: what to measure, and what follows from it. Pure; whoever measures
-//! carries the ways out in a live group, all ranks the same ones, and brings the times.
+//! carries the variants out in a live group, all ranks the same ones, and brings the times.
 
 use pleach_vocabulary::Collective;
 
@@ -9,8 +9,8 @@ use crate::cost::{CostModel, Platform, Sample, Work, fit};
 use crate::generate::{Access, Algorithm, generate};
 use crate::select::{CHUNK_BYTES, SelectError, select};
 
-/// A way is left out that a model finds so many times slower than the best: models are wrong, but
-/// not by as much.
+/// A variant is left out that a model finds so many times slower than the best: models are wrong,
+/// but not by as much.
 const HOPELESS: f64 = 12.0;
 
 /// From so many bytes on, wide windows are looked at besides.
@@ -22,14 +22,14 @@ const CHUNK_BYTES_LEAST: u64 = 16 << 10;
 /// The wide window.
 const WINDOW: u32 = 16;
 
-/// The way of the size before stays if it takes at most so many times as long as the quickest: less
-/// is chance.
+/// The variant of the size before stays if it takes at most so many times as long as the quickest:
+/// less is chance.
 const STAYS: f64 = 1.03;
 
 /// Above this rank count schedules are not made to fit a model.
 const COUNTED_RANKS_MAX: u32 = 256;
 
-/// How long a way took.
+/// How long a variant took.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timed {
     /// Which.
@@ -87,8 +87,8 @@ pub fn predicted(collective: Collective, bytes: u64, platform: &Platform) -> Res
     Ok(Measured { collective, bytes, timed: timed.collect() })
 }
 
-/// The rows of a collective, from what was measured of it by rising sizes. A way begins half way
-/// between the sizes.
+/// The rows of a collective, from what was measured of it by rising sizes. A variant begins half
+/// way between the sizes.
 #[must_use]
 pub fn rows(measured: &[Measured]) -> Vec<TuningRow> {
     let mut rows: Vec<TuningRow> = Vec::new();
@@ -141,8 +141,8 @@ fn is_plain(variant: &Variant) -> bool {
     variant.window.is_none() && variant.chunk_bytes.is_none()
 }
 
-/// A search for the best chunks of a way, where calls of so many bytes are long enough to be cut in
-/// more than a few; none where links say how many there are.
+/// A search for the best chunks of a variant, where calls of so many bytes are long enough to be
+/// cut in more than a few; none where links say how many there are.
 #[must_use]
 pub fn chunk_search(variant: &Variant, bytes: u64) -> Option<ChunkSearch> {
     let is_cut = bytes >= WINDOW_BYTES && !matches!(variant.algorithm, Algorithm::Packed(_));

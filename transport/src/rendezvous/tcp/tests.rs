@@ -91,7 +91,7 @@ fn one_that_fails_ends_the_waiting_of_all() {
 }
 
 #[test]
-fn ranks_notice_that_rank_0_is_gone() {
+fn ranks_see_that_rank_0_is_gone() {
     let address = free_address();
     let zero = open(&address, 0, None, late()).expect("opens");
     let mut one = open(&address, 1, None, late()).expect("opens");

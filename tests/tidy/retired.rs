@@ -1,0 +1,38 @@
+//! Words that were given up for a word of the field. A word that comes back would name one thing
+//! twice.
+
+use super::source::{name_words, words};
+use super::written;
+
+/// The word, the beginning of the paths in which it is retired, and the word to take.
+const RETIRED: &[(&str, &str, &str)] = &[
+    ("notice", "", "signal"),
+    ("notices", "", "signals"),
+    ("bell", "", "wake source"),
+    ("bells", "", "wake sources"),
+    ("choices", "schedule", "tuning"),
+    ("cell", "schedule", "signal slot"),
+    ("cells", "schedule", "signal slots"),
+    ("cells", "transport/src", "signal slots"),
+    ("lane", "transport/src", "queue pair (verbs), connection (tcp)"),
+    ("silence", "transport/src/shm", "fence"),
+];
+
+/// Documents that tell of earlier versions.
+const HISTORY: &[&str] = &["CHANGELOG.md", "tests/tidy/retired.rs", "tests/seeds.txt"];
+
+#[test]
+fn words_that_were_retired_stay_away() {
+    let mut found = Vec::new();
+    for file in written().iter().filter(|file| !HISTORY.contains(&file.name.as_str())) {
+        let retired: Vec<_> = RETIRED.iter().filter(|(_, place, _)| file.name.starts_with(place)).collect();
+        for (number, line) in file.text.lines().enumerate() {
+            for word in words(line).flat_map(name_words) {
+                if let Some((_, _, instead)) = retired.iter().find(|(old, ..)| *old == word) {
+                    found.push(format!("{}:{}: {word}: say {instead}", file.name, number + 1));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "these words are retired:\n{}", found.join("\n"));
+}
