@@ -5,7 +5,14 @@
 //! `pleach-transport` moves bytes, `pleach-packing` finds the trees that links allow,
 //! `pleach-schedule` makes and proves collectives as data, and `pleach-collectives` carries them
 //! out.
-#![doc = include_str!("../README.md")]
+//!
+//! Start with [`Group`]. The repository's
+//! [README](https://github.com/pleach-rs/pleach#readme) and
+//! [quickstart](https://github.com/pleach-rs/pleach/blob/main/docs/quickstart.md) show programs and
+//! the `pleach` command; the [`glossary`] says what NCCL, NVSHMEM, MPI and verbs call each thing.
+// The links of the README lead to files of the repository, which a page of documentation does not
+// have. Its programs are compiled and run all the same.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 /// Groups, and what is asked of them.
 pub use pleach_collectives::{

@@ -32,6 +32,8 @@ mod batch;
 mod persistent;
 #[path = "together/progress.rs"]
 mod progress;
+#[path = "together/several.rs"]
+mod several;
 #[path = "together/speed.rs"]
 mod speed;
 #[path = "together/split.rs"]

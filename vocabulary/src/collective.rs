@@ -255,11 +255,15 @@ pub enum DataType {
     F8E4M3 = 11,
     /// `F8E5M2`; reduced in f32 with one rounding a step.
     F8E5M2 = 12,
+    /// 16-bit signed integer, wrapping.
+    I16 = 13,
+    /// 16-bit unsigned integer, wrapping.
+    U16 = 14,
 }
 
 impl DataType {
     /// Every element type.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::F32,
         Self::F64,
         Self::F16,
@@ -268,9 +272,11 @@ impl DataType {
         Self::F8E5M2,
         Self::I32,
         Self::I64,
+        Self::I16,
         Self::I8,
         Self::U32,
         Self::U64,
+        Self::U16,
         Self::U8,
     ];
 
@@ -280,7 +286,7 @@ impl DataType {
     pub const fn bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::F8E4M3 | Self::F8E5M2 => 1,
-            Self::F16 | Self::Bf16 => 2,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F64 | Self::I64 | Self::U64 => 8,
         }
@@ -303,6 +309,8 @@ impl DataType {
             Self::Bf16 => "bf16",
             Self::I32 => "i32",
             Self::I64 => "i64",
+            Self::I16 => "i16",
+            Self::U16 => "u16",
             Self::U8 => "u8",
             Self::I8 => "i8",
             Self::U32 => "u32",
@@ -510,7 +518,7 @@ fn by_name<T: Copy>(
 }
 
 /// How other libraries name element types.
-const DATA_TYPE_ALIASES: [(&str, DataType); 21] = [
+const DATA_TYPE_ALIASES: [(&str, DataType); 23] = [
     ("float32", DataType::F32),
     ("float", DataType::F32),
     ("fp32", DataType::F32),
@@ -528,9 +536,11 @@ const DATA_TYPE_ALIASES: [(&str, DataType); 21] = [
     ("int32", DataType::I32),
     ("int", DataType::I32),
     ("int64", DataType::I64),
+    ("int16", DataType::I16),
     ("int8", DataType::I8),
     ("uint32", DataType::U32),
     ("uint64", DataType::U64),
+    ("uint16", DataType::U16),
     ("uint8", DataType::U8),
 ];
 

@@ -157,6 +157,16 @@ integer!(u32, |value, by| {
     // SAFETY: as above.
     unsafe { quotient.to_int_unchecked() }
 });
+integer!(u16, |value, by| {
+    let quotient = f32::from(value) / by as f32;
+    // SAFETY: as above.
+    unsafe { quotient.to_int_unchecked() }
+});
+integer!(i16, |value, by| {
+    let quotient = f32::from(value) / by as f32;
+    // SAFETY: as above; -32768 divided by 1 is itself.
+    unsafe { quotient.to_int_unchecked() }
+});
 integer!(u8, |value, by| {
     let quotient = f32::from(value) / by as f32;
     // SAFETY: as above.

@@ -53,6 +53,14 @@ impl Question<'_> {
                 let value = self.fold_integer(index, |b| u32::from_le_bytes(b).into(), |v| v as u32 as i128);
                 pad(&(value as u32).to_le_bytes())
             }
+            DataType::I16 => {
+                let value = self.fold_integer(index, |b| i16::from_le_bytes(b).into(), |v| v as i16 as i128);
+                pad(&(value as i16).to_le_bytes())
+            }
+            DataType::U16 => {
+                let value = self.fold_integer(index, |b| u16::from_le_bytes(b).into(), |v| v as u16 as i128);
+                pad(&(value as u16).to_le_bytes())
+            }
             DataType::I8 => {
                 let value = self.fold_integer(index, |b| i8::from_le_bytes(b).into(), |v| v as i8 as i128);
                 pad(&(value as i8).to_le_bytes())

@@ -49,7 +49,7 @@ macro_rules! scale {
 
 scale!(
     f32, f64;
-    i8, i32, i64, u8, u32, u64;
+    i8, i16, i32, i64, u8, u16, u32, u64;
     f16: from_f16 to_f16, bf16: from_bf16 to_bf16, F8E4M3: from_f8e4m3 to_f8e4m3, F8E5M2: from_f8e5m2 to_f8e5m2
 );
 

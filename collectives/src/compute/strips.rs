@@ -90,6 +90,8 @@ impl Strips {
                 DataType::I64 => self.fold::<i64>(&part, instructions.kernel(op)),
                 DataType::U8 => self.fold::<u8>(&part, instructions.kernel(op)),
                 DataType::I8 => self.fold::<i8>(&part, instructions.kernel(op)),
+                DataType::I16 => self.fold::<i16>(&part, instructions.kernel(op)),
+                DataType::U16 => self.fold::<u16>(&part, instructions.kernel(op)),
                 DataType::U32 => self.fold::<u32>(&part, instructions.kernel(op)),
                 DataType::U64 => self.fold::<u64>(&part, instructions.kernel(op)),
                 DataType::F16 => {

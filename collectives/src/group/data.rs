@@ -90,7 +90,7 @@ macro_rules! element {
 
 element!(
     f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2,
-    i32 => I32, i64 => I64, i8 => I8, u32 => U32, u64 => U64, u8 => U8
+    i32 => I32, i64 => I64, i16 => I16, i8 => I8, u32 => U32, u64 => U64, u16 => U16, u8 => U8
 );
 
 /// Elements that a collective may read: a slice, array or `Vec` of any memory, a [`Buffer`], which
@@ -300,6 +300,65 @@ impl<T: Element> Buffer<T> {
         Self { slice, len, group, _element: PhantomData }
     }
 
+    /// Splits the buffer into buffers of these lengths, in elements, one after the other. Each part
+    /// is registered like the whole, so the buckets of one flat gradient can be started one by one:
+    ///
+    /// ```
+    /// # use pleach_collectives::{Buffer, Group, Operation, Options, ReduceOp};
+    /// # use pleach_transport::rendezvous::World;
+    /// # let group = Group::join(&Options::new(World::alone())).unwrap();
+    /// let gradient = group.buffer::<f32>(60)?;
+    /// let mut pending = Vec::new();
+    /// for bucket in gradient.split(&[10, 20, 30]).expect("together the gradient's length") {
+    ///     pending.push(group.start(Operation::all_reduce(bucket, ReduceOp::Avg))?);
+    /// }
+    /// let gradient = Buffer::join(Pending::wait_all(pending)?).expect("the parts of one buffer");
+    /// assert_eq!(gradient.len(), 60);
+    /// # use pleach_collectives::Pending;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The buffer itself, unchanged, when the lengths do not add up to its own.
+    pub fn split(self, lengths: &[usize]) -> Result<Vec<Self>, Self> {
+        let whole = lengths.iter().try_fold(0_usize, |sum, length| sum.checked_add(*length));
+        if whole != Some(self.len) {
+            return Err(self);
+        }
+        let mut from = 0;
+        let part = |&len: &usize| {
+            let bytes = from * size_of::<T>()..(from + len) * size_of::<T>();
+            from += len;
+            let slice = self.slice.slice(bytes).expect("the parts are inside of the whole");
+            Self { slice, len, group: self.group, _element: PhantomData }
+        };
+        Ok(lengths.iter().map(part).collect())
+    }
+
+    /// Joins parts that [`Buffer::split`] made, in their order.
+    ///
+    /// # Errors
+    ///
+    /// The parts, unchanged, when there are none, or when one does not begin where the part before
+    /// ends.
+    pub fn join(parts: Vec<Self>) -> Result<Self, Vec<Self>> {
+        let follows = |pair: &[Self]| {
+            let (before, after) = (&pair[0].slice, &pair[1].slice);
+            before.region().key() == after.region().key()
+                && pair[0].group == pair[1].group
+                && before.offset() + before.len() == after.offset()
+        };
+        let (Some(first), true) = (parts.first(), parts.windows(2).all(follows)) else {
+            return Err(parts);
+        };
+        let len: usize = parts.iter().map(|part| part.len).sum();
+        let from = first.slice.offset();
+        let whole = first.slice.region().slice(from..from + len * size_of::<T>());
+        let slice = whole.expect("the parts are inside of their region");
+        Ok(Self { slice, len, group: first.group, _element: PhantomData })
+    }
+
     /// The registered memory, which outlives the buffer with this, and the group's number.
     pub(super) fn held(&self) -> (Slice, u64) {
         (self.slice.clone(), self.group)
@@ -411,6 +470,26 @@ mod tests {
         assert_eq!(from.len(), into.len());
         // SAFETY: the tests keep both, and touch neither meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(from.base().0, into.base().0, from.len()) }
+    }
+
+    #[test]
+    fn parts_of_a_buffer_are_its_memory_and_join_in_their_order_alone() {
+        let mut whole = buffer(6);
+        whole.copy_from_slice(&[1, 2, 3, 4, 5, 6]);
+        let whole = whole.split(&[2, 3]).expect_err("five elements of six");
+        let whole = whole.split(&[usize::MAX, 7]).expect_err("too many to be counted");
+        let mut parts = whole.split(&[2, 0, 4]).expect("all six");
+        parts[2][0] = 30;
+        assert_eq!((&parts[0][..], &parts[1][..], &parts[2][..]), (&[1, 2][..], &[][..], &[30, 4, 5, 6][..]));
+        parts.swap(0, 2);
+        let mut parts = Buffer::join(parts).expect_err("the last part is the first one");
+        parts.swap(0, 2);
+        let [other] = buffer(6).split(&[6]).expect("one part").try_into().expect("one part");
+        parts.push(other);
+        let mut parts = Buffer::join(parts).expect_err("a part of another buffer");
+        parts.pop();
+        assert_eq!(&Buffer::join(parts).expect("all parts")[..], &[1, 2, 30, 4, 5, 6]);
+        assert!(Buffer::<u32>::join(Vec::new()).is_err(), "no part says whose memory it is");
     }
 
     #[test]

@@ -346,6 +346,14 @@ impl Driver {
         self.outcome(core, run, Nanos::MAX).expect("an unlimited drive ends with what it looks for")
     }
 
+    /// Drives the engine until one of these runs has ended, well or not, or `until` has passed.
+    pub(super) fn drive_until_any_ends(&self, runs: &[RunId], until: Nanos) {
+        self.drive(self.lock(), until, |engine| {
+            let has_ended = runs.iter().any(|run| engine.has_ended(*run));
+            (has_ended || engine.failure().is_some()).then_some(())
+        });
+    }
+
     /// Before a call is refused because the group has failed: waits until no peer can touch this
     /// rank's memory any more, which is this rank's own work.
     pub(super) fn wait_fenced(&self, core: MutexGuard<'_, Core>, error: &CollectiveError, limit: Duration) {

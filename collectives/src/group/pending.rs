@@ -32,6 +32,9 @@ pub struct Pending<D> {
     data: Option<D>,
 }
 
+/// How long [`Pending::wait_any`] drives one of several groups before it looks at the next one.
+const TURN_OF_A_GROUP: Duration = Duration::from_micros(100);
+
 /// Puts results where they belong.
 pub(super) type Completion<D> = Box<dyn FnOnce(&mut D) -> Result<(), CollectiveError> + Send>;
 
@@ -153,6 +156,56 @@ impl<D> Pending<D> {
         match self.outcome.take().unwrap_or(Ok(())) {
             Ok(()) => Ok(data),
             Err(error) => Err(PendingError { error, data }),
+        }
+    }
+
+    /// Waits until one of the collectives is done, at most `limit`. Returns the index of the first
+    /// one that is done: `None` after the limit, and when there are none. To take the results as
+    /// they come, remove that one and wait for it: `pending.swap_remove(index).wait()`. Collectives
+    /// of several groups are looked at in turn, each group for 100 us.
+    pub fn wait_any(pending: &mut [Self], limit: Duration) -> Option<usize> {
+        let until = clock::now() + limit;
+        let drivers: Vec<Arc<Driver>> = pending.iter().map(|one| Arc::clone(&one.driver)).collect();
+        loop {
+            for (index, driver) in drivers.iter().enumerate() {
+                if pending[index].test() {
+                    return Some(index);
+                }
+                if drivers[..index].iter().any(|earlier| Arc::ptr_eq(earlier, driver)) {
+                    continue;
+                }
+                let is_alone = drivers.iter().all(|other| Arc::ptr_eq(other, driver));
+                let turn = if is_alone { until } else { until.min(clock::now() + TURN_OF_A_GROUP) };
+                let runs: Vec<RunId> = pending
+                    .iter()
+                    .filter(|one| Arc::ptr_eq(&one.driver, driver))
+                    .filter_map(|one| one.run)
+                    .collect();
+                driver.drive_until_any_ends(&runs, turn);
+            }
+            if pending.is_empty() || clock::now() >= until {
+                return pending.iter_mut().position(Self::test);
+            }
+        }
+    }
+
+    /// Waits for all of the collectives and gives their memory back, in their order.
+    ///
+    /// # Errors
+    ///
+    /// Why the first one failed that did, with the memory of all: each of them has ended.
+    pub fn wait_all(pending: impl IntoIterator<Item = Self>) -> Result<Vec<D>, PendingError<Vec<D>>> {
+        let mut failed = None;
+        let mut all = Vec::new();
+        for one in pending {
+            all.push(one.wait().unwrap_or_else(|PendingError { error, data }| {
+                failed.get_or_insert(error);
+                data
+            }));
+        }
+        match failed {
+            None => Ok(all),
+            Some(error) => Err(PendingError { error, data: all }),
         }
     }
 

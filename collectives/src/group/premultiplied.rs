@@ -61,6 +61,8 @@ impl Scaling {
             DataType::F8E5M2 => products::<F8E5M2>(from, into, bytes, single),
             DataType::I32 => products::<i32>(from, into, bytes, integer as i32),
             DataType::I64 => products::<i64>(from, into, bytes, integer as i64),
+            DataType::I16 => products::<i16>(from, into, bytes, integer as i16),
+            DataType::U16 => products::<u16>(from, into, bytes, integer as u16),
             DataType::I8 => products::<i8>(from, into, bytes, integer as i8),
             DataType::U32 => products::<u32>(from, into, bytes, integer as u32),
             DataType::U64 => products::<u64>(from, into, bytes, integer),

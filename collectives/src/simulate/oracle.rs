@@ -66,6 +66,8 @@ fn read_integer(data_type: DataType, bytes: &[u8]) -> i128 {
         DataType::I32 => i32::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
         DataType::U64 => u64::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
         DataType::U32 => u32::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
+        DataType::U16 => u16::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
+        DataType::I16 => i16::from_ne_bytes(std::array::from_fn(|index| bytes[index])).into(),
         DataType::I8 => (bytes[0] as i8).into(),
         _ => bytes[0].into(),
     }
@@ -77,6 +79,8 @@ fn wrapped(data_type: DataType, value: i128) -> i128 {
         DataType::I32 => (value as i32).into(),
         DataType::U64 => (value as u64).into(),
         DataType::U32 => (value as u32).into(),
+        DataType::U16 => (value as u16).into(),
+        DataType::I16 => (value as i16).into(),
         DataType::I8 => (value as i8).into(),
         _ => (value as u8).into(),
     }

@@ -77,6 +77,8 @@ pub(super) fn measure(
         DataType::I64 => Bench::<i64>::new((group, measured), task, bytes, one_clock)?.measure(),
         DataType::U32 => Bench::<u32>::new((group, measured), task, bytes, one_clock)?.measure(),
         DataType::U64 => Bench::<u64>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::I16 => Bench::<i16>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::U16 => Bench::<u16>::new((group, measured), task, bytes, one_clock)?.measure(),
         DataType::I8 => Bench::<i8>::new((group, measured), task, bytes, one_clock)?.measure(),
         DataType::F8E4M3 => Bench::<F8E4M3>::new((group, measured), task, bytes, one_clock)?.measure(),
         DataType::F8E5M2 => Bench::<F8E5M2>::new((group, measured), task, bytes, one_clock)?.measure(),

@@ -93,8 +93,8 @@ pub(crate) struct Arguments {
     /// Exactly these sizes, with commas between
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"])]
     sizes: Vec<Size>,
-    /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i8, u32, u64 or u8; also
-    /// as other libraries name them (float, fp16, bfloat16, int32)
+    /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i16, i8, u32, u64, u16 or
+    /// u8; also as other libraries name them (float, fp16, bfloat16, int32)
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: DataType,
     /// How inputs are combined: sum, prod, min, max, avg; integers also by and, or, xor

@@ -31,7 +31,7 @@ const FACTORS_MAX: usize = 6;
 pub(super) fn ranks_max(data_type: DataType, op: ReduceOp) -> u32 {
     match (op, data_type) {
         (ReduceOp::Avg, DataType::Bf16) => 256,
-        (ReduceOp::Avg, DataType::F16) => 2048,
+        (ReduceOp::Avg, DataType::F16 | DataType::I16 | DataType::U16) => 2048,
         (ReduceOp::Avg, DataType::U8 | DataType::I8 | DataType::F8E4M3 | DataType::F8E5M2) => {
             exact_max(data_type)
         }
@@ -69,6 +69,7 @@ pub(super) fn times_max(task: &Task) -> usize {
                 DataType::F16 => (11, 15),
                 DataType::Bf16 => (8, 127),
                 DataType::I32 | DataType::U32 => (31, 31),
+                DataType::I16 | DataType::U16 => (15, 15),
                 DataType::I64 | DataType::U64 => (53, 53),
                 _ => (SUM_BITS, SUM_BITS),
             };
@@ -279,6 +280,8 @@ fn encode(data_type: DataType, number: f64) -> Vec<u8> {
         DataType::I64 => (number as i64).to_ne_bytes().to_vec(),
         DataType::U32 => (number as u32).to_ne_bytes().to_vec(),
         DataType::U64 => (number as u64).to_ne_bytes().to_vec(),
+        DataType::I16 => (number as i16).to_ne_bytes().to_vec(),
+        DataType::U16 => (number as u16).to_ne_bytes().to_vec(),
         DataType::F8E4M3 => vec![F8E4M3::from_f32(number as f32).to_bits()],
         DataType::F8E5M2 => vec![F8E5M2::from_f32(number as f32).to_bits()],
         _ => vec![number as u8],

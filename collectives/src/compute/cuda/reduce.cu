@@ -11,6 +11,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef signed char i8;
+typedef short i16;
 typedef int i32;
 typedef long long i64;
 
@@ -201,6 +202,7 @@ VECTOR(VectorOfI64, i64, Words4, 2);
 VECTOR(VectorOfU64, u64, Words4, 2);
 VECTOR(VectorOfI32, i32, Words4, 4);
 VECTOR(VectorOfU32, u32, Words4, 4);
+VECTOR(VectorOfI16, i16, Words4, 8);
 VECTOR(VectorOfI8, i8, Words2, 8);
 VECTOR(VectorOfBytes, u8, Words4, 16);
 
@@ -265,6 +267,8 @@ WRAPPING(i64, u64)
 WRAPPING(u64, u64)
 WRAPPING(i32, u32)
 WRAPPING(u32, u32)
+WRAPPING(i16, u32)
+WRAPPING(u16, u32)
 WRAPPING(i8, u32)
 WRAPPING(u8, u32)
 
@@ -278,6 +282,8 @@ INTEGER(i64, i64, VectorOfI64, 2, i64)
 INTEGER(u64, u64, VectorOfU64, 2, u64)
 INTEGER(i32, i32, VectorOfI32, 4, i64)
 INTEGER(u32, u32, VectorOfU32, 4, u32)
+INTEGER(i16, i16, VectorOfI16, 8, i64)
+INTEGER(u16, u16, VectorOf16, 8, u32)
 INTEGER(i8, i8, VectorOfI8, 8, i64)
 INTEGER(u8, u8, VectorOf8, 8, u32)
 
