@@ -312,11 +312,14 @@ fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(),
     }
 }
 
-/// The same on memory of one kind.
-fn run_on<D>(group: &Group, task: &Task, data: &mut D, output: Option<&mut D>) -> Result<(), CollectiveError>
-where
-    D: DataMut,
-{
+/// The same on memory of one kind, whichever: what depends on the kind is compiled in the library
+/// once, and not here for each collective.
+fn run_on<T: Element>(
+    group: &Group,
+    task: &Task,
+    data: &mut dyn DataMut<Element = T>,
+    output: Option<&mut dyn DataMut<Element = T>>,
+) -> Result<(), CollectiveError> {
     match (task.collective, output) {
         (Collective::AllReduce, _) => group.all_reduce(data, task.op),
         (Collective::Reduce { root }, _) => group.reduce(data, task.op, root),
@@ -324,7 +327,7 @@ where
         (Collective::AllGather, Some(output)) => group.all_gather(data, output),
         (Collective::ReduceScatter, Some(output)) => group.reduce_scatter(data, output, task.op),
         (Collective::Gather { root }, Some(output)) => group.gather(data, output, root),
-        (Collective::Gather { root }, None) => group.gather(data, &mut Vec::new(), root),
+        (Collective::Gather { root }, None) => group.gather(data, &mut Vec::<T>::new(), root),
         (Collective::Scatter { root }, Some(output)) => group.scatter(data, output, root),
         (Collective::AllToAll, Some(output)) => group.all_to_all(data, output),
         (Collective::SendRecv { from, to }, _) if group.rank() == from => group.send(data, to),
