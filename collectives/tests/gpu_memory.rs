@@ -45,6 +45,7 @@ on_both! {
     kernels::a_job_that_is_dropped_is_under_way_until_the_gpu_is_idle
     group::collectives_over_tcp_give_the_same_as_on_the_host
     group::collectives_over_shm_give_the_same_as_on_the_host
+    group::links_between_gpus_are_measured
     group::every_type_is_reduced_as_on_the_host
     group::a_call_begins_after_the_earlier_work_of_its_stream
     group::memory_of_others_is_taken_while_it_is_there

@@ -16,15 +16,18 @@ use std::time::Duration;
 use pleach_packing::topology::{Topology, TopologyError};
 use pleach_schedule::hosts::HostMap;
 use pleach_transport::clock::now;
+use pleach_transport::cuda::Stream;
 use pleach_vocabulary::Rank;
 
-use super::{CollectiveError, Group};
+use super::{Buffer, CollectiveError, GpuBuffer, Group};
 
 /// Notes there and back of which the median counts, and those before that do not count.
 const NOTES: usize = 31;
 const NOTES_BEFORE: usize = 4;
 /// Messages of the last size, of which the median counts.
 const MESSAGES: usize = 3;
+/// Length of a note, in bytes: a number.
+const NOTE_BYTES: usize = 8;
 /// First and last size of messages, in bytes.
 const MESSAGE_BYTES_MIN: usize = 64 << 10;
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -58,25 +61,31 @@ impl Group {
     /// See [`ProbeError`].
     pub fn probe(&self) -> Result<Topology, ProbeError> {
         let ranks = self.world_size();
-        let mut own = vec![0.0; 2 * ranks as usize];
+        let group = match self.gpu() {
+            Some(gpu) => self.on(&Stream::new(gpu).map_err(CollectiveError::from)?),
+            None => self.clone(),
+        };
+        // Bandwidth and latency to each rank, as bits: words travel in groups on any memory.
+        let mut own = vec![0; 2 * ranks as usize];
         for round in rounds(&self.shared.hosts) {
-            self.barrier()?;
+            group.barrier()?;
             let pair = round.iter().find(|pair| pair.0 == self.rank() || pair.1 == self.rank());
             if let Some(&(low, high)) = pair {
                 let peer = if self.rank() == low { high } else { low };
-                let measured = self.measure_with(peer)?;
-                own[2 * peer as usize] = measured.bytes_per_s;
-                own[2 * peer as usize + 1] = measured.latency_s;
+                let measured = group.measure_with(peer)?;
+                own[2 * peer as usize] = measured.bytes_per_s.to_bits();
+                own[2 * peer as usize + 1] = measured.latency_s.to_bits();
             }
         }
-        let mut all = vec![0.0; own.len() * ranks as usize];
-        self.all_gather(&own[..], &mut all[..])?;
+        let mut all = vec![0; own.len() * ranks as usize];
+        group.gather_words(&own, &mut all)?;
         let mut builder = Topology::builder();
         let nodes: Vec<_> = (0..ranks).map(|rank| builder.rank(format!("r{rank}"))).collect();
         for (row, &from) in all.chunks_exact(own.len()).zip(&nodes) {
-            for (signal_slot, &to) in row.chunks_exact(2).zip(&nodes).filter(|(_, to)| **to != from) {
-                let bytes_per_s = rounded(signal_slot[0].max(BYTES_PER_S_MIN)) as u64;
-                builder.link(from, to, bytes_per_s.max(1), rounded(signal_slot[1] * 1e9) as u64);
+            for (link, &to) in row.chunks_exact(2).zip(&nodes).filter(|(_, to)| **to != from) {
+                let bytes_per_s = rounded(f64::from_bits(link[0]).max(BYTES_PER_S_MIN)) as u64;
+                let latency_ns = rounded(f64::from_bits(link[1]) * 1e9) as u64;
+                builder.link(from, to, bytes_per_s.max(1), latency_ns);
             }
         }
         Ok(builder.build()?)
@@ -93,14 +102,14 @@ impl Group {
         }
     }
 
-    /// Measures the way to a peer, which follows.
+    /// Measures the link to a peer, which follows.
     fn drive(&self, peer: Rank) -> Result<Measured, CollectiveError> {
-        let mut note = [0u64];
+        let mut note = Message::new(self, NOTE_BYTES)?;
         let mut trips = Vec::with_capacity(NOTES);
         for number in 0..NOTES_BEFORE + NOTES {
             let begin = now();
-            self.send(&note, peer)?;
-            self.recv(&mut note, peer)?;
+            note.send(self, peer)?;
+            note.recv(self, peer)?;
             if number >= NOTES_BEFORE {
                 trips.push(now().since(begin));
             }
@@ -109,13 +118,14 @@ impl Group {
         let mut bytes = MESSAGE_BYTES_MIN;
         let mut times = Vec::new();
         while times.len() < MESSAGES {
-            let message = self.buffer::<u8>(bytes)?;
-            self.send(&[bytes as u64], peer)?;
+            let message = Message::new(self, bytes)?;
+            note.store(bytes as u64)?;
+            note.send(self, peer)?;
             // The peer says when it has memory.
-            self.recv(&mut note, peer)?;
+            note.recv(self, peer)?;
             let begin = now();
-            self.send(&message, peer)?;
-            self.recv(&mut note, peer)?;
+            message.send(self, peer)?;
+            note.recv(self, peer)?;
             let took = now().since(begin);
             if took < LONG_ENOUGH && bytes < MESSAGE_BYTES_MAX {
                 bytes *= 2;
@@ -123,7 +133,8 @@ impl Group {
                 times.push(took);
             }
         }
-        self.send(&[0u64], peer)?;
+        note.store(0)?;
+        note.send(self, peer)?;
         let took = median(&mut times).saturating_sub(trip / 2);
         Ok(Measured {
             bytes_per_s: bytes as f64 / took.as_secs_f64().max(f64::MIN_POSITIVE),
@@ -133,28 +144,77 @@ impl Group {
 
     /// Answers a peer that drives.
     fn follow(&self, peer: Rank) -> Result<(), CollectiveError> {
-        let mut note = [0u64];
+        let mut note = Message::new(self, NOTE_BYTES)?;
         for _ in 0..NOTES_BEFORE + NOTES {
-            self.recv(&mut note, peer)?;
-            self.send(&note, peer)?;
+            note.recv(self, peer)?;
+            note.send(self, peer)?;
         }
         loop {
-            self.recv(&mut note, peer)?;
-            // A peer of the same release asks for no more; what it sends is checked against this
+            note.recv(self, peer)?;
+            // A peer of the same release asks for no more; its message is checked against this
             // length anyway.
-            let bytes = usize::try_from(note[0]).unwrap_or(0).min(MESSAGE_BYTES_MAX);
+            let bytes = usize::try_from(note.load()?).unwrap_or(0).min(MESSAGE_BYTES_MAX);
             if bytes == 0 {
                 return Ok(());
             }
-            let mut message = self.buffer::<u8>(bytes)?;
-            self.send(&note, peer)?;
-            self.recv(&mut message, peer)?;
-            self.send(&note, peer)?;
+            let mut message = Message::new(self, bytes)?;
+            note.send(self, peer)?;
+            message.recv(self, peer)?;
+            note.send(self, peer)?;
         }
     }
 }
 
-/// The way to a peer.
+/// Bytes between two ranks, in the memory that the group works on.
+enum Message {
+    Host(Buffer<u8>),
+    Gpu(GpuBuffer<u8>),
+}
+
+impl Message {
+    fn new(group: &Group, bytes: usize) -> Result<Self, CollectiveError> {
+        match group.gpu() {
+            Some(_) => group.gpu_buffer(bytes).map(Self::Gpu),
+            None => group.buffer(bytes).map(Self::Host),
+        }
+    }
+
+    fn send(&self, group: &Group, peer: Rank) -> Result<(), CollectiveError> {
+        match self {
+            Self::Host(buffer) => group.send(buffer, peer),
+            Self::Gpu(buffer) => group.send(buffer, peer),
+        }
+    }
+
+    fn recv(&mut self, group: &Group, peer: Rank) -> Result<(), CollectiveError> {
+        match self {
+            Self::Host(buffer) => group.recv(buffer, peer),
+            Self::Gpu(buffer) => group.recv(buffer, peer),
+        }
+    }
+
+    /// Stores the number of a note.
+    fn store(&mut self, number: u64) -> Result<(), CollectiveError> {
+        let bytes = number.to_le_bytes();
+        match self {
+            Self::Host(buffer) => buffer.copy_from_slice(&bytes),
+            Self::Gpu(buffer) => buffer.store(&bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Reads the number of a note.
+    fn load(&self) -> Result<u64, CollectiveError> {
+        let mut bytes = [0; NOTE_BYTES];
+        match self {
+            Self::Host(buffer) => bytes.copy_from_slice(buffer),
+            Self::Gpu(buffer) => buffer.load(&mut bytes)?,
+        }
+        Ok(u64::from_le_bytes(bytes))
+    }
+}
+
+/// The link to a peer.
 struct Measured {
     bytes_per_s: f64,
     latency_s: f64,

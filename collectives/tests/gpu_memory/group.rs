@@ -104,6 +104,14 @@ pub(crate) fn collectives_over_shm_give_the_same_as_on_the_host(gpu: &Arc<Gpu>) 
     give_the_same_as_on_the_host(gpu, Fabric::Shm);
 }
 
+pub(crate) fn links_between_gpus_are_measured(_: &Arc<Gpu>) {
+    with_group(Fabric::Shm, 3, on_gpu, |group| {
+        let topology = group.probe().expect("probed");
+        assert_eq!(topology.links().len(), 6, "each rank to each other: {topology:?}");
+        assert!(topology.links().iter().all(|link| link.bytes_per_s > 0), "{topology:?}");
+    });
+}
+
 fn check_type<T: Element>(host: &Group, group: &Group, gpu: &Arc<Gpu>, make: impl Fn(u32) -> T) {
     let stream = Stream::new(gpu).expect("a stream");
     let own: Vec<T> = (0..777).map(|index| make(index % 13 + group.rank())).collect();
