@@ -58,6 +58,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/group/raw.rs", "operations on memory by its address"),
     ("collectives/src/group/staging.rs", "copies between a batch's memory"),
     ("collectives/tests/operations/raw.rs", "operations on memory by its address"),
+    ("ffi/src", "addresses and handles that C programs give"),
     ("benches/micro/benches/instructions.rs", "the processor's trap flag"),
     ("benches/micro/benches/reduce.rs", "kernels over raw memory"),
     ("tests/failure/children.rs", "forks without exec"),
@@ -79,7 +80,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("pleach-graph-analyzer", &["pleach-transport"]),
     ("pleach-training", &["pleach-collectives", "pleach-graph-analyzer", "pleach-transport"]),
     ("pleach-exchange", &["pleach-collectives", "pleach-graph-analyzer", "pleach-transport"]),
-    ("pleach-ffi", &["pleach-collectives", "pleach-transport"]),
+    ("pleach-ffi", &["pleach-collectives", "pleach-transport", "pleach-vocabulary"]),
     (
         "pleach-micro",
         &["pleach-collectives", "pleach-packing", "pleach-schedule", "pleach-transport", "pleach-vocabulary"],

@@ -1,0 +1,169 @@
+//! Calls between pleachGroupStart and pleachGroupEnd, which are carried out together.
+//!
+//! **Invariant:** a thread's calls are kept by that thread until the outermost pleachGroupEnd, each
+//! with its communicator, in the order in which they were made. Calls on one communicator are one
+//! batch; calls on several communicators are one batch each, and all of these are under way
+//! together.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use pleach_collectives::{CollectiveError, Group, Operation, Pending, RawPair};
+
+use crate::comm::Comm;
+use crate::result::{Failed, guarded, pleachResult_t};
+
+/// An operation on a communicator that was not carried out yet.
+struct Call {
+    comm: Arc<Comm>,
+    /// With the deadline and the stream of the call.
+    group: Group,
+    operation: Operation<RawPair>,
+}
+
+/// Operations of one communicator, each with the handle of its call.
+type Operations = Vec<(Group, Operation<RawPair>)>;
+
+/// The calls of a thread since its first pleachGroupStart.
+#[derive(Default)]
+struct Calls {
+    depth: usize,
+    calls: Vec<Call>,
+    /// The first call that was refused: the whole group is.
+    refused: Option<Failed>,
+}
+
+thread_local! {
+    static CALLS: RefCell<Calls> = RefCell::default();
+}
+
+/// Most pleachGroupStart without their end.
+const DEPTH_MAX: usize = 64;
+
+/// Refuses what cannot be a part of a batch.
+pub(crate) fn expect_no_batch() -> Result<(), Failed> {
+    CALLS.with_borrow(|calls| match calls.depth {
+        0 => Ok(()),
+        _ => Err(Failed::usage("this cannot be done between pleachGroupStart and pleachGroupEnd")),
+    })
+}
+
+/// Carries out an operation now, or keeps it for pleachGroupEnd.
+pub(crate) fn carry_out(comm: Arc<Comm>, group: Group, operation: Operation<RawPair>) -> Result<(), Failed> {
+    let now = CALLS.with_borrow_mut(|calls| {
+        if calls.depth == 0 {
+            return Some((comm, group, operation));
+        }
+        calls.calls.push(Call { comm, group, operation });
+        None
+    });
+    match now {
+        Some((comm, group, operation)) => comm.note(group.run(operation)),
+        None => Ok(()),
+    }
+}
+
+/// Notes that a call was refused; gives the failure back.
+pub(crate) fn refused(failed: Failed) -> Failed {
+    CALLS.with_borrow_mut(|calls| {
+        if calls.depth > 0 && calls.refused.is_none() {
+            calls.refused = Some(Failed { result: failed.result, text: failed.text.clone() });
+        }
+    });
+    failed
+}
+
+/// Begins a group of calls of this thread: they are carried out together by pleachGroupEnd, so that
+/// sends and receives of the group do not wait for each other. Groups may be nested; the outermost
+/// end counts. It does not block.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachGroupStart() -> pleachResult_t {
+    guarded(|| {
+        CALLS.with_borrow_mut(|calls| {
+            if calls.depth == DEPTH_MAX {
+                return Err(Failed::usage(format!("{DEPTH_MAX} groups are begun and not ended")));
+            }
+            calls.depth += 1;
+            Ok(())
+        })
+    })
+}
+
+/// Ends a group of calls: carries them out together and returns when the part of this rank in each
+/// is done. Memory of the calls must stay until then.
+///
+/// Returns the first failure; if a call of the group was refused, none is carried out.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachGroupEnd() -> pleachResult_t {
+    guarded(|| {
+        let Some(Calls { calls, refused, .. }) = CALLS.with_borrow_mut(|calls| match calls.depth {
+            0 => None,
+            1 => Some(std::mem::take(calls)),
+            _ => {
+                calls.depth -= 1;
+                Some(Calls::default())
+            }
+        }) else {
+            return Err(Failed::usage("no group was begun by pleachGroupStart"));
+        };
+        refused.map_or(Ok(()), Err)?;
+        run_all(calls)
+    })
+}
+
+fn run_all(calls: Vec<Call>) -> Result<(), Failed> {
+    let mut batches: Vec<(Arc<Comm>, Operations)> = Vec::new();
+    for Call { comm, group, operation } in calls {
+        match batches.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &comm)) {
+            Some((_, operations)) => operations.push((group, operation)),
+            None => batches.push((comm, vec![(group, operation)])),
+        }
+    }
+    if let [(comm, _)] = &batches[..] {
+        let comm = Arc::clone(comm);
+        let operations = batches.remove(0).1;
+        return comm.note(run(operations));
+    }
+    let mut under_way: Vec<(Arc<Comm>, Pending<()>)> = Vec::new();
+    let mut failed = None;
+    for (comm, operations) in batches {
+        match comm.note(start(operations)) {
+            Ok(pending) => under_way.push((comm, pending)),
+            Err(error) => {
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    for (comm, pending) in under_way {
+        if let Err(error) = comm.note(pending.wait().map_err(|error| error.error)) {
+            failed.get_or_insert(error);
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+fn run(operations: Operations) -> Result<(), CollectiveError> {
+    let Some((first, _)) = operations.first() else { return Ok(()) };
+    let mut batch = first.batch();
+    for (group, operation) in operations {
+        let mut one = group.batch();
+        one.add(operation)?;
+        batch.append(one)?;
+    }
+    batch.run()
+}
+
+fn start(operations: Operations) -> Result<Pending<()>, CollectiveError> {
+    let first = operations.first().map(|(group, _)| group.clone());
+    let group = first.expect("a batch is made for its first operation");
+    group
+        .batch()
+        .start((), |batch, ()| {
+            operations.into_iter().try_for_each(|(group, operation)| {
+                let mut one = group.batch();
+                one.add(operation)?;
+                batch.append(one).map(|_| ())
+            })
+        })
+        .map_err(|error| error.error)
+}

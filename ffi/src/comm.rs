@@ -1,0 +1,465 @@
+//! Communicators: made, divided, asked, finalized, aborted and destroyed.
+//!
+//! **Invariant:** a `pleachComm_t` names an entry of [`COMMS`] by its place and by how often the
+//! place was used, and a place counts up when its communicator is destroyed. So a handle that is
+//! destroyed, damaged or never given names nothing. A function that runs holds the communicator, so
+//! destroying it from another thread takes effect when the function returns.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use pleach_collectives::engine::Fault;
+use pleach_collectives::{CollectiveError, Group, Options, Reproducible};
+use pleach_transport::cuda::Stream;
+use pleach_transport::rendezvous::World;
+use pleach_vocabulary::{FabricChoice, ReduceOp};
+
+use crate::batch::expect_no_batch;
+use crate::result::{Failed, guarded, out, pleachResult_t};
+use crate::types::{PREMUL_FIRST, data_type, pleachDataType_t, pleachRedOp_t, premul_sum};
+use crate::unique_id::{pleachUniqueId, release};
+
+/// A communicator, which only functions of this library look into.
+pub struct pleachComm(());
+
+/// A communicator: a group of ranks, each with a number from 0. NULL is none.
+pub type pleachComm_t = *mut pleachComm;
+
+/// How a communicator is made. Begin with PLEACH_CONFIG_INITIALIZER, which sets `size`; a library
+/// of a later version reads as much as `size` says and takes defaults for the rest. 0 and NULL
+/// are the defaults.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct pleachConfig_t {
+    /// sizeof(pleachConfig_t).
+    pub size: usize,
+    /// Longest time that a call waits for other ranks, in milliseconds; 60000 by default.
+    pub timeoutMs: u64,
+    /// Longest time that ranks wait for each other to join, in milliseconds; 60000 by default.
+    pub joinTimeoutMs: u64,
+    /// "auto", "shm", "tcp", "verbs" or "hybrid"; auto by default. The same on all ranks.
+    pub fabric: *const c_char,
+    /// Whether results must be the same bits for the same number of ranks (1), or the same for any
+    /// number and order of ranks (2). The same on all ranks.
+    pub reproducible: c_int,
+    /// Must be 0.
+    pub reserved: c_int,
+}
+
+/// The colour of a rank that goes to no part of a communicator that is divided.
+pub const PLEACH_SPLIT_NOCOLOR: c_int = -1;
+
+/// A communicator as functions hold it.
+pub(crate) struct Comm {
+    pub(crate) group: Group,
+    /// Milliseconds that a call waits; 0 where nobody has said it. Relaxed: each call takes the
+    /// value that it finds.
+    timeout_ms: AtomicU64,
+    /// Premultiplied sums, by number.
+    premultiplied: Mutex<Vec<Option<ReduceOp>>>,
+    failure: Mutex<Option<Arc<Fault>>>,
+}
+
+/// A place of the table, and how often it was used before.
+struct Entry {
+    uses: u32,
+    comm: Option<Arc<Comm>>,
+}
+
+static COMMS: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
+
+/// Most communicators at a time in a process.
+const COMMS_MAX: usize = 1 << 16;
+
+/// The low bits of a handle say the place, counted from 1; the others how often it was used before.
+const PLACE_BITS: u32 = 20;
+
+impl Comm {
+    fn new(group: Group) -> Self {
+        Self {
+            group,
+            timeout_ms: AtomicU64::new(0),
+            premultiplied: Mutex::default(),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// The group, with the deadline of this communicator, for a call in this stream.
+    pub(crate) fn group_in(&self, stream: *mut c_void) -> Result<Group, Failed> {
+        let group = match self.timeout_ms.load(Ordering::Relaxed) {
+            0 => self.group.clone(),
+            limit => self.group.within(Duration::from_millis(limit)),
+        };
+        match (stream.is_null(), self.group.info().gpu) {
+            (true, _) => Ok(group),
+            // SAFETY: the caller promises a stream of the GPU's current context that lives as long as
+            // the call.
+            (false, Some(gpu)) => Ok(group.on(&unsafe { Stream::foreign(&gpu, stream) })),
+            (false, None) => Err(Failed::usage(
+                "this communicator works on host memory, which has no stream; pass NULL for the stream",
+            )),
+        }
+    }
+
+    /// Notes why the group has failed.
+    pub(crate) fn note<T>(&self, result: Result<T, CollectiveError>) -> Result<T, Failed> {
+        if let Err(CollectiveError::Failed(fault)) = &result {
+            let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            failure.get_or_insert_with(|| Arc::clone(fault));
+        }
+        Ok(result?)
+    }
+
+    pub(crate) fn failure(&self) -> Option<Arc<Fault>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn premultiplied(&self, number: pleachRedOp_t) -> Option<ReduceOp> {
+        let index = number.checked_sub(PREMUL_FIRST)? as usize;
+        let known = self.premultiplied.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(index).copied().flatten()
+    }
+}
+
+fn handle(place: usize, uses: u32) -> pleachComm_t {
+    let number = (place + 1) | (uses as usize) << PLACE_BITS;
+    std::ptr::without_provenance_mut(number)
+}
+
+fn place_of(comm: pleachComm_t) -> Option<(usize, u32)> {
+    let number = comm.addr();
+    let place = (number & ((1 << PLACE_BITS) - 1)).checked_sub(1)?;
+    Some((place, u32::try_from(number >> PLACE_BITS).ok()?))
+}
+
+/// The communicator of a handle.
+pub(crate) fn find(comm: pleachComm_t) -> Result<Arc<Comm>, Failed> {
+    let comms = COMMS.read().unwrap_or_else(PoisonError::into_inner);
+    let found = place_of(comm).and_then(|(place, uses)| {
+        comms.get(place).filter(|entry| entry.uses == uses).and_then(|entry| entry.comm.clone())
+    });
+    found.ok_or_else(|| match comm.is_null() {
+        true => Failed::argument("comm is NULL"),
+        false => Failed::argument("comm is no communicator: it was destroyed, or never made"),
+    })
+}
+
+fn keep(group: Group) -> Result<pleachComm_t, Failed> {
+    let comm = Some(Arc::new(Comm::new(group)));
+    let mut comms = COMMS.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(place) = comms.iter().position(|entry| entry.comm.is_none()) {
+        comms[place].comm = comm;
+        return Ok(handle(place, comms[place].uses));
+    }
+    if comms.len() == COMMS_MAX {
+        return Err(Failed::usage(format!("there are {COMMS_MAX} communicators already; destroy some")));
+    }
+    comms.push(Entry { uses: 0, comm });
+    Ok(handle(comms.len() - 1, 0))
+}
+
+/// Takes the communicator out of the table: its handle names nothing from now on.
+fn take(comm: pleachComm_t) -> Result<Arc<Comm>, Failed> {
+    let taken = find(comm)?;
+    let mut comms = COMMS.write().unwrap_or_else(PoisonError::into_inner);
+    let entry = place_of(comm).and_then(|(place, _)| comms.get_mut(place));
+    match entry.filter(|entry| entry.comm.as_ref().is_some_and(|held| Arc::ptr_eq(held, &taken))) {
+        Some(entry) => {
+            entry.comm = None;
+            entry.uses = entry.uses.wrapping_add(1);
+            Ok(taken)
+        }
+        None => Err(Failed::argument("another thread has destroyed the communicator")),
+    }
+}
+
+/// What a configuration changes.
+///
+/// # Safety
+///
+/// `config` is null, or points to a configuration whose `size` is true.
+unsafe fn configured(mut options: Options, config: *const pleachConfig_t) -> Result<Options, Failed> {
+    if config.is_null() {
+        return Ok(options);
+    }
+    // SAFETY: every configuration begins with its size.
+    let size = unsafe { config.cast::<usize>().read() };
+    if size < size_of::<pleachConfig_t>() {
+        return Err(Failed::argument(format!(
+            "config->size is {size}, not {}; begin with PLEACH_CONFIG_INITIALIZER",
+            size_of::<pleachConfig_t>()
+        )));
+    }
+    // SAFETY: it is as long as its size says.
+    let config = unsafe { *config };
+    if config.timeoutMs != 0 {
+        options.timeout = Duration::from_millis(config.timeoutMs);
+    }
+    if config.joinTimeoutMs != 0 {
+        options.join_timeout = Duration::from_millis(config.joinTimeoutMs);
+    }
+    if !config.fabric.is_null() {
+        // SAFETY: the caller's promise: a text that ends.
+        let name = unsafe { CStr::from_ptr(config.fabric) }.to_string_lossy();
+        options.fabric = name.parse::<FabricChoice>().map_err(|error| Failed::argument(error.to_string()))?;
+    }
+    options.reproducible = match config.reproducible {
+        0 => Reproducible::No,
+        1 => Reproducible::PerWorldSize,
+        2 => Reproducible::Exact,
+        other => {
+            return Err(Failed::argument(format!("config->reproducible is {other}; take 0, 1 or 2")));
+        }
+    };
+    Ok(options)
+}
+
+/// Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call it;
+/// it returns when all are there, or with an error after a minute. The caller destroys the
+/// communicator with pleachCommDestroy or pleachCommAbort. Any thread may call it.
+///
+/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
+/// pleachGroupStart and pleachGroupEnd, and pleachSystemError if the ranks do not meet.
+///
+/// `comm` is NULL or points to a pleachComm_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommInitRank(
+    comm: *mut pleachComm_t,
+    nranks: c_int,
+    commId: pleachUniqueId,
+    rank: c_int,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { pleachCommInitRankConfig(comm, nranks, commId, rank, std::ptr::null()) }
+}
+
+/// As pleachCommInitRank, with a configuration; NULL takes the defaults.
+///
+/// `comm` is NULL or points to a pleachComm_t; `config` is NULL or points to a configuration that
+/// began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommInitRankConfig(
+    comm: *mut pleachComm_t,
+    nranks: c_int,
+    commId: pleachUniqueId,
+    rank: c_int,
+    config: *const pleachConfig_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let comm = unsafe { out(comm, "comm") }?;
+        *comm = std::ptr::null_mut();
+        expect_no_batch()?;
+        let (Ok(world_size @ 1..), Ok(own)) = (u32::try_from(nranks), u32::try_from(rank)) else {
+            return Err(Failed::argument(format!("rank {rank} of {nranks} ranks cannot be")));
+        };
+        if own >= world_size {
+            return Err(Failed::argument(format!("rank {rank} is not below nranks, {nranks}")));
+        }
+        let world = commId.world(own, world_size)?;
+        // SAFETY: the caller's promise.
+        let options = unsafe { configured(Options::from_env_in(world), config) }?;
+        if own == 0 {
+            release(&commId);
+        }
+        *comm = keep(Group::join(&options)?)?;
+        Ok(())
+    })
+}
+
+/// Joins the ranks that the launcher of this process describes: `pleach run`, torchrun, mpirun,
+/// mpiexec or srun; alone without a launcher. `config` may be NULL. All ranks call it; it returns
+/// when all are there, or with an error after a minute. The caller destroys the communicator.
+///
+/// Returns pleachInvalidArgument if the environment says nothing clear, and pleachSystemError if
+/// the ranks do not meet.
+///
+/// As of pleachCommInitRankConfig.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommInitFromEnv(
+    comm: *mut pleachComm_t,
+    config: *const pleachConfig_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let comm = unsafe { out(comm, "comm") }?;
+        *comm = std::ptr::null_mut();
+        expect_no_batch()?;
+        let world = World::from_env().map_err(|error| Failed::argument(error.to_string()))?;
+        // SAFETY: the caller's promise.
+        let options = unsafe { configured(Options::from_env_in(world), config) }?;
+        *comm = keep(Group::join(&options)?)?;
+        Ok(())
+    })
+}
+
+/// Divides a communicator: the ranks that pass the same colour become one, numbered by their keys,
+/// and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets NULL. All
+/// ranks call it; it blocks until the new communicators are there. The caller destroys the new one;
+/// the old one stays.
+///
+/// `newcomm` is NULL or points to a pleachComm_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommSplit(
+    comm: pleachComm_t,
+    color: c_int,
+    key: c_int,
+    newcomm: *mut pleachComm_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let newcomm = unsafe { out(newcomm, "newcomm") }?;
+        *newcomm = std::ptr::null_mut();
+        expect_no_batch()?;
+        let held = find(comm)?;
+        let colour = match color {
+            PLEACH_SPLIT_NOCOLOR => None,
+            other => Some(u32::try_from(other).map_err(|_| {
+                Failed::argument(format!("color is {other}; take 0 or more, or PLEACH_SPLIT_NOCOLOR"))
+            })?),
+        };
+        // Keys below zero come first.
+        let key = (key as u32) ^ (1 << 31);
+        if let Some(group) = held.group.split(colour, key)? {
+            *newcomm = keep(group)?;
+        }
+        Ok(())
+    })
+}
+
+/// Ends a communicator in order: waits until the other ranks have made all calls that this rank
+/// needs, at most 5 s, and tells them that this rank leaves. Every later call but pleachCommDestroy
+/// and the functions that ask returns pleachInvalidUsage.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachCommFinalize(comm: pleachComm_t) -> pleachResult_t {
+    guarded(|| {
+        expect_no_batch()?;
+        let held = find(comm)?;
+        held.note(held.group.clone().close())
+    })
+}
+
+/// Frees a communicator; its handle names nothing from now on. A communicator that was not
+/// finalized leaves now: this is no failure to ranks that need nothing more of this rank. A call that
+/// another thread has under way ends first.
+///
+/// Returns pleachInvalidArgument if there is no such communicator.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachCommDestroy(comm: pleachComm_t) -> pleachResult_t {
+    guarded(|| take(comm).map(drop))
+}
+
+/// Ends the work of a communicator on all ranks within 100 ms and frees it: calls that are under
+/// way, here and on other ranks, return pleachRemoteError. Any thread may call it at any time.
+///
+/// Returns pleachInvalidArgument if there is no such communicator.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachCommAbort(comm: pleachComm_t) -> pleachResult_t {
+    guarded(|| {
+        let held = take(comm)?;
+        held.group.abort();
+        Ok(())
+    })
+}
+
+/// Stores how many ranks a communicator has. It does not block.
+///
+/// `count` is NULL or points to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommCount(comm: pleachComm_t, count: *mut c_int) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        *unsafe { out(count, "count") }? = find(comm)?.group.world_size() as c_int;
+        Ok(())
+    })
+}
+
+/// Stores the rank of the caller in a communicator. It does not block.
+///
+/// `rank` is NULL or points to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommUserRank(comm: pleachComm_t, rank: *mut c_int) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        *unsafe { out(rank, "rank") }? = find(comm)?.group.rank() as c_int;
+        Ok(())
+    })
+}
+
+/// Stores pleachSuccess if no call on this communicator has failed for good, or else the result of
+/// the first call that did: such a communicator can only be destroyed. It does not block.
+///
+/// `asyncError` is NULL or points to a pleachResult_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommGetAsyncError(
+    comm: pleachComm_t,
+    asyncError: *mut pleachResult_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let stored = unsafe { out(asyncError, "asyncError") }?;
+        *stored = match find(comm)?.failure() {
+            None => pleachResult_t::pleachSuccess,
+            Some(fault) => Failed::from(CollectiveError::Failed(fault)).result,
+        };
+        Ok(())
+    })
+}
+
+/// Sets how long each later call on this communicator waits for other ranks, in milliseconds; 0
+/// goes back to the time of the configuration. It does not block.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachCommSetTimeout(comm: pleachComm_t, milliseconds: u64) -> pleachResult_t {
+    guarded(|| {
+        find(comm)?.timeout_ms.store(milliseconds, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+/// Stores the number of a sum that multiplies the input of this rank by `scalar` first, which is
+/// one element of the type, in host memory. Factors may differ from rank to rank. The number is for
+/// this communicator alone, until pleachRedOpDestroy. It does not block.
+///
+/// `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an element of the type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachRedOpCreatePreMulSum(
+    op: *mut pleachRedOp_t,
+    scalar: *const c_void,
+    datatype: pleachDataType_t,
+    comm: pleachComm_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let op = unsafe { out(op, "op") }?;
+        if scalar.is_null() {
+            return Err(Failed::argument("scalar is NULL"));
+        }
+        let (held, data_type) = (find(comm)?, data_type(datatype)?);
+        // SAFETY: the caller's promise.
+        let made = unsafe { premul_sum(scalar, data_type) };
+        let mut known = held.premultiplied.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = known.iter().position(Option::is_none).unwrap_or(known.len());
+        if index == known.len() {
+            known.push(None);
+        }
+        known[index] = Some(made);
+        *op = PREMUL_FIRST + index as pleachRedOp_t;
+        Ok(())
+    })
+}
+
+/// Forgets a number that pleachRedOpCreatePreMulSum has stored. It does not block.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachRedOpDestroy(op: pleachRedOp_t, comm: pleachComm_t) -> pleachResult_t {
+    guarded(|| {
+        let held = find(comm)?;
+        let mut known = held.premultiplied.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = op.checked_sub(PREMUL_FIRST).and_then(|index| known.get_mut(index as usize));
+        match place.and_then(Option::take) {
+            Some(_) => Ok(()),
+            None => Err(Failed::argument(format!("{op} is no premultiplied sum of this communicator"))),
+        }
+    })
+}

@@ -1,0 +1,206 @@
+//! Results of functions, and the text that goes with the last failure of a thread.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pleach_collectives::engine::FaultKind;
+use pleach_collectives::{CollectiveError, JoinGroupError, SplitError};
+
+/// Version of the library: 10000 times the major, 100 times the minor, plus the patch number.
+const VERSION: c_int = 100;
+
+/// The result of a function. The numbers are those of NCCL.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum pleachResult_t {
+    /// The function has done its work.
+    pleachSuccess = 0,
+    /// The CUDA driver has failed.
+    pleachUnhandledCudaError = 1,
+    /// The operating system has refused memory, a thread, a socket or a device.
+    pleachSystemError = 2,
+    /// A mistake of the library: please report the text of pleachGetLastError.
+    pleachInternalError = 3,
+    /// An argument cannot be right.
+    pleachInvalidArgument = 4,
+    /// The call cannot be made now, or the ranks make different calls.
+    pleachInvalidUsage = 5,
+    /// Another rank is lost, has left, has aborted or has broken the protocol.
+    pleachRemoteError = 6,
+    /// The function is not finished. No function of this version returns it.
+    pleachInProgress = 7,
+    /// A deadline has passed.
+    pleachTimeout = 8,
+}
+use pleachResult_t::*;
+
+/// Why a function has failed: its result and its text.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) result: pleachResult_t,
+    pub(crate) text: String,
+}
+
+impl Failed {
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self { result: pleachInvalidArgument, text: text.into() }
+    }
+
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self { result: pleachInvalidUsage, text: text.into() }
+    }
+
+    pub(crate) fn system(text: impl Into<String>) -> Self {
+        Self { result: pleachSystemError, text: text.into() }
+    }
+}
+
+impl From<CollectiveError> for Failed {
+    fn from(error: CollectiveError) -> Self {
+        Self { result: result_of(&error), text: error.to_string() }
+    }
+}
+
+impl From<JoinGroupError> for Failed {
+    fn from(error: JoinGroupError) -> Self {
+        Self { result: pleachSystemError, text: error.to_string() }
+    }
+}
+
+impl From<SplitError> for Failed {
+    fn from(error: SplitError) -> Self {
+        let result = match &error {
+            SplitError::Collective(error) => result_of(error),
+            _ => pleachSystemError,
+        };
+        Self { result, text: error.to_string() }
+    }
+}
+
+fn result_of(error: &CollectiveError) -> pleachResult_t {
+    match error {
+        CollectiveError::Failed(fault) => match fault.kind {
+            FaultKind::TimedOut => pleachTimeout,
+            FaultKind::Mismatch => pleachInvalidUsage,
+            FaultKind::Compute => pleachUnhandledCudaError,
+            _ => pleachRemoteError,
+        },
+        CollectiveError::Closed
+        | CollectiveError::Forked { .. }
+        | CollectiveError::MixedGroups { .. }
+        | CollectiveError::TooMany => pleachInvalidUsage,
+        CollectiveError::Gpu(_) => pleachUnhandledCudaError,
+        CollectiveError::Thread(_) | CollectiveError::Register(_) | CollectiveError::Memory { .. } => {
+            pleachSystemError
+        }
+        CollectiveError::Violation(_) => pleachInternalError,
+        _ => pleachInvalidArgument,
+    }
+}
+
+thread_local! {
+    /// Never empty of a terminator; its address is what pleachGetLastError returns.
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of a function: its failure becomes a result and a text, a panic too.
+pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failed>) -> pleachResult_t {
+    // What the body shares with other threads is guarded by locks that recover from a panic.
+    let failed = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return pleachSuccess,
+        Ok(Err(failed)) => failed,
+        Err(panic) => Failed { result: pleachInternalError, text: text_of(panic.as_ref()) },
+    };
+    let text = CString::new(failed.text.replace('\0', " ")).unwrap_or_default();
+    LAST_ERROR.with_borrow_mut(|last| *last = text);
+    failed.result
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    format!("a mistake of pleach: {}", text.unwrap_or_default())
+}
+
+/// A pointer of the caller as a reference.
+///
+/// # Safety
+///
+/// It is null, or aligned and valid for reads and writes until the function returns.
+pub(crate) unsafe fn out<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Failed> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.as_mut() }.ok_or_else(|| Failed::argument(format!("{name} is NULL")))
+}
+
+/// Stores the version of the library: 10000 * major + 100 * minor + patch. Any thread may call it;
+/// it does not block.
+///
+/// Returns pleachInvalidArgument if `version` is NULL.
+///
+/// `version` is NULL or points to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachGetVersion(version: *mut c_int) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        *unsafe { out(version, "version") }? = VERSION;
+        Ok(())
+    })
+}
+
+/// Returns a short text for a result. The text is static: the caller does not free it. Any thread
+/// may call it; it does not block.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachGetErrorString(result: c_int) -> *const c_char {
+    let text = match result {
+        0 => c"success",
+        1 => c"the CUDA driver has failed",
+        2 => c"the operating system has refused something",
+        3 => c"a mistake of pleach",
+        4 => c"an argument cannot be right",
+        5 => c"the call cannot be made now, or the ranks make different calls",
+        6 => c"another rank is lost, has left, has aborted or has broken the protocol",
+        7 => c"not finished",
+        8 => c"a deadline has passed",
+        _ => c"no result of pleach",
+    };
+    text.as_ptr()
+}
+
+/// Returns the text of the last failure of the calling thread: what happened, to which rank, and
+/// what to do; empty if no call of this thread has failed. The text belongs to the library and
+/// stays until the next call of this thread fails. It does not block.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachGetLastError() -> *const c_char {
+    LAST_ERROR.with_borrow(|last| last.as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_result_with_its_text_and_success_keeps_the_text() {
+        assert_eq!(guarded(|| panic!("a {} thing", "bad")), pleachInternalError);
+        assert_eq!(guarded(|| Ok(())), pleachSuccess);
+        // SAFETY: the text stays until the next failure of this thread.
+        let text = unsafe { CStr::from_ptr(pleachGetLastError()) };
+        assert_eq!(text.to_str(), Ok("a mistake of pleach: a bad thing"));
+        assert_eq!(guarded(|| Err(Failed::argument("with a \0 inside"))), pleachInvalidArgument);
+        // SAFETY: as above.
+        let text = unsafe { CStr::from_ptr(pleachGetLastError()) };
+        assert_eq!(text.to_str(), Ok("with a   inside"));
+    }
+
+    #[test]
+    fn every_number_has_a_text() {
+        for number in -3..12 {
+            // SAFETY: the texts are static.
+            let text = unsafe { CStr::from_ptr(pleachGetErrorString(number)) };
+            assert!(!text.is_empty(), "{number}");
+        }
+    }
+}

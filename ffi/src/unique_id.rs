@@ -1,0 +1,148 @@
+//! Unique ids: where the ranks of a communicator meet, and the secret that lets them in.
+
+use std::ffi::c_char;
+use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
+use std::sync::{Mutex, PoisonError};
+
+use pleach_transport::Secret;
+use pleach_transport::auth::challenge;
+use pleach_transport::rendezvous::{Launcher, Rendezvous, World};
+
+use crate::result::{Failed, guarded, out, pleachResult_t};
+
+/// Length of a unique id, in bytes.
+pub const PLEACH_UNIQUE_ID_BYTES: usize = 128;
+
+/// Begins every id, so that a block of other bytes is told from one.
+const MAGIC: [u8; 8] = *b"pleach1\0";
+const PORT_AT: usize = MAGIC.len();
+const HOST_LEN_AT: usize = PORT_AT + 2;
+const HOST_AT: usize = HOST_LEN_AT + 1;
+const SECRET_BYTES: usize = 32;
+const SECRET_AT: usize = PLEACH_UNIQUE_ID_BYTES - SECRET_BYTES;
+
+/// The name of a communicator that is to be made. One process makes it with pleachGetUniqueId; the
+/// program hands it to all ranks. It holds a secret: whoever has it can join.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pleachUniqueId {
+    /// Opaque.
+    pub internal: [c_char; PLEACH_UNIQUE_ID_BYTES],
+}
+
+/// Ports that ids name and rank 0 does not listen on yet, held so that nobody else takes them.
+static RESERVED: Mutex<Vec<TcpListener>> = Mutex::new(Vec::new());
+
+impl pleachUniqueId {
+    fn new(host: IpAddr, port: u16) -> Self {
+        let mut bytes = [0; PLEACH_UNIQUE_ID_BYTES];
+        let host = host.to_string();
+        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+        bytes[PORT_AT..HOST_LEN_AT].copy_from_slice(&port.to_le_bytes());
+        bytes[HOST_LEN_AT] = host.len() as u8;
+        bytes[HOST_AT..HOST_AT + host.len()].copy_from_slice(host.as_bytes());
+        // Two challenges, as fresh as those of any handshake.
+        let secret = [challenge(), challenge()].concat();
+        bytes[SECRET_AT..].copy_from_slice(&secret[..SECRET_BYTES]);
+        Self { internal: bytes.map(u8::cast_signed) }
+    }
+
+    fn read(&self) -> Option<(String, u16, Secret)> {
+        let bytes = self.internal.map(c_char::cast_unsigned);
+        let host_len = usize::from(bytes[HOST_LEN_AT]);
+        if bytes[..MAGIC.len()] != MAGIC || HOST_AT + host_len > SECRET_AT {
+            return None;
+        }
+        let host = std::str::from_utf8(&bytes[HOST_AT..HOST_AT + host_len]).ok()?;
+        let port = u16::from_le_bytes([bytes[PORT_AT], bytes[PORT_AT + 1]]);
+        host.parse::<IpAddr>().ok()?;
+        Some((host.to_owned(), port, Secret::new(&bytes[SECRET_AT..])))
+    }
+
+    /// The world of a rank that joins by this id.
+    pub(crate) fn world(&self, rank: u32, world_size: u32) -> Result<World, Failed> {
+        let (host, port, secret) = self.read().ok_or_else(|| {
+            Failed::argument(
+                "the unique id is not one that pleachGetUniqueId has stored; hand on all 128 bytes",
+            )
+        })?;
+        Ok(World {
+            rank,
+            world_size,
+            local_rank: None,
+            rendezvous: Some(Rendezvous::Tcp { host, port }),
+            secret: Some(secret),
+            launcher: Launcher::Arguments,
+            ..World::alone()
+        })
+    }
+}
+
+/// Lets go of the port of an id, where this process holds it, so that rank 0 can listen there.
+pub(crate) fn release(id: &pleachUniqueId) {
+    let Some((_, port, _)) = id.read() else { return };
+    let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    reserved.retain(|listener| listener.local_addr().map_or(true, |address| address.port() != port));
+}
+
+/// The address by which other hosts reach this one: that of the variable PLEACH_INTERFACE, or the
+/// one from which packets to anywhere would go; the loopback address of a host without a network.
+fn own_address() -> Result<IpAddr, Failed> {
+    if let Ok(named) = std::env::var("PLEACH_INTERFACE") {
+        return named.parse().map_err(|_| {
+            Failed::argument(format!(
+                "PLEACH_INTERFACE is '{named}'; for pleachGetUniqueId give the address of the interface"
+            ))
+        });
+    }
+    let of_route = || -> std::io::Result<IpAddr> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        // An address of documentation: no packet is sent, the system only chooses a route.
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
+        Ok(socket.local_addr()?.ip())
+    };
+    Ok(of_route().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+}
+
+/// Stores a new unique id. The process that calls it must be rank 0 of the communicator: the other
+/// ranks meet at its address, which is that of the variable PLEACH_INTERFACE or of the default
+/// route. Any thread may call it; it does not block.
+///
+/// Returns pleachInvalidArgument if `uniqueId` is NULL or the variable is no address, and
+/// pleachSystemError if there is no port.
+///
+/// `uniqueId` is NULL or points to a pleachUniqueId.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachGetUniqueId(uniqueId: *mut pleachUniqueId) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let stored = unsafe { out(uniqueId, "uniqueId") }?;
+        let host = own_address()?;
+        let refused =
+            |error: std::io::Error| Failed::system(format!("no port of {host} can be had: {error}"));
+        let listener = TcpListener::bind((host, 0)).map_err(refused)?;
+        *stored = pleachUniqueId::new(host, listener.local_addr().map_err(refused)?.port());
+        RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_read_as_it_was_made_and_other_bytes_are_not() {
+        let id = pleachUniqueId::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 7)), 4321);
+        let (host, port, _) = id.read().expect("an id");
+        assert_eq!((host.as_str(), port), ("10.0.0.7", 4321));
+        let world = id.world(1, 3).expect("an id");
+        assert_eq!((world.rank, world.world_size), (1, 3));
+        for damaged in [0, HOST_LEN_AT, HOST_AT] {
+            let mut other = id;
+            other.internal[damaged] = -1;
+            assert!(other.read().is_none(), "byte {damaged}");
+        }
+        assert!(pleachUniqueId { internal: [0; PLEACH_UNIQUE_ID_BYTES] }.read().is_none());
+    }
+}

@@ -1,0 +1,70 @@
+/* What ranks are told when a rank makes another call, is late, or is gone:
+   failures RANK RANKS ID-FILE. Rank 1 ends without a word in the last part. */
+#include "meet.h"
+
+static pleachComm_t joined(const char *path, const char *part, int rank, int ranks) {
+    char name[4096];
+    pleachUniqueId id;
+    pleachComm_t comm = NULL;
+    CHECK((size_t)snprintf(name, sizeof name, "%s.%s", path, part) < sizeof name);
+    share_id(name, rank, &id);
+    OK(pleachCommInitRank(&comm, ranks, id, rank));
+    return comm;
+}
+
+static void expect_failure(pleachComm_t comm, int kind, int about, pleachResult_t result) {
+    pleachFailure_t failure = PLEACH_FAILURE_INITIALIZER;
+    pleachResult_t error = pleachSuccess;
+    OK(pleachCommGetAsyncError(comm, &error));
+    CHECK(error == result);
+    OK(pleachCommGetFailure(comm, &failure));
+    CHECK(failure.kind == kind && failure.rank == about && failure.host == 0 && failure.foundBy >= 0);
+    CHECK(strlen(failure.text) > 20);
+    /* The first failure stays. */
+    EXPECT(result, pleachBarrier(comm, NULL));
+    OK(pleachCommDestroy(comm));
+}
+
+int main(int argc, char **argv) {
+    int rank, ranks;
+    float data[4] = {0, 0, 0, 0};
+    pleachComm_t comm;
+    CHECK(argc == 4);
+    rank = atoi(argv[1]), ranks = atoi(argv[2]);
+
+    /* Another call. */
+    comm = joined(argv[3], "mismatch", rank, ranks);
+    if (rank == 1) {
+        EXPECT(pleachInvalidUsage, pleachBarrier(comm, NULL));
+    } else {
+        EXPECT(pleachInvalidUsage, pleachAllReduce(data, data, 4, pleachFloat32, pleachSum, comm, NULL));
+    }
+    SAYS("barrier");
+    SAYS("all-reduce of 4 f32");
+    OK(pleachCommDestroy(comm));
+
+    /* A rank that is late. */
+    comm = joined(argv[3], "late", rank, ranks);
+    if (rank == 0) {
+        OK(pleachCommSetTimeout(comm, 200));
+        EXPECT(pleachTimeout, pleachAllReduce(data, data, 4, pleachFloat32, pleachSum, comm, NULL));
+        SAYS("rank 1");
+        expect_failure(comm, pleachFailureTimedOut, 1, pleachTimeout);
+    } else {
+        /* Hears of it in its next call, which is another one. */
+        pleachComm_t next = joined(argv[3], "lost", rank, ranks);
+        CHECK(pleachAllReduce(data, data, 4, pleachFloat32, pleachSum, comm, NULL) != pleachSuccess);
+        OK(pleachCommDestroy(comm));
+        comm = next;
+    }
+
+    /* A rank that is gone. */
+    if (rank == 0) {
+        comm = joined(argv[3], "lost", rank, ranks);
+        EXPECT(pleachRemoteError, pleachBarrier(comm, NULL));
+        expect_failure(comm, pleachFailureLost, 1, pleachRemoteError);
+    } else {
+        _Exit(0);
+    }
+    return 0;
+}
