@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use pleach::collectives::engine::CIRCLE_AFTER;
+use pleach::collectives::engine::DEADLOCK_AFTER;
 use pleach::collectives::simulate::{
     Abort, CallPlan, Checker, Limits, Mismatch, Report, Sabotage, Scenario, TIMEOUT_FAR, run,
 };
@@ -264,7 +264,7 @@ fn ranks_that_are_slow_in_no_call_are_no_mismatch() {
         scenario.mismatch = None;
         // Every rank makes every call at its own time, messages too.
         for (number, call) in scenario.calls.iter_mut().enumerate() {
-            call.late = Some((number as u32 % scenario.ranks, 4 * CIRCLE_AFTER));
+            call.late = Some((number as u32 % scenario.ranks, 4 * DEADLOCK_AFTER));
         }
         let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
         assert_eq!(report.failed, 0, "{scenario}");

@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pleach_collectives::engine::{CIRCLE_AFTER, FaultKind};
+use pleach_collectives::engine::{DEADLOCK_AFTER, FaultKind};
 use pleach_collectives::{CollectiveError, Group, Operation, Options};
 use pleach_schedule::Algorithm;
 use pleach_transport::clock;
@@ -189,7 +189,7 @@ fn two_receives(group: &Group) -> Result<(), CollectiveError> {
             done.send(result.is_err()).unwrap();
             result
         });
-        let has_failed = is_done.recv_timeout(CIRCLE_AFTER * 10) == Ok(true);
+        let has_failed = is_done.recv_timeout(DEADLOCK_AFTER * 10) == Ok(true);
         let sent = if has_failed { Ok(()) } else { group.send(&[1u8; 64], peer) };
         sent.and(receiver.join().unwrap())
     })

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pleach_collectives::call::{Counts, CountsError, Descriptor};
 use pleach_collectives::compute::HostCompute;
-use pleach_collectives::engine::{Board, Bytes, StartError, signal_slots};
+use pleach_collectives::engine::{Bytes, StartError, StatusBoard, signal_slots};
 use pleach_collectives::group::Connection;
 use pleach_collectives::simulate::Cluster;
 use pleach_collectives::{Group, Operation, Options};
@@ -25,7 +25,7 @@ use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn config(rank: Rank, board: &Arc<Board>) -> DeviceConfig {
+fn config(rank: Rank, board: &Arc<StatusBoard>) -> DeviceConfig {
     DeviceConfig {
         rank,
         world_size: 2,
@@ -38,7 +38,7 @@ fn config(rank: Rank, board: &Arc<Board>) -> DeviceConfig {
     }
 }
 
-fn connected(mut device: ShmDevice, peer: Rank, address: &Address, board: Arc<Board>) -> Group {
+fn connected(mut device: ShmDevice, peer: Rank, address: &Address, board: Arc<StatusBoard>) -> Group {
     device.connect(peer, address).unwrap();
     let mut events = Vec::with_capacity(64);
     while !events.iter().any(|event| matches!(event, Event::Connected { .. })) {
@@ -58,7 +58,7 @@ fn connected(mut device: ShmDevice, peer: Rank, address: &Address, board: Arc<Bo
 
 /// Two ranks in this process, over shared memory.
 fn pair() -> [Group; 2] {
-    let boards = [0, 1].map(|rank| Arc::new(Board::new(rank)));
+    let boards = [0, 1].map(|rank| Arc::new(StatusBoard::new(rank)));
     let [zero, one] = [0, 1].map(|rank| ShmDevice::new(config(rank, &boards[rank as usize])).unwrap());
     let addresses = [zero.info().address.clone(), one.info().address.clone()];
     let [first, second] = boards;
@@ -97,7 +97,7 @@ fn forgotten_calls_cost_their_memory_and_nothing_else() {
 
 #[test]
 fn threads_that_touch_the_same_registered_bytes_race_nothing() {
-    let board = Arc::new(Board::new(0));
+    let board = Arc::new(StatusBoard::new(0));
     let mut device = ShmDevice::new(DeviceConfig { world_size: 1, ..config(0, &board) }).unwrap();
     let whole = device.register(SharedMemory::new(1001).unwrap()).unwrap().whole();
     thread::scope(|scope| {

@@ -3,14 +3,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pleach_collectives::engine::Board;
+use pleach_collectives::engine::StatusBoard;
 use pleach_transport::Responder;
 
 /// Before a message: which peer sends it, and how long it is.
 const HEADER_BYTES: usize = 3;
 
 fuzz_target!(|bytes: &[u8]| {
-    let (board, peer) = (Board::new(0), Board::new(1));
+    let (board, peer) = (StatusBoard::new(0), StatusBoard::new(1));
     let mut rest = bytes;
     while let Some(([from, low, high], messages)) = rest.split_first_chunk::<HEADER_BYTES>() {
         let (message, others) = messages.split_at(messages.len().min(usize::from(u16::from_le_bytes([*low, *high]))));

@@ -84,6 +84,45 @@ pub struct Job {
     pub ticket: u64,
 }
 
+impl Job {
+    /// A job that computes nothing.
+    pub(crate) fn empty() -> Self {
+        Self {
+            data_type: DataType::U8,
+            op: ReduceOp::Sum,
+            divide_by: 1,
+            from: Vec::new(),
+            into: Vec::new(),
+            elements: 0,
+            elements_done: 0,
+            ticket: 0,
+        }
+    }
+
+    /// Makes the job, which may have been another one, one of this call, without addresses yet.
+    #[inline]
+    pub(crate) fn begin(&mut self, data_type: DataType, op: ReduceOp, elements: usize, divide_by: u32) {
+        self.data_type = data_type;
+        self.op = op;
+        self.divide_by = divide_by;
+        self.elements = elements;
+        self.elements_done = 0;
+        self.ticket = 0;
+        self.from.clear();
+        self.into.clear();
+    }
+
+    /// Adds a destination to a job that has its sources. A copy onto itself is nothing, and two
+    /// destinations that are one memory are written once.
+    #[inline]
+    pub(crate) fn add_destination(&mut self, address: *mut u8) {
+        let is_copy_onto_itself = self.from.len() == 1 && self.from[0] == address.cast_const();
+        if !is_copy_onto_itself && !self.into.contains(&address) {
+            self.into.push(address);
+        }
+    }
+}
+
 // SAFETY: a job only names addresses. They are dereferenced in `Compute::advance` alone, whose
 // caller vouches for the memory at that moment on whatever thread it then is; nothing about the
 // addresses belongs to a thread.

@@ -6,14 +6,15 @@
 //! began. That no two accesses collide is what the schedule's proof says.
 #![allow(unsafe_code)]
 
-use pleach_transport::Nanos;
+use pleach_transport::{LentSlice, Nanos, Slice, Space};
 
-use super::header::INLINE_DATA_BYTES;
+use super::signals::{BufferAddress, INLINE_DATA_BYTES};
 use crate::compute::{Compute, Job};
 
 /// Words of data that fit a signal.
-pub(super) const DATA_WORDS: usize = INLINE_DATA_BYTES / 8;
+const DATA_WORDS: usize = INLINE_DATA_BYTES / 8;
 pub(super) type DataWords = [u64; DATA_WORDS];
+pub(super) const NO_DATA: DataWords = [0; DATA_WORDS];
 
 /// Where some bytes are. Made in this crate alone: a run reads and writes there until its outcome
 /// was taken, and an address keeps no memory alive.
@@ -35,22 +36,6 @@ impl Address {
     pub(crate) fn add(self, bytes: usize) -> Self {
         // Wrapping, because a run without data computes addresses of nothing from null.
         Self(self.0.wrapping_add(bytes))
-    }
-
-    /// Stores at most a signal slot's worth of bytes.
-    pub(super) fn store(self, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            // SAFETY: `bytes.len()` is the chunk's length, which lies inside the place's memory
-            // (see the module).
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
-        }
-    }
-
-    pub(super) fn load(self, bytes: &mut [u8]) {
-        if !bytes.is_empty() {
-            // SAFETY: as in `store`.
-            unsafe { std::ptr::copy_nonoverlapping(self.0, bytes.as_mut_ptr(), bytes.len()) }
-        }
     }
 
     /// At most a signal slot's worth of bytes as words, zeros behind them.
@@ -106,6 +91,81 @@ pub(super) fn advance(compute: &mut dyn Compute, job: &mut Job, now: Nanos) -> b
     unsafe { compute.advance(job, now) }
 }
 
+/// A caller's bytes for the time of a run.
+#[derive(Clone, Debug)]
+pub enum Bytes {
+    /// There are none (this rank gives or gets nothing).
+    None,
+    /// Registered: peers may touch it in place.
+    Registered(Slice),
+    /// Registered, and held by the caller until the run's outcome was taken.
+    Lent(LentSlice),
+    /// Held by the run, and touched by this rank alone: what peers must see is staged through
+    /// scratch.
+    Staged(Slice),
+    /// As [`Bytes::Staged`], held by the caller until the run's outcome was taken. Addresses are
+    /// made in this crate alone.
+    Private {
+        /// First byte.
+        base: Address,
+        /// How many bytes.
+        len: usize,
+    },
+}
+
+impl Bytes {
+    pub(crate) fn base(&self) -> Address {
+        match self {
+            Self::None => Address::NULL,
+            Self::Registered(slice) | Self::Staged(slice) => Address(slice.as_ptr()),
+            Self::Lent(slice) => Address(slice.as_ptr()),
+            Self::Private { base, .. } => *base,
+        }
+    }
+
+    /// Where peers find the bytes.
+    pub(super) fn buffer_address(&self) -> BufferAddress {
+        match self {
+            Self::Registered(slice) => BufferAddress::of(slice.remote()),
+            Self::Lent(slice) => BufferAddress::of(slice.remote()),
+            Self::None | Self::Staged(_) | Self::Private { .. } => BufferAddress::IN_SCRATCH,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Registered(slice) | Self::Staged(slice) => slice.len(),
+            Self::Lent(slice) => slice.len(),
+            Self::Private { len, .. } => *len,
+        }
+    }
+
+    /// Whether the host's processors may touch them, as far as that is known.
+    pub(crate) fn is_on_host(&self) -> bool {
+        match self {
+            Self::Registered(slice) | Self::Staged(slice) => slice.region().memory().space() == Space::Host,
+            Self::None | Self::Lent(_) | Self::Private { .. } => true,
+        }
+    }
+
+    /// Whether one lies in the other at a multiple of its own length, as a part does, or nothing of
+    /// one in the other.
+    pub(crate) fn is_apart_from_or_part_of(&self, other: &Self) -> bool {
+        let (short, long) = if self.len() <= other.len() { (self, other) } else { (other, self) };
+        let (start, outer) = (short.base().0 as usize, long.base().0 as usize);
+        let is_apart = start + short.len() <= outer || outer + long.len() <= start;
+        let is_part = start >= outer
+            && start + short.len() <= outer + long.len()
+            && (start - outer).is_multiple_of(short.len());
+        short.len() == 0 || is_apart || is_part
+    }
+
+    pub(super) fn is_registered(&self) -> bool {
+        matches!(self, Self::Registered(_) | Self::Lent(_))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,10 +182,9 @@ mod tests {
                     .map(|index| if (start..start + bytes).contains(&index) { index as u8 + 1 } else { 0xee })
                     .collect();
                 assert_eq!(into[..], expected, "{bytes} bytes from {start} on");
-                let (mut again, mut loaded) = ([0xee; 64], vec![0; bytes]);
+                let mut again = [0xee; 64];
                 source.copy_to(Address::of(&mut again).add(start), bytes);
-                Address::of(&mut again).add(start).load(&mut loaded);
-                assert_eq!((again[..].to_vec(), &loaded[..]), (expected, &from[start..start + bytes]));
+                assert_eq!(again[..].to_vec(), expected);
             }
         }
     }

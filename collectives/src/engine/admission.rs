@@ -1,31 +1,535 @@
-//! Whose turn it is: runs are admitted in the order of their calls, advanced, and completed.
+//! Admission: from a call to its outcome. Which runs there are, in which order they begin, and which
+//! of them goes first.
+//!
+//! * A call gets a number, a bank and a slot, in the order of calls. A slot holds one run at a time
+//!   and is used again for its memory.
+//! * A run begins when its turn has come: a collective when its bank is free, a message when the
+//!   one before between the same ranks has ended.
+//! * A [`Gate`] keeps a run from beginning until work elsewhere, as in a GPU's stream, is done. This
+//!   rank touches no byte of the run's memory before, nor does a peer, which does so only after a
+//!   signal of this run. Later calls wait for their turn behind the run.
+//! * Of the runs that have begun, one of a higher priority takes all steps that it can before one of
+//!   a lower priority takes its next. So an operation that was started late but is needed early, as
+//!   the first layer's gradients are, overtakes operations that were started before.
+//!
+//! **Invariant:** numbers, banks and signatures follow from the order of calls alone. Gates and
+//! priorities decide about time, so ranks need not agree about them.
 
-use pleach_transport::Nanos;
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::bank::{self, Class};
-use super::fault::Fault;
-use super::ground::Ground;
-use super::stream::Stream;
-use super::{Engine, QUERY_AFTER, SlotOfRun, State};
+use pleach_transport::{Nanos, TransferId};
+use pleach_vocabulary::Rank;
+
+use super::bank::{self, Banks, MessageBanks};
+use super::fault::{Fault, FaultKind};
+use super::plan::Plan;
+use super::queries::{QUERY_AFTER, QUERY_INTERVAL_MAX};
+use super::run::{Parameters, Progress, Run};
+use super::status_board::{MessageRecords, StatusBoard};
+use super::{Bytes, Engine, RUNS_MAX, RunId, RunNumber, StartError, StepAddress, Stream};
+use crate::call::{self, Counts};
+use crate::compute::{Compute, ComputeError};
+
+/// Returns whether the gate is open; called again and again until it is. Never waits. An error ends
+/// the group.
+pub type Gate = Box<dyn FnMut() -> Result<bool, ComputeError> + Send>;
+
+/// How often a rank that has nothing else to do looks at a closed gate: nothing wakes the rank when
+/// the gate opens.
+const GATE_INTERVAL: Duration = Duration::from_micros(50);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Queued,
+    Active,
+    Finished,
+}
+
+#[derive(Clone, Copy)]
+struct Times {
+    begun_at: Nanos,
+    deadline: Nanos,
+}
+
+/// A slot for runs. There may be a run in it that has ended.
+struct RunSlot {
+    run: Option<Run>,
+    state: State,
+    /// The gate of a queued run while it is closed.
+    gate: Option<Gate>,
+    issue: u64,
+    priority: i32,
+    timeout: Duration,
+    /// Since the first poll that knew the time.
+    times: Option<Times>,
+    /// Whether the run has moved since its time was checked.
+    has_moved: bool,
+    query_at: Nanos,
+    query_interval: Duration,
+}
+
+impl RunSlot {
+    fn is_free(&self) -> bool {
+        matches!(self.state, State::Free | State::Finished)
+    }
+
+    fn stream(&self) -> Option<Stream> {
+        self.run.as_ref().map(Run::stream)
+    }
+
+    /// Whether peers were queried about the run since it moved last.
+    fn has_queried(&self) -> bool {
+        self.query_interval > QUERY_AFTER
+    }
+}
+
+/// What is due for a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    Query,
+    /// Its deadline has passed.
+    Fault,
+}
+
+/// The runs of an engine; see the module.
+pub(super) struct Admission {
+    rank: Rank,
+    ranks: u32,
+    slots: Vec<RunSlot>,
+    /// Unfinished runs in the order of their calls.
+    order: Vec<u8>,
+    /// How many unfinished runs have a priority that is not the usual one.
+    prioritized: usize,
+    /// By priority; kept for its memory.
+    by_priority: Vec<u8>,
+    /// How many unfinished runs have a closed gate.
+    closed_gates: usize,
+    issues: u64,
+    /// Number of the next collective.
+    next_run: u64,
+    /// Signature of all collectives so far.
+    history: u64,
+    banks: Banks,
+    board: Arc<StatusBoard>,
+    /// By peer: the board's records of the messages sent to it, and of those received from it.
+    messages: Vec<[Option<Arc<MessageRecords>>; 2]>,
+}
+
+impl Admission {
+    pub(super) fn new(rank: Rank, ranks: u32, board: Arc<StatusBoard>) -> Self {
+        Self {
+            rank,
+            ranks,
+            slots: Vec::new(),
+            order: Vec::new(),
+            prioritized: 0,
+            by_priority: Vec::new(),
+            closed_gates: 0,
+            issues: 0,
+            next_run: 0,
+            history: 0,
+            banks: Banks::default(),
+            board,
+            messages: vec![[None, None]; ranks as usize],
+        }
+    }
+
+    /// Whether no run is unfinished.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// When the runs want to be polled at the latest.
+    pub(super) fn next_wakeup(&self, compute: &dyn Compute, seen_at: Nanos) -> Option<Nanos> {
+        let runs = self.order.iter().filter_map(|slot| {
+            let slot = &self.slots[usize::from(*slot)];
+            let computes = slot.run.as_ref()?.is_computing();
+            let computed = if computes { compute.next_wakeup().unwrap_or(Nanos::ZERO) } else { Nanos::MAX };
+            // A run that no poll has seen yet wants to be seen.
+            let timed = slot.times.map_or(Nanos::ZERO, |times| times.deadline.min(slot.query_at));
+            let gated = slot.gate.as_ref().map_or(Nanos::MAX, |_| seen_at + GATE_INTERVAL);
+            Some(computed.min(timed).min(gated))
+        });
+        runs.min()
+    }
+
+    /// A slot and a number for the next call of this plan. `None`: all slots are taken.
+    ///
+    /// A slot whose run has ended well is used again before its outcome was taken: the next run's
+    /// issue tells that it has ended, so an outcome that nobody asks for costs nothing.
+    #[inline]
+    pub(super) fn number(&mut self, plan: &Plan) -> Option<(u8, RunNumber)> {
+        let slot = match self.slots.iter().position(RunSlot::is_free) {
+            Some(slot) => slot as u8,
+            None => self.add_slot()?,
+        };
+        let number = match plan.stream() {
+            Stream::Collectives => {
+                let number = self.next_run;
+                self.next_run += 1;
+                self.history = call::chain(self.history, plan.signature());
+                RunNumber {
+                    number,
+                    history: self.history,
+                    bank: self.banks.take(plan.class(), number, self.ranks),
+                }
+            }
+            Stream::Messages { from, to } => {
+                let number = self.messages(from, to).begun();
+                let banks = MessageBanks::new(self.rank, self.ranks, from, to);
+                RunNumber { number, history: plan.signature(), bank: banks.of(plan.class(), number) }
+            }
+        };
+        Some((slot, number))
+    }
+
+    fn add_slot(&mut self) -> Option<u8> {
+        if self.slots.len() == RUNS_MAX {
+            return None;
+        }
+        self.slots.push(RunSlot {
+            run: None,
+            state: State::Free,
+            gate: None,
+            issue: 0,
+            priority: 0,
+            timeout: Duration::ZERO,
+            times: None,
+            has_moved: false,
+            query_at: Nanos::ZERO,
+            query_interval: QUERY_AFTER,
+        });
+        Some(self.slots.len() as u8 - 1)
+    }
+
+    /// The records of the messages from one rank to another, one of which this rank is.
+    fn messages(&mut self, from: Rank, to: Rank) -> &MessageRecords {
+        let (peer, role) = if self.rank == from { (to, 0) } else { (from, 1) };
+        self.messages[peer as usize][role].get_or_insert_with(|| self.board.messages(from, to))
+    }
+
+    /// Notes for those who ask that a run with this number has begun.
+    #[inline]
+    pub(super) fn publish(&mut self, plan: &Plan, number: &RunNumber) {
+        let record = plan.record(number.number, number.history);
+        match plan.stream() {
+            Stream::Collectives => self.board.collectives().begin(&record),
+            Stream::Messages { from, to } => self.messages(from, to).begin(&record),
+        }
+    }
+
+    /// Puts a run into its slot. With `progress` it has begun, and so many steps are complete.
+    pub(super) fn enter(
+        &mut self,
+        slot: u8,
+        plan: &Arc<Plan>,
+        parameters: Parameters,
+        progress: Option<&Progress>,
+        timeout: Duration,
+    ) -> (RunId, &mut Run) {
+        self.issues += 1;
+        self.order.push(slot);
+        let entry = &mut self.slots[usize::from(slot)];
+        entry.state = if progress.is_some() { State::Active } else { State::Queued };
+        entry.issue = self.issues;
+        entry.priority = 0;
+        entry.timeout = timeout;
+        entry.times = None;
+        entry.query_interval = QUERY_AFTER;
+        let run = match &mut entry.run {
+            Some(run) => {
+                run.begin(plan, parameters);
+                run
+            }
+            empty => empty.insert(Run::new(slot, plan, parameters)),
+        };
+        if let Some(progress) = progress {
+            run.resume(plan, progress);
+        }
+        (RunId { slot, issue: self.issues }, run)
+    }
+
+    /// The run of a slot, which may have ended.
+    pub(super) fn run(&self, slot: u8) -> Option<&Run> {
+        self.slots.get(usize::from(slot))?.run.as_ref()
+    }
+
+    /// The run of a slot if it is under way and has begun.
+    pub(super) fn active(&self, slot: u8) -> Option<&Run> {
+        self.slots.get(usize::from(slot)).filter(|entry| entry.state == State::Active)?.run.as_ref()
+    }
+
+    /// Unfinished runs in the order of their calls.
+    pub(super) fn unfinished(&self) -> &[u8] {
+        &self.order
+    }
+
+    /// When a run was seen first.
+    pub(super) fn begun_at(&self, slot: u8) -> Option<Nanos> {
+        self.slots.get(usize::from(slot))?.times.map(|times| times.begun_at)
+    }
+
+    /// Whether the run waits for its gate.
+    pub(super) fn is_gated(&self, slot: u8) -> bool {
+        self.slots[usize::from(slot)].gate.is_some()
+    }
+
+    /// Number of the next collective.
+    pub(super) fn next_run(&self) -> u64 {
+        self.next_run
+    }
+
+    /// Signature of all collectives so far.
+    #[cfg(test)]
+    pub(super) fn history(&self) -> u64 {
+        self.history
+    }
+
+    /// The deadline that passes first.
+    pub(super) fn first_deadline(&self) -> Option<Nanos> {
+        let times = self.order.iter().filter_map(|slot| self.slots[usize::from(*slot)].times);
+        times.map(|times| times.deadline).min()
+    }
+
+    /// The run that has to end before the rank's thread goes on that waits for `awaited`; of its
+    /// stream, the runs before it have to end too.
+    pub(super) fn blocking_slot(&self, awaited: RunId) -> Option<u8> {
+        let entry = self.slots.get(usize::from(awaited.slot)).filter(|entry| entry.issue == awaited.issue)?;
+        let stream = entry.stream()?;
+        match entry.state {
+            State::Active => Some(awaited.slot),
+            State::Queued => self.order.iter().copied().find(|slot| {
+                let entry = &self.slots[usize::from(*slot)];
+                entry.state == State::Active && entry.stream() == Some(stream)
+            }),
+            State::Free | State::Finished => None,
+        }
+    }
+
+    /// What is due for a run now, and whether the run goes on after peers were queried about it.
+    pub(super) fn due(&mut self, slot: u8, now: Nanos) -> (Due, bool) {
+        let entry = &mut self.slots[usize::from(slot)];
+        let Some(run) = &mut entry.run else { return (Due::Nothing, false) };
+        let times = *entry.times.get_or_insert_with(|| {
+            entry.has_moved = true;
+            Times { begun_at: now, deadline: now + entry.timeout }
+        });
+        let has_mismatch = run.take_mismatch().is_some();
+        let goes_on = entry.has_moved && entry.has_queried();
+        if std::mem::take(&mut entry.has_moved) {
+            entry.query_interval = QUERY_AFTER;
+            entry.query_at = now + QUERY_AFTER;
+        }
+        // A signal that does not match leads to a query at once, but only once: it is seen again at
+        // every poll.
+        let asks_early = has_mismatch && !entry.has_queried();
+        if now >= times.deadline {
+            return (Due::Fault, goes_on);
+        }
+        if now < entry.query_at && !asks_early {
+            return (Due::Nothing, goes_on);
+        }
+        entry.query_interval = (entry.query_interval * 2).min(QUERY_INTERVAL_MAX);
+        entry.query_at = now + entry.query_interval;
+        (Due::Query, goes_on)
+    }
+
+    /// The next query about a run is due at this time at the latest.
+    pub(super) fn query_by(&mut self, slot: u8, at: Nanos) {
+        let query_at = &mut self.slots[usize::from(slot)].query_at;
+        *query_at = (*query_at).min(at);
+    }
+
+    /// A transfer has ended well.
+    pub(super) fn transfer_done(&mut self, id: TransferId) {
+        let slot = self.slots.get_mut(usize::from(StepAddress::run_of(id)));
+        if let Some(run) = slot.and_then(|slot| slot.run.as_mut()) {
+            run.transfer_done(id);
+        }
+    }
+
+    /// A signal has come in this signal slot.
+    pub(super) fn mark_signalled(&mut self, from: Rank, signal_slot: u16) {
+        for slot in &self.order {
+            if let Some(run) = &mut self.slots[usize::from(*slot)].run {
+                run.mark_signalled(from, signal_slot);
+            }
+        }
+    }
+
+    /// No run goes on; they let go of peers' memory.
+    pub(super) fn stop_runs(&mut self) {
+        self.slots.iter_mut().filter_map(|slot| slot.run.as_mut()).for_each(Run::stop);
+    }
+
+    /// Lets a run begin, by its place in the order, if its turn has come; whether it has begun.
+    /// `may_admit`: whether the turn of the collectives has come.
+    fn admit(&mut self, index: usize, completed: u64, may_admit: &mut bool) -> bool {
+        let slot = usize::from(self.order[index]);
+        let entry = &self.slots[slot];
+        if entry.state != State::Queued {
+            return entry.state == State::Active;
+        }
+        let Some(run) = &entry.run else { unreachable!("an ordered slot holds a run") };
+        let stream = run.stream();
+        let is_free = match stream {
+            _ if entry.gate.is_some() => false,
+            Stream::Collectives => *may_admit && completed >= run.needed_runs(),
+            // One message of a pair at a time; earlier ones stand earlier in the order.
+            stream => !self.has_earlier(index, stream),
+        };
+        if is_free {
+            self.slots[slot].state = State::Active;
+        } else {
+            *may_admit &= stream != Stream::Collectives;
+        }
+        is_free
+    }
+
+    /// Whether an earlier run of the stream is unfinished.
+    fn has_earlier(&self, index: usize, stream: Stream) -> bool {
+        self.order[..index].iter().any(|slot| self.slots[usize::from(*slot)].stream() == Some(stream))
+    }
+
+    /// Number of the first collective that is not complete.
+    #[inline]
+    fn first_unfinished(&self, except: Option<u8>) -> u64 {
+        let unfinished = self.order.iter().filter(|slot| Some(**slot) != except).filter_map(|slot| {
+            let run = self.slots[usize::from(*slot)].run.as_ref()?;
+            (run.stream() == Stream::Collectives).then_some(run.number())
+        });
+        unfinished.min().unwrap_or(self.next_run)
+    }
+
+    /// Takes a finished run out of the order.
+    fn forget(&mut self, slot: u8) {
+        self.order.retain(|other| *other != slot);
+        let priority = std::mem::take(&mut self.slots[usize::from(slot)].priority);
+        self.prioritized -= usize::from(priority != 0);
+    }
+}
 
 impl Engine {
+    /// Accepts a call. Its run begins when its turn comes, its time with the next poll. `input` and
+    /// `output` are as long as the collective's parts say; the output may be the input, or hold it
+    /// as one of its parts. The plan is one of this rank in this group. Bytes that the caller holds
+    /// stay until the run's outcome was taken.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub(crate) fn start(
+        &mut self,
+        plan: &Arc<Plan>,
+        input: Bytes,
+        output: Bytes,
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
+        self.start_behind(None, plan, input, output, timeout)
+    }
+
+    /// As [`Engine::start`] with a gate: the run begins when the gate is open and its turn has come.
+    /// Its time runs from now on.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub(crate) fn start_behind(
+        &mut self,
+        gate: Option<Gate>,
+        plan: &Arc<Plan>,
+        input: Bytes,
+        output: Bytes,
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
+        if let Some(fault) = self.failure.verdict_during(plan.descriptor()) {
+            return Err(StartError::Failed(fault));
+        }
+        plan.check_lengths(&input, &output)?;
+        let (slot, number) = self.admission.number(plan).ok_or(StartError::TooManyRuns)?;
+        let parameters = Parameters::new(number, input, output);
+        let (id, run) = self.admission.enter(slot, plan, parameters, None, timeout);
+        run.observe_from(self.observer.take_sample());
+        self.admission.closed_gates += usize::from(gate.is_some());
+        self.admission.slots[usize::from(slot)].gate = gate;
+        if self.admission.order.len() == 1 && self.is_passive() {
+            // What peers wait for goes out first; what is left to be noted takes no time of theirs.
+            self.context.signals.forget_awaited();
+            self.poll_signals(Nanos::ZERO);
+        }
+        if let Counts::Paired(counts) = plan.counts() {
+            self.board.begin_paired(number.number, counts.clone());
+        }
+        self.admission.publish(plan, &number);
+        Ok(id)
+    }
+
+    /// Has a run that was just started go before those of lower priorities; the usual one is 0.
+    pub fn prioritize(&mut self, id: RunId, priority: i32) {
+        let entry = &mut self.admission.slots[usize::from(id.slot)];
+        if priority != 0 && entry.issue == id.issue && !entry.is_free() {
+            self.admission.prioritized += usize::from(entry.priority == 0);
+            entry.priority = priority;
+        }
+    }
+
+    /// Whether a run has ended well and its outcome was not taken.
+    #[must_use]
+    pub fn has_ended(&self, id: RunId) -> bool {
+        let slot = &self.admission.slots[usize::from(id.slot)];
+        slot.state == State::Finished || slot.issue != id.issue
+    }
+
+    /// The outcome of a run, once; `None` while it is under way.
+    ///
+    /// # Panics
+    ///
+    /// When the run's outcome was taken before and is known no more.
+    pub fn take_outcome(&mut self, id: RunId) -> Option<Result<(), Arc<Fault>>> {
+        let slot = &mut self.admission.slots[usize::from(id.slot)];
+        if slot.issue != id.issue {
+            // Only a run that has ended well makes room for another one.
+            assert!(slot.issue > id.issue, "the run is one of this engine");
+            return Some(Ok(()));
+        }
+        assert!(slot.state != State::Free, "an outcome is taken once");
+        if slot.state == State::Finished {
+            slot.state = State::Free;
+            return Some(Ok(()));
+        }
+        let fault = self.failure.fault()?.clone();
+        slot.state = State::Free;
+        slot.gate = None;
+        if let Some(run) = &mut slot.run {
+            run.release();
+        }
+        self.admission.forget(id.slot);
+        Some(Err(fault))
+    }
+
+    /// Admits and advances runs; true when anything moved, or the group has failed.
     pub(super) fn advance_runs(&mut self, now: Nanos) -> bool {
         if !self.is_ready() {
             return false;
         }
-        self.blocked = None;
-        if self.gates > 0 && !self.look_at_gates(now) {
+        self.context.signals.forget_awaited();
+        if self.admission.closed_gates > 0 && !self.look_at_gates(now) {
             return true;
         }
-        if self.priorities.matter() {
+        if self.admission.prioritized > 0 {
             return self.advance_by_priority(now);
         }
         let mut moved = false;
         let mut index = 0;
         let mut may_admit = true;
-        while index < self.order.len() {
-            let slot = self.order[index];
-            if self.admit(index, &mut may_admit) == State::Active {
+        while index < self.admission.order.len() {
+            let slot = self.admission.order[index];
+            if self.admission.admit(index, self.context.completed, &mut may_admit) {
                 match self.advance(slot, now) {
                     Ok(true) => moved = true,
                     Ok(false) => {}
@@ -34,8 +538,8 @@ impl Engine {
                         return true;
                     }
                 }
-                if self.slots[usize::from(slot)].state == State::Finished {
-                    self.order.remove(index);
+                if self.admission.slots[usize::from(slot)].state == State::Finished {
+                    self.admission.order.remove(index);
                     self.note_completed();
                     continue;
                 }
@@ -45,72 +549,95 @@ impl Engine {
         moved
     }
 
-    /// Admits a run, by its place in the order, if its turn has come. `may_admit`: whether that of
-    /// the collectives has.
-    pub(super) fn admit(&mut self, index: usize, may_admit: &mut bool) -> State {
-        let slot = usize::from(self.order[index]);
-        let entry = &self.slots[slot];
-        if entry.state != State::Queued {
-            return entry.state;
+    /// As [`Engine::advance_runs`], where runs have different priorities.
+    fn advance_by_priority(&mut self, now: Nanos) -> bool {
+        let mut slots = std::mem::take(&mut self.admission.by_priority);
+        slots.clear();
+        let mut may_admit = true;
+        for index in 0..self.admission.order.len() {
+            if self.admission.admit(index, self.context.completed, &mut may_admit) {
+                slots.push(self.admission.order[index]);
+            }
         }
-        let Some(run) = &entry.run else { unreachable!("an ordered slot holds a run") };
-        let stream = run.stream();
-        let is_free = match stream {
-            _ if entry.gate.is_some() => false,
-            Stream::Collectives => *may_admit && self.completed >= run.parameters.bank.needed,
-            // One message of a pair at a time; earlier ones stand earlier in the order.
-            stream => !has_earlier(&self.slots, &self.order[..index], stream),
-        };
-        if is_free {
-            self.slots[slot].state = State::Active;
-        } else {
-            *may_admit &= stream != Stream::Collectives;
+        // Stable: of equal priorities the earlier call goes first.
+        slots.sort_by_key(|slot| Reverse(self.admission.slots[usize::from(*slot)].priority));
+        let mut moved = None;
+        for slot in slots.iter().copied() {
+            let priority = self.admission.slots[usize::from(slot)].priority;
+            if moved.is_some_and(|before| before > priority) {
+                // What moved may move again, and goes first.
+                break;
+            }
+            match self.advance(slot, now) {
+                Ok(true) => moved = Some(priority),
+                Ok(false) => {}
+                Err(fault) => {
+                    self.fail(*fault, now);
+                    moved = Some(priority);
+                    break;
+                }
+            }
+            if self.admission.slots[usize::from(slot)].state == State::Finished {
+                self.admission.forget(slot);
+                self.note_completed();
+            }
         }
-        self.slots[slot].state
+        self.admission.by_priority = slots;
+        moved.is_some()
     }
 
-    pub(super) fn advance(&mut self, slot: u8, now: Nanos) -> Result<bool, Box<Fault>> {
-        let elapsed_ns = self.elapsed_ns(slot, now);
-        let entry = &mut self.slots[usize::from(slot)];
-        let (Some(run), Some(scratch)) = (&mut entry.run, &self.scratch) else {
-            unreachable!("an active slot holds a run, and a group that works has scratch")
-        };
-        let mut ground = Ground {
-            device: &mut *self.device,
-            compute: &mut *self.compute,
-            signal_slots: &self.signal_slots,
-            consumed: &mut self.consumed,
-            credits: &mut self.credits,
-            scratch,
-            peer_scratch: &self.peer_scratch_known,
-            completed: self.completed,
-            witness: self.witness.as_deref_mut(),
-            blocked: &mut self.blocked,
-            hears_all: self.hears_all,
-            now,
-            elapsed_ns,
-        };
-        let moved = match run.advance(&mut ground) {
+    /// Looks at all gates; false when one of them has failed, and the group with it.
+    fn look_at_gates(&mut self, now: Nanos) -> bool {
+        for index in 0..self.admission.order.len() {
+            let slot = self.admission.order[index];
+            let entry = &mut self.admission.slots[usize::from(slot)];
+            match entry.gate.as_mut().map(|is_open| is_open()) {
+                None | Some(Ok(false)) => {}
+                Some(Ok(true)) => {
+                    entry.gate = None;
+                    entry.has_moved = true;
+                    self.admission.closed_gates -= 1;
+                }
+                Some(Err(error)) => {
+                    let rank = self.context.rank;
+                    let fault = self.fault(FaultKind::Compute, rank, error.to_string(), Some(slot), now);
+                    self.fail(fault, now);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn advance(&mut self, slot: u8, now: Nanos) -> Result<bool, Box<Fault>> {
+        let begun_at = self.admission.begun_at(slot);
+        let elapsed_ns = self.observer.elapsed_ns(begun_at, now);
+        (self.context.now, self.context.elapsed_ns) = (now, elapsed_ns);
+        let entry = &mut self.admission.slots[usize::from(slot)];
+        let Some(run) = &mut entry.run else { unreachable!("an active slot holds a run") };
+        let moved = match run.advance(&mut self.context) {
             Ok(moved) => moved,
-            Err(trouble) => return Err(Box::new(self.fault_of(slot, &trouble, now))),
+            Err(error) => return Err(Box::new(self.fault_of_step(slot, &error, now))),
         };
         if elapsed_ns > 0 && !run.is_complete() {
-            run.look_for_arrivals(&ground);
+            run.look_for_arrivals(&self.context);
         }
         entry.has_moved |= moved;
         if run.is_complete() {
             entry.state = State::Finished;
             run.release();
-            if entry.query_interval > QUERY_AFTER {
+            let (stream, number, class) = (run.stream(), run.number(), run.plan().class());
+            if entry.has_queried() {
                 self.board.block_on(None);
             }
-            let (stream, number, class) = (run.stream(), run.parameters.number, run.plan().class);
-            if stream == Stream::Collectives {
-                self.note_completed_run(slot, number, class);
-            } else {
+            if stream != Stream::Collectives {
                 self.note_completed_message(stream, number);
+            } else if bank::credit_is_due(class, number) {
+                self.send_credits_of_run(slot);
             }
-            self.note_ended(slot, now);
+            if let Some(run) = self.admission.run(slot) {
+                self.observer.note_ended(run, begun_at, now);
+            }
         }
         if moved {
             self.note_moved(slot);
@@ -118,44 +645,59 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Tells those who wrote to this rank that their bank is free again, where no signal of a run
-    /// is certain to: where this rank is silent towards them, and where other runs are under way
-    /// already, whose signals may all have gone out before.
-    pub(super) fn note_completed_run(&mut self, slot: u8, number: u64, class: Class) {
-        if !bank::credit_is_due(class, number) {
+    /// Tells those who wrote to this rank that their bank is free again, where no signal of a run is
+    /// certain to: where this rank does not signal them, and where other runs are under way already,
+    /// whose signals may all have gone out before.
+    fn send_credits_of_run(&mut self, slot: u8) {
+        // Without a gap: earlier runs may be under way still, and then their banks are not free.
+        let unfinished = self.admission.first_unfinished(Some(slot));
+        let is_alone = unfinished == self.admission.next_run;
+        let Some(run) = self.admission.run(slot) else { return };
+        let program = run.plan().program().clone();
+        self.send_credits(Stream::Collectives, program.credited(is_alone), unfinished);
+    }
+
+    fn send_credits(&mut self, stream: Stream, peers: &[Rank], completed: u64) {
+        self.context.signals.send_credits(&mut *self.context.device, stream, peers, completed);
+    }
+
+    fn note_completed(&mut self) {
+        let admission = &self.admission;
+        let completed =
+            if admission.order.is_empty() { admission.next_run } else { admission.first_unfinished(None) };
+        self.context.completed = completed;
+        if let Some(witness) = self.context.signals.witness() {
+            witness.completed(Stream::Collectives.to_word(), completed);
+        }
+        self.board.collectives().complete(completed);
+    }
+
+    /// A message has ended here: the rank that receives it says so now and then.
+    fn note_completed_message(&mut self, stream: Stream, number: u64) {
+        let Stream::Messages { from, to } = stream else { return };
+        if self.context.rank != to {
             return;
         }
-        // Without a gap: earlier runs may be under way still, and then their banks are not free.
-        let unfinished = self.first_unfinished(Some(slot));
-        let Some(run) = &self.slots[usize::from(slot)].run else { return };
-        let program = run.plan().program.clone();
-        let is_alone = unfinished == self.next_run;
-        let peers = if is_alone { &program.silent_to } else { &program.heard };
-        self.tell_progress(Stream::Collectives, peers, unfinished);
+        let completed = number + 1;
+        self.admission.messages(from, to).complete(completed);
+        let told: &[Rank] = if bank::message_credit_is_due(number) { &[from] } else { &[] };
+        self.send_credits(stream, told, completed);
     }
 
-    /// Number of the first collective that is not complete.
+    /// A call with this number was carried out at once: no other run is unfinished.
     #[inline]
-    pub(super) fn first_unfinished(&self, except: Option<u8>) -> u64 {
-        let unfinished = self.order.iter().filter(|slot| Some(**slot) != except).filter_map(|slot| {
-            let run = self.slots[usize::from(*slot)].run.as_ref()?;
-            (run.stream() == Stream::Collectives).then_some(run.parameters.number)
-        });
-        unfinished.min().unwrap_or(self.next_run)
-    }
-
-    pub(super) fn note_completed(&mut self) {
-        self.completed = if self.order.is_empty() { self.next_run } else { self.first_unfinished(None) };
-        if let Some(witness) = &mut self.witness {
-            witness.completed(Stream::Collectives.to_word(), self.completed);
+    pub(super) fn note_carried_out(&mut self, plan: &Plan, number: u64) {
+        if plan.stream() == Stream::Collectives {
+            if bank::credit_is_due(plan.class(), number) {
+                self.send_credits(Stream::Collectives, plan.program().credited(true), number + 1);
+            }
+            self.note_completed();
+        } else {
+            self.note_completed_message(plan.stream(), number);
         }
-        self.board.collectives().complete(self.completed);
+        self.observer.note_carried_out(plan, number);
     }
 }
 
-/// Whether an earlier run of the stream is unfinished.
-fn has_earlier(slots: &[SlotOfRun], earlier: &[u8], stream: Stream) -> bool {
-    earlier
-        .iter()
-        .any(|slot| slots[usize::from(*slot)].run.as_ref().is_some_and(|run| run.stream() == stream))
-}
+#[cfg(test)]
+mod tests;

@@ -47,14 +47,14 @@ use pleach_transport::Nanos;
 use pleach_vocabulary::Rank;
 
 use super::fault::Fault;
-use super::message::{Reader, Writer};
+use super::message::{put_words, take_words};
 
 /// How long a told peer may say nothing until it counts as gone.
-pub(super) const ANSWER_TIME: Duration = Duration::from_millis(100);
+const ANSWER_TIME: Duration = Duration::from_millis(100);
 /// How long ranks try to agree at most; then each takes the lowest fault that it knows.
-pub(super) const AGREE_TIME_MAX: Duration = Duration::from_millis(300);
+const AGREE_TIME_MAX: Duration = Duration::from_millis(300);
 /// As how much waiting the time between two polls counts at most.
-pub(super) const STEP_MAX: Duration = Duration::from_millis(10);
+const STEP_MAX: Duration = Duration::from_millis(10);
 
 /// Words of a set of ranks.
 const GONE_WORDS_MAX: usize = RANKS_MAX.div_ceil(u64::BITS) as usize;
@@ -62,12 +62,17 @@ const GONE_WORDS_MAX: usize = RANKS_MAX.div_ceil(u64::BITS) as usize;
 /// What a rank says of the end of the group; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
-    pub(super) fault: Fault,
-    pub(super) gone: BTreeSet<Rank>,
-    pub(super) is_final: bool,
+    fault: Fault,
+    gone: BTreeSet<Rank>,
+    is_final: bool,
 }
 
 impl Claim {
+    /// Whether the ranks have agreed on it.
+    pub(super) fn is_final(&self) -> bool {
+        self.is_final
+    }
+
     /// Whether both say the same: byte for byte, as the verdict's details are agreed upon too.
     fn is_as(&self, other: &Self) -> bool {
         self.fault.compare(&other.fault) == Ordering::Equal && self.gone == other.gone
@@ -84,7 +89,7 @@ impl Claim {
         is_lower || self.gone.len() > before
     }
 
-    pub(super) fn write(&self, writer: &mut Writer) {
+    pub(super) fn write(&self, message: &mut Vec<u8>) {
         let ranks = self.gone.iter().filter(|rank| **rank < RANKS_MAX);
         let mut words = Vec::new();
         for rank in ranks {
@@ -92,25 +97,25 @@ impl Claim {
             words.resize(words.len().max(word + 1), 0);
             words[word] |= 1 << (rank % u64::BITS);
         }
-        writer.u64(u64::from(self.is_final) | (words.len() as u64) << 1);
-        words.into_iter().for_each(|word| writer.u64(word));
-        self.fault.write(writer);
+        put_words(message, [u64::from(self.is_final) | (words.len() as u64) << 1]);
+        put_words(message, words);
+        self.fault.write(message);
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        let first = reader.u64()?;
+    pub(super) fn read(message: &mut &[u8]) -> Option<Self> {
+        let [first] = take_words(message)?;
         let words = usize::try_from(first >> 1).ok().filter(|words| *words <= GONE_WORDS_MAX)?;
         let mut gone = BTreeSet::new();
         for at in 0..words as u32 {
-            let word = reader.u64()?;
+            let [word] = take_words(message)?;
             gone.extend((0..u64::BITS).filter(|bit| word >> bit & 1 == 1).map(|bit| at * u64::BITS + bit));
         }
-        Some(Self { fault: Fault::read(reader)?, gone, is_final: first & 1 == 1 })
+        Some(Self { fault: Fault::read(message)?, gone, is_final: first & 1 == 1 })
     }
 }
 
 /// What one peer has said so far.
-struct Said {
+struct PeerClaim {
     claim: Claim,
     /// How many times it said anything.
     times: u64,
@@ -125,7 +130,7 @@ pub(super) struct Agreement {
     version: u64,
     /// Peers that this rank has found to be gone itself.
     lost: BTreeSet<Rank>,
-    said: BTreeMap<Rank, Said>,
+    said: BTreeMap<Rank, PeerClaim>,
     /// The lowest fault of those who say that this rank is gone.
     expelled: Option<Fault>,
     /// The verdict of ranks that this one calls gone.
@@ -226,7 +231,7 @@ impl Agreement {
                 said.claim.join(&theirs);
                 said.times += 1;
             }
-            None => drop(self.said.insert(from, Said { claim: theirs, times: 1 })),
+            None => drop(self.said.insert(from, PeerClaim { claim: theirs, times: 1 })),
         }
     }
 
@@ -269,7 +274,7 @@ impl Agreement {
 }
 
 /// This rank's side of the talk: what it has told, and how long it has waited for whom.
-pub(super) struct Talk {
+pub(super) struct Negotiation {
     looked_at: Nanos,
     waited: Duration,
     /// By awaited peer: how many times it had spoken, and how long ago that was.
@@ -277,14 +282,7 @@ pub(super) struct Talk {
     told_version: u64,
 }
 
-/// What is to be done after a look.
-pub(super) struct Look {
-    /// To be told to all peers.
-    pub(super) tell: Option<Claim>,
-    pub(super) verdict: Option<Fault>,
-}
-
-impl Talk {
+impl Negotiation {
     pub(super) fn new(now: Nanos) -> Self {
         Self { looked_at: now, waited: Duration::ZERO, silent: BTreeMap::new(), told_version: 0 }
     }
@@ -299,8 +297,14 @@ impl Talk {
         self.told_version = 0;
     }
 
-    /// Counts the time, calls silent peers gone, and decides where that can be done.
-    pub(super) fn look(&mut self, agreement: &mut Agreement, ranks: u32, now: Nanos) -> Look {
+    /// Counts the time, calls silent peers gone, and decides where that can be done. Returns what is
+    /// to be told to all peers, and the verdict.
+    pub(super) fn advance(
+        &mut self,
+        agreement: &mut Agreement,
+        ranks: u32,
+        now: Nanos,
+    ) -> (Option<Claim>, Option<Fault>) {
         let step = now.since(self.looked_at).min(STEP_MAX);
         self.looked_at = now;
         self.waited += step;
@@ -318,7 +322,7 @@ impl Talk {
         if self.waited >= AGREE_TIME_MAX {
             agreement.give_up();
         }
-        Look { tell: self.untold(agreement), verdict: agreement.verdict().cloned() }
+        (self.untold(agreement), agreement.verdict().cloned())
     }
 
     /// What some peer has not been told yet.
@@ -373,16 +377,15 @@ mod tests {
     #[test]
     fn claims_survive_the_wire_and_cut_ones_are_refused() {
         let sent = claim(fault(FaultKind::Lost, 3, 2, 7), &[0, 63, 64, RANKS_MAX - 1], true);
-        let mut writer = Writer::new(0);
-        sent.write(&mut writer);
-        let bytes = writer.finish().split_off(1);
-        let read = Claim::read(&mut Reader::new(&bytes)).expect("it is whole");
+        let mut bytes = Vec::new();
+        sent.write(&mut bytes);
+        let read = Claim::read(&mut &*bytes).expect("it is whole");
         assert!(read.is_as(&sent) && read.is_final);
         for end in 0..bytes.len() {
-            assert_eq!(Claim::read(&mut Reader::new(&bytes[..end])), None);
+            assert_eq!(Claim::read(&mut &bytes[..end]), None);
         }
         let too_many = ((GONE_WORDS_MAX as u64 + 1) << 1).to_le_bytes();
-        assert_eq!(Claim::read(&mut Reader::new(&[&too_many[..], &[0; 4000]].concat())), None);
+        assert_eq!(Claim::read(&mut &*[&too_many[..], &[0; 4000]].concat()), None);
     }
 
     #[test]
@@ -401,11 +404,12 @@ mod tests {
     fn time_in_which_a_rank_was_stopped_is_no_silence_of_its_peers() {
         let mut agreement = Agreement::new(0);
         agreement.propose(fault(FaultKind::TimedOut, 0, 1, 1));
-        let mut talk = Talk::new(Nanos(0));
+        let mut negotiation = Negotiation::new(Nanos(0));
         let hour = Nanos(3_600_000_000_000);
-        assert!(talk.look(&mut agreement, 2, hour).verdict.is_none());
+        assert!(negotiation.advance(&mut agreement, 2, hour).1.is_none());
         let steps = ANSWER_TIME.as_nanos().div_ceil(STEP_MAX.as_nanos()) as u32;
-        let mut looks = (2..=steps).map(|step| talk.look(&mut agreement, 2, hour + STEP_MAX * step).verdict);
+        let mut looks =
+            (2..=steps).map(|step| negotiation.advance(&mut agreement, 2, hour + STEP_MAX * step).1);
         assert!(looks.by_ref().take(steps as usize - 2).all(|verdict| verdict.is_none()), "too early");
         assert!(looks.next().is_some_and(|verdict| verdict.is_some()), "the peer never answers");
     }
@@ -560,7 +564,7 @@ mod tests {
             if random.coin() {
                 model.stopped = Some(other(random));
             }
-            let (mut deaths, mut cuts) =
+            let (mut deaths, mut extents) =
                 (random.below(u64::from(ranks)), u64::from(ranks > 2 && random.coin()));
             loop {
                 model.poll_some(random, false);
@@ -571,8 +575,8 @@ mod tests {
                         model.kill(victim);
                     }
                 }
-                if cuts > 0 && random.chance(200_000) {
-                    cuts -= 1;
+                if extents > 0 && random.chance(200_000) {
+                    extents -= 1;
                     let (one, two) = (other(random), other(random));
                     if one != two && !model.dead.contains(&one) && !model.dead.contains(&two) {
                         model.cut(one, two);

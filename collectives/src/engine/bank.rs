@@ -7,16 +7,10 @@
 //! sequences differ, signatures differ before anything is used).
 
 use pleach_schedule::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
-use pleach_schedule::generate::packed::{Pace, signal_slots_of_pair_max};
-use pleach_transport::Rank;
+use pleach_schedule::generate::packed::signal_slots_of_pair_max;
+use pleach_vocabulary::Rank;
 
-use super::at::{LANES_MAX, STEPS_MAX, WINDOW_MAX};
-use super::header::INLINE_DATA_BYTES;
-use super::layout::{ALIGN_BYTES, longest_block};
-use super::program::Program;
-use super::stream::Stream;
-
-/// Signal slots before this one tell credits: see [`super::credit`].
+/// Signal slots before this one tell credits: see [`super::signals`].
 pub(super) const FIRST_SIGNAL_SLOT: u32 = 2;
 
 /// Messages of one rank to another that go straight to scratch and may be under way at once.
@@ -62,10 +56,6 @@ pub const fn signal_slots(ranks: u32) -> usize {
     (LARGE_SIGNAL_SLOTS_BASE + LARGE_BANKS as u32 * signal_slots_of_pair_max(ranks)) as usize
 }
 
-/// Chunks of blocks of different shares are rounded up to the alignment, as are the ends of blocks:
-/// by so much a chunk may be longer than its block's share of the longest.
-const UNIT_SPARE_BYTES: usize = 2 * ALIGN_BYTES;
-
 /// How a run uses banks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
@@ -77,6 +67,24 @@ pub(super) enum Class {
     EagerMessage,
     Small,
     Large,
+}
+
+impl Class {
+    /// What fits a bank of this class: signal slots for each peer, bytes of scratch, and bytes of a
+    /// chunk. `maps`: ranks touch each other's memory through mappings.
+    pub(super) fn capacity(self, ranks: u32, maps: bool) -> (u32, u64, usize) {
+        match self {
+            Self::EagerMessage => (1, EAGER_SCRATCH_BYTES, usize::MAX),
+            Self::Message | Self::MappedMessage => {
+                (MESSAGE_SIGNAL_SLOTS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES)
+            }
+            Self::Small => (SMALL_SIGNAL_SLOTS, SMALL_SCRATCH_BYTES, usize::MAX),
+            Self::Large => {
+                let chunk_bytes = if maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
+                (signal_slots_of_pair_max(ranks), LARGE_SCRATCH_BYTES, chunk_bytes)
+            }
+        }
+    }
 }
 
 /// A schedule that does not fit the signal slots or the scratch.
@@ -100,107 +108,53 @@ pub struct TooLarge {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bank {
     /// First signal slot that this rank signals at its peers.
-    pub(super) signal_base: u32,
+    signal_base: u32,
     /// First signal slot that this rank waits on.
-    pub(super) wait_base: u32,
+    wait_base: u32,
     /// Where its slots begin in this rank's scratch, in bytes.
-    pub(super) scratch_base: u64,
+    scratch_base: u64,
     /// Where they begin in a peer's scratch, in bytes.
-    pub(super) peer_scratch_base: u64,
-    /// A peer may be written to when it has completed so many runs: then it does not use this bank
-    /// any more.
-    pub(super) needed: u64,
+    peer_scratch_base: u64,
+    needed: u64,
 }
 
-/// The size of chunks and the class of a run of `program` over parts of at most `part_bytes`
-/// (`None`: not all ranks know how long): the same on every rank.
-pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(usize, Class), TooLarge> {
-    // Of unknown parts any may be longer than the largest chunk.
-    let longest = part_bytes.map_or(LARGE_SCRATCH_BYTES as usize, |bytes| longest_block(program, bytes));
-    let whole =
-        if longest <= INLINE_DATA_BYTES { INLINE_DATA_BYTES } else { longest.next_multiple_of(ALIGN_BYTES) };
-    let slots = u64::from(program.slots);
-    let is_small = program.signal_slots <= SMALL_SIGNAL_SLOTS
-        && slots * unit_bytes(program, whole) as u64 <= SMALL_SCRATCH_BYTES;
-    let (class, signal_slots_max, scratch_bytes, chunk_max) =
-        if Stream::of(program.collective) != Stream::Collectives {
-            match message_class(program) {
-                Class::EagerMessage => (Class::EagerMessage, 1, EAGER_SCRATCH_BYTES, whole),
-                class => (class, MESSAGE_SIGNAL_SLOTS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES),
-            }
-        } else if is_small {
-            (Class::Small, SMALL_SIGNAL_SLOTS, SMALL_SCRATCH_BYTES, whole)
-        } else {
-            let chunk_max = if program.maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
-            let chunk_max = program.chunk_bytes_max.unwrap_or(chunk_max);
-            (Class::Large, signal_slots_of_pair_max(program.ranks), LARGE_SCRATCH_BYTES, chunk_max)
-        };
-    let room = longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES);
-    let fits = program.signal_slots <= signal_slots_max
-        && room >= ALIGN_BYTES
-        && program.window <= WINDOW_MAX
-        && program.lanes.len() <= LANES_MAX
-        && program.lanes.iter().all(|lane| lane.steps <= STEPS_MAX);
-    if !fits {
-        let slots_max = (scratch_bytes / ALIGN_BYTES as u64) as u32;
-        return Err(TooLarge {
-            signal_slots: program.signal_slots,
-            slots: program.slots,
-            signal_slots_max,
-            slots_max,
-        });
+impl Bank {
+    /// How many runs a peer must have completed before it may be written to: then it does not use
+    /// this bank any more.
+    #[inline]
+    pub(super) fn needed(&self) -> u64 {
+        self.needed
     }
-    let wanted = match (program.chunk_bytes, &program.pace) {
-        _ if class != Class::Large => chunk_max,
-        (Some(bytes), _) => bytes.next_multiple_of(ALIGN_BYTES),
-        (None, Some(pace)) => paced_chunk(program, pace, longest, part_bytes),
-        (None, None) => chunk_max,
-    };
-    let chunk = whole.min(chunk_max).min(wanted).min(room.max(ALIGN_BYTES));
-    if program.single_chunk && chunk < whole {
-        let slots_max = (scratch_bytes / whole as u64) as u32;
-        return Err(TooLarge {
-            signal_slots: program.signal_slots,
-            slots: program.slots,
-            signal_slots_max,
-            slots_max,
-        });
-    }
-    Ok((chunk, class))
-}
 
-/// Bytes of a unit of scratch, when a chunk of the largest block is so long: where blocks have
-/// units in proportion to their share, with room for what lengths are rounded up by.
-pub(super) fn unit_bytes(program: &Program, chunk_bytes: usize) -> usize {
-    match program.largest_size as usize {
-        1 => chunk_bytes,
-        size => chunk_bytes.div_ceil(size).next_multiple_of(ALIGN_BYTES) + UNIT_SPARE_BYTES,
+    /// A signal slot that this rank signals at its peers.
+    #[inline]
+    pub(super) fn outgoing(&self, offset: u32) -> u16 {
+        // The bank has room for all signal slots of its runs, and banks end below 65,536.
+        (self.signal_base + offset) as u16
     }
-}
 
-/// The longest chunk of the largest block whose units are no longer than so many bytes, a multiple
-/// of the alignment.
-fn longest_in(program: &Program, unit_bytes: usize) -> usize {
-    match program.largest_size as usize {
-        1 => unit_bytes,
-        size => unit_bytes.saturating_sub(UNIT_SPARE_BYTES) * size,
+    /// A signal slot that this rank waits on.
+    #[inline]
+    pub(super) fn incoming(&self, offset: u32) -> u16 {
+        (self.wait_base + offset) as u16
     }
-}
 
-fn message_class(program: &Program) -> Class {
-    match (program.single_chunk, program.maps) {
-        (true, _) => Class::EagerMessage,
-        (false, true) => Class::MappedMessage,
-        (false, false) => Class::Message,
+    /// The opposite of [`Bank::incoming`]; `None`: a signal slot of another bank.
+    pub(super) fn incoming_offset(&self, signal_slot: u16) -> Option<u32> {
+        u32::from(signal_slot).checked_sub(self.wait_base)
     }
-}
 
-/// The chunk of the longest block, when all blocks are cut into as many as suits the links.
-fn paced_chunk(program: &Program, pace: &Pace, longest: usize, part_bytes: Option<usize>) -> usize {
-    let parts = u64::from(program.collective.parts(program.ranks));
-    let whole = part_bytes.map_or(longest as u64, |bytes| bytes as u64).saturating_mul(parts);
-    let chunks = usize::try_from(pace.chunks(whole)).unwrap_or(usize::MAX);
-    longest.div_ceil(chunks).next_multiple_of(ALIGN_BYTES)
+    /// A byte of the bank in this rank's scratch.
+    #[inline]
+    pub(super) fn scratch(&self, offset: u64) -> usize {
+        (self.scratch_base + offset) as usize
+    }
+
+    /// A byte of the bank in a peer's scratch.
+    #[inline]
+    pub(super) fn peer_scratch(&self, offset: u64) -> u64 {
+        self.peer_scratch_base + offset
+    }
 }
 
 /// Bytes of scratch that a rank in a group of `ranks` needs.
@@ -258,13 +212,17 @@ impl Banks {
 /// The bank of a message from one rank to another, as `rank` (one of them) sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MessageBanks {
-    pub(super) rank: Rank,
-    pub(super) ranks: u32,
-    pub(super) from: Rank,
-    pub(super) to: Rank,
+    rank: Rank,
+    ranks: u32,
+    from: Rank,
+    to: Rank,
 }
 
 impl MessageBanks {
+    pub(super) fn new(rank: Rank, ranks: u32, from: Rank, to: Rank) -> Self {
+        Self { rank, ranks, from, to }
+    }
+
     /// That of message `number`, which is of this class.
     ///
     /// One that comes unasked has one of some banks in turn, and is written when the receiver is

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pleach_transport::LossKind;
 use pleach_vocabulary::{Collective, Rank};
 
-use super::message::{Reader, Writer};
+use super::message::{put_bytes, put_words, take_bytes, take_words};
 use crate::call::{DESCRIPTOR_WORDS, Descriptor};
 
 /// Longest text in a fault, in bytes; longer ones are cut.
@@ -110,52 +110,42 @@ impl Fault {
 
     /// As peers will hear it: with a text that is not too long.
     pub(super) fn as_told(&self) -> Self {
-        Self::read(&mut Reader::new(&self.to_bytes())).expect("a fault is read as it was written")
+        Self::read(&mut &*self.to_bytes()).expect("a fault is read as it was written")
     }
 
     /// All that ranks agree on.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut writer = Writer::new(0);
-        self.write(&mut writer);
-        writer.finish().split_off(1)
+        let mut bytes = Vec::new();
+        self.write(&mut bytes);
+        bytes
     }
 
-    pub(super) fn write(&self, writer: &mut Writer) {
-        writer.u64(self.kind as u64 | u64::from(self.loss.map_or(0, LossKind::code)) << u8::BITS);
-        writer.u64(u64::from(self.found_by) | u64::from(self.subject) << 32);
-        writer.u64(self.run);
+    pub(super) fn write(&self, message: &mut Vec<u8>) {
+        let kind = self.kind as u64 | u64::from(self.loss.map_or(0, LossKind::code)) << u8::BITS;
+        put_words(message, [kind, u64::from(self.found_by) | u64::from(self.subject) << 32, self.run]);
         for descriptor in [&self.during, &self.theirs] {
-            let words = descriptor.map_or([0; DESCRIPTOR_WORDS], Descriptor::to_words);
-            words.into_iter().for_each(|word| writer.u64(word));
+            put_words(message, descriptor.map_or([0; DESCRIPTOR_WORDS], Descriptor::to_words));
         }
-        writer.u64(u64::try_from(self.waited.as_nanos()).unwrap_or(u64::MAX));
+        put_words(message, [u64::try_from(self.waited.as_nanos()).unwrap_or(u64::MAX)]);
         let mut end = self.detail.len().min(TEXT_BYTES_MAX);
         while !self.detail.is_char_boundary(end) {
             end -= 1;
         }
-        writer.bytes(&self.detail.as_bytes()[..end]);
+        put_bytes(message, &self.detail.as_bytes()[..end]);
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        let [kind, loss, 0, 0, 0, 0, 0, 0] = reader.u64()?.to_le_bytes() else { return None };
+    pub(super) fn read(message: &mut &[u8]) -> Option<Self> {
+        let [kind, ranks, run] = take_words(message)?;
+        let [kind, loss, 0, 0, 0, 0, 0, 0] = kind.to_le_bytes() else { return None };
         let kind = FaultKind::ALL.into_iter().find(|item| *item as u8 == kind)?;
         let loss = match loss {
             0 => None,
             code => Some(LossKind::from_code(code)?),
         };
-        let ranks = reader.u64()?;
-        let run = reader.u64()?;
-        let mut descriptors = [None; 2];
-        for descriptor in &mut descriptors {
-            let mut words = [0; DESCRIPTOR_WORDS];
-            for word in &mut words {
-                *word = reader.u64()?;
-            }
-            *descriptor = Descriptor::from_words(words);
-        }
-        let waited = Duration::from_nanos(reader.u64()?);
-        let detail = String::from_utf8_lossy(reader.bytes(TEXT_BYTES_MAX)?).into_owned();
-        let [during, theirs] = descriptors;
+        let during = Descriptor::from_words(take_words(message)?);
+        let theirs = Descriptor::from_words(take_words(message)?);
+        let [waited_ns] = take_words(message)?;
+        let detail = String::from_utf8_lossy(take_bytes(message, TEXT_BYTES_MAX)?).into_owned();
         Some(Self {
             kind,
             found_by: ranks as u32,
@@ -165,7 +155,7 @@ impl Fault {
             during,
             theirs,
             detail,
-            waited,
+            waited: Duration::from_nanos(waited_ns),
             told_during: None,
         })
     }
@@ -279,12 +269,12 @@ mod tests {
             waited: Duration::ZERO,
             told_during: None,
         };
-        let circle = "rank 0 waits for rank 1, which waits for rank 0";
-        let text = of(Collective::SendRecv { from: 1, to: 0 }, circle).to_string();
+        let cycle = "rank 0 waits for rank 1, which waits for rank 0";
+        let text = of(Collective::SendRecv { from: 1, to: 0 }, cycle).to_string();
         assert!(text.contains("Group::start") && text.contains("batch"), "{text}");
-        assert!(text.contains(circle) && !text.contains("call the same"), "{text}");
+        assert!(text.contains(cycle) && !text.contains("call the same"), "{text}");
         assert!(text.ends_with("set Options::concurrent_calls"), "{text}");
-        let text = of(Collective::Barrier, circle).to_string();
+        let text = of(Collective::Barrier, cycle).to_string();
         assert!(text.contains("make both call the same") && text.contains("concurrent_calls"), "{text}");
         let text = of(Collective::SendRecv { from: 0, to: 1 }, "").to_string();
         assert!(text.ends_with("make both call the same"), "{text}");
@@ -312,10 +302,10 @@ mod tests {
             told_during: None,
         };
         let bytes = fault.to_bytes();
-        let read = Fault::read(&mut Reader::new(&bytes)).expect("it is whole");
+        let read = Fault::read(&mut &*bytes).expect("it is whole");
         assert_eq!(read.compare(&fault), Ordering::Equal);
         for end in 0..bytes.len() {
-            assert!(Fault::read(&mut Reader::new(&bytes[..end])).is_none(), "cut at {end}");
+            assert!(Fault::read(&mut &bytes[..end]).is_none(), "cut at {end}");
         }
         assert!(fault.to_string().contains("of 5 bf16 (avg)"), "{fault}");
     }
@@ -338,7 +328,7 @@ mod tests {
         let faults: Vec<Fault> = known.map(Some).chain([None]).map(of).collect();
         assert!(faults.len() > 12, "{faults:?}");
         for fault in &faults {
-            let read = Fault::read(&mut Reader::new(&fault.to_bytes())).expect("it is whole");
+            let read = Fault::read(&mut &*fault.to_bytes()).expect("it is whole");
             assert_eq!(read.loss, fault.loss);
             for other in &faults {
                 assert_eq!(fault, other, "how a rank saw it is a detail");
@@ -349,7 +339,7 @@ mod tests {
         for (at, unknown) in [(0, 200), (1, 200), (2, 1)] {
             let mut bytes = faults[0].to_bytes();
             bytes[at] = unknown;
-            assert!(Fault::read(&mut Reader::new(&bytes)).is_none(), "byte {at}");
+            assert!(Fault::read(&mut &*bytes).is_none(), "byte {at}");
         }
     }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::sim::{Network, Options};
-use pleach_transport::{Inline, Responder, SharedMemory, Signal};
+use pleach_transport::{Inline, RemoteSlice, Responder, SharedMemory, Signal};
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 use proptest::prelude::*;
 
 use super::bank::FIRST_SIGNAL_SLOT;
 use super::fault::Fault;
-use super::header::{Header, Landing};
+use super::signals::{BufferAddress, Header};
 use super::{Bytes, RunId};
 use crate::call::{Amount, Counts, Descriptor};
 use crate::simulate::Cluster;
@@ -65,8 +65,8 @@ fn slices_that_lie_beyond_all_addresses_are_refused_with_the_name_of_who_told_of
             let region = liar.engine.device().register(memory).expect("registered");
             let run = start(&mut cluster);
             let engine = &mut cluster.members[0].as_mut().expect("it is alive").engine;
-            let landing = Landing { key: region.key(), offset };
-            let payload = Header::new(0, engine.history, 0).with_landings(landing, landing);
+            let buffer = BufferAddress::of(RemoteSlice { key: region.key(), offset, len: LEN as u64 });
+            let payload = Header::new(0, engine.admission.history(), 0).with_buffers(buffer, buffer);
             let signal_slots = engine.device().signal_slots(1);
             for signal_slot in FIRST_SIGNAL_SLOT as u16..signal_slots.len() as u16 {
                 signal_slots.signal(&Signal { signal_slot, payload });
@@ -112,7 +112,7 @@ proptest! {
         let engine = &mut cluster.members[0].as_mut().expect("it is alive").engine;
         let mut words = payload;
         if is_of_call {
-            (words[0], words[1]) = (words[0] & !((1 << 48) - 1), engine.history);
+            (words[0], words[1]) = (words[0] & !((1 << 48) - 1), engine.admission.history());
         }
         let signal_slots = engine.device().signal_slots(1);
         for signal_slot in 0..signal_slots.len() as u16 {

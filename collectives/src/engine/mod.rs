@@ -1,20 +1,28 @@
 //! The engine: one rank's runs, from call to outcome. Pure: it takes `now`, polls a [`Device`] and
 //! never blocks.
 //!
-//! * Calls are numbered in the order in which they are made, and admitted in that order as their
-//!   banks are free (`bank`).
-//! * A run is carried out by its executor (`run`) from a [`Program`], which only a proof can make.
-//! * Who waits longer than [`QUERY_AFTER`] asks those it waits for what they are doing (`board`);
-//!   so a rank that was asked for something else is found although neither of them does anything
-//!   wrong by itself.
-//! * Who is blocked looks whether those it waits for wait for it (`circle`).
-//! * The first [`Fault`] ends the group: it is told to all, the ranks agree on one verdict
-//!   (`agreement`), every peer is severed, and **only when no peer can touch local memory any more
-//!   are the calls' outcomes given out**.
+//! [`Engine`] composes these parts, each of which keeps one invariant:
 //!
-//! Runs read and write memory by its address, so other crates neither make addresses nor start runs
-//! on memory that a run does not hold; groups do, who hold it or borrow it, and simulated ranks
-//! ([`Member::start`](crate::simulate::Member::start)).
+//! | part | invariant |
+//! | --- | --- |
+//! | [`admission`] | Runs are numbered in the order of their calls. A run begins only when its bank is free, and its gate open |
+//! | [`run`] | No byte of a peer is used before a signal of the peer in this run was compared with this rank's call |
+//! | [`fast_path`] | A short call leaves the fast path between two steps only, and goes on as an ordinary run at the same step |
+//! | [`signals`] | A signal is consumed once. A credit is never more than the peer has completed |
+//! | [`bank`] | All ranks assign the same banks of signal slots and scratch, because the calls alone decide |
+//! | [`status_board`] | What a rank does can be asked at any time, also while its engine is busy elsewhere |
+//! | [`queries`] | A peer has at most one unanswered query of this rank |
+//! | [`deadlock`] | A cycle that was found was there as a whole at one instant |
+//! | [`failure`], [`agreement`] | The first fault ends the group; outcomes are given out when the ranks agree on the fault and no peer can touch local memory |
+//!
+//! A [`Program`] is what was proved, made ready for one rank; a [`Plan`] is what the calls of one
+//! shape share. A rank that waits longer than [`QUERY_AFTER`] asks the ranks that it waits for what
+//! they are doing: so a rank that was asked for something else is found although neither rank does
+//! anything wrong by itself.
+//!
+//! Runs read and write memory by its address. So other crates neither make addresses nor start runs
+//! on memory that a run does not hold. Groups do, which hold or borrow the memory, and simulated
+//! ranks ([`Member::start`](crate::simulate::Member::start)).
 //!
 //! ```compile_fail,E0624
 //! pleach_collectives::engine::Address::of(&mut [0; 8]);
@@ -30,106 +38,57 @@
 mod address;
 mod admission;
 mod agreement;
-mod at;
 mod bank;
-mod board;
-mod bytes;
-mod calls;
-mod circle;
-mod credit;
+mod deadlock;
+mod failure;
+mod fast_path;
 mod fault;
-mod gate;
-mod ground;
-mod header;
-mod hold;
 #[cfg(test)]
 mod hostile;
-mod layout;
 mod message;
-mod news;
-mod observed;
-mod outbox;
-mod places;
+mod observer;
 mod plan;
-mod priority;
-mod program;
-mod records;
+mod queries;
 mod run;
-mod short;
-mod slots;
-mod step;
-mod stream;
-mod trouble;
-mod waiting;
+mod signals;
+mod status_board;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{
-    Device, Event, Flush, Mapped, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Signals, Slice,
-    Space, Urgency,
+    Device, Event, Flush, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Signals, Slice, Space,
+    TransferId, Urgency,
 };
+use pleach_vocabulary::{Collective, Rank};
 
-pub use address::Address;
-use agreement::Talk;
+pub use address::{Address, Bytes};
+pub use admission::Gate;
 pub use bank::{TooLarge, signal_slots};
-use board::Answer;
-pub use board::Board;
-pub use bytes::Bytes;
-use calls::Journal;
-pub use circle::CIRCLE_AFTER;
-use circle::Circles;
-use credit::Credits;
+pub use deadlock::DEADLOCK_AFTER;
 pub use fault::{Fault, FaultKind};
-pub use gate::Gate;
-pub use ground::Witness;
-pub use plan::{Plan, PlanError};
-pub use program::Program;
-
-use pleach_vocabulary::Rank;
+pub use plan::{Plan, PlanError, Program};
+pub use queries::QUERY_AFTER;
+pub use signals::Witness;
+pub use status_board::StatusBoard;
 
 use crate::call::CountsError;
-use crate::compute::{Compute, ComputeError, Job};
+use crate::compute::{Compute, ComputeError};
 use crate::observe::Observations;
-use at::RUNS_MAX;
-use bank::Banks;
-use ground::Blocked;
+use admission::Admission;
+use bank::Bank;
+use deadlock::DeadlockDetector;
+use failure::Failure;
+use fast_path::FastPath;
 use message::Message;
-use observed::Observer;
-use priority::Priorities;
-use run::Run;
-use stream::Stream;
+use observer::Observer;
+use queries::Queries;
+use signals::PeerSignals;
 
-/// How long a run may make no progress before peers are asked what they are doing.
-pub const QUERY_AFTER: Duration = Duration::from_millis(1);
-/// Longest time between two such questions.
-const QUERY_INTERVAL_MAX: Duration = Duration::from_millis(32);
-/// A peer that has not answered for so long says nothing, whatever it said before.
-const SILENT_AFTER: Duration = Duration::from_millis(100);
-/// A rank that has not looked for longer, as it was stopped or did something else, has not waited
-/// for answers meanwhile.
+/// A rank that was not polled for longer, because it was stopped or did something else, has not
+/// waited for answers meanwhile.
 const UNSEEN_MAX: Duration = Duration::from_millis(50);
-const _: () = assert!(UNSEEN_MAX.as_nanos() > QUERY_INTERVAL_MAX.as_nanos());
-/// How long a rank tries to tell its peers the verdict before it severs them.
-const FLOOD_TIME: Duration = Duration::from_millis(20);
-/// The same where a peer that can be reached was called gone by another rank: it has not agreed,
-/// and has to hear the verdict to know it.
-const FLOOD_TIME_EXPELLED: Duration = Duration::from_millis(100);
-/// How often one signal slot is looked at in a glance: some hundred nanoseconds.
-const LOOKS: u32 = 128;
-/// How long who was refused an access waits to be told why, or to see that the peer is gone, before
-/// it blames it.
-const DOUBT_TIME: Duration = Duration::from_millis(150);
-/// How long a failed group waits for a GPU to end its kernels. They run for milliseconds; one that
-/// runs longer hangs, and the process is aborted, since its memory may not be given back while
-/// kernels write there.
-const COMPUTE_END_LIMIT: Duration = Duration::from_secs(10);
-/// How long a device may take to sever all peers, which is this rank's own work: several TiB of
-/// memory are copied in that time. Longer only a defect takes, and the process is aborted.
-const SEVER_LIMIT: Duration = Duration::from_secs(1800);
-/// How often a failed group looks whether its GPU is through.
-const COMPUTE_END_INTERVAL: Duration = Duration::from_millis(1);
+const _: () = assert!(UNSEEN_MAX.as_nanos() > queries::QUERY_INTERVAL_MAX.as_nanos());
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
 
@@ -171,7 +130,7 @@ pub enum EngineError {
         #[source]
         source: std::io::Error,
     },
-    /// Who computes cannot reach scratch memory.
+    /// The processor that computes cannot reach scratch memory.
     #[error("scratch memory: {0}")]
     Compute(#[from] ComputeError),
     /// The device refuses scratch memory.
@@ -182,115 +141,202 @@ pub enum EngineError {
     Post(#[from] PostError),
 }
 
+/// A sequence of runs, numbered from 0: the collectives of the group, or the messages from one rank
+/// to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Stream {
+    Collectives,
+    Messages { from: Rank, to: Rank },
+}
+
+impl Stream {
+    fn of(collective: Collective) -> Self {
+        match collective {
+            Collective::SendRecv { from, to } => Self::Messages { from, to },
+            _ => Self::Collectives,
+        }
+    }
+
+    fn to_word(self) -> u64 {
+        match self {
+            Self::Collectives => u64::MAX,
+            Self::Messages { from, to } => u64::from(from) | u64::from(to) << 32,
+        }
+    }
+
+    fn from_word(word: u64) -> Self {
+        if word == u64::MAX {
+            Self::Collectives
+        } else {
+            Self::Messages { from: word as u32, to: (word >> 32) as u32 }
+        }
+    }
+}
+
+/// What a run has from its place in its stream.
+#[derive(Clone, Copy, Debug)]
+struct RunNumber {
+    number: u64,
+    /// Signature of the run's call and of all calls before it.
+    history: u64,
+    bank: Bank,
+}
+
+/// Names a step of a run; transfers carry it as their id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Free,
-    Queued,
-    Active,
-    Finished,
+struct StepAddress {
+    lane: u32,
+    slot: u32,
+    step: u32,
 }
 
-struct SlotOfRun {
-    run: Option<Run>,
-    state: State,
-    /// Closed, where there is one.
-    gate: Option<Gate>,
-    issue: u64,
-    timeout: Duration,
-    /// When it was first seen by a poll that knew the time, and when it is given up.
-    times: Option<Times>,
-    /// It has moved since.
-    has_moved: bool,
-    query_at: Nanos,
-    query_interval: Duration,
+/// The id of transfers whose end no run waits for.
+const NO_TRANSFER: TransferId = TransferId(u64::MAX);
+
+/// Most runs of an engine at a time, chunks under way of a lane, lanes of a rank and steps of a
+/// lane that a transfer's id can name.
+const RUNS_MAX: usize = 255;
+const WINDOW_MAX: u32 = 255;
+const LANES_MAX: usize = 1 << 24;
+const STEPS_MAX: u32 = 1 << 24;
+
+impl StepAddress {
+    fn id(self, run: u8) -> TransferId {
+        TransferId(
+            u64::from(run)
+                | u64::from(self.slot) << 8
+                | u64::from(self.lane) << 16
+                | u64::from(self.step) << 40,
+        )
+    }
+
+    fn of(id: TransferId) -> Self {
+        Self {
+            slot: (id.0 >> 8) as u32 & 0xff,
+            lane: (id.0 >> 16) as u32 & 0xff_ffff,
+            step: (id.0 >> 40) as u32,
+        }
+    }
+
+    /// The run that a transfer belongs to.
+    fn run_of(id: TransferId) -> u8 {
+        (id.0 & 0xff) as u8
+    }
 }
 
-/// A question to a peer that it has not answered.
-#[derive(Clone, Copy)]
-struct Asked {
-    since: Nanos,
-    about: (Stream, u64),
+/// This rank's scratch, and where its peers' is. **Invariant:** no run begins before all peers are
+/// connected and have said where theirs is.
+struct Scratch {
+    /// `None` when the group has failed: nobody reads it any more.
+    own: Option<Slice>,
+    /// By rank.
+    announced: Vec<Option<RemoteSlice>>,
+    connected: Vec<bool>,
+    /// As `announced`; empty until every peer is ready.
+    peers: Vec<RemoteSlice>,
 }
 
-#[derive(Clone, Copy)]
-struct Times {
-    begun_at: Nanos,
-    deadline: Nanos,
+impl Scratch {
+    fn new(own: Slice, rank: Rank, ranks: u32) -> Self {
+        let mut announced = vec![None; ranks as usize];
+        announced[rank as usize] = Some(own.remote());
+        let connected = (0..ranks).map(|peer| peer == rank).collect();
+        let mut scratch = Self { own: Some(own), announced, connected, peers: Vec::new() };
+        scratch.look_whether_ready();
+        scratch
+    }
+
+    /// This rank's scratch.
+    #[inline]
+    fn own(&self) -> &Slice {
+        let Some(own) = &self.own else { unreachable!("a group that works has scratch") };
+        own
+    }
+
+    #[inline]
+    fn is_ready(&self) -> bool {
+        !self.peers.is_empty()
+    }
+
+    fn not_ready(&self) -> impl Iterator<Item = Rank> + '_ {
+        let peers = self.announced.iter().zip(&self.connected).zip(0..);
+        peers.filter(|((slice, connected), _)| slice.is_none() || !**connected).map(|(_, peer)| peer)
+    }
+
+    /// Peers whose connection is still on its way.
+    fn unconnected(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.connected.iter().zip(0..).filter(|(connected, _)| !**connected).map(|(_, peer)| peer)
+    }
+
+    fn look_whether_ready(&mut self) {
+        if !self.is_ready() && self.not_ready().next().is_none() {
+            self.peers = self.announced.iter().flatten().copied().collect();
+        }
+    }
+
+    fn connected(&mut self, peer: Rank) {
+        self.connected[peer as usize] = true;
+        self.look_whether_ready();
+    }
+
+    /// A peer has said where its scratch is; only the first time counts.
+    fn announced(&mut self, peer: Rank, slice: RemoteSlice) {
+        let ranks = self.announced.len() as u32;
+        if let Some(announced) = self.announced.get_mut(peer as usize)
+            && slice.len == bank::scratch_bytes(ranks)
+        {
+            announced.get_or_insert(slice);
+        }
+        self.look_whether_ready();
+    }
 }
 
-enum Phase {
-    Active,
-    /// A peer refuses what only a peer that has failed refuses: no run goes on, and for a moment
-    /// its reason is waited for.
-    Doubting {
-        fault: Box<Fault>,
-        since: Nanos,
-        deadline: Option<Nanos>,
-    },
-    Failing {
-        talk: Talk,
-        /// Once the ranks have agreed on it.
-        verdict: Option<Arc<Fault>>,
-        sever_at: Nanos,
-        is_severing: bool,
-        waiting_for: Vec<bool>,
-    },
-    Failed(Arc<Fault>),
-}
-
-/// See the module.
-pub struct Engine {
-    device: Box<dyn Device>,
-    compute: Box<dyn Compute>,
-    board: Arc<Board>,
+/// What runs act on.
+struct Context {
     rank: Rank,
     ranks: u32,
-    signal_slots: Vec<Signals>,
-    consumed: Vec<Vec<u64>>,
-    credits: Credits,
-    /// Gone when the group has failed: nobody reads it any more, so it need not be kept from peers.
-    scratch: Option<Slice>,
-    peer_scratch: Vec<Option<RemoteSlice>>,
-    /// The same without the options, once all are known.
-    peer_scratch_known: Vec<RemoteSlice>,
-    connected: Vec<bool>,
-    /// What each peer said last of what it does.
-    answers: BTreeMap<Rank, Answer>,
-    /// The question to each peer that is unanswered.
-    asked: BTreeMap<Rank, Asked>,
-    left: Vec<bool>,
-    circles: Circles,
-    slots: Vec<SlotOfRun>,
-    /// Unfinished runs in the order of their calls.
-    order: Vec<u8>,
-    priorities: Priorities,
-    /// Closed ones among the unfinished runs.
-    gates: usize,
-    issues: u64,
-    next_run: u64,
+    device: Box<dyn Device>,
+    compute: Box<dyn Compute>,
+    signals: PeerSignals,
+    scratch: Scratch,
+    /// How many collectives this rank has completed, without a gap.
     completed: u64,
-    history: u64,
-    banks: Banks,
-    journal: Journal,
-    /// See [`Engine::is_passive`].
-    is_passive: bool,
-    /// How long the short way waits.
-    rounds_max: u32,
-    /// By rank, where the short way may write it.
-    peer_scratch_mapped: Vec<Option<Mapped>>,
-    short_job: Job,
-    /// Where the last look at the runs stopped.
-    blocked: Option<Blocked>,
-    events: Vec<Event>,
-    /// Signal slots in which something has come, as far as the device says.
-    noticed: Vec<(Rank, u16)>,
-    /// It has said all since runs were looked at last.
+    /// Every signal that comes is told by [`Run::mark_signalled`](run::Run::mark_signalled), so
+    /// that signal slots need not be looked at.
     hears_all: bool,
-    witness: Option<Box<dyn Witness>>,
+    now: Nanos,
+    /// How long this rank has been in the call, in nanoseconds; zero where nobody has read the
+    /// clock.
+    elapsed_ns: u64,
+}
+
+impl Context {
+    /// All ranks but this one.
+    fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
+        let own = self.rank;
+        (0..self.ranks).filter(move |peer| *peer != own)
+    }
+
+    /// Tells a peer where this rank's scratch is.
+    fn announce_scratch(&mut self, peer: Rank) -> Result<(), PostError> {
+        let scratch = self.scratch.announced[self.rank as usize].expect("known since this engine was made");
+        self.device.post(peer, &Message::Scratch(scratch).encode(), Urgency::Ordinary)
+    }
+}
+
+/// One rank's engine; see the module.
+pub struct Engine {
+    context: Context,
+    admission: Admission,
+    fast_path: FastPath,
+    board: Arc<StatusBoard>,
+    queries: Queries,
+    deadlocks: DeadlockDetector,
+    failure: Failure,
     observer: Observer,
-    phase: Phase,
-    /// When a poll first found the group failing.
-    failing_since: Option<Nanos>,
+    /// Kept for their memory.
+    events: Vec<Event>,
+    signalled: Vec<(Rank, u16)>,
 }
 
 impl Engine {
@@ -303,20 +349,19 @@ impl Engine {
     pub(crate) fn new(
         device: Box<dyn Device>,
         compute: Box<dyn Compute>,
-        board: Arc<Board>,
+        board: Arc<StatusBoard>,
         ranks: u32,
     ) -> Result<Self, EngineError> {
         let mut engine = Self::connecting(device, compute, board, ranks)?;
-        let rank = engine.rank;
-        for peer in (0..ranks).filter(|peer| *peer != rank) {
-            engine.greet(peer)?;
-            engine.connected[peer as usize] = true;
+        for peer in engine.context.peers() {
+            engine.context.announce_scratch(peer)?;
+            engine.context.scratch.connected(peer);
         }
         Ok(engine)
     }
 
-    /// An engine of a device that still connects; it tells each peer where its scratch is as that
-    /// is there.
+    /// An engine of a device that still connects; it tells each peer where its scratch is when the
+    /// peer is connected.
     ///
     /// # Errors
     ///
@@ -324,7 +369,7 @@ impl Engine {
     pub(crate) fn connecting(
         mut device: Box<dyn Device>,
         compute: Box<dyn Compute>,
-        board: Arc<Board>,
+        board: Arc<StatusBoard>,
         ranks: u32,
     ) -> Result<Self, EngineError> {
         let rank = device.info().rank;
@@ -335,110 +380,81 @@ impl Engine {
         let space = scratch.region().memory().space();
         assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
         assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
-        let signal_slots: Vec<Signals> = (0..ranks)
+        let signal_slots = (0..ranks)
             .map(|peer| if peer == rank { Signals::on_heap(0) } else { device.signal_slots(peer) })
             .collect();
-        let mut peer_scratch = vec![None; ranks as usize];
-        peer_scratch[rank as usize] = Some(scratch.remote());
-        let mut engine = Self {
-            device,
-            compute,
-            journal: Journal::new(rank, board.clone(), ranks),
+        Ok(Self {
+            context: Context {
+                rank,
+                ranks,
+                device,
+                compute,
+                signals: PeerSignals::new(signal_slots),
+                scratch: Scratch::new(scratch, rank, ranks),
+                completed: 0,
+                hears_all: false,
+                now: Nanos::ZERO,
+                elapsed_ns: 0,
+            },
+            admission: Admission::new(rank, ranks, board.clone()),
+            fast_path: FastPath::closed(),
             board,
-            rank,
-            ranks,
-            consumed: signal_slots.iter().map(|signal_slots| vec![0; signal_slots.len()]).collect(),
-            signal_slots,
-            credits: Credits::new(ranks),
-            scratch: Some(scratch),
-            peer_scratch,
-            peer_scratch_known: Vec::new(),
-            connected: (0..ranks).map(|peer| peer == rank).collect(),
-            answers: BTreeMap::new(),
-            asked: BTreeMap::new(),
-            left: vec![false; ranks as usize],
-            circles: Circles::default(),
-            slots: Vec::new(),
-            order: Vec::new(),
-            priorities: Priorities::default(),
-            gates: 0,
-            issues: 0,
-            next_run: 0,
-            completed: 0,
-            history: 0,
-            banks: Banks::default(),
-            is_passive: false,
-            rounds_max: 0,
-            peer_scratch_mapped: Vec::new(),
-            short_job: step::empty_job(),
-            blocked: None,
-            events: Vec::with_capacity(EVENTS_MAX),
-            noticed: Vec::new(),
-            hears_all: false,
-            witness: None,
+            queries: Queries::default(),
+            deadlocks: DeadlockDetector::default(),
+            failure: Failure::default(),
             observer: Observer::new(Arc::new(Observations::new(rank, ranks, Nanos::ZERO, None))),
-            phase: Phase::Active,
-            failing_since: None,
-        };
-        engine.note_scratch();
-        Ok(engine)
-    }
-
-    fn greet(&mut self, peer: Rank) -> Result<(), PostError> {
-        let scratch = self.peer_scratch[self.rank as usize].expect("known since this engine was made");
-        self.device.post(peer, &Message::Scratch(scratch).encode(), Urgency::Ordinary)
+            events: Vec::with_capacity(EVENTS_MAX),
+            signalled: Vec::new(),
+        })
     }
 
     /// Installs a checker.
     pub fn witness(&mut self, witness: Box<dyn Witness>) {
-        self.witness = Some(witness);
+        *self.context.signals.witness() = Some(witness);
     }
 
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        self.rank
+        self.context.rank
     }
 
     /// How many ranks there are.
     #[must_use]
     pub fn ranks(&self) -> u32 {
-        self.ranks
+        self.context.ranks
     }
 
     /// The device, to register memory and to sleep on.
     pub fn device(&mut self) -> &mut dyn Device {
-        &mut *self.device
+        &mut *self.context.device
     }
 
-    /// What memory peers put in what this rank combines.
+    /// The kind of memory in which peers put what this rank combines.
     #[must_use]
     pub fn scratch_space(&self) -> Space {
-        self.scratch.as_ref().map_or(Space::Host, |scratch| scratch.region().memory().space())
+        let scratch = self.context.scratch.own.as_ref();
+        scratch.map_or(Space::Host, |scratch| scratch.region().memory().space())
     }
 
     /// Whether all peers have said where their scratch is; runs begin then.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.peer_scratch_known.len() == self.ranks as usize
+        self.context.scratch.is_ready()
     }
 
-    /// Peers that have not said yet where their scratch is.
+    /// Peers that are not connected yet, or have not said where their scratch is.
     pub fn not_ready(&self) -> impl Iterator<Item = Rank> + '_ {
-        (0..self.ranks)
-            .filter(|peer| self.peer_scratch[*peer as usize].is_none() || !self.connected[*peer as usize])
+        self.context.scratch.not_ready()
     }
 
-    /// What ended the group, once its memory is out of its peers' reach.
+    /// The fault that ended the group, once no peer can touch this rank's memory.
     #[must_use]
     pub fn failure(&self) -> Option<&Arc<Fault>> {
-        match &self.phase {
-            Phase::Failed(fault) => Some(fault),
-            _ => None,
-        }
+        self.failure.fault()
     }
 
-    /// Whether the group has failed and every peer that can be reached has been told why.
+    /// Whether the group has failed and every peer that can be reached was told why.
     #[must_use]
     pub fn has_told_failure(&self) -> bool {
         self.is_severing() || self.failure().is_some()
@@ -448,127 +464,175 @@ impl Engine {
     /// waits for nobody.
     #[must_use]
     pub fn is_severing(&self) -> bool {
-        matches!(self.phase, Phase::Failing { is_severing: true, .. })
+        self.failure.is_severing()
     }
 
     /// Whether no run is unfinished.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.order.is_empty()
+        self.admission.is_idle()
     }
 
-    /// When to poll at the latest even if the device's wake source does not ring; the device may
-    /// want it earlier ([`pleach_transport::Armed::until`]).
+    /// When to poll at the latest if the device's wake source does not wake this rank; the device
+    /// may want it earlier ([`pleach_transport::Armed::until`]).
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        let is_active = matches!(self.phase, Phase::Active);
-        let runs = self.order.iter().filter_map(|slot| {
-            let slot = &self.slots[usize::from(*slot)];
+        let seen_at = self.observer.seen_at();
+        if self.failure.is_active() {
+            self.admission.next_wakeup(&*self.context.compute, seen_at)
+        } else {
             // A failing group waits for its fence, not for its runs.
-            let run = slot.run.as_ref().filter(|_| is_active)?;
-            let computed = if run.is_computing() {
-                self.compute.next_wakeup().unwrap_or(Nanos::ZERO)
-            } else {
-                Nanos::MAX
-            };
-            // What has not been seen yet wants to be.
-            let timed = slot.times.map_or(Nanos::ZERO, |times| times.deadline.min(slot.query_at));
-            let gated = slot.gate_wakeup(self.observer.seen_at).unwrap_or(Nanos::MAX);
-            Some(computed.min(timed).min(gated))
-        });
-        let failing = match &self.phase {
-            Phase::Failing { talk, verdict: None, .. } => Some(talk.wakeup()),
-            Phase::Failing { sever_at, is_severing: false, .. } => {
-                Some((*sever_at).max(self.observer.seen_at + COMPUTE_END_INTERVAL))
-            }
-            Phase::Doubting { since, deadline, .. } => {
-                Some(deadline.unwrap_or(Nanos::MAX).min(*since + DOUBT_TIME))
-            }
-            _ => None,
-        };
-        runs.chain(failing).min()
+            self.failure.next_wakeup(seen_at)
+        }
     }
 
     /// Makes progress; true when anything moved.
     pub fn poll(&mut self, now: Nanos) -> bool {
         let mut moved = false;
-        let unseen = now.since(self.observer.seen_at);
-        self.observer.seen_at = now;
+        let unseen = self.observer.see(now);
         if unseen > UNSEEN_MAX {
             // What peers answered meanwhile has not been read yet.
-            self.asked.values_mut().for_each(|asked| asked.since += unseen);
+            self.queries.postpone(unseen);
         }
-        if self.board.has_news() {
-            self.read_news(now);
+        if self.board.has_unread() {
+            self.read_messages(now);
             moved = true;
         }
-        self.device.poll(now, &mut self.events);
+        self.context.device.poll(now, &mut self.events);
         if !self.events.is_empty() {
-            self.read_events(now);
+            let mut events = std::mem::take(&mut self.events);
+            self.handle(&mut events, now);
+            self.events = events;
             moved = true;
         }
-        self.hear_signals();
-        match self.phase {
-            Phase::Active => moved | self.advance_runs(now) | self.check_compute(now) | self.check_time(now),
-            Phase::Doubting { .. } => moved | self.end_doubt(now),
-            Phase::Failing { .. } => moved | self.agree(now) | self.sever(now),
-            Phase::Failed(_) => moved,
+        self.take_signalled();
+        if self.failure.is_active() {
+            moved | self.advance_runs(now) | self.check_compute(now) | self.check_time(now)
+        } else {
+            moved | self.advance_failure(now)
         }
     }
 
-    /// Goes as far as what peers did by themselves allows, where they can
-    /// ([`pleach_transport::Reach::passive`]): neither the device nor the time is looked at, so
-    /// `now` may be old where computing takes no time. Not instead of [`Engine::poll`], but many
-    /// times between two of it: it costs a tenth. True when anything moved.
-    pub fn glance(&mut self, now: Nanos) -> bool {
-        if !matches!(self.phase, Phase::Active) || self.board.has_news() {
+    /// Goes as far as peers' signals allow, where peers act without this rank's device being polled
+    /// ([`pleach_transport::Reach::passive`]). It reads neither the device nor the clock, so `now`
+    /// may be old where computing takes no time. It costs a tenth of [`Engine::poll`], which it
+    /// does not replace. True when anything moved.
+    pub fn poll_signals(&mut self, now: Nanos) -> bool {
+        if !self.failure.is_active() || self.board.has_unread() {
             return false;
         }
-        if let Some(Blocked { from, signal_slot, count }) = self.blocked {
-            // The tightest of loops: what is on its way is seen at once, and nothing else is stored
-            // meanwhile.
-            let signal_slots = &self.signal_slots[from as usize];
-            if (0..LOOKS).all(|_| signal_slots.count(signal_slot) == count) {
-                return false;
-            }
+        if self.context.signals.poll_awaited() == Some(false) {
+            return false;
         }
-        self.hears_all = false;
+        self.context.hears_all = false;
         self.advance_runs(now)
     }
 
-    /// The look between arming the device's wake source and sleeping on it: takes all that has come
-    /// in signal slots since the last poll, which wakes nobody. True when something has
-    /// come; then nobody may sleep.
-    pub fn look_again(&mut self, now: Nanos) -> bool {
-        if self.board.has_news() {
+    /// The poll between arming the device's wake source and sleeping on it: takes all that has come
+    /// in signal slots since the last poll, which wakes nobody. True when something has come; then
+    /// nobody may sleep.
+    pub fn poll_before_sleep(&mut self, now: Nanos) -> bool {
+        if self.board.has_unread() {
             return true;
         }
-        if !matches!(self.phase, Phase::Active) {
+        if !self.failure.is_active() {
             return false;
         }
-        self.hears_all = false;
+        self.context.hears_all = false;
         self.advance_runs(now)
-    }
-
-    /// Whether all peers write here without this rank's device being polled, and what is computed
-    /// ends at once: then [`Engine::glance`] is worth it.
-    #[must_use]
-    pub fn is_passive(&self) -> bool {
-        self.is_passive
     }
 
     /// Hands on what was submitted; see [`Device::flush`].
     pub fn flush(&mut self) -> bool {
-        self.device.flush(Flush::Transfers)
+        self.context.device.flush(Flush::Transfers)
     }
 
     /// Says goodbye to the peers; see [`Device::leave`].
     pub fn leave(&mut self) {
-        self.device.leave();
+        self.context.device.leave();
     }
 
     /// Hands on everything; whether it has gone out.
     pub fn flush_all(&mut self) -> bool {
-        self.device.flush(Flush::All)
+        self.context.device.flush(Flush::All)
+    }
+
+    /// Events of the device that somebody else polled.
+    pub(crate) fn accept(&mut self, mut events: Vec<Event>, now: Nanos) {
+        self.handle(&mut events, now);
+    }
+
+    fn handle(&mut self, events: &mut Vec<Event>, now: Nanos) {
+        for event in events.drain(..) {
+            match event {
+                Event::Done { id: NO_TRANSFER, .. } => {}
+                Event::Connected { peer } => {
+                    // A peer that is lost again already has an event of its own.
+                    let _ = self.context.announce_scratch(peer);
+                    self.context.scratch.connected(peer);
+                    self.failure.tell_again();
+                }
+                Event::Done { id, result: Ok(_) } => {
+                    if self.failure.is_active() {
+                        self.admission.transfer_done(id);
+                    }
+                }
+                // The loss behind it has an event of its own; a severed peer's transfers were given
+                // up here.
+                Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
+                Event::PeerLost { peer, cause } => {
+                    self.board.agreement().lose(peer);
+                    let fault = self.fault_of_loss(peer, cause.kind(), cause.to_string(), None, now);
+                    self.fail(fault, now);
+                }
+                Event::Left { peer } => {
+                    self.board.agreement().lose(peer);
+                    self.queries.has_left(peer);
+                }
+                Event::Severed { peer } => self.failure.severed(peer),
+            }
+        }
+    }
+
+    /// Has the lanes looked at whose signals have come, where the witness names their signal slots.
+    fn take_signalled(&mut self) {
+        let Some(witness) = self.context.signals.witness() else { return };
+        self.context.hears_all = witness.take_noticed(&mut self.signalled);
+        for (from, signal_slot) in self.signalled.drain(..) {
+            self.admission.mark_signalled(from, signal_slot);
+        }
+    }
+
+    /// Acts on what peers have said since the last time.
+    fn read_messages(&mut self, now: Nanos) {
+        for (peer, message) in self.board.take_unread() {
+            match message {
+                Message::Scratch(slice) => self.context.scratch.announced(peer, slice),
+                // The peer is in another call than this rank.
+                Message::Query { stream, record } => self.compare(peer, stream, &record, now),
+                Message::Answer { stream, verdict, record, completed, blocked_on } => {
+                    self.context.signals.hear_credit(peer, stream, completed);
+                    self.read_answer(peer, stream, verdict, &record, blocked_on, now);
+                }
+                Message::ProbeAnswer { probe, stream, run, has_entered, blocked } => {
+                    let fault = self.read_probe_answer(peer, probe, (stream, run), has_entered, blocked, now);
+                    if let Some(fault) = fault {
+                        self.fail(fault, now);
+                    }
+                }
+                Message::Probe { .. } | Message::Claim { .. } => {}
+            }
+        }
+        if self.board.has_failed() {
+            self.begin_failing(now);
+        }
+    }
+
+    /// Whether the processor that computes has failed; then the group has.
+    fn check_compute(&mut self, now: Nanos) -> bool {
+        let Some(error) = self.context.compute.failure() else { return false };
+        let fault = self.fault(FaultKind::Compute, self.context.rank, error.to_string(), None, now);
+        self.fail(fault, now);
+        true
     }
 }

@@ -26,7 +26,7 @@ use super::error::CollectiveError;
 use super::observed::Observed;
 use super::planner::Planner;
 use super::unwinding::NoUnwinding;
-use crate::engine::{Board, Engine, Fault, RunId};
+use crate::engine::{Engine, Fault, RunId, StatusBoard};
 
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 16;
@@ -81,7 +81,7 @@ pub(super) struct Driver {
     /// Threads of callers that want the lock. Relaxed: only a hint to the driver; the lock orders
     /// everything else.
     waiting: AtomicUsize,
-    board: Arc<Board>,
+    board: Arc<StatusBoard>,
     waker: Arc<dyn Wake>,
     /// The process whose engine this is.
     pub(super) process: fork::Process,
@@ -120,7 +120,7 @@ impl Core {
 impl Driver {
     pub(super) fn new(
         mut core: Core,
-        board: Arc<Board>,
+        board: Arc<StatusBoard>,
         world_size: u32,
         spin: Duration,
         is_crowded: bool,
@@ -403,7 +403,7 @@ fn glance(engine: &mut Engine, run: RunId) -> bool {
         if engine.has_ended(run) {
             return engine.flush() && matches!(engine.take_outcome(run), Some(Ok(())));
         }
-        engine.glance(Nanos::ZERO);
+        engine.poll_signals(Nanos::ZERO);
     }
     false
 }
@@ -416,7 +416,7 @@ fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> (Nanos, bool) {
     let mut moved = false;
     if !limit.is_zero() {
         let look = |engine: &mut Engine| {
-            moved = engine.look_again(now);
+            moved = engine.poll_before_sleep(now);
             moved
         };
         sleep::unless_news(engine, |engine| engine.device().arm(), look, |_, armed| armed.wait(now, limit));

@@ -16,7 +16,7 @@ use pleach_transport::{Device, Rank, Space};
 use super::{Connection, Group, GroupError, Options};
 use crate::compute::cuda::{CudaCompute, Staging};
 use crate::compute::{Compute, ComputeError, HostCompute};
-use crate::engine::{Board, signal_slots};
+use crate::engine::{StatusBoard, signal_slots};
 
 /// Why a group was not joined.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -43,7 +43,7 @@ impl Group {
         let named = &options.tuning;
         let options = &Options { tuning: named.read()?, ..options.clone() };
         expect_memory(options.space)?;
-        let board = Arc::new(Board::new(options.world.rank));
+        let board = Arc::new(StatusBoard::new(options.world.rank));
         let joined = join(&options.world, &settings(options), board.clone())?;
         let hosts = platform(joined.fabric, &joined.hosts, joined.ranks_here).hosts;
         if joined.rank == 0 {
@@ -55,7 +55,7 @@ impl Group {
     /// A group of ranks that have met.
     pub(super) fn joined(
         mut joined: Joined,
-        board: Arc<Board>,
+        board: Arc<StatusBoard>,
         options: &Options,
     ) -> Result<Self, GroupError> {
         let reach = Reach::find(options, &mut joined)?;

@@ -81,7 +81,7 @@ use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
-use crate::engine::{Board, Engine};
+use crate::engine::{Engine, StatusBoard};
 use crate::reproducible::Reproducible;
 use bound::BoundCall;
 use data::{destination, part};
@@ -141,7 +141,7 @@ pub struct Connection {
     /// What it said besides, not yet seen by anybody.
     pub events: Vec<Event>,
     /// The device's responder.
-    pub board: Arc<Board>,
+    pub board: Arc<StatusBoard>,
     /// The ranks on their hosts: the same on all ranks, as they choose their schedules by it.
     pub platform: Platform,
     /// Whether more of them are on this host than it has processors for them: then who waits gives
@@ -217,7 +217,7 @@ impl Group {
                 return Err(GroupError::Silent { missing, limit: options.timeout });
             }
         }
-        driver.lock().engine.look_directly(driver.is_crowded);
+        driver.lock().engine.enable_fast_path(driver.is_crowded);
         let (driver, number) = (Arc::new(driver), GROUPS.fetch_add(1, Ordering::Relaxed));
         let progress = match options.progress {
             Progress::WhenCalled => None,

@@ -7,28 +7,28 @@ use pleach_vocabulary::Rank;
 
 use super::driver::Driver;
 use super::{Group, GroupError, Options};
-use crate::engine::Board;
+use crate::engine::StatusBoard;
 use crate::observe::{Observations, Observe, Recorder, Report, Server, Trace};
 
 /// What a driver keeps of it.
 pub(super) struct Observed {
     rank: Rank,
     observations: Arc<Observations>,
-    board: Arc<Board>,
+    board: Arc<StatusBoard>,
     recorder: Recorder,
     /// Here and not in the group: a forked child leaves its driver alone, and the server's thread
     /// is not there to be joined.
     _server: Option<Server>,
 }
 
-fn report(observations: &Observations, board: &Board) -> Report {
+fn report(observations: &Observations, board: &StatusBoard) -> Report {
     observations.report(board.under_way(), board.waits_for(), clock::now())
 }
 
 impl Observed {
     pub(super) fn new(
         options: &Options,
-        board: &Arc<Board>,
+        board: &Arc<StatusBoard>,
         rank: Rank,
         ranks: u32,
     ) -> Result<Self, GroupError> {

@@ -16,7 +16,7 @@ use pleach_vocabulary::Rank;
 
 use super::join::{expect_memory, settings};
 use super::{CollectiveError, Group, JoinGroupError, Options};
-use crate::engine::Board;
+use crate::engine::StatusBoard;
 use crate::observe::{Observe, Part};
 
 /// Sets the calls of a split apart from a caller's own all-gather.
@@ -128,7 +128,7 @@ impl Group {
         let part = Some(self.part(name));
         let observe = Observe { metrics, part, ..before.observe.clone() };
         let options = Options { world, timeout: self.timeout, topology, space, observe, ..before.clone() };
-        let board = Arc::new(Board::new(rank));
+        let board = Arc::new(StatusBoard::new(rank));
         let joined = match &self.shared.store {
             Some(store) if size > 1 => {
                 let part = Box::new(PartOfStore::new(store.clone(), name));

@@ -56,17 +56,17 @@ const SAMPLE_EVERY: u64 = 61;
 /// Places for shapes; those that come when all others are taken share the last.
 const SHAPES_MAX: usize = 256;
 /// Calls that the flight recorder keeps.
-const FLIGHTS_MAX: usize = 256;
+const TIMED_CALLS_MAX: usize = 256;
 /// A rank that comes this much after the others was late.
 pub const LATE_AFTER: Duration = Duration::from_micros(10);
 
 /// A call that has ended, or was under way when the group failed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flight {
+pub(crate) struct TimedCall {
     pub(crate) run: u64,
     pub(crate) call: Descriptor,
     /// Where its shape is.
-    pub(crate) seat: u16,
+    pub(crate) shape: u16,
     pub(crate) begun: Nanos,
     pub(crate) ended: Nanos,
     /// Who came last, and how much later than this rank, in nanoseconds.
@@ -75,7 +75,7 @@ pub(crate) struct Flight {
 
 /// A call that was under way when the group failed.
 #[derive(Clone, Debug)]
-pub(crate) struct Unfinished {
+pub(crate) struct UnfinishedCall {
     pub(crate) run: u64,
     pub(crate) call: Descriptor,
     pub(crate) algorithm: String,
@@ -87,15 +87,15 @@ pub(crate) struct Unfinished {
 
 /// Why the group failed, and what this rank was doing.
 #[derive(Clone, Debug)]
-pub(crate) struct Failure {
+pub(crate) struct FailureRecord {
     pub(crate) text: String,
     pub(crate) at: Nanos,
-    pub(crate) unfinished: Vec<Unfinished>,
+    pub(crate) unfinished: Vec<UnfinishedCall>,
 }
 
 /// Calls of a shape. See [`Observations`] for who writes.
 #[derive(Debug)]
-struct Seat {
+struct ShapeCounters {
     key: AtomicU64,
     shape: OnceLock<Shape>,
     calls: AtomicU64,
@@ -118,14 +118,14 @@ struct Peer {
 #[derive(Debug)]
 pub struct Observations {
     rank: Rank,
-    seats: Box<[Seat]>,
+    counters: Box<[ShapeCounters]>,
     peers: Box<[Peer]>,
     calls: AtomicU64,
     /// When the group was made.
     began: Nanos,
-    flights: Mutex<VecDeque<Flight>>,
+    timed_calls: Mutex<VecDeque<TimedCall>>,
     trace: Option<Trace>,
-    failure: OnceLock<Failure>,
+    failure: OnceLock<FailureRecord>,
 }
 
 fn add(counter: &AtomicU64, number: u64) {
@@ -135,7 +135,7 @@ fn add(counter: &AtomicU64, number: u64) {
 impl Observations {
     pub(crate) fn new(rank: Rank, ranks: u32, began: Nanos, trace: Option<Trace>) -> Self {
         let counter = || AtomicU64::new(0);
-        let seat = |_| Seat {
+        let counters = |_| ShapeCounters {
             key: counter(),
             shape: OnceLock::new(),
             calls: counter(),
@@ -148,11 +148,11 @@ impl Observations {
         let peer = |_| Peer { lateness: Histogram::new(), last: counter() };
         Self {
             rank,
-            seats: (0..SHAPES_MAX).map(seat).collect(),
+            counters: (0..SHAPES_MAX).map(counters).collect(),
             peers: (0..ranks).map(peer).collect(),
             calls: counter(),
             began,
-            flights: Mutex::new(VecDeque::with_capacity(FLIGHTS_MAX)),
+            timed_calls: Mutex::new(VecDeque::with_capacity(TIMED_CALLS_MAX)),
             trace,
             failure: OnceLock::new(),
         }
@@ -166,31 +166,31 @@ impl Observations {
     /// A call has ended; where its shape is.
     #[inline]
     pub(crate) fn count(&self, shape: &Shape) -> u16 {
-        let found = self.seat(shape);
-        let seat = &self.seats[usize::from(found)];
+        let index = self.index(shape);
+        let counters = &self.counters[usize::from(index)];
         add(&self.calls, 1);
-        add(&seat.calls, 1);
-        add(&seat.bytes, shape.bytes);
-        found
+        add(&counters.calls, 1);
+        add(&counters.bytes, shape.bytes);
+        index
     }
 
     #[inline]
-    fn seat(&self, shape: &Shape) -> u16 {
+    fn index(&self, shape: &Shape) -> u16 {
         let first = shape.key as usize % (SHAPES_MAX - 1);
-        if self.seats[first].key.load(Ordering::Relaxed) == shape.key {
+        if self.counters[first].key.load(Ordering::Relaxed) == shape.key {
             return first as u16;
         }
-        self.other_seat(shape, first)
+        self.find_index(shape, first)
     }
 
     #[cold]
-    fn other_seat(&self, shape: &Shape, first: usize) -> u16 {
+    fn find_index(&self, shape: &Shape, first: usize) -> u16 {
         for at in (first..SHAPES_MAX - 1).chain(0..first) {
-            let seat = &self.seats[at];
-            match seat.key.load(Ordering::Relaxed) {
+            let counters = &self.counters[at];
+            match counters.key.load(Ordering::Relaxed) {
                 0 => {
-                    seat.key.store(shape.key, Ordering::Relaxed);
-                    let _ = seat.shape.set(shape.clone());
+                    counters.key.store(shape.key, Ordering::Relaxed);
+                    let _ = counters.shape.set(shape.clone());
                     return at as u16;
                 }
                 key if key == shape.key => return at as u16,
@@ -198,32 +198,32 @@ impl Observations {
             }
         }
         let last = SHAPES_MAX - 1;
-        self.seats[last].shape.get_or_init(Shape::others);
+        self.counters[last].shape.get_or_init(Shape::others);
         last as u16
     }
 
     /// A call that was counted took so long. `waited`: it went the way on which the clock is read.
-    pub(crate) fn time(&self, flight: Flight, waited: bool) {
-        let seat = &self.seats[usize::from(flight.seat)];
-        let took_ns = flight.ended.0.saturating_sub(flight.begun.0);
+    pub(crate) fn time(&self, timed: TimedCall, waited: bool) {
+        let counters = &self.counters[usize::from(timed.shape)];
+        let took_ns = timed.ended.0.saturating_sub(timed.begun.0);
         if waited {
-            add(&seat.waited, 1);
-            add(&seat.waited_ns, took_ns);
+            add(&counters.waited, 1);
+            add(&counters.waited_ns, took_ns);
         } else {
             let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-            let quick = read(&seat.calls).saturating_sub(read(&seat.waited));
-            let new = quick.saturating_sub(read(&seat.covered));
-            add(&seat.covered, new);
-            add(&seat.covered_ns, took_ns.saturating_mul(new));
+            let quick = read(&counters.calls).saturating_sub(read(&counters.waited));
+            let new = quick.saturating_sub(read(&counters.covered));
+            add(&counters.covered, new);
+            add(&counters.covered_ns, took_ns.saturating_mul(new));
         }
         if let Some(trace) = &self.trace {
-            trace.add(flight);
+            trace.add(timed);
         }
-        let mut flights = self.flights();
-        if flights.len() == FLIGHTS_MAX {
-            flights.pop_front();
+        let mut timed_calls = self.timed_calls();
+        if timed_calls.len() == TIMED_CALLS_MAX {
+            timed_calls.pop_front();
         }
-        flights.push_back(flight);
+        timed_calls.push_back(timed);
     }
 
     /// How much later than this rank its peers made a call; who was the latest.
@@ -240,55 +240,57 @@ impl Observations {
     }
 
     /// The group has failed; only the first time counts.
-    pub(crate) fn failed(&self, failure: Failure) {
+    pub(crate) fn failed(&self, failure: FailureRecord) {
         let _ = self.failure.set(failure);
     }
 
-    fn flights(&self) -> MutexGuard<'_, VecDeque<Flight>> {
+    fn timed_calls(&self) -> MutexGuard<'_, VecDeque<TimedCall>> {
         // Consistent between any two statements.
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timed_calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shape(&self, flight: &Flight) -> Option<&Shape> {
-        self.seats[usize::from(flight.seat)].shape.get()
+    fn shape(&self, timed: &TimedCall) -> Option<&Shape> {
+        self.counters[usize::from(timed.shape)].shape.get()
     }
 
     /// The calls that the flight recorder has kept, oldest first, with the names of their
     /// algorithms.
-    pub(crate) fn last_flights(&self) -> Vec<(Flight, String)> {
-        let flights = self.flights();
-        let name = |flight: &Flight| {
-            self.shape(flight).map_or_else(String::new, |shape| shape.algorithm.to_string())
+    pub(crate) fn last_timed_calls(&self) -> Vec<(TimedCall, String)> {
+        let timed_calls = self.timed_calls();
+        let name = |timed: &TimedCall| {
+            self.shape(timed).map_or_else(String::new, |shape| shape.algorithm.to_string())
         };
-        flights.iter().map(|flight| (*flight, name(flight))).collect()
+        timed_calls.iter().map(|timed| (*timed, name(timed))).collect()
     }
 
-    pub(crate) fn failure(&self) -> Option<&Failure> {
+    pub(crate) fn failure(&self) -> Option<&FailureRecord> {
         self.failure.get()
     }
 
     /// Writes the trace that was asked for.
     pub(crate) fn write_trace(&self) {
         if let Some(trace) = &self.trace {
-            trace.write(self.rank, |flight| self.shape(flight));
+            trace.write(self.rank, |timed| self.shape(timed));
         }
     }
 
     /// What is known now, with what the engine says of this moment: collectives that are under way,
     /// and for whom this rank waits.
     pub(crate) fn report(&self, under_way: u64, waits_for: Option<Rank>, now: Nanos) -> Report {
-        let shapes = self.seats.iter().filter_map(|seat| {
+        let shapes = self.counters.iter().filter_map(|counters| {
             let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-            let shape = seat.shape.get()?;
-            let (calls, waited) = (read(&seat.calls), read(&seat.waited));
+            let shape = counters.shape.get()?;
+            let (calls, waited) = (read(&counters.calls), read(&counters.waited));
             Some(ShapeReport {
                 collective: shape.collective,
                 algorithm: shape.algorithm.to_string(),
                 bytes_max: shape.bytes_max,
                 calls,
-                bytes: read(&seat.bytes),
+                bytes: read(&counters.bytes),
                 waited_calls: waited,
-                time: Duration::from_nanos(read(&seat.waited_ns).saturating_add(read(&seat.covered_ns))),
+                time: Duration::from_nanos(
+                    read(&counters.waited_ns).saturating_add(read(&counters.covered_ns)),
+                ),
             })
         });
         let mut shapes: Vec<_> = shapes.collect();

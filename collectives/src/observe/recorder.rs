@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use pleach_vocabulary::Rank;
 
 use super::json::Quoted;
-use super::{Failure, Flight, Observations};
+use super::{FailureRecord, Observations, TimedCall};
 use crate::call::Descriptor;
 
 /// How many records of a rank this process has written to a folder: several groups of a process
@@ -42,7 +42,7 @@ impl Recorder {
             return;
         }
         let path = path(folder, rank);
-        let text = text(rank, failure, &observations.last_flights(), &last_calls());
+        let text = text(rank, failure, &observations.last_timed_calls(), &last_calls());
         match std::fs::write(&path, text) {
             Ok(()) => tracing::warn!(
                 rank,
@@ -72,7 +72,12 @@ fn path(folder: &Path, rank: Rank) -> PathBuf {
 }
 
 /// One line an operation; times in microseconds of the host's monotonic clock.
-fn text(rank: Rank, failure: &Failure, flights: &[(Flight, String)], calls: &[(u64, Descriptor)]) -> String {
+fn text(
+    rank: Rank,
+    failure: &FailureRecord,
+    timed_calls: &[(TimedCall, String)],
+    calls: &[(u64, Descriptor)],
+) -> String {
     let us = |nanos: u64| nanos as f64 / 1e3;
     let mut text = format!(
         "{{\n\"rank\":{rank},\n\"failure\":{},\n\"failed_at_us\":{:.3},\n\"unfinished\":[",
@@ -100,8 +105,8 @@ fn text(rank: Rank, failure: &Failure, flights: &[(Flight, String)], calls: &[(u
         text.push_str("]}");
     }
     text.push_str("\n],\n\"timed\":[");
-    for (number, (flight, algorithm)) in flights.iter().enumerate() {
-        let Flight { run, call, begun, ended, latest, .. } = flight;
+    for (number, (timed, algorithm)) in timed_calls.iter().enumerate() {
+        let TimedCall { run, call, begun, ended, latest, .. } = timed;
         let _ = write!(
             text,
             "{}\n{{\"run\":{run},\"call\":{},\"algorithm\":{},\"begun_us\":{:.3},\"ended_us\":{:.3}",

@@ -28,7 +28,7 @@ pub fn metrics_address(text: &str) -> Option<SocketAddr> {
 #[non_exhaustive]
 pub struct Observe {
     /// A folder that is there. When the group fails, each rank that is in a call then or makes one
-    /// later writes its last operations there, as `pleach-flight-rank<R>-<process>.json`; further
+    /// later writes its last operations there, as `pleach-timed-rank<R>-<process>.json`; further
     /// groups of the process that fail as the same rank with `-2`, `-3` behind that. From
     /// `PLEACH_FLIGHT_RECORDER`.
     pub flight_recorder: Option<PathBuf>,

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use pleach_schedule::digest::Hasher64;
 use pleach_vocabulary::Rank;
 
-use super::Flight;
+use super::TimedCall;
 use super::json::Quoted;
 use super::settings::Part;
 use super::shape::Shape;
@@ -33,7 +33,7 @@ static BEGUN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 pub(crate) struct Trace {
     path: PathBuf,
     part: Option<Part>,
-    events: Mutex<(Vec<Flight>, u64)>,
+    events: Mutex<(Vec<TimedCall>, u64)>,
 }
 
 impl Trace {
@@ -47,16 +47,16 @@ impl Trace {
         Ok(Self { path: path.to_owned(), part: part.cloned(), events: Mutex::default() })
     }
 
-    pub(super) fn add(&self, flight: Flight) {
+    pub(super) fn add(&self, timed: TimedCall) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if events.0.len() < EVENTS_MAX {
-            events.0.push(flight);
+            events.0.push(timed);
         } else {
             events.1 += 1;
         }
     }
 
-    pub(super) fn write<'a>(&self, rank: Rank, shape: impl Fn(&Flight) -> Option<&'a Shape>) {
+    pub(super) fn write<'a>(&self, rank: Rank, shape: impl Fn(&TimedCall) -> Option<&'a Shape>) {
         let (events, left_out) =
             std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
         let path = self.path.display();
@@ -70,9 +70,9 @@ impl Trace {
 fn lines<'a>(
     rank: Rank,
     part: Option<&Part>,
-    events: &[Flight],
+    events: &[TimedCall],
     left_out: u64,
-    shape: impl Fn(&Flight) -> Option<&'a Shape>,
+    shape: impl Fn(&TimedCall) -> Option<&'a Shape>,
 ) -> String {
     let mut text = String::new();
     let group = part.map_or(0, group_number);
@@ -90,10 +90,10 @@ fn lines<'a>(
         "\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{group},\"tid\":{rank},\"args\":{{\"name\":\"{name}\",\
          \"calls_left_out\":{left_out}}}}}"
     );
-    for flight in events {
-        let Flight { run, call, begun, ended, latest, .. } = flight;
+    for timed in events {
+        let TimedCall { run, call, begun, ended, latest, .. } = timed;
         let (begun_us, took_us) = (begun.0 as f64 / 1e3, ended.0.saturating_sub(begun.0) as f64 / 1e3);
-        let algorithm = shape(flight).map_or("", |shape| &shape.algorithm);
+        let algorithm = shape(timed).map_or("", |shape| &shape.algorithm);
         let _ = write!(
             text,
             ",\n{{\"name\":{},\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{group},\"tid\":{rank},\"ts\":{begun_us:.3},\

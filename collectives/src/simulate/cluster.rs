@@ -12,7 +12,7 @@ use pleach_transport::{Device, DeviceConfig, Nanos};
 use pleach_vocabulary::Rank;
 
 use crate::compute::simulated::{Sabotage, SimulatedCompute};
-use crate::engine::{Board, Bytes, Engine, Plan, RunId, StartError, Witness, signal_slots};
+use crate::engine::{Bytes, Engine, Plan, RunId, StartError, StatusBoard, Witness, signal_slots};
 use crate::group::{Known, Planner};
 
 /// What a simulated processor touches in a second, in bytes.
@@ -27,7 +27,7 @@ pub struct Member {
     /// Its engine.
     pub engine: Engine,
     /// Its board, to abort through.
-    pub board: Arc<Board>,
+    pub board: Arc<StatusBoard>,
     /// Its programs.
     pub planner: Planner,
 }
@@ -156,7 +156,7 @@ impl Cluster {
         let (ranks, moves_bytes) = (options.network.ranks(), options.moves_bytes);
         let known = Arc::new(Known::default());
         let world = World::new(options);
-        let boards: Vec<Arc<Board>> = (0..ranks).map(|rank| Arc::new(Board::new(rank))).collect();
+        let boards: Vec<Arc<StatusBoard>> = (0..ranks).map(|rank| Arc::new(StatusBoard::new(rank))).collect();
         let mut devices: Vec<_> = boards
             .iter()
             .enumerate()

@@ -371,7 +371,7 @@ impl<'a> Trial<'a> {
         let waits = self.scenario.depth[rank as usize] == 1;
         let started = if waits {
             if engine.is_ready() && !engine.is_passive() {
-                engine.look_directly(true);
+                engine.enable_fast_path(true);
             }
             engine.carry_out(&made, &input, &output, timeout)
         } else {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use pleach_collectives::compute::HostCompute;
-use pleach_collectives::engine::{Board, signal_slots};
+use pleach_collectives::engine::{StatusBoard, signal_slots};
 use pleach_collectives::group::Connection;
 use pleach_collectives::{Group, Options};
 use pleach_schedule::cost::{CostModel, Platform};
@@ -142,7 +142,7 @@ unsafe impl Device for Interrupted {
     }
 }
 
-fn config(rank: Rank, board: &Arc<Board>) -> DeviceConfig {
+fn config(rank: Rank, board: &Arc<StatusBoard>) -> DeviceConfig {
     DeviceConfig {
         rank,
         world_size: 2,
@@ -166,7 +166,7 @@ fn connect(device: &mut dyn Device, peer: Rank, address: &Address) {
     }
 }
 
-fn group(device: Box<dyn Device>, board: Arc<Board>) -> Group {
+fn group(device: Box<dyn Device>, board: Arc<StatusBoard>) -> Group {
     let connection = Connection {
         device,
         events: Vec::new(),
@@ -182,7 +182,7 @@ fn group(device: Box<dyn Device>, board: Arc<Board>) -> Group {
 
 /// Whether a receiver slept on after a message that came at this moment of its loop.
 fn sleeps_on(open: impl Fn(DeviceConfig) -> Box<dyn Device>, moment: Moment, at: u32) -> bool {
-    let boards = [0, 1].map(|rank| Arc::new(Board::new(rank)));
+    let boards = [0, 1].map(|rank| Arc::new(StatusBoard::new(rank)));
     let [mut zero, mut one] = [0, 1].map(|rank: u32| open(config(rank, &boards[rank as usize])));
     let addresses = [zero.info().address.clone(), one.info().address.clone()];
     let (ask, asked) = channel();

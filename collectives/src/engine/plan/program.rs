@@ -1,141 +1,38 @@
-//! A proof made ready to run on one rank: signal slots and scratch slots numbered, steps flattened.
+//! Makes a proof ready to run on one rank: numbers its signal slots and scratch slots, and flattens
+//! its steps.
 //!
-//! **Invariant:** the numbering is a function of the schedule alone, so every rank computes the
-//! same for itself and for its peers: a sender knows the signal slot and the scratch slot at its
-//! target without being told.
+//! **Invariant:** the numbers follow from the schedule alone, so every rank computes the same ones
+//! for itself and for its peers: a sender knows the signal slot and the scratch slot at its target
+//! without being told.
 //!
-//! Signal slots of a sender at a target are numbered in the order of (block, signal slot); for
-//! scratch slots see [`super::slots`].
+//! Signal slots of a sender at a target are numbered in the order of (block, signal slot). Scratch
+//! slots of a rank are numbered block by block: first the schedule's slots, then a window of the
+//! shared input and output, where peers touch these (one for both: `verify` allows it, and half as
+//! much memory passes through the cache). After all blocks come the rank's own bounce slots, for
+//! sources of puts in memory that is not registered.
+//!
+//! Where all blocks have the same number of chunks, each of its own length, a slot takes as many
+//! *units* of scratch as its block's share needs, and is numbered by its first unit. So a packing of
+//! thirty trees has room for chunks four times as long as with slots that are all as long as the
+//! longest.
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 
+use pleach_schedule::digest::Hasher64;
 use pleach_schedule::generate::packed::Pace;
 use pleach_schedule::verify::Proof;
 use pleach_schedule::{BlockId, Op, Part, Place, Schedule, SignalSlot};
-use pleach_vocabulary::{Collective, Rank};
+use pleach_vocabulary::Rank;
 
-use super::slots::{Slots, bounces, most_units, size_by_share};
+use super::{BlockExtent, LaneProgram, NO_SLOT, OpProgram, PlaceSlot, Program, PutProgram, StepProgram};
 
-/// What one rank runs. Independent of the number of elements, their type and the operation.
-#[derive(Debug)]
-pub struct Program {
-    pub(super) collective: Collective,
-    /// Names the schedule on all ranks: part of every run's signature.
-    pub(super) schedule_hash: u64,
-    pub(super) algorithm: String,
-    pub(super) rank: Rank,
-    pub(super) ranks: u32,
-    pub(super) window: u32,
-    pub(super) single_chunk: bool,
-    /// Those that this rank has lanes for; lanes name them by their place here.
-    pub(super) blocks: Vec<Cut>,
-    /// The largest share that a block has of its part, in weights of it and of all; and how many
-    /// blocks there are.
-    pub(super) largest_share: (u64, u64, usize),
-    pub(super) lanes: Vec<LaneProgram>,
-    pub(super) steps: Vec<StepProgram>,
-    /// Steps and their lags, referred to by range from the steps.
-    pub(super) after: Vec<(u32, u32)>,
-    pub(super) places: Vec<PlaceAt>,
-    /// For the signal slots that this rank waits on, in their order, by peer and number: the lane
-    /// that does.
-    pub(super) waits: Vec<(Rank, u32, u32)>,
-    /// Most signal slots any rank keeps for one peer, times the window.
-    pub(super) signal_slots: u32,
-    /// Most units of scratch any rank's slots take, times the window.
-    pub(super) slots: u32,
-    /// Units that a slot of the largest block takes.
-    pub(super) largest_size: u32,
-    /// Where the number of chunks follows from links: then all blocks have as many, each of its own
-    /// size.
-    pub(super) pace: Option<Pace>,
-    /// How long chunks are at most, where that was asked for.
-    pub(super) chunk_bytes: Option<usize>,
-    /// Largest chunk in bytes, where it is another one than for the host's processors.
-    pub(super) chunk_bytes_max: Option<usize>,
-    /// Whether any rank touches another's memory through a mapping.
-    pub(super) maps: bool,
-    pub(super) exposes_input: bool,
-    pub(super) exposes_output: bool,
-    /// Whether only the rank that gives a part and the one that gets it have lanes for it.
-    pub(super) is_private: bool,
-    /// Peers that signal this rank in a run: they may only write to it again when they know how far
-    /// it is.
-    pub(super) heard: Vec<Rank>,
-    /// Those of them that it does not signal: they learn of its progress by credits alone.
-    pub(super) silent_to: Vec<Rank>,
-}
+/// Units of scratch that a chunk of the largest block takes, where chunks of blocks differ in
+/// length.
+const SIZE_MAX: u32 = 64;
 
-/// Where a block lies in its part, in weights.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
-    pub(super) part: u32,
-    pub(super) before: u64,
-    pub(super) weight: u64,
-    /// Of all blocks of the part.
-    pub(super) total: u64,
-    /// Units of scratch that a chunk of it takes: in proportion to its share where chunks are.
-    pub(super) size: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LaneProgram {
-    /// Its place in [`Program::blocks`].
-    pub(super) block: u32,
-    /// What the schedule calls it.
-    pub(super) block_id: BlockId,
-    pub(super) first_step: u32,
-    pub(super) steps: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StepProgram {
-    pub(super) op: OpProgram,
-    pub(super) after: (u32, u32),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum OpProgram {
-    Signal {
-        to: Rank,
-        signal_slot: u32,
-    },
-    Put(PutProgram),
-    Wait {
-        from: Rank,
-        signal_slot: u32,
-        landing: Option<PlaceAt>,
-    },
-    /// Ranges of [`Program::places`].
-    Reduce {
-        from: (u32, u32),
-        into: (u32, u32),
-        completes: bool,
-    },
-}
-
-/// What a put needs to know.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PutProgram {
-    pub(super) to: Rank,
-    pub(super) signal_slot: u32,
-    pub(super) src: PlaceAt,
-    pub(super) dst: PlaceAt,
-    /// Where the source is copied to when it is not registered.
-    pub(super) bounce: u32,
-}
-
-/// A place with its slot, in units of scratch from the first one on; for shared parts the slot is
-/// that of the window which stands in for them.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PlaceAt {
-    pub(super) rank: Rank,
-    pub(super) part: Part,
-    pub(super) slot: u32,
-}
-
-/// No slot: the part needs none.
-pub(super) const NO_SLOT: u32 = u32::MAX;
+/// Most units of a window: with more each would be too small for what rounding takes.
+const UNITS_MAX: u32 = 1 << 15;
 
 /// The signal slots of one pair of ranks, in the order of their numbers.
 type PairSignals = BTreeMap<(BlockId, SignalSlot), u32>;
@@ -180,25 +77,25 @@ impl Program {
     /// `rank`'s share of what was proved; `algorithm` is how people call it.
     #[must_use]
     pub fn new(proof: &Proof, rank: Rank, algorithm: &str) -> Self {
-        Self::of(proof, rank, algorithm, cuts(proof.schedule()))
+        Self::of(proof, rank, algorithm, extents(proof.schedule()))
     }
 
     /// The same with as many chunks of each block as suits links of this pace.
     #[must_use]
     pub fn paced(proof: &Proof, rank: Rank, algorithm: &str, pace: Pace) -> Self {
-        let mut cuts = cuts(proof.schedule());
-        size_by_share(proof.schedule(), &mut cuts);
-        let mut program = Self::of(proof, rank, algorithm, cuts);
-        let mut hasher = pleach_schedule::digest::Hasher64::default();
-        std::hash::Hash::hash(&(program.schedule_hash, pace), &mut hasher);
-        program.schedule_hash = std::hash::Hasher::finish(&hasher);
+        let mut extents = extents(proof.schedule());
+        size_by_share(proof.schedule(), &mut extents);
+        let mut program = Self::of(proof, rank, algorithm, extents);
+        let mut hasher = Hasher64::default();
+        (program.schedule_hash, pace).hash(&mut hasher);
+        program.schedule_hash = hasher.finish();
         program.pace = Some(pace);
         program
     }
 
-    fn of(proof: &Proof, rank: Rank, algorithm: &str, cuts: Vec<Cut>) -> Self {
+    fn of(proof: &Proof, rank: Rank, algorithm: &str, extents: Vec<BlockExtent>) -> Self {
         let schedule = proof.schedule();
-        let slots = Slots::new(schedule, &cuts);
+        let slots = Slots::new(schedule, &extents);
         let (outgoing, incoming, pair_signal_slots) = number_signal_slots(schedule, rank);
         let mut builder = Builder {
             slots: &slots,
@@ -207,7 +104,7 @@ impl Program {
             proof,
             rank,
             bounce: slots.count[rank as usize],
-            cuts: &cuts,
+            extents: &extents,
             own_blocks: BTreeMap::new(),
             lanes: Vec::new(),
             steps: Vec::new(),
@@ -217,19 +114,19 @@ impl Program {
         for (lane, program) in schedule.programs[rank as usize].iter().enumerate() {
             builder.lane(lane, program);
         }
-        let most_slots = most_units(schedule, &slots, &cuts);
+        let most_slots = most_units(schedule, &slots, &extents);
         let maps = schedule.programs.iter().enumerate().any(|(own, lanes)| {
             lanes.iter().flat_map(|lane| &lane.steps).any(|step| {
                 matches!(&step.op, Op::Reduce { from, into }
                     if from.iter().chain(into).any(|place| place.rank != own as Rank))
             })
         });
-        let largest = cuts.iter().max_by(|one, other| {
-            let share = |cut: &Cut, total: u64| u128::from(cut.weight) * u128::from(total);
+        let largest = extents.iter().max_by(|one, other| {
+            let share = |cut: &BlockExtent, total: u64| u128::from(cut.weight) * u128::from(total);
             share(one, other.total).cmp(&share(other, one.total))
         });
-        let largest_share = largest.map_or((1, 1, 1), |cut| (cut.weight, cut.total, cuts.len()));
-        let largest_size = cuts.iter().map(|cut| cut.size).max().unwrap_or(1);
+        let largest_share = largest.map_or((1, 1, 1), |cut| (cut.weight, cut.total, extents.len()));
+        let largest_size = extents.iter().map(|cut| cut.size).max().unwrap_or(1);
         let mut waits: Vec<(Rank, u32, u32)> = (0..)
             .zip(&builder.lanes)
             .flat_map(|(number, lane)| {
@@ -251,7 +148,7 @@ impl Program {
             ranks: schedule.ranks(),
             window: schedule.window,
             single_chunk: schedule.single_chunk,
-            blocks: own_blocks.into_iter().map(|(block, _)| cuts[block as usize]).collect(),
+            blocks: own_blocks.into_iter().map(|(block, _)| extents[block as usize]).collect(),
             largest_share,
             lanes: builder.lanes,
             steps: builder.steps,
@@ -268,8 +165,8 @@ impl Program {
             exposes_input: proof.exposes_input(rank),
             exposes_output: proof.exposes_output(rank),
             is_private: is_private(schedule),
-            heard: incoming.keys().copied().collect(),
-            silent_to: incoming.keys().filter(|peer| !outgoing.contains_key(peer)).copied().collect(),
+            signalling: incoming.keys().copied().collect(),
+            unsignalled: incoming.keys().filter(|peer| !outgoing.contains_key(peer)).copied().collect(),
         }
     }
 
@@ -299,18 +196,6 @@ impl Program {
         }
         self
     }
-
-    /// The collective it carries out.
-    #[must_use]
-    pub fn collective(&self) -> Collective {
-        self.collective
-    }
-
-    /// What people call its algorithm.
-    #[must_use]
-    pub fn algorithm(&self) -> &str {
-        &self.algorithm
-    }
 }
 
 fn is_private(schedule: &Schedule) -> bool {
@@ -328,17 +213,17 @@ fn is_private(schedule: &Schedule) -> bool {
 }
 
 /// By block: where it lies. Blocks of a part need not stand together in the list.
-fn cuts(schedule: &Schedule) -> Vec<Cut> {
+fn extents(schedule: &Schedule) -> Vec<BlockExtent> {
     let mut weights = vec![0; schedule.collective.parts(schedule.ranks()) as usize];
-    let mut cuts: Vec<Cut> = Vec::with_capacity(schedule.blocks.len());
+    let mut extents: Vec<BlockExtent> = Vec::with_capacity(schedule.blocks.len());
     for block in &schedule.blocks {
         let before = &mut weights[block.part as usize];
         let weight = u64::from(block.weight);
-        cuts.push(Cut { part: block.part, before: *before, weight, total: 0, size: 1 });
+        extents.push(BlockExtent { part: block.part, before: *before, weight, total: 0, size: 1 });
         *before += weight;
     }
-    cuts.iter_mut().for_each(|cut| cut.total = weights[cut.part as usize]);
-    cuts
+    extents.iter_mut().for_each(|cut| cut.total = weights[cut.part as usize]);
+    extents
 }
 
 struct Builder<'a> {
@@ -348,12 +233,12 @@ struct Builder<'a> {
     proof: &'a Proof,
     rank: Rank,
     bounce: u32,
-    cuts: &'a [Cut],
+    extents: &'a [BlockExtent],
     own_blocks: BTreeMap<BlockId, u32>,
     lanes: Vec<LaneProgram>,
     steps: Vec<StepProgram>,
     after: Vec<(u32, u32)>,
-    places: Vec<PlaceAt>,
+    places: Vec<PlaceSlot>,
 }
 
 impl Builder<'_> {
@@ -381,7 +266,7 @@ impl Builder<'_> {
                 let mut bounce = NO_SLOT;
                 if bounces(op) {
                     bounce = self.bounce;
-                    self.bounce += self.cuts[block as usize].size;
+                    self.bounce += self.extents[block as usize].size;
                 }
                 OpProgram::Put(PutProgram {
                     to: *to,
@@ -394,7 +279,7 @@ impl Builder<'_> {
             Op::Wait { from, signal_slot } => OpProgram::Wait {
                 from: *from,
                 signal_slot: self.incoming[from][&(block, *signal_slot)],
-                landing: self.proof.landing(self.rank, lane, step).map(|part| place(self.rank, part)),
+                into: self.proof.landing(self.rank, lane, step).map(|part| place(self.rank, part)),
             },
             Op::Reduce { from, into } => {
                 let from = self.range(from, block);
@@ -413,8 +298,7 @@ impl Builder<'_> {
 
 /// FNV-1a over the schedule's words: equal on all ranks for equal schedules.
 fn hash_schedule(schedule: &Schedule) -> u64 {
-    use std::hash::{Hash, Hasher};
-    let mut hasher = pleach_schedule::digest::Hasher64::default();
+    let mut hasher = Hasher64::default();
     format!("{}", schedule.collective).hash(&mut hasher);
     (schedule.window, schedule.single_chunk).hash(&mut hasher);
     schedule.blocks.hash(&mut hasher);
@@ -428,4 +312,119 @@ fn hash_schedule(schedule: &Schedule) -> u64 {
         }
     }
     hasher.finish()
+}
+
+/// The scratch slots of every rank.
+struct Slots {
+    /// By rank and block: where its slots begin and which windows follow them.
+    at: BTreeMap<(Rank, BlockId), BlockSlots>,
+    /// By rank: how many units in all.
+    count: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct BlockSlots {
+    base: u32,
+    /// Of each, in units.
+    size: u32,
+    scratch: u32,
+    shared: bool,
+}
+
+impl BlockSlots {
+    fn slot(self, part: Part) -> u32 {
+        match part {
+            Part::Input | Part::Output => NO_SLOT,
+            Part::Scratch(slot) => self.base + u32::from(slot) * self.size,
+            Part::SharedInput | Part::SharedOutput => self.base + self.scratch * self.size,
+        }
+    }
+
+    fn touch(&mut self, part: Part) {
+        match part {
+            Part::Input | Part::Output => {}
+            Part::Scratch(slot) => self.scratch = self.scratch.max(u32::from(slot) + 1),
+            Part::SharedInput | Part::SharedOutput => self.shared = true,
+        }
+    }
+
+    fn len(self) -> u32 {
+        (self.scratch + u32::from(self.shared)) * self.size
+    }
+}
+
+/// Every place an operation of `rank` touches.
+fn places(rank: Rank, op: &Op) -> impl Iterator<Item = Place> + '_ {
+    let (put, reduce): (Option<[Place; 2]>, Option<_>) = match op {
+        Op::Put { to, src, dst, .. } => {
+            (Some([Place { rank, part: *src }, Place { rank: *to, part: *dst }]), None)
+        }
+        Op::Reduce { from, into } => (None, Some(from.iter().chain(into).copied())),
+        Op::Signal { .. } | Op::Wait { .. } => (None, None),
+    };
+    put.into_iter().flatten().chain(reduce.into_iter().flatten())
+}
+
+impl Slots {
+    fn new(schedule: &Schedule, extents: &[BlockExtent]) -> Self {
+        let mut at: BTreeMap<(Rank, BlockId), BlockSlots> = BTreeMap::new();
+        for (rank, lanes) in schedule.programs.iter().enumerate() {
+            for lane in lanes {
+                for place in lane.steps.iter().flat_map(|step| places(rank as Rank, &step.op)) {
+                    if !matches!(place.part, Part::Input | Part::Output) {
+                        at.entry((place.rank, lane.block)).or_default().touch(place.part);
+                    }
+                }
+            }
+        }
+        let mut count = vec![0; schedule.programs.len()];
+        for ((rank, block), slots) in &mut at {
+            slots.size = extents[*block as usize].size;
+            slots.base = count[*rank as usize];
+            count[*rank as usize] += slots.len();
+        }
+        Self { at, count }
+    }
+
+    fn place(&self, place: Place, block: BlockId) -> PlaceSlot {
+        let slot = self.at.get(&(place.rank, block)).map_or(NO_SLOT, |slots| slots.slot(place.part));
+        PlaceSlot { rank: place.rank, part: place.part, slot }
+    }
+}
+
+/// Gives each block as much scratch a chunk as it has of its part, in proportion, as finely as the
+/// number of units allows.
+fn size_by_share(schedule: &Schedule, extents: &mut [BlockExtent]) {
+    let share = |cut: &BlockExtent| (u128::from(cut.weight) << u32::BITS) / u128::from(cut.total.max(1));
+    let shares: Vec<u128> = extents.iter().map(share).collect();
+    let largest = shares.iter().copied().max().unwrap_or(0).max(1);
+    let mut most = SIZE_MAX;
+    while most > 1 {
+        for (cut, share) in extents.iter_mut().zip(&shares) {
+            cut.size = (share * u128::from(most)).div_ceil(largest).max(1) as u32;
+        }
+        let units = most_units(schedule, &Slots::new(schedule, extents), extents);
+        let is_even = extents.iter().all(|cut| cut.size == most);
+        if !is_even && units.saturating_mul(schedule.window) <= UNITS_MAX {
+            return;
+        }
+        most /= 2;
+    }
+    extents.iter_mut().for_each(|cut| cut.size = 1);
+}
+
+/// The units of scratch of the rank that has most. Bounce slots are the own rank's affair, but the
+/// size of a bank must be the same everywhere.
+fn most_units(schedule: &Schedule, slots: &Slots, extents: &[BlockExtent]) -> u32 {
+    let bounces = |lane: &pleach_schedule::Lane| {
+        let puts = lane.steps.iter().filter(|step| bounces(&step.op)).count() as u32;
+        puts * extents[lane.block as usize].size
+    };
+    let used = slots.count.iter().zip(&schedule.programs);
+    used.map(|(units, lanes)| units + lanes.iter().map(bounces).sum::<u32>()).max().unwrap_or(0)
+}
+
+/// Whether what is put may have to be copied first.
+fn bounces(op: &Op) -> bool {
+    matches!(op, Op::Put { src: Part::Input | Part::Output, .. })
 }

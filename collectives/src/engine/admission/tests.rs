@@ -1,95 +1,133 @@
-//! Which of several runs goes first.
-//!
-//! Runs are admitted in the order of their calls, because banks are (`bank`); of those admitted,
-//! one of a higher priority takes all steps that it can before one of a lower priority takes its
-//! next. So what was started late but is needed early, as the first layer's gradients are,
-//! overtakes what was started before. **Invariant:** priority decides about time alone: numbers,
-//! banks and signatures are those of the order of calls, so ranks need not agree about it.
-//!
-//! While every run has the usual priority nothing here is looked at.
+mod gates {
+    use std::sync::atomic::{AtomicBool, Ordering};
 
-use pleach_transport::Nanos;
+    use pleach_transport::cuda::CudaError;
+    use pleach_transport::sim::{Network, Options};
+    use pleach_transport::{HostMemory, Slice};
+    use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
-use super::{Engine, RunId, State};
+    use super::super::*;
+    use crate::call::{Amount, Counts, Descriptor};
+    use crate::simulate::Cluster;
 
-/// The priorities that are not the usual one.
-#[derive(Default)]
-pub(super) struct Priorities {
-    /// By the issue of the run.
-    of: Vec<(u64, i32)>,
-    /// Kept to be used again.
-    slots: Vec<u8>,
-}
+    const RANKS: usize = 2;
+    const LEN: usize = 100_000;
+    const TIMEOUT: Duration = Duration::from_millis(500);
+    /// Much longer than the calls take where nothing is in their way.
+    const LONG: Duration = Duration::from_millis(50);
 
-impl Priorities {
-    /// Whether any run has one.
-    pub(super) fn matter(&self) -> bool {
-        !self.of.is_empty()
+    type Outcome = Option<Result<(), Arc<Fault>>>;
+
+    /// Two ranks that have started the same calls, of which rank 0's first has a gate.
+    struct Ranks {
+        cluster: Cluster,
+        /// By rank and call.
+        runs: Vec<Vec<RunId>>,
+        data: Vec<Vec<Slice>>,
+        outcomes: Vec<Vec<Outcome>>,
     }
 
-    fn of(&self, issue: u64) -> i32 {
-        self.of.iter().find(|(known, _)| *known == issue).map_or(0, |(_, priority)| *priority)
-    }
-}
+    impl Ranks {
+        fn new(gate: Gate, calls: usize) -> Self {
+            let network = Network::full_mesh(RANKS as u32, 1_000_000_000, Duration::from_micros(5));
+            let mut cluster = Cluster::new(Options::new(network, 1));
+            cluster
+                .run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready()))
+                .expect("ranks connect");
+            let (mut runs, mut data) = (Vec::new(), Vec::new());
+            let mut gate = Some(gate);
+            for member in cluster.members.iter_mut().flatten() {
+                let descriptor = Descriptor {
+                    collective: Collective::AllReduce,
+                    amount: Amount::Each(LEN as u64),
+                    data_type: DataType::U8,
+                    op: ReduceOp::Sum,
+                    tag: 0,
+                };
+                let plan =
+                    member.planner.plan(&descriptor, &Counts::Each(LEN), None).expect("a plan").clone();
+                let engine = &mut member.engine;
+                let region = |_| engine.device().register(HostMemory::new(LEN)).expect("registered").whole();
+                let slices: Vec<Slice> = (0..calls).map(region).collect();
+                slices.iter().for_each(|slice| slice.store(&vec![1; LEN]));
+                let start = |slice: &Slice| {
+                    let bytes = Bytes::Registered(slice.clone());
+                    engine.start_behind(gate.take(), &plan, bytes.clone(), bytes, TIMEOUT).expect("accepted")
+                };
+                runs.push(slices.iter().map(start).collect());
+                data.push(slices);
+            }
+            Self { cluster, runs, data, outcomes: vec![vec![None; calls]; RANKS] }
+        }
 
-impl Engine {
-    /// Has a run that was just started go before those of lower priorities; the usual one is 0.
-    pub fn prioritize(&mut self, id: RunId, priority: i32) {
-        if priority != 0 {
-            self.priorities.of.push((id.issue, priority));
+        /// Goes on until every call has ended, or for so long; whether they have.
+        fn go_on(&mut self, limit: Duration) -> bool {
+            let until = self.cluster.world.now() + limit;
+            let (runs, outcomes) = (&self.runs, &mut self.outcomes);
+            self.cluster
+                .run(|cluster| {
+                    for (rank, member) in cluster.members.iter_mut().enumerate() {
+                        let engine = &mut member.as_mut().expect("nobody dies").engine;
+                        for (outcome, run) in outcomes[rank].iter_mut().zip(&runs[rank]) {
+                            if outcome.is_none() {
+                                *outcome = engine.take_outcome(*run);
+                            }
+                        }
+                    }
+                    cluster.world.now() >= until || outcomes.iter().flatten().all(Option::is_some)
+                })
+                .expect("a gate is looked at again");
+            self.outcomes.iter().flatten().all(Option::is_some)
+        }
+
+        fn faults(&self) -> Vec<Arc<Fault>> {
+            let all = self.outcomes.iter().flatten().flatten();
+            all.map(|outcome| outcome.clone().expect_err("the group has failed")).collect()
         }
     }
 
-    /// As [`Engine::advance_runs`], where runs have different priorities.
-    pub(super) fn advance_by_priority(&mut self, now: Nanos) -> bool {
-        let mut slots = std::mem::take(&mut self.priorities.slots);
-        slots.clear();
-        let mut may_admit = true;
-        for index in 0..self.order.len() {
-            if self.admit(index, &mut may_admit) == State::Active {
-                slots.push(self.order[index]);
-            }
+    #[test]
+    fn behind_a_closed_gate_no_byte_is_touched_and_later_calls_wait() {
+        let is_open = Arc::new(AtomicBool::new(false));
+        let asked = is_open.clone();
+        let mut ranks = Ranks::new(Box::new(move || Ok(asked.load(Ordering::Relaxed))), 2);
+        assert!(!ranks.go_on(LONG));
+        assert!(ranks.outcomes.iter().flatten().all(Option::is_none), "nobody goes on without rank 0");
+        // What the work that is waited for does.
+        ranks.data[0][0].store(&vec![5; LEN]);
+        is_open.store(true, Ordering::Relaxed);
+        assert!(ranks.go_on(LONG));
+        for (rank, slices) in ranks.data.iter().enumerate() {
+            assert!(ranks.outcomes[rank].iter().all(|outcome| *outcome == Some(Ok(()))));
+            assert_eq!(slices[0].to_vec(), vec![6; LEN], "rank {rank}");
+            assert_eq!(slices[1].to_vec(), vec![2; LEN], "rank {rank}");
         }
-        // Stable: of equal priorities the earlier call goes first.
-        slots.sort_by_key(|slot| std::cmp::Reverse(self.priority_of(*slot)));
-        let mut moved = None;
-        for slot in slots.iter().copied() {
-            let priority = self.priority_of(slot);
-            if moved.is_some_and(|before| before > priority) {
-                // What moved may move again, and goes first.
-                break;
-            }
-            match self.advance(slot, now) {
-                Ok(true) => moved = Some(priority),
-                Ok(false) => {}
-                Err(fault) => {
-                    self.fail(*fault, now);
-                    moved = Some(priority);
-                    break;
-                }
-            }
-            if self.slots[usize::from(slot)].state == State::Finished {
-                self.forget_finished(slot);
-            }
-        }
-        self.priorities.slots = slots;
-        moved.is_some()
     }
 
-    fn priority_of(&self, slot: u8) -> i32 {
-        self.priorities.of(self.slots[usize::from(slot)].issue)
+    #[test]
+    fn a_gate_that_does_not_open_in_time_ends_the_group_with_the_rank_and_the_reason() {
+        let mut ranks = Ranks::new(Box::new(|| Ok(false)), 1);
+        assert!(ranks.go_on(TIMEOUT * 2));
+        for fault in ranks.faults() {
+            assert_eq!((fault.kind, fault.subject), (FaultKind::TimedOut, 0), "{fault}");
+        }
+        let told = ranks.faults().iter().any(|fault| fault.detail.contains("work from before the call"));
+        assert!(told, "who waits for its own stream says so: {:?}", ranks.faults());
     }
 
-    fn forget_finished(&mut self, slot: u8) {
-        let issue = self.slots[usize::from(slot)].issue;
-        self.priorities.of.retain(|(known, _)| *known != issue);
-        self.order.retain(|other| *other != slot);
-        self.note_completed();
+    #[test]
+    fn a_gate_that_fails_ends_the_group_on_all_ranks() {
+        let error = || ComputeError::from(CudaError::Freed { address: 0x1000 });
+        let mut ranks = Ranks::new(Box::new(move || Err(error())), 2);
+        assert!(ranks.go_on(TIMEOUT * 2));
+        for fault in ranks.faults() {
+            assert_eq!((fault.kind, fault.subject), (FaultKind::Compute, 0), "{fault}");
+            assert!(fault.detail.contains("was freed"), "{fault}");
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
+mod priorities {
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -174,7 +212,7 @@ mod tests {
                 runs.iter().all(Vec::is_empty)
             })
             .expect("all end");
-        assert!(cluster.members.iter().flatten().all(|member| !member.engine.priorities.matter()));
+        assert!(cluster.members.iter().flatten().all(|member| member.engine.admission.prioritized == 0));
         drop(cluster);
         assert!(memory.iter().flatten().all(|byte| u32::from(*byte) == RANKS));
         ends

@@ -1,23 +1,30 @@
-//! Where blocks and chunks are, for given numbers of elements.
+//! Where blocks and chunks are, for given numbers of elements, and how long chunks are.
 
 use pleach_schedule::Part;
-use pleach_vocabulary::Parts;
+use pleach_schedule::generate::packed::Pace;
+use pleach_vocabulary::{Parts, Rank};
 
-use super::program::{PlaceAt, Program};
+use super::super::bank::{Class, LARGE_SCRATCH_BYTES, TooLarge};
+use super::super::{LANES_MAX, STEPS_MAX, Stream, WINDOW_MAX};
+use super::{INLINE_DATA_BYTES, PlaceSlot, Program};
 use crate::call::{Counts, CountsError};
 
 /// Block boundaries are multiples of this many bytes within their part, and chunk boundaries within
 /// their block, so that no two ranks write one cache line.
-pub(super) const ALIGN_BYTES: usize = 64;
+const ALIGN_BYTES: usize = 64;
 
 /// Lengths of chunks are kept in parts of a byte, 2 to this power of them: so many chunks of a
 /// block end where it ends, give or take a byte, without a division a chunk.
 const PITCH_BITS: u32 = 16;
 
+/// Chunks of blocks of different shares are rounded up to the alignment, as are the ends of blocks:
+/// by so much a chunk may be longer than its block's share of the longest.
+const UNIT_SPARE_BYTES: usize = 2 * ALIGN_BYTES;
+
 /// The bytes of every block.
 #[derive(Debug)]
 pub(super) struct Layout {
-    blocks: Vec<BlockAt>,
+    blocks: Vec<BlockLayout>,
     lengths: Lengths,
 }
 
@@ -40,7 +47,7 @@ enum Lengths {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct BlockAt {
+struct BlockLayout {
     part: u32,
     /// Within the part.
     start: usize,
@@ -51,7 +58,7 @@ struct BlockAt {
     pitch: usize,
 }
 
-impl BlockAt {
+impl BlockLayout {
     /// Where a chunk begins, from the beginning of the block on.
     fn chunk_start(&self, chunk: u32) -> usize {
         ((chunk as usize * self.pitch) >> PITCH_BITS).next_multiple_of(ALIGN_BYTES)
@@ -99,7 +106,7 @@ impl Layout {
             };
             assert!(most.is_multiple_of(ALIGN_BYTES) || chunks == 1, "{chunks} chunks of up to {most} bytes");
             let chunks = u32::try_from(chunks).map_err(|_| CountsError::TooLong)?;
-            layout.blocks.push(BlockAt { part: cut.part, start, bytes, chunks, pitch });
+            layout.blocks.push(BlockLayout { part: cut.part, start, bytes, chunks, pitch });
         }
         Ok(layout)
     }
@@ -131,7 +138,7 @@ impl Layout {
 
     /// Where a chunk begins in the input or output of the place's rank, in bytes; of a peer with
     /// paired counts: in what its landing names.
-    pub(super) fn offset(&self, program: &Program, block: u32, chunk: u32, place: PlaceAt) -> usize {
+    pub(super) fn offset(&self, program: &Program, block: u32, chunk: u32, place: PlaceSlot) -> usize {
         let block = &self.blocks[block as usize];
         let part_start = match &self.lengths {
             Lengths::Each { part_bytes } => parts(program, place).position(block.part) as usize * part_bytes,
@@ -151,7 +158,7 @@ impl Layout {
 
     /// Length of what the landing of a peer names, in bytes: its whole slice, or the part of the
     /// block.
-    pub(super) fn landing_bytes(&self, program: &Program, block: u32, place: PlaceAt) -> usize {
+    pub(super) fn buffer_bytes(&self, program: &Program, block: u32, place: PlaceSlot) -> usize {
         match &self.lengths {
             Lengths::Each { part_bytes } => parts(program, place).len() * part_bytes,
             Lengths::Listed { .. } => {
@@ -162,7 +169,7 @@ impl Layout {
     }
 
     /// Where in this rank's input and output the landings begin that it tells a peer, in bytes.
-    pub(super) fn landing_starts(&self, peer: pleach_vocabulary::Rank) -> (u64, u64) {
+    pub(super) fn buffer_starts(&self, peer: Rank) -> (u64, u64) {
         match &self.lengths {
             Lengths::Each { .. } | Lengths::Listed { .. } => (0, 0),
             Lengths::Paired { given, taken } => (given[peer as usize] as u64, taken[peer as usize] as u64),
@@ -183,7 +190,7 @@ fn is_input(part: Part) -> bool {
 }
 
 /// The parts that the input or output of the place's rank holds.
-fn parts(program: &Program, place: PlaceAt) -> Parts {
+fn parts(program: &Program, place: PlaceSlot) -> Parts {
     if is_input(place.part) {
         program.collective.input_parts(place.rank, program.ranks)
     } else {
@@ -192,7 +199,7 @@ fn parts(program: &Program, place: PlaceAt) -> Parts {
 }
 
 /// Who gives a part and who gets it, of a program that was checked to have such parts.
-fn ends(program: &Program, part: u32) -> (pleach_vocabulary::Rank, pleach_vocabulary::Rank) {
+fn ends(program: &Program, part: u32) -> (Rank, Rank) {
     program.collective.ends(part, program.ranks).expect("checked when the call was accepted")
 }
 
@@ -214,13 +221,106 @@ fn boundary(part_bytes: usize, passed: u64, total: u64) -> usize {
 
 /// Longest block of a program for parts of at most `part_bytes`, in bytes: what a chunk need not
 /// exceed. The same on every rank.
-pub(super) fn longest_block(program: &Program, part_bytes: usize) -> usize {
+fn longest_block(program: &Program, part_bytes: usize) -> usize {
     let (weight, total, blocks) = program.largest_share;
     if weight == total {
         return part_bytes;
     }
     let exact = (part_bytes as u128 * u128::from(weight)).div_ceil(u128::from(total)) as usize;
     (exact + ALIGN_BYTES * blocks).min(part_bytes)
+}
+
+/// The size of chunks and the class of a run of `program` over parts of at most `part_bytes`
+/// (`None`: not all ranks know how long): the same on every rank.
+pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(usize, Class), TooLarge> {
+    // Of unknown parts any may be longer than the largest chunk.
+    let longest = part_bytes.map_or(LARGE_SCRATCH_BYTES as usize, |bytes| longest_block(program, bytes));
+    let whole =
+        if longest <= INLINE_DATA_BYTES { INLINE_DATA_BYTES } else { longest.next_multiple_of(ALIGN_BYTES) };
+    let slots = u64::from(program.slots);
+    let class = match Stream::of(program.collective) {
+        Stream::Messages { .. } => message_class(program),
+        Stream::Collectives if is_small(program, whole) => Class::Small,
+        Stream::Collectives => Class::Large,
+    };
+    let (signal_slots_max, scratch_bytes, chunk_max) = class.capacity(program.ranks, program.maps);
+    let chunk_max = match class {
+        Class::Large => program.chunk_bytes_max.unwrap_or(chunk_max),
+        _ => chunk_max,
+    };
+    let room = longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES);
+    let fits = program.signal_slots <= signal_slots_max
+        && room >= ALIGN_BYTES
+        && program.window <= WINDOW_MAX
+        && program.lanes.len() <= LANES_MAX
+        && program.lanes.iter().all(|lane| lane.steps <= STEPS_MAX);
+    if !fits {
+        let slots_max = (scratch_bytes / ALIGN_BYTES as u64) as u32;
+        return Err(TooLarge {
+            signal_slots: program.signal_slots,
+            slots: program.slots,
+            signal_slots_max,
+            slots_max,
+        });
+    }
+    let wanted = match (program.chunk_bytes, &program.pace) {
+        _ if class != Class::Large => chunk_max,
+        (Some(bytes), _) => bytes.next_multiple_of(ALIGN_BYTES),
+        (None, Some(pace)) => paced_chunk(program, pace, longest, part_bytes),
+        (None, None) => chunk_max,
+    };
+    let chunk = whole.min(chunk_max).min(wanted).min(room.max(ALIGN_BYTES));
+    if program.single_chunk && chunk < whole {
+        let slots_max = (scratch_bytes / whole as u64) as u32;
+        return Err(TooLarge {
+            signal_slots: program.signal_slots,
+            slots: program.slots,
+            signal_slots_max,
+            slots_max,
+        });
+    }
+    Ok((chunk, class))
+}
+
+/// Whether all blocks, with chunks of `whole` bytes, fit a small bank.
+fn is_small(program: &Program, whole: usize) -> bool {
+    let (signal_slots, scratch_bytes, _) = Class::Small.capacity(program.ranks, program.maps);
+    program.signal_slots <= signal_slots
+        && u64::from(program.slots) * unit_bytes(program, whole) as u64 <= scratch_bytes
+}
+
+/// Bytes of a unit of scratch, when a chunk of the largest block is so long: where blocks have
+/// units in proportion to their share, with room for what lengths are rounded up by.
+pub(super) fn unit_bytes(program: &Program, chunk_bytes: usize) -> usize {
+    match program.largest_size as usize {
+        1 => chunk_bytes,
+        size => chunk_bytes.div_ceil(size).next_multiple_of(ALIGN_BYTES) + UNIT_SPARE_BYTES,
+    }
+}
+
+/// The longest chunk of the largest block whose units are no longer than so many bytes, a multiple
+/// of the alignment.
+fn longest_in(program: &Program, unit_bytes: usize) -> usize {
+    match program.largest_size as usize {
+        1 => unit_bytes,
+        size => unit_bytes.saturating_sub(UNIT_SPARE_BYTES) * size,
+    }
+}
+
+fn message_class(program: &Program) -> Class {
+    match (program.single_chunk, program.maps) {
+        (true, _) => Class::EagerMessage,
+        (false, true) => Class::MappedMessage,
+        (false, false) => Class::Message,
+    }
+}
+
+/// The chunk of the longest block, when all blocks are cut into as many as suits the links.
+fn paced_chunk(program: &Program, pace: &Pace, longest: usize, part_bytes: Option<usize>) -> usize {
+    let parts = u64::from(program.collective.parts(program.ranks));
+    let whole = part_bytes.map_or(longest as u64, |bytes| bytes as u64).saturating_mul(parts);
+    let chunks = usize::try_from(pace.chunks(whole)).unwrap_or(usize::MAX);
+    longest.div_ceil(chunks).next_multiple_of(ALIGN_BYTES)
 }
 
 #[cfg(test)]
@@ -241,7 +341,7 @@ mod tests {
     fn chunks_cover_a_block_without_gap_and_none_is_longer_than_the_pitch_rounded_up() {
         for bytes in [640, 700, 4_001, 65_536, 1_000_003, (1 << 40) + 5] {
             for chunks in [1, 2, 3, 7, 10] {
-                let block = BlockAt {
+                let block = BlockLayout {
                     part: 0,
                     start: 0,
                     bytes,

@@ -1,0 +1,412 @@
+//! The fast path of the smallest calls: a run that is carried out at once, on the caller's stack.
+//!
+//! A plan can take the fast path when every lane has one chunk and its data travel in the signal
+//! slots, or are a few kilobytes that are put in peers' scratch, which is mapped here. Then each
+//! step ends with its issue: a run only remembers how far each lane has come ([`Progress`]), and the
+//! plan knows where everything lies ([`FastPlan`]). Banks, credits, numbers, signatures and consumed
+//! signals are those of [`super::run`].
+//!
+//! **Invariant:** a run leaves the fast path between two steps only, and goes on as an ordinary run
+//! at the same step. So the ordinary run handles all that takes longer than some polls, all doubts
+//! and all failures.
+//!
+//! What peers wait for goes out first; what is only noted comes after, while their signals are on
+//! their way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_schedule::Part;
+use pleach_transport::{Inline, Mapped, Nanos, Signal};
+use pleach_vocabulary::Rank;
+
+use super::address::{Address, Bytes, NO_DATA, advance};
+use super::plan::{ChunkStep, OpProgram, PlaceSlot, Plan};
+use super::run::{Parameters, Progress};
+use super::signals::Header;
+use super::{Context, Engine, NO_TRANSFER, RunId, RunNumber, StartError, Stream};
+use crate::call::Descriptor;
+use crate::compute::Job;
+
+/// How often a run on the fast path polls for its peers' signals before it becomes an ordinary one:
+/// some microseconds.
+const ROUNDS_MAX: u32 = 16;
+/// Longest chunk on the fast path, in bytes: what is copied while a peer waits for it.
+const CHUNK_BYTES_MAX: usize = 8 << 10;
+/// Most lanes of a plan on the fast path.
+pub(super) const LANES_MAX: usize = 8;
+
+/// The steps of a plan on the fast path, with everything known that does not differ from run to
+/// run.
+#[derive(Debug)]
+pub(super) struct FastPlan {
+    lanes: Vec<Vec<FastStep>>,
+}
+
+#[derive(Debug)]
+enum FastStep {
+    /// `into`: from where the peer's bank begins; in the signal when there is none.
+    Send {
+        to: Rank,
+        signal_slot: u32,
+        from: BufferOffset,
+        into: Option<usize>,
+        bytes: usize,
+    },
+    Wait {
+        from: Rank,
+        signal_slot: u32,
+        into: Option<BufferOffset>,
+        bytes: usize,
+    },
+    Reduce {
+        from: Vec<BufferOffset>,
+        into: Vec<BufferOffset>,
+        elements: usize,
+        divide_by: u32,
+    },
+}
+
+/// Where some bytes of this rank are, `usize` from where the memory begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BufferOffset {
+    Input(usize),
+    Output(usize),
+    /// Of this run's bank.
+    Scratch(usize),
+}
+
+impl FastPlan {
+    /// `None` when the plan cannot take the fast path.
+    pub(super) fn new(plan: &Plan, chunk_bytes: usize) -> Option<Self> {
+        let is_one_chunk = plan.lanes().all(|lane| plan.chunks(lane) == 1);
+        let is_small = chunk_bytes <= CHUNK_BYTES_MAX && plan.lanes().len() <= LANES_MAX;
+        if !is_small || !is_one_chunk || !(plan.is_inline() || keeps_to_scratch(plan)) {
+            return None;
+        }
+        let lanes = plan.lanes().map(|lane| {
+            let steps = 0..plan.steps(lane).len() as u32;
+            steps.map(|step| FastStep::new(plan.chunk_step(lane, 0, step))).collect()
+        });
+        Some(Self { lanes: lanes.collect() })
+    }
+}
+
+impl FastStep {
+    fn new(step: ChunkStep<'_>) -> Self {
+        let (plan, bytes) = (step.plan(), step.bytes());
+        let scratch = |place: &PlaceSlot| step.scratch_offset(place.slot) as usize;
+        let offset = |place: &PlaceSlot| match place.part {
+            Part::Input | Part::SharedInput => BufferOffset::Input(step.buffer_offset(*place)),
+            Part::Output | Part::SharedOutput => BufferOffset::Output(step.buffer_offset(*place)),
+            Part::Scratch(_) => BufferOffset::Scratch(scratch(place)),
+        };
+        let offsets = |range| plan.places(range).iter().map(offset).collect();
+        match step.op() {
+            OpProgram::Signal { to, signal_slot } => Self::Send {
+                to: *to,
+                signal_slot: step.signal_offset(*signal_slot),
+                from: BufferOffset::Scratch(0),
+                into: None,
+                bytes: 0,
+            },
+            OpProgram::Put(put) => Self::Send {
+                to: put.to,
+                signal_slot: step.signal_offset(put.signal_slot),
+                from: offset(&put.src),
+                into: (!plan.is_inline()).then(|| scratch(&put.dst)),
+                bytes,
+            },
+            OpProgram::Wait { from, signal_slot, into } => Self::Wait {
+                from: *from,
+                signal_slot: step.signal_offset(*signal_slot),
+                into: into.as_ref().filter(|_| plan.is_inline()).map(offset),
+                bytes,
+            },
+            OpProgram::Reduce { from, into, completes } => Self::Reduce {
+                from: offsets(*from),
+                into: offsets(*into),
+                elements: bytes / plan.descriptor().data_type.bytes(),
+                divide_by: plan.divisor(*completes),
+            },
+        }
+    }
+}
+
+/// Whether the ranks touch nothing of each other but scratch, and that by puts alone.
+fn keeps_to_scratch(plan: &Plan) -> bool {
+    let is_own = |place: &PlaceSlot| matches!(place.part, Part::Input | Part::Output | Part::Scratch(_));
+    let is_scratch = |place: &PlaceSlot| matches!(place.part, Part::Scratch(_));
+    let mut steps = plan.lanes().flat_map(|lane| plan.steps(lane));
+    !plan.maps()
+        && !plan.exposes_buffers()
+        && steps.all(|step| match step.op() {
+            OpProgram::Put(put) => is_own(&put.src) && is_scratch(&put.dst),
+            OpProgram::Reduce { from, into, .. } => {
+                plan.places(*from).iter().chain(plan.places(*into)).all(is_own)
+            }
+            OpProgram::Signal { .. } | OpProgram::Wait { .. } => true,
+        })
+}
+
+/// Whether calls may take the fast path here, and what it needs of this rank. **Invariant:** peers'
+/// scratch is mapped only where every peer acts without this rank's device being polled.
+pub(super) struct FastPath {
+    is_passive: bool,
+    /// How often a run polls for a signal before it becomes an ordinary one.
+    rounds_max: u32,
+    /// By rank: peers' scratch, where it is mapped.
+    mapped: Vec<Option<Mapped>>,
+    /// Kept for its memory.
+    job: Job,
+}
+
+impl FastPath {
+    /// No call takes it.
+    pub(super) fn closed() -> Self {
+        Self { is_passive: false, rounds_max: 0, mapped: Vec::new(), job: Job::empty() }
+    }
+
+    /// Lets go of peers' memory: no call takes the fast path any more.
+    pub(super) fn close(&mut self) {
+        self.mapped.clear();
+    }
+}
+
+/// One run on the fast path.
+struct FastRun<'a> {
+    plan: &'a Plan,
+    fast: &'a FastPlan,
+    number: &'a RunNumber,
+    input: Address,
+    output: Address,
+    /// This run's bank of scratch.
+    scratch: Address,
+    context: &'a mut Context,
+    job: &'a mut Job,
+    mapped: &'a [Option<Mapped>],
+    progress: Progress,
+}
+
+impl FastRun<'_> {
+    /// Goes as far as it can without waiting; true when it is complete.
+    fn advance(&mut self) -> bool {
+        let mut is_complete = true;
+        for (number, lane) in self.fast.lanes.iter().enumerate() {
+            while let Some(step) = lane.get(self.progress[number] as usize)
+                && self.step(step)
+            {
+                self.progress[number] += 1;
+            }
+            is_complete &= self.progress[number] as usize == lane.len();
+        }
+        is_complete
+    }
+
+    /// Polls for the awaited signal; false when there is none, or it does not come.
+    fn poll(&self) -> bool {
+        match self.context.signals.poll_awaited() {
+            None => false,
+            // Another lane may have something to do.
+            Some(has_come) => has_come || self.fast.lanes.len() > 1,
+        }
+    }
+
+    /// Whether the step is complete now.
+    fn step(&mut self, step: &FastStep) -> bool {
+        match step {
+            FastStep::Send { to, signal_slot, from, into, bytes } => {
+                self.send((*to, *signal_slot), *from, *into, *bytes)
+            }
+            FastStep::Wait { from, signal_slot, into, bytes } => {
+                self.wait(*from, *signal_slot, *into, *bytes)
+            }
+            FastStep::Reduce { from, into, elements, divide_by } => {
+                self.reduce(from, into, *elements, *divide_by)
+            }
+        }
+    }
+
+    fn address(&self, offset: BufferOffset) -> Address {
+        match offset {
+            BufferOffset::Input(offset) => self.input.add(offset),
+            BufferOffset::Output(offset) => self.output.add(offset),
+            BufferOffset::Scratch(offset) => self.scratch.add(offset),
+        }
+    }
+
+    fn send(
+        &mut self,
+        (to, signal_slot): (Rank, u32),
+        from: BufferOffset,
+        into: Option<usize>,
+        bytes: usize,
+    ) -> bool {
+        let RunNumber { number, history, bank } = self.number;
+        if !self.context.signals.has_completed(to, self.plan.stream(), bank.needed()) {
+            return false;
+        }
+        let (data, data_bytes) = match into {
+            None => (self.address(from).load_words(bytes), bytes),
+            Some(offset) => {
+                let Some(peer) = &self.mapped[to as usize] else { return false };
+                let into = Address(peer.as_ptr()).add(bank.peer_scratch(offset as u64) as usize);
+                self.address(from).copy_to(into, bytes);
+                if let Some(witness) = self.context.signals.witness() {
+                    witness.wrote(into.0.cast_const(), bytes);
+                }
+                (NO_DATA, 0)
+            }
+        };
+        let is_collective = self.plan.stream() == Stream::Collectives;
+        let completed = if is_collective { self.context.completed } else { *number };
+        let payload: Inline = Header::new(*number, *history, completed).with_data(&data, data_bytes);
+        let signal = Signal { signal_slot: bank.outgoing(signal_slot), payload };
+        // An ordinary run tries again what cannot go, and understands why.
+        self.context.device.signal(to, &signal, NO_TRANSFER).is_ok()
+    }
+
+    fn wait(&mut self, from: Rank, signal_slot: u32, into: Option<BufferOffset>, bytes: usize) -> bool {
+        let signal_slot = self.number.bank.incoming(signal_slot);
+        if !self.context.signals.has_come(from, signal_slot) {
+            return false;
+        }
+        let (header, data) = self.context.signals.read(from, signal_slot);
+        if !header.is_of(self.number.number, self.number.history) {
+            return false;
+        }
+        self.context.signals.consume(from, signal_slot, &header, self.plan.stream());
+        if let Some(offset) = into {
+            self.address(offset).store_words(&data, bytes);
+        }
+        true
+    }
+
+    fn reduce(
+        &mut self,
+        from: &[BufferOffset],
+        into: &[BufferOffset],
+        elements: usize,
+        divide_by: u32,
+    ) -> bool {
+        if elements == 0 {
+            return true;
+        }
+        let Descriptor { data_type, op, .. } = *self.plan.descriptor();
+        self.job.begin(data_type, op, elements, divide_by);
+        for offset in from {
+            let address = self.address(*offset).0.cast_const();
+            self.job.from.push(address);
+        }
+        for offset in into {
+            let address = self.address(*offset).0;
+            self.job.add_destination(address);
+        }
+        if self.job.into.is_empty() {
+            return true;
+        }
+        let is_complete = advance(&mut *self.context.compute, self.job, self.context.now);
+        debug_assert!(is_complete, "a few bytes are computed at once where this path is taken");
+        is_complete
+    }
+}
+
+impl Engine {
+    /// Allows the fast path and [`Engine::poll_signals`] where all peers write here without this
+    /// rank's device being polled, and what is computed ends at once. `is_crowded`: other ranks need
+    /// this processor, so that polling again and again only delays them. To be called when all
+    /// peers are ready.
+    pub fn enable_fast_path(&mut self, is_crowded: bool) {
+        let context = &mut self.context;
+        let is_passive = context.peers().all(|peer| context.device.info().reach[peer as usize].passive);
+        self.fast_path.is_passive =
+            context.scratch.is_ready() && context.compute.is_immediate() && is_passive;
+        self.fast_path.rounds_max = if is_crowded { 0 } else { ROUNDS_MAX };
+        self.fast_path.mapped = vec![None; context.ranks as usize];
+        if self.fast_path.is_passive {
+            for peer in context.peers() {
+                let scratch = context.scratch.peers[peer as usize];
+                // Where it is not mapped, puts go the ordinary way.
+                let mapped = context.device.map(peer, &scratch).ok();
+                self.fast_path.mapped[peer as usize] =
+                    mapped.filter(|mapped| mapped.is_on_host() && mapped.len() as u64 >= scratch.len);
+            }
+        }
+    }
+
+    /// Whether all peers write here without this rank's device being polled, and what is computed
+    /// ends at once: then [`Engine::poll_signals`] is worth it.
+    #[must_use]
+    pub fn is_passive(&self) -> bool {
+        self.fast_path.is_passive
+    }
+
+    /// As [`Engine::start`], for a caller that waits for the outcome: `None` when the call has been
+    /// carried out already.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub(crate) fn carry_out(
+        &mut self,
+        plan: &Arc<Plan>,
+        input: &Bytes,
+        output: &Bytes,
+        timeout: Duration,
+    ) -> Result<Option<RunId>, StartError> {
+        match plan.fast() {
+            Some(fast)
+                if self.fast_path.is_passive
+                    && self.admission.is_idle()
+                    && self.context.scratch.is_ready()
+                    && self.failure.is_active()
+                    && !self.board.has_unread() =>
+            {
+                self.carry_out_at_once(plan, fast, input, output, timeout)
+            }
+            _ => self.start(plan, input.clone(), output.clone(), timeout).map(Some),
+        }
+    }
+
+    fn carry_out_at_once(
+        &mut self,
+        plan: &Arc<Plan>,
+        fast: &FastPlan,
+        input: &Bytes,
+        output: &Bytes,
+        timeout: Duration,
+    ) -> Result<Option<RunId>, StartError> {
+        let (slot, number) = self.admission.number(plan).ok_or(StartError::TooManyRuns)?;
+        let context = &mut self.context;
+        context.signals.forget_awaited();
+        (context.now, context.elapsed_ns, context.hears_all) = (Nanos::ZERO, 0, false);
+        let mut run = FastRun {
+            plan,
+            fast,
+            number: &number,
+            input: input.base(),
+            output: output.base(),
+            scratch: Address(context.scratch.own().as_ptr()).add(number.bank.scratch(0)),
+            context,
+            job: &mut self.fast_path.job,
+            mapped: &self.fast_path.mapped,
+            progress: [0; LANES_MAX],
+        };
+        let mut is_complete = run.advance();
+        self.admission.publish(plan, &number);
+        let mut rounds = 0;
+        while !is_complete && rounds < self.fast_path.rounds_max && run.poll() {
+            is_complete = run.advance();
+            rounds += 1;
+        }
+        if is_complete {
+            self.note_carried_out(plan, number.number);
+            return Ok(None);
+        }
+        let progress = run.progress;
+        let parameters = Parameters::new(number, input.clone(), output.clone());
+        let (id, run) = self.admission.enter(slot, plan, parameters, Some(&progress), timeout);
+        run.observe_from(self.observer.take_sample());
+        Ok(Some(id))
+    }
+}

@@ -1,0 +1,657 @@
+//! What the calls of one shape share, worked out once.
+//!
+//! A [`Program`] is a proof made ready for one rank ([`program`]): independent of the number of
+//! elements, their type and the operation. A [`Plan`] is a program for calls of one shape, with
+//! where blocks and chunks are ([`layout`]). A run computes only what differs from call to call.
+//!
+//! **Invariant:** both are made of what all ranks know, and do not change once they are made.
+
+mod layout;
+mod program;
+
+use std::sync::Arc;
+
+use pleach_schedule::generate::packed::Pace;
+use pleach_schedule::{BlockId, Part};
+use pleach_vocabulary::{Collective, Rank, ReduceOp};
+
+use super::bank::{Class, TooLarge};
+use super::fast_path::FastPlan;
+use super::signals::INLINE_DATA_BYTES;
+use super::status_board::Record;
+use super::{Bytes, StepAddress, Stream};
+use crate::call::{Counts, CountsError, Descriptor};
+use crate::observe::Shape;
+use layout::{Layout, chunking, unit_bytes};
+
+/// What one rank runs. Independent of the number of elements, their type and the operation.
+#[derive(Debug)]
+pub struct Program {
+    collective: Collective,
+    /// Names the schedule on all ranks: part of every run's signature.
+    schedule_hash: u64,
+    algorithm: String,
+    rank: Rank,
+    ranks: u32,
+    /// How many chunks of a lane may be under way.
+    window: u32,
+    single_chunk: bool,
+    /// Blocks that this rank has lanes for; lanes name them by their place here.
+    blocks: Vec<BlockExtent>,
+    /// The largest share that a block has of its part, in weights of it and of all; and how many
+    /// blocks there are.
+    largest_share: (u64, u64, usize),
+    lanes: Vec<LaneProgram>,
+    steps: Vec<StepProgram>,
+    /// Steps and their lags, referred to by range from the steps.
+    after: Vec<(u32, u32)>,
+    places: Vec<PlaceSlot>,
+    /// For the signal slots that this rank waits on, in their order, by peer and number: the lane
+    /// that does.
+    waits: Vec<(Rank, u32, u32)>,
+    /// Most signal slots any rank keeps for one peer, times the window.
+    signal_slots: u32,
+    /// Most units of scratch any rank's slots take, times the window.
+    slots: u32,
+    /// Units that a slot of the largest block takes.
+    largest_size: u32,
+    /// Where the number of chunks follows from links: then all blocks have the same number of
+    /// chunks, each of its own size.
+    pace: Option<Pace>,
+    /// Largest chunk in bytes, where the caller asked for one.
+    chunk_bytes: Option<usize>,
+    /// Largest chunk in bytes, where it differs from that for the host's processors.
+    chunk_bytes_max: Option<usize>,
+    /// Whether any rank touches another's memory through a mapping.
+    maps: bool,
+    exposes_input: bool,
+    exposes_output: bool,
+    /// Whether only the rank that gives a part and the rank that gets it have lanes for it.
+    is_private: bool,
+    /// Peers that signal this rank in a run: they may only write to it again when they know its
+    /// progress.
+    signalling: Vec<Rank>,
+    /// Those of them that this rank does not signal: they learn of its progress by credits alone.
+    unsignalled: Vec<Rank>,
+}
+
+/// Where a block lies in its part, in weights.
+#[derive(Clone, Copy, Debug)]
+struct BlockExtent {
+    part: u32,
+    before: u64,
+    weight: u64,
+    /// Of all blocks of the part.
+    total: u64,
+    /// Units of scratch that a chunk of it takes: in proportion to its share where chunks are.
+    size: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LaneProgram {
+    /// Its place in [`Program::blocks`].
+    block: u32,
+    /// What the schedule calls it.
+    block_id: BlockId,
+    first_step: u32,
+    steps: u32,
+}
+
+/// A step, with the range in [`Program::after`] of the steps that it comes after.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepProgram {
+    op: OpProgram,
+    after: (u32, u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum OpProgram {
+    Signal {
+        to: Rank,
+        signal_slot: u32,
+    },
+    Put(PutProgram),
+    /// `into`: where the data of the signal go.
+    Wait {
+        from: Rank,
+        signal_slot: u32,
+        into: Option<PlaceSlot>,
+    },
+    /// Ranges of [`Program::places`].
+    Reduce {
+        from: (u32, u32),
+        into: (u32, u32),
+        completes: bool,
+    },
+}
+
+/// What a put needs to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PutProgram {
+    pub(super) to: Rank,
+    pub(super) signal_slot: u32,
+    pub(super) src: PlaceSlot,
+    pub(super) dst: PlaceSlot,
+    /// Slot to which the source is copied when it is not registered.
+    pub(super) bounce: u32,
+}
+
+/// A place with its slot, in units of scratch from the first one on; for shared parts the slot is
+/// that of the window which stands in for them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlaceSlot {
+    pub(super) rank: Rank,
+    pub(super) part: Part,
+    pub(super) slot: u32,
+}
+
+/// No slot: the part needs none.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
+impl Program {
+    /// The collective it carries out.
+    #[must_use]
+    pub fn collective(&self) -> Collective {
+        self.collective
+    }
+
+    /// What people call its algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> &str {
+        &self.algorithm
+    }
+
+    /// Peers to which this rank sends a credit after a run. `is_alone`: no other run is under way,
+    /// so that the signals of the next one tell the others.
+    pub(super) fn credited(&self, is_alone: bool) -> &[Rank] {
+        if is_alone { &self.unsignalled } else { &self.signalling }
+    }
+
+    fn steps_of(&self, lane: &LaneProgram) -> &[StepProgram] {
+        &self.steps[lane.first_step as usize..(lane.first_step + lane.steps) as usize]
+    }
+}
+
+/// A program for so many elements of a type, reduced by an operation. See the module.
+#[derive(Debug)]
+pub struct Plan {
+    program: Arc<Program>,
+    descriptor: Descriptor,
+    counts: Counts,
+    /// Of the call itself: the same on all ranks for the same call.
+    signature: u64,
+    stream: Stream,
+    class: Class,
+    /// Bytes of a unit of scratch.
+    unit_bytes: usize,
+    layout: Layout,
+    /// What its calls are counted with.
+    shape: Shape,
+    /// Data travel in the signal slots themselves.
+    is_inline: bool,
+    lanes: Vec<LanePlan>,
+    /// Steps of all chunks that can be under way.
+    states: u32,
+    /// How many chunks a lane may be ahead of the slowest one.
+    skew_limit: u32,
+    /// By rank: how many bytes of puts to it may be under way, where links set the pace; else
+    /// empty.
+    under_way_max: Vec<u64>,
+    /// The steps of its calls on the fast path, where they can take it.
+    fast: Option<FastPlan>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LanePlan {
+    chunks: u32,
+    /// Where the states of its steps begin.
+    states: u32,
+}
+
+/// Why there is no such plan.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The schedule does not fit.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// The counts do not fit the schedule.
+    #[error(transparent)]
+    Counts(#[from] CountsError),
+}
+
+/// By rank: how many bytes of puts may be under way to it, when a chunk of every tree takes so
+/// long: as many as go there in a round trip at the pace of the links.
+fn in_round_trip(program: &Program, layout: &Layout, pace: &Pace, round_ns: u64) -> Vec<u64> {
+    let mut bytes = vec![0u64; program.ranks as usize];
+    for lane in &program.lanes {
+        for step in program.steps_of(lane) {
+            if let OpProgram::Put(put) = &step.op {
+                bytes[put.to as usize] += layout.chunk_bytes(lane.block, 0) as u64;
+            }
+        }
+    }
+    let share = |bytes: u64| u128::from(bytes) * u128::from(pace.round_trip_ns) / u128::from(round_ns);
+    bytes.into_iter().map(|bytes| u64::try_from(share(bytes)).unwrap_or(u64::MAX)).collect()
+}
+
+impl Plan {
+    /// What carries out calls of this shape by this program, with parts of these lengths, which are
+    /// made the descriptor's amount.
+    ///
+    /// # Errors
+    ///
+    /// See [`PlanError`].
+    pub fn new(program: Arc<Program>, mut descriptor: Descriptor, counts: Counts) -> Result<Self, PlanError> {
+        let (collective, place) = (program.collective, (program.rank, program.ranks));
+        counts.check_for(collective, program.ranks, program.is_private)?;
+        descriptor.amount = counts.amount();
+        let element_bytes = descriptor.data_type.bytes();
+        counts.check_sum(collective, place, element_bytes)?;
+        let longest_bytes = counts.longest().map(|count| count * element_bytes);
+        let (chunk_bytes, class) = chunking(&program, longest_bytes)?;
+        let unit_bytes = unit_bytes(&program, chunk_bytes);
+        let layout = Layout::new(&program, &counts, element_bytes, (chunk_bytes, unit_bytes))?;
+        let bytes = counts.elements(collective, place).saturating_mul(element_bytes) as u64;
+        let mut states = 0;
+        let mut lanes = Vec::with_capacity(program.lanes.len());
+        for lane in &program.lanes {
+            lanes.push(LanePlan { chunks: layout.chunks(lane.block), states });
+            states += lane.steps * program.window;
+        }
+        let chunks = lanes.iter().map(|lane| lane.chunks).max().unwrap_or(1);
+        let whole_bytes =
+            (longest_bytes.unwrap_or(0) as u64).saturating_mul(collective.parts(program.ranks).into());
+        let under_way_max = program.pace.map_or(Vec::new(), |pace| {
+            in_round_trip(&program, &layout, &pace, pace.round_ns(whole_bytes, chunks))
+        });
+        // Where lengths differ there is more to be compared than the fast path looks at.
+        let is_even = matches!(counts, Counts::Each(_));
+        let mut plan = Self {
+            signature: descriptor.signature(program.schedule_hash, chunk_bytes),
+            stream: Stream::of(collective),
+            is_inline: !program.maps && chunk_bytes <= INLINE_DATA_BYTES,
+            shape: Shape::new(collective, &program.algorithm, bytes),
+            skew_limit: program.pace.map_or(u32::MAX, |pace| pace.lead_of(whole_bytes, chunks)),
+            fast: None,
+            descriptor,
+            counts,
+            class,
+            unit_bytes,
+            layout,
+            lanes,
+            states,
+            under_way_max,
+            program,
+        };
+        plan.fast = if is_even { FastPlan::new(&plan, chunk_bytes) } else { None };
+        Ok(plan)
+    }
+
+    /// The same for memory that the caller's processor must not touch: nothing of it travels in
+    /// signal slots, or is copied by that processor.
+    #[must_use]
+    pub fn untouched_by_host(self) -> Self {
+        Self { is_inline: false, fast: None, ..self }
+    }
+
+    /// Whether input and output are as long as the counts say; where those are one for all parts,
+    /// the caller knows.
+    pub(super) fn check_lengths(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
+        let Program { collective, rank, ranks, .. } = *self.program;
+        let element_bytes = self.descriptor.data_type.bytes();
+        self.counts.check_lengths(collective, (rank, ranks), element_bytes, [input.len(), output.len()])
+    }
+
+    /// As [`Plan::check_lengths`], where the caller does not know.
+    pub(crate) fn expect_all_bytes(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
+        self.check_lengths(input, output)?;
+        let Counts::Each(count) = self.counts else { return Ok(()) };
+        let Program { collective, rank, ranks, .. } = *self.program;
+        let expect = |what, parts: usize, actual| {
+            let expected = parts * count * self.descriptor.data_type.bytes();
+            if actual == expected { Ok(()) } else { Err(CountsError::Length { what, expected, actual }) }
+        };
+        expect("input", collective.input_parts(rank, ranks).len(), input.len())?;
+        expect("output", collective.output_parts(rank, ranks).len(), output.len())
+    }
+
+    /// Whose plan it is, and among how many ranks.
+    pub(crate) fn place(&self) -> (Rank, u32) {
+        (self.program.rank, self.program.ranks)
+    }
+
+    /// What is told of a call of this plan to those who ask.
+    #[inline]
+    pub(super) fn record(&self, run: u64, history: u64) -> Record {
+        Record::new(run, self.signature, history, &self.descriptor)
+    }
+
+    /// What a signal between this rank and a peer says of the calls so far; see the module of
+    /// counts.
+    pub(super) fn mark(&self, history: u64, peer: Rank) -> u64 {
+        match &self.counts {
+            Counts::Each(_) | Counts::Listed(_) => history,
+            Counts::Paired(paired) => {
+                paired.between(self.program.rank, peer).map_or(history, |between| between.mark(history))
+            }
+        }
+    }
+
+    /// Whether links set the pace of its calls.
+    #[inline]
+    pub(super) fn is_paced(&self) -> bool {
+        !self.under_way_max.is_empty()
+    }
+
+    /// By rank: how many bytes of puts to it may be under way, where links set the pace.
+    pub(super) fn under_way_max(&self) -> &[u64] {
+        &self.under_way_max
+    }
+
+    /// How many chunks a lane may be ahead of the slowest one.
+    pub(super) fn skew_limit(&self) -> u32 {
+        self.skew_limit
+    }
+
+    /// The steps of its calls on the fast path, where they can take it.
+    #[inline]
+    pub(super) fn fast(&self) -> Option<&FastPlan> {
+        self.fast.as_ref()
+    }
+
+    #[inline]
+    pub(super) fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    #[inline]
+    pub(super) fn class(&self) -> Class {
+        self.class
+    }
+
+    #[inline]
+    pub(super) fn signature(&self) -> u64 {
+        self.signature
+    }
+
+    #[inline]
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    #[inline]
+    pub(super) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Whether data travel in the signal slots themselves.
+    #[inline]
+    pub(super) fn is_inline(&self) -> bool {
+        self.is_inline
+    }
+
+    /// Whether any rank touches another's memory through a mapping.
+    pub(super) fn maps(&self) -> bool {
+        self.program.maps
+    }
+
+    /// Whether peers touch this rank's input or output.
+    pub(super) fn exposes_buffers(&self) -> bool {
+        self.program.exposes_input || self.program.exposes_output
+    }
+
+    /// Where in this rank's input and output the buffers begin that it tells a peer, in bytes.
+    pub(super) fn buffer_starts(&self, peer: Rank) -> (u64, u64) {
+        self.layout.buffer_starts(peer)
+    }
+
+    /// How many chunks of a lane may be under way.
+    #[inline]
+    pub(super) fn window(&self) -> u32 {
+        self.program.window
+    }
+
+    /// The lanes of this rank, by number.
+    #[inline]
+    pub(super) fn lanes(&self) -> std::ops::Range<u32> {
+        0..self.lanes.len() as u32
+    }
+
+    #[inline]
+    pub(super) fn chunks(&self, lane: u32) -> u32 {
+        self.lanes[lane as usize].chunks
+    }
+
+    #[inline]
+    pub(super) fn steps(&self, lane: u32) -> &[StepProgram] {
+        self.program.steps_of(&self.program.lanes[lane as usize])
+    }
+
+    /// How many states there are of steps of chunks that can be under way.
+    pub(super) fn states(&self) -> u32 {
+        self.states
+    }
+
+    /// Number of the state of a step.
+    #[inline]
+    pub(super) fn state_of(&self, address: StepAddress) -> usize {
+        let StepAddress { lane, slot, step } = address;
+        (self.lanes[lane as usize].states + slot * self.program.lanes[lane as usize].steps + step) as usize
+    }
+
+    /// The lane that waits on a signal slot, counted from the first one that this rank waits on.
+    pub(super) fn lane_waiting_on(&self, from: Rank, signal_slot: u32) -> Option<u32> {
+        let (waits, number) = (&self.program.waits, signal_slot / self.program.window);
+        let place = waits.partition_point(|&(peer, slot, _)| (peer, slot) < (from, number));
+        let &(peer, slot, lane) = waits.get(place)?;
+        ((peer, slot) == (from, number)).then_some(lane)
+    }
+
+    #[inline]
+    pub(super) fn places(&self, range: (u32, u32)) -> &[PlaceSlot] {
+        &self.program.places[range.0 as usize..range.1 as usize]
+    }
+
+    /// Whether the place is one of this rank.
+    #[inline]
+    pub(super) fn is_own(&self, place: &PlaceSlot) -> bool {
+        place.rank == self.program.rank
+    }
+
+    /// The divisor of a reduction that completes a result or does not.
+    #[inline]
+    pub(super) fn divisor(&self, completes: bool) -> u32 {
+        if completes && self.descriptor.op == ReduceOp::Avg { self.program.ranks } else { 1 }
+    }
+
+    /// A step of a chunk of a lane.
+    #[inline]
+    pub(super) fn chunk_step(&self, lane: u32, chunk: u32, step: u32) -> ChunkStep<'_> {
+        let address = StepAddress { lane, slot: chunk % self.program.window, step };
+        ChunkStep { plan: self, lane: &self.program.lanes[lane as usize], address, chunk }
+    }
+
+    /// Whether it is one for parts of these lengths; the descriptor says so only where there is but
+    /// one length.
+    #[must_use]
+    #[inline]
+    pub fn is_for(&self, counts: &Counts) -> bool {
+        self.counts == *counts
+    }
+
+    /// What the calls are.
+    #[must_use]
+    pub fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// What carries them out.
+    #[must_use]
+    pub fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+}
+
+impl StepProgram {
+    #[inline]
+    pub(super) fn op(&self) -> &OpProgram {
+        &self.op
+    }
+}
+
+/// A step of a chunk: where its signals and its bytes are.
+#[derive(Clone, Copy)]
+pub(super) struct ChunkStep<'a> {
+    plan: &'a Plan,
+    lane: &'a LaneProgram,
+    address: StepAddress,
+    chunk: u32,
+}
+
+impl<'a> ChunkStep<'a> {
+    #[inline]
+    pub(super) fn plan(&self) -> &'a Plan {
+        self.plan
+    }
+
+    #[inline]
+    pub(super) fn address(&self) -> StepAddress {
+        self.address
+    }
+
+    #[inline]
+    pub(super) fn chunk(&self) -> u32 {
+        self.chunk
+    }
+
+    /// The same chunk's step of this number.
+    #[inline]
+    pub(super) fn with_step(self, step: u32) -> Self {
+        Self { address: StepAddress { step, ..self.address }, ..self }
+    }
+
+    #[inline]
+    pub(super) fn op(&self) -> &'a OpProgram {
+        &self.plan.program.steps[(self.lane.first_step + self.address.step) as usize].op
+    }
+
+    /// Earlier steps that have to be complete, each with how many chunks earlier.
+    #[inline]
+    pub(super) fn after(&self) -> &'a [(u32, u32)] {
+        let program = &*self.plan.program;
+        let (first, end) = program.steps[(self.lane.first_step + self.address.step) as usize].after;
+        &program.after[first as usize..end as usize]
+    }
+
+    /// Length of the chunk.
+    #[inline]
+    pub(super) fn bytes(&self) -> usize {
+        self.plan.layout.chunk_bytes(self.lane.block, self.chunk)
+    }
+
+    /// Where the chunk begins in the input or output of the place's rank, in bytes.
+    #[inline]
+    pub(super) fn buffer_offset(&self, place: PlaceSlot) -> usize {
+        self.plan.layout.offset(&self.plan.program, self.lane.block, self.chunk, place)
+    }
+
+    /// Length of the buffer that a peer has told of, in bytes.
+    pub(super) fn buffer_bytes(&self, place: PlaceSlot) -> u64 {
+        self.plan.layout.buffer_bytes(&self.plan.program, self.lane.block, place) as u64
+    }
+
+    /// Where the chunk's instance of a slot of scratch begins in its bank, in bytes.
+    #[inline]
+    pub(super) fn scratch_offset(&self, slot: u32) -> u64 {
+        let program = &*self.plan.program;
+        let size = program.blocks[self.lane.block as usize].size;
+        u64::from(slot * program.window + self.address.slot * size) * self.plan.unit_bytes as u64
+    }
+
+    /// The chunk's instance of a signal slot, counted from the first one of its bank.
+    #[inline]
+    pub(super) fn signal_offset(&self, signal_slot: u32) -> u32 {
+        signal_slot * self.plan.program.window + self.address.slot
+    }
+}
+
+/// The step in words, for who waits for it.
+impl std::fmt::Display for ChunkStep<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { lane, address, chunk, .. } = self;
+        write!(formatter, "block {} chunk {chunk} lane {} step {}", lane.block_id, address.lane, address.step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pleach_packing::topology::preset;
+    use pleach_schedule::cost::Platform;
+    use pleach_schedule::generate::{Access, Algorithm};
+    use pleach_schedule::verify::verify;
+    use pleach_schedule::wiring::Wiring;
+    use pleach_vocabulary::{Collective, DataType, ReduceOp};
+
+    use super::*;
+    use crate::call::counts::CALL_BYTES_MAX;
+    use crate::group::Planner;
+
+    #[test]
+    fn trees_of_all_weights_have_as_many_chunks_each_no_longer_than_the_scratch_of_its_own() {
+        for (name, differ) in [("mi250:1", true), ("dgx-1v", true), ("torus:3x5", false), ("mesh:4", false)] {
+            let wiring = Arc::new(Wiring::new(preset(name).expect("a preset")));
+            let mut planner = Planner::new(0, Platform::wired(wiring), None);
+            let mut sizes = 1;
+            for bytes in [4 << 10, 1 << 20, 100_000_004, 256 << 20] {
+                let collective = Collective::AllReduce;
+                let program = planner.program(collective, bytes, None).expect("there is one");
+                let count = bytes / 4;
+                let descriptor = Descriptor {
+                    collective,
+                    amount: Counts::Each(count).amount(),
+                    data_type: DataType::F32,
+                    op: ReduceOp::Sum,
+                    tag: 0,
+                };
+                let plan = Plan::new(program, descriptor, Counts::Each(count)).expect("it fits");
+                let program = &plan.program;
+                sizes = sizes.max(program.largest_size);
+                let chunks: Vec<u32> = plan.lanes.iter().map(|lane| lane.chunks).collect();
+                let most = chunks.iter().max().expect("some");
+                assert!(chunks.iter().all(|chunks| chunks == most || bytes < 1 << 20), "{name}: {chunks:?}");
+                for lane in &program.lanes {
+                    let room = program.blocks[lane.block as usize].size as usize * plan.unit_bytes;
+                    assert!(plan.layout.chunk_bytes(lane.block, 0) <= room, "{name}, {bytes} bytes");
+                }
+                assert!(
+                    u64::from(program.slots) * plan.unit_bytes as u64
+                        <= super::super::bank::LARGE_SCRATCH_BYTES,
+                    "{name}, {bytes} bytes"
+                );
+            }
+            assert_eq!(sizes > 1, differ, "{name}: whether trees have several weights");
+        }
+    }
+    #[test]
+    fn counts_of_more_bytes_than_there_are_addresses_are_refused() {
+        let group =
+            pleach_schedule::generate(Collective::Gather { root: 0 }, &Algorithm::Direct, 3, Access::Put);
+        let proof = verify(group.expect("there is one")).expect("it is right");
+        let program = Arc::new(Program::new(&proof, 1, "direct"));
+        let counts =
+            |long| [Counts::Each(long), Counts::listed(&[long, 1, 2]), Counts::listed(&[1, 2, long])];
+        let (data_type, op) = (DataType::F64, ReduceOp::Sum);
+        let plan = |counts: Counts| {
+            let (collective, amount) = (Collective::Gather { root: 0 }, counts.amount());
+            Plan::new(program.clone(), Descriptor { collective, amount, data_type, op, tag: 0 }, counts)
+        };
+        for long in [CALL_BYTES_MAX / 8 + 1, usize::MAX / 8, usize::MAX / 8 + 1, usize::MAX / 2, usize::MAX] {
+            for counts in counts(long) {
+                let refused = plan(counts.clone()).expect_err("it is too long");
+                assert!(matches!(refused, PlanError::Counts(CountsError::TooLong)), "{counts:?}: {refused}");
+            }
+        }
+        assert!(counts(CALL_BYTES_MAX / 64).into_iter().all(|counts| plan(counts).is_ok()));
+    }
+}

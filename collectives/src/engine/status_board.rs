@@ -1,0 +1,488 @@
+//! The status board: what this rank tells and hears while its engine may be busy elsewhere.
+//!
+//! Shared by the engine (which writes what it does and reads what peers said), the device's watcher
+//! (which answers peers' queries and stores their messages) and any thread that aborts the group.
+//! The engine's fast path costs one relaxed load ([`StatusBoard::has_unread`]) and, once a run, a few
+//! stores into the records of its stream.
+//!
+//! **Invariants:** one thread at a time writes records (the one that holds the engine), without a
+//! lock, and any thread may read them. A peer makes this rank keep a bounded number of messages.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pleach_transport::{LossCause, Responder};
+use pleach_vocabulary::Rank;
+
+use super::Stream;
+use super::agreement::Agreement;
+use super::bank::EAGER_BANKS;
+use super::deadlock::BlockedCall;
+use super::fault::{Fault, FaultKind};
+use super::message::Message;
+use crate::call::{Amount, DESCRIPTOR_WORDS, Descriptor, Paired};
+
+/// Of how many of the last collectives this rank can say what it did.
+const RECORDS: usize = 64;
+/// Of how many of the last messages, for each peer and direction: more than a sender may be ahead.
+const MESSAGE_RECORDS: usize = 16;
+const _: () = assert!(MESSAGE_RECORDS as u64 > EAGER_BANKS);
+
+/// Most unread messages kept; more come only from a peer that talks without being asked.
+const UNREAD_MAX: usize = 16384;
+
+/// Not a rank.
+const NO_RANK: u64 = u64::MAX;
+
+const RECORD_WORDS: usize = 3 + DESCRIPTOR_WORDS;
+
+/// A call that a rank has entered: what queries compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    run: u64,
+    /// Of the call itself.
+    signature: u64,
+    /// Of the call and all before it in its stream: what signals carry.
+    history: u64,
+    descriptor: [u64; DESCRIPTOR_WORDS],
+}
+
+impl Record {
+    #[inline]
+    pub(super) fn new(run: u64, signature: u64, history: u64, call: &Descriptor) -> Self {
+        Self { run, signature, history, descriptor: call.to_words() }
+    }
+
+    pub(super) fn run(&self) -> u64 {
+        self.run
+    }
+
+    pub(super) fn is_same_call(&self, other: &Self) -> bool {
+        self.signature == other.signature
+    }
+
+    pub(super) fn call(&self) -> Option<Descriptor> {
+        Descriptor::from_words(self.descriptor)
+    }
+
+    #[inline]
+    pub(super) fn words(&self) -> [u64; RECORD_WORDS] {
+        let [first, second, third, fourth] = self.descriptor;
+        [self.run, self.signature, self.history, first, second, third, fourth]
+    }
+
+    pub(super) fn of_words(words: [u64; RECORD_WORDS]) -> Self {
+        let [run, signature, history, descriptor @ ..] = words;
+        Self { run, signature, history, descriptor }
+    }
+}
+
+/// What an asked rank says of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Verdict {
+    /// It is or was in the same call.
+    Same = 0,
+    /// It is or was in another call.
+    Different = 1,
+    /// It is or was in the same call, but an earlier one differed.
+    EarlierDiffers = 2,
+    /// It has not entered the run.
+    NotYet = 3,
+    /// It was in the run too long ago to know.
+    Forgotten = 4,
+}
+
+impl Verdict {
+    pub(super) fn from_word(word: u64) -> Option<Self> {
+        let all = [Self::Same, Self::Different, Self::EarlierDiffers, Self::NotYet, Self::Forgotten];
+        all.into_iter().find(|verdict| *verdict as u64 == word)
+    }
+}
+
+/// A record that one thread writes and others read: a sequence lock on atomics.
+struct RecordSlot {
+    /// Odd while it is written. Release store pairs with the acquire load in `read`.
+    sequence: AtomicU64,
+    words: [AtomicU64; RECORD_WORDS],
+}
+
+impl RecordSlot {
+    const fn new() -> Self {
+        Self { sequence: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; RECORD_WORDS] }
+    }
+
+    fn write(&self, record: &Record) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence + 1, Ordering::Relaxed);
+        // Pairs with the acquire fence in `read`: who reads a new word also sees the odd sequence.
+        fence(Ordering::Release);
+        for (slot, word) in self.words.iter().zip(record.words()) {
+            slot.store(word, Ordering::Relaxed);
+        }
+        self.sequence.store(sequence + 2, Ordering::Release);
+    }
+
+    fn read(&self) -> Option<Record> {
+        let before = self.sequence.load(Ordering::Acquire);
+        let words: [u64; RECORD_WORDS] = std::array::from_fn(|word| self.words[word].load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let unchanged =
+            before != 0 && before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before;
+        unchanged.then_some(Record::of_words(words))
+    }
+}
+
+/// The last `LAST` runs of a stream that this rank has begun, and how many it has completed.
+pub(super) struct Records<const LAST: usize> {
+    slots: [RecordSlot; LAST],
+    /// Release store in `begin` pairs with the acquire loads of readers: the record is there before
+    /// its run counts.
+    begun: AtomicU64,
+    /// Without a gap. Release store in `complete` pairs with the acquire loads of readers.
+    completed: AtomicU64,
+}
+
+impl<const LAST: usize> Records<LAST> {
+    const fn new() -> Self {
+        let slots = [const { RecordSlot::new() }; LAST];
+        Self { slots, begun: AtomicU64::new(0), completed: AtomicU64::new(0) }
+    }
+
+    /// This rank has entered a run: the one after the last.
+    pub(super) fn begin(&self, record: &Record) {
+        self.slots[record.run as usize % LAST].write(record);
+        self.begun.store(record.run + 1, Ordering::Release);
+    }
+
+    pub(super) fn complete(&self, completed: u64) {
+        self.completed.store(completed, Ordering::Release);
+    }
+
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// The runs of which a record may be left, oldest first.
+    fn last(&self) -> std::ops::Range<u64> {
+        let begun = self.begun();
+        begun.saturating_sub(LAST as u64)..begun
+    }
+
+    fn record(&self, run: u64) -> Result<Record, Verdict> {
+        if run >= self.begun() {
+            return Err(Verdict::NotYet);
+        }
+        // An unreadable slot is one that is being overwritten: the run is long past.
+        let record = self.slots[run as usize % LAST].read();
+        record.filter(|record| record.run == run).ok_or(Verdict::Forgotten)
+    }
+}
+
+/// Of the messages from one rank to another.
+pub(super) type MessageRecords = Records<MESSAGE_RECORDS>;
+
+/// What a rank tells and hears while its engine may be busy; see the module.
+pub struct StatusBoard {
+    rank: Rank,
+    /// Something is unread, or something has failed. Release stores pair with the engine's acquire
+    /// swap.
+    has_unread: AtomicBool,
+    unread: Mutex<Vec<(Rank, Message)>>,
+    /// Why the group has failed, once it has.
+    agreement: Mutex<Agreement>,
+    /// Of the group's collectives.
+    collectives: Records<RECORDS>,
+    /// By sender and receiver, one of which this rank is.
+    messages: Mutex<BTreeMap<(Rank, Rank), Arc<MessageRecords>>>,
+    /// The counts of the last runs in which only the two ends of a part know its length, by the
+    /// number of the run.
+    paired: Mutex<VecDeque<(u64, Arc<Paired>)>>,
+    /// For whom this rank waits. Relaxed: only told to those who ask.
+    blocked_on: AtomicU64,
+    /// Where it waits, if it can make no other call before.
+    blocked: Mutex<Option<BlockedCall>>,
+}
+
+fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks guard is consistent between any two statements, so a panic elsewhere does
+    // not spoil it.
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl StatusBoard {
+    /// The board of `rank`; to be given to its device as [`Responder`] and to its engine.
+    #[must_use]
+    pub fn new(rank: Rank) -> Self {
+        Self {
+            rank,
+            has_unread: AtomicBool::new(false),
+            unread: Mutex::default(),
+            agreement: Mutex::new(Agreement::new(rank)),
+            collectives: Records::new(),
+            messages: Mutex::new(BTreeMap::new()),
+            paired: Mutex::new(VecDeque::new()),
+            blocked_on: AtomicU64::new(NO_RANK),
+            blocked: Mutex::new(None),
+        }
+    }
+
+    /// Ends the group's work here, and on all ranks as soon as the engine looks or a peer asks. The
+    /// caller wakes the device.
+    pub fn abort(&self) {
+        self.propose(self.fault(FaultKind::Aborted, self.rank, String::new()));
+    }
+
+    /// A fault as this rank finds it while its engine may be busy elsewhere.
+    fn fault(&self, kind: FaultKind, subject: Rank, detail: String) -> Fault {
+        let (run, during) = self.position();
+        let (found_by, waited) = (self.rank, Duration::ZERO);
+        Fault {
+            kind,
+            found_by,
+            subject,
+            loss: None,
+            run,
+            during,
+            theirs: None,
+            detail,
+            waited,
+            told_during: None,
+        }
+    }
+
+    /// The number and the call of the oldest run under way; without one the number of the next
+    /// collective.
+    fn position(&self) -> (u64, Option<Descriptor>) {
+        let called = |record: Result<Record, Verdict>| record.ok().and_then(|record| record.call());
+        // In this order: a run that is complete by now has begun.
+        let completed = self.collectives.completed();
+        if completed < self.collectives.begun() {
+            return (completed, called(self.collectives.record(completed)));
+        }
+        let messages = unpoisoned(&self.messages);
+        let unfinished = messages.values().find_map(|messages| {
+            let run = messages.completed();
+            (run < messages.begun()).then(|| (run, called(messages.record(run))))
+        });
+        unfinished.unwrap_or((completed, None))
+    }
+
+    /// This rank has found a fault; it counts if nothing has failed before.
+    pub(super) fn propose(&self, fault: Fault) {
+        self.agreement().propose(fault);
+        self.has_unread.store(true, Ordering::Release);
+    }
+
+    /// What this rank knows of how the group ends.
+    pub(super) fn agreement(&self) -> MutexGuard<'_, Agreement> {
+        unpoisoned(&self.agreement)
+    }
+
+    /// Whether anything has failed, here or at a peer that has said so.
+    pub(super) fn has_failed(&self) -> bool {
+        self.agreement().claim().is_some()
+    }
+
+    /// The answer of a rank whose group has failed.
+    fn claimed(&self) -> Option<Vec<u8>> {
+        let claim = self.agreement().claim()?.clone();
+        Some(Message::Claim { claim, asks: false }.encode())
+    }
+
+    /// Whether there is something to read: the fast path's poll.
+    #[inline]
+    pub(super) fn has_unread(&self) -> bool {
+        self.has_unread.load(Ordering::Relaxed)
+    }
+
+    /// What peers have said since the last time, oldest first.
+    pub(super) fn take_unread(&self) -> Vec<(Rank, Message)> {
+        self.has_unread.swap(false, Ordering::Acquire);
+        std::mem::take(&mut *unpoisoned(&self.unread))
+    }
+
+    /// Keeps a message for the engine. Where scratch is comes once from each peer.
+    fn keep(&self, from: Rank, message: Message) {
+        let mut unread = unpoisoned(&self.unread);
+        if unread.len() < UNREAD_MAX || matches!(message, Message::Scratch(_)) {
+            unread.push((from, message));
+        }
+        self.has_unread.store(true, Ordering::Release);
+    }
+
+    /// The engine is about to enter a run with such counts.
+    pub(super) fn begin_paired(&self, run: u64, counts: Arc<Paired>) {
+        let mut paired = unpoisoned(&self.paired);
+        if paired.len() == RECORDS {
+            paired.pop_front();
+        }
+        paired.push_back((run, counts));
+    }
+
+    /// What this rank did in the group's collectives, to be written by its engine.
+    pub(super) fn collectives(&self) -> &Records<RECORDS> {
+        &self.collectives
+    }
+
+    /// The same for the messages from one rank to another.
+    pub(super) fn messages(&self, from: Rank, to: Rank) -> Arc<MessageRecords> {
+        unpoisoned(&self.messages).entry((from, to)).or_insert_with(|| Arc::new(Records::new())).clone()
+    }
+
+    /// The rank that this rank waits for, as far as it knows.
+    pub(super) fn block_on(&self, peer: Option<Rank>) {
+        self.blocked_on.store(peer.map_or(NO_RANK, u64::from), Ordering::Relaxed);
+    }
+
+    /// The call in which this rank is blocked; to be taken back before it can make another call.
+    pub(super) fn block_in(&self, blocked: Option<BlockedCall>) {
+        *unpoisoned(&self.blocked) = blocked;
+    }
+
+    /// For whom this rank waits, once that has taken a millisecond.
+    pub(crate) fn waits_for(&self) -> Option<Rank> {
+        Rank::try_from(self.blocked_on.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Collectives that this rank has begun and not completed.
+    pub(crate) fn under_way(&self) -> u64 {
+        // In this order: the difference is never below zero.
+        let completed = self.collectives.completed();
+        self.collectives.begun().saturating_sub(completed)
+    }
+
+    /// Collectives that this rank has completed, each with its result.
+    pub(crate) fn completed_collectives(&self) -> u64 {
+        self.collectives.completed()
+    }
+
+    /// The collectives begun last, oldest first.
+    pub(crate) fn last_calls(&self) -> Vec<(u64, Descriptor)> {
+        let described = |run| Some((run, self.collectives.record(run).ok()?.call()?));
+        self.collectives.last().filter_map(described).collect()
+    }
+
+    /// Whether this rank has entered the run.
+    pub(super) fn has_entered(&self, stream: Stream, run: u64) -> bool {
+        self.record(stream, run) != Err(Verdict::NotYet)
+    }
+
+    /// In which call this rank is blocked is read first: a rank that was blocked then, and had not
+    /// entered the run later, could enter it at no time between.
+    fn probe_answer(&self, probe: u64, stream: Stream, run: u64) -> Message {
+        let blocked = *unpoisoned(&self.blocked);
+        Message::ProbeAnswer { probe, stream, run, has_entered: self.has_entered(stream, run), blocked }
+    }
+
+    fn record(&self, stream: Stream, run: u64) -> Result<Record, Verdict> {
+        match stream {
+            Stream::Collectives => self.collectives.record(run),
+            Stream::Messages { from, to } => match self.known_messages(from, to) {
+                Some(messages) => messages.record(run),
+                None => Err(Verdict::NotYet),
+            },
+        }
+    }
+
+    fn completed(&self, stream: Stream) -> u64 {
+        match stream {
+            Stream::Collectives => self.collectives.completed(),
+            Stream::Messages { from, to } => {
+                self.known_messages(from, to).map_or(0, |messages| messages.completed())
+            }
+        }
+    }
+
+    /// Those that there have been: whoever asks does not make this rank keep any.
+    fn known_messages(&self, from: Rank, to: Rank) -> Option<Arc<MessageRecords>> {
+        unpoisoned(&self.messages).get(&(from, to)).cloned()
+    }
+
+    /// The record as this rank and a peer compare it: with what goes between the two, where that is
+    /// all they know.
+    pub(super) fn record_for(&self, peer: Rank, stream: Stream, run: u64) -> Result<Record, Verdict> {
+        let record = self.record(stream, run)?;
+        let Some(descriptor) = record.call().filter(|record| record.amount == Amount::Paired) else {
+            return Ok(record);
+        };
+        let paired = unpoisoned(&self.paired);
+        let counts = paired.iter().rev().find(|(number, _)| *number == run).ok_or(Verdict::Forgotten)?;
+        let Some(between) = counts.1.between(self.rank, peer) else { return Ok(record) };
+        Ok(Record {
+            run,
+            signature: between.mark(record.signature),
+            history: between.mark(record.history),
+            descriptor: Descriptor { amount: between.amount(), ..descriptor }.to_words(),
+        })
+    }
+
+    fn answer(&self, from: Rank, stream: Stream, asked: &Record) -> Message {
+        let completed = self.completed(stream);
+        let (verdict, record) = match self.record_for(from, stream, asked.run) {
+            Ok(own) if !own.is_same_call(asked) => {
+                self.keep(from, Message::Query { stream, record: *asked });
+                (Verdict::Different, own)
+            }
+            Ok(own) if own.history != asked.history => (Verdict::EarlierDiffers, own),
+            Ok(own) => (Verdict::Same, own),
+            Err(verdict) => (verdict, *asked),
+        };
+        let blocked_on = Rank::try_from(self.blocked_on.load(Ordering::Relaxed)).ok();
+        Message::Answer { stream, verdict, record, completed, blocked_on }
+    }
+}
+
+impl Responder for StatusBoard {
+    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        match Message::decode(message)? {
+            // The peer may not have heard of a failure: this rank may be in no call, and tell nobody
+            // by itself.
+            Message::Query { stream, record } => {
+                self.claimed().or_else(|| Some(self.answer(from, stream, &record).encode()))
+            }
+            Message::Probe { probe, stream, run } => Some(self.probe_answer(probe, stream, run).encode()),
+            Message::Claim { claim, asks } => {
+                self.agreement().hear(from, claim);
+                self.has_unread.store(true, Ordering::Release);
+                self.claimed().filter(|_| asks)
+            }
+            message @ (Message::ProbeAnswer { .. } | Message::Scratch(_) | Message::Answer { .. }) => {
+                self.keep(from, message);
+                None
+            }
+        }
+    }
+
+    fn lost(&self, peer: Rank, cause: &LossCause) {
+        self.agreement().lose(peer);
+        let fault = self.fault(FaultKind::Lost, peer, cause.to_string());
+        self.propose(Fault { loss: Some(cause.kind()), ..fault });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_runs_are_known_earlier_ones_forgotten_and_later_ones_not_begun() {
+        let records = Records::<4>::new();
+        assert_eq!(records.record(0), Err(Verdict::NotYet));
+        for run in 0..6 {
+            let descriptor = [7; DESCRIPTOR_WORDS];
+            records.begin(&Record { run, signature: run + 100, history: 0, descriptor });
+            assert_eq!(records.record(run).expect("just begun").signature, run + 100);
+        }
+        assert_eq!((records.begun(), records.last()), (6, 2..6));
+        assert_eq!(records.record(1), Err(Verdict::Forgotten));
+        assert_eq!(records.record(2).expect("one of the last four").signature, 102);
+        assert_eq!(records.record(6), Err(Verdict::NotYet));
+    }
+}
