@@ -63,8 +63,8 @@
 //! | stream, mark | an order of work on a GPU; a place in it | CUDA: stream, event |
 //! | staging | host memory through which peers see what lies on a GPU | NCCL: bounce buffer |
 //! | fault | why a group has failed, the same on all survivors | NCCL: asynchronous error |
-//! | lateness | how much later than this rank a peer made a call | arrival skew; straggler |
-//! | report | what one rank knows of its group: calls, times, lateness | NCCL: RAS |
+//! | arrival skew | how much later than this rank a peer made a call | straggler |
+//! | report | what one rank knows of its group: calls, times, arrival skew | NCCL: RAS |
 //! | flight recorder | a rank's last operations, written down when its group fails | PyTorch: flight recorder |
 //! | finding | a line of the doctor's report: ok, unknown, warning or problem, with a remedy | - |
 //! | circle | ranks that are each blocked in a call that needs the next rank | deadlock |

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use pleach::collectives::engine::DEADLOCK_AFTER;
 use pleach::collectives::simulate::{
-    Abort, CallPlan, Checker, Limits, Mismatch, Report, Sabotage, Scenario, TIMEOUT_FAR, run,
+    Abort, CallPlan, Checker, Limits, Mismatch, Mutant, Report, Scenario, TIMEOUT_FAR, run,
 };
 use pleach::schedule::generate::{Access, Algorithm};
 use pleach::transport::Nanos;
@@ -141,13 +141,13 @@ fn a_severed_peer_that_writes_is_caught_by_the_silence_checker() {
 
 #[test]
 fn a_reduction_that_is_applied_twice_is_caught_by_the_oracle() {
-    let checkers = caught_by(|scenario| scenario.sabotage = Some(Sabotage::Twice));
+    let checkers = caught_by(|scenario| scenario.mutant = Some(Mutant::Twice));
     assert!(checkers.contains(&Checker::Result), "{checkers:?}");
 }
 
 #[test]
 fn a_reduction_that_is_called_complete_too_early_is_caught_by_the_oracle() {
-    let checkers = caught_by(|scenario| scenario.sabotage = Some(Sabotage::Unfinished));
+    let checkers = caught_by(|scenario| scenario.mutant = Some(Mutant::Unfinished));
     assert!(checkers.contains(&Checker::Result), "{checkers:?}");
 }
 

@@ -84,7 +84,7 @@ fn top_shows_every_rank_of_a_live_job() {
     let ranks = view["ranks"].as_array().expect("is a list");
     for (rank, row) in ranks.iter().enumerate() {
         assert_eq!((&row["rank"], &row["failed"]), (&rank.into(), &false.into()), "{view}");
-        assert!(row["late_us"].as_f64().expect("a number") >= 0.0, "{view}");
+        assert!(row["arrival_skew_us"].as_f64().expect("a number") >= 0.0, "{view}");
     }
     // No terminal: one snapshot, and no codes of one.
     let output = top(&[], port);

@@ -23,7 +23,7 @@ use ranks::{Folder, with_group, world};
 /// Longest time a test's calls may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How late a late rank is: far more than a busy machine adds by itself most of the time.
-const LATENESS: Duration = Duration::from_millis(150);
+const ARRIVAL_SKEW: Duration = Duration::from_millis(150);
 
 /// Lets time pass without anybody waiting for anything.
 fn dawdle(time: Duration) {
@@ -34,7 +34,7 @@ fn dawdle(time: Duration) {
     }
 }
 
-fn a_late_rank_is_named_with_its_lateness(fabric: Fabric) {
+fn a_late_rank_is_named_with_its_arrival_skew(fabric: Fabric) {
     const RANKS: u32 = 3;
     const LATE: Rank = 1;
     const CALLS: usize = 3;
@@ -49,7 +49,7 @@ fn a_late_rank_is_named_with_its_lateness(fabric: Fabric) {
             for _ in 0..CALLS {
                 group.barrier().unwrap();
                 if group.rank() == LATE {
-                    dawdle(LATENESS);
+                    dawdle(ARRIVAL_SKEW);
                 }
                 direct.all_reduce(&mut data, ReduceOp::Avg).unwrap();
             }
@@ -63,31 +63,31 @@ fn a_late_rank_is_named_with_its_lateness(fabric: Fabric) {
         let latest = report.latest().unwrap_or_else(|| panic!("nobody was late:\n{report}"));
         assert_eq!(latest.rank, LATE, "\n{report}");
         assert!(latest.last >= CALLS as u64, "\n{report}");
-        let least = LATENESS.mul_f64(0.8) * CALLS as u32;
-        assert!(latest.lateness.sum() >= least, "at least {least:?}\n{report}");
+        let least = ARRIVAL_SKEW.mul_f64(0.8) * CALLS as u32;
+        assert!(latest.arrival_skew.sum() >= least, "at least {least:?}\n{report}");
         // The machine may be busy, but not for as long as the rank was late every time.
-        assert!(latest.lateness.quantile(0.5) < LATENESS * 4, "\n{report}");
+        assert!(latest.arrival_skew.quantile(0.5) < ARRIVAL_SKEW * 4, "\n{report}");
         let shape = report.shapes.iter().find(|shape| shape.collective == "all-reduce").expect("was called");
         assert_eq!((shape.calls, shape.bytes), (CALLS as u64, CALLS as u64 * 20_000), "\n{report}");
         assert_eq!(shape.bytes_max, 32 << 10);
         assert!(shape.time >= least && shape.waited_calls == shape.calls, "\n{report}");
     }
-    let late = reports[LATE as usize].peers.iter().map(|peer| peer.lateness.quantile(0.5));
+    let late = reports[LATE as usize].peers.iter().map(|peer| peer.arrival_skew.quantile(0.5));
     assert!(
-        late.max().unwrap() < LATENESS / 2,
+        late.max().unwrap() < ARRIVAL_SKEW / 2,
         "who comes last finds nobody late:\n{}",
         reports[LATE as usize]
     );
 }
 
 #[test]
-fn a_late_rank_is_named_with_its_lateness_over_shm() {
-    a_late_rank_is_named_with_its_lateness(Fabric::Shm);
+fn a_late_rank_is_named_with_its_arrival_skew_over_shm() {
+    a_late_rank_is_named_with_its_arrival_skew(Fabric::Shm);
 }
 
 #[test]
-fn a_late_rank_is_named_with_its_lateness_over_tcp() {
-    a_late_rank_is_named_with_its_lateness(Fabric::Tcp);
+fn a_late_rank_is_named_with_its_arrival_skew_over_tcp() {
+    a_late_rank_is_named_with_its_arrival_skew(Fabric::Tcp);
 }
 
 #[test]
@@ -329,8 +329,8 @@ fn metrics_are_served_in_the_form_of_prometheus() {
             assert_eq!(value("pleach_calls_total", "collective=\"all-reduce\""), CALLS as f64);
             assert_eq!(value("pleach_bytes_total", "bytes_max=\"1024\""), (CALLS * 800) as f64);
             let peer = format!("peer=\"{}\"", 1 - rank);
-            let heard = value("pleach_lateness_seconds_count", &peer);
-            assert_eq!(value("pleach_lateness_seconds_bucket", &format!("{peer},le=\"+Inf\"")), heard);
+            let heard = value("pleach_arrival_skew_seconds_count", &peer);
+            assert_eq!(value("pleach_arrival_skew_seconds_bucket", &format!("{peer},le=\"+Inf\"")), heard);
             group.close().unwrap();
         },
     );

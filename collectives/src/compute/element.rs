@@ -4,7 +4,7 @@
 
 use super::convert::{from_bf16, from_f8e4m3, from_f8e5m2, from_f16, to_bf16, to_f8e4m3, to_f8e5m2, to_f16};
 
-/// A number that can be combined with another. More than two [`Short`] floats are not to be
+/// A number that can be combined with another. More than two [`ShortFloat`] floats are not to be
 /// combined in themselves, as every step rounds; they are widened to `f32` first.
 pub(super) trait Element: Copy {
     fn sum(self, other: Self) -> Self;
@@ -181,7 +181,7 @@ integer!(i64, |value, by| value / i64::from(by));
 integer!(u64, |value, by| value / u64::from(by));
 
 /// A float that is narrower than `f32`, as its bits.
-pub(super) trait Short: Element {
+pub(super) trait ShortFloat: Element {
     fn widen(self) -> f32;
     fn narrow(value: f32) -> Self;
 }
@@ -219,7 +219,7 @@ macro_rules! short_float {
             }
         }
 
-        impl Short for $float {
+        impl ShortFloat for $float {
             #[inline(always)]
             fn widen(self) -> f32 {
                 $from(self.0)

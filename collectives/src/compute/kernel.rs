@@ -4,11 +4,11 @@
 //! the function around them says which it may use. A [`Kernel`] is a set of such functions for one
 //! element type and operation.
 
-use super::element::{And, Bf16, Element, F16, Max, Min, Operation, Or, Prod, Short, Sum, Xor};
+use super::element::{And, Bf16, Element, F16, Max, Min, Operation, Or, Prod, ShortFloat, Sum, Xor};
 #[cfg(target_arch = "x86_64")]
-use super::halves::{self, Arithmetic, Format};
+use super::float8_vectors::{self, Arithmetic, Format};
 #[cfg(target_arch = "x86_64")]
-use super::{f16c, pairs};
+use super::{bf16_vectors, f16_vectors};
 use pleach_vocabulary::ReduceOp;
 
 /// A set of vector instructions.
@@ -141,9 +141,9 @@ impl Instructions {
         match self.0 {
             Set::Base => base::kernel::<F16, O>(),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => &f16c::By8::<O>::KERNEL,
+            Set::Avx2 => &f16_vectors::By8::<O>::KERNEL,
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 | Set::Avx512Half => &f16c::By16::<O>::KERNEL,
+            Set::Avx512 | Set::Avx512Half => &f16_vectors::By16::<O>::KERNEL,
         }
     }
 
@@ -160,14 +160,14 @@ impl Instructions {
         match self.0 {
             Set::Base => base::kernel::<Bf16, O>(),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => &pairs::By8::<O>::KERNEL,
+            Set::Avx2 => &bf16_vectors::By8::<O>::KERNEL,
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 | Set::Avx512Half => &pairs::By16::<O>::KERNEL,
+            Set::Avx512 | Set::Avx512Half => &bf16_vectors::By16::<O>::KERNEL,
         }
     }
 
     /// Conversions of a short float.
-    pub(super) fn conversion<S: Short>(self) -> Conversion<S> {
+    pub(super) fn conversion<S: ShortFloat>(self) -> Conversion<S> {
         match self.0 {
             Set::Base => base::conversion::<S>(),
             #[cfg(target_arch = "x86_64")]
@@ -182,10 +182,10 @@ impl Instructions {
         match self.0 {
             Set::Base => base::conversion::<F16>(),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => Conversion { widen: f16c::widen_by_8, narrow: f16c::narrow_by_8 },
+            Set::Avx2 => Conversion { widen: f16_vectors::widen_by_8, narrow: f16_vectors::narrow_by_8 },
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 | Set::Avx512Half => {
-                Conversion { widen: f16c::widen_by_16, narrow: f16c::narrow_by_16 }
+                Conversion { widen: f16_vectors::widen_by_16, narrow: f16_vectors::narrow_by_16 }
             }
         }
     }
@@ -205,9 +205,9 @@ impl Instructions {
     fn kernel_of_f8<F: Format, O: Arithmetic + Operation<F>>(self) -> &'static Kernel<F> {
         match self.0 {
             Set::Base => base::kernel::<F, O>(),
-            Set::Avx2 => &halves::By32::<F, O>::KERNEL,
-            Set::Avx512 => &halves::By64::<F, O>::KERNEL,
-            Set::Avx512Half => &halves::By64Half::<F, O>::KERNEL,
+            Set::Avx2 => &float8_vectors::By32::<F, O>::KERNEL,
+            Set::Avx512 => &float8_vectors::By64::<F, O>::KERNEL,
+            Set::Avx512Half => &float8_vectors::By64Half::<F, O>::KERNEL,
         }
     }
 
@@ -215,8 +215,8 @@ impl Instructions {
     pub(super) fn conversion_f8<F: Format>(self) -> Conversion<F> {
         match self.0 {
             Set::Base => base::conversion::<F>(),
-            Set::Avx2 => halves::conversion_by_32(),
-            Set::Avx512 | Set::Avx512Half => halves::conversion_by_64(),
+            Set::Avx2 => float8_vectors::conversion_by_32(),
+            Set::Avx512 | Set::Avx512Half => float8_vectors::conversion_by_64(),
         }
     }
 }
@@ -228,7 +228,7 @@ impl Instructions {
         self.kernel(op)
     }
 
-    pub(super) fn conversion_f8<S: Short>(self) -> Conversion<S> {
+    pub(super) fn conversion_f8<S: ShortFloat>(self) -> Conversion<S> {
         self.conversion()
     }
 }
@@ -312,15 +312,15 @@ macro_rules! compiled {
         pub(super) mod $module {
             use std::marker::PhantomData;
 
-            use super::{Conversion, Element, Kernel, Operation, Short, plain};
+            use super::{Conversion, Element, Kernel, Operation, ShortFloat, plain};
 
             pub(super) fn kernel<E: Element, O: Operation<E>>() -> &'static Kernel<E> {
-                &TuningTable::<E, O>::KERNEL
+                &KernelTable::<E, O>::KERNEL
             }
 
-            pub(in crate::compute) struct TuningTable<E, O>(PhantomData<(E, O)>);
+            pub(in crate::compute) struct KernelTable<E, O>(PhantomData<(E, O)>);
 
-            impl<E: Element, O: Operation<E>> TuningTable<E, O> {
+            impl<E: Element, O: Operation<E>> KernelTable<E, O> {
                 pub(in crate::compute) const KERNEL: Kernel<E> = Kernel {
                     apart: apart::<E, O>,
                     onto: onto::<E, O>,
@@ -359,18 +359,18 @@ macro_rules! compiled {
                 E::divide_all(values, by);
             }
 
-            pub(super) fn conversion<S: Short>() -> Conversion<S> {
+            pub(super) fn conversion<S: ShortFloat>() -> Conversion<S> {
                 Conversion { widen: widen::<S>, narrow: narrow::<S> }
             }
 
             $(#[$feature])?
-            unsafe fn widen<S: Short>(into: *mut f32, from: *const S, n: usize) {
+            unsafe fn widen<S: ShortFloat>(into: *mut f32, from: *const S, n: usize) {
                 // SAFETY: the caller's, see `Conversion`.
                 unsafe { plain::convert(into, from, n, S::widen) }
             }
 
             $(#[$feature])?
-            unsafe fn narrow<S: Short>(into: *mut S, from: *const f32, n: usize) {
+            unsafe fn narrow<S: ShortFloat>(into: *mut S, from: *const f32, n: usize) {
                 // SAFETY: the caller's, see `Conversion`.
                 unsafe { plain::convert(into, from, n, S::narrow) }
             }

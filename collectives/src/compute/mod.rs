@@ -33,19 +33,19 @@ use pleach_transport::cuda::CudaError;
 use pleach_transport::{Memory, Nanos, Space};
 use pleach_vocabulary::{DataType, ReduceOp};
 
+#[cfg(target_arch = "x86_64")]
+mod bf16_vectors;
 mod convert;
 pub mod cuda;
 mod element;
 #[cfg(target_arch = "x86_64")]
-mod f16c;
+mod f16_vectors;
 mod float8;
 #[cfg(target_arch = "x86_64")]
-mod halves;
+mod float8_vectors;
 mod kernel;
 #[cfg(test)]
 mod oracle;
-#[cfg(target_arch = "x86_64")]
-mod pairs;
 mod scale;
 pub mod simulated;
 #[cfg(test)]

@@ -13,7 +13,7 @@ const PIECES_MAX: u64 = 4;
 
 /// What a processor does wrong on purpose, to see whether checkers see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sabotage {
+pub enum Mutant {
     /// The last source of every reduction is combined into the result once more.
     Twice,
     /// Every reduction is called complete before its last element is done.
@@ -30,7 +30,7 @@ pub struct SimulatedCompute {
     /// How many bytes of sources and destinations it touches in a second.
     bytes_per_s: u64,
     busy_until: Nanos,
-    sabotage: Option<Sabotage>,
+    mutant: Option<Mutant>,
     is_immediate: bool,
     is_idle: bool,
 }
@@ -47,7 +47,7 @@ impl SimulatedCompute {
             host: HostCompute::new(),
             bytes_per_s,
             busy_until: Nanos::ZERO,
-            sabotage: None,
+            mutant: None,
             is_immediate: false,
             is_idle: false,
         }
@@ -55,8 +55,8 @@ impl SimulatedCompute {
 
     /// The same processor, which does this wrong from now on.
     #[must_use]
-    pub fn sabotaged(self, sabotage: Option<Sabotage>) -> Self {
-        Self { sabotage, ..self }
+    pub fn with_mutant(self, mutant: Option<Mutant>) -> Self {
+        Self { mutant, ..self }
     }
 
     /// The same processor, which takes no time and does every job in one piece.
@@ -109,7 +109,7 @@ unsafe impl Compute for SimulatedCompute {
         };
         let mut piece = piece.min(left) as usize;
         let reduces = job.from.len() > 1;
-        if reduces && self.sabotage == Some(Sabotage::Unfinished) && piece as u64 == left {
+        if reduces && self.mutant == Some(Mutant::Unfinished) && piece as u64 == left {
             piece -= 1;
             job.elements -= 1;
         }
@@ -119,7 +119,7 @@ unsafe impl Compute for SimulatedCompute {
         // SAFETY: a part of the job whose memory the caller vouches for.
         while !unsafe { self.host.advance(job, now) } {}
         job.elements = elements;
-        if reduces && self.sabotage == Some(Sabotage::Twice) && piece > 0 {
+        if reduces && self.mutant == Some(Mutant::Twice) && piece > 0 {
             let skip = first * job.data_type.bytes();
             let result = job.into[0].wrapping_add(skip);
             let last = job.from[job.from.len() - 1].wrapping_add(skip);

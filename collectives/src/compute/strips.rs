@@ -9,7 +9,7 @@
 use pleach_vocabulary::DataType;
 
 use super::Job;
-use super::element::{Bf16, E4M3, E5M2, Element, F16, Short};
+use super::element::{Bf16, E4M3, E5M2, Element, F16, ShortFloat};
 use super::kernel::{Conversion, Instructions, Kernel};
 
 /// Bytes of a strip: the fold and two widened sources fit the first-level cache beside what streams
@@ -163,7 +163,7 @@ impl Strips {
     }
 
     /// Short floats that are combined in `f32`.
-    unsafe fn fold_wide<S: Short>(
+    unsafe fn fold_wide<S: ShortFloat>(
         &mut self,
         part: &Part<'_>,
         conversion: Conversion<S>,

@@ -66,13 +66,13 @@ enum Phase {
 
 /// Whether and how far the group has failed; see the module.
 #[derive(Default)]
-pub(super) struct Failure {
+pub(super) struct FailureState {
     phase: Phase,
     /// When a poll first found the group failing.
     failing_since: Option<Nanos>,
 }
 
-impl Failure {
+impl FailureState {
     /// Whether nothing has failed.
     #[inline]
     pub(super) fn is_active(&self) -> bool {

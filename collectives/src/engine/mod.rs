@@ -78,7 +78,7 @@ use crate::observe::Observations;
 use admission::Admission;
 use bank::Bank;
 use deadlock::DeadlockDetector;
-use failure::Failure;
+use failure::FailureState;
 use fast_path::FastPath;
 use message::Message;
 use observer::Observer;
@@ -332,7 +332,7 @@ pub struct Engine {
     board: Arc<StatusBoard>,
     queries: Queries,
     deadlocks: DeadlockDetector,
-    failure: Failure,
+    failure: FailureState,
     observer: Observer,
     /// Kept for their memory.
     events: Vec<Event>,
@@ -401,7 +401,7 @@ impl Engine {
             board,
             queries: Queries::default(),
             deadlocks: DeadlockDetector::default(),
-            failure: Failure::default(),
+            failure: FailureState::default(),
             observer: Observer::new(Arc::new(Observations::new(rank, ranks, Nanos::ZERO, None))),
             events: Vec::with_capacity(EVENTS_MAX),
             signalled: Vec::new(),

@@ -5,7 +5,7 @@
 //! or text for Prometheus over a [`server`]), the flight recorder ([`recorder`]) and the trace
 //! ([`trace`]).
 //!
-//! **Lateness.** A signal says how long its sender had been in the call when it sent it
+//! **Arrival skew.** A signal says how long its sender had been in the call when it sent it
 //! ([`scale`]); the receiver takes that from how long it has been in the call itself when the
 //! signal comes. What is left is how much later the sender made its call: two differences on two
 //! clocks, so clocks of different hosts need not agree. It includes the way of the signal and of
@@ -109,7 +109,7 @@ struct ShapeCounters {
 
 #[derive(Debug)]
 struct Peer {
-    lateness: Histogram,
+    arrival_skew: Histogram,
     last: AtomicU64,
 }
 
@@ -145,7 +145,7 @@ impl Observations {
             covered: counter(),
             covered_ns: counter(),
         };
-        let peer = |_| Peer { lateness: Histogram::new(), last: counter() };
+        let peer = |_| Peer { arrival_skew: Histogram::new(), last: counter() };
         Self {
             rank,
             counters: (0..SHAPES_MAX).map(counters).collect(),
@@ -228,10 +228,10 @@ impl Observations {
 
     /// How much later than this rank its peers made a call; who was the latest.
     pub(crate) fn arrivals(&self, arrivals: &[(Rank, u64)]) -> Option<(Rank, u64)> {
-        for (peer, lateness_ns) in arrivals {
-            self.peers[*peer as usize].lateness.add(*lateness_ns);
+        for (peer, skew_ns) in arrivals {
+            self.peers[*peer as usize].arrival_skew.add(*skew_ns);
         }
-        let latest = arrivals.iter().copied().max_by_key(|(_, lateness_ns)| *lateness_ns)?;
+        let latest = arrivals.iter().copied().max_by_key(|(_, skew_ns)| *skew_ns)?;
         let is_late = Duration::from_nanos(latest.1) >= LATE_AFTER;
         if is_late {
             add(&self.peers[latest.0 as usize].last, 1);
@@ -304,7 +304,7 @@ impl Observations {
         let peers = (0..).zip(&self.peers).filter(|(rank, _)| *rank != self.rank);
         let peers = peers.map(|(rank, peer)| PeerReport {
             rank,
-            lateness: peer.lateness.read(),
+            arrival_skew: peer.arrival_skew.read(),
             last: peer.last.load(Ordering::Relaxed),
         });
         Report {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::report::Report;
 
-/// Upper edges of the histogram of lateness, in microseconds.
+/// Upper edges of the histogram of arrival skew, in microseconds.
 const EDGES_US: [u64; 12] =
     [10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 10_000_000];
 
@@ -75,30 +75,30 @@ impl Report {
             writeln!(text, "pleach_last_total{{rank=\"{rank}\",peer=\"{}\"}} {}", peer.rank, peer.last)?;
         }
         let what = "How much later than this rank the peer made calls in which this rank waited.";
-        head(text, "lateness_seconds", "histogram", what)?;
+        head(text, "arrival_skew_seconds", "histogram", what)?;
         for peer in &self.peers {
-            let (labels, lateness) = (format!("rank=\"{rank}\",peer=\"{}\"", peer.rank), &peer.lateness);
+            let (labels, skew) = (format!("rank=\"{rank}\",peer=\"{}\"", peer.rank), &peer.arrival_skew);
             for edge_us in EDGES_US {
-                let count = lateness.at_most(Duration::from_micros(edge_us));
+                let count = skew.at_most(Duration::from_micros(edge_us));
                 let edge_s = edge_us as f64 / 1e6;
-                writeln!(text, "pleach_lateness_seconds_bucket{{{labels},le=\"{edge_s}\"}} {count}")?;
+                writeln!(text, "pleach_arrival_skew_seconds_bucket{{{labels},le=\"{edge_s}\"}} {count}")?;
             }
-            let count = lateness.count();
-            writeln!(text, "pleach_lateness_seconds_bucket{{{labels},le=\"+Inf\"}} {count}")?;
-            writeln!(text, "pleach_lateness_seconds_sum{{{labels}}} {}", lateness.sum().as_secs_f64())?;
-            writeln!(text, "pleach_lateness_seconds_count{{{labels}}} {count}")?;
+            let count = skew.count();
+            writeln!(text, "pleach_arrival_skew_seconds_bucket{{{labels},le=\"+Inf\"}} {count}")?;
+            writeln!(text, "pleach_arrival_skew_seconds_sum{{{labels}}} {}", skew.sum().as_secs_f64())?;
+            writeln!(text, "pleach_arrival_skew_seconds_count{{{labels}}} {count}")?;
         }
         head(
             text,
-            "longest_lateness_seconds",
+            "longest_arrival_skew_seconds",
             "gauge",
             "The most that the peer was ever later than this rank.",
         )?;
         for peer in &self.peers {
-            let longest_s = peer.lateness.longest().as_secs_f64();
+            let longest_s = peer.arrival_skew.longest().as_secs_f64();
             writeln!(
                 text,
-                "pleach_longest_lateness_seconds{{rank=\"{rank}\",peer=\"{}\"}} {longest_s}",
+                "pleach_longest_arrival_skew_seconds{{rank=\"{rank}\",peer=\"{}\"}} {longest_s}",
                 peer.rank
             )?;
         }

@@ -116,8 +116,8 @@ fn text(
             us(begun.0),
             us(ended.0)
         );
-        if let Some((peer, lateness_ns)) = latest {
-            let _ = write!(text, ",\"last\":{peer},\"late_us\":{:.3}", us(*lateness_ns));
+        if let Some((peer, skew_ns)) = latest {
+            let _ = write!(text, ",\"last\":{peer},\"arrival_skew_us\":{:.3}", us(*skew_ns));
         }
         text.push('}');
     }

@@ -62,7 +62,7 @@ pub struct PeerReport {
     /// How much later than this rank it made the calls in which this rank waited and heard from it
     /// directly; zero when it came first. To about 10 µs and 12.5 %; includes the way of its first
     /// signal.
-    pub lateness: Distribution,
+    pub arrival_skew: Distribution,
     /// In how many calls it was the last of those heard, by at least [`super::LATE_AFTER`].
     pub last: u64,
 }
@@ -72,14 +72,14 @@ impl Report {
     #[must_use]
     pub fn latest(&self) -> Option<&PeerReport> {
         let late = self.peers.iter().filter(|peer| peer.last > 0);
-        late.max_by_key(|peer| peer.lateness.sum())
+        late.max_by_key(|peer| peer.arrival_skew.sum())
     }
 }
 
 /// A time with three digits and a unit.
-pub(super) struct Short(pub(super) Duration);
+pub(super) struct ShortDuration(pub(super) Duration);
 
-impl fmt::Display for Short {
+impl fmt::Display for ShortDuration {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let time_ns = self.0.as_nanos() as f64;
         let (number, unit) = match time_ns {
@@ -108,14 +108,14 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Two tables for people: calls, and peers by lateness.
+/// Two tables for people: calls, and peers by arrival_skew.
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, world_size, age, under_way, .. } = self;
         write!(
             formatter,
             "rank {rank} of {world_size}, {} old, {under_way} collectives under way",
-            Short(*age)
+            ShortDuration(*age)
         )?;
         match self.waits_for {
             Some(peer) => writeln!(formatter, ", waits for rank {peer}")?,
@@ -140,16 +140,21 @@ impl fmt::Display for Report {
                 Bytes(shape.bytes_max),
                 shape.calls,
                 shape.waited_calls,
-                Short(per_call)
+                ShortDuration(per_call)
             )?;
         }
         let heading = |heading: &str| format!("{heading:>10}");
         let columns: String = ["p50", "p99", "longest", "together"].map(heading).join(" ");
         writeln!(formatter, "{:<6} {:>10} {:>10} {columns}", "late", "was last", "heard")?;
-        for PeerReport { rank, lateness, last } in &self.peers {
-            let times = [lateness.quantile(0.5), lateness.quantile(0.99), lateness.longest(), lateness.sum()];
-            let times = times.map(|time| format!("{:>10}", Short(time))).join(" ");
-            writeln!(formatter, "{rank:<6} {last:>10} {:>10} {times}", lateness.count())?;
+        for PeerReport { rank, arrival_skew, last } in &self.peers {
+            let times = [
+                arrival_skew.quantile(0.5),
+                arrival_skew.quantile(0.99),
+                arrival_skew.longest(),
+                arrival_skew.sum(),
+            ];
+            let times = times.map(|time| format!("{:>10}", ShortDuration(time))).join(" ");
+            writeln!(formatter, "{rank:<6} {last:>10} {:>10} {times}", arrival_skew.count())?;
         }
         Ok(())
     }

@@ -102,8 +102,8 @@ fn lines<'a>(
             call.collective.name(),
             Quoted(algorithm)
         );
-        if let Some((peer, lateness_ns)) = latest {
-            let _ = write!(text, ",\"last\":{peer},\"late_us\":{:.3}", *lateness_ns as f64 / 1e3);
+        if let Some((peer, skew_ns)) = latest {
+            let _ = write!(text, ",\"last\":{peer},\"arrival_skew_us\":{:.3}", *skew_ns as f64 / 1e3);
         }
         text.push_str("}}");
     }

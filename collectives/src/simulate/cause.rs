@@ -3,9 +3,9 @@
 use pleach_transport::sim::Fault as Injected;
 use pleach_vocabulary::{Collective, Rank};
 
-use super::bound::bound;
 use super::call::CallPlan;
 use super::scenario::{Mismatch, Scenario, TIMEOUT_FAR};
+use super::time_bound::time_bound;
 use crate::engine::{Fault, FaultKind};
 
 /// Whether something that this scenario injects explains the fault.
@@ -17,39 +17,39 @@ pub(super) fn explains(scenario: &Scenario, fault: &Fault) -> bool {
             .mismatch
             .as_ref()
             .is_some_and(|mismatch| mismatch.rank == subject || mismatch.rank == found_by),
-        FaultKind::Lost => injected(scenario).any(|trouble| match trouble {
-            Trouble::Dead(rank) => rank == subject,
-            Trouble::Apart(one, other) => [one, other].contains(&subject),
-            Trouble::Slow(_) => false,
+        FaultKind::Lost => injected(scenario).any(|injection| match injection {
+            Injection::Dead(rank) => rank == subject,
+            Injection::Apart(one, other) => [one, other].contains(&subject),
+            Injection::Slow(_) => false,
         }),
         FaultKind::TimedOut => {
             let last = scenario.calls.len() - 1;
-            let is_injected = injected(scenario).any(|trouble| match trouble {
-                Trouble::Dead(rank) | Trouble::Slow(rank) => rank == subject,
-                Trouble::Apart(one, other) => [one, other].contains(&subject),
+            let is_injected = injected(scenario).any(|injection| match injection {
+                Injection::Dead(rank) | Injection::Slow(rank) => rank == subject,
+                Injection::Apart(one, other) => [one, other].contains(&subject),
             });
-            scenario.timeout < TIMEOUT_FAR && (is_injected || bound(scenario, last) > scenario.timeout)
+            scenario.timeout < TIMEOUT_FAR && (is_injected || time_bound(scenario, last) > scenario.timeout)
         }
         FaultKind::Left | FaultKind::Protocol | FaultKind::OutOfReach | FaultKind::Compute => false,
     }
 }
 
 /// What ails whom.
-enum Trouble {
+enum Injection {
     Dead(Rank),
     Slow(Rank),
     Apart(Rank, Rank),
 }
 
-fn injected(scenario: &Scenario) -> impl Iterator<Item = Trouble> + '_ {
-    let late = scenario.calls.iter().filter_map(|plan| Some(Trouble::Slow(plan.late?.0)));
+fn injected(scenario: &Scenario) -> impl Iterator<Item = Injection> + '_ {
+    let late = scenario.calls.iter().filter_map(|plan| Some(Injection::Slow(plan.late?.0)));
     let timed = scenario.faults.timed.iter().flat_map(|(_, fault)| match *fault {
-        Injected::RankDeath { rank } => vec![Trouble::Dead(rank)],
-        Injected::Freeze { rank, .. } => vec![Trouble::Slow(rank)],
-        Injected::OneSidedLoss { rank, peer } => vec![Trouble::Apart(rank, peer)],
+        Injected::RankDeath { rank } => vec![Injection::Dead(rank)],
+        Injected::Freeze { rank, .. } => vec![Injection::Slow(rank)],
+        Injected::OneSidedLoss { rank, peer } => vec![Injection::Apart(rank, peer)],
         Injected::LinkDown { link } => {
             let pairs = scenario.network.pairs_over(link).into_iter();
-            pairs.map(|(low, high)| Trouble::Apart(low, high)).collect()
+            pairs.map(|(low, high)| Injection::Apart(low, high)).collect()
         }
         _ => Vec::new(),
     });
@@ -60,9 +60,9 @@ fn injected(scenario: &Scenario) -> impl Iterator<Item = Trouble> + '_ {
 /// of it, and none that reaches any outside. Where there is no such rank they need not agree.
 pub(super) fn must_agree(scenario: &Scenario, survivors: &[Rank]) -> Vec<Vec<Rank>> {
     let apart: Vec<[Rank; 2]> = injected(scenario)
-        .filter_map(|trouble| match trouble {
-            Trouble::Apart(one, other) => Some([one, other]),
-            Trouble::Dead(_) | Trouble::Slow(_) => None,
+        .filter_map(|injection| match injection {
+            Injection::Apart(one, other) => Some([one, other]),
+            Injection::Dead(_) | Injection::Slow(_) => None,
         })
         .collect();
     let reaches = |one: Rank, other: Rank| !apart.contains(&[one, other]) && !apart.contains(&[other, one]);

@@ -11,7 +11,7 @@ use pleach_transport::sim::{self, AccessKind, World};
 use pleach_transport::{Device, DeviceConfig, Nanos};
 use pleach_vocabulary::Rank;
 
-use crate::compute::simulated::{Sabotage, SimulatedCompute};
+use crate::compute::simulated::{Mutant, SimulatedCompute};
 use crate::engine::{Bytes, Engine, Plan, RunId, StartError, StatusBoard, Witness, signal_slots};
 use crate::group::{Known, Planner};
 
@@ -78,7 +78,7 @@ pub struct Cluster {
 /// Nothing will ever happen any more, or ranks keep each other busy without virtual time passing.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("nothing moves any more at {now}")]
-pub struct Stuck {
+pub struct NoProgress {
     /// When.
     pub now: Nanos,
 }
@@ -128,11 +128,11 @@ impl Cluster {
     ///
     /// When scratch memory cannot be had.
     #[must_use]
-    pub fn with(options: sim::Options, sabotage: Option<Sabotage>, is_immediate: bool) -> Self {
+    pub fn with(options: sim::Options, mutant: Option<Mutant>, is_immediate: bool) -> Self {
         let ranks = options.network.ranks();
         let access = if options.maps { Access::Mapped } else { Access::Put };
         let hosts = if options.hosts.is_empty() { HostMap::one(ranks) } else { HostMap::new(&options.hosts) };
-        Self::of(options, &Platform::new(hosts, access), sabotage, is_immediate)
+        Self::of(options, &Platform::new(hosts, access), mutant, is_immediate)
     }
 
     /// Ranks joined by the links that the platform knows, with processors that take no time; where
@@ -147,12 +147,7 @@ impl Cluster {
         Self { by_instants: true, ..Self::of(options, platform, None, true) }
     }
 
-    fn of(
-        options: sim::Options,
-        platform: &Platform,
-        sabotage: Option<Sabotage>,
-        is_immediate: bool,
-    ) -> Self {
+    fn of(options: sim::Options, platform: &Platform, mutant: Option<Mutant>, is_immediate: bool) -> Self {
         let (ranks, moves_bytes) = (options.network.ranks(), options.moves_bytes);
         let known = Arc::new(Known::default());
         let world = World::new(options);
@@ -182,7 +177,7 @@ impl Cluster {
         }
         let members = devices.into_iter().zip(boards).map(|(device, board)| {
             let rank = device.info().rank;
-            let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S).sabotaged(sabotage);
+            let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S).with_mutant(mutant);
             let compute = if is_immediate { compute.immediate() } else { compute };
             let compute = if moves_bytes { compute } else { compute.idle() };
             let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), ranks)
@@ -202,7 +197,7 @@ impl Cluster {
     /// # Errors
     ///
     /// Nothing moves any more.
-    pub fn run(&mut self, mut is_done: impl FnMut(&mut Self) -> bool) -> Result<(), Stuck> {
+    pub fn run(&mut self, mut is_done: impl FnMut(&mut Self) -> bool) -> Result<(), NoProgress> {
         // Whatever was started before is looked at first.
         self.due.extend(0..self.members.len() as Rank);
         loop {
@@ -211,7 +206,7 @@ impl Cluster {
                 return Ok(());
             }
             if !self.advance(None) {
-                return Err(Stuck { now: self.world.now() });
+                return Err(NoProgress { now: self.world.now() });
             }
         }
     }
@@ -228,7 +223,7 @@ impl Cluster {
     /// # Errors
     ///
     /// A rank finds something to do for ever without virtual time passing.
-    pub fn settle(&mut self) -> Result<(), Stuck> {
+    pub fn settle(&mut self) -> Result<(), NoProgress> {
         while let Some(rank) = self.due.pop_first() {
             self.poll(rank)?;
         }
@@ -258,7 +253,7 @@ impl Cluster {
         true
     }
 
-    fn poll(&mut self, rank: Rank) -> Result<(), Stuck> {
+    fn poll(&mut self, rank: Rank) -> Result<(), NoProgress> {
         let entry = &mut self.members[rank as usize];
         if self.world.is_dead(rank) {
             *entry = None;
@@ -273,6 +268,6 @@ impl Cluster {
                 return Ok(());
             }
         }
-        Err(Stuck { now })
+        Err(NoProgress { now })
     }
 }

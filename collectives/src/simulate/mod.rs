@@ -8,20 +8,20 @@
 //! **Invariant:** a run is a function of the code and the scenario, so a seed that fails fails
 //! again.
 
-mod bound;
 mod call;
 mod cause;
 mod cluster;
+mod mutation;
 mod oracle;
 mod scenario;
 mod slices;
+mod time_bound;
 mod trial;
 mod watch;
-mod weaken;
 pub mod wired;
 
-pub use crate::compute::simulated::Sabotage;
+pub use crate::compute::simulated::Mutant;
 pub use call::CallPlan;
-pub use cluster::{Cluster, Member, Stuck};
+pub use cluster::{Cluster, Member, NoProgress};
 pub use scenario::{Abort, CALLS_MAX, DEPTH_MAX, Limits, Mismatch, RANKS_MAX, Scenario, TIMEOUT_FAR};
 pub use trial::{Checker, Failure, GRACE, MISMATCH_NOTICED_WITHIN, Report, run};

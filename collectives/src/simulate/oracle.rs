@@ -100,14 +100,19 @@ fn rounding(data_type: DataType) -> f64 {
 
 /// What a rank gives to a call: as it was asked to, which may be another call than the others were
 /// asked for.
-pub(super) struct Given<'a> {
+pub(super) struct RankInput<'a> {
     pub(super) plan: &'a CallPlan,
     pub(super) bytes: Vec<u8>,
 }
 
 /// What is wrong with a rank's output: the first element that differs, and how. By rank what is
 /// given.
-pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Given<'_>], output: &[u8]) -> Option<String> {
+pub(super) fn difference(
+    plan: &CallPlan,
+    rank: Rank,
+    inputs: &[RankInput<'_>],
+    output: &[u8],
+) -> Option<String> {
     let ranks = inputs.len() as u32;
     let size = plan.data_type.bytes();
     let collective = plan.collective;
@@ -121,7 +126,7 @@ pub(super) fn difference(plan: &CallPlan, rank: Rank, inputs: &[Given<'_>], outp
             .map(|source| {
                 // Who was asked for something else may still have agreed with this rank on what is
                 // between the two.
-                let Given { plan: theirs, bytes } = &inputs[source as usize];
+                let RankInput { plan: theirs, bytes } = &inputs[source as usize];
                 let is_same_kind = theirs.collective == plan.collective && theirs.data_type == plan.data_type;
                 if !is_same_kind {
                     return None;

@@ -11,7 +11,7 @@ use pleach_transport::sim::{Canary, FaultKinds, Faults, Network, Random};
 use pleach_vocabulary::{Collective, Rank};
 
 use super::call::CallPlan;
-use crate::compute::simulated::Sabotage;
+use crate::compute::simulated::Mutant;
 
 /// Most ranks of a scenario.
 pub const RANKS_MAX: u32 = 64;
@@ -92,7 +92,7 @@ pub struct Scenario {
     /// A contract that the device breaks, to see whether that is caught.
     pub canary: Option<Canary>,
     /// What the processors do wrong, to see whether that is caught.
-    pub sabotage: Option<Sabotage>,
+    pub mutant: Option<Mutant>,
     /// A rank's programs of named algorithms lose a dependency after they were proved, this one of
     /// those that are needed, to see whether that is caught.
     pub lost_dependency: Option<(Rank, u64)>,
@@ -147,7 +147,7 @@ impl Scenario {
             mismatch: None,
             abort: None,
             canary: None,
-            sabotage: None,
+            mutant: None,
             lost_dependency: None,
         };
         let random = &mut root.split("trouble");

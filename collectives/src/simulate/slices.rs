@@ -19,14 +19,14 @@ fn refilled(index: usize) -> u8 {
     0x3c ^ (index as u8).wrapping_mul(101)
 }
 
-enum Kept {
+enum Storage {
     Registered(Slice),
     Private(Vec<u8>),
 }
 
 /// A caller's slice in the middle of memory that stays as it is.
 pub(super) struct Guarded {
-    kept: Kept,
+    storage: Storage,
     front: usize,
     len: usize,
 }
@@ -41,15 +41,15 @@ impl Guarded {
         let (front, len) = (GUARD_BYTES + skew, content.len());
         let mut whole: Vec<u8> = (0..front + len + GUARD_BYTES).map(guard).collect();
         whole[front..front + len].copy_from_slice(content);
-        let kept = if is_registered {
+        let storage = if is_registered {
             let memory = SharedMemory::new(whole.len()).expect("memory for a simulated caller");
             let region = device.register(memory).expect("shared memory can be registered");
             region.whole().store(&whole);
-            Kept::Registered(region.whole())
+            Storage::Registered(region.whole())
         } else {
-            Kept::Private(whole)
+            Storage::Private(whole)
         };
-        Self { kept, front, len }
+        Self { storage, front, len }
     }
 
     /// What is lent to the call.
@@ -60,17 +60,17 @@ impl Guarded {
     /// A part of it.
     pub(super) fn part(&mut self, start: usize, len: usize) -> Bytes {
         let range = self.front + start..self.front + start + len;
-        match &mut self.kept {
-            Kept::Registered(slice) => Bytes::Registered(slice.slice(range).expect("inside of the slice")),
-            Kept::Private(whole) => Bytes::Private { base: Address::of(&mut whole[range]), len },
+        match &mut self.storage {
+            Storage::Registered(slice) => Bytes::Registered(slice.slice(range).expect("inside of the slice")),
+            Storage::Private(whole) => Bytes::Private { base: Address::of(&mut whole[range]), len },
         }
     }
 
     /// Everything, guards too.
     pub(super) fn whole(&self) -> Vec<u8> {
-        match &self.kept {
-            Kept::Registered(slice) => slice.to_vec(),
-            Kept::Private(whole) => whole.clone(),
+        match &self.storage {
+            Storage::Registered(slice) => slice.to_vec(),
+            Storage::Private(whole) => whole.clone(),
         }
     }
 
@@ -91,9 +91,9 @@ impl Guarded {
     pub(super) fn refill(&mut self) {
         let range = self.front..self.front + self.len;
         let fresh: Vec<u8> = range.clone().map(refilled).collect();
-        match &mut self.kept {
-            Kept::Registered(slice) => slice.slice(range).expect("inside of the slice").store(&fresh),
-            Kept::Private(whole) => whole[range].copy_from_slice(&fresh),
+        match &mut self.storage {
+            Storage::Registered(slice) => slice.slice(range).expect("inside of the slice").store(&fresh),
+            Storage::Private(whole) => whole[range].copy_from_slice(&fresh),
         }
     }
 
@@ -109,18 +109,18 @@ impl Guarded {
 
     /// Where it is, guards too.
     pub(super) fn addresses(&self) -> std::ops::Range<usize> {
-        let (base, len) = match &self.kept {
-            Kept::Registered(slice) => (slice.as_ptr() as usize, slice.len()),
-            Kept::Private(whole) => (whole.as_ptr() as usize, whole.len()),
+        let (base, len) = match &self.storage {
+            Storage::Registered(slice) => (slice.as_ptr() as usize, slice.len()),
+            Storage::Private(whole) => (whole.as_ptr() as usize, whole.len()),
         };
         base..base + len
     }
 
     /// Tells checkers that its owner touches all of the content.
     pub(super) fn report(&self, world: &World, rank: Rank, kind: AccessKind) {
-        let base = match &self.kept {
-            Kept::Registered(slice) => slice.as_ptr().cast_const(),
-            Kept::Private(whole) => whole.as_ptr(),
+        let base = match &self.storage {
+            Storage::Registered(slice) => slice.as_ptr().cast_const(),
+            Storage::Private(whole) => whole.as_ptr(),
         };
         if self.len > 0 {
             world.accessed(rank, base.wrapping_add(self.front), self.len, kind, world.now());

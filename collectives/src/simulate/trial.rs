@@ -12,15 +12,15 @@ use pleach_transport::Nanos;
 use pleach_transport::sim::{self, AccessKind, FREEZE_MAX, Fault as Injected, TraceHash};
 use pleach_vocabulary::{Collective, Rank};
 
-use super::bound::bound;
 use super::call::{CallPlan, Overlap};
 use super::cause;
 use super::cluster::Cluster;
-use super::oracle::{self, Given};
+use super::mutation::mutated;
+use super::oracle::{self, RankInput};
 use super::scenario::Scenario;
 use super::slices::Guarded;
+use super::time_bound::time_bound;
 use super::watch::Watch;
-use super::weaken::weakened;
 use crate::call::Descriptor;
 use crate::engine::{Bytes, Fault, Plan, Program, RunId, StartError};
 
@@ -125,16 +125,16 @@ fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
 }
 
 /// A call of one rank.
-struct Live {
+struct CallUnderWay {
     call: usize,
     /// `None`: carried out already.
     run: Option<RunId>,
-    memory: Lent,
+    memory: CallMemory,
     deadline: Nanos,
 }
 
 /// What a rank lends to a call.
-struct Lent {
+struct CallMemory {
     input: Option<Guarded>,
     output: Option<Guarded>,
     overlap: Option<Overlap>,
@@ -145,9 +145,9 @@ struct RankTrial {
     next: usize,
     /// When it enters the next call, once it can.
     enters_at: Option<Nanos>,
-    live: Vec<Live>,
+    under_way: Vec<CallUnderWay>,
     /// Memory of ended calls, kept so that addresses stay its own.
-    shelf: Vec<Lent>,
+    shelf: Vec<CallMemory>,
     fault: Option<(Arc<Fault>, Nanos)>,
     idle: Option<Guarded>,
     has_left: bool,
@@ -161,7 +161,7 @@ pub(super) struct Trial<'a> {
     ranks: Vec<RankTrial>,
     proofs: HashMap<(Collective, Algorithm, Access), Arc<Proof>>,
     /// By call: every rank's input, as the oracle sees it.
-    inputs: BTreeMap<usize, Vec<Given<'a>>>,
+    inputs: BTreeMap<usize, Vec<RankInput<'a>>>,
     /// By call: a result that was right, where all ranks must have the same.
     results: BTreeMap<usize, Vec<u8>>,
     /// By call and rank.
@@ -182,7 +182,7 @@ impl<'a> Trial<'a> {
         options.hosts = scenario.hosts.by_rank().to_vec();
         options.queue_depth = scenario.queue_depth;
         options.canary = scenario.canary;
-        let mut cluster = Cluster::with(options, scenario.sabotage, scenario.is_immediate);
+        let mut cluster = Cluster::with(options, scenario.mutant, scenario.is_immediate);
         let watch = Arc::new(Mutex::new(Watch::new(scenario.ranks, scenario.mismatch.is_some())));
         cluster.world.observe(Box::new(watch.clone()));
         if let Some(lines) = trace {
@@ -198,7 +198,7 @@ impl<'a> Trial<'a> {
             RankTrial {
                 next: 0,
                 enters_at: None,
-                live: Vec::new(),
+                under_way: Vec::new(),
                 shelf: Vec::new(),
                 fault: None,
                 idle,
@@ -236,7 +236,7 @@ impl<'a> Trial<'a> {
     fn is_through(&self, rank: Rank) -> bool {
         let trial = &self.ranks[rank as usize];
         let over = trial.fault.is_some() || trial.next == self.scenario.calls.len();
-        self.is_dead(rank) || (over && trial.live.is_empty())
+        self.is_dead(rank) || (over && trial.under_way.is_empty())
     }
 
     /// Until every rank's script has ended, well or not.
@@ -260,7 +260,7 @@ impl<'a> Trial<'a> {
     /// Lets ranks do all they can at this instant.
     fn settle(&mut self) -> Result<(), Failure> {
         loop {
-            self.cluster.settle().map_err(|stuck| self.failure(Checker::Liveness, stuck.to_string()))?;
+            self.cluster.settle().map_err(|error| self.failure(Checker::Liveness, error.to_string()))?;
             let mut moved = self.abort_if_due();
             for rank in 0..self.scenario.ranks {
                 if !self.is_dead(rank) {
@@ -318,7 +318,7 @@ impl<'a> Trial<'a> {
             let trial = &self.ranks[rank as usize];
             let now = self.cluster.world.now();
             let call = trial.next;
-            let is_full = trial.live.len() >= self.scenario.depth[rank as usize];
+            let is_full = trial.under_way.len() >= self.scenario.depth[rank as usize];
             if trial.fault.is_some()
                 || call == self.scenario.calls.len()
                 || is_full
@@ -358,7 +358,7 @@ impl<'a> Trial<'a> {
             .map_err(|error| self.failure(Checker::Refused, format!("rank {rank}, {plan}: {error}")))?;
         let now = self.cluster.world.now();
         let Some(member) = &mut self.cluster.members[rank as usize] else { return Ok(()) };
-        let mut memory = Lent::new(member.engine.device(), self.scenario, rank, call, plan);
+        let mut memory = CallMemory::new(member.engine.device(), self.scenario, rank, call, plan);
         for slice in memory.slices() {
             lock(&self.watch).lend(rank, slice.addresses());
         }
@@ -384,7 +384,7 @@ impl<'a> Trial<'a> {
                     Some(run) => engine.prioritize(run, self.scenario.priority(call, rank)),
                     None => {}
                 }
-                self.ranks[rank as usize].live.push(Live { call, run, memory, deadline });
+                self.ranks[rank as usize].under_way.push(CallUnderWay { call, run, memory, deadline });
             }
             Err(StartError::Failed(fault)) => {
                 self.failed += 1;
@@ -426,15 +426,15 @@ impl<'a> Trial<'a> {
         };
         let name = algorithm.to_string();
         let lost = self.scenario.lost_dependency.filter(|(loser, _)| *loser == rank);
-        let weakened = lost.and_then(|(_, number)| weakened(&proof, rank, &name, number));
-        Ok(Arc::new(weakened.unwrap_or_else(|| Program::new(&proof, rank, &name))))
+        let mutated = lost.and_then(|(_, number)| mutated(&proof, rank, &name, number));
+        Ok(Arc::new(mutated.unwrap_or_else(|| Program::new(&proof, rank, &name))))
     }
 
     fn take_outcomes(&mut self, rank: Rank) -> Result<(), Failure> {
         let mut index = 0;
-        while index < self.ranks[rank as usize].live.len() {
+        while index < self.ranks[rank as usize].under_way.len() {
             let Some(member) = &mut self.cluster.members[rank as usize] else { return Ok(()) };
-            let live = &self.ranks[rank as usize].live[index];
+            let live = &self.ranks[rank as usize].under_way[index];
             let (call, deadline) = (live.call, live.deadline);
             let outcome = match live.run {
                 Some(run) => member.engine.take_outcome(run),
@@ -452,7 +452,7 @@ impl<'a> Trial<'a> {
                 index += 1;
                 continue;
             };
-            let mut live = self.ranks[rank as usize].live.remove(index);
+            let mut live = self.ranks[rank as usize].under_way.remove(index);
             let Some(plan) = self.scenario.plan(call, rank) else { continue };
             let checked = match outcome {
                 Ok(()) => self.succeed(rank, call, plan, &live.memory),
@@ -481,7 +481,7 @@ impl<'a> Trial<'a> {
         GRACE + faults.severance + FREEZE_MAX * freezes.count() as u32
     }
 
-    fn succeed(&mut self, rank: Rank, call: usize, plan: &CallPlan, memory: &Lent) -> Result<(), Failure> {
+    fn succeed(&mut self, rank: Rank, call: usize, plan: &CallPlan, memory: &CallMemory) -> Result<(), Failure> {
         self.succeeded += 1;
         self.returned[call][rank as usize] = true;
         memory.report(&self.cluster.world, rank, AccessKind::Read);
@@ -496,10 +496,10 @@ impl<'a> Trial<'a> {
         if self.scenario.is_harmless() {
             let entered = self.entered[call].iter().flatten().max().copied().unwrap_or(Nanos::ZERO);
             let took = self.cluster.world.now().since(entered);
-            let bound = bound(self.scenario, call);
-            if took > bound {
+            let time_bound = time_bound(self.scenario, call);
+            if took > time_bound {
                 let what =
-                    format!("{}: took {took:?} after the last had entered, more than {bound:?}", name());
+                    format!("{}: took {took:?} after the last had entered, more than {time_bound:?}", name());
                 return Err(self.failure(Checker::Liveness, what));
             }
         }
@@ -511,7 +511,7 @@ impl<'a> Trial<'a> {
         rank: Rank,
         call: usize,
         plan: &CallPlan,
-        memory: &Lent,
+        memory: &CallMemory,
     ) -> Result<(), Failure> {
         let ranks = self.scenario.ranks;
         let name = || format!("rank {rank}, call {call} ({plan})");
@@ -542,7 +542,7 @@ impl<'a> Trial<'a> {
         let inputs = self.inputs.entry(call).or_insert_with(|| {
             let given = |rank| {
                 let plan = self.scenario.plan(call, rank).unwrap_or(&self.scenario.calls[call]);
-                Given { plan, bytes: oracle::input(seed, call, rank, plan, ranks) }
+                RankInput { plan, bytes: oracle::input(seed, call, rank, plan, ranks) }
             };
             (0..ranks).map(given).collect()
         });
@@ -576,7 +576,7 @@ impl<'a> Trial<'a> {
         self.check_agreement()?;
         let until = self.cluster.world.now() + AFTERMATH;
         while self.cluster.world.now() < until && self.cluster.advance(Some(until)) {
-            self.cluster.settle().map_err(|stuck| self.failure(Checker::Liveness, stuck.to_string()))?;
+            self.cluster.settle().map_err(|error| self.failure(Checker::Liveness, error.to_string()))?;
             for rank in 0..self.scenario.ranks {
                 if !self.is_dead(rank) {
                     self.leave_if_through(rank);
@@ -585,7 +585,7 @@ impl<'a> Trial<'a> {
         }
         for rank in (0..self.scenario.ranks).filter(|rank| !self.is_dead(*rank)) {
             let trial = &self.ranks[rank as usize];
-            let lent = trial.shelf.iter().flat_map(Lent::slices).chain(&trial.idle);
+            let lent = trial.shelf.iter().flat_map(CallMemory::slices).chain(&trial.idle);
             if let Some(index) = lent.filter_map(Guarded::changed_since_refill).next() {
                 let what =
                     format!("byte {index} of a slice of rank {rank} changed after its call had returned");
@@ -677,7 +677,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-impl Lent {
+impl CallMemory {
     fn new(
         device: &mut dyn pleach_transport::Device,
         scenario: &Scenario,

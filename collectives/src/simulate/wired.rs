@@ -17,7 +17,7 @@ use pleach_transport::sim::{self, Network, Sharing};
 use pleach_transport::{SharedMemory, Slice};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
-use super::cluster::{Cluster, Member, Stuck};
+use super::cluster::{Cluster, Member, NoProgress};
 use crate::call::{Counts, Descriptor};
 use crate::engine::{Bytes, RunId};
 use crate::group::CollectiveError;
@@ -49,7 +49,7 @@ pub enum TimeError {
     Collective(#[from] CollectiveError),
     /// The simulation does not end.
     #[error(transparent)]
-    Stuck(#[from] Stuck),
+    NoProgress(#[from] NoProgress),
     /// There is no memory to name, not even untouched.
     #[error("no memory: {bytes} bytes ({source}); measure a smaller message")]
     Memory {
@@ -155,7 +155,11 @@ fn network(topology: &Topology, routes: &Routes) -> Network {
 /// # Errors
 ///
 /// They do not connect.
-pub fn cluster(wiring: &Arc<Wiring>, selection: &Selection, moves_bytes: bool) -> Result<Cluster, Stuck> {
+pub fn cluster(
+    wiring: &Arc<Wiring>,
+    selection: &Selection,
+    moves_bytes: bool,
+) -> Result<Cluster, NoProgress> {
     let packed = wiring.carried_out_by(selection.collective, &selection.algorithm);
     let routes = packed.as_ref().map_or(wiring.routes(), |packed| &packed.routes);
     let network = network(wiring.topology(), routes);

@@ -1,4 +1,4 @@
-//! Lateness in virtual time, where it is known exactly.
+//! Arrival skew in virtual time, where it is known exactly.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use pleach_transport::{HostMemory, Slice};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 const TIMEOUT: Duration = Duration::from_secs(3600);
-const LATENESS: Duration = Duration::from_millis(40);
+const ARRIVAL_SKEW: Duration = Duration::from_millis(40);
 const COUNT: usize = 1000;
 
 fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &Slice) -> RunId {
@@ -35,7 +35,7 @@ fn start(cluster: &mut Cluster, rank: Rank, algorithm: &Algorithm, data: &Slice)
 
 /// Each rank calls at its own time. By rank: how late each peer was, as seen from there, and how
 /// often it was the last.
-fn lateness(algorithm: &Algorithm, late: Rank, ranks: u32) -> Vec<Vec<(Rank, Duration, u64)>> {
+fn arrival_skew(algorithm: &Algorithm, late: Rank, ranks: u32) -> Vec<Vec<(Rank, Duration, u64)>> {
     let network = Network::full_mesh(ranks, 10_000_000_000, Duration::from_micros(1));
     let mut cluster = Cluster::new(Options::new(network, 7));
     cluster.run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready())).unwrap();
@@ -47,7 +47,7 @@ fn lateness(algorithm: &Algorithm, late: Rank, ranks: u32) -> Vec<Vec<(Rank, Dur
     for rank in (0..ranks).filter(|rank| *rank != late) {
         runs[rank as usize] = Some(start(&mut cluster, rank, algorithm, &memory[rank as usize]));
     }
-    let call_at = cluster.world.now() + LATENESS;
+    let call_at = cluster.world.now() + ARRIVAL_SKEW;
     while cluster.world.now() < call_at {
         cluster.settle().unwrap();
         assert!(cluster.advance(Some(call_at)));
@@ -73,8 +73,8 @@ fn lateness(algorithm: &Algorithm, late: Rank, ranks: u32) -> Vec<Vec<(Rank, Dur
     members
         .map(|member| {
             let report = member.engine.report(&member.board, now);
-            let heard = report.peers.iter().filter(|peer| peer.lateness.count() > 0);
-            heard.map(|peer| (peer.rank, peer.lateness.longest(), peer.last)).collect()
+            let heard = report.peers.iter().filter(|peer| peer.arrival_skew.count() > 0);
+            heard.map(|peer| (peer.rank, peer.arrival_skew.longest(), peer.last)).collect()
         })
         .collect()
 }
@@ -84,7 +84,7 @@ fn those_who_hear_from_a_late_rank_know_how_late_and_nobody_else_is_blamed() {
     for algorithm in [Algorithm::Direct, Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::DoubleTree]
     {
         for (late, ranks) in [(2, 4), (0, 4), (7, 8), (0, 2)] {
-            let seen = lateness(&algorithm, late, ranks);
+            let seen = arrival_skew(&algorithm, late, ranks);
             let mut named = 0;
             for (rank, peers) in (0..).zip(&seen) {
                 for (peer, longest, last) in peers {
@@ -93,7 +93,7 @@ fn those_who_hear_from_a_late_rank_know_how_late_and_nobody_else_is_blamed() {
                     );
                     if *peer == late && rank != late {
                         assert!(
-                            *longest > LATENESS.mul_f64(0.97) && *longest < LATENESS.mul_f64(1.05),
+                            *longest > ARRIVAL_SKEW.mul_f64(0.97) && *longest < ARRIVAL_SKEW.mul_f64(1.05),
                             "{what}"
                         );
                         assert_eq!(*last, 1, "{what}");
@@ -101,7 +101,7 @@ fn those_who_hear_from_a_late_rank_know_how_late_and_nobody_else_is_blamed() {
                     } else {
                         // What has to come by way of the late rank has the way and the rounding in
                         // it.
-                        assert!(*longest < LATENESS.mul_f64(0.05), "{what}");
+                        assert!(*longest < ARRIVAL_SKEW.mul_f64(0.05), "{what}");
                     }
                 }
             }

@@ -34,7 +34,7 @@ pub(super) struct Calls {
 
 /// What a rank says of a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Lateness {
+pub(super) struct ArrivalSkew {
     pub(super) last: f64,
     pub(super) heard: f64,
     pub(super) sum_s: f64,
@@ -50,7 +50,7 @@ pub(super) struct RankState {
     pub(super) under_way: f64,
     pub(super) waits_for: Option<Rank>,
     pub(super) shapes: BTreeMap<ShapeKey, Calls>,
-    pub(super) peers: BTreeMap<Rank, Lateness>,
+    pub(super) peers: BTreeMap<Rank, ArrivalSkew>,
 }
 
 /// What all ranks that answered say.
@@ -153,9 +153,9 @@ fn read(text: &str) -> Option<(Rank, RankState)> {
             ("under_way", _) => state.under_way = value,
             ("waits_for", Some(peer)) => state.waits_for = Some(peer),
             ("last_total", Some(peer)) => state.peers.entry(peer).or_default().last = value,
-            ("lateness_seconds_sum", Some(peer)) => state.peers.entry(peer).or_default().sum_s = value,
-            ("lateness_seconds_count", Some(peer)) => state.peers.entry(peer).or_default().heard = value,
-            ("longest_lateness_seconds", Some(peer)) => {
+            ("arrival_skew_seconds_sum", Some(peer)) => state.peers.entry(peer).or_default().sum_s = value,
+            ("arrival_skew_seconds_count", Some(peer)) => state.peers.entry(peer).or_default().heard = value,
+            ("longest_arrival_skew_seconds", Some(peer)) => {
                 state.peers.entry(peer).or_default().longest_s = value
             }
             ("calls_total" | "bytes_total" | "call_seconds_total", _) => {
@@ -200,7 +200,7 @@ mod tests {
             pleach_waits_for{rank=\"1\",peer=\"3\"} 1\npleach_waits_for{rank=\"2\",peer=\"0\"} 1\n\
             pleach_calls_total{rank=\"1\",collective=\"all-reduce\",algorithm=\"ring\",bytes_max=\"64\"} 7\n\
             pleach_bytes_total{rank=\"1\",collective=\"all-reduce\",algorithm=\"ring\",bytes_max=\"64\"} NaN\n\
-            pleach_lateness_seconds_sum{rank=\"1\",peer=\"3\"} 0.5\n";
+            pleach_arrival_skew_seconds_sum{rank=\"1\",peer=\"3\"} 0.5\n";
         let (rank, state) = read(text).unwrap();
         assert_eq!((rank, state.world_size, state.waits_for), (1, 4, Some(3)));
         let calls = state.shapes[&("all-reduce".to_owned(), "ring".to_owned(), 64)];

@@ -31,7 +31,7 @@ struct RankRow {
     in_calls: f64,
     /// Calls in which it was the last, as seen by the rank that saw most.
     last: u64,
-    late_us: f64,
+    arrival_skew_us: f64,
     longest_us: f64,
 }
 
@@ -91,11 +91,11 @@ impl View {
             }
             let seen = now.ranks.values().filter_map(|other| other.peers.get(rank));
             let (mut last, mut longest_s, mut sum_s, mut heard) = (0.0f64, 0.0f64, 0.0, 0.0);
-            for lateness in seen {
-                last = last.max(lateness.last);
-                longest_s = longest_s.max(lateness.longest_s);
-                sum_s += lateness.sum_s;
-                heard += lateness.heard;
+            for skew in seen {
+                last = last.max(skew.last);
+                longest_s = longest_s.max(skew.longest_s);
+                sum_s += skew.sum_s;
+                heard += skew.heard;
             }
             ranks.push(RankRow {
                 rank: *rank,
@@ -105,7 +105,7 @@ impl View {
                 calls_per_s: ratio(own.calls, time_s),
                 in_calls: ratio(own.seconds, time_s).min(1.0),
                 last: last as u64,
-                late_us: ratio(sum_s, heard) * 1e6,
+                arrival_skew_us: ratio(sum_s, heard) * 1e6,
                 longest_us: longest_s * 1e6,
             });
         }
@@ -147,7 +147,7 @@ impl View {
                 "calls_per_s": rounded(row.calls_per_s, 3),
                 "in_calls": rounded(row.in_calls, 4),
                 "last": row.last,
-                "late_us": rounded(row.late_us, 3),
+                "arrival_skew_us": rounded(row.arrival_skew_us, 3),
                 "longest_us": rounded(row.longest_us, 3)
             })
         };
@@ -191,7 +191,7 @@ impl fmt::Display for View {
         writeln!(
             formatter,
             "\n{:<6} {:>10} {:>9} {:>8} {:>12} {:>12}  does",
-            "rank", "calls/s", "in calls", "last", "late by us", "longest us"
+            "rank", "calls/s", "in calls", "last", "skew us", "longest us"
         )?;
         for row in &self.ranks {
             let does = match (row.has_failed, row.waits_for, row.under_way) {
@@ -207,7 +207,7 @@ impl fmt::Display for View {
                 row.calls_per_s,
                 row.in_calls * 100.0,
                 row.last,
-                row.late_us,
+                row.arrival_skew_us,
                 row.longest_us
             )?;
         }

@@ -4,7 +4,7 @@ use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::element::{F16, Operation, Short};
+use super::element::{F16, Operation, ShortFloat};
 use super::kernel::{Kernel, avx2, avx512, combine, plain};
 
 const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
@@ -21,7 +21,7 @@ macro_rules! by_lanes {
                 apart: $apart::<O>,
                 onto: $onto::<O>,
                 both: $both::<O>,
-                ..$module::TuningTable::<F16, O>::KERNEL
+                ..$module::KernelTable::<F16, O>::KERNEL
             };
         }
 

@@ -117,7 +117,7 @@ macro_rules! by_pairs {
                 apart: $apart::<O>,
                 onto: $onto::<O>,
                 both: $both::<O>,
-                ..$module::TuningTable::<Bf16, O>::KERNEL
+                ..$module::KernelTable::<Bf16, O>::KERNEL
             };
         }
 

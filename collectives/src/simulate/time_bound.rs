@@ -20,7 +20,7 @@ const ASKING: u32 = 64;
 /// (every chunk once around all ranks and back, one after the other, each delayed as much as can
 /// be, all bytes of all ranks over one link), times [`FACTOR`]; that of all calls up to this one,
 /// since all of them may be under way.
-pub(super) fn bound(scenario: &Scenario, call: usize) -> Duration {
+pub(super) fn time_bound(scenario: &Scenario, call: usize) -> Duration {
     let Scenario { network, faults, ranks, .. } = scenario;
     let ranks = *ranks;
     let latency = (1..ranks).map(|peer| network.latency(0, peer)).max().unwrap_or_default();

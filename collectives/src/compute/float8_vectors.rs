@@ -20,14 +20,14 @@ use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::element::{E4M3, E5M2, Operation, Prod, Short, Sum};
+use super::element::{E4M3, E5M2, Operation, Prod, ShortFloat, Sum};
 use super::kernel::{Conversion, Kernel, avx2, avx512, combine, plain};
 
-mod by_32;
-mod by_64;
+mod m256;
+mod m512;
 
 /// A format of 8 bits, in lanes of 16 or 32.
-pub(super) trait Format: Short {
+pub(super) trait Format: ShortFloat {
     /// Whether it is E4M3; E5M2 otherwise.
     const IS_E4M3: bool;
     /// A value as binary16 is the number's times this.
@@ -150,13 +150,13 @@ macro_rules! by_floats {
 }
 
 by_floats!(
-    "avx2,fma,f16c", by_32: conversion_by_32 widen_by_32 narrow_by_32 halves_by_32 floats_by_8,
+    "avx2,fma,f16c", m256: conversion_by_32 widen_by_32 narrow_by_32 halves_by_32 floats_by_8,
     _mm_loadu_si128 _mm256_loadu_ps _mm256_storeu_ps _mm256_storeu_si256 _mm256_mul_ps _mm256_set1_ps,
     __m256i __m256 32 8
 );
 by_floats!(
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl",
-    by_64: conversion_by_64 widen_by_64 narrow_by_64 halves_by_64 floats_by_16,
+    m512: conversion_by_64 widen_by_64 narrow_by_64 halves_by_64 floats_by_16,
     _mm256_loadu_si256 _mm512_loadu_ps _mm512_storeu_ps _mm512_storeu_si512 _mm512_mul_ps _mm512_set1_ps,
     __m512i __m512 64 16
 );
@@ -174,7 +174,7 @@ macro_rules! by_halves {
                 apart: $apart::<F, O>,
                 onto: $onto::<F, O>,
                 both: $both::<F, O>,
-                ..$module::TuningTable::<F, O>::KERNEL
+                ..$module::KernelTable::<F, O>::KERNEL
             };
         }
 
@@ -254,15 +254,15 @@ macro_rules! by_halves {
 }
 
 by_halves!(
-    "avx2,fma,f16c", avx2, By32, by_32, 32: apart_by_32 onto_by_32 both_by_32
+    "avx2,fma,f16c", avx2, By32, m256, 32: apart_by_32 onto_by_32 both_by_32
     blocks_by_32 one_by_32 halves_by_32, _mm256_loadu_si256 _mm256_storeu_si256, __m256i
 );
 by_halves!(
-    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl", avx512, By64, by_64, 64: apart_by_64 onto_by_64 both_by_64
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl", avx512, By64, m512, 64: apart_by_64 onto_by_64 both_by_64
     blocks_by_64 one_by_64 halves_by_64, _mm512_loadu_si512 _mm512_storeu_si512, __m512i
 );
 by_halves!(
-    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512fp16", avx512, By64Half, by_64, 64: apart_by_64_half onto_by_64_half
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512fp16", avx512, By64Half, m512, 64: apart_by_64_half onto_by_64_half
     both_by_64_half blocks_by_64_half one_by_64_half combined_in_half, _mm512_loadu_si512 _mm512_storeu_si512, __m512i
 );
 
@@ -273,8 +273,8 @@ fn combined_in_half<F: Format, O: Arithmetic>(a: x86::__m512i, b: x86::__m512i) 
     /// 2^8 as a binary16.
     const UNSCALED: i16 = (15 + 8) << 10;
     // No rounding, as 4 digits have room anywhere.
-    let a = if O::IS_PRODUCT && F::IS_E4M3 { by_64::times(a, x86::_mm512_set1_epi16(UNSCALED)) } else { a };
-    if O::IS_PRODUCT { by_64::times(a, b) } else { by_64::plus(a, b) }
+    let a = if O::IS_PRODUCT && F::IS_E4M3 { m512::times(a, x86::_mm512_set1_epi16(UNSCALED)) } else { a };
+    if O::IS_PRODUCT { m512::times(a, b) } else { m512::plus(a, b) }
 }
 
 #[cfg(test)]

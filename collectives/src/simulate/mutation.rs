@@ -9,7 +9,7 @@ use crate::engine::Program;
 /// `rank`'s share of what was proved, without one of the dependencies that the proof stands on: the
 /// first, counted from number `from` on, without which the schedule is refused. `None` where there
 /// is none.
-pub(super) fn weakened(proof: &Proof, rank: Rank, algorithm: &str, from: u64) -> Option<Program> {
+pub(super) fn mutated(proof: &Proof, rank: Rank, algorithm: &str, from: u64) -> Option<Program> {
     let count = dependencies(proof.schedule(), rank).len();
     let start = (from as usize).checked_rem(count)?;
     let mut numbers = (start..count).chain(0..start);

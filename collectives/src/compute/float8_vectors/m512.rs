@@ -1,4 +1,4 @@
-//! What is done with 64 bytes: the steps of [`by_32`](super::by_32), which says more.
+//! What is done with 64 bytes: the steps of [`m256`](super::m256), which says more.
 
 use std::arch::asm;
 use std::arch::x86_64 as x86;
