@@ -16,6 +16,15 @@ const RETIRED: &[(&str, &str, &str)] = &[
     ("cells", "transport/src", "signal slots"),
     ("lane", "transport/src", "queue pair (verbs), connection (tcp)"),
     ("silence", "transport/src/shm", "fence"),
+    ("lateness", "collectives", "arrival skew"),
+    ("lateness", "src", "arrival skew"),
+    ("sabotage", "", "mutant"),
+    ("trouble", "collectives/src/engine", "failure, step error"),
+    ("news", "collectives/src/engine", "unread messages"),
+    ("outbox", "collectives/src/engine", "pending puts"),
+    ("landings", "collectives/src/engine", "buffer addresses"),
+    ("glance", "collectives/src/engine", "poll signals"),
+    ("circle", "collectives/src/engine", "cycle"),
 ];
 
 /// Documents that tell of earlier versions.

@@ -15,7 +15,7 @@
 //! 4. A rank **decides** its claim when every peer that is not gone has said exactly this claim. It
 //!    tells that the claim is final. Whoever hears a final claim decides the same.
 //! 5. Only then is the rank fenced from its peers, and only then are outcomes given out
-//!    ([`super::trouble`]).
+//!    ([`super::failure`]).
 //!
 //! **Invariant:** when a rank has decided fault F without the gone ranks E, no other rank outside
 //! of E ever decides another fault. Each of them has said (F, E), so since then it has listened to

@@ -120,7 +120,7 @@ impl DeadlockDetector {
     }
 
     /// One of the ranks that the blocked call needs: one that is blocked elsewhere, where there is
-    /// one; in turn, as any of them may be part of a circle.
+    /// one; in turn, as any of them may be part of a cycle.
     fn one_of(&self, needed: &BTreeSet<Rank>) -> Option<Rank> {
         let ranks = if self.elsewhere.is_empty() { needed } else { &self.elsewhere };
         let turn = (self.next_probe as usize).checked_rem(ranks.len())?;

@@ -75,8 +75,8 @@ pub struct Fault {
     pub during: Option<Descriptor>,
     /// What the subject was asked for, where they differ.
     pub theirs: Option<Descriptor>,
-    /// The step of the schedule that waited, the cause of a loss, or who waits for whom in a
-    /// circle, in words.
+    /// The step of the schedule that waited, the cause of a loss, or the cycle of ranks that wait
+    /// for each other, in words.
     pub detail: String,
     /// How long the finder had waited.
     pub waited: Duration,
@@ -195,7 +195,7 @@ impl fmt::Display for Fault {
                 let is_message = |descriptor: &Option<Descriptor>| {
                     descriptor.is_some_and(|it| matches!(it.collective, Collective::SendRecv { .. }))
                 };
-                // With a detail they wait for each other in a circle.
+                // With a detail the ranks wait for each other in a cycle.
                 if detail.is_empty() {
                     return write!(formatter, "; make both call the same");
                 }

@@ -10,7 +10,7 @@ use pleach_vocabulary::Rank;
 use super::Stream;
 use super::agreement::Claim;
 use super::deadlock::BlockedCall;
-use super::status_board::{Record, Verdict};
+use super::status_board::{Comparison, Record};
 
 /// Appends words to a message.
 pub(super) fn put_words(message: &mut Vec<u8>, words: impl IntoIterator<Item = u64>) {
@@ -52,7 +52,13 @@ pub(super) enum Message {
     /// I am in this run of that stream; what are you doing there?
     Query { stream: Stream, record: Record },
     /// What I am or was doing there. `blocked_on`: the rank that I wait for myself.
-    Answer { stream: Stream, verdict: Verdict, record: Record, completed: u64, blocked_on: Option<Rank> },
+    Answer {
+        stream: Stream,
+        comparison: Comparison,
+        record: Record,
+        completed: u64,
+        blocked_on: Option<Rank>,
+    },
     /// Have you entered this run, and in which call are you blocked? `probe` comes back with the
     /// answer.
     Probe { probe: u64, stream: Stream, run: u64 },
@@ -84,9 +90,9 @@ impl Message {
                 bytes.push(QUERY);
                 put_words(&mut bytes, [stream.to_word()].into_iter().chain(record.words()));
             }
-            Self::Answer { stream, verdict, record, completed, blocked_on } => {
+            Self::Answer { stream, comparison, record, completed, blocked_on } => {
                 bytes.push(ANSWER);
-                put_words(&mut bytes, [stream.to_word(), *verdict as u64]);
+                put_words(&mut bytes, [stream.to_word(), *comparison as u64]);
                 put_words(&mut bytes, record.words());
                 put_words(&mut bytes, [*completed, blocked_on.map_or(NO_RANK, u64::from)]);
             }
@@ -122,13 +128,13 @@ impl Message {
                 Self::Query { stream: Stream::from_word(stream), record: Record::of_words(take_words(rest)?) }
             }
             ANSWER => {
-                let [stream, verdict] = take_words(rest)?;
+                let [stream, comparison] = take_words(rest)?;
                 let record = Record::of_words(take_words(rest)?);
                 let [completed, blocked_on] = take_words(rest)?;
-                let (stream, verdict) = (Stream::from_word(stream), Verdict::from_word(verdict)?);
+                let (stream, comparison) = (Stream::from_word(stream), Comparison::from_word(comparison)?);
                 Self::Answer {
                     stream,
-                    verdict,
+                    comparison,
                     record,
                     completed,
                     blocked_on: Rank::try_from(blocked_on).ok(),
@@ -168,7 +174,7 @@ mod tests {
             Message::Query { stream: Stream::Collectives, record },
             Message::Answer {
                 stream: Stream::Messages { from: 1, to: 2 },
-                verdict: Verdict::Different,
+                comparison: Comparison::Different,
                 record,
                 completed: 3,
                 blocked_on: Some(4),

@@ -610,9 +610,9 @@ impl Engine {
                 Message::Scratch(slice) => self.context.scratch.announced(peer, slice),
                 // The peer is in another call than this rank.
                 Message::Query { stream, record } => self.compare(peer, stream, &record, now),
-                Message::Answer { stream, verdict, record, completed, blocked_on } => {
+                Message::Answer { stream, comparison, record, completed, blocked_on } => {
                     self.context.signals.hear_credit(peer, stream, completed);
-                    self.read_answer(peer, stream, verdict, &record, blocked_on, now);
+                    self.read_answer(peer, stream, comparison, &record, blocked_on, now);
                 }
                 Message::ProbeAnswer { probe, stream, run, has_entered, blocked } => {
                     let fault = self.read_probe_answer(peer, probe, (stream, run), has_entered, blocked, now);

@@ -18,7 +18,7 @@ use super::admission::Due;
 use super::deadlock::PROBE_INTERVAL_MAX;
 use super::fault::{Fault, FaultKind};
 use super::message::Message;
-use super::status_board::{Record, Verdict};
+use super::status_board::{Comparison, Record};
 use super::{Engine, Stream};
 
 /// How long a run may make no progress before peers are queried about it.
@@ -38,7 +38,7 @@ struct OpenQuery {
 /// What a peer has said of a run. `blocked_on`: the rank that the peer waits for itself.
 struct Answer {
     about: (Stream, u64),
-    verdict: Verdict,
+    comparison: Comparison,
     blocked_on: Option<Rank>,
 }
 
@@ -116,7 +116,8 @@ impl Queries {
         if let Some((peer, step)) = peers.iter().find(|(peer, _)| answer(**peer).is_none()) {
             return Some((*peer, format!("it does not say what it is doing ({step})")));
         }
-        let is_absent = |peer: &Rank| answer(*peer).is_some_and(|answer| answer.verdict == Verdict::NotYet);
+        let is_absent =
+            |peer: &Rank| answer(*peer).is_some_and(|answer| answer.comparison == Comparison::NotYet);
         if let Some((peer, step)) = peers.iter().find(|(peer, _)| is_absent(peer)) {
             return Some(match answer(*peer).and_then(|answer| answer.blocked_on) {
                 // A peer that is a call behind is not the cause of what it waits for.
@@ -227,18 +228,18 @@ impl Engine {
         &mut self,
         peer: Rank,
         stream: Stream,
-        verdict: Verdict,
+        comparison: Comparison,
         record: &Record,
         blocked_on: Option<Rank>,
         now: Nanos,
     ) {
         self.queries.open.remove(&peer);
-        match verdict {
-            Verdict::Different => self.compare(peer, stream, record, now),
-            Verdict::EarlierDiffers => self.query_earlier(peer, stream, record.run()),
-            Verdict::Same | Verdict::NotYet | Verdict::Forgotten => {}
+        match comparison {
+            Comparison::Different => self.compare(peer, stream, record, now),
+            Comparison::EarlierDiffers => self.query_earlier(peer, stream, record.run()),
+            Comparison::Same | Comparison::NotYet | Comparison::Forgotten => {}
         }
-        self.queries.answers.insert(peer, Answer { about: (stream, record.run()), verdict, blocked_on });
+        self.queries.answers.insert(peer, Answer { about: (stream, record.run()), comparison, blocked_on });
     }
 
     /// A peer was in another call: unless it lies, the group has failed.

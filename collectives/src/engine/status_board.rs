@@ -82,7 +82,7 @@ impl Record {
 /// What an asked rank says of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Verdict {
+pub(super) enum Comparison {
     /// It is or was in the same call.
     Same = 0,
     /// It is or was in another call.
@@ -95,10 +95,10 @@ pub(super) enum Verdict {
     Forgotten = 4,
 }
 
-impl Verdict {
+impl Comparison {
     pub(super) fn from_word(word: u64) -> Option<Self> {
         let all = [Self::Same, Self::Different, Self::EarlierDiffers, Self::NotYet, Self::Forgotten];
-        all.into_iter().find(|verdict| *verdict as u64 == word)
+        all.into_iter().find(|comparison| *comparison as u64 == word)
     }
 }
 
@@ -175,13 +175,13 @@ impl<const LAST: usize> Records<LAST> {
         begun.saturating_sub(LAST as u64)..begun
     }
 
-    fn record(&self, run: u64) -> Result<Record, Verdict> {
+    fn record(&self, run: u64) -> Result<Record, Comparison> {
         if run >= self.begun() {
-            return Err(Verdict::NotYet);
+            return Err(Comparison::NotYet);
         }
         // An unreadable slot is one that is being overwritten: the run is long past.
         let record = self.slots[run as usize % LAST].read();
-        record.filter(|record| record.run == run).ok_or(Verdict::Forgotten)
+        record.filter(|record| record.run == run).ok_or(Comparison::Forgotten)
     }
 }
 
@@ -260,7 +260,7 @@ impl StatusBoard {
     /// The number and the call of the oldest run under way; without one the number of the next
     /// collective.
     fn position(&self) -> (u64, Option<Descriptor>) {
-        let called = |record: Result<Record, Verdict>| record.ok().and_then(|record| record.call());
+        let called = |record: Result<Record, Comparison>| record.ok().and_then(|record| record.call());
         // In this order: a run that is complete by now has begun.
         let completed = self.collectives.completed();
         if completed < self.collectives.begun() {
@@ -371,7 +371,7 @@ impl StatusBoard {
 
     /// Whether this rank has entered the run.
     pub(super) fn has_entered(&self, stream: Stream, run: u64) -> bool {
-        self.record(stream, run) != Err(Verdict::NotYet)
+        self.record(stream, run) != Err(Comparison::NotYet)
     }
 
     /// In which call this rank is blocked is read first: a rank that was blocked then, and had not
@@ -381,12 +381,12 @@ impl StatusBoard {
         Message::ProbeAnswer { probe, stream, run, has_entered: self.has_entered(stream, run), blocked }
     }
 
-    fn record(&self, stream: Stream, run: u64) -> Result<Record, Verdict> {
+    fn record(&self, stream: Stream, run: u64) -> Result<Record, Comparison> {
         match stream {
             Stream::Collectives => self.collectives.record(run),
             Stream::Messages { from, to } => match self.known_messages(from, to) {
                 Some(messages) => messages.record(run),
-                None => Err(Verdict::NotYet),
+                None => Err(Comparison::NotYet),
             },
         }
     }
@@ -407,13 +407,13 @@ impl StatusBoard {
 
     /// The record as this rank and a peer compare it: with what goes between the two, where that is
     /// all they know.
-    pub(super) fn record_for(&self, peer: Rank, stream: Stream, run: u64) -> Result<Record, Verdict> {
+    pub(super) fn record_for(&self, peer: Rank, stream: Stream, run: u64) -> Result<Record, Comparison> {
         let record = self.record(stream, run)?;
         let Some(descriptor) = record.call().filter(|record| record.amount == Amount::Paired) else {
             return Ok(record);
         };
         let paired = unpoisoned(&self.paired);
-        let counts = paired.iter().rev().find(|(number, _)| *number == run).ok_or(Verdict::Forgotten)?;
+        let counts = paired.iter().rev().find(|(number, _)| *number == run).ok_or(Comparison::Forgotten)?;
         let Some(between) = counts.1.between(self.rank, peer) else { return Ok(record) };
         Ok(Record {
             run,
@@ -425,17 +425,17 @@ impl StatusBoard {
 
     fn answer(&self, from: Rank, stream: Stream, asked: &Record) -> Message {
         let completed = self.completed(stream);
-        let (verdict, record) = match self.record_for(from, stream, asked.run) {
+        let (comparison, record) = match self.record_for(from, stream, asked.run) {
             Ok(own) if !own.is_same_call(asked) => {
                 self.keep(from, Message::Query { stream, record: *asked });
-                (Verdict::Different, own)
+                (Comparison::Different, own)
             }
-            Ok(own) if own.history != asked.history => (Verdict::EarlierDiffers, own),
-            Ok(own) => (Verdict::Same, own),
-            Err(verdict) => (verdict, *asked),
+            Ok(own) if own.history != asked.history => (Comparison::EarlierDiffers, own),
+            Ok(own) => (Comparison::Same, own),
+            Err(comparison) => (comparison, *asked),
         };
         let blocked_on = Rank::try_from(self.blocked_on.load(Ordering::Relaxed)).ok();
-        Message::Answer { stream, verdict, record, completed, blocked_on }
+        Message::Answer { stream, comparison, record, completed, blocked_on }
     }
 }
 
@@ -474,15 +474,15 @@ mod tests {
     #[test]
     fn the_last_runs_are_known_earlier_ones_forgotten_and_later_ones_not_begun() {
         let records = Records::<4>::new();
-        assert_eq!(records.record(0), Err(Verdict::NotYet));
+        assert_eq!(records.record(0), Err(Comparison::NotYet));
         for run in 0..6 {
             let descriptor = [7; DESCRIPTOR_WORDS];
             records.begin(&Record { run, signature: run + 100, history: 0, descriptor });
             assert_eq!(records.record(run).expect("just begun").signature, run + 100);
         }
         assert_eq!((records.begun(), records.last()), (6, 2..6));
-        assert_eq!(records.record(1), Err(Verdict::Forgotten));
+        assert_eq!(records.record(1), Err(Comparison::Forgotten));
         assert_eq!(records.record(2).expect("one of the last four").signature, 102);
-        assert_eq!(records.record(6), Err(Verdict::NotYet));
+        assert_eq!(records.record(6), Err(Comparison::NotYet));
     }
 }

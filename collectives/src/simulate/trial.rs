@@ -481,7 +481,13 @@ impl<'a> Trial<'a> {
         GRACE + faults.severance + FREEZE_MAX * freezes.count() as u32
     }
 
-    fn succeed(&mut self, rank: Rank, call: usize, plan: &CallPlan, memory: &CallMemory) -> Result<(), Failure> {
+    fn succeed(
+        &mut self,
+        rank: Rank,
+        call: usize,
+        plan: &CallPlan,
+        memory: &CallMemory,
+    ) -> Result<(), Failure> {
         self.succeeded += 1;
         self.returned[call][rank as usize] = true;
         memory.report(&self.cluster.world, rank, AccessKind::Read);

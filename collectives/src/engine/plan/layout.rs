@@ -137,7 +137,7 @@ impl Layout {
     }
 
     /// Where a chunk begins in the input or output of the place's rank, in bytes; of a peer with
-    /// paired counts: in what its landing names.
+    /// paired counts: in the buffer that the peer has told of.
     pub(super) fn offset(&self, program: &Program, block: u32, chunk: u32, place: PlaceSlot) -> usize {
         let block = &self.blocks[block as usize];
         let part_start = match &self.lengths {
@@ -156,7 +156,7 @@ impl Layout {
         part_start + block.start + block.chunk_start(chunk)
     }
 
-    /// Length of what the landing of a peer names, in bytes: its whole slice, or the part of the
+    /// Length of the buffer that a peer has told of, in bytes: its whole slice, or the part of the
     /// block.
     pub(super) fn buffer_bytes(&self, program: &Program, block: u32, place: PlaceSlot) -> usize {
         match &self.lengths {
@@ -168,7 +168,7 @@ impl Layout {
         }
     }
 
-    /// Where in this rank's input and output the landings begin that it tells a peer, in bytes.
+    /// Where in this rank's input and output the buffers begin that it tells a peer, in bytes.
     pub(super) fn buffer_starts(&self, peer: Rank) -> (u64, u64) {
         match &self.lengths {
             Lengths::Each { .. } | Lengths::Listed { .. } => (0, 0),

@@ -21,7 +21,7 @@
 //! ahead of the others ([`Pace::lead`]): over eight servers on a switch of which one has three
 //! quarters of its bandwidth left, an all-reduce then goes at 99 % of the bound instead of 89 %.
 //! And of what waits for a link the oldest chunk goes first, whichever tree it is of
-//! (`engine/outbox.rs` of `pleach-collectives`).
+//! (`engine/run/pending_puts.rs` of `pleach-collectives`).
 
 mod form;
 mod pace;
