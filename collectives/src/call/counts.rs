@@ -1,30 +1,28 @@
-//! How long the parts of a call are, who knows it, and what keeps them from being taken for longer
-//! than they are.
+//! Counts: the lengths of the parts of a call, and which ranks know them.
 //!
-//! A schedule is the same whatever the parts' lengths. What ranks must agree on is how each part is
-//! cut into chunks, and where a peer's part begins. There are three ways to know it ([`Counts`]):
+//! A schedule does not depend on the lengths of parts. Ranks must agree on how each part is cut
+//! into chunks, and where a peer's part begins. There are three kinds of [`Counts`]:
 //!
 //! * *Each*: all parts are equally long. The length is in the signature that every signal carries.
 //! * *Listed*: every rank was given the same list. A digest of the list is in the signature.
-//! * *Paired*: a part is known to the rank that gives it and the one that gets it alone. Then no
-//!   other rank may touch it (`Program::is_private` of the engine), and nothing that all ranks must
-//!   do alike depends on any length: the schedule, the size of chunks and the class of banks are
+//! * *Paired*: only the rank that gives a part and the rank that gets it know its length. Then no
+//!   other rank may touch the part (`Program::is_private` of the engine). Nothing that all ranks
+//!   must do alike depends on a length: the schedule, the size of chunks and the class of banks are
 //!   those of parts of unknown length.
 //!
 //! **Invariant:** no byte of a part is used, and none is written to a peer's slice, before the two
 //! have been compared. For *paired* counts it holds like this. A rank marks every signal to a peer
 //! with the signature mixed with the two counts between them, given and taken ([`Between::mark`]),
-//! and a wait for a signal of that peer completes only if it carries what this rank computes from
-//! its own counts. Each of the two waits for a signal of the other before it touches anything of
-//! it: a put needs the word that the part may come, a reader the word that it may be read. So when
-//! their counts differ both stay at their first wait, suspect each other, and ask; question and
+//! and a wait for a signal of that peer completes only if the signal carries the mark that this
+//! rank computes from its own counts. Each of the two waits for a signal of the other before it
+//! touches the other's memory: a put waits until the part may come, a reader until the part may be
+//! read. So when their counts differ both stay at their first wait and query each other. Query and
 //! answer carry both counts, and the call ends with a mismatch that names them. A third rank hears
-//! of it with the failure of the group; having had nothing to do with those counts it may be
-//! through before, also with later calls that were under way at the same time. Landings too are
-//! those of the pair: where this very part begins in the sender's slice, since the peer does not
-//! know what lies before it. A peer that lies can spoil what it is itself given or gives: a reader
-//! reads as many bytes as it was told to expect, and a put goes where its receiver said, as long as
-//! the sender's own count.
+//! of the mismatch with the failure of the group; it may have ended its call before, and later
+//! calls that were under way at the same time. Buffer addresses are those of the pair too: where
+//! this part begins in the sender's slice, since the peer does not know the lengths before it. A
+//! peer that lies can spoil only the parts that it gives or gets: a reader reads as many bytes as
+//! its own count says, and a put goes where its receiver said, as long as the sender's own count.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -37,15 +35,16 @@ use super::Amount;
 /// Elements of the parts of a call. See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counts {
-    /// Every part has so many.
+    /// All parts have this many.
     Each(usize),
     /// By part; every rank has the same list.
     Listed(Arc<[usize]>),
-    /// What this rank gives and gets.
+    /// The parts that this rank gives and gets.
     Paired(Arc<Paired>),
 }
 
-/// What one rank gives to every rank and gets from it, by rank, in elements.
+/// The lengths of the parts that one rank gives to every rank and gets from it, by rank, in
+/// elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paired {
     /// To each rank.
@@ -54,7 +53,7 @@ pub struct Paired {
     pub taken: Vec<usize>,
 }
 
-/// What goes between two ranks, in elements, as both must see it.
+/// The lengths of the parts between two ranks, in elements, as both must see them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Between {
     pub(crate) low: Rank,
@@ -91,9 +90,9 @@ pub enum CountsError {
     Length {
         /// Input or output.
         what: &'static str,
-        /// What the counts say.
+        /// The length by the counts.
         expected: usize,
-        /// What it is.
+        /// Its length.
         actual: usize,
     },
     /// The parts are longer than any memory.
@@ -146,7 +145,7 @@ impl Counts {
         }
     }
 
-    /// What of them must be the same on all ranks.
+    /// The amount that must be the same on all ranks.
     #[must_use]
     pub fn amount(&self) -> Amount {
         match self {
@@ -229,7 +228,7 @@ fn sum(counts: impl Iterator<Item = usize>) -> usize {
 }
 
 impl Paired {
-    /// What goes between this rank and a peer; `None` when there is no such peer.
+    /// The lengths between this rank and a peer; `None` when there is no such peer.
     pub(crate) fn between(&self, own: Rank, peer: Rank) -> Option<Between> {
         let given = *self.given.get(peer as usize)? as u64;
         let taken = *self.taken.get(peer as usize)? as u64;

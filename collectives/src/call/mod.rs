@@ -1,9 +1,9 @@
-//! What a call is, as values: which collective, of how many elements, of which type and reduction.
+//! Calls as values: which collective, of how many elements, of which type and reduction.
 //!
-//! Both who carries calls out (`engine`) and who notes them (`observe`) stand on this, and it knows
-//! neither. A [`Descriptor`] is what must be the same on all ranks; its signature travels in every
-//! signal. [`Counts`] are what one rank knows of the lengths of parts: read the first comment of
-//! [`counts`].
+//! Both `engine`, which carries calls out, and `observe`, which notes them, use this module; it
+//! uses neither. A [`Descriptor`] holds the values that must be the same on all ranks; its
+//! signature travels in every signal. [`Counts`] hold one rank's lengths of parts: read the first
+//! comment of [`counts`].
 
 pub mod counts;
 
@@ -23,7 +23,7 @@ pub(crate) fn chain(history: u64, signature: u64) -> u64 {
     hash ^ (hash >> 31)
 }
 
-/// What a rank was asked to do, as far as it must be the same on all ranks.
+/// A rank's call, as far as it must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor {
     /// The operation and its root.
@@ -42,7 +42,7 @@ pub struct Descriptor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Amount {
-    /// So many in each part.
+    /// This many in each part.
     Each(u64),
     /// Parts of different lengths that every rank knows.
     Listed {
@@ -51,7 +51,7 @@ pub enum Amount {
         /// Tells lists of equal sum apart.
         digest: u32,
     },
-    /// Parts whose lengths are known to those who give and get them.
+    /// Parts whose lengths only the two ranks know that give and get them.
     Paired,
     /// Of such parts those between two ranks.
     Pair {
@@ -70,7 +70,8 @@ pub enum Amount {
 pub(crate) const DESCRIPTOR_WORDS: usize = 4;
 
 impl Descriptor {
-    /// With the schedule and chunk size: what travels in every signal. Never zero.
+    /// The signature that travels in every signal, mixed with the schedule and the chunk size.
+    /// Never zero.
     pub(crate) fn signature(&self, schedule_hash: u64, chunk_bytes: usize) -> u64 {
         let words = self.to_words();
         let mut hash = schedule_hash ^ (chunk_bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

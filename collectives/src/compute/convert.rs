@@ -97,7 +97,7 @@ pub(super) fn from_f8e4m3(bits: u8) -> f32 {
     f32::from_bits(sign | if magnitude == NAN { 0x7fc0_0000 } else { finite })
 }
 
-/// Nearest OCP E4M3; what would round to more than 448 is NaN.
+/// Nearest OCP E4M3; values that would round to more than 448 become NaN.
 #[inline(always)]
 pub(super) fn to_f8e4m3(value: f32) -> u8 {
     const NAN: u32 = 0x7f;
@@ -120,7 +120,7 @@ pub(super) fn from_f8e5m2(bits: u8) -> f32 {
     f32::from_bits(sign | if magnitude >= INFINITY { special } else { finite })
 }
 
-/// Nearest E5M2; what would round to more than 57,344 is infinite.
+/// Nearest E5M2; values that would round to more than 57,344 become infinite.
 #[inline(always)]
 pub(super) fn to_f8e5m2(value: f32) -> u8 {
     const INFINITY: u32 = 0x7c;

@@ -1,4 +1,4 @@
-//! What one element does: the meaning of the reductions, which the kernels then do many at a time.
+//! The reductions on one element. The kernels do the same on many at a time.
 //!
 //! Written without branches, so that loops over it become vector instructions.
 

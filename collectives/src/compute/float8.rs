@@ -41,7 +41,7 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// The nearest number; see the type for what is too large.
+            /// The nearest number; the type says what happens to values that are too large.
             #[must_use]
             pub fn from_f32(value: f32) -> Self {
                 Self($to(value))

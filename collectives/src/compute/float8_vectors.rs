@@ -1,13 +1,14 @@
-//! 8-bit floats many at a time, by way of binary16.
+//! Reductions of 8-bit floats with vector instructions, by way of binary16.
 //!
 //! A byte in the upper half of a 16-bit lane is nearly a binary16: an E5M2 is one, and an E4M3
 //! becomes one of 2^-8 times its value when its exponent and mantissa move down by a bit
 //! ([`E4M3_SCALE`]), subnormal numbers included; only its NaN must be put right. The processor
 //! converts binary16 to `f32` and back, so two numbers are combined in `f32`, rounded to binary16,
-//! and from there to 8 bits by integers, twice as many lanes at a time. Two roundings give what one
-//! would: binary16 has more than twice as many digits, and the operands are so short that no result
-//! comes near a middle without being one. The tests try all pairs. Where the processor adds and
-//! multiplies binary16 itself (AVX512-FP16), nothing is widened, with the same results.
+//! and from there to 8 bits by integers, twice as many lanes at a time. Two roundings give the same
+//! as one: binary16 has more than twice as many digits, and the operands are so short that no
+//! result comes near the middle of two numbers without being the middle. The tests try all pairs. A
+//! processor that adds and multiplies binary16 itself (AVX512-FP16) widens nothing, with the same
+//! results.
 //!
 //! With more sources, and with a division, values are any `f32`: those are rounded to the digits of
 //! the 8-bit float in `f32` (by adding and taking away a number whose last place is that digit),
@@ -40,9 +41,8 @@ pub(super) trait Format: ShortFloat {
     const HALF: i16 = (1 << (Self::DROPPED - 1)) - 1;
     /// The smallest normal number.
     const SMALLEST_NORMAL: f32;
-    /// What makes of a power of two a number whose last place is the last digit of 8-bit floats
-    /// from that power on; half as much again, so that neither sign takes their sum out of its
-    /// binade.
+    /// Multiplies a power of two to a number whose last place is the last digit of 8-bit floats
+    /// from that power on; times 1.5, so that neither sign takes their sum out of its binade.
     const TO_LARGE: f32 = 1.5 * (1 << (23 - Self::MANTISSA)) as f32;
 }
 
@@ -67,10 +67,10 @@ const BEYOND_ALL: f32 = 18_446_744_073_709_551_616.0;
 /// The difference of the exponents' biases of E4M3 and binary16, as a factor.
 const E4M3_SCALE: f32 = 1.0 / 256.0;
 
-/// So few numbers are combined sooner one by one than by a vector that is copied together.
+/// Up to so many numbers are combined sooner one by one than in a vector to which they are copied.
 const ONE_BY_ONE_MAX: usize = 8;
 
-/// What combines two numbers.
+/// An operation on two numbers of this format.
 pub(super) trait Arithmetic: Operation<f32> {
     /// Whether it is multiplication, which takes a scale twice; addition otherwise.
     const IS_PRODUCT: bool;

@@ -17,7 +17,7 @@ pub struct Instructions(Set);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
-    /// What every processor of the architecture has.
+    /// The instructions that every processor of the architecture has.
     Base,
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -378,7 +378,7 @@ macro_rules! compiled {
     };
 }
 
-// What every processor can do; binary16 by integer arithmetic.
+// Loops for every processor; binary16 by integer arithmetic.
 compiled!(base);
 #[cfg(target_arch = "x86_64")]
 compiled!(avx2, #[target_feature(enable = "avx2,fma,f16c")]);

@@ -1,9 +1,9 @@
 //! Reductions and copies on memory that a device moved into place.
 //!
 //! A [`Job`] is one pass over memory: combine `k` sources, store the result in `m` destinations. It
-//! is polled: whoever computes does a bounded piece at each [`Compute::advance`], so that deadlines
-//! and aborts are never starved, and so that a simulated processor can spread the job over virtual
-//! time in random pieces. [`HostCompute`] is this host's processor.
+//! is polled: each [`Compute::advance`] does a bounded piece, so that deadlines and aborts are
+//! never starved, and so that a simulated processor can spread the job over virtual time in random
+//! pieces. [`HostCompute`] is this host's processor.
 //!
 //! # What a reduction means
 //!
@@ -60,8 +60,8 @@ pub(crate) use scale::Scale;
 
 /// One pass over memory: combine the sources, store the result in every destination.
 ///
-/// Making a job touches nothing; [`Compute::advance`] says what must hold while it runs. The
-/// vectors are the caller's to reuse: nobody who carries out a job allocates.
+/// Making a job touches no memory; [`Compute::advance`] says what must hold while the job runs. The
+/// caller may reuse the vectors: carrying out a job allocates nothing.
 #[derive(Debug)]
 pub struct Job {
     /// Element type.
@@ -80,7 +80,7 @@ pub struct Job {
     pub elements: usize,
     /// How many of them are done.
     pub elements_done: usize,
-    /// What who computes remembers the job by; 0 until it was begun.
+    /// Number by which the [`Compute`] knows the job; 0 until it was begun.
     pub ticket: u64,
 }
 
@@ -159,13 +159,14 @@ pub unsafe trait Compute: Send {
         None
     }
 
-    /// What memory it works on. With any but [`Space::Host`], nobody else touches the bytes.
+    /// The kind of memory that it works on. Memory other than [`Space::Host`] is touched by nothing
+    /// else.
     fn space(&self) -> Space {
         Space::Host
     }
 
-    /// Memory as long as this host memory, which it works on and devices register: where peers put
-    /// what it combines.
+    /// Memory as long as this host memory, in which peers put the bytes that it combines. Devices
+    /// can register it.
     ///
     /// # Errors
     ///
@@ -179,7 +180,7 @@ pub unsafe trait Compute: Send {
         None
     }
 
-    /// Whether nothing of jobs that were dropped unfinished is under way any more.
+    /// Whether no job that was dropped unfinished is under way any more.
     fn is_idle(&mut self) -> bool {
         true
     }

@@ -1,11 +1,11 @@
-//! What a reduction must give, one element after the other and with none of the kernels' code.
+//! The result of a reduction, one element after the other and with none of the kernels' code.
 
 use half::{bf16, f16};
 use pleach_vocabulary::{DataType, ReduceOp};
 
 use super::{F8E4M3, F8E5M2};
 
-/// What is asked for.
+/// A reduction whose result is wanted.
 #[derive(Clone, Copy)]
 pub(super) struct Question<'a> {
     pub(super) data_type: DataType,
@@ -122,7 +122,7 @@ impl Question<'_> {
         let folded = self.fold(index, read, |a, b| {
             wrap(match self.op {
                 ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => a + b,
-                // Two large u64 leave the i128; the low half is what counts.
+                // The product of two large u64 leaves the i128; only the low half counts.
                 ReduceOp::Prod => a.wrapping_mul(b),
                 ReduceOp::Min => a.min(b),
                 ReduceOp::Max => a.max(b),

@@ -7,7 +7,7 @@ use super::{F8E4M3, F8E5M2};
 
 /// A type of element that can be multiplied by a factor.
 pub(crate) trait Scale: Copy {
-    /// What it is multiplied by: `f32` for floats of fewer bits, otherwise the type itself.
+    /// The type of the factor: `f32` for floats of fewer bits, otherwise the type itself.
     type Factor: Copy + Send + Sync + std::fmt::Debug;
 
     /// The product, rounded once to nearest even; integers wrap.

@@ -1,5 +1,5 @@
-//! A processor in virtual time: it works through a job in random pieces, so that accesses through
-//! mappings are spread over time and raced like transfers.
+//! A processor in virtual time. It works through a job in random pieces, so that its accesses
+//! through mappings are spread over time and race with transfers.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{Compute, HostCompute, Job};
 /// Most pieces a job is cut into.
 const PIECES_MAX: u64 = 4;
 
-/// What a processor does wrong on purpose, to see whether checkers see it.
+/// A mutation of the processor: a defect that checkers must catch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
     /// The last source of every reduction is combined into the result once more.

@@ -2,9 +2,8 @@
 //!
 //! Two sources and no division need no strip: the kernel reads both and writes the first
 //! destination, or replaces both where they are the two destinations (two ranks that map each
-//! other's memory). Everything else is folded in a strip of our own and then stored. So whatever is
-//! stored was read from every source before, which makes destinations that are sources come out
-//! right.
+//! other's memory). All other jobs are folded in a strip of our own and then stored. So every
+//! source is read before a destination is written, and a destination may be a source.
 
 use pleach_vocabulary::DataType;
 
@@ -12,8 +11,8 @@ use super::Job;
 use super::element::{Bf16, E4M3, E5M2, Element, F16, ShortFloat};
 use super::kernel::{Conversion, Instructions, Kernel};
 
-/// Bytes of a strip: the fold and two widened sources fit the first-level cache beside what streams
-/// through it.
+/// Bytes of a strip: the fold and two widened sources fit the first-level cache beside the sources
+/// that stream through it.
 const STRIP_BYTES: usize = 4096;
 
 /// Elements in a strip of short floats, which is as long as it is when widened.

@@ -16,12 +16,13 @@ const DATA_WORDS: usize = INLINE_DATA_BYTES / 8;
 pub(super) type DataWords = [u64; DATA_WORDS];
 pub(super) const NO_DATA: DataWords = [0; DATA_WORDS];
 
-/// Where some bytes are. Made in this crate alone: a run reads and writes there until its outcome
-/// was taken, and an address keeps no memory alive.
+/// Where some bytes are. An address keeps no memory alive, so only this crate makes addresses: a
+/// run reads and writes there until its outcome was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub(crate) *mut u8);
 
-// SAFETY: an address is a number; who dereferences it vouches for the memory (see the module).
+// SAFETY: an address is a number; the code that dereferences it vouches for the memory (see the
+// module).
 unsafe impl Send for Address {}
 
 impl Address {
@@ -100,8 +101,8 @@ pub enum Bytes {
     Registered(Slice),
     /// Registered, and held by the caller until the run's outcome was taken.
     Lent(LentSlice),
-    /// Held by the run, and touched by this rank alone: what peers must see is staged through
-    /// scratch.
+    /// Held by the run, and touched by this rank alone: bytes that peers must see are staged
+    /// through scratch.
     Staged(Slice),
     /// As [`Bytes::Staged`], held by the caller until the run's outcome was taken. Addresses are
     /// made in this crate alone.

@@ -1,16 +1,16 @@
-//! Admission: from a call to its outcome. Which runs there are, in which order they begin, and which
-//! of them goes first.
+//! Admission: from a call to its outcome. Which runs there are, in which order they begin, and
+//! which of them goes first.
 //!
 //! * A call gets a number, a bank and a slot, in the order of calls. A slot holds one run at a time
 //!   and is used again for its memory.
 //! * A run begins when its turn has come: a collective when its bank is free, a message when the
 //!   one before between the same ranks has ended.
-//! * A [`Gate`] keeps a run from beginning until work elsewhere, as in a GPU's stream, is done. This
-//!   rank touches no byte of the run's memory before, nor does a peer, which does so only after a
-//!   signal of this run. Later calls wait for their turn behind the run.
-//! * Of the runs that have begun, one of a higher priority takes all steps that it can before one of
-//!   a lower priority takes its next. So an operation that was started late but is needed early, as
-//!   the first layer's gradients are, overtakes operations that were started before.
+//! * A [`Gate`] keeps a run from beginning until work elsewhere, as in a GPU's stream, is done.
+//!   This rank touches no byte of the run's memory before, nor does a peer, which does so only
+//!   after a signal of this run. Later calls wait for their turn behind the run.
+//! * Of the runs that have begun, one of a higher priority takes all steps that it can before one
+//!   of a lower priority takes its next. So an operation that was started late but is needed early,
+//!   as the first layer's gradients are, overtakes operations that were started before.
 //!
 //! **Invariant:** numbers, banks and signatures follow from the order of calls alone. Gates and
 //! priorities decide about time, so ranks need not agree about them.
@@ -213,7 +213,7 @@ impl Admission {
         self.messages[peer as usize][role].get_or_insert_with(|| self.board.messages(from, to))
     }
 
-    /// Notes for those who ask that a run with this number has begun.
+    /// Tells the status board that a run with this number has begun.
     #[inline]
     pub(super) fn publish(&mut self, plan: &Plan, number: &RunNumber) {
         let record = plan.record(number.number, number.history);
@@ -433,8 +433,8 @@ impl Engine {
         self.start_behind(None, plan, input, output, timeout)
     }
 
-    /// As [`Engine::start`] with a gate: the run begins when the gate is open and its turn has come.
-    /// Its time runs from now on.
+    /// As [`Engine::start`] with a gate: the run begins when the gate is open and its turn has
+    /// come. Its time runs from now on.
     ///
     /// # Errors
     ///
@@ -458,7 +458,7 @@ impl Engine {
         self.admission.closed_gates += usize::from(gate.is_some());
         self.admission.slots[usize::from(slot)].gate = gate;
         if self.admission.order.len() == 1 && self.is_passive() {
-            // What peers wait for goes out first; what is left to be noted takes no time of theirs.
+            // Signals that peers wait for go out first: the notes below take no time of the peers.
             self.context.signals.forget_awaited();
             self.poll_signals(Nanos::ZERO);
         }
@@ -565,7 +565,7 @@ impl Engine {
         for slot in slots.iter().copied() {
             let priority = self.admission.slots[usize::from(slot)].priority;
             if moved.is_some_and(|before| before > priority) {
-                // What moved may move again, and goes first.
+                // A run that has moved may move again, and goes first.
                 break;
             }
             match self.advance(slot, now) {
@@ -645,9 +645,9 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Tells those who wrote to this rank that their bank is free again, where no signal of a run is
-    /// certain to: where this rank does not signal them, and where other runs are under way already,
-    /// whose signals may all have gone out before.
+    /// Sends credits to the peers that wrote to this rank and may hear by no signal that their bank
+    /// is free again: peers that this rank does not signal and, where other runs are under way, all
+    /// of them, as the signals of these runs may have gone out before.
     fn send_credits_of_run(&mut self, slot: u8) {
         // Without a gap: earlier runs may be under way still, and then their banks are not free.
         let unfinished = self.admission.first_unfinished(Some(slot));

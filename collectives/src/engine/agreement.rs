@@ -25,18 +25,18 @@
 //!
 //! A claim is told and kept whole, so [`Fault::compare`] orders by every byte of a fault: two that
 //! differ in any byte are not the same claim. The kind of a loss ([`Fault::loss`]) is such a byte.
-//! It is no part of the equality of faults, as who found one is none: one finder may see a process
-//! end and another one its connection break, and these are two reports of one event.
+//! The kind is no part of the equality of faults, and neither is the finder: one finder may see a
+//! process end and another one may see its connection break, and these are two reports of one
+//! event.
 //!
-//! What this needs: one rank that runs, reaches all other survivors, and answers in time. Then all
-//! survivors have the same verdict, byte for byte, also those between which a link is down, and
-//! also a rank that was stopped and is continued later. What no protocol can promise: where no rank
-//! reaches all others (a partition), each part has a verdict of its own; and where every rank is
-//! silent for longer than [`ANSWER_TIME`], each may call the others gone.
+//! This needs one rank that runs, reaches all other survivors, and answers in time. Then all
+//! survivors have the same verdict, byte for byte. So do survivors between which a link is down,
+//! and a rank that was stopped and is continued later. Where no rank reaches all others (a
+//! partition), each part has a verdict of its own. Where every rank is silent for longer than
+//! [`ANSWER_TIME`], each may call the others gone. No protocol can promise more.
 //!
-//! Time is counted in the steps in which this rank is polled, each at most [`STEP_MAX`]: a rank
-//! that was stopped has not waited meanwhile, and reads what its peers have said before it calls
-//! them gone.
+//! Time is counted from poll to poll, at most [`STEP_MAX`] each: a rank that was stopped has not
+//! waited meanwhile, and reads its peers' claims before it calls the peers gone.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,7 +59,7 @@ const STEP_MAX: Duration = Duration::from_millis(10);
 /// Words of a set of ranks.
 const GONE_WORDS_MAX: usize = RANKS_MAX.div_ceil(u64::BITS) as usize;
 
-/// What a rank says of the end of the group; see the module.
+/// What a rank knows of the end of the group; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     fault: Fault,
@@ -78,7 +78,7 @@ impl Claim {
         self.fault.compare(&other.fault) == Ordering::Equal && self.gone == other.gone
     }
 
-    /// Adds what another one knows; true when that was anything new.
+    /// Joins another claim to this one; true when this one has changed.
     fn join(&mut self, other: &Self) -> bool {
         let is_lower = other.fault.compare(&self.fault) == Ordering::Less;
         if is_lower {
@@ -114,10 +114,10 @@ impl Claim {
     }
 }
 
-/// What one peer has said so far.
+/// The join of a peer's claims so far.
 struct PeerClaim {
     claim: Claim,
-    /// How many times it said anything.
+    /// How many claims the peer has told.
     times: u64,
 }
 
@@ -131,7 +131,7 @@ pub(super) struct Agreement {
     /// Peers that this rank has found to be gone itself.
     lost: BTreeSet<Rank>,
     said: BTreeMap<Rank, PeerClaim>,
-    /// The lowest fault of those who say that this rank is gone.
+    /// The lowest fault of the peers that call this rank gone.
     expelled: Option<Fault>,
     /// The verdict of ranks that this one calls gone.
     overheard: Option<Fault>,
@@ -148,7 +148,7 @@ impl Agreement {
         Self { rank, ..Self::default() }
     }
 
-    /// What this rank says, once anything has failed.
+    /// This rank's claim, once anything has failed.
     pub(super) fn claim(&self) -> Option<&Claim> {
         self.claim.as_ref()
     }
@@ -240,7 +240,7 @@ impl Agreement {
         (0..ranks).filter(move |peer| *peer != own)
     }
 
-    /// Peers without whose word this rank does not decide.
+    /// Peers whose claims this rank awaits before it decides.
     fn awaited(&self, ranks: u32) -> Vec<Rank> {
         let Some(claim) = self.claim.as_ref().filter(|claim| !claim.is_final) else { return Vec::new() };
         let gone = if self.expelled.is_some() { &self.lost } else { &claim.gone };
@@ -256,8 +256,8 @@ impl Agreement {
             return;
         }
         let is_alone = self.peers(ranks).all(|peer| claim.gone.contains(&peer));
-        // Nobody is left to differ from: then the verdict of those who ended without this rank is
-        // as good, and known.
+        // All peers are gone, so no verdict can differ from this rank's: it takes the verdict of
+        // the peers that ended without it, where it has heard one.
         let overheard = self.overheard.clone().filter(|_| is_alone);
         let fault = self.expelled.clone().or(overheard).unwrap_or_else(|| claim.fault.clone());
         self.decide_as(fault);
@@ -273,11 +273,12 @@ impl Agreement {
     }
 }
 
-/// This rank's side of the talk: what it has told, and how long it has waited for whom.
+/// How this rank and its peers come to a verdict: the claim that was told, and how long each peer
+/// has been silent.
 pub(super) struct Negotiation {
     looked_at: Nanos,
     waited: Duration,
-    /// By awaited peer: how many times it had spoken, and how long ago that was.
+    /// By awaited peer: the number of its claims, and how long ago the last one came.
     silent: BTreeMap<Rank, (u64, Duration)>,
     told_version: u64,
 }
@@ -287,7 +288,7 @@ impl Negotiation {
         Self { looked_at: now, waited: Duration::ZERO, silent: BTreeMap::new(), told_version: 0 }
     }
 
-    /// When to look again if nothing comes.
+    /// When to go on if nothing comes.
     pub(super) fn wakeup(&self) -> Nanos {
         self.looked_at + STEP_MAX
     }
@@ -297,8 +298,8 @@ impl Negotiation {
         self.told_version = 0;
     }
 
-    /// Counts the time, calls silent peers gone, and decides where that can be done. Returns what is
-    /// to be told to all peers, and the verdict.
+    /// Counts the time, calls silent peers gone, and decides where that can be done. Returns what
+    /// is to be told to all peers, and the verdict.
     pub(super) fn advance(
         &mut self,
         agreement: &mut Agreement,
@@ -325,7 +326,7 @@ impl Negotiation {
         (self.untold(agreement), agreement.verdict().cloned())
     }
 
-    /// What some peer has not been told yet.
+    /// The claim, if some peer was not told it yet.
     pub(super) fn untold(&mut self, agreement: &Agreement) -> Option<Claim> {
         let is_told = std::mem::replace(&mut self.told_version, agreement.version) == agreement.version;
         agreement.claim.clone().filter(|_| !is_told)

@@ -1,4 +1,4 @@
-//! Who uses which signal slots and which scratch, and when they may be used again.
+//! Banks: which signal slots and which scratch a run uses, and when they may be used again.
 //!
 //! Runs of collectives are numbered; each takes the next *bank* of its class. A bank is free again
 //! for a rank's peers when that rank has completed the bank's previous run, which its peers know
@@ -40,14 +40,14 @@ const _: () = assert!(SCRATCH_BYTES <= SMALL_SCRATCH_BYTES);
 
 const LARGE_BANKS: usize = 2;
 const LARGE_SIGNAL_SLOTS_BASE: u32 = SMALL_SIGNAL_SLOTS_BASE + SMALL_BANKS as u32 * SMALL_SIGNAL_SLOTS;
-/// Scratch of a large bank, in bytes: what is under way along a hundred trees that are ten deep, up
-/// and down.
+/// Scratch of a large bank, in bytes: room for the chunks under way along a hundred trees that are
+/// ten deep, up and down.
 pub(super) const LARGE_SCRATCH_BYTES: u64 = 32 << 20;
 /// Largest chunk of a block that is put, in bytes: fits the second-level cache several times over,
 /// and is long beside a signal.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
-/// The same where peers' memory is mapped: what is staged for them stays in the cache that they
-/// read it from.
+/// The same where peers' memory is mapped: chunks staged for peers stay in the cache from which the
+/// peers read them.
 const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 
 /// Signal slots that a rank keeps for each peer, in a group of so many ranks.
@@ -61,9 +61,9 @@ pub const fn signal_slots(ranks: u32) -> usize {
 pub(super) enum Class {
     /// A message that the receiver says it is ready for.
     Message,
-    /// One that it reads in place.
+    /// A message that the receiver reads in place.
     MappedMessage,
-    /// One that comes unasked.
+    /// A message that the sender puts without asking.
     EagerMessage,
     Small,
     Large,
@@ -261,7 +261,7 @@ impl MessageBanks {
             };
         }
         let scratch = |peer, role| base(message_base(), MESSAGE_SCRATCH_BYTES, peer, role);
-        // What the sender signals lies below what the receiver signals.
+        // The signal slots that the sender signals lie below those that the receiver signals.
         let form = u32::from(class == Class::MappedMessage);
         let data = MESSAGE_SIGNAL_SLOTS_BASE + ((number % 2) as u32 * 2 + form) * 2 * MESSAGE_SIGNAL_SLOTS;
         let ready = data + MESSAGE_SIGNAL_SLOTS;
@@ -276,14 +276,14 @@ impl MessageBanks {
     }
 }
 
-/// Whether who has received message `number` tells how far it is: often enough that a sender never
-/// runs out of free banks while the receiver keeps up.
+/// Whether the receiver of message `number` sends a credit: often enough that a sender never runs
+/// out of free banks while the receiver keeps up.
 pub(super) fn message_credit_is_due(number: u64) -> bool {
     (number + 1).is_multiple_of(EAGER_BANKS / 2)
 }
 
-/// Whether a rank that is silent towards a peer in run `run` tells it of its progress now: often
-/// enough that a writer never runs out of free banks while everybody keeps up.
+/// Whether a rank sends a credit after run `run` to the peers that it does not signal: often enough
+/// that a writer never runs out of free banks while all ranks keep up.
 pub(super) fn credit_is_due(class: Class, run: u64) -> bool {
     class == Class::Large || run.is_multiple_of(SMALL_BANKS as u64 / 2)
 }

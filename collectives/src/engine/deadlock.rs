@@ -64,7 +64,7 @@ struct Edge {
     run: RunOf,
     /// The edge whose rank is blocked in that run; `None` where it is this rank's own.
     before: Option<usize>,
-    /// What the rank is blocked in instead, once it has said so.
+    /// The call in which the rank is blocked, once it has said so.
     instead: Option<BlockedCall>,
 }
 
@@ -81,7 +81,7 @@ struct SuspectedCycle {
     since: Nanos,
 }
 
-/// What a blocked rank knows of who waits for whom; see the module.
+/// What a blocked rank knows of the ranks that wait for each other; see the module.
 #[derive(Default)]
 pub(super) struct DeadlockDetector {
     /// The call that this rank's thread waits for without a limit of its own.
@@ -101,7 +101,7 @@ pub(super) struct DeadlockDetector {
     elsewhere: BTreeSet<Rank>,
 }
 
-/// Whether `rank`'s share of the call needs `peer`'s by what the call means, whatever the schedule.
+/// Whether `rank`'s result of the call depends on `peer`, whatever the schedule.
 fn needs(collective: Collective, rank: Rank, peer: Rank) -> bool {
     match collective {
         Collective::Broadcast { root } | Collective::Scatter { root } => rank != root && peer == root,
@@ -179,9 +179,9 @@ impl DeadlockDetector {
 }
 
 impl Engine {
-    /// Whether several threads of this rank make calls, so that a blocked call may depend on another
-    /// one that is still to be made. Otherwise ranks whose calls wait for each other in a cycle are
-    /// told so.
+    /// Whether several threads of this rank make calls, so that a blocked call may depend on
+    /// another one that is still to be made. Otherwise ranks whose calls wait for each other in a
+    /// cycle are told so.
     pub fn allow_concurrent_calls(&mut self, is_concurrent: bool) {
         self.deadlocks.is_concurrent = is_concurrent;
         if is_concurrent {
@@ -194,7 +194,7 @@ impl Engine {
         self.deadlocks.awaited = Some(run);
     }
 
-    /// The run has moved: what is known of the ranks that it waits for is out of date.
+    /// The run has moved: the edges that were found from it are out of date.
     #[inline]
     pub(super) fn note_moved(&mut self, slot: u8) {
         if self.deadlocks.told == Some(slot) {

@@ -2,10 +2,10 @@
 //!
 //! The first fault ends the group. The engine then goes through these phases:
 //!
-//! 1. *Doubting*, only where a peer refuses what a peer refuses that has failed itself: no run goes
-//!    on, and for a moment the peer's reason is awaited.
+//! 1. *Doubting*, only where a peer refuses an access, as a peer does whose group has failed: no
+//!    run goes on, and for a moment the peer's reason is awaited.
 //! 2. *Failing*: the ranks agree on one verdict ([`super::agreement`]), the verdict is told to all,
-//!    what is still computed ends, and every peer is severed.
+//!    jobs that are still computed end, and every peer is severed.
 //! 3. *Failed*: no peer can touch this rank's memory.
 //!
 //! **Invariant:** outcomes are given out only in the last phase.
@@ -92,8 +92,8 @@ impl FailureState {
         matches!(self.phase, Phase::Failing { is_severing: true, .. })
     }
 
-    /// The fault on which the ranks have agreed, as a call sees it that is told now. Until they have
-    /// agreed calls are accepted and do not begin.
+    /// The fault on which the ranks have agreed, as a call sees it that is told now. Until they
+    /// have agreed calls are accepted and do not begin.
     pub(super) fn verdict_during(&mut self, call: &Descriptor) -> Option<Arc<Fault>> {
         let (Phase::Failing { verdict: Some(fault), .. } | Phase::Failed(fault)) = &mut self.phase else {
             return None;
@@ -227,7 +227,7 @@ impl Engine {
             FaultKind::Mismatch | FaultKind::Aborted | FaultKind::OutOfReach | FaultKind::Compute => false,
         };
         if may_be_echo && self.board.has_unread() {
-            // What peers said before counts first: it may tell why one of them went or refuses.
+            // Messages that came before count first: they may tell why a peer left or refuses.
             self.read_messages(now);
         }
         if fault.kind != FaultKind::Protocol {
@@ -319,8 +319,8 @@ impl Engine {
         true
     }
 
-    /// Severs all peers once the ranks have agreed; the group has failed when no peer can touch this
-    /// rank's memory any more.
+    /// Severs all peers once the ranks have agreed; the group has failed when no peer can touch
+    /// this rank's memory any more.
     fn sever(&mut self, now: Nanos) -> bool {
         let Phase::Failing { verdict: Some(fault), sever_at, is_severing, unfenced, .. } =
             &mut self.failure.phase
@@ -336,7 +336,7 @@ impl Engine {
         };
         let is_time =
             !*is_severing && (now >= *sever_at || context.device.flush(Flush::All) && is_told(context));
-        // What is still computed works on memory that is let go of here.
+        // Jobs that are still computed work on memory that is let go of here.
         let is_idle = is_time && context.compute.is_idle();
         // Not since `sever_at`: a fault may be found by a call that did not read the clock.
         let waited = now.since(*self.failure.failing_since.get_or_insert(now));

@@ -2,16 +2,16 @@
 //!
 //! A plan can take the fast path when every lane has one chunk and its data travel in the signal
 //! slots, or are a few kilobytes that are put in peers' scratch, which is mapped here. Then each
-//! step ends with its issue: a run only remembers how far each lane has come ([`Progress`]), and the
-//! plan knows where everything lies ([`FastPlan`]). Banks, credits, numbers, signatures and consumed
-//! signals are those of [`super::run`].
+//! step ends with its issue: a run only remembers how far each lane has come ([`Progress`]), and
+//! the plan knows where everything lies ([`FastPlan`]). Banks, credits, numbers, signatures and
+//! consumed signals are those of [`super::run`].
 //!
 //! **Invariant:** a run leaves the fast path between two steps only, and goes on as an ordinary run
 //! at the same step. So the ordinary run handles all that takes longer than some polls, all doubts
 //! and all failures.
 //!
-//! What peers wait for goes out first; what is only noted comes after, while their signals are on
-//! their way.
+//! Signals that peers wait for go out first. Notes for the status board and the counters come
+//! after, while the peers' signals are on their way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use crate::compute::Job;
 /// How often a run on the fast path polls for its peers' signals before it becomes an ordinary one:
 /// some microseconds.
 const ROUNDS_MAX: u32 = 16;
-/// Longest chunk on the fast path, in bytes: what is copied while a peer waits for it.
+/// Longest chunk on the fast path, in bytes: a peer waits while it is copied.
 const CHUNK_BYTES_MAX: usize = 8 << 10;
 /// Most lanes of a plan on the fast path.
 pub(super) const LANES_MAX: usize = 8;
@@ -149,7 +149,7 @@ fn keeps_to_scratch(plan: &Plan) -> bool {
         })
 }
 
-/// Whether calls may take the fast path here, and what it needs of this rank. **Invariant:** peers'
+/// Whether calls may take the fast path here, with the memory that it uses. **Invariant:** peers'
 /// scratch is mapped only where every peer acts without this rank's device being polled.
 pub(super) struct FastPath {
     is_passive: bool,
@@ -262,7 +262,7 @@ impl FastRun<'_> {
         let completed = if is_collective { self.context.completed } else { *number };
         let payload: Inline = Header::new(*number, *history, completed).with_data(&data, data_bytes);
         let signal = Signal { signal_slot: bank.outgoing(signal_slot), payload };
-        // An ordinary run tries again what cannot go, and understands why.
+        // Where the device refuses, an ordinary run tries again and finds out why.
         self.context.device.signal(to, &signal, NO_TRANSFER).is_ok()
     }
 
@@ -313,9 +313,9 @@ impl FastRun<'_> {
 
 impl Engine {
     /// Allows the fast path and [`Engine::poll_signals`] where all peers write here without this
-    /// rank's device being polled, and what is computed ends at once. `is_crowded`: other ranks need
-    /// this processor, so that polling again and again only delays them. To be called when all
-    /// peers are ready.
+    /// rank's device being polled, and every job ends at once. `is_crowded`: other ranks need this
+    /// processor, so that polling again and again only delays them. To be called when all peers are
+    /// ready.
     pub fn enable_fast_path(&mut self, is_crowded: bool) {
         let context = &mut self.context;
         let is_passive = context.peers().all(|peer| context.device.info().reach[peer as usize].passive);
@@ -334,8 +334,8 @@ impl Engine {
         }
     }
 
-    /// Whether all peers write here without this rank's device being polled, and what is computed
-    /// ends at once: then [`Engine::poll_signals`] is worth it.
+    /// Whether all peers write here without this rank's device being polled, and every job ends at
+    /// once: then [`Engine::poll_signals`] is worth it.
     #[must_use]
     pub fn is_passive(&self) -> bool {
         self.fast_path.is_passive

@@ -1,4 +1,4 @@
-//! What ended a group: the same value on every survivor. How ranks agree on it:
+//! The fault that ended a group: the same value on every survivor. How ranks agree on it:
 //! [`super::agreement`].
 
 use std::cmp::Ordering;
@@ -14,8 +14,8 @@ use crate::call::{DESCRIPTOR_WORDS, Descriptor};
 /// Longest text in a fault, in bytes; longer ones are cut.
 const TEXT_BYTES_MAX: usize = 240;
 
-/// What kind of thing happened. In this order, what is more likely a cause comes before what is
-/// more likely its consequence: of two faults in one call the earlier kind is the group's verdict.
+/// The kind of a fault. Kinds that are more likely a cause come before kinds that are more likely a
+/// consequence: of two faults in one call the earlier kind is the group's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -24,7 +24,7 @@ pub enum FaultKind {
     Aborted = 1,
     /// [`Fault::subject`] was asked for something else.
     Mismatch = 2,
-    /// What computes at [`Fault::subject`], a GPU, has failed.
+    /// The GPU that computes at [`Fault::subject`] has failed.
     Compute = 3,
     /// [`Fault::found_by`] has no room for a mapping of [`Fault::subject`]'s memory.
     OutOfReach = 4,
@@ -55,9 +55,9 @@ impl FaultKind {
 /// several things happen at once. Then the lowest run goes first, then the lowest kind, then the
 /// lowest subject; faults that were found in no call go last.
 ///
-/// Two faults are equal when the kind, the subject, the run and the calls are. Who found it, how
-/// long that rank had waited, how a loss showed itself there and where are details: the survivors
-/// agree on these too, so their texts are alike.
+/// Two faults are equal when their kinds, subjects, runs and calls are. The finder, how long the
+/// finder had waited, and how a loss showed itself there are details: the survivors agree on these
+/// too, so their texts are alike.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// What happened.
@@ -66,14 +66,14 @@ pub struct Fault {
     pub found_by: Rank,
     /// The rank that it is about.
     pub subject: Rank,
-    /// How the subject was lost, where [`Fault::kind`] is [`FaultKind::Lost`]. It is what the
-    /// finder saw: two finders of one loss may see different kinds.
+    /// How the finder saw that the subject was lost, where [`Fault::kind`] is [`FaultKind::Lost`].
+    /// Two finders of one loss may see different kinds.
     pub loss: Option<LossKind>,
     /// Number of the run in which it happened (collectives are numbered from 0).
     pub run: u64,
-    /// What the finder was asked for, if it was in a call.
+    /// The finder's call, if it was in one.
     pub during: Option<Descriptor>,
-    /// What the subject was asked for, where they differ.
+    /// The subject's call, where the two differ.
     pub theirs: Option<Descriptor>,
     /// The step of the schedule that waited, the cause of a loss, or the cycle of ranks that wait
     /// for each other, in words.
@@ -93,7 +93,8 @@ impl PartialEq for Fault {
 impl Eq for Fault {}
 
 impl Fault {
-    /// What two ranks call the same fault, in the order in which one goes before another.
+    /// The values by which two ranks have found the same fault, in the order in which one fault
+    /// goes before another.
     fn verdict(&self) -> impl Ord + use<> {
         let words = |descriptor: &Option<Descriptor>| descriptor.map(Descriptor::to_words);
         let calls = (words(&self.during), words(&self.theirs));
@@ -113,7 +114,7 @@ impl Fault {
         Self::read(&mut &*self.to_bytes()).expect("a fault is read as it was written")
     }
 
-    /// All that ranks agree on.
+    /// The fault without [`Fault::told_during`], on which ranks do not agree.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.write(&mut bytes);

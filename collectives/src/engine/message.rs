@@ -1,8 +1,8 @@
 //! Control messages between engines. Bytes of a peer are hostile until decoded: every read is
 //! checked, every text has a limit, and bytes that do not decode are ignored.
 //!
-//! A message is a byte that names its kind, then words of 64 bits in little endian. A text is a word
-//! with its length, then its bytes.
+//! A message is a byte that names its kind, then words of 64 bits in little endian. A text is a
+//! word with its length, then its bytes.
 
 use pleach_transport::{RegionKey, RemoteSlice};
 use pleach_vocabulary::Rank;

@@ -173,7 +173,7 @@ impl Stream {
     }
 }
 
-/// What a run has from its place in its stream.
+/// The values that a run has from its place in its stream.
 #[derive(Clone, Copy, Debug)]
 struct RunNumber {
     number: u64,
@@ -291,7 +291,7 @@ impl Scratch {
     }
 }
 
-/// What runs act on.
+/// The device, memory and signals that runs act on.
 struct Context {
     rank: Rank,
     ranks: u32,
@@ -430,7 +430,7 @@ impl Engine {
         &mut *self.context.device
     }
 
-    /// The kind of memory in which peers put what this rank combines.
+    /// The kind of memory in which peers put the bytes that this rank combines.
     #[must_use]
     pub fn scratch_space(&self) -> Space {
         let scratch = self.context.scratch.own.as_ref();
@@ -491,7 +491,7 @@ impl Engine {
         let mut moved = false;
         let unseen = self.observer.see(now);
         if unseen > UNSEEN_MAX {
-            // What peers answered meanwhile has not been read yet.
+            // Answers that came meanwhile were not read yet.
             self.queries.postpone(unseen);
         }
         if self.board.has_unread() {
@@ -542,7 +542,7 @@ impl Engine {
         self.advance_runs(now)
     }
 
-    /// Hands on what was submitted; see [`Device::flush`].
+    /// Hands on the submitted transfers; see [`Device::flush`].
     pub fn flush(&mut self) -> bool {
         self.context.device.flush(Flush::Transfers)
     }
@@ -603,7 +603,7 @@ impl Engine {
         }
     }
 
-    /// Acts on what peers have said since the last time.
+    /// Acts on the messages of peers since the last time.
     fn read_messages(&mut self, now: Nanos) {
         for (peer, message) in self.board.take_unread() {
             match message {

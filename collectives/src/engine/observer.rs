@@ -42,8 +42,8 @@ impl Observer {
         self.sample.take()
     }
 
-    /// How long a run has been under way, in nanoseconds, as far as anybody has read the clock; else
-    /// zero.
+    /// How long a run has been under way, in nanoseconds, as far as anybody has read the clock;
+    /// else zero.
     #[inline]
     pub(super) fn elapsed_ns(&self, begun_at: Option<Nanos>, now: Nanos) -> u64 {
         begun_at.map_or(0, |begun_at| now.max(self.seen_at).0.saturating_sub(begun_at.0))

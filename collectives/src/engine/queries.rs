@@ -1,12 +1,12 @@
-//! Whom a run waits for, and what peers say of it.
+//! Queries: the peers that a run waits for, and their answers.
 //!
 //! A rank whose run makes no progress for [`QUERY_AFTER`] queries the peers that the run waits for:
 //! what are you doing in this run? Their status boards answer, so a peer that is in no call answers
-//! too. An answer tells that the peer is in another call, how far the peer is, and for whom the peer
-//! waits itself.
+//! too. An answer tells that the peer is in another call, how far the peer is, and for whom the
+//! peer waits itself.
 //!
-//! **Invariant:** a peer has at most one unanswered query of this rank. So a peer that is stopped is
-//! sent one, however long it is waited for.
+//! **Invariant:** a peer has at most one unanswered query of this rank. So a peer that is stopped
+//! is sent one, however long it is waited for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,7 +35,7 @@ struct OpenQuery {
     about: (Stream, u64),
 }
 
-/// What a peer has said of a run. `blocked_on`: the rank that the peer waits for itself.
+/// A peer's last answer. `blocked_on`: the rank that the peer waits for itself.
 struct Answer {
     about: (Stream, u64),
     comparison: Comparison,
@@ -57,7 +57,7 @@ impl Queries {
         self.left.insert(peer);
     }
 
-    /// This rank was stopped for so long: what peers answered meanwhile has not been read.
+    /// This rank was not polled for so long: answers that came meanwhile were not read.
     pub(super) fn postpone(&mut self, unseen: Duration) {
         self.open.values_mut().for_each(|query| query.since += unseen);
     }
@@ -72,7 +72,7 @@ impl Queries {
         since.filter(|since| now.since(*since) >= SILENT_AFTER)
     }
 
-    /// What the peer has said of this run.
+    /// The peer's last answer, if it is about this run.
     fn answer(&self, peer: Rank, about: (Stream, u64)) -> Option<&Answer> {
         self.answers.get(&peer).filter(|answer| answer.about == about)
     }
@@ -120,7 +120,7 @@ impl Queries {
             |peer: &Rank| answer(*peer).is_some_and(|answer| answer.comparison == Comparison::NotYet);
         if let Some((peer, step)) = peers.iter().find(|(peer, _)| is_absent(peer)) {
             return Some(match answer(*peer).and_then(|answer| answer.blocked_on) {
-                // A peer that is a call behind is not the cause of what it waits for.
+                // A peer that is a call behind waits for the cause.
                 Some(other) if other != own && !peers.contains_key(&other) => {
                     let behind = format!("rank {peer} has not made this call yet");
                     (other, format!("{behind}, as it waits in another one for rank {other} ({step})"))

@@ -24,7 +24,7 @@ use super::address::DataWords;
 use super::{NO_TRANSFER, Stream, bank};
 use crate::observe::scale::{step_above, step_ns};
 
-/// Schedules are priced by what a signal slot carries.
+/// Schedules are priced by the bytes that a signal slot carries.
 const _: () = assert!(SIGNAL_SLOT_PAYLOAD_BYTES == pleach_schedule::cost::INLINE_BYTES_MAX);
 
 /// Bytes of data that fit beside the header, where the schedule exposes no slices.
@@ -44,7 +44,7 @@ const _: () = assert!((MESSAGES_SIGNAL_SLOT as u32) < bank::FIRST_SIGNAL_SLOT);
 /// How often a signal slot is polled at a time: some hundred nanoseconds.
 const POLLS: u32 = 128;
 
-/// Is told what a rank acts on; for checkers.
+/// Is told of everything that a rank acts on; for checkers.
 pub trait Witness: Send {
     /// The rank goes on because the signal slot that it keeps for `from` counts `count`.
     fn consumed(&mut self, from: Rank, signal_slot: u16, count: u64);

@@ -1,9 +1,10 @@
-//! The status board: what this rank tells and hears while its engine may be busy elsewhere.
+//! The status board: answers peers' queries and keeps their messages while the engine may be busy
+//! elsewhere.
 //!
-//! Shared by the engine (which writes what it does and reads what peers said), the device's watcher
-//! (which answers peers' queries and stores their messages) and any thread that aborts the group.
-//! The engine's fast path costs one relaxed load ([`StatusBoard::has_unread`]) and, once a run, a few
-//! stores into the records of its stream.
+//! Shared by the engine (which writes records of its runs and reads messages), the device's watcher
+//! (which answers queries and stores messages) and any thread that aborts the group. The engine's
+//! fast path costs one relaxed load ([`StatusBoard::has_unread`]) and, once a run, a few stores
+//! into the records of its stream.
 //!
 //! **Invariants:** one thread at a time writes records (the one that holds the engine), without a
 //! lock, and any thread may read them. A peer makes this rank keep a bounded number of messages.
@@ -24,9 +25,9 @@ use super::fault::{Fault, FaultKind};
 use super::message::Message;
 use crate::call::{Amount, DESCRIPTOR_WORDS, Descriptor, Paired};
 
-/// Of how many of the last collectives this rank can say what it did.
+/// Records of collectives that are kept.
 const RECORDS: usize = 64;
-/// Of how many of the last messages, for each peer and direction: more than a sender may be ahead.
+/// Records of messages that are kept for each peer and direction: more than a sender may be ahead.
 const MESSAGE_RECORDS: usize = 16;
 const _: () = assert!(MESSAGE_RECORDS as u64 > EAGER_BANKS);
 
@@ -38,13 +39,13 @@ const NO_RANK: u64 = u64::MAX;
 
 const RECORD_WORDS: usize = 3 + DESCRIPTOR_WORDS;
 
-/// A call that a rank has entered: what queries compare.
+/// A call that a rank has entered. Queries compare records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     run: u64,
     /// Of the call itself.
     signature: u64,
-    /// Of the call and all before it in its stream: what signals carry.
+    /// Of the call and all before it in its stream; signals carry it.
     history: u64,
     descriptor: [u64; DESCRIPTOR_WORDS],
 }
@@ -79,7 +80,7 @@ impl Record {
     }
 }
 
-/// What an asked rank says of a run.
+/// How the call of a queried rank compares with the call of the rank that asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Comparison {
@@ -117,7 +118,8 @@ impl RecordSlot {
     fn write(&self, record: &Record) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence + 1, Ordering::Relaxed);
-        // Pairs with the acquire fence in `read`: who reads a new word also sees the odd sequence.
+        // Pairs with the acquire fence in `read`: a thread that reads a new word also sees the odd
+        // sequence.
         fence(Ordering::Release);
         for (slot, word) in self.words.iter().zip(record.words()) {
             slot.store(word, Ordering::Relaxed);
@@ -188,7 +190,7 @@ impl<const LAST: usize> Records<LAST> {
 /// Of the messages from one rank to another.
 pub(super) type MessageRecords = Records<MESSAGE_RECORDS>;
 
-/// What a rank tells and hears while its engine may be busy; see the module.
+/// A rank's status and the messages of its peers; see the module.
 pub struct StatusBoard {
     rank: Rank,
     /// Something is unread, or something has failed. Release stores pair with the engine's acquire
@@ -204,15 +206,15 @@ pub struct StatusBoard {
     /// The counts of the last runs in which only the two ends of a part know its length, by the
     /// number of the run.
     paired: Mutex<VecDeque<(u64, Arc<Paired>)>>,
-    /// For whom this rank waits. Relaxed: only told to those who ask.
+    /// The rank that this rank waits for. Relaxed: only told in answers.
     blocked_on: AtomicU64,
     /// Where it waits, if it can make no other call before.
     blocked: Mutex<Option<BlockedCall>>,
 }
 
 fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these locks guard is consistent between any two statements, so a panic elsewhere does
-    // not spoil it.
+    // The guarded values are consistent between any two statements, so a panic elsewhere does not
+    // spoil them.
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -280,7 +282,7 @@ impl StatusBoard {
         self.has_unread.store(true, Ordering::Release);
     }
 
-    /// What this rank knows of how the group ends.
+    /// This rank's side of the agreement on why the group has failed.
     pub(super) fn agreement(&self) -> MutexGuard<'_, Agreement> {
         unpoisoned(&self.agreement)
     }
@@ -302,7 +304,7 @@ impl StatusBoard {
         self.has_unread.load(Ordering::Relaxed)
     }
 
-    /// What peers have said since the last time, oldest first.
+    /// The messages of peers since the last time, oldest first.
     pub(super) fn take_unread(&self) -> Vec<(Rank, Message)> {
         self.has_unread.swap(false, Ordering::Acquire);
         std::mem::take(&mut *unpoisoned(&self.unread))
@@ -326,7 +328,7 @@ impl StatusBoard {
         paired.push_back((run, counts));
     }
 
-    /// What this rank did in the group's collectives, to be written by its engine.
+    /// The records of collectives, to be written by the engine.
     pub(super) fn collectives(&self) -> &Records<RECORDS> {
         &self.collectives
     }
@@ -346,7 +348,7 @@ impl StatusBoard {
         *unpoisoned(&self.blocked) = blocked;
     }
 
-    /// For whom this rank waits, once that has taken a millisecond.
+    /// The rank that this rank waits for, once that has taken a millisecond.
     pub(crate) fn waits_for(&self) -> Option<Rank> {
         Rank::try_from(self.blocked_on.load(Ordering::Relaxed)).ok()
     }
@@ -405,8 +407,8 @@ impl StatusBoard {
         unpoisoned(&self.messages).get(&(from, to)).cloned()
     }
 
-    /// The record as this rank and a peer compare it: with what goes between the two, where that is
-    /// all they know.
+    /// The record as this rank and a peer compare it: where the two only know the lengths of the
+    /// parts between them, with these lengths.
     pub(super) fn record_for(&self, peer: Rank, stream: Stream, run: u64) -> Result<Record, Comparison> {
         let record = self.record(stream, run)?;
         let Some(descriptor) = record.call().filter(|record| record.amount == Amount::Paired) else {
@@ -442,8 +444,8 @@ impl StatusBoard {
 impl Responder for StatusBoard {
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
         match Message::decode(message)? {
-            // The peer may not have heard of a failure: this rank may be in no call, and tell nobody
-            // by itself.
+            // The peer may not have heard of a failure: this rank may be in no call, and tell
+            // nobody by itself.
             Message::Query { stream, record } => {
                 self.claimed().or_else(|| Some(self.answer(from, stream, &record).encode()))
             }

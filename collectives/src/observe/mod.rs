@@ -1,23 +1,22 @@
-//! What a group does and who is late in it: always counted, written down on request.
+//! Observations of a group: its calls, and which ranks are late. Always counted, written down on
+//! request.
 //!
-//! [`Observations`] are what one rank sees of its group. The engine alone writes them, any thread
-//! reads them at any time without a lock of the engine's. From them come the [`Report`] (a table,
-//! or text for Prometheus over a [`server`]), the flight recorder ([`recorder`]) and the trace
-//! ([`trace`]).
+//! [`Observations`] are the counters of one rank. The engine alone writes them; any thread reads
+//! them at any time without the engine's lock. From them come the [`Report`] (a table, or text for
+//! Prometheus over a [`server`]), the flight recorder ([`recorder`]) and the trace ([`trace`]).
 //!
-//! **Arrival skew.** A signal says how long its sender had been in the call when it sent it
-//! ([`scale`]); the receiver takes that from how long it has been in the call itself when the
-//! signal comes. What is left is how much later the sender made its call: two differences on two
-//! clocks, so clocks of different hosts need not agree. It includes the way of the signal and of
-//! the bytes before it; of several signals of a peer in a call the least is taken. A peer that came
-//! first gives zero: how late this rank is itself is in its peers' reports.
+//! **Arrival skew.** A signal says how long its sender had been in the call when it was sent
+//! ([`scale`]). The receiver subtracts that from its own time in the call when the signal comes.
+//! The difference is how much later the sender made the call. Both times are differences on one
+//! clock, so clocks of different hosts need not agree. The skew includes the way of the signal and
+//! of the bytes before it; of several signals of a peer in a call the least counts. A peer that
+//! came first gives zero: this rank's own skew is in its peers' reports.
 //!
 //! **Invariant: the clock is not read for this.** A call that ends within a few microseconds is
-//! counted and nothing else; one that waits reads the clock anyway, and only then is anything noted
-//! of arrivals. One call of [`SAMPLE_EVERY`] is timed for its own sake. Nothing is allocated on the
-//! way of a call: tables and rings are as long as they will ever be. At 64 KiB (shm, two ranks, 2.5
-//! us a call) 0.6 % of all samples of the processor's clock were in this module and where the
-//! engine calls it.
+//! only counted. A call that waits reads the clock anyway, and only then arrivals are noted. One
+//! call of [`SAMPLE_EVERY`] is timed for its own sake. A call allocates nothing: tables and rings
+//! have their final length from the start. At 64 KiB (shm, two ranks, 2.5 us a call) 0.6 % of all
+//! samples of the processor's clock were in this module and where the engine calls it.
 
 mod json;
 mod prometheus;
@@ -50,26 +49,26 @@ use pleach_vocabulary::Rank;
 use crate::call::Descriptor;
 use scale::Histogram;
 
-/// One call of so many is timed although it does not wait. A prime, so that loops over some calls
-/// have all of them timed.
+/// One of so many calls is timed although it does not wait. A prime, so that in a loop over some
+/// calls each is timed now and then.
 const SAMPLE_EVERY: u64 = 61;
-/// Places for shapes; those that come when all others are taken share the last.
+/// Most shapes that are counted apart; further ones share the last counters.
 const SHAPES_MAX: usize = 256;
 /// Calls that the flight recorder keeps.
 const TIMED_CALLS_MAX: usize = 256;
 /// A rank that comes this much after the others was late.
 pub const LATE_AFTER: Duration = Duration::from_micros(10);
 
-/// A call that has ended, or was under way when the group failed.
+/// A call that has ended and was timed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimedCall {
     pub(crate) run: u64,
     pub(crate) call: Descriptor,
-    /// Where its shape is.
+    /// Index of its shape's counters.
     pub(crate) shape: u16,
     pub(crate) begun: Nanos,
     pub(crate) ended: Nanos,
-    /// Who came last, and how much later than this rank, in nanoseconds.
+    /// The peer that came last, and how much later than this rank, in nanoseconds.
     pub(crate) latest: Option<(Rank, u64)>,
 }
 
@@ -81,11 +80,11 @@ pub(crate) struct UnfinishedCall {
     pub(crate) algorithm: String,
     /// `None`: nobody had looked at the clock yet.
     pub(crate) begun: Option<Nanos>,
-    /// Whose next step it needs, with the step in words.
+    /// The peers whose next steps it needs, with the steps in words.
     pub(crate) waits_for: Vec<(Rank, String)>,
 }
 
-/// Why the group failed, and what this rank was doing.
+/// The failure of the group, with the unfinished calls of this rank.
 #[derive(Clone, Debug)]
 pub(crate) struct FailureRecord {
     pub(crate) text: String,
@@ -93,7 +92,7 @@ pub(crate) struct FailureRecord {
     pub(crate) unfinished: Vec<UnfinishedCall>,
 }
 
-/// Calls of a shape. See [`Observations`] for who writes.
+/// Counters of the calls of a shape, written as [`Observations`] says.
 #[derive(Debug)]
 struct ShapeCounters {
     key: AtomicU64,
@@ -102,7 +101,7 @@ struct ShapeCounters {
     bytes: AtomicU64,
     waited: AtomicU64,
     waited_ns: AtomicU64,
-    /// Of those that did not wait: how many the time below stands for, and what they took.
+    /// Of the calls that did not wait: how many the time below stands for, and their time.
     covered: AtomicU64,
     covered_ns: AtomicU64,
 }
@@ -163,7 +162,7 @@ impl Observations {
         self.trace.is_some() || self.calls.load(Ordering::Relaxed).is_multiple_of(SAMPLE_EVERY)
     }
 
-    /// A call has ended; where its shape is.
+    /// Counts a call that has ended; returns the index of its shape's counters.
     #[inline]
     pub(crate) fn count(&self, shape: &Shape) -> u16 {
         let index = self.index(shape);
@@ -202,7 +201,7 @@ impl Observations {
         last as u16
     }
 
-    /// A call that was counted took so long. `waited`: it went the way on which the clock is read.
+    /// Notes the time of a call that was counted. `waited`: the call waited, so the clock was read.
     pub(crate) fn time(&self, timed: TimedCall, waited: bool) {
         let counters = &self.counters[usize::from(timed.shape)];
         let took_ns = timed.ended.0.saturating_sub(timed.begun.0);
@@ -226,7 +225,8 @@ impl Observations {
         timed_calls.push_back(timed);
     }
 
-    /// How much later than this rank its peers made a call; who was the latest.
+    /// Notes how much later than this rank its peers made a call; returns the latest one, if it was
+    /// late.
     pub(crate) fn arrivals(&self, arrivals: &[(Rank, u64)]) -> Option<(Rank, u64)> {
         for (peer, skew_ns) in arrivals {
             self.peers[*peer as usize].arrival_skew.add(*skew_ns);
@@ -274,8 +274,8 @@ impl Observations {
         }
     }
 
-    /// What is known now, with what the engine says of this moment: collectives that are under way,
-    /// and for whom this rank waits.
+    /// The report of this moment. `under_way`: collectives under way; `waits_for`: the rank that
+    /// this rank waits for.
     pub(crate) fn report(&self, under_way: u64, waits_for: Option<Rank>, now: Nanos) -> Report {
         let shapes = self.counters.iter().filter_map(|counters| {
             let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The flight recorder: what a rank did last, in a file once its group has failed.
+//! The flight recorder: writes a rank's last operations to a file when its group has failed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,7 +20,8 @@ static WRITTEN: Mutex<BTreeMap<(PathBuf, Rank), u32>> = Mutex::new(BTreeMap::new
 #[derive(Debug)]
 pub(crate) struct Recorder {
     folder: Option<PathBuf>,
-    /// Relaxed: only makes it once; what is written lies behind locks of its own.
+    /// Relaxed: only keeps the file from being written twice; the written values have locks of
+    /// their own.
     is_done: AtomicBool,
 }
 
@@ -29,7 +30,7 @@ impl Recorder {
         Self { folder, is_done: AtomicBool::new(false) }
     }
 
-    /// The group has failed: writes what is known, once. `last_calls`: those begun last, oldest
+    /// The group has failed: writes the record, once. `last_calls`: the calls begun last, oldest
     /// first.
     pub(crate) fn write(
         &self,

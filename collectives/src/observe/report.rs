@@ -1,4 +1,4 @@
-//! What a rank knows of its group, as a value to read, print or send.
+//! A rank's report of its group, as a value to read, print or send.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use pleach_vocabulary::Rank;
 
 use super::scale::Distribution;
 
-/// What one rank knows of its group. Counters run since the group was made.
+/// One rank's report of its group. Counters run since the group was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
@@ -23,8 +23,8 @@ pub struct Report {
     pub peers: Vec<PeerReport>,
     /// Collectives that this rank has begun and not completed.
     pub under_way: u64,
-    /// Whom it waits for now, once that has taken a millisecond: the rank behind it all, as far as
-    /// those it asked know.
+    /// The rank that it waits for, once that has taken a millisecond: the cause, as far as the
+    /// queried ranks know.
     pub waits_for: Option<Rank>,
     /// Why the group failed.
     pub failure: Option<String>,
@@ -36,7 +36,7 @@ pub struct Report {
 pub struct ShapeReport {
     /// The collective.
     pub collective: &'static str,
-    /// What carries it out.
+    /// The algorithm that carries it out.
     pub algorithm: String,
     /// The size class: the power of two, in bytes, that this rank's longer one of input and output
     /// does not exceed.
@@ -45,15 +45,15 @@ pub struct ShapeReport {
     pub calls: u64,
     /// Their bytes: of this rank's input or output, whichever is longer.
     pub bytes: u64,
-    /// How many of the calls had to wait so long that they were timed one by one; always, where
-    /// bytes move only while ranks poll (tcp).
+    /// How many of the calls waited so long that they were timed one by one. On a fabric whose
+    /// bytes move only while ranks poll (tcp) all are.
     pub waited_calls: u64,
     /// How long the calls took together, from call to end on this rank. Of those that did not wait
     /// one in 61 is timed and stands for those before it.
     pub time: Duration,
 }
 
-/// What is known of one peer.
+/// The report of one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerReport {

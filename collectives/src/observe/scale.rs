@@ -1,4 +1,4 @@
-//! Times on a scale of 255 steps: what fits a signal, and the bins of histograms.
+//! Times on a scale of 255 steps: for the headers of signals and the bins of histograms.
 //!
 //! Up to 2 µs a step is 256 ns, from there on an eighth of an octave (at most 12.5 %), up to 36
 //! minutes.
@@ -22,8 +22,7 @@ fn step_below(time_ns: u64) -> u8 {
     step.min(STEPS as u64 - 1) as u8
 }
 
-/// The first step that is not before so many nanoseconds: who subtracts it from a time never gets
-/// too much.
+/// The first step that is not before so many nanoseconds: a time less this step is never too long.
 pub(crate) fn step_above(time_ns: u64) -> u8 {
     let below = step_below(time_ns);
     if step_ns(below) < time_ns { below.saturating_add(1) } else { below }
@@ -105,8 +104,8 @@ impl Distribution {
         self.longest
     }
 
-    /// What the share `quantile` (from 0 to 1) of them does not exceed, to the precision of a bin;
-    /// zero of none.
+    /// The time that the share `quantile` (from 0 to 1) of them does not exceed, to the precision
+    /// of a bin; zero where there are none.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Duration {
         let wanted = (self.count() as f64 * quantile.clamp(0.0, 1.0)).ceil() as u64;

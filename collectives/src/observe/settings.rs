@@ -1,4 +1,4 @@
-//! What is written down of a group besides its counters, and where.
+//! Settings: which observations of a group are written down besides its counters, and where.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -22,13 +22,13 @@ pub fn metrics_address(text: &str) -> Option<SocketAddr> {
     text.parse().map(loopback).or_else(|_| text.parse()).ok()
 }
 
-/// What is written down of a group besides the counters behind `Group::report`. Everything is off
-/// by default.
+/// The observations of a group that are written down besides the counters behind `Group::report`.
+/// All are off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observe {
     /// A folder that is there. When the group fails, each rank that is in a call then or makes one
-    /// later writes its last operations there, as `pleach-timed-rank<R>-<process>.json`; further
+    /// later writes its last operations there, as `pleach-flight-rank<R>-<process>.json`; further
     /// groups of the process that fail as the same rank with `-2`, `-3` behind that. From
     /// `PLEACH_FLIGHT_RECORDER`.
     pub flight_recorder: Option<PathBuf>,
@@ -57,8 +57,8 @@ pub(crate) struct Part {
 }
 
 impl Observe {
-    /// What the environment says, each variable empty or absent for nothing. What is no address is
-    /// left out with a warning.
+    /// The settings of the environment; an empty or absent variable sets nothing. A value that is
+    /// no address is ignored with a warning.
     #[must_use]
     pub fn from_env() -> Self {
         let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

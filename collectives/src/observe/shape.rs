@@ -1,4 +1,4 @@
-//! What calls are counted together.
+//! The shapes by which calls are counted.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;

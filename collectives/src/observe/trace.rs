@@ -110,9 +110,8 @@ fn lines<'a>(
     text
 }
 
-/// What tells the tracks of a part from those of other groups in one file: the form has numbers for
-/// that, and the ranks of a part have only its name in common (a hash of it; the group that was
-/// joined has 0).
+/// The number of a group's tracks in the file: a hash of the part's name, which is all that the
+/// ranks of a part have in common; 0 for the group that was joined.
 fn group_number(part: &Part) -> u32 {
     let mut hasher = Hasher64::default();
     part.name.hash(&mut hasher);

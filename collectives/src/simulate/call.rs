@@ -50,7 +50,7 @@ impl CallPlan {
         self.bytes_of(Parts::run(0, self.collective.parts(ranks)))
     }
 
-    /// What a rank says of the lengths.
+    /// The counts that a rank gives for the call.
     pub(super) fn counts(&self, rank: Rank, ranks: u32) -> Counts {
         let Some(lengths) = &self.lengths else { return Counts::Each(self.count) };
         let mut paired = Paired { given: vec![0; ranks as usize], taken: vec![0; ranks as usize] };
@@ -83,7 +83,7 @@ impl CallPlan {
     pub(super) fn overlap(&self, rank: Rank, ranks: u32) -> Option<Overlap> {
         let inputs = self.collective.input_parts(rank, ranks);
         let outputs = self.collective.output_parts(rank, ranks);
-        // What goes to a rank and what comes from it would lie at the same place.
+        // The parts to a rank and from it would lie at the same place.
         let is_exchange = self.collective == Collective::AllToAll && ranks > 1;
         if !self.in_place || is_exchange || inputs.is_empty() || outputs.is_empty() {
             return None;

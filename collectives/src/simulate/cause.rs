@@ -1,4 +1,4 @@
-//! Whether an error tells of something that was injected.
+//! Whether an error is explained by an injected fault.
 
 use pleach_transport::sim::Fault as Injected;
 use pleach_vocabulary::{Collective, Rank};
@@ -8,7 +8,7 @@ use super::scenario::{Mismatch, Scenario, TIMEOUT_FAR};
 use super::time_bound::time_bound;
 use crate::engine::{Fault, FaultKind};
 
-/// Whether something that this scenario injects explains the fault.
+/// Whether an injection of this scenario explains the fault.
 pub(super) fn explains(scenario: &Scenario, fault: &Fault) -> bool {
     let Fault { found_by, subject, .. } = *fault;
     match fault.kind {
@@ -34,7 +34,7 @@ pub(super) fn explains(scenario: &Scenario, fault: &Fault) -> bool {
     }
 }
 
-/// What ails whom.
+/// An injected fault, with the ranks that it concerns.
 enum Injection {
     Dead(Rank),
     Slow(Rank),
@@ -56,8 +56,8 @@ fn injected(scenario: &Scenario) -> impl Iterator<Item = Injection> + '_ {
     late.chain(timed)
 }
 
-/// Those of the survivors that must have the same verdict: each set has one that reaches all others
-/// of it, and none that reaches any outside. Where there is no such rank they need not agree.
+/// The sets of survivors that must have the same verdict. In each set one rank reaches all others,
+/// and no rank reaches a rank outside. Survivors without such a rank need not agree.
 pub(super) fn must_agree(scenario: &Scenario, survivors: &[Rank]) -> Vec<Vec<Rank>> {
     let apart: Vec<[Rank; 2]> = injected(scenario)
         .filter_map(|injection| match injection {
@@ -85,8 +85,8 @@ pub(super) fn must_agree(scenario: &Scenario, survivors: &[Rank]) -> Vec<Vec<Ran
     sets
 }
 
-/// Whether `rank`'s call must fail because another one calls something else. Who in its own call
-/// only gives may be through before anybody sees it.
+/// Whether `rank`'s call must fail because another rank calls something else. A rank that only
+/// sends in its call may have ended it before any rank sees the difference.
 pub(super) fn must_fail(plan: &CallPlan, mismatch: &Mismatch, rank: Rank, ranks: u32) -> bool {
     if ranks == 1 {
         return false;

@@ -15,7 +15,7 @@ use crate::compute::simulated::{Mutant, SimulatedCompute};
 use crate::engine::{Bytes, Engine, Plan, RunId, StartError, StatusBoard, Witness, signal_slots};
 use crate::group::{Known, Planner};
 
-/// What a simulated processor touches in a second, in bytes.
+/// Bytes that a simulated processor touches in a second.
 const COMPUTE_BYTES_PER_S: u64 = 20_000_000_000;
 /// How long ranks have to connect, in virtual time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ const POLLS_MAX: usize = 100_000;
 pub struct Member {
     /// Its engine.
     pub engine: Engine,
-    /// Its board, to abort through.
+    /// Its status board, to abort through.
     pub board: Arc<StatusBoard>,
     /// Its programs.
     pub planner: Planner,
@@ -67,7 +67,7 @@ pub struct Cluster {
     pub world: World,
     /// By rank; dead ranks are gone.
     pub members: Vec<Option<Member>>,
-    /// Whom to poll next.
+    /// The ranks to poll next.
     due: BTreeSet<Rank>,
     /// When engines want to be polled; kept for its memory.
     wakeups: Vec<(Nanos, Rank)>,

@@ -2,8 +2,8 @@
 //!
 //! A [`Scenario`] is everything that one simulation does, drawn from a seed; [`run`] carries it out
 //! and checks it, with checkers that share no code with what they check (results against an oracle,
-//! guard bytes, races by vector clocks, fence, liveness, causes of errors, release). [`Cluster`]
-//! is what it stands on.
+//! guard bytes, races by vector clocks, fence, liveness, causes of errors, release). A scenario
+//! runs on a [`Cluster`].
 //!
 //! **Invariant:** a run is a function of the code and the scenario, so a seed that fails fails
 //! again.

@@ -1,4 +1,4 @@
-//! The canary of proofs: a program whose schedule lost a dependency after it was proved.
+//! The mutant of proofs: a program whose schedule lost a dependency after it was proved.
 
 use pleach_schedule::Schedule;
 use pleach_schedule::verify::{Proof, verify};
@@ -6,9 +6,8 @@ use pleach_vocabulary::Rank;
 
 use crate::engine::Program;
 
-/// `rank`'s share of what was proved, without one of the dependencies that the proof stands on: the
-/// first, counted from number `from` on, without which the schedule is refused. `None` where there
-/// is none.
+/// `rank`'s share of a proved schedule, without one dependency that the proof needs: the first from
+/// number `from` on without which the schedule is refused. `None` where there is none.
 pub(super) fn mutated(proof: &Proof, rank: Rank, algorithm: &str, from: u64) -> Option<Program> {
     let count = dependencies(proof.schedule(), rank).len();
     let start = (from as usize).checked_rem(count)?;

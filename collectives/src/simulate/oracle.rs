@@ -1,4 +1,5 @@
-//! What calls must give, from every rank's input alone and with none of the code that is tested.
+//! The results of calls, computed from every rank's input alone and with none of the code under
+//! test.
 
 use half::{bf16, f16};
 use pleach_transport::sim::Random;
@@ -98,15 +99,13 @@ fn rounding(data_type: DataType) -> f64 {
     }
 }
 
-/// What a rank gives to a call: as it was asked to, which may be another call than the others were
-/// asked for.
+/// A rank's input of a call, with the call that the rank made, which may differ from the others'.
 pub(super) struct RankInput<'a> {
     pub(super) plan: &'a CallPlan,
     pub(super) bytes: Vec<u8>,
 }
 
-/// What is wrong with a rank's output: the first element that differs, and how. By rank what is
-/// given.
+/// The first wrong element of a rank's output, and how it differs. `inputs`: by rank.
 pub(super) fn difference(
     plan: &CallPlan,
     rank: Rank,

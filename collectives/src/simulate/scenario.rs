@@ -25,10 +25,10 @@ pub const DEPTH_MAX: u64 = 4;
 /// The deadline of calls that must not time out, in virtual time.
 pub const TIMEOUT_FAR: Duration = Duration::from_secs(100);
 
-/// What a scenario may be drawn from.
+/// Limits within which a scenario is drawn.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// So many ranks; `None`: mostly few, now and then many.
+    /// The number of ranks; `None`: mostly few, now and then many.
     pub ranks: Option<u32>,
     /// A scenario has some of these kinds of faults.
     pub faults: FaultKinds,
@@ -41,7 +41,7 @@ pub struct Mismatch {
     pub call: usize,
     /// Which rank.
     pub rank: Rank,
-    /// What it calls.
+    /// The call that it makes instead.
     pub instead: CallPlan,
 }
 
@@ -75,9 +75,9 @@ pub struct Scenario {
     pub is_immediate: bool,
     /// Which kinds of faults were drawn.
     pub kinds: FaultKinds,
-    /// What goes wrong.
+    /// The injected faults.
     pub faults: Faults,
-    /// What the ranks call, one after the other; the last one is the barrier of closing.
+    /// The calls of the ranks, one after the other; the last one is the barrier of closing.
     pub calls: Vec<CallPlan>,
     /// By rank: how many calls it has under way at once.
     pub depth: Vec<usize>,
@@ -91,7 +91,7 @@ pub struct Scenario {
     pub abort: Option<Abort>,
     /// A contract that the device breaks, to see whether that is caught.
     pub canary: Option<Canary>,
-    /// What the processors do wrong, to see whether that is caught.
+    /// A defect of the processors that checkers must catch.
     pub mutant: Option<Mutant>,
     /// A rank's programs of named algorithms lose a dependency after they were proved, this one of
     /// those that are needed, to see whether that is caught.

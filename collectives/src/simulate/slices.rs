@@ -1,4 +1,4 @@
-//! Memory of simulated callers, with guard bytes around what is lent to a call.
+//! Memory of simulated callers, with guard bytes around the buffer of a call.
 
 use pleach_transport::sim::{AccessKind, World};
 use pleach_transport::{Device, SharedMemory, Slice};
@@ -6,15 +6,15 @@ use pleach_vocabulary::Rank;
 
 use crate::engine::{Address, Bytes};
 
-/// Bytes before and behind a slice that nobody may touch.
+/// Bytes before and behind a buffer that no rank may touch.
 pub(super) const GUARD_BYTES: usize = 192;
 
-/// What guard bytes hold, by their place.
+/// The value of a guard byte, by its place.
 fn guard(index: usize) -> u8 {
     0xa5 ^ (index as u8).wrapping_mul(29)
 }
 
-/// What memory holds after its owner used it for something else.
+/// The value of a byte, by its place, after its owner used the memory for something else.
 fn refilled(index: usize) -> u8 {
     0x3c ^ (index as u8).wrapping_mul(101)
 }
@@ -52,12 +52,12 @@ impl Guarded {
         Self { storage, front, len }
     }
 
-    /// What is lent to the call.
+    /// The buffer that the call gets.
     pub(super) fn bytes(&mut self) -> Bytes {
         self.part(0, self.len)
     }
 
-    /// A part of it.
+    /// A part of the buffer.
     pub(super) fn part(&mut self, start: usize, len: usize) -> Bytes {
         let range = self.front + start..self.front + start + len;
         match &mut self.storage {
@@ -74,7 +74,7 @@ impl Guarded {
         }
     }
 
-    /// What the call was lent.
+    /// The content of the buffer.
     pub(super) fn content(&self) -> Vec<u8> {
         self.whole()[self.front..self.front + self.len].to_vec()
     }
@@ -87,7 +87,7 @@ impl Guarded {
         index.map(|index| index as isize - self.front as isize)
     }
 
-    /// Its owner has it back and uses it for something else.
+    /// The call has ended, and the owner uses the buffer for something else.
     pub(super) fn refill(&mut self) {
         let range = self.front..self.front + self.len;
         let fresh: Vec<u8> = range.clone().map(refilled).collect();

@@ -1,4 +1,4 @@
-//! How long calls may take at most in virtual time when nothing harmful happens.
+//! How long calls may take at most in virtual time without harmful faults.
 
 use std::time::Duration;
 

@@ -67,14 +67,14 @@ pub enum Checker {
     Refused,
 }
 
-/// What did not hold, where and when.
+/// The first check that did not hold, and when.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq)]
 pub struct Failure {
     /// Which check.
     pub checker: Checker,
     /// In virtual time.
     pub at: Nanos,
-    /// Who and what.
+    /// The rank and what it did, in words.
     pub what: String,
 }
 
@@ -110,8 +110,7 @@ pub fn run(scenario: &Scenario, trace: Option<Box<dyn Write + Send>>) -> Result<
     let mut trial = Trial::new(scenario, trace);
     let outcome = trial.carry_out().and_then(|()| trial.end());
     let hash = trial.cluster.world.finish();
-    // A race explains a wrong result, not the other way round; and what was found first is told
-    // first.
+    // A race explains a wrong result, not the other way round, so the race is reported.
     if let Some((checker, at, what)) = lock(&trial.watch).found().cloned() {
         return Err(Failure { checker, at, what });
     }
@@ -133,7 +132,7 @@ struct CallUnderWay {
     deadline: Nanos,
 }
 
-/// What a rank lends to a call.
+/// The buffers of a rank in a call.
 struct CallMemory {
     input: Option<Guarded>,
     output: Option<Guarded>,
@@ -528,7 +527,7 @@ impl<'a> Trial<'a> {
         }
         let Some(output) = memory.output() else { return Ok(()) };
         if differs {
-            // Only what it gave itself can be right.
+            // Only its own input can be right.
             let inputs = plan.collective.input_parts(rank, ranks);
             let own = plan.collective.output_parts(rank, ranks).iter();
             let own: Vec<u8> =
@@ -576,7 +575,7 @@ impl<'a> Trial<'a> {
         Err(self.failure(Checker::Cause, what))
     }
 
-    /// What must hold when everything has ended.
+    /// The checks at the end of a scenario.
     fn end(&mut self) -> Result<(), Failure> {
         self.check_mismatch()?;
         self.check_agreement()?;
@@ -636,7 +635,7 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// A rank that called something else must have been noticed, by all who needed it, and in time.
+    /// A rank that called something else must be found by all ranks that needed it, and in time.
     fn check_mismatch(&self) -> Result<(), Failure> {
         let Some(mismatch) = &self.scenario.mismatch else { return Ok(()) };
         let call = mismatch.call;
@@ -648,9 +647,9 @@ impl<'a> Trial<'a> {
                 || cause::ends_that_differ(plan, mismatch, self.scenario.ranks).is_some();
             let must_fail = cause::must_fail(plan, mismatch, rank, self.scenario.ranks);
             if is_between_two && !must_fail {
-                // Messages are numbered for themselves: those who only send may be through before
-                // they hear of it. And what only two know lets others be through with later calls
-                // that are under way at the same time.
+                // Messages are numbered apart: a rank that only sends may have ended its call
+                // before it hears of the mismatch. Where only two ranks know the lengths, other
+                // ranks may end later calls that are under way at the same time.
                 continue;
             }
             let Some((fault, at)) = &self.ranks[rank as usize].fault else {

@@ -1,10 +1,10 @@
-//! Races and writes after a fence, found from what the world tells.
+//! The checker of races and of writes after a fence, from the accesses that the world reports.
 //!
-//! Vector clocks of ranks: a rank's own entry grows whenever it lets others know what it did (a
-//! transfer that it submits, a number of runs that it calls complete). A transfer begins with the
-//! clock of its submitter; it is known to who has seen its signal and, as far as its source goes,
-//! to its submitter from its `Done` on. Of two accesses to the same bytes, one of them a write, the
-//! later one must know the earlier one.
+//! It keeps a vector clock for each rank. A rank's own entry grows whenever others can learn from
+//! it: when it submits a transfer, and when it tells how many runs it has completed. A transfer
+//! begins with the clock of its submitter. A rank knows the transfer when it has seen its signal;
+//! the submitter knows the reads of its source from its `Done` on. Of two accesses to the same
+//! bytes, one of them a write, the later one must know the earlier one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -47,7 +47,7 @@ pub(super) struct Watch {
     /// By sender, receiver and signal slot: the transfers whose signals were shown and not acted on
     /// yet, by count.
     shown: BTreeMap<(Rank, Rank, u16), BTreeMap<u64, TransferNumber>>,
-    /// By rank and sequence: its clock when it called so many runs complete.
+    /// By rank and sequence: its clock when it told that so many runs were complete.
     released: Vec<BTreeMap<u64, BTreeMap<u64, Clock>>>,
     /// By owner.
     memory: Vec<BTreeMap<usize, Segment>>,
@@ -128,7 +128,7 @@ impl Watch {
         }
     }
 
-    /// Whether who acts now at this clock knows what `by` did.
+    /// Whether `actor`, at this clock, knows the accesses of `by`.
     fn knows(&self, clock: &Clock, actor: &By, by: &By) -> bool {
         match by {
             By::Rank(rank, time) => clock[*rank as usize] >= *time,
@@ -175,7 +175,7 @@ impl Watch {
         }
     }
 
-    /// Notes the access; whom it races.
+    /// Notes the access; returns the actor with which it races.
     fn touch(
         &self,
         memory: &mut BTreeMap<usize, Segment>,

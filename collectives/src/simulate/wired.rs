@@ -1,9 +1,8 @@
 //! How long collectives take over given links, in virtual time.
 //!
 //! The ranks are those of any other simulation: real engines, running proved schedules over the
-//! simulator's wires. Their processors take no time, so what is measured is the links. In [`time`]
-//! no payload moves, so that messages may be of any size; [`cluster`] is for those who want results
-//! too.
+//! simulator's wires. Their processors take no time, so only the links are measured. In [`time`] no
+//! payload moves, so messages may be of any size; a [`cluster`] computes results too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +21,7 @@ use crate::call::{Counts, Descriptor};
 use crate::engine::{Bytes, RunId};
 use crate::group::CollectiveError;
 
-/// Transfers under way to one peer: more than any schedule has, as nothing but links is to be
-/// measured.
+/// Transfers under way to one peer: more than any schedule has, so that only links are measured.
 const QUEUE_DEPTH: usize = 1 << 16;
 /// How long a collective may take, in virtual time.
 const TIMEOUT: Duration = Duration::from_secs(100_000);
@@ -31,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(100_000);
 /// How long a collective took.
 #[derive(Clone, Debug)]
 pub struct Timed {
-    /// What carried it out, among what.
+    /// The variant that carried it out, and the others that could.
     pub selection: Selection,
     /// From the call on all ranks to the end on the last.
     pub time: Duration,
@@ -108,7 +106,7 @@ pub fn time(
     }
 }
 
-/// What `select` takes for so many bytes a part over these links, or the named algorithm.
+/// The selection for so many bytes a part over these links, or the named algorithm.
 ///
 /// # Errors
 ///
@@ -169,7 +167,7 @@ pub fn cluster(
     Ok(cluster)
 }
 
-/// Starts the collective on a rank; its memory is held by what is returned.
+/// Starts the collective on a rank; the returned slice holds its memory.
 fn start(
     cluster: &mut Cluster,
     selection: &Selection,

@@ -22,7 +22,7 @@ const PTX: &str = concat!(include_str!("reduce.ptx"), "\0");
 const ARITHMETIC: [&str; 4] = ["sum", "prod", "min", "max"];
 const BITWISE: [&str; 3] = ["and", "or", "xor"];
 
-/// What a kernel is given, as in `reduce.cu`.
+/// The arguments of a kernel, as in `reduce.cu`.
 #[repr(C)]
 struct Arguments {
     from: [u64; SOURCES_MAX],

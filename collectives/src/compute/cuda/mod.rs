@@ -5,10 +5,10 @@
 //! pinned host memory. The kernels are PTX that lies beside this file (`reduce.cu`, `regenerate`),
 //! which the driver compiles when it is loaded.
 //!
-//! **Invariant:** a job is complete only when the GPU is through with it, so what is told to peers
-//! after that is true; and a job that is dropped before may be under way until
-//! [`Compute::is_idle`]. No kernel waits for anything: processes that share a GPU have it in turns,
-//! and one that waited for another's would keep it out.
+//! **Invariant:** a job is complete only when the GPU has ended its kernel, so signals to peers
+//! after that are true. A job that is dropped before may be under way until [`Compute::is_idle`].
+//! No kernel waits: processes that share a GPU have it in turns, and a kernel that waited for
+//! another process would keep that process out.
 
 mod launch;
 
@@ -22,7 +22,7 @@ use pleach_transport::{Memory, Nanos, Space};
 use super::{Compute, ComputeError, Job};
 use launch::Kernels;
 
-/// How long dropping waits for what is under way: kernels over a few chunks.
+/// How long dropping waits for kernels under way: they compute a few chunks.
 const DROP_LIMIT: Duration = Duration::from_secs(10);
 
 /// What peers must see, and so what scratch is made of.
@@ -41,7 +41,7 @@ pub struct CudaCompute {
     staging: Staging,
     kernels: Kernels,
     stream: Stream,
-    /// What is under way, by number, and the mark behind it; in order.
+    /// Jobs under way in their order: the number and the mark behind each.
     under_way: VecDeque<(u64, Mark)>,
     /// Marks for later jobs.
     spare: Vec<Mark>,

@@ -1,4 +1,4 @@
-//! What is done with 32 bytes.
+//! The steps of vectors of 32 bytes.
 
 use std::arch::x86_64 as x86;
 

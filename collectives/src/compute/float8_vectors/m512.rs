@@ -1,4 +1,4 @@
-//! What is done with 64 bytes: the steps of [`m256`](super::m256), which says more.
+//! The steps of vectors of 64 bytes; see [`m256`](super::m256).
 
 use std::arch::asm;
 use std::arch::x86_64 as x86;

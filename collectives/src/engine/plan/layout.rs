@@ -39,7 +39,8 @@ enum Lengths {
     Listed {
         starts: Vec<usize>,
     },
-    /// Where what goes to each rank begins in the input, and what comes from each in the output.
+    /// By rank: where the part for it begins in the input, and where the part from it begins in the
+    /// output.
     Paired {
         given: Vec<usize>,
         taken: Vec<usize>,
@@ -198,7 +199,8 @@ fn parts(program: &Program, place: PlaceSlot) -> Parts {
     }
 }
 
-/// Who gives a part and who gets it, of a program that was checked to have such parts.
+/// The rank that gives a part and the rank that gets it, of a program that was checked to have such
+/// parts.
 fn ends(program: &Program, part: u32) -> (Rank, Rank) {
     program.collective.ends(part, program.ranks).expect("checked when the call was accepted")
 }
@@ -219,8 +221,8 @@ fn boundary(part_bytes: usize, passed: u64, total: u64) -> usize {
     exact / ALIGN_BYTES * ALIGN_BYTES
 }
 
-/// Longest block of a program for parts of at most `part_bytes`, in bytes: what a chunk need not
-/// exceed. The same on every rank.
+/// Longest block of a program for parts of at most `part_bytes`, in bytes: no chunk needs to be
+/// longer. The same on every rank.
 fn longest_block(program: &Program, part_bytes: usize) -> usize {
     let (weight, total, blocks) = program.largest_share;
     if weight == total {
@@ -290,7 +292,7 @@ fn is_small(program: &Program, whole: usize) -> bool {
 }
 
 /// Bytes of a unit of scratch, when a chunk of the largest block is so long: where blocks have
-/// units in proportion to their share, with room for what lengths are rounded up by.
+/// units in proportion to their share, with room for rounding lengths up.
 pub(super) fn unit_bytes(program: &Program, chunk_bytes: usize) -> usize {
     match program.largest_size as usize {
         1 => chunk_bytes,

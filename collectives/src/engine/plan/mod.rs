@@ -1,10 +1,12 @@
-//! What the calls of one shape share, worked out once.
+//! Plans: everything that the calls of one shape share, computed once.
 //!
 //! A [`Program`] is a proof made ready for one rank ([`program`]): independent of the number of
 //! elements, their type and the operation. A [`Plan`] is a program for calls of one shape, with
-//! where blocks and chunks are ([`layout`]). A run computes only what differs from call to call.
+//! where blocks and chunks are ([`layout`]). A run computes only the values that differ from call
+//! to call.
 //!
-//! **Invariant:** both are made of what all ranks know, and do not change once they are made.
+//! **Invariant:** both follow from values that all ranks know, and do not change once they are
+//! made.
 
 mod layout;
 mod program;
@@ -24,7 +26,7 @@ use crate::call::{Counts, CountsError, Descriptor};
 use crate::observe::Shape;
 use layout::{Layout, chunking, unit_bytes};
 
-/// What one rank runs. Independent of the number of elements, their type and the operation.
+/// The steps of one rank. Independent of the number of elements, their type and the operation.
 #[derive(Debug)]
 pub struct Program {
     collective: Collective,
@@ -91,7 +93,7 @@ struct BlockExtent {
 struct LaneProgram {
     /// Its place in [`Program::blocks`].
     block: u32,
-    /// What the schedule calls it.
+    /// The block's number in the schedule.
     block_id: BlockId,
     first_step: u32,
     steps: u32,
@@ -125,7 +127,7 @@ pub(super) enum OpProgram {
     },
 }
 
-/// What a put needs to know.
+/// The places and the signal slot of a put.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PutProgram {
     pub(super) to: Rank,
@@ -155,7 +157,7 @@ impl Program {
         self.collective
     }
 
-    /// What people call its algorithm.
+    /// The name of its algorithm.
     #[must_use]
     pub fn algorithm(&self) -> &str {
         &self.algorithm
@@ -185,7 +187,7 @@ pub struct Plan {
     /// Bytes of a unit of scratch.
     unit_bytes: usize,
     layout: Layout,
-    /// What its calls are counted with.
+    /// Calls of the same shape are counted together.
     shape: Shape,
     /// Data travel in the signal slots themselves.
     is_inline: bool,
@@ -236,8 +238,8 @@ fn in_round_trip(program: &Program, layout: &Layout, pace: &Pace, round_ns: u64)
 }
 
 impl Plan {
-    /// What carries out calls of this shape by this program, with parts of these lengths, which are
-    /// made the descriptor's amount.
+    /// The plan of calls of this shape by this program. The lengths of parts become the
+    /// descriptor's amount.
     ///
     /// # Errors
     ///
@@ -321,14 +323,13 @@ impl Plan {
         (self.program.rank, self.program.ranks)
     }
 
-    /// What is told of a call of this plan to those who ask.
+    /// The record of a call of this plan.
     #[inline]
     pub(super) fn record(&self, run: u64, history: u64) -> Record {
         Record::new(run, self.signature, history, &self.descriptor)
     }
 
-    /// What a signal between this rank and a peer says of the calls so far; see the module of
-    /// counts.
+    /// The history that signals between this rank and a peer carry; see the module of counts.
     pub(super) fn mark(&self, history: u64, peer: Rank) -> u64 {
         match &self.counts {
             Counts::Each(_) | Counts::Listed(_) => history,
@@ -480,13 +481,13 @@ impl Plan {
         self.counts == *counts
     }
 
-    /// What the calls are.
+    /// The calls of this plan.
     #[must_use]
     pub fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 
-    /// What carries them out.
+    /// The program that carries the calls out.
     #[must_use]
     pub fn program(&self) -> &Arc<Program> {
         &self.program
@@ -576,7 +577,7 @@ impl<'a> ChunkStep<'a> {
     }
 }
 
-/// The step in words, for who waits for it.
+/// The step in words, for faults.
 impl std::fmt::Display for ChunkStep<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { lane, address, chunk, .. } = self;

@@ -11,10 +11,10 @@
 //! much memory passes through the cache). After all blocks come the rank's own bounce slots, for
 //! sources of puts in memory that is not registered.
 //!
-//! Where all blocks have the same number of chunks, each of its own length, a slot takes as many
-//! *units* of scratch as its block's share needs, and is numbered by its first unit. So a packing of
-//! thirty trees has room for chunks four times as long as with slots that are all as long as the
-//! longest.
+//! Where all blocks have the same number of chunks, each of its own length, a slot takes as
+//! many *units* of scratch as its block's share needs, and is numbered by its first unit. So a
+//! packing of thirty trees has room for chunks four times as long as with slots that are all as
+//! long as the longest.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -31,7 +31,7 @@ use super::{BlockExtent, LaneProgram, NO_SLOT, OpProgram, PlaceSlot, Program, Pu
 /// length.
 const SIZE_MAX: u32 = 64;
 
-/// Most units of a window: with more each would be too small for what rounding takes.
+/// Most units of a window: with more, each unit would be too small for rounding.
 const UNITS_MAX: u32 = 1 << 15;
 
 /// The signal slots of one pair of ranks, in the order of their numbers.
@@ -74,7 +74,7 @@ fn number_signal_slots(
 }
 
 impl Program {
-    /// `rank`'s share of what was proved; `algorithm` is how people call it.
+    /// `rank`'s share of a proved schedule; `algorithm` is its name.
     #[must_use]
     pub fn new(proof: &Proof, rank: Rank, algorithm: &str) -> Self {
         Self::of(proof, rank, algorithm, extents(proof.schedule()))
@@ -424,7 +424,7 @@ fn most_units(schedule: &Schedule, slots: &Slots, extents: &[BlockExtent]) -> u3
     used.map(|(units, lanes)| units + lanes.iter().map(bounces).sum::<u32>()).max().unwrap_or(0)
 }
 
-/// Whether what is put may have to be copied first.
+/// Whether the source of a put may have to be copied first.
 fn bounces(op: &Op) -> bool {
     matches!(op, Op::Put { src: Part::Input | Part::Output, .. })
 }

@@ -80,7 +80,7 @@ struct Instance {
     wait_reason: WaitReason,
 }
 
-/// What a chunk under way was found to wait for.
+/// The reason why a chunk under way waits, as of the last look.
 #[derive(Clone, Copy, Debug, Default)]
 enum WaitReason {
     /// It was not looked at yet, or may go on at any time: room at a peer, memory within reach.
@@ -94,10 +94,10 @@ enum WaitReason {
 
 /// How far the lanes of a run are.
 ///
-/// A rank in a packed collective has hundreds of lanes with several chunks under way each, and every
-/// event concerns one of them. **Invariant:** a settled lane goes on only by a signal that one of
-/// its chunks waits for, or by the end of one of its own steps, which unsettles it. So does the rise
-/// of the limit that the lane had reached.
+/// A rank in a packed collective has hundreds of lanes with several chunks under way each, and
+/// every event concerns one of them. **Invariant:** a settled lane goes on only by a signal that
+/// one of its chunks waits for, or by the end of one of its own steps, which unsettles it. So does
+/// the rise of the limit that the lane had reached.
 #[derive(Default)]
 struct Lanes {
     lanes: Vec<LaneState>,
@@ -253,7 +253,7 @@ struct ActiveJob {
     stages: bool,
 }
 
-/// A run's part of what is observed: see [`super::observer`].
+/// Observations of one run: see [`super::observer`].
 #[derive(Debug, Default)]
 struct RunObserver {
     /// When the call began, if that is to be known exactly.
@@ -281,7 +281,7 @@ impl RunObserver {
     }
 }
 
-/// What differs between the runs of a plan.
+/// The values that differ between the runs of a plan.
 pub(super) struct Parameters {
     number: RunNumber,
     input: Bytes,
@@ -316,7 +316,7 @@ pub(super) struct Run {
     observer: RunObserver,
 }
 
-/// What has become of a step that was tried.
+/// The result of trying a step.
 enum Issue {
     Blocked,
     /// Until a signal comes in this signal slot.
@@ -394,14 +394,14 @@ impl Run {
         (self.observer.sample, &self.observer.arrivals)
     }
 
-    /// Gives back what belongs to the caller; no pointer of it is used afterwards.
+    /// Gives the caller's buffers back; no pointer into them is used afterwards.
     pub(super) fn release(&mut self) {
         self.parameters.input = Bytes::None;
         self.parameters.output = Bytes::None;
         self.stop();
     }
 
-    /// Goes on no more: lets go of what it was computing and of peers' memory.
+    /// Goes on no more: drops its jobs and its mappings of peers' memory.
     pub(super) fn stop(&mut self) {
         while let Some(active) = self.jobs.pop() {
             self.spare_jobs.push(active.job);

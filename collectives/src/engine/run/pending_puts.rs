@@ -1,19 +1,17 @@
 //! Puts that wait to be submitted, where links set the pace: of the puts to one peer the oldest
 //! chunk goes first.
 //!
-//! A link that carries one transfer after the other keeps the order in which they were given to it.
-//! Given to it as soon as they can be, the first steps of all chunks in a window go before any of
-//! their second ones: chunks travel from link to link in one crowd, and the links before and behind
-//! it are idle, for good. (Networks of queues that serve first what came first can lose throughput
-//! in that way, and those that serve first what is under way longest cannot: Andrews, Awerbuch,
-//! Fernández, Kleinberg, Leighton and Liu, "Universal stability results for greedy
-//! contention-resolution protocols", FOCS 1996.) So a rank gives the device no more puts to a peer
-//! than keep its link busy, and what it gives next is of the oldest chunk that any tree has for
-//! that peer.
+//! A link that carries one transfer after the other keeps their order. If puts are submitted as
+//! soon as they can be, the first steps of all chunks in a window go before any second step. Then
+//! all chunks travel from link to link together, and the links before and behind them stay idle.
+//! (Networks of queues that serve the first arrival first can lose throughput in this way;
+//! networks that serve the packet that is under way longest cannot: Andrews, Awerbuch, Fernández,
+//! Kleinberg, Leighton and Liu, "Universal stability results for greedy contention-resolution
+//! protocols", FOCS 1996.) So a rank gives the device no more puts to a peer than keep the peer's
+//! link busy. The next put is one of the oldest chunk that any tree has for the peer.
 //!
-//! **Invariant:** a put that waits here is under way for its lane, with its source and its room at
-//! the peer, as if the device had it; each is given to the device once there is room for it, or the
-//! run ends.
+//! **Invariant:** a pending put is under way for its lane, with its source and its room at the
+//! peer, as if the device had it. Each is submitted once there is room for it, or the run ends.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

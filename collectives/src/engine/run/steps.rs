@@ -1,4 +1,4 @@
-//! What the steps of a run do: wait, signal, put, reduce; and where their bytes are.
+//! The steps of a run: wait, signal, put, reduce; and where their bytes are.
 
 use pleach_schedule::Part;
 use pleach_transport::{
@@ -15,7 +15,7 @@ use super::{ActiveJob, Issue, Parameters, Run, StepError, TURN_BYTES};
 use crate::call::Descriptor;
 use crate::compute::Job;
 
-/// What a run knows of a peer's memory.
+/// A peer's buffers and mappings, as far as a run knows them.
 #[derive(Debug)]
 struct PeerMemory {
     /// Whether a signal of the peer in this run has said where its buffers are.
@@ -65,8 +65,9 @@ impl PeerMemory {
     }
 }
 
-/// What a run knows of its peers' memory. **Invariant:** a peer's buffer is touched only after a
-/// signal of the peer in this run has said where it is, and no mapping outlives the run.
+/// The peers' buffers and mappings, as far as a run knows them. **Invariant:** a peer's buffer is
+/// touched only after a signal of the peer in this run has said where it is, and no mapping
+/// outlives the run.
 #[derive(Debug, Default)]
 pub(super) struct RunMemory {
     /// By rank.
@@ -96,7 +97,7 @@ impl RunMemory {
         let peer = &mut self.peers[from as usize];
         if !peer.is_known {
             self.touched.push(from);
-            // What is mapped of its scratch may be being written to.
+            // The mapping of its scratch stays: it may be in use.
             peer.is_known = true;
             [peer.input, peer.output] = buffers();
         }
@@ -211,7 +212,7 @@ impl Run {
         Header::new(number, history, completed).after(context.elapsed_ns)
     }
 
-    /// What a signal to a peer carries that carries no data.
+    /// The payload of a signal to a peer that carries no data.
     fn payload(&self, context: &Context, plan: &Plan, to: Rank) -> Inline {
         let header = self.header(context, plan, to);
         if plan.is_inline() || !plan.exposes_buffers() {
@@ -308,8 +309,8 @@ impl Run {
             Ok(submitted) => {
                 self.staged.retain(|staged| *staged != step.address());
                 if plan.lanes().len() > 1 {
-                    // Links serve first what comes first: all lanes have their first chunk before
-                    // any has its second.
+                    // Links serve transfers in their order: all lanes submit their first chunk
+                    // before any submits its second.
                     self.turn_bytes = TURN_BYTES;
                 }
                 if submitted != Submitted::UnderWay {

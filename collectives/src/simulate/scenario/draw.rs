@@ -1,5 +1,5 @@
-//! What a seed draws of a scenario. Each part has random numbers of its own, so that what is drawn
-//! in addition some day changes nothing of what seeds have drawn so far.
+//! Draws a scenario from a seed. Each part has random numbers of its own, so that a new part does
+//! not change the scenarios of known seeds.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ pub(super) fn keep_inside(random: &mut Random, plan: &mut CallPlan, hosts: &Host
     }
 }
 
-/// Often only what is harmless, else almost every scenario would end with an error.
+/// Often only harmless faults, else almost every scenario would end with an error.
 pub(super) fn kinds(random: &mut Random, allowed: &FaultKinds) -> FaultKinds {
     let drawn = allowed.swarm(random);
     let has_harmless = allowed.iter().any(FaultKind::is_harmless);
@@ -104,7 +104,7 @@ pub(super) fn calls(random: &Random, ranks: u32, maps: bool) -> Vec<CallPlan> {
     for number in 0..calls {
         let mut random = random.split_number(number);
         let plan = match plans.last() {
-            // The same call again and again is what programs do, and what makes banks come round.
+            // Programs make the same call again and again, and so banks are used again.
             Some(last) if repeats => CallPlan { late: None, ..last.clone() },
             _ => call(&mut random, ranks, maps),
         };
@@ -204,7 +204,8 @@ fn eagerly(plan: CallPlan, ranks: u32) -> CallPlan {
     if is_wanted && fits(&plan, &eager, ranks) { CallPlan { algorithm: Some(eager), ..plan } } else { plan }
 }
 
-/// Whether no part is too long for the algorithm; what only two ranks know may be.
+/// Whether no part is too long for the algorithm. Parts whose lengths only two ranks know count as
+/// too long.
 fn fits(plan: &CallPlan, algorithm: &Algorithm, ranks: u32) -> bool {
     let longest = match &plan.lengths {
         None => plan.count,
