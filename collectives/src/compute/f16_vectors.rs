@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::mem::transmute;
 
 use super::element::{F16, Operation, ShortFloat};
-use super::kernel::{Kernel, avx2, avx512, combine, plain};
+use super::kernel::{Kernel, avx2, avx512, combine, plain_convert};
 
 const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
 
@@ -34,7 +34,7 @@ macro_rules! by_lanes {
                 for i in (0..whole).step_by($lanes) {
                     x86::$store(into.add(i), x86::$from_half(x86::$load_half(from.add(i).cast())));
                 }
-                plain::convert(into.add(whole), from.add(whole), n - whole, F16::widen);
+                plain_convert(into.add(whole), from.add(whole), n - whole, F16::widen);
             }
         }
 
@@ -47,7 +47,7 @@ macro_rules! by_lanes {
                     let numbers = x86::$to_half::<NEAREST>(x86::$load(from.add(i)));
                     x86::$store_half(into.add(i).cast(), numbers);
                 }
-                plain::convert(into.add(whole), from.add(whole), n - whole, F16::narrow);
+                plain_convert(into.add(whole), from.add(whole), n - whole, F16::narrow);
             }
         }
 

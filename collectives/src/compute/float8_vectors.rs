@@ -22,7 +22,7 @@ use std::marker::PhantomData;
 use std::mem::transmute;
 
 use super::element::{E4M3, E5M2, Operation, Prod, ShortFloat, Sum};
-use super::kernel::{Conversion, Kernel, avx2, avx512, combine, plain};
+use super::kernel::{Conversion, Kernel, avx2, avx512, combine, plain_convert};
 
 mod m256;
 mod m512;
@@ -106,7 +106,7 @@ macro_rules! by_floats {
                     x86::$store(into.add(i), lower);
                     x86::$store(into.add(i + $lanes), upper);
                 }
-                plain::convert(into.add(whole), from.add(whole), n - whole, F::widen);
+                plain_convert(into.add(whole), from.add(whole), n - whole, F::widen);
             }
         }
 
@@ -119,7 +119,7 @@ macro_rules! by_floats {
                     let values = [0, 1, 2, 3].map(|k| x86::$load(from.add(i + k * $lanes)));
                     x86::$store_bytes(into.add(i).cast(), $width::narrowed::<F>(values));
                 }
-                plain::convert(into.add(whole), from.add(whole), n - whole, F::narrow);
+                plain_convert(into.add(whole), from.add(whole), n - whole, F::narrow);
             }
         }
 

@@ -233,76 +233,58 @@ impl Instructions {
     }
 }
 
-/// The loops themselves. Conditions as for [`Kernel`].
-pub(super) mod plain {
-    use super::{Element, Operation};
+// The loops themselves. Conditions as for `Kernel`.
 
-    #[inline(always)]
-    pub(super) unsafe fn apart<E: Element, O: Operation<E>>(
-        into: *mut E,
-        a: *const E,
-        b: *const E,
-        n: usize,
-    ) {
-        for i in 0..n {
-            // SAFETY: `i < n`, and all three have `n` elements (see `Kernel`).
-            unsafe {
-                let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
-                into.add(i).write_unaligned(value);
-            }
+#[inline(always)]
+unsafe fn plain_apart<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
+    for i in 0..n {
+        // SAFETY: `i < n`, and all three have `n` elements (see `Kernel`).
+        unsafe {
+            let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
+            into.add(i).write_unaligned(value);
         }
     }
+}
 
-    #[inline(always)]
-    pub(super) unsafe fn onto<E: Element, O: Operation<E>>(into: *mut E, a: *const E, n: usize) {
-        for i in 0..n {
-            // SAFETY: as above.
-            unsafe {
-                let value = O::apply(into.add(i).read_unaligned(), a.add(i).read_unaligned());
-                into.add(i).write_unaligned(value);
-            }
+#[inline(always)]
+unsafe fn plain_onto<E: Element, O: Operation<E>>(into: *mut E, a: *const E, n: usize) {
+    for i in 0..n {
+        // SAFETY: as above.
+        unsafe {
+            let value = O::apply(into.add(i).read_unaligned(), a.add(i).read_unaligned());
+            into.add(i).write_unaligned(value);
         }
     }
+}
 
-    #[inline(always)]
-    pub(super) unsafe fn onto_two<E: Element, O: Operation<E>>(
-        into: *mut E,
-        a: *const E,
-        b: *const E,
-        n: usize,
-    ) {
-        for i in 0..n {
-            // SAFETY: as above.
-            unsafe {
-                let value = O::apply(into.add(i).read_unaligned(), a.add(i).read_unaligned());
-                into.add(i).write_unaligned(O::apply(value, b.add(i).read_unaligned()));
-            }
+#[inline(always)]
+unsafe fn plain_onto_two<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
+    for i in 0..n {
+        // SAFETY: as above.
+        unsafe {
+            let value = O::apply(into.add(i).read_unaligned(), a.add(i).read_unaligned());
+            into.add(i).write_unaligned(O::apply(value, b.add(i).read_unaligned()));
         }
     }
+}
 
-    #[inline(always)]
-    pub(super) unsafe fn both<E: Element, O: Operation<E>>(a: *mut E, b: *mut E, n: usize) {
-        for i in 0..n {
-            // SAFETY: as above.
-            unsafe {
-                let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
-                a.add(i).write_unaligned(value);
-                b.add(i).write_unaligned(value);
-            }
+#[inline(always)]
+unsafe fn plain_both<E: Element, O: Operation<E>>(a: *mut E, b: *mut E, n: usize) {
+    for i in 0..n {
+        // SAFETY: as above.
+        unsafe {
+            let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
+            a.add(i).write_unaligned(value);
+            b.add(i).write_unaligned(value);
         }
     }
+}
 
-    #[inline(always)]
-    pub(in crate::compute) unsafe fn convert<A, B>(
-        into: *mut B,
-        from: *const A,
-        n: usize,
-        convert: impl Fn(A) -> B,
-    ) {
-        for i in 0..n {
-            // SAFETY: as above.
-            unsafe { into.add(i).write_unaligned(convert(from.add(i).read_unaligned())) };
-        }
+#[inline(always)]
+pub(super) unsafe fn plain_convert<A, B>(into: *mut B, from: *const A, n: usize, convert: impl Fn(A) -> B) {
+    for i in 0..n {
+        // SAFETY: as above.
+        unsafe { into.add(i).write_unaligned(convert(from.add(i).read_unaligned())) };
     }
 }
 
@@ -312,7 +294,10 @@ macro_rules! compiled {
         pub(super) mod $module {
             use std::marker::PhantomData;
 
-            use super::{Conversion, Element, Kernel, Operation, ShortFloat, plain};
+            use super::{
+                Conversion, Element, Kernel, Operation, ShortFloat, plain_apart, plain_both, plain_convert, plain_onto,
+                plain_onto_two,
+            };
 
             pub(super) fn kernel<E: Element, O: Operation<E>>() -> &'static Kernel<E> {
                 &KernelTable::<E, O>::KERNEL
@@ -333,25 +318,25 @@ macro_rules! compiled {
             $(#[$feature])?
             unsafe fn both<E: Element, O: Operation<E>>(a: *mut E, b: *mut E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
-                unsafe { plain::both::<E, O>(a, b, n) }
+                unsafe { plain_both::<E, O>(a, b, n) }
             }
 
             $(#[$feature])?
             unsafe fn apart<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
-                unsafe { plain::apart::<E, O>(into, a, b, n) }
+                unsafe { plain_apart::<E, O>(into, a, b, n) }
             }
 
             $(#[$feature])?
             unsafe fn onto<E: Element, O: Operation<E>>(into: *mut E, a: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
-                unsafe { plain::onto::<E, O>(into, a, n) }
+                unsafe { plain_onto::<E, O>(into, a, n) }
             }
 
             $(#[$feature])?
             unsafe fn onto_two<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
-                unsafe { plain::onto_two::<E, O>(into, a, b, n) }
+                unsafe { plain_onto_two::<E, O>(into, a, b, n) }
             }
 
             $(#[$feature])?
@@ -366,13 +351,13 @@ macro_rules! compiled {
             $(#[$feature])?
             unsafe fn widen<S: ShortFloat>(into: *mut f32, from: *const S, n: usize) {
                 // SAFETY: the caller's, see `Conversion`.
-                unsafe { plain::convert(into, from, n, S::widen) }
+                unsafe { plain_convert(into, from, n, S::widen) }
             }
 
             $(#[$feature])?
             unsafe fn narrow<S: ShortFloat>(into: *mut S, from: *const f32, n: usize) {
                 // SAFETY: the caller's, see `Conversion`.
-                unsafe { plain::convert(into, from, n, S::narrow) }
+                unsafe { plain_convert(into, from, n, S::narrow) }
             }
         }
     };

@@ -18,19 +18,19 @@
 //! have their final length from the start. At 64 KiB (shm, two ranks, 2.5 us a call) 0.6 % of all
 //! samples of the processor's clock were in this module and where the engine calls it.
 
-mod json;
 mod prometheus;
 mod recorder;
 mod report;
 pub(crate) mod scale;
 mod server;
 mod settings;
-mod shape;
 mod trace;
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::Nanos;
@@ -41,10 +41,9 @@ pub use scale::Distribution;
 pub(crate) use server::Server;
 pub(crate) use settings::Part;
 pub use settings::{METRICS_FORM, METRICS_VARIABLE, Observe, metrics_address};
-pub use shape::Shape;
 pub(crate) use trace::Trace;
 
-use pleach_vocabulary::Rank;
+use pleach_vocabulary::{Collective, Rank};
 
 use crate::call::Descriptor;
 use scale::Histogram;
@@ -58,6 +57,68 @@ const SHAPES_MAX: usize = 256;
 const TIMED_CALLS_MAX: usize = 256;
 /// A rank that comes this much after the others was late.
 pub const LATE_AFTER: Duration = Duration::from_micros(10);
+
+/// A collective, the algorithm that carries it out, and how many bytes about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Of the three below; never zero.
+    key: u64,
+    collective: &'static str,
+    algorithm: Arc<str>,
+    /// The power of two that these calls do not exceed, in bytes; zero where there are none.
+    bytes_max: u64,
+    /// Of one call on this rank: its input or its output, whichever is longer.
+    bytes: u64,
+}
+
+impl Shape {
+    /// Of calls that are not told apart any more.
+    fn others() -> Self {
+        Self { key: 0, collective: "others", algorithm: "".into(), bytes_max: 0, bytes: 0 }
+    }
+
+    /// `bytes`: of one call on this rank, its input or its output, whichever is longer.
+    pub(crate) fn new(collective: Collective, algorithm: &str, bytes: u64) -> Self {
+        let bytes_max = if bytes == 0 { 0 } else { bytes.checked_next_power_of_two().unwrap_or(u64::MAX) };
+        let mut hasher = DefaultHasher::new();
+        (collective.name(), algorithm, bytes_max).hash(&mut hasher);
+        Self {
+            key: hasher.finish().max(1),
+            collective: collective.name(),
+            algorithm: algorithm.into(),
+            bytes_max,
+            bytes,
+        }
+    }
+}
+
+/// A text as a JSON string, with its quotes.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write;
+        formatter.write_char('"')?;
+        for character in self.0.chars() {
+            match character {
+                '"' | '\\' => write!(formatter, "\\{character}")?,
+                control if control < ' ' => write!(formatter, "\\u{:04x}", control as u32)?,
+                other => formatter.write_char(other)?,
+            }
+        }
+        formatter.write_char('"')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Quoted;
+
+    #[test]
+    fn what_would_end_a_string_is_escaped() {
+        assert_eq!(Quoted("a\"b\\c\nd é").to_string(), "\"a\\\"b\\\\c\\u000ad é\"");
+    }
+}
 
 /// A call that has ended and was timed.
 #[derive(Clone, Copy, Debug)]

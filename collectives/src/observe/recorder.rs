@@ -8,8 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pleach_vocabulary::Rank;
 
-use super::json::Quoted;
-use super::{FailureRecord, Observations, TimedCall};
+use super::{FailureRecord, Observations, Quoted, TimedCall};
 use crate::call::Descriptor;
 
 /// How many records of a rank this process has written to a folder: several groups of a process

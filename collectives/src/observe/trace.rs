@@ -15,10 +15,8 @@ use std::sync::{Mutex, PoisonError};
 use pleach_schedule::digest::Hasher64;
 use pleach_vocabulary::Rank;
 
-use super::TimedCall;
-use super::json::Quoted;
 use super::settings::Part;
-use super::shape::Shape;
+use super::{Quoted, Shape, TimedCall};
 
 /// Calls kept; later ones are left out, and the file says how many.
 const EVENTS_MAX: usize = 1 << 20;
