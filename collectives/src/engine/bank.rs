@@ -223,20 +223,20 @@ impl MessageBanks {
         Self { rank, ranks, from, to }
     }
 
-    /// That of message `number`, which is of this class.
+    /// The bank of message `number`, which is of this class.
     ///
-    /// One that comes unasked has one of some banks in turn, and is written when the receiver is
-    /// known to have ended the message before in the same bank.
+    /// Eager messages use some banks in turn. The sender writes to a bank when it knows that the
+    /// receiver has ended the message before in the same bank.
     ///
-    /// For the others there are two sets of signal slots in turn, and each class has its own. The
-    /// signal slots are free, whatever came between, when the two have made the last message of
-    /// that class and parity (say: two numbers earlier):
-    /// * asked for: the receiver says that it is ready only when it has ended that message; and the
-    ///   sender, who has ended it too, has seen that it was ready then. The sender writes after it
-    ///   has heard.
-    /// * read in place: the sender begins, and has ended that message, so the receiver has read it;
-    ///   the receiver ends with its own signal after it has heard, when the sender has seen the
-    ///   last one.
+    /// The other classes have two sets of signal slots each, used in turn. A set is free when both
+    /// ranks have ended the last message of that class and parity (two numbers earlier, say),
+    /// whatever came between:
+    /// * `Message`: the receiver says that it is ready only when it has ended that message. The
+    ///   sender, which has ended it too, has seen that the receiver was ready then, and it writes
+    ///   after it has heard from the receiver again.
+    /// * `MappedMessage`: the sender begins when it has ended that message, so the receiver has read
+    ///   it. The receiver signals only after it has heard from the sender, and by then the sender has
+    ///   seen the receiver's last signal in the set.
     ///
     /// Their scratch is written only after the peer was heard of in the same message, or is the
     /// sender's own.

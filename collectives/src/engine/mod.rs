@@ -5,15 +5,15 @@
 //!
 //! | part | invariant |
 //! | --- | --- |
-//! | [`admission`] | Runs are numbered in the order of their calls. A run begins only when its bank is free, and its gate open |
-//! | [`run`] | No byte of a peer is used before a signal of the peer in this run was compared with this rank's call |
-//! | [`fast_path`] | A short call leaves the fast path between two steps only, and goes on as an ordinary run at the same step |
-//! | [`signals`] | A signal is consumed once. A credit is never more than the peer has completed |
-//! | [`bank`] | All ranks assign the same banks of signal slots and scratch, because the calls alone decide |
-//! | [`status_board`] | What a rank does can be asked at any time, also while its engine is busy elsewhere |
-//! | [`queries`] | A peer has at most one unanswered query of this rank |
-//! | [`deadlock`] | A cycle that was found was there as a whole at one instant |
-//! | [`failure`], [`agreement`] | The first fault ends the group; outcomes are given out when the ranks agree on the fault and no peer can touch local memory |
+//! | `admission` | Runs are numbered in the order of their calls. A run begins only when its bank is free, and its gate open |
+//! | `run` | No byte of a peer is used before a signal of the peer in this run was compared with this rank's call |
+//! | `fast_path` | A short call leaves the fast path between two steps only, and goes on as an ordinary run at the same step |
+//! | `signals` | A signal is consumed once. A credit is never more than the peer has completed |
+//! | `bank` | All ranks assign the same banks of signal slots and scratch, because the calls alone decide |
+//! | `status_board` | What a rank does can be asked at any time, also while its engine is busy elsewhere |
+//! | `queries` | A peer has at most one unanswered query of this rank |
+//! | `deadlock` | A cycle that was found was there as a whole at one instant |
+//! | `failure`, `agreement` | The first fault ends the group; outcomes are given out when the ranks agree on the fault and no peer can touch local memory |
 //!
 //! A [`Program`] is what was proved, made ready for one rank; a [`Plan`] is what the calls of one
 //! shape share. A rank that waits longer than [`QUERY_AFTER`] asks the ranks that it waits for what

@@ -28,11 +28,12 @@ mod trace;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use pleach_schedule::digest::Hasher64;
 use pleach_transport::Nanos;
 
 pub(crate) use recorder::Recorder;
@@ -80,7 +81,7 @@ impl Shape {
     /// `bytes`: of one call on this rank, its input or its output, whichever is longer.
     pub(crate) fn new(collective: Collective, algorithm: &str, bytes: u64) -> Self {
         let bytes_max = if bytes == 0 { 0 } else { bytes.checked_next_power_of_two().unwrap_or(u64::MAX) };
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Hasher64::default();
         (collective.name(), algorithm, bytes_max).hash(&mut hasher);
         Self {
             key: hasher.finish().max(1),

@@ -366,7 +366,7 @@ impl<'a> Trial<'a> {
         let deadline = now + self.scenario.timeout;
         self.entered[call][rank as usize] = Some(now);
         let (engine, made, timeout) = (&mut member.engine, Arc::new(made), self.scenario.timeout);
-        // As who makes one call after the other.
+        // As a thread that makes one call after the other.
         let waits = self.scenario.depth[rank as usize] == 1;
         let started = if waits {
             if engine.is_ready() && !engine.is_passive() {

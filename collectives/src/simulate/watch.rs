@@ -18,7 +18,7 @@ use super::trial::Checker;
 type Clock = Vec<u32>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum Accessor {
     /// A rank, at this time of its own.
     Rank(Rank, u32),
     Transfer(TransferNumber),
@@ -27,8 +27,8 @@ enum By {
 #[derive(Clone, Debug)]
 struct Segment {
     end: usize,
-    write: Option<By>,
-    reads: Vec<By>,
+    write: Option<Accessor>,
+    reads: Vec<Accessor>,
 }
 
 #[derive(Default)]
@@ -129,10 +129,10 @@ impl Watch {
     }
 
     /// Whether `actor`, at this clock, knows the accesses of `by`.
-    fn knows(&self, clock: &Clock, actor: &By, by: &By) -> bool {
+    fn knows(&self, clock: &Clock, actor: &Accessor, by: &Accessor) -> bool {
         match by {
-            By::Rank(rank, time) => clock[*rank as usize] >= *time,
-            By::Transfer(transfer) => {
+            Accessor::Rank(rank, time) => clock[*rank as usize] >= *time,
+            Accessor::Transfer(transfer) => {
                 let known = self.transfers.get(transfer).map_or(&[][..], |sent| &sent.known);
                 actor == by || known.iter().any(|(rank, time)| clock[*rank as usize] >= *time)
             }
@@ -143,7 +143,7 @@ impl Watch {
         let (actor, clock, rank) = match access.by {
             Actor::Rank(rank) => {
                 let clock = self.clocks[rank as usize].clone();
-                (By::Rank(rank, clock[rank as usize]), clock, rank)
+                (Accessor::Rank(rank, clock[rank as usize]), clock, rank)
             }
             Actor::Transfer(transfer, submitter) => {
                 let Some(sent) = self.transfers.get(&transfer) else { return };
@@ -152,7 +152,7 @@ impl Watch {
                     self.report(Checker::Race, now, what);
                     return;
                 }
-                (By::Transfer(transfer), self.transfers[&transfer].clock.clone(), submitter)
+                (Accessor::Transfer(transfer), self.transfers[&transfer].clock.clone(), submitter)
             }
         };
         let writes = access.kind != AccessKind::Read;
@@ -181,9 +181,9 @@ impl Watch {
         memory: &mut BTreeMap<usize, Segment>,
         range: Range<usize>,
         writes: bool,
-        actor: By,
+        actor: Accessor,
         clock: &Clock,
-    ) -> Option<By> {
+    ) -> Option<Accessor> {
         if range.is_empty() {
             return None;
         }
