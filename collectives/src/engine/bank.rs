@@ -234,9 +234,9 @@ impl MessageBanks {
     /// * `Message`: the receiver says that it is ready only when it has ended that message. The
     ///   sender, which has ended it too, has seen that the receiver was ready then, and it writes
     ///   after it has heard from the receiver again.
-    /// * `MappedMessage`: the sender begins when it has ended that message, so the receiver has read
-    ///   it. The receiver signals only after it has heard from the sender, and by then the sender has
-    ///   seen the receiver's last signal in the set.
+    /// * `MappedMessage`: the sender begins when it has ended that message, so the receiver has
+    ///   read it. The receiver signals only after it has heard from the sender, and by then the
+    ///   sender has seen the receiver's last signal in the set.
     ///
     /// Their scratch is written only after the peer was heard of in the same message, or is the
     /// sender's own.

@@ -1,7 +1,7 @@
 //! Scenarios: ranks, wires, faults and the calls of every rank, as data that a seed draws.
 //!
-//! **Invariant:** each part of a scenario has random numbers of its own, so that a new part does not
-//! change the scenarios of known seeds.
+//! **Invariant:** each part of a scenario has random numbers of its own, so that a new part does
+//! not change the scenarios of known seeds.
 
 use std::fmt;
 use std::time::Duration;
