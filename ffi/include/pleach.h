@@ -225,8 +225,8 @@ pleachResult_t pleachGroupEnd(void);
 // recvbuff is sendbuff.
 //
 // With a NULL stream the buffers are host memory and the function returns when the part of this
-// rank is done; between pleachGroupStart and pleachGroupEnd it returns at once. Several threads may
-// call on one communicator if the calls of all ranks have one order.
+// rank is done; between pleachGroupStart and pleachGroupEnd it returns at once. Several threads
+// may call on one communicator if the calls of all ranks have one order.
 //
 // Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if the ranks
 // make different calls, pleachTimeout or pleachRemoteError if another rank is late or lost. These
@@ -313,8 +313,8 @@ pleachResult_t pleachGather(const void *sendbuff,
                             pleachComm_t comm,
                             void *stream);
 
-// Stores block r of the sendbuff of the root in the recvbuff of rank r; a block has count elements.
-// In place: the recvbuff of the root is sendbuff plus root times count elements.
+// Stores block r of the sendbuff of the root in the recvbuff of rank r; a block has count
+// elements. In place: the recvbuff of the root is sendbuff plus root times count elements.
 //
 // As of pleachAllReduce.
 pleachResult_t pleachScatter(const void *sendbuff,
@@ -428,8 +428,8 @@ pleachResult_t pleachCommSplit(pleachComm_t comm, int color, int key, pleachComm
 pleachResult_t pleachCommFinalize(pleachComm_t comm);
 
 // Frees a communicator; its handle names nothing from now on. A communicator that was not
-// finalized leaves now: this is no failure to ranks that need nothing more of this rank. A call that
-// another thread has under way ends first.
+// finalized leaves now: this is no failure to ranks that need nothing more of this rank. A call
+// that another thread has under way ends first.
 //
 // Returns pleachInvalidArgument if there is no such communicator.
 pleachResult_t pleachCommDestroy(pleachComm_t comm);

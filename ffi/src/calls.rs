@@ -95,8 +95,8 @@ unsafe fn counts(list: *const usize, ranks: u32, name: &str) -> Result<Vec<usize
 /// recvbuff is sendbuff.
 ///
 /// With a NULL stream the buffers are host memory and the function returns when the part of this
-/// rank is done; between pleachGroupStart and pleachGroupEnd it returns at once. Several threads may
-/// call on one communicator if the calls of all ranks have one order.
+/// rank is done; between pleachGroupStart and pleachGroupEnd it returns at once. Several threads
+/// may call on one communicator if the calls of all ranks have one order.
 ///
 /// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if the ranks
 /// make different calls, pleachTimeout or pleachRemoteError if another rank is late or lost. These
@@ -262,8 +262,8 @@ pub unsafe extern "C" fn pleachGather(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Stores block r of the sendbuff of the root in the recvbuff of rank r; a block has count elements.
-/// In place: the recvbuff of the root is sendbuff plus root times count elements.
+/// Stores block r of the sendbuff of the root in the recvbuff of rank r; a block has count
+/// elements. In place: the recvbuff of the root is sendbuff plus root times count elements.
 ///
 /// As of pleachAllReduce.
 #[unsafe(no_mangle)]

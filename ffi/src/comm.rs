@@ -94,8 +94,8 @@ impl Comm {
         };
         match (stream.is_null(), self.group.info().gpu) {
             (true, _) => Ok(group),
-            // SAFETY: the caller promises a stream of the GPU's current context that lives as long as
-            // the call.
+            // SAFETY: the caller promises a stream of the GPU's current context that lives as long
+            // as the call.
             (false, Some(gpu)) => Ok(group.on(&unsafe { Stream::foreign(&gpu, stream) })),
             (false, None) => Err(Failed::usage(
                 "this communicator works on host memory, which has no stream; pass NULL for the stream",
@@ -342,8 +342,8 @@ pub extern "C" fn pleachCommFinalize(comm: pleachComm_t) -> pleachResult_t {
 }
 
 /// Frees a communicator; its handle names nothing from now on. A communicator that was not
-/// finalized leaves now: this is no failure to ranks that need nothing more of this rank. A call that
-/// another thread has under way ends first.
+/// finalized leaves now: this is no failure to ranks that need nothing more of this rank. A call
+/// that another thread has under way ends first.
 ///
 /// Returns pleachInvalidArgument if there is no such communicator.
 #[unsafe(no_mangle)]

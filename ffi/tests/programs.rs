@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use pleach_transport::clock::now;
 
 /// Longest time that a program may run on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,15 +71,15 @@ fn compiled(folder: &Folder, source: &str, linked: Linked) -> PathBuf {
 
 /// Waits for a program; a program that takes too long is killed and fails.
 fn succeeds(what: &str, mut child: Child) {
-    let begun = Instant::now();
+    let begun = now();
     let status = loop {
         if let Some(status) = child.try_wait().expect("a child is waited for") {
             break status;
         }
-        if begun.elapsed() > PATIENCE {
+        if now().since(begun) > PATIENCE {
             let _ = child.kill();
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::park_timeout(Duration::from_millis(5));
     };
     let output = child.wait_with_output().expect("its output");
     assert!(status.success(), "{what}: {status}: {}", String::from_utf8_lossy(&output.stderr));
