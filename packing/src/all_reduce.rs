@@ -28,13 +28,13 @@
 use pleach_vocabulary::Collective;
 
 use super::MAX_TREES_PER_ROOT;
+use super::depth::reduce_depth;
 use super::digraph::{Digraph, greatest_divisor};
 use super::directed::Forest;
 use super::flow::{Amount, Network};
-use super::search::{best_rate, signed};
-use super::shallow::make_shallow;
-use super::strength::{Joint, Joints, even_base};
-use super::{Certificate, Packing, Rate, Tree, greedy, large, peel};
+use super::rate::{best_rate, signed};
+use super::strength::{LinkPair, LinkPairs, even_base};
+use super::{Certificate, Packing, Rate, Tree, extraction, greedy, orbits};
 use crate::topology::{NodeId, Topology};
 
 /// Fewest ranks that are looked at by what looks the same. Fewer have less deep trees when each may
@@ -52,10 +52,10 @@ const ALIKE_RANKS_MIN: u32 = 9;
 /// When there are fewer than two ranks.
 #[must_use]
 pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) -> Option<Packing> {
-    let (joints, bound, certificate) = joined(topology)?;
+    let (pairs, bound, certificate) = usable_pairs(topology)?;
     let is_in_reach = greedy::is_exact_within_reach(topology);
     if topology.ranks() >= ALIKE_RANKS_MIN && topology.is_symmetric() {
-        let packing = large::pack_all_reduce(topology, bound, certificate.clone(), trees_per_root);
+        let packing = orbits::pack_all_reduce(topology, bound, certificate.clone(), trees_per_root);
         if let Some(packing) = packing.filter(|packing| packing.is_optimal() || !is_in_reach) {
             return Some(packing);
         }
@@ -63,13 +63,13 @@ pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) 
     if !is_in_reach {
         return greedy::pack_both_ways(topology, bound, certificate, trees_per_root);
     }
-    let best = if topology.is_symmetric() { bound / signed(joints.unit) } else { joints.strength().rate };
-    let downward = Downward::new(&joints, best);
+    let best = if topology.is_symmetric() { bound / signed(pairs.unit) } else { pairs.strength().rate };
+    let downward = Downward::new(&pairs, best);
     let trees = match trees_per_root {
-        None => Some(downward.trees(&joints))
+        None => Some(downward.trees(&pairs))
             .filter(|trees| trees.len() <= (MAX_TREES_PER_ROOT * topology.ranks()) as usize)
-            .unwrap_or_else(|| downward.equal_trees(&joints, MAX_TREES_PER_ROOT)),
-        Some(count) => downward.equal_trees(&joints, count),
+            .unwrap_or_else(|| downward.equal_trees(&pairs, MAX_TREES_PER_ROOT)),
+        Some(count) => downward.equal_trees(&pairs, count),
     };
     Some(packing(topology, trees, bound, certificate))
 }
@@ -84,30 +84,30 @@ pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) 
 #[must_use]
 #[cfg(feature = "compare")]
 pub(crate) fn pack_in_two_phases(topology: &Topology, trees_per_root: Option<u32>) -> Option<Packing> {
-    let (joints, bound, certificate) = joined(topology)?;
+    let (pairs, bound, certificate) = usable_pairs(topology)?;
     let both_ways =
-        joints.joints.iter().flat_map(|&Joint { ends: [one, other], capacities: [there, back] }| {
+        pairs.pairs.iter().flat_map(|&LinkPair { ends: [one, other], capacities: [there, back] }| {
             [(one, other, there), (other, one, back)]
         });
-    let graph = Digraph::new(joints.nodes, joints.ranks.clone(), both_ways);
-    let direction = vec![1; joints.ranks.len()];
+    let graph = Digraph::new(pairs.nodes, pairs.ranks.clone(), both_ways);
+    let direction = vec![1; pairs.ranks.len()];
     let best = best_rate(&graph, &direction)?.rate;
-    let half = Rate::new(signed(joints.unit), 2);
+    let half = Rate::new(signed(pairs.unit), 2);
     let trees = Forest::new(&graph, &direction, best, trees_per_root).trees(half, true);
     Some(packing(topology, trees, bound, certificate))
 }
 
 /// What can be used both ways beside the bound; none where that does not join the ranks.
-fn joined(topology: &Topology) -> Option<(Joints, Rate, Certificate)> {
-    let joints = Some(Joints::both_ways(topology)).filter(Joints::are_joined)?;
+fn usable_pairs(topology: &Topology) -> Option<(LinkPairs, Rate, Certificate)> {
+    let pairs = Some(LinkPairs::both_ways(topology)).filter(LinkPairs::are_connected)?;
     let (bound, certificate) = bound(topology);
-    Some((joints, bound, certificate))
+    Some((pairs, bound, certificate))
 }
 
 fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Certificate) -> Packing {
     let rate = trees.iter().map(|tree| tree.weight).sum();
     let mut packing = Packing { collective: Collective::AllReduce, rate, bound, certificate, trees };
-    make_shallow(&mut packing, topology);
+    reduce_depth(&mut packing, topology);
     packing
 }
 
@@ -115,16 +115,16 @@ fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Cert
 /// too many links to ask for flows.
 #[must_use]
 pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
-    let joints = Joints::of(topology);
+    let pairs = LinkPairs::of(topology);
     let is_symmetric = topology.is_symmetric();
     let (strength, (cut, side)) = if greedy::is_bound_within_reach(topology) {
-        (joints.strength(), joints.least_cut(is_symmetric))
+        (pairs.strength(), pairs.least_cut(is_symmetric))
     } else {
-        (joints.around_single_ranks(), joints.least_leaving())
+        (pairs.around_single_ranks(), pairs.least_leaving())
     };
     let cut = Rate::from_integer(signed(cut));
     let nodes = |set: &[usize]| set.iter().map(|&node| NodeId(node as u32)).collect::<Vec<_>>();
-    let unit = signed(joints.unit);
+    let unit = signed(pairs.unit);
     if cut > strength.rate {
         let parts = strength.parts.iter().map(|part| nodes(part)).collect();
         return (strength.rate * unit, Certificate::Partition { parts });
@@ -132,7 +132,7 @@ pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
     // Two parts are easier to see than many; and with links that differ both ways a set may be left
     // by less.
     let certificate = if is_symmetric {
-        let others: Vec<usize> = (0..joints.nodes).filter(|node| !side.contains(node)).collect();
+        let others: Vec<usize> = (0..pairs.nodes).filter(|node| !side.contains(node)).collect();
         Certificate::Partition { parts: vec![nodes(&side), nodes(&others)] }
     } else {
         Certificate::Cut { nodes: nodes(&side) }
@@ -154,11 +154,11 @@ pub(super) struct Downward {
 impl Downward {
     /// What reaches this rate in units, which partitions have to allow. Links carry as much both
     /// ways.
-    pub(super) fn new(joints: &Joints, rate: Rate) -> Self {
-        let (truncation, base) = even_base(joints, rate);
+    pub(super) fn new(pairs: &LinkPairs, rate: Rate) -> Self {
+        let (truncation, base) = even_base(pairs, rate);
         let roots = roots_of(&base, truncation.price);
         let wanted: Vec<i128> = base.iter().zip(&roots).map(|(share, root)| share + root).collect();
-        let arcs = arcs_with(joints, truncation.scale, &wanted);
+        let arcs = arcs_with(pairs, truncation.scale, &wanted);
         let mut downward = Self {
             arcs,
             roots: roots.iter().map(|root| root.unsigned_abs()).collect(),
@@ -169,28 +169,27 @@ impl Downward {
     }
 
     /// Trees that carry as much as goes down, towards their roots.
-    fn trees(&self, joints: &Joints) -> Vec<Tree> {
-        let packed = peel::pack(&self.graph(joints), &self.roots, true).expect("roots reach every rank");
-        Forest { unit: Rate::new(1, signed(packed.parts)), trees: packed.trees }
-            .trees(self.unit(joints), true)
+    fn trees(&self, pairs: &LinkPairs) -> Vec<Tree> {
+        let packed = extraction::pack(&self.graph(pairs), &self.roots, true).expect("roots reach every rank");
+        Forest { unit: Rate::new(1, signed(packed.parts)), trees: packed.trees }.trees(self.unit(pairs), true)
     }
 
     /// So many trees of equal weight for each rank, shared among the roots as evenly as what begins
     /// there.
-    fn equal_trees(&self, joints: &Joints, count: u32) -> Vec<Tree> {
+    fn equal_trees(&self, pairs: &LinkPairs, count: u32) -> Vec<Tree> {
         let counts = in_proportion(&self.roots, Amount::from(count) * self.roots.len() as Amount);
-        let graph = self.graph(joints);
+        let graph = self.graph(pairs);
         let best = best_rate(&graph, &counts).expect("there are two ranks and something to send");
-        Forest::new(&graph, &counts, best.rate, Some(1)).trees(self.unit(joints), true)
+        Forest::new(&graph, &counts, best.rate, Some(1)).trees(self.unit(pairs), true)
     }
 
-    fn graph(&self, joints: &Joints) -> Digraph {
-        Digraph::new(joints.nodes, joints.ranks.clone(), self.arcs.iter().copied())
+    fn graph(&self, pairs: &LinkPairs) -> Digraph {
+        Digraph::new(pairs.nodes, pairs.ranks.clone(), self.arcs.iter().copied())
     }
 
     /// What one of the amounts is in bytes a second.
-    fn unit(&self, joints: &Joints) -> Rate {
-        Rate::new(signed(joints.unit), signed(self.scale))
+    fn unit(&self, pairs: &LinkPairs) -> Rate {
+        Rate::new(signed(pairs.unit), signed(self.scale))
     }
 
     fn reduce(&mut self) {
@@ -230,15 +229,15 @@ fn roots_of(base: &[i128], sum: i128) -> Vec<i128> {
 
 /// Half of each link each way, and beside that a flow by which every rank sends so much more than
 /// half.
-fn arcs_with(joints: &Joints, scale: Amount, wanted: &[i128]) -> Vec<(usize, usize, Amount)> {
-    let mut network = Network::new(joints.nodes + 2);
-    let (source, sink) = (joints.nodes, joints.nodes + 1);
-    let mut ids = Vec::with_capacity(joints.joints.len());
-    for &Joint { ends: [one, other], capacities: [capacity, _] } in &joints.joints {
+fn arcs_with(pairs: &LinkPairs, scale: Amount, wanted: &[i128]) -> Vec<(usize, usize, Amount)> {
+    let mut network = Network::new(pairs.nodes + 2);
+    let (source, sink) = (pairs.nodes, pairs.nodes + 1);
+    let mut ids = Vec::with_capacity(pairs.pairs.len());
+    for &LinkPair { ends: [one, other], capacities: [capacity, _] } in &pairs.pairs {
         ids.push(network.add(one, other, capacity * scale, capacity * scale));
     }
     let mut sum = 0;
-    for (&node, &more) in joints.ranks.iter().zip(wanted) {
+    for (&node, &more) in pairs.ranks.iter().zip(wanted) {
         if more > 0 {
             network.add(source, node, more.unsigned_abs(), 0);
             sum += more.unsigned_abs();
@@ -249,7 +248,7 @@ fn arcs_with(joints: &Joints, scale: Amount, wanted: &[i128]) -> Vec<(usize, usi
     let flow = network.max_flow(source, sink, sum);
     assert_eq!(flow, sum, "what a base wants goes over the links");
     let mut arcs = Vec::with_capacity(2 * ids.len());
-    for (&Joint { ends: [one, other], capacities: [capacity, _] }, &id) in joints.joints.iter().zip(&ids) {
+    for (&LinkPair { ends: [one, other], capacities: [capacity, _] }, &id) in pairs.pairs.iter().zip(&ids) {
         let (there, back) = (network.flow(id), network.flow(id ^ 1));
         let half = capacity * scale;
         arcs.push((one, other, half + there - back));
@@ -269,43 +268,43 @@ mod tests {
     use crate::strength::tests::random_topology;
     use crate::topology::preset;
 
-    fn both_ways(topology: &Topology) -> (Joints, Rate, Downward) {
-        let joints = Joints::both_ways(topology);
-        let rate = joints.strength().rate;
-        let downward = Downward::new(&joints, rate);
-        (joints, rate, downward)
+    fn both_ways(topology: &Topology) -> (LinkPairs, Rate, Downward) {
+        let pairs = LinkPairs::both_ways(topology);
+        let rate = pairs.strength().rate;
+        let downward = Downward::new(&pairs, rate);
+        (pairs, rate, downward)
     }
 
     #[test]
     fn roots_reach_every_rank_at_the_rate_of_partitions_over_links_that_are_full() {
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         let mut rounds = 0;
         for _ in 0..1_500 {
             let (ranks, switches) = (2 + random.below(7) as usize, random.below(4) as usize);
             let Some(topology) = random_topology(&mut random, ranks, switches, true) else { continue };
             rounds += 1;
-            let (joints, rate, downward) = both_ways(&topology);
+            let (pairs, rate, downward) = both_ways(&topology);
             let sum: Amount = downward.roots.iter().sum();
             assert_eq!(Rate::new(sum as i128, downward.scale as i128), rate);
-            let mut network = Network::new(joints.nodes + 1);
+            let mut network = Network::new(pairs.nodes + 1);
             for &(from, to, amount) in &downward.arcs {
                 network.add(from, to, amount, 0);
             }
-            for (&node, &root) in joints.ranks.iter().zip(&downward.roots) {
-                network.add(joints.nodes, node, root, 0);
+            for (&node, &root) in pairs.ranks.iter().zip(&downward.roots) {
+                network.add(pairs.nodes, node, root, 0);
             }
-            for &node in &joints.ranks {
-                assert_eq!(network.max_flow(joints.nodes, node, Amount::MAX), sum);
+            for &node in &pairs.ranks {
+                assert_eq!(network.max_flow(pairs.nodes, node, Amount::MAX), sum);
             }
-            for joint in &joints.joints {
-                let [one, other] = joint.ends;
+            for pair in &pairs.pairs {
+                let [one, other] = pair.ends;
                 let both = downward
                     .arcs
                     .iter()
                     .filter(|arc| [one, other] == [arc.0, arc.1] || [other, one] == [arc.0, arc.1]);
-                assert_eq!(both.map(|arc| arc.2).sum::<Amount>(), joint.capacities[0] * downward.scale);
+                assert_eq!(both.map(|arc| arc.2).sum::<Amount>(), pair.capacities[0] * downward.scale);
             }
-            for switch in ranks..joints.nodes {
+            for switch in ranks..pairs.nodes {
                 let sends: Amount = downward.arcs.iter().filter(|arc| arc.0 == switch).map(|arc| arc.2).sum();
                 let gets: Amount = downward.arcs.iter().filter(|arc| arc.1 == switch).map(|arc| arc.2).sum();
                 assert_eq!(sends, gets);
@@ -321,7 +320,7 @@ mod tests {
 
     #[test]
     fn random_graphs_are_packed_at_the_bound_where_links_carry_as_much_both_ways() {
-        let mut random = Random(11);
+        let mut random = Random::new(11);
         let (mut optimal, mut gaps) = (0, 0);
         for round in 0..400 {
             let (ranks, switches) = (2 + random.below(7) as usize, random.below(4) as usize);
@@ -386,13 +385,13 @@ mod tests {
     fn every_connected_allocation_of_dgx_1_is_packed_at_its_bound() {
         let mut packed = 0;
         for name in ["dgx-1v", "dgx-1p"] {
-            let whole = preset(name).unwrap();
+            let trees_in = preset(name).unwrap();
             for set in 0..1_u32 << 8 {
                 let ranks: Vec<Rank> = (0..8).filter(|rank| set >> rank & 1 == 1).collect();
                 if ranks.len() < 3 {
                     continue;
                 }
-                let Ok(topology) = whole.only(&ranks) else { continue };
+                let Ok(topology) = trees_in.only(&ranks) else { continue };
                 let packing = pack_all_reduce(&topology, None).unwrap();
                 checked(&topology, &packing);
                 assert!(packing.is_optimal(), "{name} {ranks:?}");

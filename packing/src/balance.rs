@@ -8,15 +8,15 @@
 
 use std::collections::VecDeque;
 
-use super::digraph::{Digraph, Supply};
+use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
 /// A part of a graph in which as much enters as leaves every switch, and every rank still gets the
 /// sum of all demands. None when it was not found.
 #[must_use]
 pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
-    let mut supply = Supply::new(graph, demand);
-    if !supply.is_enough() {
+    let mut supply = DemandNetwork::new(graph, demand);
+    if !supply.is_feasible() {
         return None;
     }
     let switches = graph.switches();
@@ -60,13 +60,13 @@ pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
 }
 
 /// Takes from an edge as much as no rank feels, at most `amount`; says how much.
-fn take(supply: &mut Supply, from: usize, to: usize, amount: Amount) -> Amount {
+fn take(supply: &mut DemandNetwork, from: usize, to: usize, amount: Amount) -> Amount {
     let capacity = supply.capacity(from, to);
     let mut taken = capacity.min(amount);
     if taken > 0 {
         supply.set_capacity(from, to, capacity - taken);
-        supply.ask(|supply, lack| {
-            taken -= lack;
+        supply.visit_deficits(|supply, deficit| {
+            taken -= deficit;
             supply.set_capacity(from, to, capacity - taken);
             taken > 0
         });

@@ -21,14 +21,14 @@ use super::blink::hybrid::{Classes, Split};
 use super::blink::{self, BlinkError, BlinkOptions};
 use super::double_tree_edges;
 use super::scale::fitted;
-use super::shape::{Shape, Weighted, beside, ways_from};
+use super::spanning_tree::{SpanningTree, WeightedTree, paths_from, with_bound_of};
 use super::{Packing, Rate, Strategy, greedy, ring};
 use crate::topology::Topology;
 
 /// Why a strategy has no packing of a topology.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NotHere {
+pub enum StrategyError {
     /// Not a strategy for this collective.
     #[error("not for {collective}")]
     NotFor {
@@ -70,8 +70,8 @@ pub enum NotHere {
 ///
 /// # Errors
 ///
-/// [`NotHere::TooLarge`].
-pub(super) fn expect_in_reach(topology: &Topology, strategy: Strategy) -> Result<(), NotHere> {
+/// [`StrategyError::TooLarge`].
+pub(super) fn expect_in_reach(topology: &Topology, strategy: Strategy) -> Result<(), StrategyError> {
     let is_in_reach = match strategy {
         Strategy::Optimal => true,
         Strategy::DoubleTree => greedy::is_bound_within_reach(topology),
@@ -80,7 +80,7 @@ pub(super) fn expect_in_reach(topology: &Topology, strategy: Strategy) -> Result
         }
     };
     let (ranks, links) = (topology.ranks(), topology.links().len());
-    if is_in_reach { Ok(()) } else { Err(NotHere::TooLarge { ranks, links }) }
+    if is_in_reach { Ok(()) } else { Err(StrategyError::TooLarge { ranks, links }) }
 }
 
 /// Blink's trees.
@@ -88,27 +88,31 @@ pub(super) fn expect_in_reach(topology: &Topology, strategy: Strategy) -> Result
 /// # Errors
 ///
 /// Where it has none for this topology.
-pub fn blink(topology: &Topology, optimum: &Packing, options: &BlinkOptions) -> Result<Packing, NotHere> {
-    Ok(beside(optimum, blink::trees(topology, optimum.collective, options)?))
+pub fn blink(
+    topology: &Topology,
+    optimum: &Packing,
+    options: &BlinkOptions,
+) -> Result<Packing, StrategyError> {
+    Ok(with_bound_of(optimum, blink::trees(topology, optimum.collective, options)?))
 }
 
 /// Rings of links, both ways.
 ///
 /// # Errors
 ///
-/// [`NotHere::NoRing`] and [`NotHere::NoRingFound`].
-pub fn rings(topology: &Topology, optimum: &Packing) -> Result<Packing, NotHere> {
+/// [`StrategyError::NoRing`] and [`StrategyError::NoRingFound`].
+pub fn rings(topology: &Topology, optimum: &Packing) -> Result<Packing, StrategyError> {
     rings_found(topology, optimum).map(|(packing, _)| packing)
 }
 
 /// The same, and whether more rings are known not to fit.
-fn rings_found(topology: &Topology, optimum: &Packing) -> Result<(Packing, bool), NotHere> {
+fn rings_found(topology: &Topology, optimum: &Packing) -> Result<(Packing, bool), StrategyError> {
     let rings = ring::rings(topology);
     let trees = rings.trees(topology.ranks(), optimum.collective);
     match trees.is_empty() && topology.ranks() > 1 {
-        true if rings.is_most => Err(NotHere::NoRing),
-        true => Err(NotHere::NoRingFound),
-        false => Ok((beside(optimum, trees), rings.is_most)),
+        true if rings.is_maximum => Err(StrategyError::NoRing),
+        true => Err(StrategyError::NoRingFound),
+        false => Ok((with_bound_of(optimum, trees), rings.is_maximum)),
     }
 }
 
@@ -118,30 +122,30 @@ fn rings_found(topology: &Topology, optimum: &Packing) -> Result<(Packing, bool)
 /// # Errors
 ///
 /// Another collective, or an edge that no link or switch carries.
-pub fn double_tree(topology: &Topology, optimum: &Packing) -> Result<Packing, NotHere> {
+pub fn double_tree(topology: &Topology, optimum: &Packing) -> Result<Packing, StrategyError> {
     let (collective, ranks) = (optimum.collective, topology.ranks());
     if !matches!(collective, Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. })
     {
-        return Err(NotHere::NotFor { collective });
+        return Err(StrategyError::NotFor { collective });
     }
     if ranks == 1 {
-        return Ok(beside(optimum, Vec::new()));
+        return Ok(with_bound_of(optimum, Vec::new()));
     }
     let mut shapes = Vec::with_capacity(2);
     for edges in double_tree_edges(ranks, collective.root()) {
-        let ways = edges.iter().map(|&(child, parent)| {
-            let way = ways_from(topology, child).swap_remove(parent as usize);
-            way.ok_or(NotHere::Unjoined { from: child, to: parent })
+        let paths = edges.iter().map(|&(child, parent)| {
+            let path = paths_from(topology, child).swap_remove(parent as usize);
+            path.ok_or(StrategyError::Unjoined { from: child, to: parent })
         });
-        let ways = ways.collect::<Result<Vec<_>, _>>()?;
+        let paths = paths.collect::<Result<Vec<_>, _>>()?;
         let is_child = |rank| edges.iter().any(|&(child, _)| child == rank);
-        let top = (0..ranks).find(|&rank| !is_child(rank)).unwrap_or(0);
-        shapes.push(Weighted { shape: Shape { ways }, top, weight: Rate::from(1) });
+        let default_root = (0..ranks).find(|&rank| !is_child(rank)).unwrap_or(0);
+        shapes.push(WeightedTree { tree: SpanningTree { paths }, default_root, weight: Rate::from(1) });
     }
-    let trees = Weighted::trees(&shapes, ranks, collective);
+    let trees = WeightedTree::trees(&shapes, ranks, collective);
     // A way may go back only over other links than forth.
-    let trees = fitted(topology, collective, trees).ok_or(NotHere::OneWay)?;
-    Ok(beside(optimum, trees))
+    let trees = fitted(topology, collective, trees).ok_or(StrategyError::OneWay)?;
+    Ok(with_bound_of(optimum, trees))
 }
 
 /// An all-reduce by a reduce-scatter and then an all-gather.
@@ -149,15 +153,15 @@ pub fn double_tree(topology: &Topology, optimum: &Packing) -> Result<Packing, No
 /// # Errors
 ///
 /// Another collective, or ranks that are joined only one way.
-pub fn two_phases(topology: &Topology, optimum: &Packing) -> Result<Packing, NotHere> {
+pub fn two_phases(topology: &Topology, optimum: &Packing) -> Result<Packing, StrategyError> {
     let collective = optimum.collective;
     if collective != Collective::AllReduce {
-        return Err(NotHere::NotFor { collective });
+        return Err(StrategyError::NotFor { collective });
     }
     if topology.ranks() == 1 {
         return Ok(optimum.clone());
     }
-    pack_in_two_phases(topology, None).ok_or(NotHere::OneWay)
+    pack_in_two_phases(topology, None).ok_or(StrategyError::OneWay)
 }
 
 /// Blink's hybrid of two classes of links for one call.
@@ -213,7 +217,7 @@ pub enum Outcome {
     /// No ring fits on the links, and one over PCIe goes at this rate.
     OverPcie(Rate),
     /// Nothing.
-    NotHere(NotHere),
+    StrategyError(StrategyError),
 }
 
 impl Outcome {
@@ -223,14 +227,14 @@ impl Outcome {
         match self {
             Self::Packed(packing) | Self::AtLeast(packing) => Some(packing.rate),
             Self::OverPcie(rate) => Some(*rate),
-            Self::NotHere(_) => None,
+            Self::StrategyError(_) => None,
         }
     }
 }
 
-impl From<Result<Packing, NotHere>> for Outcome {
-    fn from(result: Result<Packing, NotHere>) -> Self {
-        result.map_or_else(Self::NotHere, Self::Packed)
+impl From<Result<Packing, StrategyError>> for Outcome {
+    fn from(result: Result<Packing, StrategyError>) -> Self {
+        result.map_or_else(Self::StrategyError, Self::Packed)
     }
 }
 
@@ -242,14 +246,14 @@ pub fn compare(topology: &Topology, optimum: &Packing) -> Comparison {
     let ring = match in_reach(Strategy::Ring).and_then(|()| rings_found(topology, optimum)) {
         Ok((packing, true)) => Outcome::Packed(packing),
         Ok((packing, false)) => Outcome::AtLeast(packing),
-        Err(why @ (NotHere::NoRing | NotHere::NoRingFound)) => {
-            topology.pcie_ring_bytes_per_s().map_or(Outcome::NotHere(why), |bytes_per_s| {
+        Err(why @ (StrategyError::NoRing | StrategyError::NoRingFound)) => {
+            topology.pcie_ring_bytes_per_s().map_or(Outcome::StrategyError(why), |bytes_per_s| {
                 Outcome::OverPcie(ring::one_way_rate(collective, topology.ranks(), bytes_per_s))
             })
         }
-        Err(why) => Outcome::NotHere(why),
+        Err(why) => Outcome::StrategyError(why),
     };
-    let by = |strategy: Strategy, pack: &dyn Fn() -> Result<Packing, NotHere>| -> Outcome {
+    let by = |strategy: Strategy, pack: &dyn Fn() -> Result<Packing, StrategyError>| -> Outcome {
         in_reach(strategy).and_then(|()| pack()).into()
     };
     let rows = [
@@ -285,7 +289,7 @@ impl fmt::Display for Comparison {
         writeln!(formatter, "{:<26} {:>10} {:>9} {:>6}", "strategy", "GB/s", "of bound", "trees")?;
         for Row { strategy, outcome } in &self.rows {
             let Some(rate) = outcome.rate() else {
-                if let Outcome::NotHere(why) = outcome {
+                if let Outcome::StrategyError(why) = outcome {
                     writeln!(formatter, "{strategy:<26} {why}")?;
                 }
                 continue;

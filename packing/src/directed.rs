@@ -16,11 +16,11 @@ use pleach_vocabulary::{Collective, Rank};
 
 use super::MAX_TREES_PER_ROOT;
 use super::balance::{balanced, over_shortest_paths};
+use super::depth::reduce_depth;
 use super::digraph::Digraph;
+use super::extraction::{self, RoutedTree};
 use super::flow::Amount;
-use super::peel::{self, Routed};
-use super::search::{Best, best_rate, best_units, signed, whole_trees};
-use super::shallow::make_shallow;
+use super::rate::{Bottleneck, best_equal_weight, best_rate, signed, whole_trees};
 use super::{Certificate, Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
@@ -39,8 +39,8 @@ pub(crate) fn pack_directed(
 ) -> Packing {
     let ranks = topology.ranks() as usize;
     let (direction, is_towards) = match collective {
-        Collective::Broadcast { root } => (one_of(ranks, root), false),
-        Collective::Reduce { root } => (one_of(ranks, root), true),
+        Collective::Broadcast { root } => (demand_of_root(ranks, root), false),
+        Collective::Reduce { root } => (demand_of_root(ranks, root), true),
         Collective::AllGather => (vec![1; ranks], false),
         Collective::ReduceScatter => (vec![1; ranks], true),
         _ => panic!("{collective} does not go one way along trees"),
@@ -54,16 +54,16 @@ pub(crate) fn pack_directed(
     let blocks = Rate::from_integer(signed(direction.iter().sum()));
     let bound = best.rate * blocks * unit;
     let mut packing = Packing { collective, rate, bound, certificate: certificate(best), trees };
-    make_shallow(&mut packing, topology);
+    reduce_depth(&mut packing, topology);
     packing
 }
 
-fn one_of(ranks: usize, root: Rank) -> Vec<Amount> {
+fn demand_of_root(ranks: usize, root: Rank) -> Vec<Amount> {
     (0..ranks).map(|rank| Amount::from(rank == root as usize)).collect()
 }
 
 /// The cut as a certificate.
-pub(super) fn certificate(best: Best) -> Certificate {
+pub(super) fn certificate(best: Bottleneck) -> Certificate {
     let nodes = best.cut.iter().enumerate().filter(|(_, inside)| **inside);
     Certificate::Cut { nodes: nodes.map(|(node, _)| NodeId(node as u32)).collect() }
 }
@@ -71,7 +71,7 @@ pub(super) fn certificate(best: Best) -> Certificate {
 /// Trees with the ways of their edges, and what a unit of their amounts is in units of capacity.
 pub(super) struct Forest {
     pub(super) unit: Rate,
-    pub(super) trees: Vec<Routed>,
+    pub(super) trees: Vec<RoutedTree>,
 }
 
 /// Trees at the best rate; where they would be too many a root, the best of equal weight.
@@ -82,7 +82,7 @@ fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
     }
     let weight = |count: u32| {
         let demand = scaled(direction, count.into());
-        best_units(graph, &demand, best / Rate::from_integer(count.into()))
+        best_equal_weight(graph, &demand, best / Rate::from_integer(count.into()))
             .map_or(Rate::default(), |units| units.tree * Rate::from_integer(count.into()))
     };
     // Of counts that reach the same, the least.
@@ -94,25 +94,27 @@ fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
 fn forest_at(graph: &Digraph, direction: &[Amount], rate: Rate) -> Option<Forest> {
     let (trees, parts) = (rate.numer().unsigned_abs(), rate.denom().unsigned_abs());
     let graph = graph.map(|_, _, capacity| capacity * parts);
-    grown(&graph, &scaled(direction, trees), Rate::new(1, *rate.denom()), true)
+    pack_forest(&graph, &scaled(direction, trees), Rate::new(1, *rate.denom()), true)
 }
 
 /// Trees at the largest part of a rate at which switches were found to be balanced.
 fn lower_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
-    let paths = path_forest(graph, direction, 1);
-    highest(best, paths, |rate| forest_at(graph, direction, rate))
+    let paths = shortest_path_forest(graph, direction, 1);
+    highest_feasible(best, paths, |rate| forest_at(graph, direction, rate))
 }
 
 /// So many trees of equal weight from each root, at the largest weight at which switches were found
 /// to be balanced.
 fn equal_trees(graph: &Digraph, direction: &[Amount], best: Rate, count: u32) -> Forest {
     let demand = scaled(direction, count.into());
-    let best = best_units(graph, &demand, best / Rate::from_integer(count.into()));
+    let best = best_equal_weight(graph, &demand, best / Rate::from_integer(count.into()));
     let best = best.expect("there are two ranks and something to send");
-    grown(&best.graph, &demand, best.tree, false).unwrap_or_else(|| {
+    pack_forest(&best.graph, &demand, best.tree, false).unwrap_or_else(|| {
         let total = demand.iter().sum();
-        let paths = path_forest(graph, direction, count.into());
-        highest(best.tree, paths, |tree| grown(&whole_trees(graph, tree, total), &demand, tree, false))
+        let paths = shortest_path_forest(graph, direction, count.into());
+        highest_feasible(best.tree, paths, |tree| {
+            pack_forest(&whole_trees(graph, tree, total), &demand, tree, false)
+        })
     })
 }
 
@@ -121,7 +123,7 @@ const RATE_STEPS: i128 = 64;
 
 /// The forest at the highest part of a rate at which there is one, by bisection; `least` where that
 /// is no less.
-fn highest(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>) -> Forest {
+fn highest_feasible(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>) -> Forest {
     let (mut low, mut high) = (0, RATE_STEPS);
     let mut found = None;
     while high - low > 1 {
@@ -140,7 +142,7 @@ fn highest(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>
 }
 
 /// Trees over shortest paths.
-fn path_forest(graph: &Digraph, direction: &[Amount], count: Amount) -> Forest {
+fn shortest_path_forest(graph: &Digraph, direction: &[Amount], count: Amount) -> Forest {
     let demand = scaled(direction, count);
     let loads = over_shortest_paths(graph, &demand);
     let load: BTreeMap<(usize, usize), Amount> =
@@ -149,7 +151,7 @@ fn path_forest(graph: &Digraph, direction: &[Amount], count: Amount) -> Forest {
         load.get(&(from, to)).map(|&load| Rate::new(signed(capacity), signed(load)))
     });
     let unit = shares.min().expect("something is sent");
-    grown(&loads, &demand, unit, false).expect("what goes over paths is balanced and enough")
+    pack_forest(&loads, &demand, unit, false).expect("what goes over paths is balanced and enough")
 }
 
 fn scaled(direction: &[Amount], factor: Amount) -> Vec<Amount> {
@@ -157,16 +159,16 @@ fn scaled(direction: &[Amount], factor: Amount) -> Vec<Amount> {
 }
 
 /// Trees that meet a demand, or parts of such; none where switches cannot be balanced.
-fn grown(graph: &Digraph, demand: &[Amount], unit: Rate, can_part: bool) -> Option<Forest> {
+fn pack_forest(graph: &Digraph, demand: &[Amount], unit: Rate, can_part: bool) -> Option<Forest> {
     let part = if graph.is_balanced() { None } else { Some(balanced(graph, demand)?) };
-    let peeled = peel::pack(part.as_ref().unwrap_or(graph), demand, can_part)?;
-    Some(Forest { unit: unit / Rate::from_integer(signed(peeled.parts)), trees: merged(peeled.trees) })
+    let extracted = extraction::pack(part.as_ref().unwrap_or(graph), demand, can_part)?;
+    Some(Forest { unit: unit / Rate::from_integer(signed(extracted.parts)), trees: merged(extracted.trees) })
 }
 
 /// One tree for all with the same root and edges.
-pub(super) fn merged(trees: Vec<Routed>) -> Vec<Routed> {
+pub(super) fn merged(trees: Vec<RoutedTree>) -> Vec<RoutedTree> {
     let mut places: BTreeMap<(Rank, Vec<(Rank, Rank)>), usize> = BTreeMap::new();
-    let mut merged: Vec<Routed> = Vec::with_capacity(trees.len());
+    let mut merged: Vec<RoutedTree> = Vec::with_capacity(trees.len());
     for mut tree in trees {
         let mut sorted = tree.edges.clone();
         sorted.sort_unstable();
@@ -214,7 +216,7 @@ impl Forest {
         let one = self.unit * unit;
         let weight = |amount: Amount| one * Rate::from_integer(signed(amount));
         let mut trees = Vec::with_capacity(self.trees.len());
-        for Routed { root, amount, edges } in self.trees {
+        for RoutedTree { root, amount, edges } in self.trees {
             let edges = edges.into_iter().map(|(from, to, ways)| {
                 let paths = ways.into_iter().map(|(nodes, amount)| Path {
                     hops: nodes.into_iter().map(|node| NodeId(node as u32)).collect(),
@@ -245,8 +247,8 @@ mod tests {
         let (graph, unit) = Digraph::of(topology);
         let ranks = topology.ranks() as usize;
         let (graph, demand) = match collective {
-            Collective::Broadcast { root } => (graph, one_of(ranks, root)),
-            Collective::Reduce { root } => (graph.reversed(), one_of(ranks, root)),
+            Collective::Broadcast { root } => (graph, demand_of_root(ranks, root)),
+            Collective::Reduce { root } => (graph.reversed(), demand_of_root(ranks, root)),
             Collective::AllGather => (graph, vec![1; ranks]),
             _ => (graph.reversed(), vec![1; ranks]),
         };
@@ -254,7 +256,7 @@ mod tests {
         best_by_enumeration(&graph, &demand) * Rate::from_integer(signed(blocks * unit))
     }
 
-    fn one_way(root: Rank) -> [Collective; 4] {
+    fn one_way_collectives(root: Rank) -> [Collective; 4] {
         [
             Collective::Broadcast { root },
             Collective::Reduce { root },
@@ -270,11 +272,11 @@ mod tests {
 
     #[test]
     fn the_optimum_is_packed_wherever_switches_are_balanced() {
-        let mut random = Random(41);
+        let mut random = Random::new(41);
         let mut limited = 0;
         for round in 0..150 {
             let topology = random_topology(&mut random, [Links::Duplex, Links::Balanced][round % 2]);
-            for collective in one_way(random.below(topology.ranks().into()) as Rank) {
+            for collective in one_way_collectives(random.below(topology.ranks().into()) as Rank) {
                 let packing = pack_directed(&topology, collective, None);
                 check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {topology:?}: {flaw}"));
                 assert_eq!(packing.bound, bound(&topology, collective), "{topology:?}");
@@ -289,11 +291,11 @@ mod tests {
 
     #[test]
     fn the_bound_is_right_and_the_gap_is_stated_where_switches_are_not_balanced() {
-        let mut random = Random(42);
+        let mut random = Random::new(42);
         let (mut optimal, mut all) = (0, 0);
         for _ in 0..100 {
             let topology = random_topology(&mut random, Links::Any);
-            for collective in one_way(random.below(topology.ranks().into()) as Rank) {
+            for collective in one_way_collectives(random.below(topology.ranks().into()) as Rank) {
                 let packing = pack_directed(&topology, collective, None);
                 check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {topology:?}: {flaw}"));
                 assert_eq!(packing.bound, bound(&topology, collective), "{topology:?}");
@@ -307,12 +309,12 @@ mod tests {
 
     #[test]
     fn every_root_has_the_number_of_trees_that_was_asked_for() {
-        let mut random = Random(43);
+        let mut random = Random::new(43);
         for round in 0..60 {
             let topology =
                 random_topology(&mut random, [Links::Duplex, Links::Balanced, Links::Any][round % 3]);
             let count = 1 + random.below(4) as u32;
-            for collective in one_way(0) {
+            for collective in one_way_collectives(0) {
                 let packing = pack_directed(&topology, collective, Some(count));
                 check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {topology:?}: {flaw}"));
                 let roots = if collective.root().is_some() { 1 } else { topology.ranks() };
@@ -344,11 +346,11 @@ mod tests {
 
     #[test]
     fn machines_reach_what_is_known_of_them() {
-        let [rate, whole] = [Rate::new, |rate, _| Rate::from_integer(rate)];
-        assert_eq!(rates("dgx-1v")[..2], [whole(150, 1), rate(1200, 7)]);
-        assert_eq!(rates("dgx-1p")[..2], [whole(80, 1), rate(640, 7)]);
+        let [rate, trees_in] = [Rate::new, |rate, _| Rate::from_integer(rate)];
+        assert_eq!(rates("dgx-1v")[..2], [trees_in(150, 1), rate(1200, 7)]);
+        assert_eq!(rates("dgx-1p")[..2], [trees_in(80, 1), rate(640, 7)]);
         assert_eq!(rates("dgx-a100:1")[1], rate(2400, 7));
-        assert_eq!(rates("dgx-a100:2"), [whole(200, 1), rate(1040, 3), rate(2400, 7)]);
+        assert_eq!(rates("dgx-a100:2"), [trees_in(200, 1), rate(1040, 3), rate(2400, 7)]);
         assert_eq!(rates("mi250:1")[1..], [rate(2400, 7), rate(800, 3)]);
     }
 

@@ -22,21 +22,21 @@
 //! and prices are compared bit by bit.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::MAX_TREES_PER_ROOT;
-use super::digraph::Digraph;
-use super::directed::{self, Forest, certificate};
-use super::flow::Amount;
-use super::peel;
-use super::scale::merged;
-use super::search::{around_single_ranks, best_rate, signed};
-use super::shallow::make_shallow;
-use super::{Certificate, Edge, Packing, Path, Rate, Tree};
+use crate::depth::reduce_depth;
+use crate::digraph::Digraph;
+use crate::directed::{Forest, certificate};
+use crate::flow::{Amount, Network};
+use crate::rate::{around_single_ranks, best_rate, signed};
+use crate::scale::merged;
 use crate::topology::{Link, NodeId, Topology};
-use narrow::Narrows;
+use crate::{Certificate, Edge, MAX_TREES_PER_ROOT, Packing, Path, Rate, Tree, directed, extraction};
+
+#[cfg(test)]
+mod tests;
 
 /// Up to how many ranks, squared, times links graphs are packed exactly.
 const EXACT_WORK_MAX: u64 = 1 << 26;
@@ -45,7 +45,7 @@ const EXACT_WORK_MAX: u64 = 1 << 26;
 const BOUND_WORK_MAX: u64 = 1 << 26;
 
 /// Up to how many ranks times links the trees of a root are peeled first.
-const PEELING_WORK_MAX: u64 = 1 << 23;
+const EXTRACTION_WORK_MAX: u64 = 1 << 23;
 
 /// Links looked at, about, for all trees.
 const GROWTH_WORK_MAX: u64 = 1 << 26;
@@ -66,7 +66,7 @@ const TREES_PER_LINK: u32 = 4;
 const AHEAD_EDGES: f64 = 8.0;
 
 /// How often a switch of a tree is come to by a better way.
-const BETTER_WAYS_MAX: u8 = 8;
+const IMPROVEMENTS_MAX: u8 = 8;
 
 /// Whether exact packing takes seconds at most.
 pub(super) fn is_exact_within_reach(topology: &Topology) -> bool {
@@ -107,42 +107,42 @@ pub(super) fn pack_one_way(
     };
     let best = best.expect("there are two ranks and something to send");
     let bound = best.rate * signed(demand.iter().sum()) * signed(unit);
-    let mut growth = Growth::new(grown_on, false);
+    let mut packer = GreedyPacker::new(grown_on, false);
     let mut partial = None;
     let trees = match collective.root() {
         Some(root) => {
             if trees_per_root.is_none()
-                && let Some(trees) = peeled(grown_on, &graph, root, best.rate, signed(unit))
+                && let Some(trees) = extracted(grown_on, &graph, root, best.rate, signed(unit))
             {
                 let certificate = certificate(best.clone());
-                let mut packing = made(topology, collective, bound, certificate, trees, is_towards);
-                make_shallow(&mut packing, topology);
+                let mut packing = packing_of(topology, collective, bound, certificate, trees, is_towards);
+                reduce_depth(&mut packing, topology);
                 if packing.is_optimal() {
                     return packing;
                 }
                 partial = Some(packing);
             }
             if is_bound_within_reach(topology) {
-                growth.narrows = Narrows::around(grown_on, root);
+                packer.narrow_cuts = NarrowCuts::around(grown_on, root);
             }
-            let count = trees_per_root.unwrap_or_else(|| growth.count(bound, MAX_TREES_PER_ROOT));
-            growth.grow(&vec![root; count as usize], bound, trees_per_root.is_none())
+            let count = trees_per_root.unwrap_or_else(|| packer.count(bound, MAX_TREES_PER_ROOT));
+            packer.grow(&vec![root; count as usize], bound, trees_per_root.is_none())
         }
         None => {
             let count = trees_per_root.unwrap_or(1);
             let roots: Vec<Rank> = (0..count).flat_map(|_| 0..topology.ranks()).collect();
-            growth.grow(&roots, bound, false)
+            packer.grow(&roots, bound, false)
         }
     };
     let trees = trees.expect("all ranks are reached from each");
-    let grown = made(topology, collective, bound, certificate(best), trees, is_towards);
+    let grown = packing_of(topology, collective, bound, certificate(best), trees, is_towards);
     partial.filter(|partial: &Packing| partial.rate >= grown.rate).unwrap_or(grown)
 }
 
 /// Whole trees that leave room for as many as the best rate allows, if their number is in reach.
-fn peeled(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i128) -> Option<Vec<Tree>> {
+fn extracted(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i128) -> Option<Vec<Tree>> {
     let work = u64::from(topology.ranks()) * topology.links().len() as u64;
-    if work > PEELING_WORK_MAX {
+    if work > EXTRACTION_WORK_MAX {
         return None;
     }
     let total = best.numer().unsigned_abs();
@@ -156,7 +156,7 @@ fn peeled(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i1
     let graph = graph.map(|_, _, capacity| capacity * parts);
     let mut demand = vec![0; graph.ranks().len()];
     demand[root as usize] = total * shares;
-    let trees = peel::peel(&graph, &demand, Amount::from(TREES_MIN))?;
+    let trees = extraction::extract(&graph, &demand, Amount::from(TREES_MIN))?;
     Some(
         Forest { unit: Rate::new(unit, signed(parts)), trees: directed::merged(trees) }
             .trees(Rate::from_integer(1), false),
@@ -173,15 +173,15 @@ pub(super) fn pack_both_ways(
     trees_per_root: Option<u32>,
 ) -> Option<Packing> {
     let ranks = topology.ranks();
-    let mut growth = Growth::new(topology, true);
+    let mut packer = GreedyPacker::new(topology, true);
     let count = trees_per_root
-        .map_or_else(|| growth.count(bound, ALL_REDUCE_TREES_MAX), |count| count.saturating_mul(ranks));
+        .map_or_else(|| packer.count(bound, ALL_REDUCE_TREES_MAX), |count| count.saturating_mul(ranks));
     let roots: Vec<Rank> = (0..count).map(|tree| tree % ranks).collect();
-    let trees = growth.grow(&roots, bound, trees_per_root.is_none())?;
-    Some(made(topology, Collective::AllReduce, bound, certificate, trees, true))
+    let trees = packer.grow(&roots, bound, trees_per_root.is_none())?;
+    Some(packing_of(topology, Collective::AllReduce, bound, certificate, trees, true))
 }
 
-fn made(
+fn packing_of(
     topology: &Topology,
     collective: Collective,
     bound: Rate,
@@ -201,7 +201,7 @@ fn made(
 type Cost = (u64, u32);
 
 /// Trees that grow on a topology and load it.
-struct Growth<'t> {
+struct GreedyPacker<'t> {
     topology: &'t Topology,
     is_both_ways: bool,
     /// Where the links of each node begin in [`Topology::links`].
@@ -215,33 +215,33 @@ struct Growth<'t> {
     /// By node: what leaves it, and how many edges of trees do.
     exits: Vec<(f64, u32)>,
     /// Of a single root.
-    narrows: Narrows,
+    narrow_cuts: NarrowCuts,
 }
 
 /// A tree that is grown.
-struct Sprout {
+struct PartialTree {
     /// By node: the link by which it is come to.
     by: Vec<Option<usize>>,
     /// By node: how often a better way was found.
-    betters: Vec<u8>,
+    improvements: Vec<u8>,
     /// By node: when it was reached; only ranks are.
     reached: Vec<Option<u32>>,
     /// By node: how many edges leave it.
     leaving: Vec<u32>,
-    left: BinaryHeap<Reverse<(Cost, u32)>>,
+    queue: BinaryHeap<Reverse<(Cost, u32)>>,
     /// The links of every edge, from its sender on.
     edges: Vec<Vec<usize>>,
 }
 
 /// What trees may cost.
-struct Aim {
+struct PriceTarget {
     /// The price up to which a link is as the optimum may have it.
     price: f64,
     /// Which part of all trees there will be with the present one.
     progress: f64,
 }
 
-impl<'t> Growth<'t> {
+impl<'t> GreedyPacker<'t> {
     fn new(topology: &'t Topology, is_both_ways: bool) -> Self {
         let links = topology.links();
         let mut first = Vec::with_capacity(topology.nodes().len() + 1);
@@ -263,7 +263,7 @@ impl<'t> Growth<'t> {
         }
         let uses = vec![0; links.len()];
         let back = backs.into_iter().enumerate().map(|(place, back)| back.unwrap_or(place)).collect();
-        Self { topology, is_both_ways, first, carries, uses, back, exits, narrows: Narrows::default() }
+        Self { topology, is_both_ways, first, carries, uses, back, exits, narrow_cuts: NarrowCuts::default() }
     }
 
     /// How many trees for the same data are worth it where so much can be reached, at most `most`.
@@ -284,8 +284,8 @@ impl<'t> Growth<'t> {
         let mut grown: Vec<(Rank, Vec<Vec<usize>>)> = Vec::with_capacity(count);
         let (mut most, mut best, mut kept) = (0.0_f64, 0.0, 0);
         for (tree, &root) in roots.iter().enumerate() {
-            let aim = Aim { price, progress: (tree + 1) as f64 / count as f64 };
-            let edges = self.sprout(root, &aim)?;
+            let target = PriceTarget { price, progress: (tree + 1) as f64 / count as f64 };
+            let edges = self.grow_tree(root, &target)?;
             let dearest =
                 edges.iter().flatten().map(|&link| self.uses[link] as f64 / self.carries[link] as f64);
             most = dearest.fold(most, f64::max);
@@ -329,40 +329,40 @@ impl<'t> Growth<'t> {
     }
 
     /// Grows a tree and loads the links with it.
-    fn sprout(&mut self, root: Rank, aim: &Aim) -> Option<Vec<Vec<usize>>> {
+    fn grow_tree(&mut self, root: Rank, target: &PriceTarget) -> Option<Vec<Vec<usize>>> {
         let nodes = self.topology.nodes().len();
         let others = self.topology.ranks() as usize - 1;
-        let mut sprout = Sprout {
+        let mut grow_tree = PartialTree {
             by: vec![None; nodes],
-            betters: vec![0; nodes],
+            improvements: vec![0; nodes],
             reached: vec![None; nodes],
             leaving: vec![0; nodes],
-            left: BinaryHeap::new(),
+            queue: BinaryHeap::new(),
             edges: Vec::with_capacity(others),
         };
         let root = self.topology.node(root).0 as usize;
-        sprout.reached[root] = Some(0);
-        self.spread(&mut sprout, root, aim);
-        while sprout.edges.len() < others {
-            let Reverse((known, node)) = sprout.left.pop()?;
+        grow_tree.reached[root] = Some(0);
+        self.relax(&mut grow_tree, root, target);
+        while grow_tree.edges.len() < others {
+            let Reverse((known, node)) = grow_tree.queue.pop()?;
             let node = node as usize;
-            if sprout.reached[node].is_some() {
+            if grow_tree.reached[node].is_some() {
                 continue;
             }
             // What was taken since may have made the way dearer.
-            let cost = self.cost(&sprout, node, aim);
+            let cost = self.cost(&grow_tree, node, target);
             if cost > known {
-                sprout.left.push(Reverse((cost, node as u32)));
+                grow_tree.queue.push(Reverse((cost, node as u32)));
                 continue;
             }
             if !self.is_rank(node) {
-                self.spread(&mut sprout, node, aim);
+                self.relax(&mut grow_tree, node, target);
                 continue;
             }
-            self.reach(&mut sprout, node, cost.1);
-            self.spread(&mut sprout, node, aim);
+            self.attach(&mut grow_tree, node, cost.1);
+            self.relax(&mut grow_tree, node, target);
         }
-        Some(sprout.edges)
+        Some(grow_tree.edges)
     }
 
     fn is_rank(&self, node: usize) -> bool {
@@ -370,73 +370,153 @@ impl<'t> Growth<'t> {
     }
 
     /// Takes the way to a rank.
-    fn reach(&mut self, sprout: &mut Sprout, node: usize, time: u32) {
+    fn attach(&mut self, grow_tree: &mut PartialTree, node: usize, time: u32) {
         let links = self.topology.links();
         let mut way = Vec::new();
         let mut at = node;
-        while let Some(link) = sprout.by[at].filter(|_| sprout.reached[at].is_none()) {
+        while let Some(link) = grow_tree.by[at].filter(|_| grow_tree.reached[at].is_none()) {
             way.push(link);
             at = links[link].from.0 as usize;
         }
         way.reverse();
         for &link in &way {
             self.load(link);
-            self.narrows.enter(link);
+            self.narrow_cuts.enter(link);
         }
         self.exits[at].1 += 1;
         self.exits[node].1 += u32::from(self.is_both_ways);
-        sprout.leaving[at] += 1;
-        sprout.reached[node] = Some(time);
-        sprout.edges.push(way);
+        grow_tree.leaving[at] += 1;
+        grow_tree.reached[node] = Some(time);
+        grow_tree.edges.push(way);
     }
 
     /// Tells what a node leads to, where that is better than what was known.
-    fn spread(&self, sprout: &mut Sprout, node: usize, aim: &Aim) {
-        let cost = self.cost(sprout, node, aim);
+    fn relax(&self, grow_tree: &mut PartialTree, node: usize, target: &PriceTarget) {
+        let cost = self.cost(grow_tree, node, target);
         for place in self.first[node]..self.first[node + 1] {
             let to = self.topology.links()[place].to.0 as usize;
-            if self.carries[place] == 0 || sprout.reached[to].is_some() {
+            if self.carries[place] == 0 || grow_tree.reached[to].is_some() {
                 continue;
             }
-            let there = (cost.0.max(self.price(place, aim)), cost.1 + 1);
-            let may_be_better = sprout.betters[to] < BETTER_WAYS_MAX || self.is_rank(to);
-            let is_better = sprout.by[to].is_none() || (may_be_better && there < self.cost(sprout, to, aim));
+            let there = (cost.0.max(self.price(place, target)), cost.1 + 1);
+            let may_be_better = grow_tree.improvements[to] < IMPROVEMENTS_MAX || self.is_rank(to);
+            let is_better =
+                grow_tree.by[to].is_none() || (may_be_better && there < self.cost(grow_tree, to, target));
             if is_better {
-                sprout.by[to] = Some(place);
-                sprout.betters[to] = sprout.betters[to].saturating_add(1);
-                sprout.left.push(Reverse((there, to as u32)));
+                grow_tree.by[to] = Some(place);
+                grow_tree.improvements[to] = grow_tree.improvements[to].saturating_add(1);
+                grow_tree.queue.push(Reverse((there, to as u32)));
             }
         }
     }
 
     /// What it costs now to come to a node by the way that is known.
-    fn cost(&self, sprout: &Sprout, node: usize, aim: &Aim) -> Cost {
+    fn cost(&self, grow_tree: &PartialTree, node: usize, target: &PriceTarget) -> Cost {
         let (mut at, mut price, mut hops) = (node, 0, 0);
-        while let Some(link) = sprout.by[at].filter(|_| sprout.reached[at].is_none()) {
-            price = price.max(self.price(link, aim));
+        while let Some(link) = grow_tree.by[at].filter(|_| grow_tree.reached[at].is_none()) {
+            price = price.max(self.price(link, target));
             hops += 1;
             at = self.topology.links()[link].from.0 as usize;
         }
-        let start = self.cost_of_rank(sprout, at, aim);
+        let start = self.cost_of_rank(grow_tree, at, target);
         (start.0.max(price), start.1 + hops)
     }
 
     /// What one more edge costs that leaves a rank that was reached, before its links.
-    fn cost_of_rank(&self, sprout: &Sprout, node: usize, aim: &Aim) -> Cost {
+    fn cost_of_rank(&self, grow_tree: &PartialTree, node: usize, target: &PriceTarget) -> Cost {
         let (carries, edges) = self.exits[node];
-        let all = carries * aim.price;
-        let share = (all * aim.progress + AHEAD_EDGES).min(all).max(1.0);
-        let price = aim.price * (f64::from(edges + 1) / share).max(1.0);
-        (price.to_bits(), sprout.reached[node].unwrap_or(0) + sprout.leaving[node])
+        let all = carries * target.price;
+        let share = (all * target.progress + AHEAD_EDGES).min(all).max(1.0);
+        let price = target.price * (f64::from(edges + 1) / share).max(1.0);
+        (price.to_bits(), grow_tree.reached[node].unwrap_or(0) + grow_tree.leaving[node])
     }
 
     /// Of one more edge over a link.
-    fn price(&self, link: usize, aim: &Aim) -> u64 {
-        let of_sets = aim.price * self.narrows.excess(link, aim.price * aim.progress);
+    fn price(&self, link: usize, target: &PriceTarget) -> u64 {
+        let of_sets = target.price * self.narrow_cuts.excess(link, target.price * target.progress);
         (f64::from(self.uses[link] + 1) / self.carries[link] as f64).max(of_sets).to_bits()
     }
 }
 
-mod narrow;
-#[cfg(test)]
-mod tests;
+// Sets of nodes into which little leads, and how often trees have entered them.
+//
+// Every tree of a root enters every set without the root at least once. Where the bandwidth into a
+// set is little more than the bound, trees that enter it several times leave too little for those
+// that come later, though no link of it is full yet: a server that all other servers reach over
+// few NICs is such a set, and so is all that is outside the root's server. They are found by a
+// flow to every rank, whose minimum cuts on the side of the rank and on the side of the root are
+// two of them.
+
+/// Most sets that are kept.
+const SETS_MAX: usize = 4_096;
+
+/// The sets, and which of them each link leads into.
+#[derive(Debug, Default)]
+struct NarrowCuts {
+    sets: Vec<NarrowCut>,
+    /// By place in [`Topology::links`]; empty where there are no sets.
+    entered_by: Vec<Vec<u32>>,
+}
+
+#[derive(Debug)]
+struct NarrowCut {
+    /// Into it, in bytes a second.
+    carries: f64,
+    /// How often trees have entered it.
+    entries: u32,
+}
+
+impl NarrowCuts {
+    /// Those around all ranks but the root that hold several ranks; a single one is entered once by
+    /// every tree as it is.
+    fn around(topology: &Topology, root: Rank) -> Self {
+        let links = topology.links();
+        let mut network = Network::new(topology.nodes().len());
+        for link in links {
+            network.add(link.from.0 as usize, link.to.0 as usize, Amount::from(link.bytes_per_s), 0);
+        }
+        let root = topology.node(root).0 as usize;
+        let ranks: Vec<usize> = (0..topology.ranks()).map(|rank| topology.node(rank).0 as usize).collect();
+        let mut found: BTreeSet<Vec<bool>> = BTreeSet::new();
+        for &rank in ranks.iter().filter(|&&rank| rank != root) {
+            network.max_flow_value(root, rank, Amount::MAX);
+            let far = (0..network.nodes()).map(|node| !network.is_source_side(node)).collect();
+            for set in [network.sink_side(rank), far] {
+                if ranks.iter().filter(|&&rank| set[rank]).count() > 1 && found.len() < SETS_MAX {
+                    found.insert(set);
+                }
+            }
+        }
+        let mut narrow_cuts =
+            Self { sets: Vec::with_capacity(found.len()), entered_by: vec![Vec::new(); links.len()] };
+        for (number, set) in found.iter().enumerate() {
+            let mut carries = 0.0;
+            for (place, link) in links.iter().enumerate() {
+                if set[link.to.0 as usize] && !set[link.from.0 as usize] {
+                    narrow_cuts.entered_by[place].push(number as u32);
+                    carries += link.bytes_per_s as f64;
+                }
+            }
+            narrow_cuts.sets.push(NarrowCut { carries, entries: 0 });
+        }
+        narrow_cuts
+    }
+
+    /// Counts that a link is used once more.
+    fn enter(&mut self, link: usize) {
+        for &set in self.entered_by.get(link).into_iter().flatten() {
+            self.sets[set as usize].entries += 1;
+        }
+    }
+
+    /// How many times more entries than its share so far some set would have that a link leads
+    /// into, at least 1; `per_byte` is how many entries a byte a second of what leads into a set is
+    /// worth so far.
+    fn excess(&self, link: usize, per_byte: f64) -> f64 {
+        let excess = |&set: &u32| {
+            let NarrowCut { carries, entries } = self.sets[set as usize];
+            f64::from(entries + 1) / (carries * per_byte).max(1.0)
+        };
+        self.entered_by.get(link).into_iter().flatten().map(excess).fold(1.0, f64::max)
+    }
+}

@@ -51,31 +51,33 @@ pub mod allocations;
 mod balance;
 #[cfg(feature = "compare")]
 pub mod blink;
+mod canonical;
 pub mod check;
 #[cfg(feature = "compare")]
 pub mod compare;
+mod depth;
 mod digraph;
 mod directed;
 mod double_tree;
+mod extraction;
 mod flow;
-mod flows;
 mod greedy;
-mod large;
 pub mod latency;
-mod peel;
-mod renumbered;
+mod orbits;
+#[doc(hidden)]
+pub mod random;
+mod rate;
 #[cfg(feature = "compare")]
 pub mod ring;
 #[cfg(test)]
-pub(crate) mod samples;
+mod samples;
 mod scale;
-mod search;
-mod shallow;
+mod scatter;
 #[cfg(feature = "compare")]
-mod shape;
-mod split;
+mod spanning_tree;
 mod strategy;
 mod strength;
+mod switch_removal;
 mod symmetry;
 pub mod topology;
 mod trees;

@@ -12,13 +12,13 @@ use super::all_reduce::pack_all_reduce;
 use super::all_reduce::pack_in_two_phases;
 #[cfg(feature = "compare")]
 use super::blink::BlinkOptions;
+use super::canonical::CanonicalTopology;
 #[cfg(feature = "compare")]
-use super::compare::{self, NotHere};
+use super::compare::{self, StrategyError};
 use super::directed::pack_directed;
-use super::flows::pack_flows;
-use super::large::pack_all;
-use super::latency::longest_way;
-use super::renumbered::Renumbered;
+use super::latency::longest_path;
+use super::orbits::pack_all_gather;
+use super::scatter::pack_scatter;
 use super::{Certificate, EDGES_MAX, MAX_TREES_PER_ROOT, Packing, Rate, greedy};
 use crate::topology::Topology;
 
@@ -126,7 +126,7 @@ pub struct PackOptions {
 impl PackOptions {
     /// Whether trees may be flatter than those of the optimum where few bytes go along them sooner.
     #[must_use]
-    pub fn may_be_flat(&self) -> bool {
+    pub fn may_be_shallow(&self) -> bool {
         self.strategy == Strategy::Optimal && self.trees_per_root.is_none()
     }
 }
@@ -194,14 +194,14 @@ pub enum PackError {
     /// A strategy that finds nothing on this topology.
     #[cfg(feature = "compare")]
     #[error("{collective}: strategy {strategy}: {why}; use 'optimal'")]
-    NotHere {
+    StrategyError {
         /// Which.
         strategy: Strategy,
         /// For what.
         collective: Collective,
         /// Why.
         #[source]
-        why: NotHere,
+        why: StrategyError,
     },
 }
 
@@ -263,8 +263,8 @@ fn expect_memory(
 fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {
     let strategy = options.strategy;
     let not_here = |why| match why {
-        NotHere::NotFor { .. } => PackError::NotFor { strategy, collective },
-        why => PackError::NotHere { strategy, collective, why },
+        StrategyError::NotFor { .. } => PackError::NotFor { strategy, collective },
+        why => PackError::StrategyError { strategy, collective, why },
     };
     compare::expect_in_reach(topology, strategy).map_err(not_here)?;
     if topology.ranks() == 1 {
@@ -283,7 +283,7 @@ fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> 
         Strategy::Ring => compare::rings(topology, &best),
         Strategy::DoubleTree => compare::double_tree(topology, &best),
         // Of any other collective than the one that is packed above.
-        Strategy::ReduceScatterAllGather => Err(NotHere::NotFor { collective }),
+        Strategy::ReduceScatterAllGather => Err(StrategyError::NotFor { collective }),
     };
     packed.map_err(not_here)
 }
@@ -294,7 +294,7 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
         Collective::Broadcast { .. } | Collective::Reduce { .. } => {
             Ok(one_by_one(topology, collective, options))
         }
-        Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_flows(topology, collective)),
+        Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_scatter(topology, collective)),
         Collective::AllReduce => pack_all_reduce(topology, options.trees_per_root).ok_or(PackError::OneWay),
         _ => Err(PackError::NothingToPack { collective }),
     }
@@ -304,8 +304,8 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
 /// not reach the bound or not by shallow trees, or there is no such thing, ranks are looked at one
 /// by one, and the better is taken.
 fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
-    let symmetric = pack_all(topology, collective, options.trees_per_root);
-    let depth = |packing: &Packing| longest_way(packing, topology);
+    let symmetric = pack_all_gather(topology, collective, options.trees_per_root);
+    let depth = |packing: &Packing| longest_path(packing, topology);
     let is_large = topology.ranks() > ONE_BY_ONE_RANKS_MAX;
     match symmetric {
         Some(packing) if packing.is_optimal() && (is_large || depth(&packing).1 <= SHALLOW_EDGES) => packing,
@@ -327,8 +327,8 @@ fn one_by_one(topology: &Topology, collective: Collective, options: &PackOptions
             let pack = |topology: &Topology, collective| {
                 greedy::pack_one_way(topology, collective, options.trees_per_root)
             };
-            match collective.root().and_then(|root| Renumbered::from_rank(topology, root)) {
-                Some(renumbered) => renumbered.pack(collective, pack),
+            match collective.root().and_then(|root| CanonicalTopology::from_rank(topology, root)) {
+                Some(canonical) => canonical.pack(collective, pack),
                 None => pack(topology, collective),
             }
         }

@@ -31,7 +31,7 @@ const UNBOUNDED: Amount = 1 << 120;
 
 /// What joins two nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Joint {
+pub(super) struct LinkPair {
     /// The nodes, in order.
     pub(super) ends: [usize; 2],
     /// From the first to the second, and back.
@@ -40,13 +40,13 @@ pub(super) struct Joint {
 
 /// A topology's capacities, link by link and not direction by direction.
 #[derive(Clone, Debug)]
-pub(super) struct Joints {
+pub(super) struct LinkPairs {
     /// How many nodes there are.
     pub(super) nodes: usize,
     /// The node of every rank.
     pub(super) ranks: Vec<usize>,
     /// By their ends.
-    pub(super) joints: Vec<Joint>,
+    pub(super) pairs: Vec<LinkPair>,
     /// What one unit of the capacities is, in bytes a second.
     pub(super) unit: Amount,
 }
@@ -60,48 +60,50 @@ pub(super) struct Strength {
     pub(super) parts: Vec<Vec<usize>>,
 }
 
-impl Joints {
+impl LinkPairs {
     /// All that a topology has.
     pub(super) fn of(topology: &Topology) -> Self {
-        let mut joints = Vec::with_capacity(topology.links().len() / 2);
+        let mut pairs = Vec::with_capacity(topology.links().len() / 2);
         for link in topology.links() {
             let back = topology.link(link.to, link.from).map_or(0, |back| back.bytes_per_s);
             let capacities = [Amount::from(link.bytes_per_s), Amount::from(back)];
             if link.from < link.to {
-                joints.push(Joint { ends: [index(link.from), index(link.to)], capacities });
+                pairs.push(LinkPair { ends: [index(link.from), index(link.to)], capacities });
             } else if back == 0 {
-                joints
-                    .push(Joint { ends: [index(link.to), index(link.from)], capacities: [0, capacities[0]] });
+                pairs.push(LinkPair {
+                    ends: [index(link.to), index(link.from)],
+                    capacities: [0, capacities[0]],
+                });
             }
         }
-        Self::reduced(topology, joints)
+        Self::reduced(topology, pairs)
     }
 
     /// What can be used both ways at once: of each link as much as its weaker direction carries.
     pub(super) fn both_ways(topology: &Topology) -> Self {
-        let Self { mut joints, unit, .. } = Self::of(topology);
-        joints.retain_mut(|joint| {
-            let least = joint.capacities[0].min(joint.capacities[1]) * unit;
-            joint.capacities = [least; 2];
+        let Self { mut pairs, unit, .. } = Self::of(topology);
+        pairs.retain_mut(|pair| {
+            let least = pair.capacities[0].min(pair.capacities[1]) * unit;
+            pair.capacities = [least; 2];
             least != 0
         });
-        Self::reduced(topology, joints)
+        Self::reduced(topology, pairs)
     }
 
-    fn reduced(topology: &Topology, mut joints: Vec<Joint>) -> Self {
-        let all = joints.iter().flat_map(|joint| joint.capacities);
+    fn reduced(topology: &Topology, mut pairs: Vec<LinkPair>) -> Self {
+        let all = pairs.iter().flat_map(|pair| pair.capacities);
         let unit = all.fold(0, greatest_divisor).max(1);
-        for capacity in joints.iter_mut().flat_map(|joint| &mut joint.capacities) {
+        for capacity in pairs.iter_mut().flat_map(|pair| &mut pair.capacities) {
             *capacity /= unit;
         }
         let ranks = (0..topology.ranks()).map(|rank| index(topology.node(rank))).collect();
-        Self { nodes: topology.nodes().len(), ranks, joints, unit }
+        Self { nodes: topology.nodes().len(), ranks, pairs, unit }
     }
 
     /// `B⁺` of a set: what leaves it.
     pub(super) fn leaves(&self, is_inside: impl Fn(usize) -> bool) -> Amount {
         let mut sum = 0;
-        for &Joint { ends: [one, other], capacities: [there, back] } in &self.joints {
+        for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
             match (is_inside(one), is_inside(other)) {
                 (true, false) => sum += there,
                 (false, true) => sum += back,
@@ -118,7 +120,7 @@ impl Joints {
             nodes.iter().for_each(|&node| part_of[node] = part);
         }
         let mut sum = 0;
-        for &Joint { ends: [one, other], capacities: [there, back] } in &self.joints {
+        for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
             if part_of[one] != part_of[other] {
                 sum += if part_of[one] == usize::MAX { 0 } else { there };
                 sum += if part_of[other] == usize::MAX { 0 } else { back };
@@ -129,9 +131,9 @@ impl Joints {
 
     /// Whether all ranks can be reached from the first one over these links, whatever their
     /// direction.
-    pub(super) fn are_joined(&self) -> bool {
+    pub(super) fn are_connected(&self) -> bool {
         let mut neighbours = vec![Vec::new(); self.nodes];
-        for &Joint { ends: [one, other], .. } in &self.joints {
+        for &LinkPair { ends: [one, other], .. } in &self.pairs {
             neighbours[one].push(other);
             neighbours[other].push(one);
         }
@@ -146,7 +148,7 @@ impl Joints {
     }
 
     fn fill(&self, network: &mut Network, scale: Amount) {
-        for &Joint { ends: [one, other], capacities: [there, back] } in &self.joints {
+        for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
             network.add(one, other, there * scale, back * scale);
         }
     }
@@ -161,7 +163,7 @@ impl Joints {
             for (source, sink) in
                 [(first, rank), (rank, first)].into_iter().take(2 - usize::from(is_symmetric))
             {
-                let flow = network.max_amount(source, sink, least.0);
+                let flow = network.max_flow_value(source, sink, least.0);
                 if flow < least.0 {
                     let side = (0..self.nodes).filter(|&node| network.is_source_side(node));
                     least = (flow, side.collect());
@@ -180,7 +182,7 @@ impl Joints {
     /// The single rank that is left by least. There is one.
     pub(super) fn least_leaving(&self) -> (Amount, Vec<usize>) {
         let mut leaving = vec![0; self.nodes];
-        for &Joint { ends: [one, other], capacities: [there, back] } in &self.joints {
+        for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
             leaving[one] += there;
             leaving[other] += back;
         }
@@ -195,7 +197,7 @@ impl Joints {
         loop {
             let mut truncation = Truncation::new(self, rate, 1);
             let mut base = vec![None; self.ranks.len()];
-            let tight = truncation.raise(&mut base, &order);
+            let tight = truncation.complete_base(&mut base, &order);
             let sum: i128 = base.iter().flatten().sum();
             if sum >= -truncation.price {
                 break;
@@ -215,22 +217,22 @@ impl Joints {
 /// A base with shares as equal as sets allow, for a rate within the bound: all ranks have the same,
 /// as much as they can have together, and are then completed one after the other, those with most
 /// links first.
-pub(super) fn even_base(joints: &Joints, rate: Rate) -> (Truncation, Vec<i128>) {
-    let ranks = joints.ranks.len();
+pub(super) fn even_base(pairs: &LinkPairs, rate: Rate) -> (Truncation, Vec<i128>) {
+    let ranks = pairs.ranks.len();
     // What each has is minus this.
     let mut share = rate * 2 / ranks as i128;
     let (mut truncation, share) = loop {
         let factor = *(share * rate.denom()).denom();
-        let mut truncation = Truncation::new(joints, rate, factor);
+        let mut truncation = Truncation::new(pairs, rate, factor);
         let scaled = (share * truncation.scale as i128).to_integer();
-        let Some(wanting) = truncation.most_wanting(scaled) else { break (truncation, scaled) };
-        share = Ratio::new(-wanting.value, wanting.ranks.len() as i128 * truncation.scale as i128);
+        let Some(violated) = truncation.most_violated(scaled) else { break (truncation, scaled) };
+        share = Ratio::new(-violated.value, violated.ranks.len() as i128 * truncation.scale as i128);
     };
     let mut order: Vec<usize> = (0..ranks).collect();
-    let joined = |rank: usize| joints.leaves(|node| node == joints.ranks[rank]);
-    order.sort_by_key(|&rank| std::cmp::Reverse(joined(rank)));
+    let usable_pairs = |rank: usize| pairs.leaves(|node| node == pairs.ranks[rank]);
+    order.sort_by_key(|&rank| std::cmp::Reverse(usable_pairs(rank)));
     let mut base = vec![Some(-share); ranks];
-    truncation.raise(&mut base, &order);
+    truncation.complete_base(&mut base, &order);
     (truncation, base.into_iter().flatten().collect())
 }
 
@@ -249,20 +251,20 @@ pub(super) struct Truncation {
 
 /// Some ranks, and the least `f(S)` of them with any switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Tight {
+struct TightSet {
     ranks: Vec<usize>,
     value: i128,
 }
 
 impl Truncation {
     /// For a rate in units, everything scaled by a factor as well.
-    pub(super) fn new(joints: &Joints, rate: Rate, factor: i128) -> Self {
-        let mut network = Network::new(joints.nodes + 2);
-        let (source, sink) = (joints.nodes, joints.nodes + 1);
+    pub(super) fn new(pairs: &LinkPairs, rate: Rate, factor: i128) -> Self {
+        let mut network = Network::new(pairs.nodes + 2);
+        let (source, sink) = (pairs.nodes, pairs.nodes + 1);
         let scale = (rate.denom() * factor) as Amount;
-        joints.fill(&mut network, scale);
-        let mut ranks = Vec::with_capacity(joints.ranks.len());
-        for &node in &joints.ranks {
+        pairs.fill(&mut network, scale);
+        let mut ranks = Vec::with_capacity(pairs.ranks.len());
+        for &node in &pairs.ranks {
             ranks.push((node, network.add(source, node, 0, 0), network.add(node, sink, 0, 0)));
         }
         Self { network, source, sink, ranks, scale, price: 2 * rate.numer() * factor }
@@ -270,7 +272,7 @@ impl Truncation {
 
     /// The least `f(S) - y(S)` of sets with a rank, `y` of that rank not counted and ranks without
     /// `y` left out; and the ranks of the smallest such set.
-    fn room(&mut self, base: &[Option<i128>], rank: usize) -> (i128, Vec<usize>) {
+    fn slack(&mut self, base: &[Option<i128>], rank: usize) -> (i128, Vec<usize>) {
         self.network.reset();
         let mut above = 0;
         for (other, &(_, to, from)) in self.ranks.iter().enumerate() {
@@ -284,7 +286,7 @@ impl Truncation {
             self.network.set_capacity(to, inside);
             self.network.set_capacity(from, outside);
         }
-        let cut = self.network.max_amount(self.source, self.sink, UNBOUNDED) as i128;
+        let cut = self.network.max_flow_value(self.source, self.sink, UNBOUNDED) as i128;
         let side =
             self.ranks.iter().enumerate().filter(|&(_, &(node, ..))| self.network.is_source_side(node));
         (cut - above - self.price, side.map(|(other, _)| other).collect())
@@ -292,14 +294,14 @@ impl Truncation {
 
     /// The set that allows least if all ranks have as little, where they may not all have `-share`
     /// of it.
-    fn most_wanting(&mut self, share: i128) -> Option<Tight> {
+    fn most_violated(&mut self, share: i128) -> Option<TightSet> {
         let base = vec![Some(-share); self.ranks.len()];
         let mut least = (0, None);
         for rank in 0..self.ranks.len() {
-            let (room, ranks) = self.room(&base, rank);
-            if room + share < least.0 {
-                let value = room - share * (ranks.len() as i128 - 1);
-                least = (room + share, Some(Tight { ranks, value }));
+            let (slack, ranks) = self.slack(&base, rank);
+            if slack + share < least.0 {
+                let value = slack - share * (ranks.len() as i128 - 1);
+                least = (slack + share, Some(TightSet { ranks, value }));
             }
         }
         least.1
@@ -308,14 +310,14 @@ impl Truncation {
     /// Gives ranks, one after the other, the most that the others leave them: with all in the
     /// order, what it had before is completed to a base. Gives the sets that stopped them, joined
     /// where they meet.
-    pub(super) fn raise(&mut self, base: &mut [Option<i128>], order: &[usize]) -> Vec<Vec<usize>> {
+    pub(super) fn complete_base(&mut self, base: &mut [Option<i128>], order: &[usize]) -> Vec<Vec<usize>> {
         let mut part_of: Vec<usize> = (0..base.len()).collect();
         for &rank in order {
-            let (room, tight) = self.room(base, rank);
-            base[rank] = Some(room);
-            let joined: Vec<usize> = tight.iter().map(|&other| part_of[other]).collect();
+            let (slack, tight) = self.slack(base, rank);
+            base[rank] = Some(slack);
+            let usable_pairs: Vec<usize> = tight.iter().map(|&other| part_of[other]).collect();
             for part in &mut part_of {
-                if joined.contains(part) {
+                if usable_pairs.contains(part) {
                     *part = rank;
                 }
             }
@@ -339,7 +341,7 @@ impl Truncation {
                 self.network.set_capacity(to, if is_inside { UNBOUNDED } else { 0 });
                 self.network.set_capacity(from, if is_inside { 0 } else { UNBOUNDED });
             }
-            self.network.max_amount(self.source, self.sink, UNBOUNDED);
+            self.network.max_flow_value(self.source, self.sink, UNBOUNDED);
             let is_new = |&node: &usize| self.network.is_source_side(node) && !taken[node];
             let nodes: Vec<usize> = (0..self.source).filter(is_new).collect();
             nodes.iter().for_each(|&node| taken[node] = true);
@@ -384,57 +386,57 @@ pub(super) mod tests {
     }
 
     /// The least of all families of disjoint sets that hold all ranks, one by one.
-    fn by_enumeration(joints: &Joints) -> Rate {
-        fn extend(joints: &Joints, parts: &mut Vec<Vec<usize>>, node: usize, least: &mut Option<Rate>) {
-            if node == joints.nodes {
-                let has_rank = |part: &Vec<usize>| part.iter().any(|node| joints.ranks.contains(node));
+    fn by_enumeration(pairs: &LinkPairs) -> Rate {
+        fn extend(pairs: &LinkPairs, parts: &mut Vec<Vec<usize>>, node: usize, least: &mut Option<Rate>) {
+            if node == pairs.nodes {
+                let has_rank = |part: &Vec<usize>| part.iter().any(|node| pairs.ranks.contains(node));
                 if parts.len() >= 2 && parts.iter().all(has_rank) {
-                    let rate = joints.rate_of(parts);
+                    let rate = pairs.rate_of(parts);
                     *least = Some(least.map_or(rate, |least| least.min(rate)));
                 }
                 return;
             }
             for part in 0..parts.len() {
                 parts[part].push(node);
-                extend(joints, parts, node + 1, least);
+                extend(pairs, parts, node + 1, least);
                 parts[part].pop();
             }
-            if joints.ranks.contains(&node) {
+            if pairs.ranks.contains(&node) {
                 parts.push(vec![node]);
-                extend(joints, parts, node + 1, least);
+                extend(pairs, parts, node + 1, least);
                 parts.pop();
             } else {
-                extend(joints, parts, node + 1, least);
+                extend(pairs, parts, node + 1, least);
             }
         }
         let mut least = None;
-        extend(joints, &mut Vec::new(), 0, &mut least);
+        extend(pairs, &mut Vec::new(), 0, &mut least);
         least.expect("at least two ranks")
     }
 
-    fn is_balanced(joints: &Joints) -> bool {
-        (0..joints.nodes)
-            .filter(|node| !joints.ranks.contains(node))
-            .all(|switch| joints.leaves(|node| node == switch) == joints.leaves(|node| node != switch))
+    fn is_balanced(pairs: &LinkPairs) -> bool {
+        (0..pairs.nodes)
+            .filter(|node| !pairs.ranks.contains(node))
+            .all(|switch| pairs.leaves(|node| node == switch) == pairs.leaves(|node| node != switch))
     }
 
     #[test]
     fn the_rate_is_the_least_of_all_families_on_random_graphs() {
-        let mut random = Random(4);
+        let mut random = Random::new(4);
         let (mut exact, mut with_switches, mut above) = (0, 0, 0);
         for round in 0..1_500 {
             let (ranks, switches) = (2 + random.below(5) as usize, random.below(3) as usize);
             let Some(topology) = random_topology(&mut random, ranks, switches, round % 3 != 0) else {
                 continue;
             };
-            let joints = Joints::of(&topology);
-            let (strength, least) = (joints.strength(), by_enumeration(&joints));
-            assert_eq!(joints.rate_of(&strength.parts), strength.rate);
+            let pairs = LinkPairs::of(&topology);
+            let (strength, least) = (pairs.strength(), by_enumeration(&pairs));
+            assert_eq!(pairs.rate_of(&strength.parts), strength.rate);
             let mut held: Vec<usize> = strength.parts.concat();
             held.sort_unstable();
             assert!(held.windows(2).all(|pair| pair[0] < pair[1]), "parts overlap");
-            assert!(joints.ranks.iter().all(|rank| held.contains(rank)), "a rank is in no part");
-            if is_balanced(&joints) {
+            assert!(pairs.ranks.iter().all(|rank| held.contains(rank)), "a rank is in no part");
+            if is_balanced(&pairs) {
                 assert_eq!(strength.rate, least);
                 exact += 1;
                 with_switches += u32::from(switches > 0);
@@ -449,37 +451,37 @@ pub(super) mod tests {
 
     #[test]
     fn the_least_cut_is_the_least_of_all_sets() {
-        let mut random = Random(5);
+        let mut random = Random::new(5);
         for round in 0..500 {
             let Some(topology) = random_topology(&mut random, 4, 2, round % 2 == 0) else { continue };
-            let joints = Joints::of(&topology);
+            let pairs = LinkPairs::of(&topology);
             let separates = |set: u32| {
-                joints.ranks.iter().any(|rank| set >> rank & 1 == 1)
-                    && joints.ranks.iter().any(|rank| set >> rank & 1 == 0)
+                pairs.ranks.iter().any(|rank| set >> rank & 1 == 1)
+                    && pairs.ranks.iter().any(|rank| set >> rank & 1 == 0)
             };
-            let sets = (0..1_u32 << joints.nodes).filter(|&set| separates(set));
-            let least = sets.map(|set| joints.leaves(|node| set >> node & 1 == 1)).min().unwrap();
-            let (cut, side) = joints.least_cut(round % 2 == 0);
+            let sets = (0..1_u32 << pairs.nodes).filter(|&set| separates(set));
+            let least = sets.map(|set| pairs.leaves(|node| set >> node & 1 == 1)).min().unwrap();
+            let (cut, side) = pairs.least_cut(round % 2 == 0);
             assert_eq!(cut, least);
-            assert_eq!(joints.leaves(|node| side.contains(&node)), least);
+            assert_eq!(pairs.leaves(|node| side.contains(&node)), least);
         }
     }
 
     #[test]
     fn a_base_sums_to_the_price_and_no_set_has_more_than_leaves_it() {
-        let mut random = Random(6);
+        let mut random = Random::new(6);
         for _ in 0..300 {
             let Some(topology) = random_topology(&mut random, 5, 2, true) else { continue };
-            let joints = Joints::of(&topology);
-            let mut truncation = Truncation::new(&joints, joints.strength().rate, 1);
+            let pairs = LinkPairs::of(&topology);
+            let mut truncation = Truncation::new(&pairs, pairs.strength().rate, 1);
             let mut base = vec![None; 5];
-            truncation.raise(&mut base, &[3, 1, 4, 0, 2]);
+            truncation.complete_base(&mut base, &[3, 1, 4, 0, 2]);
             let base: Vec<i128> = base.into_iter().flatten().collect();
             assert_eq!(base.iter().sum::<i128>(), -truncation.price);
-            for set in 1..1_u32 << joints.nodes {
+            for set in 1..1_u32 << pairs.nodes {
                 let ranks = (0..5).filter(|rank| set >> rank & 1 == 1);
                 let sum: i128 = ranks.clone().map(|rank| base[rank]).sum();
-                let leaves = joints.leaves(|node| set >> node & 1 == 1) * truncation.scale;
+                let leaves = pairs.leaves(|node| set >> node & 1 == 1) * truncation.scale;
                 assert!(ranks.count() == 0 || sum <= leaves as i128 - truncation.price);
             }
         }

@@ -29,7 +29,7 @@ pub(crate) struct Arborescence {
 
 /// Packs `demand[v]` unit trees from every rank v to all others into a graph without switches,
 /// whose nodes are the ranks' numbers. None where that cannot be
-/// ([`Supply::is_enough`](super::digraph::Supply::is_enough)).
+/// ([`DemandNetwork::is_feasible`](super::digraph::Supply::is_feasible)).
 ///
 /// # Panics
 ///
@@ -38,24 +38,24 @@ pub(crate) struct Arborescence {
 pub(crate) fn pack(graph: &Digraph, demand: &[Amount]) -> Option<Vec<Arborescence>> {
     assert!(graph.ranks().iter().enumerate().all(|(rank, &node)| rank == node), "no switches");
     assert_eq!(graph.nodes(), graph.ranks().len(), "no switches");
-    if !super::digraph::Supply::new(graph, demand).is_enough() {
+    if !super::digraph::DemandNetwork::new(graph, demand).is_feasible() {
         return None;
     }
-    let mut grove = Grove::new(graph, demand);
+    let mut packer = ArborescencePacker::new(graph, demand);
     for (root, &amount) in demand.iter().enumerate() {
-        grove.begin(root, amount);
-        while let Some(class) = grove.partial.pop() {
-            grove.complete(class);
+        packer.begin(root, amount);
+        while let Some(class) = packer.partial.pop() {
+            packer.complete(class);
         }
     }
-    Some(grove.complete)
+    Some(packer.complete)
 }
 
 /// A set of ranks.
 type Set = Vec<bool>;
 
 /// Equal trees that are not complete.
-struct Class {
+struct PartialTrees {
     amount: Amount,
     /// In the order in which they were reached.
     reached: Vec<usize>,
@@ -65,7 +65,7 @@ struct Class {
     node: usize,
 }
 
-struct Grove {
+struct ArborescencePacker {
     ranks: usize,
     network: Network,
     source: usize,
@@ -77,7 +77,7 @@ struct Grove {
     free: Vec<usize>,
     /// The arc from the source to each node of a class, and those to ranks.
     class_arcs: Vec<(ArcId, Vec<ArcId>)>,
-    partial: Vec<Class>,
+    partial: Vec<PartialTrees>,
     /// How many trees are begun and stand in the network, or not begun.
     waiting: Amount,
     /// Sets without slack.
@@ -88,7 +88,7 @@ struct Grove {
 /// More than any flow.
 const UNLIMITED: Amount = Amount::MAX >> 8;
 
-impl Grove {
+impl ArborescencePacker {
     fn new(graph: &Digraph, demand: &[Amount]) -> Self {
         let ranks = graph.nodes();
         let mut network = Network::new(ranks + 1);
@@ -121,11 +121,11 @@ impl Grove {
         self.waiting -= amount;
         let mut is_reached = vec![false; self.ranks];
         is_reached[root] = true;
-        self.wait(Class { amount, reached: vec![root], is_reached, edges: Vec::new(), node: 0 });
+        self.suspend(PartialTrees { amount, reached: vec![root], is_reached, edges: Vec::new(), node: 0 });
     }
 
     /// Puts a class into the network.
-    fn wait(&mut self, mut class: Class) {
+    fn suspend(&mut self, mut class: PartialTrees) {
         class.node = self.free.pop().unwrap_or_else(|| self.add_class_node());
         let (arc, arcs) = &self.class_arcs[class.node];
         self.network.set_capacity(*arc, class.amount);
@@ -145,7 +145,7 @@ impl Grove {
     }
 
     /// Takes a class out of the network.
-    fn resume(&mut self, class: &Class) {
+    fn resume(&mut self, class: &PartialTrees) {
         let (arc, arcs) = &self.class_arcs[class.node];
         self.network.set_capacity(*arc, 0);
         for &rank in &class.reached {
@@ -157,7 +157,7 @@ impl Grove {
 
     /// Grows a class until it reaches all ranks. What cannot grow with it becomes a class of its
     /// own.
-    fn complete(&mut self, mut class: Class) {
+    fn complete(&mut self, mut class: PartialTrees) {
         self.resume(&class);
         // Ranks that were reached first come first, so trees stay shallow.
         let mut from_place = 0;
@@ -176,12 +176,12 @@ impl Grove {
             }
             from_place += 1;
         }
-        let Class { amount, reached, edges, .. } = class;
+        let PartialTrees { amount, reached, edges, .. } = class;
         self.complete.push(Arborescence { root: reached[0] as Rank, amount, edges });
     }
 
     /// How many trees of a class can take an edge.
-    fn most(&mut self, class: &Class, from: usize, to: usize, arc: ArcId) -> Amount {
+    fn most(&mut self, class: &PartialTrees, from: usize, to: usize, arc: ArcId) -> Amount {
         let wanted = self.network.capacity(arc).min(class.amount);
         let loses = |set: &Set| set[to] && !set[from] && class.reached.iter().any(|&rank| set[rank]);
         if wanted == 0 || self.tight.iter().any(loses) {
@@ -192,7 +192,7 @@ impl Grove {
         let root = self.roots[from];
         let before = self.network.capacity(root);
         self.network.set_capacity(root, UNLIMITED);
-        let sum = self.network.max_amount(self.source, to, self.waiting + wanted);
+        let sum = self.network.max_flow_value(self.source, to, self.waiting + wanted);
         self.network.set_capacity(root, before);
         let amount = sum - self.waiting;
         if amount < wanted {
@@ -204,9 +204,9 @@ impl Grove {
     }
 
     /// Lets so many trees of a class take an edge.
-    fn take(&mut self, class: &mut Class, from: usize, to: usize, arc: ArcId, amount: Amount) {
+    fn take(&mut self, class: &mut PartialTrees, from: usize, to: usize, arc: ArcId, amount: Amount) {
         if amount < class.amount {
-            self.wait(Class {
+            self.suspend(PartialTrees {
                 amount: class.amount - amount,
                 reached: class.reached.clone(),
                 is_reached: class.is_reached.clone(),
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn as_many_trees_as_cuts_allow_are_packed_and_not_one_more() {
-        let mut random = Random(31);
+        let mut random = Random::new(31);
         let (mut with_more, mut without_more) = (0, 0);
         for round in 0..500 {
             let graph = samples::graph(&mut random, 7, 0, [Links::Duplex, Links::Any][round % 2]);

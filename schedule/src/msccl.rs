@@ -46,11 +46,9 @@ mod assign;
 mod error;
 mod export;
 mod import;
-mod order;
-mod rounding;
 mod xml;
 
-pub use error::{ExportError, ImportError, Problem};
+pub use error::{ExportError, ImportError, ImportProblem};
 pub use export::{Exported, export};
 pub use import::import;
 
@@ -120,7 +118,7 @@ enum Buffer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum InstructionKind {
     Send,
     Receive,
     ReceiveCopySend,
@@ -134,7 +132,7 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instruction {
-    kind: Kind,
+    kind: InstructionKind,
     source: (Buffer, u32),
     target: (Buffer, u32),
     count: u32,
@@ -144,7 +142,7 @@ struct Instruction {
     line: usize,
 }
 
-impl Kind {
+impl InstructionKind {
     const ALL: [(Self, &'static str); 9] = [
         (Self::Send, "s"),
         (Self::Receive, "r"),

@@ -168,7 +168,7 @@ pub fn select_algorithm(
     let ranks = platform.ranks();
     if !algorithm.carries_out(collective) {
         let (algorithm, known) = (algorithm.clone(), Algorithm::names(collective));
-        return Err(GenerateError::NotForThis { algorithm, collective, known }.into());
+        return Err(GenerateError::WrongCollective { algorithm, collective, known }.into());
     }
     let named = match (algorithm, &platform.wiring) {
         (Algorithm::Hierarchical(None), _) => Algorithm::Hierarchical(Some(platform.hosts.clone())),
@@ -277,19 +277,19 @@ fn expect_joined(
 ) -> Result<(), SelectError> {
     let Some(wiring) = &platform.wiring else { return Ok(()) };
     let schedule = generate(collective, algorithm, platform.ranks(), Access::Put)?;
-    match not_joined(algorithm, &schedule, wiring) {
+    match unjoined_pair(algorithm, &schedule, wiring) {
         Some(error) => Err(error),
         None => Ok(()),
     }
 }
 
-fn not_joined(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) -> Option<SelectError> {
+fn unjoined_pair(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) -> Option<SelectError> {
     // What is packed goes over links of its own choice.
     if matches!(algorithm, Algorithm::Packed(_)) {
         return None;
     }
     let (from_rank, to_rank) = wiring.missing_link(schedule)?;
-    let [from, to] = wiring.not_joined(from_rank, to_rank)?.map(str::to_owned);
+    let [from, to] = wiring.unjoined_pair(from_rank, to_rank)?.map(str::to_owned);
     Some(SelectError::NotJoined { algorithm: algorithm.clone(), from, from_rank, to, to_rank })
 }
 
@@ -340,7 +340,7 @@ fn price(
         }
         if let Some(wiring) = &platform.wiring {
             let schedule = generate(collective, algorithm, ranks, Access::Put)?;
-            if let Some(error) = not_joined(algorithm, &schedule, wiring) {
+            if let Some(error) = unjoined_pair(algorithm, &schedule, wiring) {
                 refused = Some(error);
             } else if let Some(seconds) = platform.time_over_links(algorithm, &schedule, bytes, CHUNK_BYTES) {
                 table.push(Candidate { algorithm: algorithm.clone(), access: Access::Put, seconds });
@@ -386,7 +386,7 @@ fn work(
         return Some(platform.counted(collective, algorithm, access));
     }
     // As if all of it went between hosts.
-    formula().filter(|_| !is_uniform).map(|work| Ok(work.all_across()))
+    formula().filter(|_| !is_uniform).map(|work| Ok(work.all_inter_host()))
 }
 
 impl fmt::Display for Selection {
@@ -528,7 +528,7 @@ mod tests {
         let across = |collective, algorithm: &Algorithm, access| {
             let made = generate(collective, algorithm, 8, access).expect("it fits");
             let work = Work::between(&made, &hosts);
-            f64::from(work.across.moved) / f64::from(work.blocks)
+            f64::from(work.inter_host.moved) / f64::from(work.blocks)
         };
         for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
             let selection = select(collective, 64 << 20, &platform).expect("a choice");

@@ -7,7 +7,7 @@
 //! sequences differ, signatures differ before anything is used).
 
 use pleach_schedule::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
-use pleach_schedule::generate::packed::{Pace, signal_slots_of_pair_max};
+use pleach_schedule::generate::packed::{PacingPolicy, signal_slots_of_pair_max};
 use pleach_transport::Rank;
 
 use super::at::{LANES_MAX, STEPS_MAX, WINDOW_MAX};
@@ -196,7 +196,7 @@ fn message_class(program: &Program) -> Class {
 }
 
 /// The chunk of the longest block, when all blocks are cut into as many as suits the links.
-fn paced_chunk(program: &Program, pace: &Pace, longest: usize, part_bytes: Option<usize>) -> usize {
+fn paced_chunk(program: &Program, pace: &PacingPolicy, longest: usize, part_bytes: Option<usize>) -> usize {
     let parts = u64::from(program.collective.parts(program.ranks));
     let whole = part_bytes.map_or(longest as u64, |bytes| bytes as u64).saturating_mul(parts);
     let chunks = usize::try_from(pace.chunks(whole)).unwrap_or(usize::MAX);

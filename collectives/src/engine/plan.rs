@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pleach_schedule::generate::packed::Pace;
+use pleach_schedule::generate::packed::PacingPolicy;
 use pleach_vocabulary::Rank;
 
 use super::bank::{self, Class, TooLarge};
@@ -67,7 +67,7 @@ pub enum PlanError {
 
 /// By rank: how many bytes of puts may be under way to it, when a chunk of every tree takes so
 /// long: as many as go there in a round trip at the pace of the links.
-fn in_round_trip(program: &Program, layout: &Layout, pace: &Pace, round_ns: u64) -> Vec<u64> {
+fn in_round_trip(program: &Program, layout: &Layout, pace: &PacingPolicy, round_ns: u64) -> Vec<u64> {
     let mut bytes = vec![0u64; program.ranks as usize];
     for lane in &program.lanes {
         let steps = &program.steps[lane.first_step as usize..(lane.first_step + lane.steps) as usize];
@@ -109,7 +109,7 @@ impl Plan {
         let chunks = lanes.iter().map(|lane| lane.chunks).max().unwrap_or(1);
         let whole_bytes =
             (longest_bytes.unwrap_or(0) as u64).saturating_mul(collective.parts(program.ranks).into());
-        let lead = program.pace.map_or(u32::MAX, |pace| pace.lead_of(whole_bytes, chunks));
+        let lead = program.pace.map_or(u32::MAX, |pace| pace.skew_limit_of(whole_bytes, chunks));
         let under_way_max = program.pace.map_or(Vec::new(), |pace| {
             in_round_trip(&program, &layout, &pace, pace.round_ns(whole_bytes, chunks))
         });

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use pleach_schedule::generate::packed::Pace;
+use pleach_schedule::generate::packed::PacingPolicy;
 use pleach_schedule::verify::Proof;
 use pleach_schedule::{BlockId, Op, Part, Place, Schedule, SignalSlot};
 use pleach_vocabulary::{Collective, Rank};
@@ -48,7 +48,7 @@ pub struct Program {
     pub(super) largest_size: u32,
     /// Where the number of chunks follows from links: then all blocks have as many, each of its own
     /// size.
-    pub(super) pace: Option<Pace>,
+    pub(super) pace: Option<PacingPolicy>,
     /// How long chunks are at most, where that was asked for.
     pub(super) chunk_bytes: Option<usize>,
     /// Largest chunk in bytes, where it is another one than for the host's processors.
@@ -185,7 +185,7 @@ impl Program {
 
     /// The same with as many chunks of each block as suits links of this pace.
     #[must_use]
-    pub fn paced(proof: &Proof, rank: Rank, algorithm: &str, pace: Pace) -> Self {
+    pub fn paced(proof: &Proof, rank: Rank, algorithm: &str, pace: PacingPolicy) -> Self {
         let mut cuts = cuts(proof.schedule());
         size_by_share(proof.schedule(), &mut cuts);
         let mut program = Self::of(proof, rank, algorithm, cuts);

@@ -25,13 +25,13 @@ pub enum Flaw {
     },
     /// A weight whose denominator is not positive.
     #[error("a weight has a denominator that is not positive")]
-    NoNumber,
+    Denominator,
     /// Weights whose sums cannot be computed exactly in 127 bits.
     #[error("the weights have no common denominator that can be worked with")]
-    TooFine,
+    Overflow,
     /// A single rank has trees or a rate.
     #[error("there is one rank and nothing to move, but there are trees or a rate")]
-    NotAtRest,
+    SingleRankHasTrees,
     /// A tree whose root is no rank or not that of the collective.
     #[error("tree {tree} has rank {root} as its root")]
     Root {
@@ -112,7 +112,7 @@ pub enum Flaw {
     },
     /// Two trees that are one.
     #[error("trees {first} and {second} are the same")]
-    Twins {
+    Duplicate {
         /// Which.
         first: usize,
         /// And which.

@@ -10,23 +10,33 @@
 //! [`Builder::build`] is the only way to make one and refuses the rest, so nothing that works on a
 //! topology has to look for it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use pleach_vocabulary::Rank;
 
-pub use decimal::{NumberFault, bytes_per_s, gb_per_s};
-pub use presets::{PRESET_RANKS_MAX, PRESETS, PresetError, PresetForm, preset};
+pub use crate::topology::decimal::NumberFault;
+pub use crate::topology::decimal::bytes_per_s;
+pub use crate::topology::decimal::gb_per_s;
+pub use crate::topology::presets::PRESET_RANKS_MAX;
+pub use crate::topology::presets::PRESETS;
+pub use crate::topology::presets::PresetError;
+pub use crate::topology::presets::PresetForm;
+pub use crate::topology::presets::preset;
+pub use crate::topology::source::FILE_BYTES_MAX;
+pub use crate::topology::source::Origin;
+pub use crate::topology::source::SourceOptions;
+pub use crate::topology::source::THIS_MACHINE;
+pub use crate::topology::source::TopologySourceError;
+pub use crate::topology::source::load;
+pub use crate::topology::source::parse;
+pub use crate::topology::source::source;
+pub use crate::topology::source::source_with;
 #[cfg(feature = "files")]
-pub use source::{
-    FILE_BYTES_MAX, Origin, SourceOptions, THIS_MACHINE, TopologySourceError, load, parse, source,
-    source_with,
-};
+pub use crate::topology::text::TextError;
 #[cfg(feature = "files")]
-pub use text::{TextError, TextFault};
+pub use crate::topology::text::TextFault;
 
-#[cfg(feature = "files")]
-mod dead_ends;
 mod decimal;
 #[cfg(feature = "files")]
 pub mod file;
@@ -39,11 +49,12 @@ mod presets;
 pub mod smi;
 #[cfg(feature = "files")]
 mod source;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "files")]
 mod text;
 
-#[cfg(test)]
-mod tests;
+#[cfg(feature = "files")]
 
 /// A node's number in [`Topology::nodes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -516,5 +527,62 @@ fn reach(nodes: usize, start: NodeId, next: impl Fn(NodeId) -> Vec<NodeId>) -> V
 impl fmt::Display for NodeId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "node {}", self.0)
+    }
+}
+
+// What no data between ranks pass through.
+
+impl Builder {
+    /// Leaves out switches that have only one neighbour, again and again: nothing between ranks
+    /// goes through them.
+    fn without_dead_ends(self) -> Self {
+        let mut neighbours = vec![BTreeSet::new(); self.nodes.len()];
+        for link in &self.links {
+            neighbours[link.from.0 as usize].insert(link.to);
+            neighbours[link.to.0 as usize].insert(link.from);
+        }
+        let is_switch = |node: usize| self.nodes[node].kind == NodeKind::Switch;
+        let mut is_left_out = vec![false; self.nodes.len()];
+        let mut suspects: Vec<usize> = (0..self.nodes.len()).filter(|&node| is_switch(node)).collect();
+        while let Some(node) = suspects.pop() {
+            if neighbours[node].len() < 2 && !std::mem::replace(&mut is_left_out[node], true) {
+                for neighbour in std::mem::take(&mut neighbours[node]) {
+                    let neighbour = neighbour.0 as usize;
+                    neighbours[neighbour].remove(&NodeId(node as u32));
+                    if is_switch(neighbour) {
+                        suspects.push(neighbour);
+                    }
+                }
+            }
+        }
+        let mut kept = Self { pcie_ring_bytes_per_s: self.pcie_ring_bytes_per_s, ..Self::default() };
+        let mut numbers = vec![None; self.nodes.len()];
+        for (number, node) in self.nodes.into_iter().enumerate().filter(|(number, _)| !is_left_out[*number]) {
+            numbers[number] = Some(kept.node(node.name, node.kind));
+        }
+        for link in self.links {
+            if let (Some(from), Some(to)) = (numbers[link.from.0 as usize], numbers[link.to.0 as usize]) {
+                kept.add(Link { from, to, ..link });
+            }
+        }
+        kept
+    }
+}
+
+#[cfg(test)]
+mod dead_ends_tests {
+    use crate::topology::{LATENCY_NS, Topology};
+
+    #[test]
+    fn chains_of_switches_that_lead_nowhere_are_left_out() {
+        let mut builder = Topology::builder();
+        let [root, bridge, nic] = ["root", "bridge", "nic"].map(|name| builder.switch(name));
+        let (a, b) = (builder.rank("a"), builder.rank("b"));
+        for (one, other) in [(root, bridge), (bridge, nic), (root, a), (root, b)] {
+            builder.duplex(one, other, 1, LATENCY_NS);
+        }
+        let topology = builder.without_dead_ends().build().unwrap();
+        let names: Vec<&str> = topology.nodes().iter().map(|node| node.name.as_str()).collect();
+        assert_eq!((names, topology.links().len()), (vec!["root", "a", "b"], 4));
     }
 }

@@ -8,7 +8,7 @@
 
 use pleach_vocabulary::Collective;
 
-use super::tree::{Forest, Shape, Tree};
+use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, one_block};
 use crate::Schedule;
 
@@ -16,14 +16,14 @@ const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
     let root = collective.root().unwrap_or(0);
-    Forest {
+    TreeSchedule {
         collective,
         ranks,
         links: access.into(),
         window: WINDOW,
         blocks: one_block(),
-        shape: &|_| Shape::both(Tree::chain_after(ranks, root)),
-        turn: &|_, _| 0,
+        shape: &|_| TreePair::both(Tree::chain_after(ranks, root)),
+        lane_order: &|_, _| 0,
     }
     .schedule()
 }

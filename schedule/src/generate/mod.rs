@@ -68,20 +68,20 @@ impl fmt::Display for Access {
 
 /// How each rank reaches each other.
 #[derive(Clone, Copy)]
-enum Links<'a> {
+enum PeerAccess<'a> {
     /// All in the same way.
     All(Access),
     /// Neighbours in this way, ranks of different hosts by puts.
     Inside(Access, &'a HostMap),
 }
 
-impl From<Access> for Links<'_> {
+impl From<Access> for PeerAccess<'_> {
     fn from(access: Access) -> Self {
         Self::All(access)
     }
 }
 
-impl Links<'_> {
+impl PeerAccess<'_> {
     fn between(self, rank: Rank, peer: Rank) -> Access {
         match self {
             Self::All(access) => access,
@@ -294,7 +294,7 @@ pub enum GenerateError {
     },
     /// The algorithm does something else.
     #[error("{algorithm} is no algorithm for {}; there are {}", collective.name(), known.join(" "))]
-    NotForThis {
+    WrongCollective {
         /// What was asked for.
         algorithm: Algorithm,
         /// For what.
@@ -332,7 +332,7 @@ pub enum GenerateError {
     #[error(
         "{algorithm} is for {packed} of {packed_ranks} ranks, not for {collective} of {ranks}; pack for that"
     )]
-    PackedForOther {
+    WrongPacking {
         /// The packing.
         algorithm: Algorithm,
         /// For what it is.
@@ -382,7 +382,7 @@ pub fn generate(
 ) -> Result<Schedule, GenerateError> {
     let hosts = check(collective, algorithm, ranks)?;
     if ranks == 1 || matches!(collective, Collective::SendRecv { from, to } if from == to) {
-        return Ok(alone(collective, ranks, access));
+        return Ok(single_rank(collective, ranks, access));
     }
     let space = |extents: &[u32]| {
         RankSpace::row_major(0, extents).filter(|space| space.size() == ranks).ok_or_else(|| {
@@ -393,8 +393,8 @@ pub fn generate(
     };
     Ok(match algorithm {
         Algorithm::Direct => direct::schedule(collective, ranks, access),
-        Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::Form::Star),
-        Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::Form::Binomial),
+        Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::EagerTree::Star),
+        Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::EagerTree::Binomial),
         Algorithm::Exchange => exchange::schedule(collective, ranks, access),
         Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
         Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access),
@@ -421,7 +421,7 @@ pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Resul
     }
     if !algorithm.carries_out(collective) {
         let known = Algorithm::names(collective);
-        return Err(GenerateError::NotForThis { algorithm: algorithm.clone(), collective, known });
+        return Err(GenerateError::WrongCollective { algorithm: algorithm.clone(), collective, known });
     }
     let limit = match collective {
         Collective::AllToAll => ALL_TO_ALL_RANKS_MAX,
@@ -445,7 +445,7 @@ pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Resul
     match algorithm {
         Algorithm::Packed(None) if ranks > 1 => return Err(GenerateError::NoTopology { ranks }),
         Algorithm::Packed(Some(trees)) if (trees.collective(), trees.ranks()) != (collective, ranks) => {
-            return Err(GenerateError::PackedForOther {
+            return Err(GenerateError::WrongPacking {
                 algorithm: algorithm.clone(),
                 packed: trees.collective(),
                 packed_ranks: trees.ranks(),
@@ -474,7 +474,7 @@ pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Resul
 }
 
 /// Nobody to talk to: who has input and output copies.
-fn alone(collective: Collective, ranks: u32, access: Access) -> Schedule {
+fn single_rank(collective: Collective, ranks: u32, access: Access) -> Schedule {
     use crate::Part::{Input, Output};
     let lanes = |rank| -> Vec<Lane> {
         let mut lane = Program::new(access, rank, 0);
@@ -504,7 +504,7 @@ fn block_for_each_part(collective: Collective, ranks: u32) -> Vec<Block> {
 
 /// The lanes of every rank, sorted by when it turns to them; of those at once the first comes
 /// first.
-fn in_turn<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
+fn ordered_lanes<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
     let sorted = |mut lanes: Vec<(T, Lane)>| {
         lanes.sort_by(|(one, _), (other, _)| one.cmp(other));
         lanes.into_iter().map(|(_, lane)| lane).collect()

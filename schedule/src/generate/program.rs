@@ -6,7 +6,7 @@
 
 use pleach_vocabulary::Rank;
 
-use super::{Access, Links};
+use super::{Access, PeerAccess};
 use crate::{BlockId, Lane, Op, Part, Place, SignalSlot, Step, StepId};
 
 /// Where something is delivered: a part of a peer, and the signal slot that tells it.
@@ -19,7 +19,7 @@ pub(super) struct Target {
 
 /// A lane under construction.
 pub(super) struct Program<'a> {
-    links: Links<'a>,
+    links: PeerAccess<'a>,
     rank: Rank,
     block: BlockId,
     steps: Vec<Step>,
@@ -28,7 +28,7 @@ pub(super) struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    pub(super) fn new(links: impl Into<Links<'a>>, rank: Rank, block: BlockId) -> Self {
+    pub(super) fn new(links: impl Into<PeerAccess<'a>>, rank: Rank, block: BlockId) -> Self {
         Self { links: links.into(), rank, block, steps: Vec::new(), reads: Vec::new(), writes: Vec::new() }
     }
 

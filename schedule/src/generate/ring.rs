@@ -15,25 +15,25 @@
 
 use pleach_vocabulary::Collective;
 
-use super::tree::{Forest, Shape, Tree};
+use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, block_for_each_rank};
 use crate::Schedule;
 
 const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
-    Forest {
+    TreeSchedule {
         collective,
         ranks,
         links: access.into(),
         window: WINDOW,
         blocks: block_for_each_rank(collective, ranks),
-        shape: &|block| Shape {
+        shape: &|block| TreePair {
             up: Tree::chain_before(ranks, block),
             down: Some(Tree::chain_after(ranks, block)),
         },
         // In the order in which they come by: first the one that starts here.
-        turn: &|rank, block| match collective {
+        lane_order: &|rank, block| match collective {
             Collective::AllGather => (rank + ranks - block) % ranks,
             _ => (rank + ranks - block - 1) % ranks,
         },

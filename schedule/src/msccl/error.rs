@@ -9,13 +9,13 @@ pub struct ImportError {
     /// The line, from 1.
     pub line: usize,
     /// What is wrong there.
-    pub problem: Problem,
+    pub problem: ImportProblem,
 }
 
 /// What is wrong with an XML.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Problem {
+pub enum ImportProblem {
     /// Something else stands there.
     #[error("expected {what}, found {found}")]
     Expected {
@@ -145,7 +145,7 @@ pub enum Problem {
     },
     /// Data of one chunk where those of another belong, or combined with them.
     #[error("chunk {found} of the data comes where chunk {place} belongs")]
-    Misplaced {
+    TuningParseError {
         /// What comes.
         found: u32,
         /// What belongs there.

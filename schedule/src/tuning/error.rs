@@ -37,24 +37,24 @@ pub enum TuningError {
         /// Which file.
         path: PathBuf,
         /// Which line, and what is wrong with it.
-        misplaced: Misplaced,
+        misplaced: TuningParseError,
     },
 }
 
 /// A mistake and where it is.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {error}")]
-pub struct Misplaced {
+pub struct TuningParseError {
     /// Which line, from 1.
     pub line: usize,
     /// What is wrong with it.
-    pub error: Box<LineError>,
+    pub error: Box<TuningFault>,
 }
 
 /// What can be wrong with a line.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum LineError {
+pub enum TuningFault {
     /// The file does not begin as it must.
     #[error("the first line is '{HEADER}', not '{found}'; name a file of 'pleach tune'")]
     Header {
@@ -89,7 +89,7 @@ pub enum LineError {
     Name(UnknownName),
     /// The second table for a world.
     #[error("world {fabric} {hosts} has been; leave one of them away")]
-    Twice {
+    DuplicateWorld {
         /// Over which fabric.
         fabric: Fabric,
         /// Which ranks.

@@ -15,17 +15,19 @@ mod error;
 mod text;
 pub mod tune;
 
+use std::hash::Hasher as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pleach_vocabulary::Fabric;
 
-pub use error::{LineError, Misplaced, TuningError};
+pub use error::{TuningError, TuningFault, TuningParseError};
 
 use pleach_vocabulary::Collective;
 
 use crate::cost::{CostModel, Platform};
+use crate::digest::Hasher64;
 use crate::generate::Variant;
 use crate::hosts::HostMap;
 use crate::select::{SelectError, select_variant};
@@ -185,10 +187,9 @@ impl Tuning {
     #[must_use]
     pub fn digest(&self) -> u64 {
         let text = text::without_notes(self);
-        // FNV-1a: ranks are compared to find mistakes, not to keep anybody out.
-        text.bytes().fold(0xcbf2_9ce4_8422_2325, |digest, byte| {
-            (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        let mut hasher = Hasher64::default();
+        hasher.write(text.as_bytes());
+        hasher.finish()
     }
 }
 

@@ -384,12 +384,12 @@ pub enum Violation {
         other: Rank,
     },
     /// A rank may leave a barrier too early.
-    #[error("rank {rank} may leave the barrier before rank {unheard} has entered it")]
+    #[error("rank {rank} may leave the barrier before rank {missing} has entered it")]
     LeavesEarly {
         /// Who.
         rank: Rank,
         /// Of whom it has not heard.
-        unheard: Rank,
+        missing: Rank,
     },
 }
 

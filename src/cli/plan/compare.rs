@@ -1,6 +1,6 @@
 //! What other ways reach on the same links.
 
-use pleach::packing::compare::{Hybrid, NotHere, Outcome, Row, compare, hybrid};
+use pleach::packing::compare::{Hybrid, Outcome, Row, StrategyError, compare, hybrid};
 use pleach::packing::{PackOptions, Packing, Rate, Strategy, pack};
 
 use super::outcome::Plan;
@@ -54,7 +54,7 @@ fn compared(row: Row) -> Option<Compared> {
         Outcome::Packed(packing) => Compared { name, rate: Ok(packing.rate), note: String::new() },
         Outcome::AtLeast(packing) => Compared { name, rate: Ok(packing.rate), note: "at least".to_owned() },
         Outcome::OverPcie(rate) => Compared { name, rate: Ok(rate), note: "over PCIe".to_owned() },
-        Outcome::NotHere(NotHere::NotFor { .. }) => return None,
-        Outcome::NotHere(why) => Compared { name, rate: Err(why.to_string()), note: String::new() },
+        Outcome::StrategyError(StrategyError::NotFor { .. }) => return None,
+        Outcome::StrategyError(why) => Compared { name, rate: Err(why.to_string()), note: String::new() },
     })
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pleach::schedule::Variant;
-use pleach::schedule::tuning::tune::{self, Measured, Timed};
+use pleach::schedule::tuning::tune::{self, Measured, VariantTime};
 use pleach::transport::clock;
 use pleach::{Buffer, Collective, CollectiveError, Group, ReduceOp};
 
@@ -94,10 +94,13 @@ impl<'a> Measuring<'a> {
         own.sort_by_key(|(place, _)| *place);
         let own: Vec<Duration> = own.into_iter().map(|(_, time)| time).collect();
         let all = self.slowest(&own)?;
-        let mut timed: Vec<Timed> = hopeful
+        let mut timed: Vec<VariantTime> = hopeful
             .drain(..)
             .zip(all.chunks_exact(rounds))
-            .map(|(((variant, _), _), samples)| Timed { variant, seconds: median(samples).as_secs_f64() })
+            .map(|(((variant, _), _), samples)| VariantTime {
+                variant,
+                seconds: median(samples).as_secs_f64(),
+            })
             .collect();
         timed.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         Ok(Measured { collective, bytes, timed })

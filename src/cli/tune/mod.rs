@@ -269,7 +269,7 @@ impl Shown {
     fn measured(&mut self, measured: &tune::Measured) -> Result<(), CommandError> {
         let tune::Measured { collective, bytes, timed } = measured;
         let mut line = format!("{:<14} {:>5}", collective.name(), Size(*bytes).to_string());
-        for tune::Timed { variant, seconds } in timed.iter().take(2) {
+        for tune::VariantTime { variant, seconds } in timed.iter().take(2) {
             line += &format!("  {:>10.2} {:<32}", seconds * 1e6, variant.to_string());
         }
         self.line(line.trim_end())

@@ -72,13 +72,13 @@ fn random_tree(
     weight: Rate,
 ) -> PackedTree {
     let ranks = topology.ranks();
-    let mut joined = vec![root];
+    let mut link_latency_ns = vec![root];
     let mut left: Vec<Rank> = (0..ranks).filter(|&rank| rank != root).collect();
     let mut edges = Vec::new();
     while !left.is_empty() {
         let child = left.swap_remove(random.index(left.len()));
-        let parent = joined[random.index(joined.len())];
-        joined.push(child);
+        let parent = link_latency_ns[random.index(link_latency_ns.len())];
+        link_latency_ns.push(child);
         let (from, to) = if upwards { (child, parent) } else { (parent, child) };
         edges.push(edge(topology, from, to, weight));
     }
@@ -244,8 +244,9 @@ fn weights_that_do_not_fit_are_rounded_and_the_loss_is_told() {
         let trees = PackedTrees::new(&packing, &topology, 0).expect("a packing");
         (trees.trees.iter().map(|tree| tree.weight).collect::<Vec<_>>(), trees.loss())
     };
-    let exact = weights(vec![tree(50_000_000_000, 7), tree(25_000_000_000, 14), tree(25_000_000_000, 1)]);
-    assert_eq!(exact, ([8, 2, 28].iter().map(|weight| weight / 2).collect(), Rate::from_integer(0)));
+    let exact_weights =
+        weights(vec![tree(50_000_000_000, 7), tree(25_000_000_000, 14), tree(25_000_000_000, 1)]);
+    assert_eq!(exact_weights, ([8, 2, 28].iter().map(|weight| weight / 2).collect(), Rate::from_integer(0)));
     let (rounded, loss) = weights(vec![tree(1_000_000_007, 1_000_003), tree(998_244_353, 999_983)]);
     assert_eq!(rounded[0], u32::MAX);
     assert!(loss > Rate::from_integer(0) && loss < Rate::new(1, 1_000_000_000), "{loss}");
@@ -318,33 +319,33 @@ fn a_packing_carries_out_its_own_collective_and_no_other() {
 
 #[test]
 fn chunks_are_more_for_longer_ways_and_no_shorter_than_the_window_covers() {
-    let pace = Pace {
+    let pacing = PacingPolicy {
         bytes_per_s: 1_000_000_000,
         hops: 4,
         latency_ns: 4_000,
         round_trip_ns: 2_000,
-        held_ns: 2_000,
-        held_turns: 2,
+        occupancy_ns: 2_000,
+        occupancy_turns: 2,
         chunk_ns: 0,
-        chunks_a_hop: 64,
+        chunks_per_hop: 64,
         window: 8,
-        lead: 28,
+        skew_limit: 28,
     };
-    assert_eq!(pace.chunks(1 << 30), 4 * 64);
-    assert_eq!(Pace { hops: 8, ..pace }.chunks(1 << 30), 8 * 64);
+    assert_eq!(pacing.chunks(1 << 30), 4 * 64);
+    assert_eq!(PacingPolicy { hops: 8, ..pacing }.chunks(1 << 30), 8 * 64);
     // 10 µs of data, and a round trip of 2 µs that six chunks have to cover.
-    assert_eq!(pace.chunks(10_000), 10_000 / 333);
-    assert_eq!(pace.chunks(0), 1);
+    assert_eq!(pacing.chunks(10_000), 10_000 / 333);
+    assert_eq!(pacing.chunks(0), 1);
     // The square root of hops times time over the cost of a chunk: 4 · 1 s / 4 ms.
-    assert_eq!(Pace { chunk_ns: 4_000_000, ..pace }.chunks(1_000_000_000), 31);
+    assert_eq!(PacingPolicy { chunk_ns: 4_000_000, ..pacing }.chunks(1_000_000_000), 31);
     // An all-reduce holds its place until the result is there.
-    assert_eq!(Pace { held_ns: 4_000, ..pace }.chunks(10_000), 10_000 / 666);
+    assert_eq!(PacingPolicy { occupancy_ns: 4_000, ..pacing }.chunks(10_000), 10_000 / 666);
     assert_eq!(
-        Pace { held_turns: 5, ..pace }.chunks(10_000),
+        PacingPolicy { occupancy_turns: 5, ..pacing }.chunks(10_000),
         10_000 / 666,
         "three of eight chunks are under way"
     );
     // A chunk of 100 ns; 40 of them pass while one is under way.
-    assert_eq!(pace.lead_of(10_000, 100), 28 + 40);
-    assert_eq!(pace.lead_of(1 << 40, 100), 28);
+    assert_eq!(pacing.skew_limit_of(10_000, 100), 28 + 40);
+    assert_eq!(pacing.skew_limit_of(1 << 40, 100), 28);
 }

@@ -1,27 +1,242 @@
-//! Colour refinement: nodes that differ in how they are linked to others get different colours,
-//! until nothing changes.
+//! Automorphisms by singling out nodes, refining, and trying what then looks the same.
 //!
-//! A [`Colouring`] is a list of all nodes in which those of a colour stand side by side (a *cell*).
-//! It is split by counting, for every node, the arcs to and from the nodes of one cell, and
-//! remembers its splits, so that it can be undone. Cells are told apart by position and by numbers
-//! computed of labels, never by node numbers: what it does to a graph and to the same graph with
-//! its nodes numbered otherwise is the same, and so is the trace that it leaves.
+//! One path down, in which nodes are singled out until every node has a colour of its own, gives an
+//! order of all nodes. Any other path of the same trace gives another order; what carries the first
+//! into it is an automorphism if it carries arcs into arcs, which is looked at arc by arc. Going up
+//! the first path again, at each level the nodes that look like the one singled out there are
+//! tried, one of each set that the automorphisms found so far do not join already. Near ones are
+//! tried first, and other nodes go to where the one moved first came from rather than anywhere: so
+//! each automorphism moves few nodes, and which ones are found depends little on how nodes are
+//! numbered.
 //!
-//! **Invariant:** nodes that an automorphism carries into each other, with what was [singled
-//! out](Colouring::single_out) on the way carried along, stand in cells at the same position.
-//! Counts are kept as sums of hashes: should two collide, fewer nodes are told apart and the
-//! invariant still holds.
+//! **Invariant:** everything returned is an automorphism. Within the limits all of them are
+//! products of those returned; beyond, `complete` is false and there may be others.
 
 use std::collections::VecDeque;
+
+use super::{Permutation, UnionFind};
+use crate::random::hash_of_pair;
+
+/// How much a search does at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Arcs and nodes looked at.
+    pub(super) work: u64,
+    /// Nodes singled out in vain on the way to one automorphism.
+    pub(super) failures: u32,
+    /// Nodes singled out one after the other.
+    pub(super) depth: usize,
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub(super) struct Automorphisms {
+    /// All others are products of them; sorted from those that leave most nodes of the first path
+    /// to those that leave none.
+    pub(super) generators: Vec<Permutation>,
+    /// How many nodes each node of the first path is carried to by what leaves those before it:
+    /// their product is how many automorphisms there are.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
+    pub(super) basic_orbits: Vec<u32>,
+    /// Whether the limits were not met.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
+    pub(super) complete: bool,
+    /// Arcs and nodes looked at.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
+    pub(super) work: u64,
+}
+
+/// What was singled out on the first path.
+struct Level {
+    node: u32,
+    cell: u32,
+    trace: Vec<u64>,
+    /// The state before.
+    mark: usize,
+}
+
+struct Search<'g> {
+    graph: &'g Graph,
+    limits: Limits,
+    colouring: Colouring,
+    levels: Vec<Level>,
+    /// All nodes in the order of the first path's end.
+    order: Vec<u32>,
+    /// How far every node is from the one that the present automorphism moves first.
+    from_moved: Vec<u32>,
+    failures_left: u32,
+    complete: bool,
+}
+
+/// All nodes in the order of the first path's end; none where a limit was met before.
+pub(super) fn end_of_first_path(graph: &Graph, limits: Limits) -> Option<Vec<u32>> {
+    let mut automorphisms = Search::new(graph, limits);
+    automorphisms.go_down();
+    automorphisms.complete.then(|| automorphisms.colouring.elements().to_vec())
+}
+
+/// Searches a graph for automorphisms.
+pub(super) fn automorphisms(graph: &Graph, limits: Limits) -> Automorphisms {
+    let mut automorphisms = Search::new(graph, limits);
+    automorphisms.go_down();
+    automorphisms.order = automorphisms.colouring.elements().to_vec();
+    let mut generators = Vec::new();
+    let mut basic_orbits = vec![1; automorphisms.levels.len()];
+    let mut joined = UnionFind::new(graph.nodes());
+    for level in (0..automorphisms.levels.len()).rev() {
+        automorphisms.colouring.undo(automorphisms.levels[level].mark);
+        automorphisms.try_level(level, &mut joined, &mut generators);
+        let Level { node, cell, .. } = automorphisms.levels[level];
+        let first = joined.first(node);
+        let alike = automorphisms.colouring.cell_at(cell);
+        basic_orbits[level] = alike.iter().filter(|&&other| joined.first(other) == first).count() as u32;
+    }
+    let work = automorphisms.colouring.work;
+    Automorphisms { generators, basic_orbits, complete: automorphisms.complete, work }
+}
+
+impl<'g> Search<'g> {
+    fn new(graph: &'g Graph, limits: Limits) -> Self {
+        Self {
+            graph,
+            limits,
+            colouring: Colouring::new(graph),
+            levels: Vec::new(),
+            order: Vec::new(),
+            from_moved: Vec::new(),
+            failures_left: 0,
+            complete: true,
+        }
+    }
+
+    /// The first path. A path that is cut short finds nothing wrong: its end does not tell all
+    /// nodes apart, and what does not carry arcs into arcs is refused.
+    fn go_down(&mut self) {
+        while let Some(cell) = self.colouring.largest_cell() {
+            if self.levels.len() >= self.limits.depth || self.colouring.work > self.limits.work {
+                self.complete = false;
+                break;
+            }
+            let node = self.colouring.cell_at(cell).iter().copied().min().unwrap_or(0);
+            let (mark, mut trace) = (self.colouring.mark(), Vec::new());
+            self.colouring.individualise(self.graph, node, &mut Trace::Recording(&mut trace));
+            self.levels.push(Level { node, cell, trace, mark });
+        }
+    }
+
+    fn try_level(&mut self, level: usize, joined: &mut UnionFind, generators: &mut Vec<Permutation>) {
+        let Level { node, cell, .. } = self.levels[level];
+        self.from_moved = self.distances_from(node);
+        let mut alike = self.colouring.cell_at(cell).to_vec();
+        alike.sort_unstable_by_key(|&other| (self.from_moved[other as usize], other));
+        let mut refused: Vec<u32> = Vec::new();
+        for other in alike {
+            let first = joined.first(other);
+            if first == joined.first(node) || refused.iter().any(|&one| joined.first(one) == first) {
+                continue;
+            }
+            if self.colouring.work > self.limits.work {
+                self.complete = false;
+                return;
+            }
+            self.failures_left = self.limits.failures;
+            if let Some(found) = self.descend(level, other) {
+                joined.merge_along(&found);
+                generators.push(found);
+            } else {
+                self.complete &= self.failures_left > 0;
+                refused.push(other);
+            }
+        }
+    }
+
+    /// An automorphism that carries the first path's node of this level to `node`, and those before
+    /// to themselves.
+    fn descend(&mut self, level: usize, node: u32) -> Option<Permutation> {
+        let mark = self.colouring.mark();
+        let mut trace = Trace::Expected(&self.levels[level].trace, 0);
+        let found = if !self.colouring.individualise(self.graph, node, &mut trace) {
+            self.failures_left = self.failures_left.saturating_sub(1);
+            None
+        } else if level + 1 == self.levels.len() {
+            self.candidate()
+        } else {
+            self.descend_any(level + 1)
+        };
+        self.colouring.undo(mark);
+        found
+    }
+
+    /// Leaves the first path's node of this level where it is if that is possible: so most nodes
+    /// stay in their places.
+    fn descend_any(&mut self, level: usize) -> Option<Permutation> {
+        let Level { node, cell, .. } = self.levels[level];
+        let stays = self.colouring.cell_of(node) == cell;
+        if stays && let found @ Some(_) = self.descend(level, node) {
+            return found;
+        }
+        let from_here = self.distances_from(node);
+        let mut alike = self.colouring.cell_at(cell).to_vec();
+        alike.sort_unstable_by_key(|&other| {
+            (self.from_moved[other as usize], from_here[other as usize], other)
+        });
+        for other in alike {
+            if self.failures_left == 0 || self.colouring.work > self.limits.work {
+                self.failures_left = 0;
+                return None;
+            }
+            if !(stays && other == node)
+                && let found @ Some(_) = self.descend(level, other)
+            {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// How many arcs, whichever way they lead, every node is away from one.
+    fn distances_from(&mut self, node: u32) -> Vec<u32> {
+        self.colouring.work += (self.graph.nodes() + self.graph.arcs.len()) as u64;
+        self.graph.distances_from(node)
+    }
+
+    /// What carries the order of the first path into this one, if that is an automorphism.
+    fn candidate(&mut self) -> Option<Permutation> {
+        let mut images = vec![0; self.order.len()];
+        for (&from, &to) in self.order.iter().zip(self.colouring.elements()) {
+            images[from as usize] = to;
+        }
+        self.colouring.work += (images.len() + self.graph.arcs.len()) as u64;
+        let is_one = self.graph.is_carried_into_itself_by(&images);
+        if !is_one {
+            self.failures_left = self.failures_left.saturating_sub(1);
+        }
+        is_one.then(|| Permutation::new(images))
+    }
+}
+
+// Colour refinement: nodes that differ in how they are linked to others get different colours,
+// until nothing changes.
+//
+// A [`Colouring`] is a list of all nodes in which those of a colour stand side by side (a *cell*).
+// It is split by counting, for every node, the arcs to and from the nodes of one cell, and
+// remembers its splits, so that it can be undone. Cells are told apart by position and by numbers
+// computed of labels, never by node numbers: what it does to a graph and to the same graph with
+// its nodes numbered otherwise is the same, and so is the trace that it leaves.
+//
+// **Invariant:** nodes that an automorphism carries into each other, with what was [singled
+// out](Colouring::individualise) on the way carried along, stand in cells at the same position.
+// Counts are kept as sums of hashes: should two collide, fewer nodes are told apart and the
+// invariant still holds.
 
 /// Nodes with colours and labelled arcs. What one of [`Symmetry`](super::Symmetry)'s searches works
 /// on.
 #[derive(Clone, Debug)]
 pub(super) struct Graph {
     /// A node's colour; only nodes of the same can be carried into each other.
-    pub(super) colours: Vec<u64>,
+    colours: Vec<u64>,
     /// From, to, label; sorted, each once.
-    pub(super) arcs: Vec<(u32, u32, u64)>,
+    arcs: Vec<(u32, u32, u64)>,
     /// Where the arcs from each node begin, and from a last one that is not there.
     first: Vec<u32>,
     /// Places of the arcs to each node.
@@ -40,8 +255,8 @@ impl Graph {
         for (place, &(from, to, label)) in arcs.iter().enumerate() {
             first[from as usize + 1] = place as u32 + 1;
             entering[to as usize].push(place as u32);
-            around[from as usize].push((to, mixed(label, 1)));
-            around[to as usize].push((from, mixed(label, 2)));
+            around[from as usize].push((to, hash_of_pair(label, 1)));
+            around[to as usize].push((from, hash_of_pair(label, 2)));
         }
         for node in 0..colours.len() {
             first[node + 1] = first[node + 1].max(first[node]);
@@ -49,12 +264,12 @@ impl Graph {
         Self { colours, arcs, first, entering, around }
     }
 
-    pub(super) fn nodes(&self) -> usize {
+    fn nodes(&self) -> usize {
         self.colours.len()
     }
 
     /// How many arcs, whichever way they lead, every node is away from one.
-    pub(super) fn distances_from(&self, node: u32) -> Vec<u32> {
+    fn distances_from(&self, node: u32) -> Vec<u32> {
         let mut distances = vec![u32::MAX; self.nodes()];
         distances[node as usize] = 0;
         let mut reached = vec![node];
@@ -95,18 +310,10 @@ impl Graph {
     }
 }
 
-/// One number of two, in which every bit depends on all of both (splitmix64's finaliser).
-fn mixed(one: u64, other: u64) -> u64 {
-    let mut mixed = one.wrapping_add(other.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^ (mixed >> 31)
-}
-
 /// What a refinement did, as numbers that do not depend on how nodes are numbered.
-pub(super) enum Trace<'t> {
+enum Trace<'t> {
     /// To be written down.
-    Kept(&'t mut Vec<u64>),
+    Recording(&'t mut Vec<u64>),
     /// To be compared with what was written down; the place in it.
     Expected(&'t [u64], usize),
 }
@@ -115,7 +322,7 @@ impl Trace<'_> {
     /// Adds an event; whether it may go on.
     fn note(&mut self, event: u64) -> bool {
         match self {
-            Self::Kept(events) => {
+            Self::Recording(events) => {
                 events.push(event);
                 true
             }
@@ -128,7 +335,7 @@ impl Trace<'_> {
 
     fn is_complete(&self) -> bool {
         match self {
-            Self::Kept(_) => true,
+            Self::Recording(_) => true,
             Self::Expected(events, next) => events.len() == *next,
         }
     }
@@ -136,7 +343,7 @@ impl Trace<'_> {
 
 /// All nodes, those of a colour side by side. See the module.
 #[derive(Clone, Debug)]
-pub(super) struct Colouring {
+struct Colouring {
     elements: Vec<u32>,
     /// Where a node stands in `elements`.
     place: Vec<u32>,
@@ -153,12 +360,12 @@ pub(super) struct Colouring {
     score: Vec<u64>,
     touched: Vec<u32>,
     /// Arcs and nodes looked at so far.
-    pub(super) work: u64,
+    work: u64,
 }
 
 impl Colouring {
     /// By the graph's own colours, refined.
-    pub(super) fn new(graph: &Graph) -> Self {
+    fn new(graph: &Graph) -> Self {
         let nodes = graph.nodes();
         let mut elements: Vec<u32> = (0..nodes as u32).collect();
         elements.sort_by_key(|&node| (graph.colours[node as usize], node));
@@ -185,30 +392,30 @@ impl Colouring {
             colouring.cell[node] = start as u32;
             colouring.length[start] += 1;
             if start == place {
-                colouring.put_on_list(start as u32);
+                colouring.enqueue(start as u32);
             }
         }
-        colouring.refine(graph, &mut Trace::Kept(&mut Vec::new()));
+        colouring.automorphisms(graph, &mut Trace::Recording(&mut Vec::new()));
         colouring
     }
 
     /// Nodes in their order.
-    pub(super) fn elements(&self) -> &[u32] {
+    fn elements(&self) -> &[u32] {
         &self.elements
     }
 
     /// The nodes of the cell that begins here.
-    pub(super) fn cell_at(&self, start: u32) -> &[u32] {
+    fn cell_at(&self, start: u32) -> &[u32] {
         &self.elements[start as usize..(start + self.length[start as usize]) as usize]
     }
 
     /// Where a node's cell begins.
-    pub(super) fn cell_of(&self, node: u32) -> u32 {
+    fn cell_of(&self, node: u32) -> u32 {
         self.cell[node as usize]
     }
 
     /// The first of the largest cells; none when every node has a colour of its own.
-    pub(super) fn largest_cell(&self) -> Option<u32> {
+    fn largest_cell(&self) -> Option<u32> {
         let (mut start, mut largest) = (0, None);
         let mut longest = 1;
         while (start as usize) < self.elements.len() {
@@ -222,12 +429,12 @@ impl Colouring {
     }
 
     /// What [`undo`](Self::undo) goes back to.
-    pub(super) fn mark(&self) -> usize {
+    fn mark(&self) -> usize {
         self.splits.len()
     }
 
     /// Merges again what was split since.
-    pub(super) fn undo(&mut self, mark: usize) {
+    fn undo(&mut self, mark: usize) {
         while self.splits.len() > mark {
             let Some((start, parent)) = self.splits.pop() else { break };
             let length = self.length[start as usize];
@@ -242,16 +449,16 @@ impl Colouring {
 
     /// Gives a node a colour of its own and refines. Says whether the trace is the expected one;
     /// after one that is not, only [`undo`](Self::undo) may follow.
-    pub(super) fn single_out(&mut self, graph: &Graph, node: u32, trace: &mut Trace<'_>) -> bool {
+    fn individualise(&mut self, graph: &Graph, node: u32, trace: &mut Trace<'_>) -> bool {
         let start = self.cell[node as usize];
         let last = start + self.length[start as usize] - 1;
         self.swap(self.place[node as usize], last);
         self.split(start, last);
-        self.put_on_list(last);
-        self.refine(graph, trace)
+        self.enqueue(last);
+        self.automorphisms(graph, trace)
     }
 
-    fn refine(&mut self, graph: &Graph, trace: &mut Trace<'_>) -> bool {
+    fn automorphisms(&mut self, graph: &Graph, trace: &mut Trace<'_>) -> bool {
         while let Some(splitter) = self.left.pop_front() {
             self.is_left[splitter as usize] = false;
             self.count(graph, splitter);
@@ -311,7 +518,7 @@ impl Colouring {
     fn split_cell(&mut self, start: u32, counted: &[u32], splitter: u32, trace: &mut Trace<'_>) -> bool {
         let length = self.length[start as usize];
         let score = |nodes: &Self, index: usize| nodes.score[counted[index] as usize];
-        if !trace.note(mixed(mixed(u64::from(splitter), u64::from(start)), score(self, 0))) {
+        if !trace.note(hash_of_pair(hash_of_pair(u64::from(splitter), u64::from(start)), score(self, 0))) {
             return false;
         }
         let all_counted = counted.len() == length as usize;
@@ -330,7 +537,7 @@ impl Colouring {
                 continue;
             }
             let piece_length = start + self.length[start as usize] - end;
-            if !trace.note(mixed(score(self, index), u64::from(piece_length))) {
+            if !trace.note(hash_of_pair(score(self, index), u64::from(piece_length))) {
                 return false;
             }
             if end > start {
@@ -352,13 +559,13 @@ impl Colouring {
         let whole_is_left = self.is_left[start as usize];
         for &piece in pieces.iter().rev() {
             if whole_is_left || piece != largest {
-                self.put_on_list(piece);
+                self.enqueue(piece);
             }
         }
         true
     }
 
-    fn put_on_list(&mut self, start: u32) {
+    fn enqueue(&mut self, start: u32) {
         if !std::mem::replace(&mut self.is_left[start as usize], true) {
             self.left.push_back(start);
         }

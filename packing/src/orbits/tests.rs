@@ -3,13 +3,13 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::check;
 use crate::digraph::Digraph;
+use crate::rate::best_rate;
 use crate::samples::Random;
-use crate::search::best_rate;
 use crate::topology::preset;
 
 /// The same graph with its nodes in another order.
 fn shuffled(topology: &Topology, seed: u64) -> Topology {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut order: Vec<NodeId> = (0..topology.nodes().len() as u32).map(NodeId).collect();
     for place in 1..order.len() {
         order.swap(place, random.below(place as u64 + 1) as usize);
@@ -25,7 +25,8 @@ fn general_bound(topology: &Topology) -> Rate {
 }
 
 fn assert_optimal(name: &str, topology: &Topology, collective: Collective) -> Packing {
-    let packing = pack_all(topology, collective, None).unwrap_or_else(|| panic!("{name} has no symmetry"));
+    let packing =
+        pack_all_gather(topology, collective, None).unwrap_or_else(|| panic!("{name} has no symmetry"));
     check(topology, &packing).unwrap_or_else(|flaw| panic!("{name}: {flaw}"));
     assert!(packing.is_optimal(), "{name}: {} of {}", packing.rate, packing.bound);
     packing
@@ -108,7 +109,7 @@ fn trees_are_as_shallow_as_the_bound_allows_where_ranks_look_the_same() {
     for (name, most) in
         [("torus:8x8", 8), ("dgx-h100:8", 2), ("star:64", 1), ("fat-tree:6", 1), ("dragonfly:8,4,2", 3)]
     {
-        let packing = pack_all(&preset(name).unwrap(), Collective::AllGather, None).unwrap();
+        let packing = pack_all_gather(&preset(name).unwrap(), Collective::AllGather, None).unwrap();
         let mut deepest = 0;
         for tree in &packing.trees {
             let mut depths = BTreeMap::from([(tree.root, 0)]);
@@ -130,9 +131,9 @@ fn random_circle(random: &mut Random) -> Option<Topology> {
     let switch = (random.below(3) == 0).then(|| builder.switch("s"));
     for _ in 0..2 + random.below(3) {
         let (from, to) = (random.below(orbits.into()) as u32, random.below(orbits.into()) as u32);
-        let (step, bandwidth) = (random.below(ranks.into()) as u32, 1 + random.below(9));
-        for rank in (0..ranks).filter(|_| from != to || step != 0) {
-            let ends = (NodeId(from * ranks + rank), NodeId(to * ranks + (rank + step) % ranks));
+        let (distance, bandwidth) = (random.below(ranks.into()) as u32, 1 + random.below(9));
+        for rank in (0..ranks).filter(|_| from != to || distance != 0) {
+            let ends = (NodeId(from * ranks + rank), NodeId(to * ranks + (rank + distance) % ranks));
             builder.link(ends.0, ends.1, bandwidth, 1);
         }
     }
@@ -145,13 +146,13 @@ fn random_circle(random: &mut Random) -> Option<Topology> {
 
 #[test]
 fn random_graphs_that_look_the_same_from_many_ranks_reach_the_bound() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let (mut packed, mut with_orbits) = (0, 0);
     for _ in 0..300 {
         let Some(topology) = random_circle(&mut random) else { continue };
         let symmetry = Symmetry::of(&topology);
         assert_eq!(best(&topology, &symmetry).rate * i128::from(topology.ranks()), general_bound(&topology));
-        let Some(packing) = pack_all(&topology, Collective::AllGather, None) else { continue };
+        let Some(packing) = pack_all_gather(&topology, Collective::AllGather, None) else { continue };
         check(&topology, &packing).unwrap_or_else(|flaw| panic!("{flaw}"));
         assert_eq!(packing.bound, general_bound(&topology));
         assert!(packing.is_optimal(), "{} of {} on {topology:?}", packing.rate, packing.bound);
@@ -166,7 +167,7 @@ fn a_given_number_of_trees_a_root_weigh_the_same_and_say_what_they_miss() {
     for name in ["dgx-1v", "mi250:1", "torus:4x4", "dgx-a100:2", "dgx-h100:4"] {
         let topology = preset(name).unwrap();
         for count in [1, 2, 3, 8] {
-            let packing = pack_all(&topology, Collective::AllGather, Some(count)).unwrap();
+            let packing = pack_all_gather(&topology, Collective::AllGather, Some(count)).unwrap();
             check(&topology, &packing).unwrap_or_else(|flaw| panic!("{name}: {flaw}"));
             assert!(packing.rate <= packing.bound && packing.rate * 2 > packing.bound, "{name} {count}");
             let roots: BTreeSet<Rank> = packing.trees.iter().map(|tree| tree.root).collect();
@@ -180,7 +181,7 @@ fn a_given_number_of_trees_a_root_weigh_the_same_and_say_what_they_miss() {
 #[test]
 fn two_hundred_and_fifty_six_ranks_on_eight_rails_need_one_tree_each() {
     let topology = preset("dgx-h100:32").unwrap();
-    let packing = pack_all(&topology, Collective::AllGather, None).unwrap();
+    let packing = pack_all_gather(&topology, Collective::AllGather, None).unwrap();
     assert!(packing.is_optimal());
     // A box of eight is entered by eight links of 50 GB/s, by all but its own blocks.
     assert_eq!(packing.bound, Rate::new(8 * 50_000_000_000 * 256, 256 - 8));
@@ -195,5 +196,5 @@ fn without_symmetry_there_is_nothing_to_do() {
     for (place, pair) in ranks.windows(2).enumerate() {
         builder.duplex(pair[0], pair[1], 5 + place as u64, 1);
     }
-    assert_eq!(pack_all(&builder.build().unwrap(), Collective::AllGather, None), None);
+    assert_eq!(pack_all_gather(&builder.build().unwrap(), Collective::AllGather, None), None);
 }

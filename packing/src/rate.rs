@@ -7,18 +7,18 @@
 //! a rank that was satisfied stays so: there is one flow for each rank and one more for each cut
 //! found, and the last cut is the certificate.
 //!
-//! [`best_units`] is the same where the numbers of trees are given (ForestColl's fixed k): the
+//! [`best_equal_weight`] is the same where the numbers of trees are given (ForestColl's fixed k): the
 //! largest weight of a tree such that the whole multiples of it that links can carry suffice.
 
 use std::collections::BTreeSet;
 
 use super::Rate;
-use super::digraph::{Digraph, Supply};
+use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
 /// A rate that nothing exceeds, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Best {
+pub(crate) struct Bottleneck {
     /// For each unit of demand.
     pub rate: Rate,
     /// Which nodes are inside the cut that gives it.
@@ -54,20 +54,20 @@ fn rate_of(graph: &Digraph, demand: &[Amount], cut: &[bool]) -> Option<Rate> {
 ///
 /// When there are not as many demands as ranks.
 #[must_use]
-pub(crate) fn best_rate(graph: &Digraph, demand: &[Amount]) -> Option<Best> {
+pub(crate) fn best_rate(graph: &Digraph, demand: &[Amount]) -> Option<Bottleneck> {
     let mut best = around_single_ranks(graph, demand)?;
-    let mut supply = Supply::new(graph, demand);
-    let rescale = |supply: &mut Supply, rate: Rate| {
+    let mut supply = DemandNetwork::new(graph, demand);
+    let rescale = |supply: &mut DemandNetwork, rate: Rate| {
         let (per_demand, factor) = (unsigned(*rate.numer()), unsigned(*rate.denom()));
         supply.rescale(graph, factor, demand.iter().map(|amount| amount * per_demand));
     };
     rescale(&mut supply, best.rate);
     for rank in 0..graph.ranks().len() {
-        while supply.lacks(rank) > 0 {
+        while supply.deficit(rank) > 0 {
             let cut: Vec<bool> = (0..graph.nodes()).map(|node| supply.is_inside(node)).collect();
             let rate = rate_of(graph, demand, &cut).expect("a cut that lacks something has demand inside");
             debug_assert!(rate < best.rate, "a violated cut gives a smaller rate");
-            best = Best { rate, cut };
+            best = Bottleneck { rate, cut };
             rescale(&mut supply, best.rate);
         }
     }
@@ -75,7 +75,7 @@ pub(crate) fn best_rate(graph: &Digraph, demand: &[Amount]) -> Option<Best> {
 }
 
 /// The best of the cuts that hold one rank alone, or all but one: a bound that takes no flow.
-pub(super) fn around_single_ranks(graph: &Digraph, demand: &[Amount]) -> Option<Best> {
+pub(super) fn around_single_ranks(graph: &Digraph, demand: &[Amount]) -> Option<Bottleneck> {
     if graph.ranks().len() < 2 {
         return None;
     }
@@ -95,12 +95,12 @@ pub(super) fn around_single_ranks(graph: &Digraph, demand: &[Amount]) -> Option<
         }
     }
     let (rate, rank, is_alone) = least?;
-    Some(Best { rate, cut: (0..graph.nodes()).map(|node| (node == rank) == is_alone).collect() })
+    Some(Bottleneck { rate, cut: (0..graph.nodes()).map(|node| (node == rank) == is_alone).collect() })
 }
 
 /// Capacities in whole trees, and what each tree carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Units {
+pub(crate) struct EqualWeight {
     /// In units of capacity.
     pub tree: Rate,
     /// How many trees each edge carries.
@@ -115,13 +115,14 @@ pub(crate) struct Units {
 ///
 /// When there are not as many demands as ranks.
 #[must_use]
-pub(crate) fn best_units(graph: &Digraph, demand: &[Amount], best: Rate) -> Option<Units> {
+pub(crate) fn best_equal_weight(graph: &Digraph, demand: &[Amount], best: Rate) -> Option<EqualWeight> {
     let total: Amount = demand.iter().sum();
     let floors = |tree: Rate| whole_trees(graph, tree, total);
-    let is_enough = |tree: Rate| Supply::new(&floors(tree), demand).is_enough();
+    let is_feasible = |tree: Rate| DemandNetwork::new(&floors(tree), demand).is_feasible();
     let capacities: BTreeSet<Amount> = graph.edges().iter().map(|edge| edge.2).collect();
-    if total == 0 || graph.ranks().len() < 2 || is_enough(best) {
-        return (total > 0 && graph.ranks().len() > 1).then(|| Units { tree: best, graph: floors(best) });
+    if total == 0 || graph.ranks().len() < 2 || is_feasible(best) {
+        return (total > 0 && graph.ranks().len() > 1)
+            .then(|| EqualWeight { tree: best, graph: floors(best) });
     }
     // Where every edge carries all trees, they can be packed.
     let mut low = Rate::new(signed(*capacities.first()?), signed(total));
@@ -131,25 +132,25 @@ pub(crate) fn best_units(graph: &Digraph, demand: &[Amount], best: Rate) -> Opti
         // Halves of halves would have ever larger denominators; a neighbour of the middle does as
         // well.
         let middle = neighbour((low + high) * half, low, high);
-        *(if is_enough(middle) { &mut low } else { &mut high }) = middle;
+        *(if is_feasible(middle) { &mut low } else { &mut high }) = middle;
     }
     // The largest weight makes some edge carry a whole number of trees.
     let mut candidates = vec![low];
     for &capacity in &capacities {
-        let counts = whole(capacity, high).max(1)..=whole(capacity, low).min(total);
+        let counts = trees_in(capacity, high).max(1)..=trees_in(capacity, low).min(total);
         let weights = counts.map(|count| Rate::new(signed(capacity), signed(count)));
         candidates.extend(weights.filter(|&tree| tree > low && tree < high));
     }
     candidates.sort_unstable();
     candidates.dedup();
-    let tree = candidates[candidates.partition_point(|&tree| is_enough(tree)) - 1];
-    Some(Units { tree, graph: floors(tree) })
+    let tree = candidates[candidates.partition_point(|&tree| is_feasible(tree)) - 1];
+    Some(EqualWeight { tree, graph: floors(tree) })
 }
 
 /// How many trees of a weight each edge carries, of `total` in all.
 #[must_use]
 pub(crate) fn whole_trees(graph: &Digraph, tree: Rate, total: Amount) -> Digraph {
-    graph.map(|_, _, capacity| whole(capacity, tree).min(total))
+    graph.map(|_, _, capacity| trees_in(capacity, tree).min(total))
 }
 
 /// How many weights are tried without halving the range before.
@@ -157,7 +158,8 @@ const CANDIDATES_MAX: Amount = 16;
 
 /// At most how many weights between two make some edge carry a whole number of trees.
 fn count_between(capacities: &BTreeSet<Amount>, low: Rate, high: Rate, total: Amount) -> Amount {
-    let count = |&capacity: &Amount| whole(capacity, low).min(total).saturating_sub(whole(capacity, high));
+    let count =
+        |&capacity: &Amount| trees_in(capacity, low).min(total).saturating_sub(trees_in(capacity, high));
     capacities.iter().map(count).sum()
 }
 
@@ -174,7 +176,7 @@ fn neighbour(middle: Rate, low: Rate, high: Rate) -> Rate {
 }
 
 /// How many trees of a weight fit a capacity.
-fn whole(capacity: Amount, tree: Rate) -> Amount {
+fn trees_in(capacity: Amount, tree: Rate) -> Amount {
     unsigned(signed(capacity) * tree.denom() / tree.numer())
 }
 
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_best_rate_is_the_least_of_all_cuts_and_its_cut_gives_it() {
-        let mut random = Random(11);
+        let mut random = Random::new(11);
         for round in 0..600 {
             let graph = graph(&mut random, 6, 3, [Links::Duplex, Links::Any][round % 2]);
             let demand = demand(&mut random, &graph);
@@ -198,15 +200,15 @@ mod tests {
 
     #[test]
     fn whole_trees_have_the_largest_weight_that_fits() {
-        let mut random = Random(12);
+        let mut random = Random::new(12);
         for _ in 0..300 {
             let graph = graph(&mut random, 5, 2, Links::Duplex);
             let demand = demand(&mut random, &graph);
             let total: Amount = demand.iter().sum();
             let best = best_rate(&graph, &demand).unwrap().rate;
-            let units = best_units(&graph, &demand, best).unwrap();
+            let units = best_equal_weight(&graph, &demand, best).unwrap();
             let enough = |tree: Rate| {
-                let floors = graph.map(|_, _, capacity| whole(capacity, tree).min(total));
+                let floors = graph.map(|_, _, capacity| trees_in(capacity, tree).min(total));
                 best_by_enumeration(&floors, &demand) >= Rate::from_integer(1)
             };
             assert!(units.tree <= best && enough(units.tree), "{graph:?} {demand:?}");
@@ -226,7 +228,7 @@ mod tests {
         assert_eq!(best_rate(&alone, &[1]), None);
         let pair = Digraph::new(2, vec![0, 1], [(0, 1, 1), (1, 0, 1)]);
         assert_eq!(
-            (best_rate(&pair, &[0, 0]), best_units(&pair, &[0, 0], Rate::from_integer(1))),
+            (best_rate(&pair, &[0, 0]), best_equal_weight(&pair, &[0, 0], Rate::from_integer(1))),
             (None, None)
         );
     }

@@ -8,8 +8,8 @@ use pleach_packing::topology::{NodeId, Topology};
 use pleach_packing::{Edge, Packing, Tree};
 use pleach_vocabulary::{Collective, Rank};
 
-use super::form::is_upwards;
-use super::{PackedError, Share};
+use super::is_upwards;
+use super::{PackedError, TreeBlock};
 
 /// Chunks under way of a tree, where signal slots and scratch suffice for so many.
 const WINDOW: u32 = 32;
@@ -23,11 +23,11 @@ const SIGNAL_SLOTS_OF_PAIR_MAX_OF_MANY: u32 = 1024;
 const FEW_RANKS_MAX: u32 = 64;
 /// Chunks for each edge of the longest way where they cost nothing, of all trees together: many
 /// trees fill each other's gaps, few have to be cut finer.
-const CHUNKS_A_HOP_OF_ALL: u32 = 2048;
+const CHUNKS_PER_HOP_OF_ALL: u32 = 2048;
 /// The same of one tree, at least and at most.
-const CHUNKS_A_HOP: RangeInclusive<u32> = 64..=128;
+const CHUNKS_PER_HOP: RangeInclusive<u32> = 64..=128;
 /// The same where a chunk goes up and down, and keeps its place in the window all the way.
-const CHUNKS_A_HOP_BOTH_WAYS: RangeInclusive<u32> = 40..=128;
+const CHUNKS_PER_HOP_BOTH_WAYS: RangeInclusive<u32> = 40..=128;
 
 /// Chunks of a window that are to be under way at least, besides those that take their turns on
 /// links: with fewer the chunks are so long that filling the pipeline takes more than waiting.
@@ -36,7 +36,7 @@ const COVERED_CHUNKS_MIN: u32 = 3;
 /// How fast a packing goes when it is under way, and how long its ways are: what the number of
 /// chunks follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Pace {
+pub struct PacingPolicy {
     /// Bytes of the whole in a second, rounded down.
     pub bytes_per_s: u64,
     /// Edges of the longest way.
@@ -48,70 +48,70 @@ pub struct Pace {
     /// How long a chunk under way keeps its place in the window besides its turns on links, in
     /// nanoseconds: one round trip, but where results come back the way that contributions went all
     /// of it.
-    pub held_ns: u64,
+    pub occupancy_ns: u64,
     /// How many turns it takes on links meanwhile: in each, a chunk of every tree goes over every
     /// link. About two at its receiver; where it goes all the way up and down another one for four
     /// hops, as of what waits the oldest chunk goes first.
-    pub held_turns: u32,
+    pub occupancy_turns: u32,
     /// What a chunk of every tree costs a rank besides its bytes, in nanoseconds; 0 where that is
     /// nothing.
     pub chunk_ns: u64,
     /// Chunks of a tree for each edge of the longest way, where they cost nothing.
-    pub chunks_a_hop: u32,
+    pub chunks_per_hop: u32,
     /// Chunks under way.
     pub window: u32,
     /// By how many chunks a rank may be further with one tree than with another, besides those that
-    /// latency takes ([`Pace::lead_of`]). Each rank sees to it by itself, and none waits for ever:
+    /// latency takes ([`PacingPolicy::skew_limit_of`]). Each rank sees to it by itself, and none waits for ever:
     /// the least chunk that is incomplete anywhere may be begun everywhere.
-    pub lead: u32,
+    pub skew_limit: u32,
 }
 
-impl Pace {
+impl PacingPolicy {
     /// That of a packing of this topology, whose trees and blocks are these.
     pub(super) fn of(
         packing: &Packing,
         topology: &Topology,
-        trees: &[Share],
+        trees: &[TreeBlock],
         message_ns: u64,
     ) -> Result<Self, PackedError> {
         let (collective, ranks) = (packing.collective, topology.ranks());
         let (of_pair, of_rank) = signals(ranks, trees);
         let window = WINDOW.min(signal_slots_of_pair_max(ranks) / of_pair.max(1)).max(1);
         let chunk_ns = message_ns.saturating_mul(u64::from(of_rank));
-        let (hops, latency_ns, round_trip_ns) = ways(packing, topology)?;
+        let (hops, latency_ns, round_trip_ns) = longest_paths(packing, topology)?;
         let bytes_per_s = u64::try_from(packing.rate.to_integer()).unwrap_or(u64::MAX).max(1);
-        let (far, held_ns, held_turns, range) = if collective == Collective::AllReduce {
-            (hops / 2, latency_ns, 2 + hops / 4, CHUNKS_A_HOP_BOTH_WAYS)
+        let (far, occupancy_ns, occupancy_turns, range) = if collective == Collective::AllReduce {
+            (hops / 2, latency_ns, 2 + hops / 4, CHUNKS_PER_HOP_BOTH_WAYS)
         } else {
-            (hops, round_trip_ns, 2, CHUNKS_A_HOP)
+            (hops, round_trip_ns, 2, CHUNKS_PER_HOP)
         };
         // Besides its window a tree may lead by the hops that chunks of another one come later,
         // twice for queues on the way, and by another window where trees are flat but some of their
         // links slow. No more: who is further ahead takes turns on links from trees that are late.
-        let lead = window + window.max(2 * far);
-        let chunks_a_hop =
-            (CHUNKS_A_HOP_OF_ALL / trees.len().max(1) as u32).clamp(*range.start(), *range.end());
+        let skew_limit = window + window.max(2 * far);
+        let chunks_per_hop =
+            (CHUNKS_PER_HOP_OF_ALL / trees.len().max(1) as u32).clamp(*range.start(), *range.end());
         Ok(Self {
             bytes_per_s,
             hops,
             latency_ns,
             round_trip_ns,
-            held_ns,
-            held_turns,
+            occupancy_ns,
+            occupancy_turns,
             chunk_ns,
-            chunks_a_hop,
+            chunks_per_hop,
             window,
-            lead,
+            skew_limit,
         })
     }
 
     /// By how many chunks a rank may be further with one tree than with another, when so many bytes
-    /// of the whole are cut into so many chunks a tree: [`Pace::lead`], and those that pass a place
+    /// of the whole are cut into so many chunks a tree: [`PacingPolicy::skew_limit`], and those that pass a place
     /// while a byte is on the longest way.
     #[must_use]
-    pub fn lead_of(&self, bytes: u64, chunks: u32) -> u32 {
+    pub fn skew_limit_of(&self, bytes: u64, chunks: u32) -> u32 {
         let under_way = self.latency_ns / self.round_ns(bytes, chunks);
-        self.lead.saturating_add(u32::try_from(under_way).unwrap_or(u32::MAX))
+        self.skew_limit.saturating_add(u32::try_from(under_way).unwrap_or(u32::MAX))
     }
 
     /// How long a chunk of every tree takes, when so many bytes of the whole are cut into so many;
@@ -133,12 +133,12 @@ impl Pace {
         let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
         let hops = u64::from(self.hops.max(1));
         let wanted = match self.chunk_ns {
-            0 => hops * u64::from(self.chunks_a_hop),
+            0 => hops * u64::from(self.chunks_per_hop),
             cost => ((u128::from(hops) * u128::from(nanos) / u128::from(cost)) as u64).isqrt(),
         };
         let least = COVERED_CHUNKS_MIN.min(self.window.saturating_sub(2)).max(1);
-        let covered = u64::from(self.window.saturating_sub(self.held_turns).max(least));
-        let shortest_ns = (self.held_ns / covered).max(1);
+        let covered = u64::from(self.window.saturating_sub(self.occupancy_turns).max(least));
+        let shortest_ns = (self.occupancy_ns / covered).max(1);
         wanted.min(nanos / shortest_ns).max(1)
     }
 }
@@ -150,7 +150,7 @@ pub const fn signal_slots_of_pair_max(ranks: u32) -> u32 {
 }
 
 /// Most signals of a chunk of every tree that one rank gives another, and that one gives in all.
-fn signals(ranks: u32, trees: &[Share]) -> (u32, u32) {
+fn signals(ranks: u32, trees: &[TreeBlock]) -> (u32, u32) {
     let mut pairs: BTreeMap<(Rank, Rank), u32> = BTreeMap::new();
     let mut all = vec![0; ranks as usize];
     for &(from, to) in trees.iter().flat_map(|tree| &tree.edges) {
@@ -164,7 +164,7 @@ fn signals(ranks: u32, trees: &[Share]) -> (u32, u32) {
 }
 
 /// The longest ways of all trees: edges, nanoseconds, and nanoseconds there and back over one edge.
-fn ways(packing: &Packing, topology: &Topology) -> Result<(u32, u64, u64), PackedError> {
+fn longest_paths(packing: &Packing, topology: &Topology) -> Result<(u32, u64, u64), PackedError> {
     let collective = packing.collective;
     let (mut hops, mut latency, mut round_trip) = (0, 0, 0);
     for (number, tree) in packing.trees.iter().enumerate() {
@@ -177,9 +177,9 @@ fn ways(packing: &Packing, topology: &Topology) -> Result<(u32, u64, u64), Packe
             }
             _ => farthest(tree, &latencies, topology.ranks(), is_upwards(collective)),
         };
-        let ways = if collective == Collective::AllReduce { 2 } else { 1 };
-        hops = hops.max(ways * far);
-        latency = latency.max(u64::from(ways) * long);
+        let longest_paths = if collective == Collective::AllReduce { 2 } else { 1 };
+        hops = hops.max(longest_paths * far);
+        latency = latency.max(u64::from(longest_paths) * long);
     }
     Ok((hops, latency, round_trip))
 }
@@ -207,14 +207,14 @@ fn latency_ns(topology: &Topology, tree: usize, edge: &Edge) -> Result<u64, Pack
     for path in &edge.paths {
         let mut sum = 0u64;
         for pair in path.hops.windows(2) {
-            sum = sum.saturating_add(joined(topology, tree, pair[0], pair[1])?);
+            sum = sum.saturating_add(link_latency_ns(topology, tree, pair[0], pair[1])?);
         }
         longest = longest.max(sum);
     }
     Ok(longest)
 }
 
-fn joined(topology: &Topology, tree: usize, from: NodeId, to: NodeId) -> Result<u64, PackedError> {
+fn link_latency_ns(topology: &Topology, tree: usize, from: NodeId, to: NodeId) -> Result<u64, PackedError> {
     let is_node = |node: NodeId| (node.0 as usize) < topology.nodes().len();
     let link = (is_node(from) && is_node(to)).then(|| topology.link(from, to)).flatten();
     let name = |node: NodeId| {

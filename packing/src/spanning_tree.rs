@@ -1,8 +1,8 @@
 //! Trees of ranks before they have a root, a direction and a weight, and how the strategies that do
 //! not compute an optimum make packings of them.
 //!
-//! **Invariant:** a [`Shape`] spans all ranks, and each of its edges goes over one path. What comes
-//! out of [`Weighted::trees`] has no tree twice; after [`fitted`](super::scale::fitted) no
+//! **Invariant:** a [`SpanningTree`] spans all ranks, and each of its edges goes over one path. What comes
+//! out of [`WeightedTree::trees`] has no tree twice; after [`fitted`](super::scale::fitted) no
 //! link carries more than it can and one is full.
 
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use crate::topology::{NodeId, Topology};
 
 /// Two ranks and the nodes from one to the other, both included.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Way {
+pub(super) struct RankPath {
     pub(super) from: Rank,
     pub(super) to: Rank,
     pub(super) hops: Vec<NodeId>,
 }
 
-impl Way {
+impl RankPath {
     pub(super) fn reversed(&self) -> Self {
         Self { from: self.to, to: self.from, hops: self.hops.iter().rev().copied().collect() }
     }
@@ -29,26 +29,26 @@ impl Way {
 
 /// A spanning tree whose edges have no direction yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub(super) ways: Vec<Way>,
+pub(super) struct SpanningTree {
+    pub(super) paths: Vec<RankPath>,
 }
 
-impl Shape {
+impl SpanningTree {
     /// All edges away from a root, nearer ones first.
-    fn outward(&self, ranks: u32, root: Rank) -> Vec<Way> {
+    fn outward(&self, ranks: u32, root: Rank) -> Vec<RankPath> {
         let mut at = vec![Vec::new(); ranks as usize];
-        for way in &self.ways {
-            at[way.from as usize].push(way.clone());
-            at[way.to as usize].push(way.reversed());
+        for path in &self.paths {
+            at[path.from as usize].push(path.clone());
+            at[path.to as usize].push(path.reversed());
         }
         let mut reached = vec![false; ranks as usize];
         reached[root as usize] = true;
-        let mut found: Vec<Way> = Vec::with_capacity(self.ways.len());
+        let mut found: Vec<RankPath> = Vec::with_capacity(self.paths.len());
         let (mut rank, mut done) = (root, 0);
         loop {
-            for way in &at[rank as usize] {
-                if !std::mem::replace(&mut reached[way.to as usize], true) {
-                    found.push(way.clone());
+            for path in &at[rank as usize] {
+                if !std::mem::replace(&mut reached[path.to as usize], true) {
+                    found.push(path.clone());
                 }
             }
             let Some(next) = found.get(done) else { return found };
@@ -63,51 +63,51 @@ impl Shape {
 
     /// A tree whose data go to the root.
     pub(super) fn in_tree(&self, ranks: u32, root: Rank, weight: Rate) -> Tree {
-        let inward = self.outward(ranks, root).iter().rev().map(Way::reversed).collect();
+        let inward = self.outward(ranks, root).iter().rev().map(RankPath::reversed).collect();
         Tree { root, weight, edges: edges(inward, weight) }
     }
 
     /// From the root of a tree to each rank, in order of ranks.
-    fn branches(&self, ranks: u32, root: Rank) -> Vec<Vec<Way>> {
-        let mut branches = vec![Vec::new(); ranks as usize];
-        for way in self.outward(ranks, root) {
-            let mut branch = branches[way.from as usize].clone();
-            let to = way.to as usize;
-            branch.push(way);
-            branches[to] = branch;
+    fn root_paths(&self, ranks: u32, root: Rank) -> Vec<Vec<RankPath>> {
+        let mut root_paths = vec![Vec::new(); ranks as usize];
+        for path in self.outward(ranks, root) {
+            let mut root_path = root_paths[path.from as usize].clone();
+            let to = path.to as usize;
+            root_path.push(path);
+            root_paths[to] = root_path;
         }
-        branches
+        root_paths
     }
 }
 
 /// A shape, who stands on top of it where that is free, and what it carries.
 #[derive(Clone, Debug)]
-pub(super) struct Weighted {
-    pub(super) shape: Shape,
-    pub(super) top: Rank,
+pub(super) struct WeightedTree {
+    pub(super) tree: SpanningTree,
+    pub(super) default_root: Rank,
     pub(super) weight: Rate,
 }
 
-impl Weighted {
+impl WeightedTree {
     /// The trees by which a collective uses these shapes: each all of the data in proportion to its
     /// weight.
     pub(super) fn trees(all: &[Self], ranks: u32, collective: Collective) -> Vec<Tree> {
         let block = Rate::from(i128::from(ranks));
         let every = 0..ranks;
-        let trees = all.iter().flat_map(|Self { shape, top, weight }| -> Vec<Tree> {
+        let trees = all.iter().flat_map(|Self { tree, default_root, weight }| -> Vec<Tree> {
             let share = weight / block;
             match collective {
-                Collective::Broadcast { root } => vec![shape.out_tree(ranks, root, *weight)],
-                Collective::Reduce { root } => vec![shape.in_tree(ranks, root, *weight)],
-                Collective::AllReduce => vec![shape.in_tree(ranks, *top, *weight)],
+                Collective::Broadcast { root } => vec![tree.out_tree(ranks, root, *weight)],
+                Collective::Reduce { root } => vec![tree.in_tree(ranks, root, *weight)],
+                Collective::AllReduce => vec![tree.in_tree(ranks, *default_root, *weight)],
                 Collective::AllGather => {
-                    every.clone().map(|root| shape.out_tree(ranks, root, share)).collect()
+                    every.clone().map(|root| tree.out_tree(ranks, root, share)).collect()
                 }
                 Collective::ReduceScatter => {
-                    every.clone().map(|root| shape.in_tree(ranks, root, share)).collect()
+                    every.clone().map(|root| tree.in_tree(ranks, root, share)).collect()
                 }
-                Collective::Scatter { root } => branches(shape, ranks, root, share, false),
-                Collective::Gather { root } => branches(shape, ranks, root, share, true),
+                Collective::Scatter { root } => root_paths(tree, ranks, root, share, false),
+                Collective::Gather { root } => root_paths(tree, ranks, root, share, true),
                 _ => Vec::new(),
             }
         });
@@ -115,22 +115,23 @@ impl Weighted {
     }
 }
 
-fn branches(shape: &Shape, ranks: u32, root: Rank, weight: Rate, inward: bool) -> Vec<Tree> {
-    let branches = shape.branches(ranks, root).into_iter();
-    let turned = branches.map(|branch| match inward {
-        true => branch.iter().rev().map(Way::reversed).collect(),
-        false => branch,
+fn root_paths(tree: &SpanningTree, ranks: u32, root: Rank, weight: Rate, inward: bool) -> Vec<Tree> {
+    let root_paths = tree.root_paths(ranks, root).into_iter();
+    let turned = root_paths.map(|root_path| match inward {
+        true => root_path.iter().rev().map(RankPath::reversed).collect(),
+        false => root_path,
     });
-    turned.map(|branch| Tree { root, weight, edges: edges(branch, weight) }).collect()
+    turned.map(|root_path| Tree { root, weight, edges: edges(root_path, weight) }).collect()
 }
 
-fn edges(ways: Vec<Way>, weight: Rate) -> Vec<Edge> {
-    let edge = |way: Way| Edge { from: way.from, to: way.to, paths: vec![Path { hops: way.hops, weight }] };
-    ways.into_iter().map(edge).collect()
+fn edges(paths: Vec<RankPath>, weight: Rate) -> Vec<Edge> {
+    let edge =
+        |path: RankPath| Edge { from: path.from, to: path.to, paths: vec![Path { hops: path.hops, weight }] };
+    paths.into_iter().map(edge).collect()
 }
 
 /// A packing of these trees, beside the bound that an optimal one has.
-pub(super) fn beside(optimum: &Packing, trees: Vec<Tree>) -> Packing {
+pub(super) fn with_bound_of(optimum: &Packing, trees: Vec<Tree>) -> Packing {
     Packing {
         collective: optimum.collective,
         rate: trees.iter().map(|tree| tree.weight).sum(),
@@ -142,16 +143,16 @@ pub(super) fn beside(optimum: &Packing, trees: Vec<Tree>) -> Packing {
 
 /// From a rank to all others over one link or through switches only: the fewest hops, among these
 /// the widest.
-pub(super) fn ways_from(topology: &Topology, from: Rank) -> Vec<Option<Way>> {
-    ways_within(topology, from, |_, _| true)
+pub(super) fn paths_from(topology: &Topology, from: Rank) -> Vec<Option<RankPath>> {
+    paths_over(topology, from, |_, _| true)
 }
 
 /// The same over the links that may be used.
-pub(super) fn ways_within(
+pub(super) fn paths_over(
     topology: &Topology,
     from: Rank,
     may: impl Fn(NodeId, NodeId) -> bool,
-) -> Vec<Option<Way>> {
+) -> Vec<Option<RankPath>> {
     let start = topology.node(from);
     let mut before: BTreeMap<NodeId, (NodeId, u64)> = BTreeMap::from([(start, (start, u64::MAX))]);
     let mut layer = vec![start];
@@ -171,13 +172,13 @@ pub(super) fn ways_within(
         layer = next.keys().copied().collect();
         before.extend(next);
     }
-    let way = |to: Rank| {
+    let path = |to: Rank| {
         let mut hops = vec![topology.node(to)];
         while let Some(&(node, _)) = before.get(hops.last()?).filter(|_| hops.last() != Some(&start)) {
             hops.push(node);
         }
         hops.reverse();
-        (to != from && hops[0] == start).then_some(Way { from, to, hops })
+        (to != from && hops[0] == start).then_some(RankPath { from, to, hops })
     };
-    (0..topology.ranks()).map(way).collect()
+    (0..topology.ranks()).map(path).collect()
 }

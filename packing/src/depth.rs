@@ -40,7 +40,7 @@ const SPLITS_MAX_FRACTION: usize = 4;
 
 /// Which way a tree's edges may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     /// From the root.
     Out,
     /// To the root.
@@ -54,43 +54,43 @@ type Paths = Vec<(Vec<NodeId>, Amount)>;
 
 /// An edge away from the root, or in either direction.
 #[derive(Clone, Debug)]
-struct Branch {
+struct TreeEdge {
     from: usize,
     to: usize,
-    reach_ns: u64,
+    depth_ns: u64,
     paths: Paths,
 }
 
 #[derive(Clone, Debug)]
-struct Grown {
+struct WeightedTree {
     root: usize,
     weight: Amount,
-    branches: Vec<Branch>,
+    edges: Vec<TreeEdge>,
     /// How long the longest way is from the root; from the middle where the root does not matter.
-    reach_ns: u64,
+    depth_ns: u64,
 }
 
 /// Makes the trees of a packing less deep. Gather and scatter have no trees, and stay.
-pub(super) fn make_shallow(packing: &mut Packing, topology: &Topology) {
-    let way = match packing.collective {
-        Collective::AllReduce => Way::Both,
-        Collective::Broadcast { .. } | Collective::AllGather => Way::Out,
-        Collective::Reduce { .. } | Collective::ReduceScatter => Way::In,
+pub(super) fn reduce_depth(packing: &mut Packing, topology: &Topology) {
+    let direction = match packing.collective {
+        Collective::AllReduce => Direction::Both,
+        Collective::Broadcast { .. } | Collective::AllGather => Direction::Out,
+        Collective::Reduce { .. } | Collective::ReduceScatter => Direction::In,
         _ => return,
     };
     let Some(unit) = shared_unit(&packing.trees) else { return };
     let mut forest = Forest {
-        way,
+        direction,
         ranks: topology.ranks() as usize,
-        trees: packing.trees.iter().map(|tree| Grown::of(tree, unit, way, topology)).collect(),
+        trees: packing.trees.iter().map(|tree| WeightedTree::of(tree, unit, direction, topology)).collect(),
         work: 0,
         work_max: if topology.ranks() <= FEW_RANKS_MAX { WORK_MAX } else { WORK_MAX_OF_MANY },
     };
-    forest.trees.iter_mut().for_each(|tree| tree.measure(way, topology.ranks() as usize));
+    forest.trees.iter_mut().for_each(|tree| tree.measure_depth(direction, topology.ranks() as usize));
     forest.merge();
     forest.exchange();
     forest.merge();
-    packing.trees = forest.trees.iter().map(|tree| tree.packed(unit, way)).collect();
+    packing.trees = forest.trees.iter().map(|tree| tree.packed(unit, direction)).collect();
 }
 
 /// The largest rate of which all weights are multiples; none where numbers get too large.
@@ -110,65 +110,65 @@ fn shared_unit(trees: &[Tree]) -> Option<Rate> {
     (numerator != 0).then(|| Ratio::new(numerator as i128, denominator))
 }
 
-impl Grown {
-    fn of(tree: &Tree, unit: Rate, way: Way, topology: &Topology) -> Self {
+impl WeightedTree {
+    fn of(tree: &Tree, unit: Rate, direction: Direction, topology: &Topology) -> Self {
         let amount = |weight: Rate| (weight / unit).to_integer().unsigned_abs();
-        let branch = |edge: &Edge| {
+        let edge = |edge: &Edge| {
             let mut paths: Paths =
                 edge.paths.iter().map(|path| (path.hops.clone(), amount(path.weight))).collect();
             let (mut from, mut to) = (edge.from as usize, edge.to as usize);
-            if way == Way::In {
+            if direction == Direction::In {
                 (from, to) = (to, from);
                 paths.iter_mut().for_each(|(hops, _)| hops.reverse());
             }
-            let reach_ns =
+            let depth_ns =
                 edge.paths.iter().map(|path| latency_ns(&path.hops, topology)).max().unwrap_or(0) + 1;
-            Branch { from, to, reach_ns, paths }
+            TreeEdge { from, to, depth_ns, paths }
         };
         Self {
             root: tree.root as usize,
             weight: amount(tree.weight),
-            branches: tree.edges.iter().map(branch).collect(),
-            reach_ns: 0,
+            edges: tree.edges.iter().map(edge).collect(),
+            depth_ns: 0,
         }
     }
 
-    fn packed(&self, unit: Rate, way: Way) -> Tree {
-        let mut edges = Vec::with_capacity(self.branches.len());
-        let neighbours = Neighbours::of(&self.branches, self.branches.len() + 1);
-        for (node, place) in neighbours.outwards(self.root) {
-            let branch = &self.branches[place];
-            let is_turned = way == Way::In || (way == Way::Both && branch.to == node);
-            let mut paths: Vec<Path> = Vec::with_capacity(branch.paths.len());
-            for (hops, amount) in &branch.paths {
+    fn packed(&self, unit: Rate, direction: Direction) -> Tree {
+        let mut edges = Vec::with_capacity(self.edges.len());
+        let adjacency = Adjacency::of(&self.edges, self.edges.len() + 1);
+        for (node, place) in adjacency.outwards(self.root) {
+            let edge = &self.edges[place];
+            let is_turned = direction == Direction::In || (direction == Direction::Both && edge.to == node);
+            let mut paths: Vec<Path> = Vec::with_capacity(edge.paths.len());
+            for (hops, amount) in &edge.paths {
                 let mut hops = hops.clone();
                 if is_turned {
                     hops.reverse();
                 }
                 paths.push(Path { hops, weight: unit * *amount as i128 });
             }
-            let (from, to) = if is_turned { (branch.to, branch.from) } else { (branch.from, branch.to) };
+            let (from, to) = if is_turned { (edge.to, edge.from) } else { (edge.from, edge.to) };
             edges.push(Edge { from: from as Rank, to: to as Rank, paths });
         }
-        if way != Way::Out {
+        if direction != Direction::Out {
             edges.reverse();
         }
         Tree { root: self.root as Rank, weight: unit * self.weight as i128, edges }
     }
 
     /// Finds the middle where the root does not matter, and how long the longest way is.
-    fn measure(&mut self, way: Way, ranks: usize) {
-        let neighbours = Neighbours::of(&self.branches, ranks);
-        if way != Way::Both {
-            self.reach_ns = neighbours.farthest(&self.branches, self.root).1.into_iter().max().unwrap_or(0);
+    fn measure_depth(&mut self, direction: Direction, ranks: usize) {
+        let adjacency = Adjacency::of(&self.edges, ranks);
+        if direction != Direction::Both {
+            self.depth_ns = adjacency.farthest(&self.edges, self.root).1.into_iter().max().unwrap_or(0);
             return;
         }
-        let (one, _) = neighbours.farthest(&self.branches, 0);
-        let (other, from_one) = neighbours.farthest(&self.branches, one);
-        let (_, from_other) = neighbours.farthest(&self.branches, other);
+        let (one, _) = adjacency.farthest(&self.edges, 0);
+        let (other, from_one) = adjacency.farthest(&self.edges, one);
+        let (_, from_other) = adjacency.farthest(&self.edges, other);
         let middle = |&rank: &usize| (from_one[rank].max(from_other[rank]), rank);
         self.root = (0..ranks).min_by_key(middle).unwrap_or(0);
-        self.reach_ns = from_one[self.root].max(from_other[self.root]);
+        self.depth_ns = from_one[self.root].max(from_other[self.root]);
     }
 
     /// Cuts off so much of the weight, path by path, and gives it as a tree of its own.
@@ -176,7 +176,7 @@ impl Grown {
         let mut other = self.clone();
         other.weight = weight;
         self.weight -= weight;
-        for (kept, given) in self.branches.iter_mut().zip(&mut other.branches) {
+        for (kept, given) in self.edges.iter_mut().zip(&mut other.edges) {
             let mut left = weight;
             for ((_, kept), (_, given)) in kept.paths.iter_mut().zip(&mut given.paths) {
                 *given = left.min(*kept);
@@ -190,12 +190,12 @@ impl Grown {
     }
 
     /// What two trees have to share to be one.
-    fn shape(&self, way: Way) -> (usize, Vec<(usize, usize)>) {
-        let ends = |branch: &Branch| match way {
-            Way::Both => (branch.from.min(branch.to), branch.from.max(branch.to)),
-            Way::Out | Way::In => (branch.from, branch.to),
+    fn shape(&self, direction: Direction) -> (usize, Vec<(usize, usize)>) {
+        let ends = |edge: &TreeEdge| match direction {
+            Direction::Both => (edge.from.min(edge.to), edge.from.max(edge.to)),
+            Direction::Out | Direction::In => (edge.from, edge.to),
         };
-        let mut edges: Vec<(usize, usize)> = self.branches.iter().map(ends).collect();
+        let mut edges: Vec<(usize, usize)> = self.edges.iter().map(ends).collect();
         edges.sort_unstable();
         (self.root, edges)
     }
@@ -208,26 +208,26 @@ fn latency_ns(hops: &[NodeId], topology: &Topology) -> u64 {
 
 /// The branches at every rank, and the ranks that they lead to. One list for all: a packing of many
 /// trees asks for many.
-struct Neighbours {
+struct Adjacency {
     /// Where those of each rank begin in the list, and where the last ones end.
     starts: Vec<usize>,
     /// The rank that is led to, and the place of the branch.
     list: Vec<(usize, usize)>,
 }
 
-impl Neighbours {
-    fn of(branches: &[Branch], ranks: usize) -> Self {
+impl Adjacency {
+    fn of(edges: &[TreeEdge], ranks: usize) -> Self {
         let mut starts = vec![0; ranks + 1];
-        for branch in branches {
-            starts[branch.from + 1] += 1;
-            starts[branch.to + 1] += 1;
+        for edge in edges {
+            starts[edge.from + 1] += 1;
+            starts[edge.to + 1] += 1;
         }
         for rank in 0..ranks {
             starts[rank + 1] += starts[rank];
         }
-        let (mut next, mut list) = (starts.clone(), vec![(0, 0); 2 * branches.len()]);
-        for (place, branch) in branches.iter().enumerate() {
-            for (at, to) in [(branch.from, branch.to), (branch.to, branch.from)] {
+        let (mut next, mut list) = (starts.clone(), vec![(0, 0); 2 * edges.len()]);
+        for (place, edge) in edges.iter().enumerate() {
+            for (at, to) in [(edge.from, edge.to), (edge.to, edge.from)] {
                 list[next[at]] = (to, place);
                 next[at] += 1;
             }
@@ -256,12 +256,12 @@ impl Neighbours {
     }
 
     /// The rank that is farthest from this one, the first of several, and how far each is.
-    fn farthest(&self, branches: &[Branch], root: usize) -> (usize, Vec<u64>) {
+    fn farthest(&self, edges: &[TreeEdge], root: usize) -> (usize, Vec<u64>) {
         let mut distances = vec![0; self.ranks()];
         for (node, place) in self.outwards(root) {
-            let branch = &branches[place];
-            let parent = if branch.to == node { branch.from } else { branch.to };
-            distances[node] = distances[parent] + branch.reach_ns;
+            let edge = &edges[place];
+            let parent = if edge.to == node { edge.from } else { edge.to };
+            distances[node] = distances[parent] + edge.depth_ns;
         }
         let farthest = (0..distances.len()).max_by_key(|&rank| (distances[rank], std::cmp::Reverse(rank)));
         (farthest.unwrap_or(root), distances)
@@ -269,9 +269,9 @@ impl Neighbours {
 }
 
 struct Forest {
-    way: Way,
+    direction: Direction,
     ranks: usize,
-    trees: Vec<Grown>,
+    trees: Vec<WeightedTree>,
     /// Ranks looked at.
     work: usize,
     work_max: usize,
@@ -280,26 +280,26 @@ struct Forest {
 impl Forest {
     /// Makes trees of the same shape one.
     fn merge(&mut self) {
-        let mut shapes: BTreeMap<(usize, Vec<(usize, usize)>), Grown> = BTreeMap::new();
-        let way = self.way;
+        let mut shapes: BTreeMap<(usize, Vec<(usize, usize)>), WeightedTree> = BTreeMap::new();
+        let direction = self.direction;
         for mut tree in self.trees.drain(..) {
-            tree.branches.sort_by_key(|branch| (branch.from.min(branch.to), branch.from.max(branch.to)));
-            let Some(same) = shapes.get_mut(&tree.shape(way)) else {
-                shapes.insert(tree.shape(way), tree);
+            tree.edges.sort_by_key(|edge| (edge.from.min(edge.to), edge.from.max(edge.to)));
+            let Some(same) = shapes.get_mut(&tree.shape(direction)) else {
+                shapes.insert(tree.shape(direction), tree);
                 continue;
             };
             same.weight += tree.weight;
-            same.reach_ns = same.reach_ns.max(tree.reach_ns);
-            for (branch, more) in same.branches.iter_mut().zip(tree.branches) {
-                branch.reach_ns = branch.reach_ns.max(more.reach_ns);
-                let is_turned = branch.from != more.from;
+            same.depth_ns = same.depth_ns.max(tree.depth_ns);
+            for (edge, more) in same.edges.iter_mut().zip(tree.edges) {
+                edge.depth_ns = edge.depth_ns.max(more.depth_ns);
+                let is_turned = edge.from != more.from;
                 for (mut hops, amount) in more.paths {
                     if is_turned {
                         hops.reverse();
                     }
-                    match branch.paths.iter_mut().find(|path| path.0 == hops) {
+                    match edge.paths.iter_mut().find(|path| path.0 == hops) {
                         Some(path) => path.1 += amount,
-                        None => branch.paths.push((hops, amount)),
+                        None => edge.paths.push((hops, amount)),
                     }
                 }
             }
@@ -313,7 +313,7 @@ impl Forest {
         let most = self.trees.len() + self.trees.len() / SPLITS_MAX_FRACTION;
         loop {
             let mut order: Vec<usize> = (0..self.trees.len()).collect();
-            order.sort_by_key(|&tree| (std::cmp::Reverse(self.trees[tree].reach_ns), tree));
+            order.sort_by_key(|&tree| (std::cmp::Reverse(self.trees[tree].depth_ns), tree));
             let is_better = order.iter().any(|&tree| self.exchange_one(tree, most));
             if !is_better {
                 return;
@@ -323,16 +323,16 @@ impl Forest {
 
     /// Makes one tree less deep by an exchange with another, if there is one.
     fn exchange_one(&mut self, deep: usize, most: usize) -> bool {
-        let neighbours = Neighbours::of(&self.trees[deep].branches, self.ranks);
-        for place in self.longest_way(deep, &neighbours) {
-            let inside = self.cut_off(deep, place, &neighbours);
+        let adjacency = Adjacency::of(&self.trees[deep].edges, self.ranks);
+        for place in self.longest_path(deep, &adjacency) {
+            let inside = self.far_side(deep, place, &adjacency);
             for other in 0..self.trees.len() {
                 let is_level = self.trees[other].weight == self.trees[deep].weight;
                 if other == deep || (!is_level && self.trees.len() >= most) {
                     continue;
                 }
                 self.work += self.ranks;
-                for partner in self.partners(deep, place, other, &inside) {
+                for partner in self.exchange_partners(deep, place, other, &inside) {
                     self.work += 4 * self.ranks;
                     if self.work >= self.work_max {
                         return false;
@@ -347,31 +347,31 @@ impl Forest {
     }
 
     /// The branches of a longest way of a tree.
-    fn longest_way(&self, tree: usize, neighbours: &Neighbours) -> Vec<usize> {
+    fn longest_path(&self, tree: usize, adjacency: &Adjacency) -> Vec<usize> {
         let tree = &self.trees[tree];
-        let start = match self.way {
-            Way::Both => neighbours.farthest(&tree.branches, tree.root).0,
-            Way::Out | Way::In => tree.root,
+        let start = match self.direction {
+            Direction::Both => adjacency.farthest(&tree.edges, tree.root).0,
+            Direction::Out | Direction::In => tree.root,
         };
-        let (mut node, _) = neighbours.farthest(&tree.branches, start);
+        let (mut node, _) = adjacency.farthest(&tree.edges, start);
         let mut above = vec![usize::MAX; self.ranks];
-        neighbours.outwards(start).into_iter().for_each(|(to, place)| above[to] = place);
-        let mut way = Vec::new();
+        adjacency.outwards(start).into_iter().for_each(|(to, place)| above[to] = place);
+        let mut direction = Vec::new();
         while node != start {
-            let branch = &tree.branches[above[node]];
-            way.push(above[node]);
-            node = if branch.to == node { branch.from } else { branch.to };
+            let edge = &tree.edges[above[node]];
+            direction.push(above[node]);
+            node = if edge.to == node { edge.from } else { edge.to };
         }
-        way
+        direction
     }
 
     /// Which ranks a tree loses with a branch: those beyond it.
-    fn cut_off(&self, tree: usize, place: usize, neighbours: &Neighbours) -> Vec<bool> {
+    fn far_side(&self, tree: usize, place: usize, adjacency: &Adjacency) -> Vec<bool> {
         let mut is_cut = vec![false; self.ranks];
-        let mut left = vec![self.trees[tree].branches[place].to];
+        let mut left = vec![self.trees[tree].edges[place].to];
         is_cut[left[0]] = true;
         while let Some(node) = left.pop() {
-            for &(to, by) in neighbours.at(node) {
+            for &(to, by) in adjacency.at(node) {
                 if by != place && !std::mem::replace(&mut is_cut[to], true) {
                     left.push(to);
                 }
@@ -381,20 +381,19 @@ impl Forest {
     }
 
     /// The branches of another tree that can take the place of this one, and it theirs.
-    fn partners(&self, deep: usize, place: usize, other: usize, inside: &[bool]) -> Vec<usize> {
-        let gone = &self.trees[deep].branches[place];
-        let branches = &self.trees[other].branches;
-        let same = |branch: &Branch| {
-            (branch.from, branch.to) == (gone.from, gone.to)
-                || (branch.to, branch.from) == (gone.from, gone.to)
+    fn exchange_partners(&self, deep: usize, place: usize, other: usize, inside: &[bool]) -> Vec<usize> {
+        let gone = &self.trees[deep].edges[place];
+        let edges = &self.trees[other].edges;
+        let same = |edge: &TreeEdge| {
+            (edge.from, edge.to) == (gone.from, gone.to) || (edge.to, edge.from) == (gone.from, gone.to)
         };
-        let rejoins = |branch: &Branch| inside[branch.from] != inside[branch.to];
+        let rejoins = |edge: &TreeEdge| inside[edge.from] != inside[edge.to];
         // What closes a circle in the other tree with the branch that comes.
-        let neighbours = Neighbours::of(branches, self.ranks);
+        let adjacency = Adjacency::of(edges, self.ranks);
         let mut above = vec![(usize::MAX, usize::MAX); self.ranks];
-        for (to, by) in neighbours.outwards(gone.from) {
-            let branch = &branches[by];
-            above[to] = (by, if branch.to == to { branch.from } else { branch.to });
+        for (to, by) in adjacency.outwards(gone.from) {
+            let edge = &edges[by];
+            above[to] = (by, if edge.to == to { edge.from } else { edge.to });
         }
         let mut circle = Vec::new();
         let mut node = gone.to;
@@ -404,9 +403,9 @@ impl Forest {
             node = next;
         }
         circle.retain(|&by| {
-            let branch = &branches[by];
-            let fits = self.way == Way::Both || branch.to == gone.to;
-            fits && rejoins(branch) && !same(branch)
+            let edge = &edges[by];
+            let fits = self.direction == Direction::Both || edge.to == gone.to;
+            fits && rejoins(edge) && !same(edge)
         });
         circle
     }
@@ -415,17 +414,17 @@ impl Forest {
     /// less.
     fn try_exchange(&mut self, one: (usize, usize), other: (usize, usize)) -> bool {
         let (mut first, mut second) = (self.trees[one.0].clone(), self.trees[other.0].clone());
-        let before = ordered(first.reach_ns, second.reach_ns);
+        let before = ordered(first.depth_ns, second.depth_ns);
         let weight = first.weight.min(second.weight);
         let first_rest = (first.weight > weight).then(|| first.split(first.weight - weight));
         let second_rest = (second.weight > weight).then(|| second.split(second.weight - weight));
-        std::mem::swap(&mut first.branches[one.1], &mut second.branches[other.1]);
+        std::mem::swap(&mut first.edges[one.1], &mut second.edges[other.1]);
         if !self.is_tree(&first) || !self.is_tree(&second) {
             return false;
         }
-        first.measure(self.way, self.ranks);
-        second.measure(self.way, self.ranks);
-        if ordered(first.reach_ns, second.reach_ns) >= before {
+        first.measure_depth(self.direction, self.ranks);
+        second.measure_depth(self.direction, self.ranks);
+        if ordered(first.depth_ns, second.depth_ns) >= before {
             return false;
         }
         self.trees[one.0] = first;
@@ -436,22 +435,22 @@ impl Forest {
 
     /// Whether all ranks are reached from the root, in the direction of the branches where that
     /// matters.
-    fn is_tree(&self, tree: &Grown) -> bool {
-        let neighbours = Neighbours::of(&tree.branches, self.ranks);
+    fn is_tree(&self, tree: &WeightedTree) -> bool {
+        let adjacency = Adjacency::of(&tree.edges, self.ranks);
         let mut is_reached = vec![false; self.ranks];
         let mut left = vec![tree.root];
         is_reached[tree.root] = true;
         let mut reached = 1;
         while let Some(node) = left.pop() {
-            for &(to, by) in neighbours.at(node) {
-                let is_open = self.way == Way::Both || tree.branches[by].to == to;
+            for &(to, by) in adjacency.at(node) {
+                let is_open = self.direction == Direction::Both || tree.edges[by].to == to;
                 if is_open && !std::mem::replace(&mut is_reached[to], true) {
                     reached += 1;
                     left.push(to);
                 }
             }
         }
-        reached == self.ranks && tree.branches.len() + 1 == self.ranks
+        reached == self.ranks && tree.edges.len() + 1 == self.ranks
     }
 }
 
@@ -535,14 +534,14 @@ mod tests {
 
     /// The longest ways of all trees, weighed, the deepest first.
     fn reach(packing: &Packing, topology: &Topology) -> (u64, Rate) {
-        let ways = packing.trees.iter().map(|tree| crate::latency::way_of(tree, topology).0);
-        let weighed = packing.trees.iter().zip(ways.clone());
-        (ways.max().unwrap(), weighed.map(|(tree, way)| tree.weight * way as i128).sum())
+        let paths = packing.trees.iter().map(|tree| crate::latency::longest_path_of_tree(tree, topology).0);
+        let weighed = packing.trees.iter().zip(paths.clone());
+        (paths.max().unwrap(), weighed.map(|(tree, direction)| tree.weight * direction as i128).sum())
     }
 
     #[test]
     fn loads_roots_and_rate_stay_and_no_packing_gets_deeper() {
-        let mut random = Random(8);
+        let mut random = Random::new(8);
         let (mut less_deep, mut rounds) = (0, 0);
         for round in 0..400 {
             let Some(topology) = random_topology(&mut random, 3 + round % 5, 0, true) else { continue };
@@ -558,7 +557,7 @@ mod tests {
                 continue;
             }
             let mut after = before.clone();
-            make_shallow(&mut after, &topology);
+            reduce_depth(&mut after, &topology);
             assert_eq!(loads(&after), loads(&before));
             assert_eq!(after.trees.iter().map(|tree| tree.weight).sum::<Rate>(), before.rate);
             if collective != Collective::AllReduce {
@@ -617,7 +616,7 @@ mod tests {
         let rate = Rate::from_integer(2);
         let trees = vec![chain([0, 1, 2, 3, 4, 5]), chain([0, 2, 4, 1, 3, 5])];
         let mut packing = Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees };
-        make_shallow(&mut packing, &topology);
+        reduce_depth(&mut packing, &topology);
         assert_eq!(reach(&packing, &topology).0, 3_000);
     }
 
@@ -644,7 +643,7 @@ mod tests {
         let trees = vec![tree(0, 1, [a, s, b]), tree(1, 0, [b, t, a])];
         let collective = Collective::AllReduce;
         let mut packing = Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees };
-        make_shallow(&mut packing, &topology);
+        reduce_depth(&mut packing, &topology);
         let [tree] = &packing.trees[..] else { panic!("{:?}", packing.trees) };
         assert_eq!((tree.root, tree.weight, tree.edges[0].paths.len()), (0, rate, 2));
         assert!(tree.edges[0].paths.iter().all(|path| path.hops[0] == b && path.hops[2] == a));

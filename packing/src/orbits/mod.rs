@@ -8,8 +8,8 @@
 //!
 //! and nothing is lost by that: of any packing the average over the group is such a packing. The
 //! [rate](best) comes from cuts, with one maximum flow for each orbit of ranks and one more for
-//! each cut found; the trees from a linear program with one row for each orbit of links ([`mix`]),
-//! whose columns are cheapest trees ([`ways`]). There are no more trees a root than there are
+//! each cut found; the trees from a linear program with one row for each orbit of links ([`solve`]),
+//! whose columns are cheapest trees ([`pricing`]). There are no more trees a root than there are
 //! orbits of links and of ranks.
 //!
 //! All-reduce is the same with trees that are used both ways, of which only the sum of all weights
@@ -18,45 +18,36 @@
 //! **Invariant:** weights and loads are exact. What floating point is used for is which trees to
 //! take; where their exact weights do not reach the bound, the rate says so.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use num_rational::Ratio;
 use pleach_vocabulary::{Collective, Rank};
 
+use super::depth::reduce_depth;
 use super::digraph::greatest_divisor;
 use super::flow::{Amount, Network};
-use super::search::signed;
-use super::shallow::make_shallow;
+use super::rate::{Bottleneck, signed};
 use super::symmetry::{Semiregular, Symmetry};
-use super::{Certificate, Edge, MAX_TREES_PER_ROOT, Packing, Path, Rate, Tree};
+use super::{Certificate, Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
-use depth::lifted;
-use mix::{Mixed, mixed};
-use ways::{Column, Depth, Ways};
-use weights::weighed;
-use whole::{Room, Whole};
+use master::solve_master;
+use pricing::{Column, DepthRule, Pricing};
+use rounding::{edges_of, rounded_trees};
 
-mod arborescence;
-mod depth;
-mod hung;
-mod mix;
+mod master;
+mod pricing;
+mod rounding;
 #[cfg(test)]
 mod tests;
-mod ways;
-mod weights;
-mod whole;
 
 /// Trees are asked for so often at rising prices before they are mixed, for each orbit of links.
 const ROUNDS_PER_ORBIT: usize = 2;
 
-/// What edges of deep trees are tried to cost more; see [`Depth::Surcharged`].
+/// What edges of deep trees are tried to cost more; see [`DepthRule::Surcharged`].
 const SURCHARGES: [f64; 3] = [0.5, 0.1, 0.02];
 
 /// Most ranks where that is tried, and where trees exchange edges in the end.
 const SURCHARGED_RANKS_MAX: u32 = 256;
-
-/// Most trees of equal weight a root that are tried before others.
-const WHOLE_MAX: u32 = 8;
 
 /// Most ranks: what trees cost between all pairs of them is kept, and each has trees of its own.
 pub(crate) const SYMMETRIC_RANKS_MAX: u32 = 2_048;
@@ -67,7 +58,7 @@ const LINK_ORBITS_MAX: usize = 1_024;
 /// All-gather or reduce-scatter on a topology with automorphisms. None where there are none that
 /// move every rank, or too few for so many ranks or links.
 #[must_use]
-pub(crate) fn pack_all(
+pub(crate) fn pack_all_gather(
     topology: &Topology,
     collective: Collective,
     trees_per_root: Option<u32>,
@@ -78,7 +69,8 @@ pub(crate) fn pack_all(
     let (symmetry, group) = group_of(topology)?;
     let best = best(topology, &symmetry);
     let mut packed =
-        Mixing { topology, group: &group, both_ways: false, per_root: best.rate, trees_per_root }.trees();
+        OrbitPacker { topology, group: &group, both_ways: false, per_root: best.rate, trees_per_root }
+            .trees();
     if is_towards {
         packed.trees.iter_mut().for_each(Tree::turn);
     }
@@ -92,7 +84,7 @@ pub(crate) fn pack_all(
         trees: packed.trees,
     };
     if !packed.is_shallow && topology.ranks() <= SURCHARGED_RANKS_MAX {
-        make_shallow(&mut packing, topology);
+        reduce_depth(&mut packing, topology);
     }
     Some(packing)
 }
@@ -109,13 +101,14 @@ pub(crate) fn pack_all_reduce(
     let (_, group) = group_of(topology)?;
     // One tree of each orbit of roots would do; one orbit is enough, as roots do not matter.
     let per_root = bound / i128::from(group.elements().len() as u32);
-    let mut packed = Mixing { topology, group: &group, both_ways: true, per_root, trees_per_root }.trees();
+    let mut packed =
+        OrbitPacker { topology, group: &group, both_ways: true, per_root, trees_per_root }.trees();
     packed.trees.iter_mut().for_each(Tree::turn);
     let rate = packed.trees.iter().map(|tree| tree.weight).sum();
     let mut packing =
         Packing { collective: Collective::AllReduce, rate, bound, certificate, trees: packed.trees };
     if !packed.is_shallow && topology.ranks() <= SURCHARGED_RANKS_MAX {
-        make_shallow(&mut packing, topology);
+        reduce_depth(&mut packing, topology);
     }
     Some(packing)
 }
@@ -130,17 +123,10 @@ fn group_of(topology: &Topology) -> Option<(Symmetry, Semiregular)> {
     is_worth_it.then_some((symmetry, group))
 }
 
-/// The best rate of every root, and the cut that shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Best {
-    pub(super) rate: Rate,
-    pub(super) cut: Vec<bool>,
-}
-
 /// The largest rate at which all ranks can send to all others at once, by Newton's steps on
 /// violated cuts: one flow for each orbit of ranks, one more for each cut found. There are at least
 /// two ranks.
-pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
+pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Bottleneck {
     let ranks = i128::from(topology.ranks());
     let source = topology.nodes().len();
     let unit = topology.links().iter().fold(0, |unit, link| greatest_divisor(unit, link.bytes_per_s.into()));
@@ -161,7 +147,8 @@ pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
     let all_but =
         |rank: Rank| (0..source).map(|node| node != topology.node(rank).0 as usize).collect::<Vec<_>>();
     let representatives = symmetry.rank_representatives(topology);
-    let firsts = representatives.iter().map(|&rank| all_but(rank)).map(|cut| Best { rate: value(&cut), cut });
+    let firsts =
+        representatives.iter().map(|&rank| all_but(rank)).map(|cut| Bottleneck { rate: value(&cut), cut });
     let mut best = firsts.min_by_key(|best| best.rate).expect("there is a rank");
     let rescale = |network: &mut Network, rate: Rate| {
         let (supply, scale) = (rate.numer().unsigned_abs(), rate.denom().unsigned_abs());
@@ -174,19 +161,19 @@ pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Best {
     for rank in representatives {
         loop {
             let wanted = (best.rate.numer() * ranks).unsigned_abs();
-            if network.max_amount(source, topology.node(rank).0 as usize, wanted) == wanted {
+            if network.max_flow_value(source, topology.node(rank).0 as usize, wanted) == wanted {
                 break;
             }
             let cut: Vec<bool> = (0..source).map(|node| network.is_source_side(node)).collect();
-            best = Best { rate: value(&cut), cut };
+            best = Bottleneck { rate: value(&cut), cut };
             rescale(&mut network, best.rate);
         }
     }
-    Best { rate: best.rate * signed(unit), cut: best.cut }
+    Bottleneck { rate: best.rate * signed(unit), cut: best.cut }
 }
 
 /// What trees are mixed for.
-struct Mixing<'t> {
+struct OrbitPacker<'t> {
     topology: &'t Topology,
     group: &'t Semiregular,
     both_ways: bool,
@@ -196,40 +183,15 @@ struct Mixing<'t> {
 }
 
 /// Trees, and the rate that every root reaches.
-struct Mixture {
+struct OrbitTrees {
     trees: Vec<Tree>,
     per_root: Rate,
     /// Whether no rank can be nearer to a root.
     is_shallow: bool,
 }
 
-/// The fewest trees that reach the rate aimed for; where none are found, those that come nearest.
-fn weighed_or_whole(mixed: &Mixed, room: &Room<'_, '_>) -> (Vec<(Column, Rate)>, Rate) {
-    let weights = weighed(mixed, room.carries, room.groups);
-    let different: BTreeSet<_> = mixed.columns.iter().map(|(column, _)| edges_of(column)).collect();
-    let of_root = |root: usize| different.iter().filter(|tree| tree.0 == root).count();
-    let most = (0..room.groups).map(of_root).max().unwrap_or(0) as u32;
-    let is_good = weights.is_simple() || (weights.is_exact() && most == 1);
-    let fewer = if is_good && most <= MAX_TREES_PER_ROOT { most } else { WHOLE_MAX + 1 };
-    for count in 1..fewer.min(WHOLE_MAX + 1) {
-        if let Some(whole) = room.fitting(mixed, count) {
-            return shares(whole, count);
-        }
-    }
-    if most > MAX_TREES_PER_ROOT {
-        return shares(room.least(mixed, MAX_TREES_PER_ROOT), MAX_TREES_PER_ROOT);
-    }
-    let columns = mixed.columns.iter().map(|(column, _)| column.clone());
-    (columns.zip(weights.parts).collect(), weights.load)
-}
-
-fn shares(whole: Whole, count: u32) -> (Vec<(Column, Rate)>, Rate) {
-    let share = |(column, times): (Column, u32)| (column, Rate::new(times.into(), count.into()));
-    (whole.columns.into_iter().map(share).collect(), whole.load)
-}
-
-impl Mixing<'_> {
-    fn trees(&self) -> Mixture {
+impl OrbitPacker<'_> {
+    fn trees(&self) -> OrbitTrees {
         let Self { topology, group, both_ways, per_root, .. } = *self;
         let mut bandwidth = vec![Rate::default(); group.link_orbit_sizes().len()];
         for (index, link) in topology.links().iter().enumerate() {
@@ -240,38 +202,35 @@ impl Mixing<'_> {
         let in_floats: Vec<f64> =
             carries.iter().map(|&one| *one.numer() as f64 / *one.denom() as f64).collect();
         let groups = if both_ways { 1 } else { group.representatives().len() };
-        let ways = Ways::new(topology, group, both_ways);
+        let pricing = Pricing::new(topology, group, both_ways);
         let rounds = ROUNDS_PER_ORBIT * carries.len();
-        let mix = |depth| {
-            mixed(&in_floats, groups, rounds, |orbit, prices| ways.cheapest_tree(orbit, prices, depth))
+        let solve = |depth| {
+            solve_master(&in_floats, groups, rounds, |orbit, prices| {
+                pricing.cheapest_tree(orbit, prices, depth)
+            })
         };
         let is_small = topology.ranks() <= SURCHARGED_RANKS_MAX;
-        let surcharges = SURCHARGES.iter().filter(|_| is_small).map(|&part| Depth::Surcharged(part));
-        let shallow = [Depth::Least].into_iter().chain(surcharges).map(mix).find(|mixed| mixed.fits);
-        let mixed = shallow.unwrap_or_else(|| mix(Depth::Surcharged(0.0)));
-        let room = Room { ways: &ways, carries: &carries, groups };
-        let (columns, load) = match self.trees_per_root {
-            Some(count) => shares(room.least(&mixed, count), count),
-            None => weighed_or_whole(&mixed, &room),
-        };
-        let load = load.max(Rate::from_integer(1));
-        let columns = lifted(&ways, columns, &carries, load);
-        let is_shallow = columns.iter().all(|(column, _)| ways.is_shallowest(column));
+        let surcharges = SURCHARGES.iter().filter(|_| is_small).map(|&part| DepthRule::Surcharged(part));
+        let depth =
+            [DepthRule::Least].into_iter().chain(surcharges).map(solve).find(|solution| solution.fits);
+        let solution = depth.unwrap_or_else(|| solve(DepthRule::Surcharged(0.0)));
+        let (columns, load) = rounded_trees(&pricing, &carries, groups, &solution, self.trees_per_root);
+        let is_shallow = columns.iter().all(|(column, _)| pricing.is_shallowest(column));
         let per_root = per_root / load;
         let mut trees = Vec::new();
-        for (columns, part) in together(columns) {
+        for (columns, part) in grouped_by_edges(columns) {
             let elements = 0..group.elements().len();
-            trees.extend(elements.map(|element| self.carried(&columns, element, part, per_root)));
+            trees.extend(elements.map(|element| self.image(&columns, element, part, per_root)));
         }
         trees.sort_by_key(|tree| tree.root);
-        Mixture { trees, per_root, is_shallow }
+        OrbitTrees { trees, per_root, is_shallow }
     }
 
     /// A tree where an element of the group carries it. Several columns differ in the ways of its
     /// edges only.
-    fn carried(&self, columns: &[(Column, Rate)], element: usize, part: Rate, per_root: Rate) -> Tree {
+    fn image(&self, columns: &[(Column, Rate)], element: usize, part: Rate, per_root: Rate) -> Tree {
         let images = &self.group.elements()[element];
-        let carried = |rank: Rank| {
+        let image = |rank: Rank| {
             let image = NodeId(images.of(self.topology.node(rank).0));
             self.topology.rank(image).expect("an automorphism carries ranks to ranks")
         };
@@ -288,30 +247,26 @@ impl Mixing<'_> {
                     None => paths.push(Path { hops, weight }),
                 }
             }
-            edges.push(Edge { from: carried(from), to: carried(to), paths });
+            edges.push(Edge { from: image(from), to: image(to), paths });
         }
-        Tree { root: carried(self.group.representatives()[first.orbit]), weight: part * per_root, edges }
+        Tree { root: image(self.group.representatives()[first.orbit]), weight: part * per_root, edges }
     }
 }
 
 /// A tree's edges, and the columns that have them.
-type Together = BTreeMap<(usize, Vec<(Rank, Rank)>), Vec<(Column, Rate)>>;
+type ColumnsByEdges = BTreeMap<(usize, Vec<(Rank, Rank)>), Vec<(Column, Rate)>>;
 
 /// Columns with the same edges, which are one tree whatever ways its edges go, and their weight
 /// together.
-fn together(columns: Vec<(Column, Rate)>) -> Vec<(Vec<(Column, Rate)>, Rate)> {
-    let mut together = Together::new();
+fn grouped_by_edges(columns: Vec<(Column, Rate)>) -> Vec<(Vec<(Column, Rate)>, Rate)> {
+    let mut grouped_by_edges = ColumnsByEdges::new();
     for (column, part) in columns.into_iter().filter(|(_, part)| *part.numer() != 0) {
-        together.entry(edges_of(&column)).or_default().push((column, part));
+        grouped_by_edges.entry(edges_of(&column)).or_default().push((column, part));
     }
     let sum = |columns: &Vec<(Column, Rate)>| columns.iter().map(|(_, part)| part).sum();
-    together
+    grouped_by_edges
         .into_values()
         .map(|columns| (sum(&columns), columns))
         .map(|(sum, columns)| (columns, sum))
         .collect()
-}
-
-fn edges_of(column: &Column) -> (usize, Vec<(Rank, Rank)>) {
-    (column.orbit, column.edges.iter().map(|&(from, to, _)| (from, to)).collect())
 }

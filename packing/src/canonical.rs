@@ -14,14 +14,14 @@ use super::symmetry::order_from;
 use super::{Certificate, Packing};
 use crate::topology::{NodeId, Topology};
 
-pub(super) struct Renumbered<'t> {
+pub(super) struct CanonicalTopology<'t> {
     original: &'t Topology,
     topology: Topology,
     /// By number here: the node there.
     nodes: Vec<NodeId>,
 }
 
-impl<'t> Renumbered<'t> {
+impl<'t> CanonicalTopology<'t> {
     /// With this rank as the first; none where finding the order takes long.
     pub(super) fn from_rank(original: &'t Topology, first: Rank) -> Option<Self> {
         let nodes = order_from(original, original.node(first))?;
@@ -42,12 +42,12 @@ impl<'t> Renumbered<'t> {
             tree.root = self.rank(tree.root);
             for edge in &mut tree.edges {
                 (edge.from, edge.to) = (self.rank(edge.from), self.rank(edge.to));
-                edge.paths.iter_mut().for_each(|path| self.read(&mut path.hops));
+                edge.paths.iter_mut().for_each(|path| self.map_back(&mut path.hops));
             }
         }
         match &mut packing.certificate {
-            Certificate::Cut { nodes } => self.read(nodes),
-            Certificate::Partition { parts } => parts.iter_mut().for_each(|part| self.read(part)),
+            Certificate::Cut { nodes } => self.map_back(nodes),
+            Certificate::Partition { parts } => parts.iter_mut().for_each(|part| self.map_back(part)),
             Certificate::Alone => {}
         }
         packing
@@ -58,7 +58,7 @@ impl<'t> Renumbered<'t> {
         self.original.rank(node).expect("ranks are ranks there too")
     }
 
-    fn read(&self, nodes: &mut [NodeId]) {
+    fn map_back(&self, nodes: &mut [NodeId]) {
         nodes.iter_mut().for_each(|node| *node = self.nodes[node.0 as usize]);
     }
 }

@@ -13,20 +13,20 @@
 
 use std::collections::HashMap;
 
-use super::digraph::{Digraph, Supply};
+use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
 /// A graph of ranks alone, whose nodes are the ranks' numbers, and the ways that its edges stand
 /// for.
 #[derive(Clone, Debug)]
-pub(crate) struct Split {
+pub(crate) struct SwitchFreeGraph {
     /// Ranks and what joins them.
     pub graph: Digraph,
     /// Over which nodes.
     pub routes: Routes,
 }
 
-/// The links behind the edges of a [`Split`].
+/// The links behind the edges of a [`SwitchFreeGraph`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
     /// The node of every rank.
@@ -38,15 +38,15 @@ pub(crate) struct Routes {
 }
 
 /// Nodes from one rank to another, and how much goes there.
-pub(crate) type Way = (Vec<usize>, Amount);
+pub(crate) type WeightedPath = (Vec<usize>, Amount);
 
 /// Removes all switches of a graph in which every rank gets the sum of all demands. None where that
-/// cannot be: some rank gets less (see [`Supply::is_enough`]), or not as much enters as leaves some
+/// cannot be: some rank gets less (see [`DemandNetwork::is_feasible`]), or not as much enters as leaves some
 /// switch ([`Digraph::is_balanced`]).
 #[must_use]
-pub(crate) fn remove_switches(graph: &Digraph, demand: &[Amount]) -> Option<Split> {
+pub(crate) fn remove_switches(graph: &Digraph, demand: &[Amount]) -> Option<SwitchFreeGraph> {
     let mut splitter = Splitter::new(graph, demand);
-    if !graph.is_balanced() || !splitter.supply.is_enough() {
+    if !graph.is_balanced() || !splitter.supply.is_feasible() {
         return None;
     }
     for switch in graph.switches() {
@@ -56,7 +56,7 @@ pub(crate) fn remove_switches(graph: &Digraph, demand: &[Amount]) -> Option<Spli
 }
 
 struct Splitter {
-    supply: Supply,
+    supply: DemandNetwork,
     nodes: usize,
     /// Where edges lead to and come from, by node. Some may have nothing left.
     leaving: Vec<Vec<usize>>,
@@ -75,7 +75,7 @@ impl Splitter {
             entering[to].push(from);
             routes.links.insert((from, to), capacity);
         }
-        let (supply, nodes) = (Supply::new(graph, demand), graph.nodes());
+        let (supply, nodes) = (DemandNetwork::new(graph, demand), graph.nodes());
         Self { supply, nodes, leaving, entering, routes, tight: Vec::new() }
     }
 
@@ -107,11 +107,11 @@ impl Splitter {
         let mut tight = None;
         let mut too_much = 0;
         let nodes = self.nodes;
-        self.supply.ask(|supply, lack| {
+        self.supply.visit_deficits(|supply, deficit| {
             tight = Some((0..nodes).map(|node| supply.is_inside(node)).collect());
-            too_much += lack;
-            amount -= lack;
-            shift(supply, from, switch, to, lack, false);
+            too_much += deficit;
+            amount -= deficit;
+            shift(supply, from, switch, to, deficit, false);
             amount > 0
         });
         self.tight.extend(tight);
@@ -129,7 +129,7 @@ impl Splitter {
         shift(&mut self.supply, from, switch, to, amount, is_off);
     }
 
-    fn finish(self, graph: &Digraph) -> Split {
+    fn finish(self, graph: &Digraph) -> SwitchFreeGraph {
         let ranks = graph.ranks();
         let mut numbers = vec![usize::MAX; self.nodes];
         for (number, &node) in ranks.iter().enumerate() {
@@ -142,12 +142,12 @@ impl Splitter {
             }
         }
         let graph = Digraph::new(ranks.len(), (0..ranks.len()).collect(), edges);
-        Split { graph, routes: self.routes }
+        SwitchFreeGraph { graph, routes: self.routes }
     }
 }
 
 /// Moves an amount from two edges over a switch to the one past it, or back.
-fn shift(supply: &mut Supply, from: usize, switch: usize, to: usize, amount: Amount, is_off: bool) {
+fn shift(supply: &mut DemandNetwork, from: usize, switch: usize, to: usize, amount: Amount, is_off: bool) {
     for (one, other, gains) in [(from, switch, !is_off), (switch, to, !is_off), (from, to, is_off)] {
         if one != other {
             let before = supply.capacity(one, other);
@@ -163,9 +163,9 @@ impl Routes {
     /// # Panics
     ///
     /// When more is taken than the edge had.
-    pub(crate) fn take(&mut self, from: usize, to: usize, amount: Amount) -> Vec<Way> {
+    pub(crate) fn take(&mut self, from: usize, to: usize, amount: Amount) -> Vec<WeightedPath> {
         let ways = self.take_between(self.ranks[from], self.ranks[to], amount);
-        let mut sums: Vec<Way> = Vec::with_capacity(ways.len());
+        let mut sums: Vec<WeightedPath> = Vec::with_capacity(ways.len());
         for (nodes, amount) in ways {
             let nodes = without_loops(nodes);
             match sums.iter_mut().find(|way| way.0 == nodes) {
@@ -176,7 +176,7 @@ impl Routes {
         sums
     }
 
-    fn take_between(&mut self, from: usize, to: usize, mut amount: Amount) -> Vec<Way> {
+    fn take_between(&mut self, from: usize, to: usize, mut amount: Amount) -> Vec<WeightedPath> {
         let mut ways = Vec::new();
         if let Some(left) = self.links.get_mut(&(from, to)) {
             let taken = amount.min(*left);
@@ -204,10 +204,10 @@ impl Routes {
 }
 
 /// Ways to a node and ways from it, which carry as much, made one.
-fn joined(first: Vec<Way>, second: Vec<Way>) -> Vec<Way> {
+fn joined(first: Vec<WeightedPath>, second: Vec<WeightedPath>) -> Vec<WeightedPath> {
     let mut ways = Vec::new();
     let mut second = second.into_iter();
-    let mut rest: Way = (Vec::new(), 0);
+    let mut rest: WeightedPath = (Vec::new(), 0);
     for (nodes, mut amount) in first {
         while amount > 0 {
             if rest.1 == 0 {
@@ -237,9 +237,9 @@ fn without_loops(nodes: Vec<usize>) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rate::best_rate;
     use crate::samples;
     use crate::samples::{Links, Random, best_by_enumeration};
-    use crate::search::best_rate;
     use std::collections::BTreeMap;
 
     /// A graph scaled so that its best rate is whole, and its demands at that rate.
@@ -256,22 +256,22 @@ mod tests {
 
     #[test]
     fn without_switches_as_much_can_be_sent_as_with_them() {
-        let mut random = Random(21);
+        let mut random = Random::new(21);
         for round in 0..400 {
             let (graph, demand) = at_its_best(&mut random, [Links::Duplex, Links::Balanced][round % 2]);
-            let split = remove_switches(&graph, &demand).unwrap();
-            assert_eq!(split.graph.nodes(), graph.ranks().len());
-            let rate = best_by_enumeration(&split.graph, &demand);
+            let switch_removal = remove_switches(&graph, &demand).unwrap();
+            assert_eq!(switch_removal.graph.nodes(), graph.ranks().len());
+            let rate = best_by_enumeration(&switch_removal.graph, &demand);
             assert_eq!(*rate.numer(), *rate.denom(), "{graph:?} {demand:?}");
         }
     }
 
     #[test]
     fn all_edges_together_go_over_no_link_more_than_it_carries() {
-        let mut random = Random(22);
+        let mut random = Random::new(22);
         for round in 0..400 {
             let (graph, demand) = at_its_best(&mut random, [Links::Duplex, Links::Balanced][round % 2]);
-            let Split { graph: direct, mut routes } = remove_switches(&graph, &demand).unwrap();
+            let SwitchFreeGraph { graph: direct, mut routes } = remove_switches(&graph, &demand).unwrap();
             let mut left: BTreeMap<(usize, usize), Amount> =
                 graph.edges().iter().map(|&(from, to, capacity)| ((from, to), capacity)).collect();
             for &(from, to, capacity) in direct.edges() {

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 
-use super::ways::Column;
+use crate::orbits::pricing::Column;
 
 /// What counts as zero.
 const EPSILON: f64 = 1e-9;
@@ -26,7 +26,7 @@ const PIVOTS_MAX: u32 = 4_000;
 
 /// What is mixed: trees, and weights whose sum is 1 for each orbit of roots.
 #[derive(Clone, Debug)]
-pub(super) struct Mixed {
+pub(super) struct MasterSolution {
     /// Trees with a weight above zero.
     pub(super) columns: Vec<(Column, f64)>,
     /// Whether no orbit carries more than it can.
@@ -44,7 +44,7 @@ enum Variable {
     Load,
 }
 
-struct Program {
+struct MasterProgram {
     /// Loads as parts of what orbits can carry.
     loads: Vec<Vec<f64>>,
     columns: Vec<Column>,
@@ -60,12 +60,12 @@ struct Program {
 /// Mixes trees. `carries` is how many uses each orbit of links can carry at the aimed-for rate;
 /// `cheapest` gives the cheapest tree of an orbit of roots at given prices. Stops as soon as loads
 /// are at most 1, or nothing gets better.
-pub(super) fn mixed(
+pub(super) fn solve_master(
     carries: &[f64],
     groups: usize,
     rounds: usize,
     mut cheapest: impl FnMut(usize, &[f64]) -> Column,
-) -> Mixed {
+) -> MasterSolution {
     let mut ask = |group: usize, prices: &[f64]| {
         let scaled: Vec<f64> = prices.iter().zip(carries).map(|(price, carries)| price / carries).collect();
         cheapest(group, &scaled)
@@ -73,8 +73,8 @@ pub(super) fn mixed(
     let loads = |column: &Column| -> Vec<f64> {
         column.loads.iter().zip(carries).map(|(&load, carries)| f64::from(load) / carries).collect()
     };
-    let mut pool = gathered(carries.len(), groups, rounds, &mut ask, &loads);
-    let mut program = Program::new(carries.len(), groups, &mut pool, &loads);
+    let mut pool = initial_columns(carries.len(), groups, rounds, &mut ask, &loads);
+    let mut program = MasterProgram::new(carries.len(), groups, &mut pool, &loads);
     program.solve_with_pool();
     for _ in 0..PIVOTS_MAX {
         if program.load() <= 1.0 + EPSILON || program.pivots > PIVOTS_MAX {
@@ -97,12 +97,12 @@ pub(super) fn mixed(
         }
         program.solve_with_pool();
     }
-    program.mixed()
+    program.solution()
 }
 
 /// Trees to begin with: at no prices, and at prices that rise with what the trees so far load
 /// (multiplicative weights).
-fn gathered(
+fn initial_columns(
     rows: usize,
     groups: usize,
     rounds: usize,
@@ -130,7 +130,7 @@ fn gathered(
     pool
 }
 
-impl Program {
+impl MasterProgram {
     /// Begins with one column of each group.
     fn new(
         rows: usize,
@@ -277,7 +277,7 @@ impl Program {
         true
     }
 
-    fn mixed(mut self) -> Mixed {
+    fn solution(mut self) -> MasterSolution {
         self.refresh();
         let fits = self.load() <= 1.0 + FITS;
         let mut used: Vec<(usize, f64)> = Vec::new();
@@ -289,7 +289,7 @@ impl Program {
             }
         }
         used.sort_by_key(|&(column, _)| column);
-        Mixed {
+        MasterSolution {
             fits,
             columns: used
                 .into_iter()

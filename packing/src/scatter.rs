@@ -10,7 +10,7 @@ use pleach_vocabulary::{Collective, Rank};
 use super::digraph::Digraph;
 use super::directed::certificate;
 use super::flow::{Amount, ArcId, Network};
-use super::search::{Best, signed};
+use super::rate::{Bottleneck, signed};
 use super::{Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
@@ -21,7 +21,7 @@ use crate::topology::{NodeId, Topology};
 ///
 /// When there are fewer than two ranks, the root is none of them, or `collective` is another one.
 #[must_use]
-pub(crate) fn pack_flows(topology: &Topology, collective: Collective) -> Packing {
+pub(crate) fn pack_scatter(topology: &Topology, collective: Collective) -> Packing {
     let (root, is_towards) = match collective {
         Collective::Scatter { root } => (root, false),
         Collective::Gather { root } => (root, true),
@@ -29,8 +29,8 @@ pub(crate) fn pack_flows(topology: &Topology, collective: Collective) -> Packing
     };
     let (graph, unit) = Digraph::of(topology);
     let graph = if is_towards { graph.reversed() } else { graph };
-    let mut blocks = Blocks::new(&graph, root as usize);
-    let best = blocks.send();
+    let mut blocks = ScatterNetwork::new(&graph, root as usize);
+    let best = blocks.solve();
     let unit = Rate::from_integer(signed(unit));
     let block = best.rate * unit;
     let mut trees = vec![Tree { root, weight: block, edges: Vec::new() }];
@@ -65,7 +65,7 @@ fn edges(topology: &Topology, nodes: &[usize], weight: Rate) -> Vec<Edge> {
 }
 
 /// A graph with a sink that takes as much from each rank but the root.
-struct Blocks<'graph> {
+struct ScatterNetwork<'graph> {
     graph: &'graph Digraph,
     network: Network,
     root: usize,
@@ -73,38 +73,38 @@ struct Blocks<'graph> {
     /// The arc of each edge, in their order.
     arcs: Vec<ArcId>,
     /// Every rank but the root, with its arc to the sink.
-    taken: Vec<(usize, ArcId)>,
+    sink_arcs: Vec<(usize, ArcId)>,
 }
 
-impl<'graph> Blocks<'graph> {
+impl<'graph> ScatterNetwork<'graph> {
     fn new(graph: &'graph Digraph, root: usize) -> Self {
         let mut network = Network::new(graph.nodes() + 1);
         let (root, sink) = (graph.ranks()[root], graph.nodes());
         let arcs = graph.edges().iter().map(|&(from, to, _)| network.add(from, to, 0, 0)).collect();
         let others = graph.ranks().iter().filter(|&&rank| rank != root);
-        let taken = others.map(|&rank| (rank, network.add(rank, sink, 0, 0))).collect();
-        Self { graph, network, root, sink, arcs, taken }
+        let sink_arcs = others.map(|&rank| (rank, network.add(rank, sink, 0, 0))).collect();
+        Self { graph, network, root, sink, arcs, sink_arcs }
     }
 
     /// Finds how much each rank gets at most, and why; leaves the flow, scaled by the rate's
     /// denominator.
-    fn send(&mut self) -> Best {
+    fn solve(&mut self) -> Bottleneck {
         let mut cut = vec![false; self.graph.nodes()];
         cut[self.root] = true;
         loop {
-            let outside = self.taken.iter().filter(|(rank, _)| !cut[*rank]).count();
+            let outside = self.sink_arcs.iter().filter(|(rank, _)| !cut[*rank]).count();
             let leaves = self.graph.leaving(|node| cut[node]);
             let rate = Rate::new(signed(leaves), outside as i128);
             let (share, factor) = (rate.numer().unsigned_abs(), rate.denom().unsigned_abs());
             for (&arc, edge) in self.arcs.iter().zip(self.graph.edges()) {
                 self.network.set_capacity(arc, edge.2 * factor);
             }
-            for &(_, arc) in &self.taken {
+            for &(_, arc) in &self.sink_arcs {
                 self.network.set_capacity(arc, share);
             }
-            let wanted = share * self.taken.len() as Amount;
+            let wanted = share * self.sink_arcs.len() as Amount;
             if self.network.max_flow(self.root, self.sink, wanted) == wanted {
-                return Best { rate, cut };
+                return Bottleneck { rate, cut };
             }
             cut = (0..self.graph.nodes()).map(|node| self.network.is_source_side(node)).collect();
         }
@@ -114,7 +114,7 @@ impl<'graph> Blocks<'graph> {
     fn paths(&self) -> Vec<(Vec<usize>, Amount)> {
         let mut flow: Vec<Amount> = self.arcs.iter().map(|&arc| self.network.flow(arc)).collect();
         let mut left: Vec<Amount> = vec![0; self.graph.nodes()];
-        self.taken.iter().for_each(|&(rank, arc)| left[rank] = self.network.flow(arc));
+        self.sink_arcs.iter().for_each(|&(rank, arc)| left[rank] = self.network.flow(arc));
         let mut leaving = vec![Vec::new(); self.graph.nodes()];
         for (place, edge) in self.graph.edges().iter().enumerate() {
             leaving[edge.0].push(place);
@@ -172,14 +172,14 @@ mod tests {
 
     #[test]
     fn scatter_and_gather_reach_the_least_of_all_cuts() {
-        let mut random = Random(51);
+        let mut random = Random::new(51);
         for round in 0..300 {
             let links = [Links::Duplex, Links::Balanced, Links::Any][round % 3];
             let topology = samples::topology(&samples::graph(&mut random, 6, 3, links));
             let root = random.below(topology.ranks().into()) as Rank;
             let (graph, unit) = Digraph::of(&topology);
             for collective in [Collective::Scatter { root }, Collective::Gather { root }] {
-                let packing = pack_flows(&topology, collective);
+                let packing = pack_scatter(&topology, collective);
                 check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {topology:?}: {flaw}"));
                 let graph = if collective == (Collective::Gather { root }) {
                     graph.reversed()
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn the_block_of_the_root_goes_nowhere_and_each_rank_gets_as_much() {
         let topology = crate::topology::preset("star:4@10").unwrap();
-        let packing = pack_flows(&topology, Collective::Scatter { root: 1 });
+        let packing = pack_scatter(&topology, Collective::Scatter { root: 1 });
         let block = Rate::new(10_000_000_000, 3);
         let of = |rank: Rank| {
             let ends =

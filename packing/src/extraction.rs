@@ -1,0 +1,630 @@
+//! Trees of short ways first, the exact machinery for what they leave.
+//!
+//! Splitting off switches and growing trees edge by edge ([`switch_removal`], [`trees`]) always finds trees
+//! that carry everything, but rarely shallow ones, and asks for many flows. So first whole trees
+//! are *peeled*: a tree of short ways is guessed, and as much of it is taken as leaves the rest
+//! possible. Trees can be packed while every set X of nodes with a rank has
+//!
+//! ```text
+//! slack(X) = demand in X + what enters X - sum of demands ≥ 0
+//! ```
+//!
+//! and a tree of weight a that enters X e times lowers that by a·(e + [its root is in X] - 1),
+//! which is never negative. A flow to every rank finds the sets that limit a, or else none does.
+//! Sets that were found are remembered with their slack: the next tree that would enter one once
+//! too often goes another way. A tree takes as much from a switch as it gives it, so what is left
+//! can be peeled again, or split.
+//!
+//! Ways are as short as possible, counting one for each link and one for each edge; of ranks that
+//! are equally far that which can pass most on is reached first, of equally short ways that over
+//! the least used links is taken. A single root does better with some trees than with one: several
+//! numbers of trees are tried, and the shallowest result is taken; parts of unit trees only where
+//! one whole tree would do and be deeper by a third.
+//!
+//! **Invariant:** what is left can be packed, and with the trees that were peeled makes up all that
+//! there was.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use pleach_vocabulary::Rank;
+
+use crate::digraph::Digraph;
+use crate::flow::{Amount, ArcId, Network};
+use crate::rate::signed;
+use crate::switch_removal::WeightedPath;
+use crate::{Rate, switch_removal, trees};
+
+/// How many trees a single root is to have, at least, where that makes them shallower; and as many
+/// as there are other ranks.
+const AIMS: [Amount; 2] = [4, 16];
+/// The most of them.
+const AIM_MAX: Amount = 32;
+
+/// Equal trees, and where their edges go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RoutedTree {
+    /// Where they begin.
+    pub(super) root: Rank,
+    /// How many they are.
+    pub(super) amount: Amount,
+    /// From the root outwards, with ways that carry the amount together.
+    pub(super) edges: Vec<(Rank, Rank, Vec<WeightedPath>)>,
+}
+
+/// Trees, of which so many together make one unit tree of what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Extracted {
+    pub(super) parts: Amount,
+    pub(super) trees: Vec<RoutedTree>,
+}
+
+/// Packs `demand[v]` unit trees from every rank v to all others, shallow ones where possible. With
+/// `can_part` they may be parts of unit trees, if that makes them shallower. None where they cannot
+/// be packed, or where not as much enters as leaves some switch.
+///
+/// # Panics
+///
+/// When there are not as many demands as ranks.
+pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option<Extracted> {
+    if !graph.is_balanced() || !Extractor::new(graph, demand, 1).is_feasible() {
+        return None;
+    }
+    let mut best = pack_parts(graph, demand, 1, 1)?;
+    let mut least = Depth::of(&best, demand.len());
+    let is_one_root = demand.iter().filter(|&&amount| amount > 0).count() == 1;
+    if can_part && is_one_root {
+        let others = graph.ranks().len() as Amount - 1;
+        let aims: Vec<Amount> = AIMS.into_iter().filter(|&aim| aim < others).chain([others]).collect();
+        let total: Amount = demand.iter().sum();
+        let ways = aims.iter().flat_map(|&aim| [(1, aim), (aim.min(AIM_MAX), aim.min(AIM_MAX))]);
+        for (parts, aim) in ways.filter(|&(parts, aim)| parts > 1 || aim <= total) {
+            let extracted = pack_parts(graph, demand, parts, aim)?;
+            let depth = Depth::of(&extracted, demand.len());
+            // Several whole trees are worth more than some depth, and a whole tree than a little.
+            let is_worth_it = parts == best.parts || (total == 1 && depth.most * 4 <= least.most * 3);
+            if depth < least && is_worth_it {
+                (least, best) = (depth, extracted);
+            }
+        }
+    }
+    Some(best)
+}
+
+/// Whole trees of short ways from every rank, as many as are found without the exact machinery: no
+/// more than `demand[v]` from v, of which each aims at the `aim`th part. None where not as much
+/// enters as leaves some switch, or the demands cannot be met.
+///
+/// # Panics
+///
+/// When there are not as many demands as ranks.
+pub(super) fn extract(graph: &Digraph, demand: &[Amount], aim: Amount) -> Option<Vec<RoutedTree>> {
+    let mut extractor = Extractor::new(graph, demand, aim);
+    if !graph.is_balanced() || !extractor.is_feasible() {
+        return None;
+    }
+    extractor.extract_all();
+    Some(extractor.extracted)
+}
+
+/// Packs with trees of which so many make a unit tree, of which each root is to have so many.
+fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) -> Option<Extracted> {
+    let graph = &graph.map(|_, _, capacity| capacity * parts);
+    let demand: Vec<Amount> = demand.iter().map(|amount| amount * parts).collect();
+    let mut extractor = Extractor::new(graph, &demand, aim);
+    extractor.extract_all();
+    let Extractor { residuals, demand: rest, extracted: mut trees, .. } = extractor;
+    if rest.iter().any(|&amount| amount > 0) {
+        let edges =
+            graph.edges().iter().zip(residuals).map(|(&(from, to, _), residual)| (from, to, residual));
+        let left = Digraph::new(graph.nodes(), graph.ranks().to_vec(), edges);
+        let mut switch_removal = switch_removal::remove_switches(&left, &rest)?;
+        for tree in trees::pack(&switch_removal.graph, &rest)? {
+            let mut way = |&(from, to): &(Rank, Rank)| {
+                (from, to, switch_removal.routes.take(from as usize, to as usize, tree.amount))
+            };
+            let edges = tree.edges.iter().map(&mut way).collect();
+            trees.push(RoutedTree { root: tree.root, amount: tree.amount, edges });
+        }
+    }
+    Some(Extracted { parts, trees })
+}
+
+/// How deep trees are: the deepest, then all by their weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Depth {
+    most: usize,
+    weighed: Rate,
+}
+
+impl Depth {
+    /// Counts one for each link and one for each edge.
+    fn of(extracted: &Extracted, ranks: usize) -> Self {
+        let mut depth = Self { most: 0, weighed: Rate::default() };
+        for tree in &extracted.trees {
+            let mut times = vec![0; ranks];
+            for (from, to, ways) in &tree.edges {
+                let longest = ways.iter().map(|(nodes, _)| nodes.len()).max().unwrap_or(0);
+                times[*to as usize] = times[*from as usize] + longest;
+            }
+            let most = times.into_iter().max().unwrap_or(0);
+            depth.most = depth.most.max(most);
+            depth.weighed += Rate::new(signed(tree.amount * most as Amount), signed(extracted.parts));
+        }
+        depth
+    }
+}
+
+// Guessing whole trees, and how much of each can be taken: see the module above.
+//
+// A [`Extractor`] holds what is left. It guesses a tree of short ways, asks by flows how much of it
+// the rest can spare, remembers the sets that said no, and takes the best of a few guesses.
+//
+// **Invariant:** what is left can be packed.
+
+/// How many trees are guessed at before one is taken that falls short of what its root wants.
+const GUESSES_MAX: usize = 6;
+
+/// How many trees are guessed at before a root is given up. Each that failed made a limit known.
+const FAILURES_MAX: usize = 48;
+
+/// How many sets that limit a tree are looked for at once.
+const VIOLATED_CUTS_MAX: usize = 64;
+
+/// Fineness to which the use of links is compared.
+const USE_STEPS: Amount = 1024;
+
+/// A set of nodes that limits trees.
+struct CutConstraint {
+    is_inside: Vec<bool>,
+    /// The edges that lead into it.
+    entering: Vec<usize>,
+    slack: Amount,
+}
+
+struct Extractor<'a> {
+    graph: &'a Digraph,
+    /// The edges that begin at each node.
+    leaving: Vec<Vec<usize>>,
+    /// The rank of each node.
+    numbers: Vec<Option<usize>>,
+    /// What is left of each edge.
+    residuals: Vec<Amount>,
+    /// What is left of all that leave each node.
+    exits: Vec<Amount>,
+    /// What is left for each root.
+    demand: Vec<Amount>,
+    total: Amount,
+    network: Network,
+    /// The arc of each edge, and from the source to each rank.
+    arcs: Vec<ArcId>,
+    demand_arcs: Vec<ArcId>,
+    /// Ranks in the order in which they are asked.
+    order: Vec<usize>,
+    constraints: Vec<CutConstraint>,
+    /// How much each root aims at in one tree.
+    aims: Vec<Amount>,
+    extracted: Vec<RoutedTree>,
+}
+
+/// A tree that is grown.
+struct Candidate {
+    /// Parent, child, edges of the graph.
+    edges: Vec<(usize, usize, Vec<usize>)>,
+    /// How often each edge of the graph is used.
+    uses: Vec<Amount>,
+    /// How often each limit was entered, and once more where the root is in it.
+    entries: Vec<Amount>,
+    /// How many limits close each edge of the graph.
+    closed: Vec<u32>,
+    /// When each rank is reached.
+    reached: Vec<Option<u64>>,
+}
+
+/// A node to which a way leads; the best is the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Frontier {
+    /// Whether nothing more can be passed on from there: such ranks are taken last, lest a tree
+    /// ends before it has reached all.
+    is_end: bool,
+    /// When it is reached.
+    time: u64,
+    /// What can be passed on from there.
+    exit: Reverse<Amount>,
+    /// How much the most used link of the way is used.
+    worst: Amount,
+    node: usize,
+}
+
+impl Default for Frontier {
+    /// No later than any.
+    fn default() -> Self {
+        Self { is_end: false, time: 0, exit: Reverse(Amount::MAX), worst: 0, node: 0 }
+    }
+}
+
+impl<'a> Extractor<'a> {
+    fn new(graph: &'a Digraph, demand: &[Amount], aim: Amount) -> Self {
+        assert_eq!(graph.ranks().len(), demand.len(), "a demand for each rank");
+        let source = graph.nodes();
+        let mut network = Network::new(source + 1);
+        let mut leaving = vec![Vec::new(); graph.nodes()];
+        let mut arcs = Vec::with_capacity(graph.edges().len());
+        for (edge, &(from, to, capacity)) in graph.edges().iter().enumerate() {
+            leaving[from].push(edge);
+            arcs.push(network.add(from, to, capacity, 0));
+        }
+        let mut exits = vec![0; graph.nodes()];
+        graph.edges().iter().for_each(|&(from, _, capacity)| exits[from] += capacity);
+        let mut numbers = vec![None; graph.nodes()];
+        let mut demand_arcs = Vec::with_capacity(demand.len());
+        for (rank, (&node, &amount)) in graph.ranks().iter().zip(demand).enumerate() {
+            numbers[node] = Some(rank);
+            demand_arcs.push(network.add(source, node, amount, 0));
+        }
+        Self {
+            graph,
+            leaving,
+            numbers,
+            residuals: graph.edges().iter().map(|edge| edge.2).collect(),
+            exits,
+            demand: demand.to_vec(),
+            total: demand.iter().sum(),
+            network,
+            arcs,
+            demand_arcs,
+            order: (0..demand.len()).collect(),
+            constraints: Vec::new(),
+            aims: demand.iter().map(|amount| amount.div_ceil(aim)).collect(),
+            extracted: Vec::new(),
+        }
+    }
+
+    fn is_feasible(&mut self) -> bool {
+        self.violated_cuts().is_empty()
+    }
+
+    /// The smallest sets into which not enough leads, and the largest with the same lack, whose
+    /// outside is the smallest set that not enough leaves; and how much they lack. Ranks that lack
+    /// something are asked first the next time.
+    fn violated_cuts(&mut self) -> Vec<(Vec<bool>, Amount)> {
+        let source = self.graph.nodes();
+        let mut violated_cuts: Vec<(Vec<bool>, Amount)> = Vec::new();
+        let mut largest = Vec::new();
+        for place in 0..self.order.len() {
+            let node = self.graph.ranks()[self.order[place]];
+            if violated_cuts.iter().any(|(is_inside, _)| is_inside[node]) {
+                continue;
+            }
+            let deficit = self.total - self.network.max_flow_value(source, node, self.total);
+            if deficit > 0 {
+                self.order[violated_cuts.len()..=place].rotate_right(1);
+                let far = (0..self.graph.nodes()).map(|node| !self.network.is_source_side(node)).collect();
+                let mut near = self.network.sink_side(node);
+                near.truncate(self.graph.nodes());
+                if near != far && largest.iter().all(|(known, _)| *known != far) {
+                    largest.push((far, deficit));
+                }
+                violated_cuts.push((near, deficit));
+                if violated_cuts.len() >= VIOLATED_CUTS_MAX {
+                    break;
+                }
+            }
+        }
+        violated_cuts.append(&mut largest);
+        violated_cuts
+    }
+
+    /// Peels from all roots until none gives any more.
+    fn extract_all(&mut self) {
+        let mut open: Vec<usize> = (0..self.demand.len()).collect();
+        while !open.is_empty() {
+            open.retain(|&root| self.demand[root] > 0);
+            open.retain(|&root| self.extract_from(root));
+        }
+    }
+
+    /// Takes the best of a few trees of a root; says whether there was one.
+    fn extract_from(&mut self, root: usize) -> bool {
+        let mut best: Option<(Amount, Candidate)> = None;
+        let mut goal = self.demand[root].min(self.aims[root]);
+        for guesses in 0..FAILURES_MAX {
+            if guesses >= GUESSES_MAX && best.is_some() {
+                break;
+            }
+            let Some(candidate) = self.grow_at_most(root, &mut goal) else { break };
+            let amount = self.most(root, &candidate).min(self.aims[root]);
+            if amount > best.as_ref().map_or(0, |(before, _)| *before) {
+                best = Some((amount, candidate));
+            }
+            if amount >= goal {
+                break;
+            }
+        }
+        let Some((amount, candidate)) = best else { return false };
+        self.take(root, amount, candidate);
+        true
+    }
+
+    /// A tree for as much as possible of a goal, which is halved until there is one.
+    fn grow_at_most(&self, root: usize, goal: &mut Amount) -> Option<Candidate> {
+        while *goal > 0 {
+            if let Some(candidate) = self.candidate(root, *goal) {
+                return Some(candidate);
+            }
+            *goal /= 2;
+        }
+        None
+    }
+
+    /// A tree of short ways for so much, as far as links and known limits tell.
+    fn candidate(&self, root: usize, goal: Amount) -> Option<Candidate> {
+        let ranks = self.demand.len();
+        let mut candidate = Candidate {
+            edges: Vec::with_capacity(ranks),
+            uses: vec![0; self.arcs.len()],
+            entries: vec![0; self.constraints.len()],
+            closed: vec![0; self.arcs.len()],
+            reached: vec![None; ranks],
+        };
+        candidate.reached[root] = Some(0);
+        let node = self.graph.ranks()[root];
+        for (place, constraint) in
+            self.constraints.iter().enumerate().filter(|(_, constraint)| constraint.is_inside[node])
+        {
+            candidate.enter(place, constraint, goal);
+        }
+        // What every rank that was reached leads to next, or something sooner: what a rank leads to
+        // only gets less and later.
+        let mut open = BTreeSet::from([(Frontier::default(), root)]);
+        while candidate.edges.len() + 1 < ranks {
+            let (_, from) = open.pop_first()?;
+            let Some((next, way)) = self.nearest(&candidate, from, goal) else { continue };
+            if open.first().is_some_and(|(sooner, _)| *sooner < next) {
+                open.insert((next, from));
+                continue;
+            }
+            for &edge in &way {
+                candidate.uses[edge] += 1;
+                let (from, to, _) = self.graph.edges()[edge];
+                for (place, constraint) in self.constraints.iter().enumerate() {
+                    if constraint.is_inside[to] && !constraint.is_inside[from] {
+                        candidate.enter(place, constraint, goal);
+                    }
+                }
+            }
+            let to = self.numbers[next.node]?;
+            candidate.reached[to] = Some(next.time);
+            candidate.edges.push((from, to, way));
+            open.insert((Frontier { time: next.time + 1, ..Frontier::default() }, to));
+            open.insert((next, from));
+        }
+        Some(candidate)
+    }
+
+    /// What a rank that was reached leads to soonest, of what was not, and the edges of the way.
+    fn nearest(&self, candidate: &Candidate, from: usize, goal: Amount) -> Option<(Frontier, Vec<usize>)> {
+        let mut by: Vec<Option<usize>> = vec![None; self.graph.nodes()];
+        let mut is_done = vec![false; self.graph.nodes()];
+        let start = self.graph.ranks()[from];
+        let first = Frontier { time: candidate.reached[from]? + 1, node: start, ..Frontier::default() };
+        let mut left = BTreeSet::from([(first, usize::MAX)]);
+        while let Some((next, edge)) = left.pop_first() {
+            if std::mem::replace(&mut is_done[next.node], true) {
+                continue;
+            }
+            by[next.node] = (edge != usize::MAX).then_some(edge);
+            if self.numbers[next.node].is_some() && next.node != start {
+                let mut way = Vec::new();
+                let mut at = next.node;
+                while let Some(edge) = by[at] {
+                    way.push(edge);
+                    at = self.graph.edges()[edge].0;
+                }
+                way.reverse();
+                return Some((next, way));
+            }
+            for &edge in &self.leaving[next.node] {
+                let node = self.graph.edges()[edge].1;
+                if is_done[node] || self.numbers[node].is_some_and(|rank| candidate.reached[rank].is_some()) {
+                    continue;
+                }
+                let used = (candidate.uses[edge] + 1) * goal;
+                if candidate.closed[edge] == 0 && used <= self.residuals[edge] {
+                    let capacity = self.graph.edges()[edge].2;
+                    let use_of = (capacity - self.residuals[edge] + used) * USE_STEPS / capacity;
+                    // Of ranks that are reached at the same time, those that can pass most on.
+                    let exit = if self.numbers[node].is_some() { self.exits[node] } else { Amount::MAX };
+                    let (time, worst) = (next.time + 1, next.worst.max(use_of));
+                    left.insert((
+                        Frontier { is_end: exit < goal, time, exit: Reverse(exit), worst, node },
+                        edge,
+                    ));
+                }
+            }
+        }
+        None
+    }
+
+    /// How much of a tree can be taken, at most what its root wants. Remembers what limits it.
+    fn most(&mut self, root: usize, candidate: &Candidate) -> Amount {
+        let used = candidate.uses.iter().zip(&self.residuals).filter(|(uses, _)| **uses > 0);
+        let links = used.map(|(uses, residual)| residual / uses).min();
+        let mut amount = self.demand[root].min(links.unwrap_or(Amount::MAX));
+        let node = self.graph.ranks()[root];
+        while amount > 0 {
+            self.set_network(root, candidate, amount);
+            let violated_cuts = self.violated_cuts();
+            if violated_cuts.is_empty() {
+                break;
+            }
+            let tried = amount;
+            for (is_inside, deficit) in violated_cuts {
+                let entering: Vec<usize> = self.entering(&is_inside);
+                let entries: Amount = entering.iter().map(|&edge| candidate.uses[edge]).sum();
+                let loses = entries + Amount::from(is_inside[node]) - 1;
+                let slack = loses * tried - deficit;
+                amount = amount.min(slack / loses);
+                self.constraints.push(CutConstraint { is_inside, entering, slack });
+            }
+        }
+        self.restore_network(root, candidate);
+        amount
+    }
+
+    fn entering(&self, is_inside: &[bool]) -> Vec<usize> {
+        let edges = self.graph.edges().iter().enumerate();
+        edges.filter(|(_, edge)| is_inside[edge.1] && !is_inside[edge.0]).map(|(place, _)| place).collect()
+    }
+
+    /// Lets the network be as if so much of a tree were taken.
+    fn set_network(&mut self, root: usize, candidate: &Candidate, amount: Amount) {
+        for (edge, &uses) in candidate.uses.iter().enumerate().filter(|(_, uses)| **uses > 0) {
+            self.network.set_capacity(self.arcs[edge], self.residuals[edge] - uses * amount);
+        }
+        self.network.set_capacity(self.demand_arcs[root], self.demand[root] - amount);
+        self.total = self.demand.iter().sum::<Amount>() - amount;
+    }
+
+    fn restore_network(&mut self, root: usize, candidate: &Candidate) {
+        self.set_network(root, candidate, 0);
+    }
+
+    fn take(&mut self, root: usize, amount: Amount, candidate: Candidate) {
+        let node = self.graph.ranks()[root];
+        self.set_network(root, &candidate, amount);
+        self.demand[root] -= amount;
+        for ((residual, uses), &(from, ..)) in
+            self.residuals.iter_mut().zip(&candidate.uses).zip(self.graph.edges())
+        {
+            *residual -= uses * amount;
+            self.exits[from] -= uses * amount;
+        }
+        for constraint in &mut self.constraints {
+            let entries: Amount = constraint.entering.iter().map(|&edge| candidate.uses[edge]).sum();
+            constraint.slack -= amount * (entries + Amount::from(constraint.is_inside[node]) - 1);
+        }
+        let nodes = |way: &[usize]| {
+            let first = self.graph.edges()[way[0]].0;
+            let others = way.iter().map(|&edge| self.graph.edges()[edge].1);
+            std::iter::once(first).chain(others).collect()
+        };
+        let routed = |(from, to, way): &(usize, usize, Vec<usize>)| {
+            (*from as Rank, *to as Rank, vec![(nodes(way), amount)])
+        };
+        let edges = candidate.edges.iter().map(routed).collect();
+        self.extracted.push(RoutedTree { root: root as Rank, amount, edges });
+    }
+}
+
+impl Candidate {
+    /// Counts that a limit is entered, and closes its edges when no more may enter.
+    fn enter(&mut self, place: usize, constraint: &CutConstraint, goal: Amount) {
+        let could = self.entries[place] == 0 || constraint.slack >= self.entries[place] * goal;
+        self.entries[place] += 1;
+        let can = constraint.slack >= self.entries[place] * goal;
+        if could && !can {
+            constraint.entering.iter().for_each(|&edge| self.closed[edge] += 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use pleach_vocabulary::Collective;
+
+    use super::*;
+    use crate::check;
+    use crate::digraph::DemandNetwork;
+    use crate::directed::pack_directed;
+    use crate::samples::{Links, Random, demand, graph};
+    use crate::topology::preset;
+
+    /// What is left of a graph without trees; none when they use more than there is.
+    fn without(graph: &Digraph, extracted: &Extracted) -> Option<BTreeMap<(usize, usize), Amount>> {
+        let edges = graph.edges().iter();
+        let mut left: BTreeMap<(usize, usize), Amount> =
+            edges.map(|&(from, to, capacity)| ((from, to), capacity * extracted.parts)).collect();
+        for (nodes, amount) in extracted.trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.2) {
+            for pair in nodes.windows(2) {
+                let edge = left.get_mut(&(pair[0], pair[1]))?;
+                *edge = edge.checked_sub(*amount)?;
+            }
+        }
+        Some(left)
+    }
+
+    #[test]
+    fn trees_meet_every_demand_that_can_be_met_and_use_no_more_than_there_is() {
+        let mut random = Random::new(10);
+        let mut packed = 0;
+        for round in 0..600 {
+            let links = if round % 2 == 0 { Links::Duplex } else { Links::Balanced };
+            let graph = graph(&mut random, 6, 3, links);
+            let demand = demand(&mut random, &graph);
+            let is_feasible = DemandNetwork::new(&graph, &demand).is_feasible();
+            let extracted = pack(&graph, &demand, round % 3 != 0);
+            assert_eq!(extracted.is_some(), is_feasible && graph.is_balanced());
+            let Some(extracted) = extracted else { continue };
+            packed += 1;
+            assert!(without(&graph, &extracted).is_some(), "a link is used too much");
+            let mut met = vec![0; demand.len()];
+            for tree in &extracted.trees {
+                met[tree.root as usize] += tree.amount;
+                let mut is_reached = vec![false; demand.len()];
+                is_reached[tree.root as usize] = true;
+                for (from, to, ways) in &tree.edges {
+                    assert!(is_reached[*from as usize]);
+                    assert!(!std::mem::replace(&mut is_reached[*to as usize], true));
+                    assert_eq!(ways.iter().map(|way| way.1).sum::<Amount>(), tree.amount);
+                    for (nodes, _) in ways {
+                        assert_eq!(nodes.first(), Some(&graph.ranks()[*from as usize]));
+                        assert_eq!(nodes.last(), Some(&graph.ranks()[*to as usize]));
+                    }
+                }
+                assert!(is_reached.iter().all(|&is_reached| is_reached));
+            }
+            assert!(met.iter().zip(&demand).all(|(met, wanted)| *met == wanted * extracted.parts));
+        }
+        assert!(packed > 150, "{packed}");
+    }
+
+    #[test]
+    fn a_switch_gives_every_rank_a_tree_that_reaches_all_others_at_once() {
+        let ranks = 12;
+        let edges = (0..ranks)
+            .flat_map(|rank| [(rank, ranks, ranks as Amount - 1), (ranks, rank, ranks as Amount - 1)]);
+        let graph = Digraph::new(ranks + 1, (0..ranks).collect(), edges);
+        let extracted = pack(&graph, &vec![1; ranks], true).unwrap();
+        assert_eq!(extracted.trees.len(), ranks);
+        for tree in &extracted.trees {
+            assert!(tree.edges.iter().all(|edge| edge.0 == tree.root));
+        }
+    }
+
+    #[test]
+    fn one_root_behind_a_switch_hands_parts_to_the_others_which_hand_them_on() {
+        let ranks = 12;
+        let edges = (0..ranks).flat_map(|rank| [(rank, ranks, 1), (ranks, rank, 1)]);
+        let graph = Digraph::new(ranks + 1, (0..ranks).collect(), edges);
+        let mut demand = vec![0; ranks];
+        demand[3] = 1;
+        let extracted = pack(&graph, &demand, true).unwrap();
+        // Twice through the switch, three nodes each time.
+        assert_eq!(Depth::of(&extracted, ranks).most, 6);
+        let trees_in = pack(&graph, &demand, false).unwrap();
+        assert_eq!((trees_in.parts, Depth::of(&trees_in, ranks).most), (1, 3 * (ranks - 1)));
+    }
+
+    #[test]
+    fn ranks_behind_one_link_each_hand_parts_on_along_few_edges() {
+        for (name, edges) in [("fat-tree:4", 4), ("dragonfly:2,3,3", 6), ("star:12", 3)] {
+            let topology = preset(name).unwrap();
+            let packing = pack_directed(&topology, Collective::Broadcast { root: 0 }, None);
+            let checked = check(&topology, &packing).unwrap();
+            assert!(packing.is_optimal() && checked.depth().edges <= edges, "{name}: {:?}", checked.depth());
+        }
+    }
+}
