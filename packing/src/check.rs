@@ -25,9 +25,7 @@ use pleach_vocabulary::{Collective, Rank};
 use crate::topology::{NodeId, Topology};
 use crate::{Certificate, Edge, Packing, Path, Rate, Tree};
 
-pub use crate::check::flaw::CertificateFlaw;
-pub use crate::check::flaw::Flaw;
-pub use crate::check::flaw::PathFlaw;
+pub use flaw::{CertificateFlaw, Flaw, PathFlaw};
 
 mod flaw;
 

@@ -17,17 +17,30 @@ impl Random {
     /// The next number.
     pub const fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(INCREMENT);
-        finalised(self.0)
+        mixed(self.0)
     }
 
     /// A number below `limit`, which is not zero.
     pub const fn below(&mut self, limit: u64) -> u64 {
         self.bits() % limit
     }
+
+    /// An index of a list of `len` items, which is not empty.
+    pub const fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+
+    /// Puts items in random order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.index(last + 1));
+        }
+    }
 }
 
 /// The finaliser of SplitMix64: every bit of the result depends on every bit of the value.
-const fn finalised(mut value: u64) -> u64 {
+#[must_use]
+pub const fn mixed(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     value ^ (value >> 31)
@@ -36,5 +49,5 @@ const fn finalised(mut value: u64) -> u64 {
 /// A hash of two numbers.
 #[must_use]
 pub const fn hash_of_pair(one: u64, other: u64) -> u64 {
-    finalised(one.wrapping_add(other.wrapping_mul(INCREMENT)))
+    mixed(one.wrapping_add(other.wrapping_mul(INCREMENT)))
 }

@@ -41,7 +41,7 @@ struct Gpu {
 }
 
 /// All that can be used.
-struct Found {
+struct Devices {
     memory: Option<String>,
     interfaces: Vec<Interface>,
     rdma: Vec<RdmaPort>,
@@ -52,11 +52,11 @@ struct Found {
 
 /// Runs `pleach devices`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let found = Found::of(&Machine::here());
+    let found = Devices::of(&Machine::here());
     if arguments.json { print_json("devices", &found.json()) } else { print("devices", &found.text()) }
 }
 
-impl Found {
+impl Devices {
     fn of(machine: &Machine) -> Self {
         let rdma = machine.rdma();
         Self {

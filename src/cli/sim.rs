@@ -47,7 +47,7 @@ const PROGRESS_SEEDS: u64 = 50;
 
 /// Sums of many runs.
 #[derive(Default)]
-struct Sums {
+struct Totals {
     seeds: u64,
     succeeded: u64,
     failed: u64,
@@ -56,7 +56,7 @@ struct Sums {
     hash: u64,
 }
 
-impl Sums {
+impl Totals {
     fn add(&mut self, report: &Report) {
         self.seeds += 1;
         self.succeeded += report.succeeded;
@@ -71,7 +71,7 @@ impl Sums {
 /// Runs `pleach sim`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let limits = Limits { ranks: arguments.ranks, faults: arguments.faults.clone() };
-    let mut sums = Sums::default();
+    let mut totals = Totals::default();
     for number in 0..arguments.seeds {
         let seed = arguments.seed.wrapping_add(number);
         let scenario = Scenario::draw(seed, &limits);
@@ -84,24 +84,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
                 path.display()
             )));
         }
-        sums.add(&report);
+        totals.add(&report);
         if arguments.seeds == 1 {
-            return print(&format!("{scenario}: {}", told(&sums, &report.hash.to_string())));
+            return print(&format!("{scenario}: {}", summary(&totals, &report.hash.to_string())));
         }
-        if sums.seeds.is_multiple_of(PROGRESS_SEEDS) && std::io::stderr().is_terminal() {
+        if totals.seeds.is_multiple_of(PROGRESS_SEEDS) && std::io::stderr().is_terminal() {
             // Only for who watches; nothing is lost if it cannot be written.
-            let _ = write!(std::io::stderr(), "\r{} of {} seeds", sums.seeds, arguments.seeds);
+            let _ = write!(std::io::stderr(), "\r{} of {} seeds", totals.seeds, arguments.seeds);
         }
     }
     if std::io::stderr().is_terminal() {
         let _ = writeln!(std::io::stderr());
     }
-    let hash = format!("{:016x}", sums.hash);
-    print(&format!("{} seeds from {}: {}", sums.seeds, arguments.seed, told(&sums, &hash)))
+    let hash = format!("{:016x}", totals.hash);
+    print(&format!("{} seeds from {}: {}", totals.seeds, arguments.seed, summary(&totals, &hash)))
 }
 
-fn told(sums: &Sums, hash: &str) -> String {
-    let Sums { succeeded, failed, events, virtual_ns, .. } = sums;
+fn summary(totals: &Totals, hash: &str) -> String {
+    let Totals { succeeded, failed, events, virtual_ns, .. } = totals;
     let virtual_s = *virtual_ns as f64 / 1e9;
     format!(
         "{succeeded} calls succeeded, {failed} ended with the error that they had to end with; {events} events, \

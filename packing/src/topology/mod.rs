@@ -10,32 +10,20 @@
 //! [`Builder::build`] is the only way to make one and refuses the rest, so nothing that works on a
 //! topology has to look for it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use pleach_vocabulary::Rank;
 
-pub use crate::topology::decimal::NumberFault;
-pub use crate::topology::decimal::bytes_per_s;
-pub use crate::topology::decimal::gb_per_s;
-pub use crate::topology::presets::PRESET_RANKS_MAX;
-pub use crate::topology::presets::PRESETS;
-pub use crate::topology::presets::PresetError;
-pub use crate::topology::presets::PresetForm;
-pub use crate::topology::presets::preset;
-pub use crate::topology::source::FILE_BYTES_MAX;
-pub use crate::topology::source::Origin;
-pub use crate::topology::source::SourceOptions;
-pub use crate::topology::source::THIS_MACHINE;
-pub use crate::topology::source::TopologySourceError;
-pub use crate::topology::source::load;
-pub use crate::topology::source::parse;
-pub use crate::topology::source::source;
-pub use crate::topology::source::source_with;
+pub use decimal::{NumberFault, bytes_per_s, gb_per_s};
+pub use presets::{PRESET_RANKS_MAX, PRESETS, PresetError, PresetForm, preset};
 #[cfg(feature = "files")]
-pub use crate::topology::text::TextError;
+pub use source::{
+    FILE_BYTES_MAX, Origin, SourceOptions, THIS_MACHINE, TopologySourceError, load, parse, source,
+    source_with,
+};
 #[cfg(feature = "files")]
-pub use crate::topology::text::TextFault;
+pub use text::{TextError, TextFault};
 
 mod decimal;
 #[cfg(feature = "files")]
@@ -53,8 +41,6 @@ mod source;
 mod tests;
 #[cfg(feature = "files")]
 mod text;
-
-#[cfg(feature = "files")]
 
 /// A node's number in [`Topology::nodes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -530,13 +516,12 @@ impl fmt::Display for NodeId {
     }
 }
 
-// What no data between ranks pass through.
-
+#[cfg(feature = "files")]
 impl Builder {
     /// Leaves out switches that have only one neighbour, again and again: nothing between ranks
     /// goes through them.
     fn without_dead_ends(self) -> Self {
-        let mut neighbours = vec![BTreeSet::new(); self.nodes.len()];
+        let mut neighbours = vec![std::collections::BTreeSet::new(); self.nodes.len()];
         for link in &self.links {
             neighbours[link.from.0 as usize].insert(link.to);
             neighbours[link.to.0 as usize].insert(link.from);

@@ -1,7 +1,7 @@
 //! What this process may have: locked memory, files, processes, ports, and memory.
 
-use super::finding::{Finding, Section};
-use super::machine::{Machine, size};
+use super::{Finding, Section};
+use super::{Machine, size};
 
 /// Locked memory that RDMA can work with, in bytes.
 const LOCKED_BYTES_MIN: u64 = 1 << 30;

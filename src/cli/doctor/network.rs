@@ -1,7 +1,7 @@
 //! Interfaces and sockets: what ranks of different hosts use where there is no RDMA.
 
-use super::finding::{Finding, Section};
-use super::machine::{Machine, size};
+use super::{Finding, Section};
+use super::{Machine, size};
 
 /// Most that a connection may have under way for a fast link with some delay, in bytes.
 const BUFFER_BYTES_MIN: u64 = 4 << 20;

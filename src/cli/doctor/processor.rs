@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::finding::{Finding, Section};
-use super::machine::Machine;
+use super::Machine;
+use super::{Finding, Section};
 
 /// Processors and memory.
 pub(super) fn check(machine: &Machine) -> Vec<Finding> {

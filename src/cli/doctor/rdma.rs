@@ -6,8 +6,8 @@ use pleach::transport::verbs::port::{self, Chosen, Kind, Port};
 use pleach::transport::verbs::survey::{DeviceSeen, Opened, REGISTERED_BYTES};
 use pleach::transport::verbs::{Connect, Wish};
 
-use super::finding::{Finding, Level, Section};
-use super::machine::{Machine, size};
+use super::{Finding, Level, Section};
+use super::{Machine, size};
 
 const FOLDER: &str = "sys/class/infiniband";
 

@@ -8,7 +8,7 @@
 //! asked of its owner's node.
 //!
 //! **Two jobs on a host are not kept on the same processors.** A launcher holds the abstract socket
-//! named after each core that its ranks are kept on ([`Claims`]); a core whose name is taken is
+//! named after each core that its ranks are kept on ([`CoreClaims`]); a core whose name is taken is
 //! left to who has it, and a job that finds too few is kept nowhere. The kernel gives the names
 //! back with the process. Who takes names without need costs others their placement and nothing
 //! else; who is in another network namespace does not see them.
@@ -76,16 +76,16 @@ impl Cores {
 
     /// Each processor as a core of its own: those of a core together, or the first ones of all
     /// cores before the second ones.
-    fn apart(&self, spread: bool) -> Self {
+    fn by_processor(&self, spread: bool) -> Self {
         let of = |core: &Core| {
             let one = |processor| Core { processors: Processors::new([processor]), ..core.clone() };
             core.processors.iter().map(one).enumerate().collect::<Vec<_>>()
         };
-        let mut apart: Vec<_> = self.0.iter().flat_map(of).collect();
+        let mut by_processor: Vec<_> = self.0.iter().flat_map(of).collect();
         if spread {
-            apart.sort_by_key(|(place, _)| *place);
+            by_processor.sort_by_key(|(place, _)| *place);
         }
-        Self(apart.into_iter().map(|(_, core)| core).collect())
+        Self(by_processor.into_iter().map(|(_, core)| core).collect())
     }
 
     /// The processors of each rank; `None` where there are not enough for all.
@@ -94,8 +94,8 @@ impl Cores {
             return None;
         }
         if ranks > self.0.len() {
-            let apart = self.apart(bind == Bind::Core);
-            return if ranks > apart.0.len() { None } else { apart.divide(bind, ranks) };
+            let by_processor = self.by_processor(bind == Bind::Core);
+            return if ranks > by_processor.0.len() { None } else { by_processor.divide(bind, ranks) };
         }
         let merged = |cores: &[Core]| Processors::new(cores.iter().flat_map(|core| core.processors.iter()));
         if bind == Bind::Core {
@@ -134,9 +134,9 @@ fn ranks_of_nodes(nodes: &[&[Core]], ranks: usize) -> Vec<usize> {
 }
 
 /// Cores that no other job on this host has, as long as this lives.
-pub(super) struct Claims(Vec<(Core, UnixDatagram)>);
+pub(super) struct CoreClaims(Vec<(Core, UnixDatagram)>);
 
-impl Claims {
+impl CoreClaims {
     /// Takes those of `cores` that are free.
     fn take(cores: &Cores) -> Self {
         let claim = |core: &Core| {
@@ -160,7 +160,7 @@ pub(super) struct Placement {
     /// By rank of this host; none where they are kept nowhere.
     processors: Vec<Processors>,
     /// Held until the job ends.
-    _claims: Option<Claims>,
+    _claims: Option<CoreClaims>,
 }
 
 impl Placement {
@@ -185,7 +185,7 @@ impl Placement {
             told(format!("{ranks} ranks and {} processors", parallelism.min(allowed.len())));
             return nowhere;
         }
-        let mut claims = Claims::take(&cores);
+        let mut claims = CoreClaims::take(&cores);
         let free = Cores(claims.0.iter().map(|(core, _)| core.clone()).collect());
         let Some(processors) = free.divide(bind, ranks as usize) else {
             told(format!("other jobs have {} of {} cores", cores.0.len() - free.0.len(), cores.0.len()));
@@ -316,13 +316,13 @@ mod tests {
         let core = |number| Core { node: 0, number, processors: Processors::new([number]) };
         let number = 900 + std::process::id() % 100;
         let cores = Cores(vec![core(number), core(number + 1)]);
-        let mut first = Claims::take(&cores);
+        let mut first = CoreClaims::take(&cores);
         assert_eq!(first.0.len(), 2);
-        assert_eq!(Claims::take(&cores).0.len(), 0);
+        assert_eq!(CoreClaims::take(&cores).0.len(), 0);
         first.keep(&[Processors::new([number + 1])]);
-        let second = Claims::take(&cores);
+        let second = CoreClaims::take(&cores);
         assert_eq!(second.0.iter().map(|(core, _)| core.clone()).collect::<Vec<_>>(), [core(number)]);
         drop((first, second));
-        assert_eq!(Claims::take(&cores).0.len(), 2);
+        assert_eq!(CoreClaims::take(&cores).0.len(), 2);
     }
 }

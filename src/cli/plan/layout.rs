@@ -308,9 +308,10 @@ fn rows(graph: &Graph) -> (Vec<Point>, Vec<(Point, Point)>) {
     let hubs = graph.hubs();
     let distances = graph.distances(graph.ranks.iter().copied());
     let is_hub = |switch: usize| hubs.iter().any(|&(hub, _)| hub == switch);
-    let others: Vec<usize> = graph.switches.iter().copied().filter(|&switch| !is_hub(switch)).collect();
+    let other_strategies: Vec<usize> =
+        graph.switches.iter().copied().filter(|&switch| !is_hub(switch)).collect();
     // Boxes that switches join at their ranks have their own switch below.
-    let is_below = others.iter().any(|&switch| distances[switch] == 1);
+    let is_below = other_strategies.iter().any(|&switch| distances[switch] == 1);
     let (mut places, mut boxes) = (vec![(0.0, 0.0); graph.nodes], Vec::new());
     let mut left = 0.0;
     for (hub, ranks) in &hubs {
@@ -332,10 +333,10 @@ fn rows(graph: &Graph) -> (Vec<Point>, Vec<(Point, Point)>) {
     }
     let width = left;
     let from = if is_below { 1 } else { 2 };
-    let highest = others.iter().map(|&switch| distances[switch]).max().unwrap_or(0);
+    let highest = other_strategies.iter().map(|&switch| distances[switch]).max().unwrap_or(0);
     for distance in 1..=highest {
         let mut row: Vec<usize> =
-            others.iter().copied().filter(|&switch| distances[switch] == distance).collect();
+            other_strategies.iter().copied().filter(|&switch| distances[switch] == distance).collect();
         // Each below those it is joined with.
         let middle = |switch: &usize| {
             let below: Vec<f64> = graph.joined[*switch]

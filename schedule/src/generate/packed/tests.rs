@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use pleach_packing::random::Random;
 use pleach_packing::topology::{LATENCY_NS, NodeId};
 use pleach_packing::{Certificate, Edge, Path, Tree as PackedTree};
 
@@ -9,33 +10,6 @@ use super::super::{Algorithm, generate};
 use super::*;
 use crate::Op;
 use crate::verify::verify;
-
-/// Random numbers that are the same in every run (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^ (value >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.bits() % limit
-    }
-
-    fn index(&mut self, len: usize) -> usize {
-        self.below(len as u64) as usize
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.index(last + 1));
-        }
-    }
-}
 
 /// Everything that has a packing.
 fn packed_collectives(ranks: u32) -> Vec<Collective> {
@@ -171,7 +145,7 @@ const RANDOM_PACKINGS: usize = 7 * 2 * 2;
 
 #[test]
 fn schedules_of_random_packings_are_proved_and_do_their_collective_in_any_order_and_layout() {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     for ranks in 2..=5 {
         assert_eq!(prove_random_packings(ranks, &mut random), RANDOM_PACKINGS);
     }
@@ -180,14 +154,14 @@ fn schedules_of_random_packings_are_proved_and_do_their_collective_in_any_order_
 /// As the test before, which another thread runs: six ranks take as long as all fewer together.
 #[test]
 fn schedules_of_random_packings_of_six_ranks_are_proved_and_do_their_collective() {
-    assert_eq!(prove_random_packings(6, &mut Random(12)), RANDOM_PACKINGS);
+    assert_eq!(prove_random_packings(6, &mut Random::new(12)), RANDOM_PACKINGS);
 }
 
 /// What each link carries in a chunk of every block, weighted, is what the trees of the packing
 /// carry over it.
 #[test]
 fn every_edge_carries_the_share_of_its_trees_and_nothing_else() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     for collective in packed_collectives(5) {
         let topology = complete(5);
         let packing = random_packing(&topology, collective, &mut random);
@@ -304,7 +278,7 @@ fn an_edge_without_a_link_names_both_ends() {
 #[test]
 fn a_packing_carries_out_its_own_collective_and_no_other() {
     let topology = complete(3);
-    let packing = random_packing(&topology, Collective::AllReduce, &mut Random(1));
+    let packing = random_packing(&topology, Collective::AllReduce, &mut Random::new(1));
     let algorithm =
         Algorithm::Packed(Some(Arc::new(PackedTrees::new(&packing, &topology, 0).expect("a packing"))));
     assert!(algorithm.to_string().starts_with("packed:"), "{algorithm}");
