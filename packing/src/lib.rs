@@ -91,7 +91,7 @@ pub use double_tree::double_tree_edges;
 
 pub use check::{Checked, Flaw, check};
 pub use latency::pack_for;
-pub use strategy::{PackError, PackOptions, Strategy, UnknownStrategy, pack};
+pub use strategy::{PackError, PackOptions, Strategy, pack};
 
 /// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce.
 /// Where the optimum needs more, the best that trees of equal weight reach is packed instead, and

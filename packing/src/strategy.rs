@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::str::FromStr;
 
-use pleach_vocabulary::{Collective, Rank};
+use pleach_vocabulary::{Collective, Rank, UnknownName, named};
 
 use super::all_reduce::pack_all_reduce;
 #[cfg(feature = "compare")]
@@ -86,29 +86,11 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// A name that no strategy has.
-#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no strategy '{name}'; there are {}", names())]
-pub struct UnknownStrategy {
-    /// Which.
-    pub name: String,
-}
-
-/// The names of all strategies, for people.
-fn names() -> String {
-    let names: Vec<_> = Strategy::ALL.iter().map(|strategy| strategy.name()).collect();
-    match names.split_last() {
-        Some((last, others)) if !others.is_empty() => format!("{} and {last}", others.join(", ")),
-        _ => names.concat(),
-    }
-}
-
 impl FromStr for Strategy {
-    type Err = UnknownStrategy;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.iter().copied().find(|strategy| strategy.name() == name);
-        found.ok_or_else(|| UnknownStrategy { name: name.to_owned() })
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        named("strategy", Self::ALL, Self::name, name)
     }
 }
 
@@ -355,7 +337,8 @@ mod tests {
         for &strategy in Strategy::ALL {
             assert_eq!(strategy.name().parse(), Ok(strategy));
         }
-        assert_eq!("best".parse::<Strategy>(), Err(UnknownStrategy { name: "best".to_owned() }));
+        let unknown = "best".parse::<Strategy>().unwrap_err().to_string();
+        assert!(unknown.starts_with("'best' is no strategy; there are optimal"), "{unknown}");
     }
 
     #[test]

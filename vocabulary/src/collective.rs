@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::name::{UnknownName, named};
 use crate::{Parts, Rank};
 
 /// A collective operation, with its root where it has one.
@@ -492,31 +493,6 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// A name that is none of the known ones.
-#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[error("'{name}' is no {what}; there are {known}")]
-pub struct UnknownName {
-    /// What kind of name.
-    pub what: &'static str,
-    /// What was given.
-    pub name: String,
-    /// The known ones, separated by spaces.
-    pub known: String,
-}
-
-fn by_name<T: Copy>(
-    what: &'static str,
-    all: &[T],
-    name_of: fn(T) -> &'static str,
-    name: &str,
-) -> Result<T, UnknownName> {
-    all.iter().copied().find(|&item| name_of(item) == name).ok_or_else(|| UnknownName {
-        what,
-        name: name.to_owned(),
-        known: all.iter().map(|&item| name_of(item)).collect::<Vec<_>>().join(" "),
-    })
-}
-
 /// How other libraries name element types.
 const DATA_TYPE_ALIASES: [(&str, DataType); 23] = [
     ("float32", DataType::F32),
@@ -552,7 +528,7 @@ impl FromStr for DataType {
         if let Some((_, data_type)) = DATA_TYPE_ALIASES.iter().find(|(alias, _)| *alias == name) {
             return Ok(*data_type);
         }
-        by_name("element type", &Self::ALL, Self::name, name)
+        named("element type", &Self::ALL, Self::name, name)
     }
 }
 
@@ -560,6 +536,6 @@ impl FromStr for ReduceOp {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        by_name("reduction", &Self::ALL, Self::name, name)
+        named("reduction", &Self::ALL, Self::name, name)
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pleach_vocabulary::{Collective, Fabric, UnknownFabric, UnknownName};
+use pleach_vocabulary::{Collective, Fabric, UnknownName};
 
 use super::text::{HEADER, ROWS_MAX};
 use crate::hosts::HostMap;
@@ -81,9 +81,6 @@ pub enum TuningFault {
         /// What should be there.
         form: &'static str,
     },
-    /// No fabric.
-    #[error("{0}")]
-    Fabric(#[from] UnknownFabric),
     /// No name.
     #[error("{0}")]
     Name(UnknownName),

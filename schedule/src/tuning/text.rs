@@ -18,7 +18,7 @@
 use std::fmt::{self, Write};
 use std::str::FromStr;
 
-use pleach_vocabulary::{Collective, FabricChoice, UnknownFabric, UnknownName};
+use pleach_vocabulary::{Collective, UnknownName};
 
 use super::error::{TuningFault, TuningParseError};
 use super::{Tuning, TuningNote, TuningRow, TuningTable, Variant};
@@ -205,9 +205,7 @@ fn world(words: &[&str]) -> Result<TuningTable, TuningFault> {
     let &[_, fabric, hosts] = words else {
         return Err(TuningFault::Words { found: words.len(), form: "world FABRIC HOSTSxRANKS" });
     };
-    let FabricChoice::Only(fabric) = fabric.parse()? else {
-        return Err(UnknownFabric { text: fabric.to_owned() }.into());
-    };
+    let fabric = fabric.parse().map_err(TuningFault::Name)?;
     Ok(TuningTable::new(fabric, hosts.parse().map_err(TuningFault::Name)?))
 }
 
@@ -374,8 +372,8 @@ mod tests {
             ("all-reduce 0 ring put 0", "window"),
             ("all-sum 0 ring put -", "'all-sum' begins no line; there are world, near"),
             ("world shm 1x4", "world shm 1x4 has been"),
-            ("world rdma 1x4", "unknown fabric: 'rdma'"),
-            ("world auto 1x4", "unknown fabric: 'auto'"),
+            ("world rdma 1x4", "'rdma' is no fabric"),
+            ("world auto 1x4", "'auto' is no fabric"),
             ("world shm four", "'four'"),
             ("world shm", "2 words"),
             ("near latency_ns 1", "3 words"),
