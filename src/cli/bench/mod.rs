@@ -17,7 +17,8 @@ use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
 use pleach::schedule::{Access, CostModel, Variant, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
-use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp, Reproducible};
+use pleach::tuning::Algorithm;
+use pleach::{Collective, DataType, Group, Options, Rank, ReduceOp, Reproducible};
 use serde_json::json;
 
 use crate::cli::CommandError;
