@@ -1,29 +1,28 @@
-//! All-reduce at its optimum: trees used both ways at once, over links that carry as much both
-//! ways.
+//! All-reduce at its optimum, over links that carry as much in both directions: every tree is used
+//! upwards and downwards at the same time.
 //!
-//! Let `R` be the rate that partitions allow ([`strength`](super::strength)). Of each link's
-//! capacity `c` some goes down the trees one way, `x(u→v)`, and some the other,
-//! `x(v→u) = c - x(u→v)`; every tree is used upwards as well, so both directions are full.
-//! Out-trees with `r(v)` of them rooted at `v`, `R` in all, can be packed in `x` when each switch
-//! sends as much as it receives and every set of nodes with a rank has `r(S) + x⁻(S) ≥ R` (Edmonds
-//! 1973; Bang-Jensen, Frank and Jackson 1995 for switches). With `z(v) = (x⁺(v) - x⁻(v))/2`, which
-//! is zero at switches, `x⁻(S) = B(S)/2 - z(S)`: so what counts is not `x` but `z - r`, and it has
-//! to be a [base](super::strength) of `f/2`. A base exists exactly when `R` is within the bound of
-//! partitions, which is therefore the optimum (for graphs without switches: Tutte 1961,
-//! Nash-Williams 1961, Frank 1980), and:
+//! Let `R` be the rate that partitions allow ([`strength`](super::strength)). Of the capacity `c`
+//! of a link, the trees use `x(u→v)` downwards in one direction and `x(v→u) = c - x(u→v)` in the
+//! other. Every tree is used upwards as well, so both directions are full. Out-trees with `r(v)` of
+//! them rooted at `v`, `R` in all, can be packed in `x` if and only if each switch sends as much as
+//! it receives and every set of nodes with a rank has `r(S) + x⁻(S) ≥ R` (Edmonds 1973;
+//! Bang-Jensen, Frank and Jackson 1995 for switches). With `z(v) = (x⁺(v) - x⁻(v))/2`, which is
+//! zero at switches, `x⁻(S) = B(S)/2 - z(S)`. So the condition is that `z - r` is a
+//! [base](super::strength) of `f/2`. A base exists exactly when `R` is at most the bound of
+//! partitions, which is therefore the optimum (without switches: Tutte 1961, Nash-Williams 1961,
+//! Frank 1980). The algorithm:
 //!
-//! 1. take a base `y`, as even as sets allow;
-//! 2. let `r` be what is negative in it, cut down to sum to `R`: most of it, often all, is then
-//!    made up by roots;
-//! 3. the rest, `z = y + r`, is a flow over the links, whose capacity each way is `c/2`;
-//!    `x = c/2 +` that flow;
-//! 4. split off the switches, pack out-trees, and turn them.
+//! 1. Take a base `y` that is as even as possible.
+//! 2. Let `r` be the negative part of `y`, cut down to the sum `R`. Often this is all of `y`.
+//! 3. The rest, `z = y + r`, is a flow over the links, with capacity `c/2` in each direction; `x =
+//!    c/2 +` that flow.
+//! 4. Remove the switches, pack out-trees, and reverse them.
 //!
-//! A tree that is used both ways can have any of its ranks as its root, so each gets the one in its
-//! middle.
+//! A tree that is used in both directions can have any of its ranks as its root. It gets the rank
+//! in its middle.
 //!
 //! **Invariant:** `x` is an integer on each link and direction, conserved at switches, and allows a
-//! flow of the roots' sum from the roots to every rank; both directions together are the capacity.
+//! flow of the sum of `r` from the roots to every rank. Both directions together are the capacity.
 
 use pleach_vocabulary::Collective;
 

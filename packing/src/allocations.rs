@@ -1,5 +1,4 @@
-//! Which parts of a server jobs get: every choice of ranks that its links join, those that are
-//! alike once.
+//! The parts of a server that jobs get: every connected set of ranks, up to isomorphism.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,9 @@
-//! Gives switches as much in as out, where links let more in than out or the other way round.
+//! Makes each switch of a graph send as much as it receives.
 //!
-//! What enters a switch has to leave it, so a packing never uses more than a part of the links in
-//! which every switch is balanced; and only from balanced switches can everything be split off.
-//! [`balanced`] takes from what is too much as far as no rank feels it. That does not always
-//! succeed at the rate that cuts allow: switches do not copy, which cuts do not see.
-//! [`over_shortest_paths`] always does, at some rate.
+//! A packing uses no more than a subgraph in which every switch is balanced, and edge splitting
+//! needs balanced switches. [`balanced`] removes surplus capacity while every rank still gets its
+//! demand. It does not always succeed at the rate that cuts allow, because switches do not copy
+//! data, which cuts do not see. [`over_shortest_paths`] always succeeds, at some rate.
 
 use std::collections::VecDeque;
 

@@ -1,20 +1,20 @@
-//! Blink's own way (Wang et al., MLSys 2020), as a strategy to compare with.
+//! Blink's algorithm (Wang et al., MLSys 2020), as a strategy for comparison.
 //!
-//! * Links that join ranks directly: [multiplicative weights](weights) over shortest arborescences,
-//!   then [few of the trees](fewer) by an integer program, within 5 % of what the weights reached.
-//!   Reduce is a broadcast over reversed links; an all-reduce goes up and down the same trees with
-//!   a root; an all-gather is that without the reduction: of each tree every rank uses what leads
-//!   from it; gather and scatter are a reduce and a broadcast of which each branch carries only its
-//!   own rank's block.
-//! * [Switches](mod@switched): one-hop trees, and three phases across servers, which with all else
-//!   that has several switches is as much as the paper says.
-//! * [Two classes of links](hybrid) share the data by what the use of the slower ones costs at
-//!   first.
-//! * The size of chunks (`tuning::chunks` of `pleach-schedule`) is searched for while calls are
-//!   measured, by `pleach tune`, for all algorithms.
+//! * Links between ranks: multiplicative weights (section 3.2) over minimum arborescences, then an
+//!   integer program that reduces the number of trees (section 3.2.1), within 5 % of the rate of
+//!   the weights. Reduce is a broadcast over reversed links. All-reduce uses the same trees upwards
+//!   and downwards. All-gather is an all-reduce without the reduction. Gather and scatter are a
+//!   reduce and a broadcast in which each branch carries the block of its own rank alone.
+//! * Switches (section 3.4, appendix A.2): one-hop trees inside a server, three phases across
+//!   servers. The same is used for other topologies with several switches, about which the paper
+//!   says no more.
+//! * [Two classes of links](hybrid) share the data according to the set-up time of the slower
+//!   class.
+//! * `pleach tune` searches for the chunk size while calls are measured (`tuning::chunks` of
+//!   `pleach-schedule`), for all algorithms.
 //!
-//! None of it is optimal, and nothing here proves anything: bound and certificate come from
-//! elsewhere, the weights are rounded to exact rationals that fit.
+//! The result is not optimal and proves nothing: bound and certificate come from the optimal
+//! packing, and the weights are rounded to exact rationals that fit the links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,12 +1,11 @@
-//! The same topology with its nodes numbered by how they are linked, and packings of it read back.
+//! A topology with its nodes in canonical order, and packings of it mapped back.
 //!
-//! What packs one tree after the other takes the first of several that are as good, so how good the
-//! whole gets is a matter of numbers: of `dgx-h100:128` as a preset a broadcast is packed at its
-//! bound, and of a shuffled copy at seven eighths of it now and then. Numbered by [`order_from`]
-//! both are the same.
+//! A heuristic that grows one tree after the other takes the first of several equally good
+//! candidates, so its result depends on the numbers of nodes: a broadcast on `dgx-h100:128` reaches
+//! its bound for the preset, and sometimes only seven eighths of it for a shuffled copy. In the
+//! order of [`order_from`] both give the same result.
 //!
-//! **Invariant:** every node has one number here and one there, ranks are ranks and links are links
-//! in both.
+//! **Invariant:** the renumbering is a bijection that maps ranks to ranks and links to links.
 
 use pleach_vocabulary::{Collective, Rank};
 

@@ -1,20 +1,21 @@
-//! Whether a packing is what it says: every property recomputed from the topology, by nobody who
-//! packs.
+//! Checks a packing: every property is computed again from the topology, by code that does not
+//! pack.
 //!
-//! [`check`] takes nothing for granted. Trees span and lead where they should, their edges go over
-//! links that are there and through switches only, no link carries more than it can, weights sum to
-//! the rate, and the [`Certificate`](super::Certificate) evaluates to the bound. What is wrong is a
-//! [`Flaw`] that says where. What is right is a [`Checked`]: how busy each link is and how deep
-//! each tree, which only a correct packing has.
+//! [`check`] verifies that trees span all ranks in the right direction, that their edges follow
+//! existing links and pass through switches only, that no link exceeds its capacity, that the
+//! weights sum to the rate, and that the [`Certificate`](super::Certificate) evaluates to the
+//! bound. A defect is a [`Flaw`] with its place. A correct packing gives a [`Checked`]: the load of
+//! each link and the depth of each tree.
 //!
-//! **Invariant:** this file and those below it use the types of a packing and nothing that packs,
-//! no flow and no search. Arithmetic is exact: all weights are integers over one common
-//! denominator, sums are checked for overflow.
+//! **Invariant:** this module uses the types of a packing and none of the modules that pack, no
+//! flow and no search. Arithmetic is exact: all weights are integers over one common denominator,
+//! and sums are checked for overflow.
 //!
 //! # The order of edges
 //!
-//! An edge comes after the one that brings its sender the data (towards the root: before the one
-//! that takes its receiver's data on). Edges of different branches may stand in any order.
+//! An edge comes after the edge that brings the data to its sender (towards the root: before the
+//! edge that takes the data on from its receiver). Edges of different branches may come in any
+//! order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

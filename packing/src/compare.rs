@@ -1,16 +1,16 @@
-//! What the other strategies reach where an optimal packing reaches its bound.
+//! The rates of other strategies, for comparison with an optimal packing.
 //!
-//! | strategy | what it is | for |
+//! | strategy | algorithm | collectives |
 //! |--|--|--|
-//! | `blink` | [Blink's own way](super::blink) | all |
-//! | `ring` | [the most rings](super::ring); where there is none, the ring over PCIe of topologies that say what it carries, marked | all |
+//! | `blink` | [Blink's algorithm](super::blink) | all |
+//! | `ring` | [as many rings as fit](super::ring); if there is none, the ring over PCIe that the topology may describe, marked | all |
 //! | `double-tree` | two binary trees over the ranks in their order, if each of their edges is a link or goes through switches only | all-reduce, broadcast, reduce |
-//! | `reduce-scatter+all-gather` | one after the other over the same trees, each with half of what the links carry | all-reduce |
+//! | `reduce-scatter+all-gather` | one after the other over the same trees, each with half of the capacity of the links | all-reduce |
 //!
-//! Blink's trees may have a ring over PCIe beside them, see [`hybrid`].
+//! A ring over PCIe may supplement Blink's trees, see [`hybrid`].
 //!
-//! Each gives a [`Packing`] that the checker accepts, beside the bound and certificate of the
-//! optimal one.
+//! Each strategy gives a [`Packing`] that the checker accepts, with the bound and certificate of
+//! the optimal packing.
 
 use std::fmt;
 

@@ -1,21 +1,21 @@
-//! The same load on every link with less deep trees.
+//! Reduces the depth of trees without more load on any link.
 //!
-//! Throughput does not see how deep a tree is, but the first byte does: data take as long as the
-//! longest way from root to leaf. Of packings with the same rate the one with less deep trees is
-//! better, and three things make it so without any link carrying more:
+//! The depth of a tree has no influence on throughput, but the first byte takes the longest path
+//! from root to leaf. Three steps reduce the depth and keep all loads:
 //!
-//! * a tree that is used both ways (all-reduce) gets the root in its *middle*;
-//! * two trees *exchange* edges: if `A - e + f` and `B - f + e` are trees again, all loads stay;
-//!   done as long as the deeper of the two gets less deep, or neither deeper and one less. Where
-//!   the trees weigh differently, the heavier is split;
-//! * trees with the same root and edges are *one* tree, whatever paths their edges go.
+//! * A tree that is used in both directions (all-reduce) gets its root in its *centre*.
+//! * Two trees *exchange* edges: if `A - e + f` and `B - f + e` are trees again, all loads stay the
+//!   same. An exchange is made if the deeper of the two trees becomes less deep, or if neither
+//!   becomes deeper and one becomes less deep. If the weights of the trees differ, the heavier tree
+//!   is split.
+//! * Trees with the same root and the same edges become *one* tree, even if their paths differ.
 //!
-//! How far an edge reaches is the latency of its slowest path, and one nanosecond, so that edges
-//! count where latencies are not known.
+//! The length of an edge is the latency of its slowest path plus one nanosecond, so that edges
+//! count if no latencies are known.
 //!
-//! **Invariant:** the rate, the weight of each root (but for all-reduce, where roots are free), and
-//! what each path of links carries all in all stay exactly what they were. Amounts are integers of
-//! a common unit.
+//! **Invariant:** these quantities do not change: the rate, the weight of each root (except for
+//! all-reduce, where roots are free), and the total that each path of links carries. Amounts are
+//! integers of a common unit.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,12 @@
-//! Integer digraphs on which trees are packed, and the network that asks whether they can be.
+//! Integer digraphs on which trees are packed, and the network that decides whether a demand is
+//! feasible.
 //!
-//! A [`Digraph`] is a topology whose bandwidths are divided by their greatest common divisor or
-//! multiplied by what makes rates integers. A *demand* says of how many unit trees each rank is the
-//! root. Such trees exist, where no switch is, if and only if a source that gives each rank its
-//! demand can send the sum of all to every rank (Edmonds 1973); with switches of equal capacity in
-//! and out the same holds (Bang-Jensen, Frank and Jackson 1995). [`DemandNetwork`] is that network.
+//! A [`Digraph`] is a topology whose bandwidths are divided by their greatest common divisor, or
+//! multiplied by a factor that makes rates integers. A *demand* is the number of unit trees of
+//! which each rank is the root. Without switches, such trees exist if and only if a source that
+//! gives each rank its demand can send the sum of all demands to every rank (Edmonds 1973). With
+//! balanced switches the same holds (Bang-Jensen, Frank and Jackson 1995). [`DemandNetwork`] is
+//! that network.
 //!
 //! **Invariant:** edges are ordered and unique, none has capacity zero, none leads from a node to
 //! itself.

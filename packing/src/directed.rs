@@ -1,14 +1,14 @@
-//! Broadcast, reduce, all-gather and reduce-scatter: trees along which data move one way.
+//! Broadcast, reduce, all-gather and reduce-scatter: trees along which data move in one direction.
 //!
-//! A demand says where trees begin: at the root for broadcast, as many at each rank for all-gather.
-//! [`best_rate`] gives rate and certificate; capacities are scaled until the rate is a whole number
-//! of trees; trees are [peeled](super::peel), or switches split off and trees grown, whose edges
-//! are led back over the links that they stand for; and they are made [shallow](super::shallow).
-//! Reduce and reduce-scatter are the same on reversed links, and their trees are read backwards.
+//! A demand gives the roots of the trees: the root of a broadcast, or every rank equally for an
+//! all-gather. [`best_rate`] gives rate and certificate. Capacities are scaled until the rate is an
+//! integer number of trees. Trees are [extracted](super::extraction), or switches are removed and
+//! arborescences are packed. Then the [depth](super::depth) of the trees is reduced. Reduce and
+//! reduce-scatter are the same on reversed links, with reversed trees.
 //!
-//! The optimum is reached wherever every switch can be balanced at the rate that cuts allow, which
-//! it is from the beginning where links carry as much in both directions. Elsewhere the rate is the
-//! best that was found, and the bound stays that of cuts.
+//! The result is optimal if every switch can be balanced at the rate that cuts allow. This holds if
+//! links carry as much in both directions. In all other cases the rate is the best that was found,
+//! and the bound is that of cuts.
 
 use std::collections::BTreeMap;
 

@@ -1,28 +1,28 @@
-//! Trees of short ways first, the exact machinery for what they leave.
+//! Extraction of short trees one at a time, before the exact algorithm packs the rest.
 //!
-//! Splitting off switches and growing trees edge by edge ([`switch_removal`], [`trees`]) always finds trees
-//! that carry everything, but rarely shallow ones, and asks for many flows. So first whole trees
-//! are *peeled*: a tree of short ways is guessed, and as much of it is taken as leaves the rest
-//! possible. Trees can be packed while every set X of nodes with a rank has
+//! Switch removal and arborescence packing ([`switch_removal`], [`trees`]) always find trees that
+//! use the full rate, but the trees are rarely shallow and take many flows. So whole trees are
+//! *extracted* first, as in Lovász's proof of Edmonds' theorem (1976) and the algorithm of Gabow
+//! and Manu (1998): a tree of short paths is proposed, and the largest amount of it is taken that
+//! leaves the rest feasible. The rest is feasible while every set X of nodes with a rank has
 //!
 //! ```text
-//! slack(X) = demand in X + what enters X - sum of demands ≥ 0
+//! slack(X) = demand in X + capacity into X - sum of demands ≥ 0
 //! ```
 //!
-//! and a tree of weight a that enters X e times lowers that by a·(e + [its root is in X] - 1),
-//! which is never negative. A flow to every rank finds the sets that limit a, or else none does.
-//! Sets that were found are remembered with their slack: the next tree that would enter one once
-//! too often goes another way. A tree takes as much from a switch as it gives it, so what is left
-//! can be peeled again, or split.
+//! A tree of weight a that enters X e times lowers the slack by a·(e + [its root is in X] - 1),
+//! which is never negative. A flow to every rank finds the sets that limit a. These sets are kept
+//! with their slack, and the next tree that would enter such a set once too often takes another
+//! path. A tree takes as much from a switch as it gives to it, so the rest stays balanced.
 //!
-//! Ways are as short as possible, counting one for each link and one for each edge; of ranks that
-//! are equally far that which can pass most on is reached first, of equally short ways that over
-//! the least used links is taken. A single root does better with some trees than with one: several
-//! numbers of trees are tried, and the shallowest result is taken; parts of unit trees only where
-//! one whole tree would do and be deeper by a third.
+//! Paths are as short as possible, where each link and each edge counts one. Among equally near
+//! ranks the rank with the most capacity to pass on comes first; among equally short paths the path
+//! over the least used links. A single root is often better served by several trees: several
+//! numbers of trees are tried, and the shallowest result is taken. Parts of unit trees are taken
+//! only if one whole tree would suffice and would be deeper by a third.
 //!
-//! **Invariant:** what is left can be packed, and with the trees that were peeled makes up all that
-//! there was.
+//! **Invariant:** the rest can be packed, and the extracted trees and the rest together are the
+//! whole demand.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

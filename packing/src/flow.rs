@@ -1,14 +1,13 @@
-//! How much can go from one node of a network to another, exactly, and the cut that shows why not
-//! more.
+//! Exact maximum flows, and the minimum cut that proves them.
 //!
-//! A [`Network`] has arcs with integer capacities and a flow over them. [`Network::max_flow`] finds
-//! the largest flow (Dinic 1970: blocking flows over shortest paths) or stops at a limit; what the
-//! last search still reached is then the smallest side of a minimum cut. Nothing is allocated by a
-//! search: a network is filled once, and capacities are changed between searches.
+//! A [`Network`] has arcs with integer capacities and a flow. [`Network::max_flow`] finds the
+//! maximum flow (Dinic 1970: blocking flows over shortest paths) or stops at a limit. The nodes
+//! that the last search reached are then the smallest source side of a minimum cut. A search
+//! allocates no memory: a network is filled once, and capacities are changed between searches.
 //!
-//! **Invariant:** an arc and its reverse are a pair, of which the residual capacities always sum to
-//! the capacities; so a flow is what a residual lacks to its capacity, and flows against each other
-//! over one pair cancel.
+//! **Invariant:** an arc and its reverse are a pair whose residual capacities always sum to their
+//! capacities. So the flow of an arc is its capacity minus its residual, and opposite flows over
+//! one pair cancel.
 
 /// A capacity or flow. Bandwidths of a topology sum to at most 2⁶³ and are scaled by factors that
 /// stay far below 2⁶⁴, so sums of these fit.

@@ -1,25 +1,26 @@
-//! Trees for graphs that are too large to be packed exactly and in which nothing looks the same.
+//! Heuristic packing for graphs that are too large for exact packing and have no symmetry.
 //!
-//! Exact packing asks for about `ranks²` flows over all links, which for some hundred ranks takes
-//! hours. Here so many trees of equal weight are grown one after the other, each in the time that
-//! looking at every link a few times takes, and the gap is stated: the bound is exact while one
-//! flow a rank is affordable ([`BOUND_WORK_MAX`]), beyond that it is the least cut around a single
-//! rank.
+//! Exact packing takes about `ranks²` flows over all links, which takes hours for some hundred
+//! ranks. Here trees of equal weight are grown one after the other, each in the time of a few
+//! passes over the links. The bound is exact while one flow for each rank is affordable
+//! ([`BOUND_WORK_MAX`]); beyond that it is the minimum cut around a single rank.
 //!
-//! Let `λ = trees / bound`: what a link of one byte a second would be used at the optimum. A
-//! link's *price* is the uses it would have by its bandwidth, and at least `λ`, so that what the
-//! optimum can afford costs the same everywhere. A tree reaches the rank next that it reaches at
-//! the least price of any link on the way, among these soonest, where the edges of one rank leave
-//! it one after the other: that makes trees as deep as a logarithm. What leaves a rank has a price
-//! as well, once it is more than the rank's share so far. The weight of all trees is the least
-//! bandwidth by uses, and of trees for the same data only so many are kept as carry most.
+//! Let `λ = trees / bound`, the optimal use of a link of one byte a second. The *price* of a link
+//! is its number of uses divided by its bandwidth, and at least `λ`, so that all uses that the
+//! optimum affords cost the same. A tree reaches next the rank with the smallest maximum price of
+//! the links on its path, and among these the rank that it reaches first, where the edges of one
+//! rank leave one after the other. This gives trees of logarithmic depth. Edges that leave a rank
+//! beyond its share so far have a price too. The weight of all trees is the smallest bandwidth
+//! divided by uses. Of trees for the same data, only the number of trees that carries the most is
+//! kept.
 //!
-//! A single root's trees are [peeled](super::peel) first where there is time for a flow to every
-//! rank after each of them. That often gives the optimum; otherwise the better of both is taken.
+//! The trees of a single root are [extracted](super::extraction) first if there is time for a flow
+//! to every rank after each of them. This often gives the optimum; otherwise the better result is
+//! taken.
 //!
-//! **Invariant:** every tree spans all ranks, no link carries more than it can, and the rate is
-//! that of the trees. What comes out depends on the topology alone: work is counted and not timed,
-//! and prices are compared bit by bit.
+//! **Invariant:** every tree spans all ranks, no link exceeds its capacity, and the rate is the sum
+//! of the trees. The result depends on the topology alone: work is counted and not timed, and
+//! prices are compared bit by bit.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};

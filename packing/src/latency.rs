@@ -1,14 +1,14 @@
-//! Fewer and less deep trees for messages that are short.
+//! Packings with fewer trees, or trees of less depth, for short messages.
 //!
-//! A packing at the optimum wins when there is much to carry. The first byte, though, goes as long
-//! as the longest way, and so do all where there are few. [`predicted_ns`] says how long a packing
-//! takes for so many bytes, and [`pack_for`] takes the quickest of several packings: the optimum;
-//! what remains of it without its deepest trees; and single trees that take the ways of least
-//! latency, over links that so many of their edges may use at once: 1, 2, 4, and so on, as few uses
-//! make a tree deep and fast, many make it flat and slow.
+//! An optimal packing is best for large messages. The first byte takes the latency of the longest
+//! path, and so do all bytes of a short message. [`predicted_ns`] gives the time of a packing for a
+//! number of bytes. [`pack_for`] takes the fastest of several packings: the optimum, the optimum
+//! without its deepest trees, and single trees over paths of least latency in which at most 1, 2, 4
+//! and so on edges use the same link. Few uses make a deep tree of high bandwidth, many uses a flat
+//! tree of low bandwidth.
 //!
-//! **Invariant:** what comes out is a packing for the same collective with the bound and
-//! certificate of the optimum, and no slower than that by [`predicted_ns`].
+//! **Invariant:** the result is a packing for the same collective with the bound and certificate of
+//! the optimum, and it is not slower than the optimum by [`predicted_ns`].
 
 use num_rational::Ratio;
 use pleach_vocabulary::{Collective, Rank};

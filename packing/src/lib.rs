@@ -1,23 +1,27 @@
-//! What is the best that links allow, and the trees that reach it.
+//! Optimal packings of spanning trees over the links of a job.
 //!
 //! A [`Packing`] of a [`Topology`](crate::topology::Topology) for a collective is a set of weighted
-//! trees of ranks, each edge of which goes over paths of real links. Sent along all trees at once,
-//! each carrying a share of the data in proportion to its weight, no link carries more than it can,
-//! and the whole goes at the sum of the weights: the [rate](Packing::rate). Beside it stands the
-//! [bound](Packing::bound) that no forwarding schedule can exceed and the [`Certificate`] that
-//! shows it: the nodes that can only be left, or the parts that are only joined, by so much
-//! bandwidth. Rates are exact rationals in bytes a second.
+//! trees of ranks. Each edge of a tree follows paths of physical links. All trees work at the same
+//! time, and each carries a share of the data in proportion to its weight. No link exceeds its
+//! capacity, and the whole goes at the sum of the weights: the [rate](Packing::rate). The packing
+//! also has the [bound](Packing::bound) that no forwarding schedule can exceed, and the
+//! [`Certificate`] that proves the bound: a cut or a partition of the nodes. Rates are exact
+//! rationals in bytes a second.
 //!
-//! The bound holds for schedules in which ranks copy and combine, and switches forward each byte
-//! once. A switch that reduces or multicasts (NVLink SHARP in `dgx-h100`, SHARP in InfiniBand)
-//! sends fewer bytes over the same links, so such a fabric can exceed the bound; no topology here
+//! The bound holds for schedules in which ranks copy and combine data, and switches forward each
+//! byte once. A switch that reduces or multicasts (NVLink SHARP in `dgx-h100`, SHARP in InfiniBand)
+//! sends fewer bytes over the same links, so such a fabric can exceed the bound. No topology here
 //! describes such switches.
+//!
+//! The algorithms follow ForestColl (Zhao et al. 2024): the best rate by cuts
+//! ([`rate`](crate::rate)), switch removal by edge splitting, and arborescence packing. All-reduce
+//! uses graph strength (Cunningham 1985).
 //!
 //! # What a rate counts
 //!
-//! Bytes of one rank's vector for all-reduce, reduce and broadcast; of the whole (one block a rank)
-//! for all-gather, reduce-scatter, gather and scatter. With `B⁺(S)` the bandwidth that leaves a set
-//! of nodes, the optima are
+//! The rate counts the bytes of one rank's vector for all-reduce, reduce and broadcast, and the
+//! bytes of the whole (one block for each rank) for all-gather, reduce-scatter, gather and scatter.
+//! With `B⁺(S)` the bandwidth that leaves a set of nodes, the optima are
 //!
 //! | collective | bound |
 //! |--|--|
@@ -31,17 +35,17 @@
 //!
 //! # What a tree is
 //!
-//! Edges are pairs of ranks in the direction in which data move, those nearer to the root first for
-//! what comes from the root and last for what goes to it. For all-reduce they lead to the root, and
-//! each tree is used backwards as well. Gather and scatter are flows and not trees: an entry is the
-//! path of one rank's data, its edges one after the other, and one without edges is the root's own
-//! block. An edge's [`Path`]s go from rank to rank through switches only, and their weights sum to
-//! that of the tree.
+//! Edges are pairs of ranks in the direction of the data. In a tree from the root, edges nearer to
+//! the root come first; in a tree to the root they come last. For all-reduce the edges lead to the
+//! root, and each tree is used in reverse as well. Gather and scatter are flows and not trees: an
+//! entry is the path of the data of one rank, with its edges in order, and an entry without edges
+//! is the block of the root. The [`Path`]s of an edge go from rank to rank through switches only,
+//! and their weights sum to the weight of the tree.
 //!
-//! **Invariant:** the weights of the trees sum to the rate; on every link the weights of the paths
-//! over it (both ways for all-reduce) sum to at most its bandwidth; the rate is at most the bound,
-//! and the certificate evaluates to the bound. The checker recomputes all of that and shares no
-//! code with those that pack.
+//! **Invariant:** the weights of the trees sum to the rate. On every link the weights of the paths
+//! over it (in both directions for all-reduce) sum to at most its bandwidth. The rate is at most
+//! the bound, and the certificate evaluates to the bound. [`check()`] computes all of this again
+//! and shares no code with the modules that pack.
 
 #![forbid(unsafe_code)]
 

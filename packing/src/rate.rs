@@ -1,14 +1,15 @@
-//! The best rate, and the cut that shows that there is no better one.
+//! The best rate, and the bottleneck cut that proves it (ForestColl, section 5.1).
 //!
-//! With `d` unit trees a rank scaled by a rate x, trees exist while every cut S that lacks a rank
-//! carries x·d(S): the optimum is min `B⁺(S)`/d(S). [`best_rate`] finds it by Newton's method on
-//! cuts that are violated, rather than by bisection: the first rate comes from cuts around single
-//! ranks, and each cut that a maximum flow finds too small gives the next one. Rates only fall, so
-//! a rank that was satisfied stays so: there is one flow for each rank and one more for each cut
-//! found, and the last cut is the certificate.
+//! With `d` unit trees for each rank, scaled by a rate x, trees exist while every cut S that lacks
+//! a rank carries x·d(S). So the optimum is min `B⁺(S)`/d(S). [`best_rate`] finds it by Newton's
+//! method on violated cuts (Dinkelbach 1967): the first rate comes from cuts around single ranks,
+//! and each violated cut that a maximum flow finds gives the next rate. Rates only fall, so a
+//! satisfied rank stays satisfied. There is one flow for each rank and one more for each cut found,
+//! and the last cut is the certificate.
 //!
-//! [`best_equal_weight`] is the same where the numbers of trees are given (ForestColl's fixed k): the
-//! largest weight of a tree such that the whole multiples of it that links can carry suffice.
+//! [`best_equal_weight`] is the same for a given number of trees of equal weight (ForestColl's
+//! fixed k): the largest weight of a tree such that the integer numbers of trees that links can
+//! carry suffice.
 
 use std::collections::BTreeSet;
 

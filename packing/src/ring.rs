@@ -1,19 +1,18 @@
-//! Rings, which is what libraries use where they do not look at the links: as many as fit, and what
-//! they reach.
+//! Rings: as many as fit on the links, and their rate.
 //!
-//! A ring visits every rank once and comes back. Its two directions are two rings of the same
-//! links, so what is looked for are cycles in the undirected graph: the most that share no link,
-//! each at the rate of one link. Parallel links count as so many, and two ranks that only switches
-//! join are neighbours, over the links to and from the switches (of which a ring uses both ends of
-//! each rank's, so half a link's rate is tried as well). Where links differ, each rate of one link
-//! is tried, and the one by which all rings together carry the most is taken.
+//! A ring visits every rank once and returns. Its two directions are two rings over the same links.
+//! So the search looks for cycles in the undirected graph: the largest number that share no link,
+//! each at the rate of one link. Parallel links count separately. Two ranks that only switches join
+//! are neighbours over the links to and from the switches; such a ring uses both ends of the links
+//! of each rank, so half the rate of a link is tried as well. If links differ, each rate of a link
+//! is tried, and the rate with the largest total is taken.
 //!
-//! With `p` ranks and rings that carry `c` each way together: broadcast and reduce go at 2c,
-//! all-gather, reduce-scatter, gather and scatter at 2c·p/(p-1), all-reduce at c·p/(p-1).
+//! With `p` ranks and rings that carry `c` together in each direction: broadcast and reduce go at
+//! 2c; all-gather, reduce-scatter, gather and scatter at 2c·p/(p-1); all-reduce at c·p/(p-1).
 //!
-//! The search is exact up to [`EXACT_RANKS_MAX`] ranks without switches. Beyond, cycles are
-//! searched one after the other in what is left and [`Rings::is_maximum`] says whether more are ruled
-//! out by the links that ranks have.
+//! The search is exact up to [`EXACT_RANKS_MAX`] ranks without switches. For more ranks, cycles are
+//! searched one after the other in the capacity that is left, and [`Rings::is_maximum`] says
+//! whether the degrees of the ranks exclude more.
 
 use std::collections::BTreeMap;
 

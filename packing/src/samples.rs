@@ -1,4 +1,4 @@
-//! Random graphs for tests, and what enumeration says about them.
+//! Random graphs for tests, and their properties by enumeration.
 
 use super::Rate;
 use super::digraph::Digraph;

@@ -1,5 +1,4 @@
-//! Weights of trees that were found without them: trees that are the same become one, and all are
-//! scaled until a link is full.
+//! Merges equal trees, and scales the weights of trees until a link is full.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,10 @@
-//! Scatter and gather: every rank's block goes its own way.
+//! Scatter and gather: a flow of one block for each rank.
 //!
-//! Nothing is copied or combined, so these are flows: the root sends each other rank as much, and
-//! the best is N·min `B⁺(S)` / ranks outside S over sets S with the root. It comes by Newton's
-//! method on violated cuts, like that of trees, with a sink that takes as much from every rank; the
-//! last flow is taken apart into paths. Gather is the same on reversed links, read backwards.
+//! Nothing is copied or combined, so these are flows. The root sends the same amount to every other
+//! rank, and the optimum is N·min `B⁺(S)` / ranks outside S over sets S with the root. Newton's
+//! method on violated cuts finds it, as for trees, with a sink that takes the same amount from
+//! every rank. The last flow is decomposed into paths. Gather is the same on reversed links, with
+//! reversed paths.
 
 use pleach_vocabulary::{Collective, Rank};
 

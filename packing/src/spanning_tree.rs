@@ -1,9 +1,9 @@
-//! Trees of ranks before they have a root, a direction and a weight, and how the strategies that do
-//! not compute an optimum make packings of them.
+//! Spanning trees without root, direction and weight, from which the strategies for comparison make
+//! packings.
 //!
-//! **Invariant:** a [`SpanningTree`] spans all ranks, and each of its edges goes over one path. What comes
-//! out of [`WeightedTree::trees`] has no tree twice; after [`fitted`](super::scale::fitted) no
-//! link carries more than it can and one is full.
+//! **Invariant:** a [`SpanningTree`] spans all ranks, and each of its edges follows one path. The
+//! result of [`WeightedTree::trees`] contains no tree twice. After [`fitted`](super::scale::fitted)
+//! no link exceeds its capacity and one link is full.
 
 use std::collections::BTreeMap;
 

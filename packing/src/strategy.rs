@@ -1,5 +1,4 @@
-//! What is asked of a packing: by which strategy, with how many trees, and what may be wrong with
-//! the question.
+//! The entry of the crate: [`pack`], its options and its errors.
 
 use std::cmp::Reverse;
 use std::fmt;

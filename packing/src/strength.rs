@@ -1,23 +1,21 @@
-//! How much joins the ranks, however they are parted: the bound of all-reduce, and who stands to
-//! gain by it.
+//! Graph strength: the bound of all-reduce, and the bases that reach it.
 //!
 //! For a rate `R` let `f(S) = B⁺(S) - 2R`, for a set of ranks with the switches that make `B⁺`
-//! smallest. `R` is within the bound of [the module](super) exactly when no partition of the ranks
-//! has a smaller `Σ f(Pᵢ)` than the whole has, which is `-2R`. `f` is submodular on sets that meet,
-//! so that least sum is the value of a *greedy base* (Dilworth truncation; Frank and Tardos 1988;
-//! Cunningham 1985 for strength): one rank after the other is given the most that keeps
-//! `y(S) ≤ f(S)` for all sets, which is one minimum cut, and the sets that stop it, joined where
-//! they meet, are the partition. The rate follows by Newton's steps (Dinkelbach 1967): a partition
-//! into `k` that is too small gives the next rate `Σ B⁺(Pᵢ)/2(k-1)`, and `k` falls with each.
+//! smallest. `R` is within the bound of [the crate](super) exactly when no partition of the ranks
+//! has a smaller `Σ f(Pᵢ)` than the trivial partition, which has `-2R`. `f` is submodular on
+//! intersecting sets, so the minimum is the value of a *greedy base* (Dilworth truncation; Frank
+//! and Tardos 1988; Cunningham 1985 for strength). Each rank in turn gets the largest value that
+//! keeps `y(S) ≤ f(S)` for all sets, which is one minimum cut. The tight sets, united if they
+//! intersect, are the partition. The rate follows by Newton's method (Dinkelbach 1967): a violated
+//! partition into `k` parts gives the next rate `Σ B⁺(Pᵢ)/2(k-1)`, and `k` falls with each step.
 //!
-//! Switches of two parts never overlap when each takes the smallest set: what a cut loses by giving
-//! up the overlap, the other does not gain, provided that every switch sends as much as it
-//! receives. Elsewhere the overlap is given to one part, and the bound is what the parts that come
-//! out say.
+//! The switches of two parts never overlap if each part takes the smallest set, provided that every
+//! switch sends as much as it receives. Otherwise the overlap goes to one part, and the bound is
+//! that of the resulting parts.
 //!
-//! **Invariant:** `y(S) ≤ f(S)` for every set of ranks with any switches, and `y` of all is `-2R`
-//! where `R` is the rate. Everything is scaled by the rate's denominator, so all numbers are
-//! integers.
+//! **Invariant:** `y(S) ≤ f(S)` for every set of ranks with any switches, and the sum of `y` is
+//! `-2R` if `R` is the rate. Everything is scaled by the denominator of the rate, so all numbers
+//! are integers.
 
 use num_rational::Ratio;
 

@@ -1,15 +1,14 @@
-//! Takes switches out of a graph without changing what can be sent, and remembers which way it
-//! goes.
+//! Switch removal by edge splitting (ForestColl, section 5.2), with the routes of the new edges.
 //!
-//! Splitting off γ of a pair of edges u→w→t at a switch w takes γ from both and gives it to an edge
-//! u→t. Where as much enters as leaves w, there is for each edge that leaves w another that enters
-//! it such that some γ > 0 can be split off without a rank getting less than all demands
-//! (Bang-Jensen, Frank and Jackson 1995; ForestColl 5.2). Each cut loses γ or nothing, so the
-//! largest γ comes from trying all there is: what some rank then lacks is what was too much. What
-//! was tight stays tight, so cuts that were met answer later questions without a flow.
+//! Splitting off γ of a pair of edges u→w→t at a switch w takes γ from both edges and adds γ to an
+//! edge u→t. If as much enters as leaves w, then for each edge that leaves w there is an edge into
+//! w such that some γ > 0 can be split off without loss for any rank (Bang-Jensen, Frank and
+//! Jackson 1995). Each cut loses γ or nothing. So the largest γ is found by trying the full
+//! capacity: the deficit of a rank is the excess. A tight cut stays tight, so known cuts answer
+//! later questions without a flow.
 //!
-//! **Invariant:** every rank gets the sum of all demands; as much enters as leaves every switch;
-//! what [`Routes`] hands out goes over no link more than it carries.
+//! **Invariant:** every rank gets the sum of all demands, as much enters as leaves every switch,
+//! and the routes that [`Routes`] hands out exceed the capacity of no link.
 
 use std::collections::HashMap;
 

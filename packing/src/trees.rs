@@ -1,15 +1,15 @@
-//! Grows trees on a graph of ranks until all that was asked for is there.
+//! Arborescence packing in a graph of ranks (Bérczi and Frank 2010, after Edmonds; ForestColl,
+//! section 5.3).
 //!
-//! A *class* is a number of equal partial trees. A class may take an edge x→y that leaves it, for
-//! as many of its trees as leave enough for all others: with p(X) the number of partial trees that
-//! do not touch a set X, `B⁻(X)` ≥ p(X) must go on to hold for every X (Bérczi and Frank 2010,
-//! after Edmonds). Only sets with y and without x that the class touches lose, so the number comes
-//! from one maximum flow; where it is less than the class has, the class becomes two. Some edge
-//! always can be taken while a class is not complete. Classes are completed one after the other, so
-//! few are partial at once. Slack only falls: a set that had none answers later questions without a
-//! flow.
+//! Equal partial trees form one [`PartialTrees`]. Some of these trees may take an edge x→y that
+//! leaves them, as many as leave enough for all others: with p(X) the number of partial trees that
+//! do not touch a set X, `B⁻(X)` ≥ p(X) must hold for every X. Only sets with y and without x that
+//! the partial trees touch lose capacity, so the number comes from one maximum flow. If it is less
+//! than the number of trees, these are split in two. Some edge can always be taken while a tree is
+//! not complete. Partial trees are completed one after the other, so few exist at the same time.
+//! Slack only falls: a set without slack answers later questions without a flow.
 //!
-//! **Invariant:** `B⁻(X)` ≥ p(X) for every set of ranks, counting what is left of each edge.
+//! **Invariant:** `B⁻(X)` ≥ p(X) for every set of ranks, with the remaining capacity of each edge.
 
 use pleach_vocabulary::Rank;
 

@@ -1,4 +1,4 @@
-//! `pleach devices`: what tensors can be moved by here.
+//! `pleach devices`: lists the devices of this machine that can move tensors.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -13,9 +13,9 @@ use super::output::{print, print_json};
 /// Arguments of `pleach devices`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  pleach devices\n  pleach devices --json | jq .rdma\n\n\
-    'pleach doctor' says what is wrong with them.")]
+    'pleach doctor' checks these devices.")]
 pub(crate) struct Arguments {
-    /// Print all as one JSON object
+    /// Print the list as one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -1,5 +1,5 @@
-//! `pleach plan`: the best that links allow for a collective, why nothing does better, and the
-//! schedule that reaches it.
+//! `pleach plan`: computes the optimal trees for a collective on given links, with the bound, its
+//! certificate and the schedule.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -37,53 +37,53 @@ mod tests;
     after_help = "Example:\n  pleach plan all-reduce --topology dgx-1v --only 0,1,4,5,6\n  \
     pleach plan all-gather --topology dgx-a100:2 --svg plan.svg --msccl plan.xml\n  \
     pleach plan broadcast --topology cluster.toml --root 3 --json\n\n\
-    Rates are bytes of one rank's vector (all-reduce, reduce, broadcast) or of all blocks together (the others) by time.\n\
-    docs/topologies.md describes the files, and the names that stand for known machines."
+    Rates count the bytes of one rank's vector (all-reduce, reduce, broadcast) or of all blocks together (the others).\n\
+    docs/topologies.md describes the files and the presets."
 )]
 pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather or scatter
     #[arg(value_parser = collective)]
     collective: Collective,
-    /// A preset (dgx-1v, dgx-a100:2, torus:4x4, …), 'machine' for this one, or a file: TOML, NCCL
-    /// XML, or what 'nvidia-smi topo -m' prints
+    /// A preset (dgx-1v, dgx-a100:2, torus:4x4, …), 'machine' for this machine, or a file: TOML, NCCL
+    /// XML, or the output of 'nvidia-smi topo -m'
     #[arg(long, value_name = "PRESET|FILE")]
     topology: String,
     /// Only these ranks, renumbered from 0 in this order, by number or name: 0,3,4,7 or gpu0,gpu3
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     only: Vec<String>,
-    /// The root of a broadcast, reduce, gather or scatter, 0 where not given
+    /// The root of a broadcast, reduce, gather or scatter [default: 0]
     #[arg(long, value_name = "RANK")]
     root: Option<Rank>,
     /// optimal, blink, ring, double-tree or reduce-scatter+all-gather
     #[arg(long, value_name = "NAME", default_value = "optimal")]
     strategy: String,
-    /// The best that so many trees of equal weight reach, for each root
+    /// Take this number of trees of equal weight for each root
     #[arg(long, value_name = "K")]
     trees_per_root: Option<u32>,
-    /// What one call carries, as 64K or 1G: where few bytes go sooner along fewer or flatter trees
-    /// than those of the best rate, take these
+    /// The size of one call, such as 64K or 1G: for few bytes, take fewer trees or trees of less depth
+    /// than those of the best rate
     #[arg(long, value_name = "SIZE")]
     bytes: Option<Size>,
-    /// Compare with Blink's hybrid as well: PCIe beside the links, which costs so much time at
-    /// first (measured where it is to be used)
+    /// Also compare with Blink's hybrid, which uses PCIe too after this set-up time (measure it on the
+    /// machine)
     #[arg(long, value_name = "US", requires = "bytes", value_parser = clap::value_parser!(u64).range(..=60_000_000))]
     pcie_setup_us: Option<u64>,
-    /// What one NVLink carries in each direction, where 'nvidia-smi topo -m' does not say it
+    /// Bandwidth of one NVLink in each direction, for the output of 'nvidia-smi topo -m'
     #[arg(long, value_name = "GB/S", default_value_t = 25.0)]
     nvlink_gb_s: f64,
     /// Print the plan as JSON, with exact rates
     #[arg(long)]
     json: bool,
-    /// Draw it
+    /// Draw the plan to an SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write it for graphviz
+    /// Write the plan for graphviz
     #[arg(long, value_name = "FILE")]
     dot: Option<PathBuf>,
-    /// Write its schedule as an MSCCL algorithm, for MSCCL and RCCL
+    /// Write the schedule of the plan as an MSCCL algorithm, for MSCCL and RCCL
     #[arg(long, value_name = "FILE")]
     msccl: Option<PathBuf>,
-    /// Write its schedule, for 'pleach verify'
+    /// Write the schedule of the plan, for 'pleach verify'
     #[arg(long, value_name = "FILE")]
     schedule: Option<PathBuf>,
 }

@@ -16,7 +16,7 @@ use super::CommandError;
     allow_negative_numbers = true,
     after_help = "Examples:\n  pleach sim --seeds 1000\n  \
     pleach sim --seed 42 --ranks 5 --faults delay,rank-death --trace run.trace\n\n\
-    A run is a function of the program and the seed: the same seed fails again, in the same way."
+    A run depends on the program and the seed alone: a seed that fails will fail again in the same way."
 )]
 pub(crate) struct Arguments {
     /// The first seed
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// How many ranks [default: drawn from the seed, mostly few, at most 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     ranks: Option<u32>,
-    /// Kinds of faults that a seed may draw, with commas between them: delay, reorder, tear,
+    /// Kinds of faults that a seed may draw, separated by commas: delay, reorder, tear,
     /// queue-full, freeze, link-down, rank-death, one-sided-loss; or all, or none
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = faults)]
     faults: FaultKinds,

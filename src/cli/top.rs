@@ -1,8 +1,7 @@
-//! `pleach top`: a live job on a screen: what it does, how fast, who is late, who waits for whom.
+//! `pleach top`: shows a live job: its calls, their rates, late ranks, and which rank waits for which.
 //!
-//! It asks every rank's metrics ([`scrape`]) and puts them together ([`view`]): each rank knows how
-//! late the others are, none how late it is itself. Where standard output is no terminal it prints
-//! one snapshot.
+//! It reads the metrics of every rank ([`Snapshot`]) and combines them ([`View`]): each rank knows how
+//! late the other ranks are, and not how late it is itself.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,19 +25,19 @@ use crate::cli::output::{print, print_json, rounded};
 #[command(
     after_help = "Examples:\n  pleach train --ranks 4 --epochs 1000 --metrics 9400 &\n  pleach top\n  \
     pleach top --once --json 10.0.0.1:9400 10.0.0.2:9400\n\n\
-    Rates of the first screen are since the group was made, later ones since the screen before. 'last' counts calls in\n\
-    which a rank came last by 10 us or more, as seen by the rank that saw most of them; 'late by' is the mean of those\n\
-    who waited. Without a terminal one snapshot is printed."
+    The first screen shows rates since the group was made, each later screen rates since the screen before. 'last' counts\n\
+    the calls in which a rank came last by 10 us or more, as counted by the rank with the highest count. 'late by' is the\n\
+    mean over the ranks that waited. Without a terminal the command prints one snapshot."
 )]
 pub(crate) struct Arguments {
-    /// Where rank 0 of each host serves its metrics; the other ranks' ports follow
+    /// Address of the metrics of rank 0 of each host; the ports of its other ranks follow
     /// [default: 127.0.0.1:9400]
     #[arg(value_name = "ADDR")]
     addresses: Vec<MetricsAddress>,
     /// Print one snapshot and end
     #[arg(long)]
     once: bool,
-    /// Print it as JSON, on one line
+    /// Print the snapshot as JSON, on one line
     #[arg(long, requires = "once")]
     json: bool,
     /// Time between two screens

@@ -1,9 +1,9 @@
 //! `pleach train`: ranks that learn to read handwritten digits together.
 //!
-//! Every rank computes the gradients of its share of each batch and `all_reduce` averages them, so
-//! all ranks take the same step and stay one network. At the end that is checked: the parameters
-//! must have the same bits on all ranks, and be those of one rank that learnt from the same
-//! batches, up to rounding.
+//! Every rank computes the gradients of its shard of each batch, and `all_reduce` averages them. So
+//! all ranks take the same step. The end checks two things: all ranks have the same bits in their
+//! parameters, and these are the parameters of one rank that trained on the same batches, up to
+//! rounding.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -57,21 +57,20 @@ pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
-    /// How bytes move: shm, tcp, shm+tcp, verbs, shm+verbs or auto
+    /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value_t)]
     fabric: FabricChoice,
     /// A folder with the files of MNIST, instead of the built-in digits
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// How often every image is seen
+    /// How many times the training passes over all images
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Which processors each rank that is started here is kept on [default: core, where there are
-    /// as many as ranks]
+    /// Processors that each rank started here is bound to [default: core, if there are enough cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is
-    /// on loopback]
+    /// Serve metrics for Prometheus and 'pleach top'; rank r of a host adds r to the port, and PORT
+    /// alone is on loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
     /// Print results as JSON, one object a line

@@ -1,5 +1,4 @@
-//! The shortest tree that leads from a root to everybody, by contraction of circles (Chu and Liu
-//! 1965, Edmonds 1967).
+//! The minimum arborescence of a root, by contraction of cycles (Chu and Liu 1965, Edmonds 1967).
 
 /// An arc of a network whose lengths stand elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,15 +1,14 @@
-//! Two classes of links at once, where use of the second has a price at the begin.
+//! Blink's hybrid of two classes of links, of which the second has a set-up time (appendix A.3).
 //!
-//! Data go over the fast links and over the slow ones in two sets of trees that share nothing.
-//! Before the slow ones can be used something has to be set up (on GPUs: peer access is disabled,
-//! so that copies go over PCIe), which takes a time that is measured in the first calls. Both are
-//! to end at once (Blink, MLSys 2020, appendix A.3):
+//! Data go over the fast links and over the slow links in two disjoint sets of trees. The slow
+//! links need a set-up first (on GPUs: peer access is disabled, so that copies go over PCIe), whose
+//! time is measured in the first calls. Both classes end at the same time:
 //!
-//! `D_slow / B_slow + T = D_fast / B_fast`, hence
-//! `D_slow = D·B_slow/(B_slow + B_fast) - T·B_slow·B_fast/(B_slow + B_fast)`.
+//! `D_slow / B_slow + T = D_fast / B_fast`, hence `D_slow = D·B_slow/(B_slow + B_fast) -
+//! T·B_slow·B_fast/(B_slow + B_fast)`.
 //!
-//! Below `D = T·B_fast` that is negative: the fast links are through before the slow ones have
-//! begun, and get everything.
+//! Below `D = T·B_fast` this is negative: the fast links end before the slow links begin, and carry
+//! all data.
 
 /// What is known of both classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What can be wrong with a packing.
+//! The defects of a packing.
 
 use pleach_vocabulary::{Collective, Rank};
 

@@ -1,12 +1,11 @@
-//! How trees are mixed so that no orbit of links carries more than it can.
+//! The master problem of the column generation (Dantzig and Wolfe 1960; Gilmore and Gomory 1961).
 //!
-//! The rate is known beforehand: that of the cut. A tree's load of an orbit is given as part of
-//! what the orbit can carry at that rate if the tree had all of its root's data; weights are to be
-//! found, of sum 1 for each orbit of roots, so that all loads together are at most 1. That is a
-//! linear program with few rows and very many columns, of which the cheapest at the present prices
-//! is asked for one at a time (Dantzig and Wolfe 1960; Gilmore and Gomory 1961). It is solved in
-//! floating point: which trees are used is all that is taken from it, and their weights are
-//! computed again exactly.
+//! The rate is known beforehand from the cut. The load of a tree on an orbit of links is a share of
+//! the capacity of the orbit at that rate, if the tree carried all data of its root. The program
+//! asks for weights with sum 1 for each orbit of roots such that all loads together are at most 1.
+//! It has few rows and very many columns, so the cheapest column at the present prices is generated
+//! one at a time. The program is solved in floating point. Only the choice of trees is taken from
+//! the solution; their weights are computed again exactly.
 
 use std::collections::BTreeSet;
 

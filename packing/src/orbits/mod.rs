@@ -1,22 +1,22 @@
-//! Trees for topologies of which large parts look the same.
+//! Packing of symmetric topologies: one rank of each orbit is packed for all.
 //!
-//! A [group of automorphisms](super::symmetry) carries the trees of one rank to all others and
-//! loads the links of an orbit evenly. So it is enough to find the trees of one rank of each orbit,
-//! such that for every orbit of links
+//! A [group of automorphisms](super::symmetry) maps the trees of one rank to trees of all other
+//! ranks, and loads the links of an orbit evenly. So it suffices to find the trees of one rank of
+//! each orbit such that for every orbit of links
 //!
-//! `Σ weight · uses of the orbit ≤ bandwidth of the orbit / elements of the group`,
+//! `Σ weight · uses of the orbit ≤ bandwidth of the orbit / elements of the group`.
 //!
-//! and nothing is lost by that: of any packing the average over the group is such a packing. The
+//! This loses nothing, because the average of any packing over the group is such a packing. The
 //! [rate](best) comes from cuts, with one maximum flow for each orbit of ranks and one more for
-//! each cut found; the trees from a linear program with one row for each orbit of links ([`solve`]),
-//! whose columns are cheapest trees ([`pricing`]). There are no more trees a root than there are
-//! orbits of links and of ranks.
+//! each cut found. The trees come from a linear program with one row for each orbit of links,
+//! solved by column generation ([`master`], [`pricing`]), and are made exact by [`rounding`]. A
+//! root has at most as many trees as there are orbits of links and of ranks.
 //!
-//! All-reduce is the same with trees that are used both ways, of which only the sum of all weights
-//! counts.
+//! All-reduce is the same with trees that are used in both directions, of which only the sum of all
+//! weights counts.
 //!
-//! **Invariant:** weights and loads are exact. What floating point is used for is which trees to
-//! take; where their exact weights do not reach the bound, the rate says so.
+//! **Invariant:** weights and loads are exact. Floating point decides only which trees are taken.
+//! If their exact weights do not reach the bound, the rate says so.
 
 use std::collections::BTreeMap;
 

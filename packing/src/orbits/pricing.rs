@@ -1,9 +1,14 @@
-//! What trees cost when only orbits of links have prices, and which tree is the cheapest.
+//! The pricing problem of the column generation: the cheapest tree when orbits of links have
+//! prices.
 //!
-//! Prices are the same for all links of an orbit, so the cheapest ways from one rank of an orbit
-//! are, carried along, those of all its ranks. Ways lead through switches only. Among equals those
-//! over fewer links are taken, and of trees those whose edges begin nearer to the root: both by a
-//! surcharge that is small beside any price that matters.
+//! All links of an orbit have the same price, so the cheapest paths from one rank of an orbit are
+//! mapped to the cheapest paths of all its ranks. Paths lead through switches only. A small
+//! surcharge prefers paths over fewer links, and trees whose edges begin near the root.
+//!
+//! The cheapest tree of a root is Edmonds' minimum arborescence (1967), grown along one path of
+//! components: each component takes the cheapest edge into it, a cycle is contracted to one
+//! component, and a component that reaches the root is done. On a full matrix this takes O(ranks²).
+//! A tree that is used in both directions is a minimum spanning tree (Prim 1957).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,16 +1,15 @@
-//! Automorphisms by singling out nodes, refining, and trying what then looks the same.
+//! Search for automorphisms by individualisation and refinement (McKay 1981).
 //!
-//! One path down, in which nodes are singled out until every node has a colour of its own, gives an
-//! order of all nodes. Any other path of the same trace gives another order; what carries the first
-//! into it is an automorphism if it carries arcs into arcs, which is looked at arc by arc. Going up
-//! the first path again, at each level the nodes that look like the one singled out there are
-//! tried, one of each set that the automorphisms found so far do not join already. Near ones are
-//! tried first, and other nodes go to where the one moved first came from rather than anywhere: so
-//! each automorphism moves few nodes, and which ones are found depends little on how nodes are
-//! numbered.
+//! The first path individualises nodes until every node has a colour of its own, which gives an
+//! order of all nodes. Any other path with the same trace gives another order. The permutation from
+//! the first order to the other is an automorphism if it maps arcs to arcs, which is verified arc
+//! by arc. On the way up the first path, each level tries the nodes that look like the
+//! individualised node, one of each set that the known automorphisms do not join yet. Near nodes
+//! are tried first, and other nodes are mapped to the place of the node that was moved first. So
+//! each automorphism moves few nodes, and the result depends little on the numbers of nodes.
 //!
-//! **Invariant:** everything returned is an automorphism. Within the limits all of them are
-//! products of those returned; beyond, `complete` is false and there may be others.
+//! **Invariant:** everything returned is an automorphism. Within the limits all automorphisms are
+//! products of the returned ones; beyond the limits `complete` is false and there may be others.
 
 use std::collections::VecDeque;
 

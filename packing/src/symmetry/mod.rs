@@ -1,14 +1,14 @@
-//! What looks the same in a topology: automorphisms, found in its graph.
+//! Symmetry of a topology: automorphisms of its graph.
 //!
-//! An automorphism carries nodes to nodes of the same kind so that every link is carried to one of
-//! the same bandwidth. Names, numbers and latencies play no part, so a topology and its shuffled
-//! copy have the same symmetry, found with about the same work. A [`Symmetry`] is a set of
-//! automorphisms by whose products all others are made (*generators*) and what these carry into
-//! each other (*orbits*); a [`Semiregular`] is a group of automorphisms that carries one rank's
-//! trees to many ranks so that links of an orbit share the load evenly.
+//! An automorphism maps nodes to nodes of the same kind and links to links of the same bandwidth.
+//! Names, numbers and latencies do not count, so a topology and its shuffled copy have the same
+//! symmetry, found with about the same work. A [`Symmetry`] is a set of *generators*, of which all
+//! other automorphisms are products, with the *orbits* of nodes. A [`Semiregular`] is a group of
+//! automorphisms that maps the trees of one rank to many ranks so that links of an orbit share the
+//! load evenly.
 //!
-//! **Invariant:** every generator has been looked at link by link. The search is bounded: beyond
-//! its limits there are fewer generators and smaller orbits, never a permutation that is no
+//! **Invariant:** every generator was verified link by link. The search is bounded: beyond its
+//! limits there are fewer generators and smaller orbits, and never a permutation that is no
 //! automorphism.
 //!
 //! After B. D. McKay and A. Piperno, Practical graph isomorphism II (2014), and H. Katebi, K. A.

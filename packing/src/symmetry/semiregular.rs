@@ -1,19 +1,17 @@
-//! Groups of automorphisms that carry one rank's trees to others so that all links of an orbit
-//! share the load evenly.
+//! Semiregular groups of automorphisms, which share the load of an orbit evenly among its links.
 //!
-//! Trees of one rank, carried along by a set of automorphisms, are trees of other ranks. If the set
-//! is a *group*, it uses every link of an orbit equally often: a link as often as the group has
-//! elements, times the uses of that orbit by the first trees, divided by the links of the orbit.
-//! Only the orbit counts, not the link. If, besides, nothing but the identity leaves any rank in
-//! its place, every rank gets the trees just once. Such groups are called semiregular, and regular
-//! when they carry one rank to all.
+//! A set of automorphisms maps the trees of one rank to trees of other ranks. If the set is a
+//! *group*, it uses every link of an orbit equally often: the number of elements, times the uses of
+//! the orbit by the first trees, divided by the number of links of the orbit. If, in addition, only
+//! the identity fixes a rank, every rank gets the trees once. Such a group is called semiregular,
+//! and regular if it has one orbit of ranks.
 //!
-//! **Invariant:** the elements are automorphisms, closed under products, and only the first, the
-//! identity, leaves a rank in its place.
+//! **Invariant:** the elements are automorphisms, closed under products, and only the first
+//! element, the identity, fixes a rank.
 //!
-//! Groups are grown by one generator at a time, taken of random products of automorphisms, first of
-//! those that commute with the group so far. That is a search of luck and bounds: where it finds
-//! less than there is, there are more orbits.
+//! A group grows by one generator at a time. The generators are random products of automorphisms,
+//! first of those that commute with the group so far. The search is random and bounded: if it finds
+//! a smaller group, there are more orbits.
 
 use std::collections::BTreeSet;
 

@@ -1,14 +1,13 @@
-//! The links that a job really has: ranks, switches, and what joins them.
+//! The links of a job: ranks, switches and links.
 //!
 //! A [`Topology`] is a directed graph with capacities. Its nodes are ranks, which send, receive and
-//! combine, and switches, which forward and neither copy nor combine. Bandwidths are exact
-//! integers, so everything that is computed of them (the [packing](crate) and its bound)
-//! is exact.
+//! combine data, and switches, which forward data and neither copy nor combine. Bandwidths are
+//! integers, so all results (the [packing](crate) and its bound) are exact.
 //!
-//! **Invariant:** every rank reaches every other one; of two nodes there is at most one link in
-//! each direction; names are unique; the bandwidths of all links together fit in 63 bits.
-//! [`Builder::build`] is the only way to make one and refuses the rest, so nothing that works on a
-//! topology has to look for it.
+//! **Invariant:** every rank reaches every other rank. There is at most one link between two nodes
+//! in each direction. Names are unique. The bandwidths of all links together fit in 63 bits.
+//! [`Builder::build`] is the only constructor and refuses everything else, so code that uses a
+//! topology need not check it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

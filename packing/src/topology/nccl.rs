@@ -1,19 +1,19 @@
-//! A topology as NCCL writes it to `NCCL_TOPO_DUMP_FILE` and reads it from `NCCL_TOPO_FILE`, and
-//! RCCL alike.
+//! NCCL topology XML, as NCCL and RCCL write it to `NCCL_TOPO_DUMP_FILE` and read it from
+//! `NCCL_TOPO_FILE`.
 //!
-//! Elements are nested as PCI is: `system`, `cpu` (a NUMA node), `pci` (a bridge or a device), and
+//! Elements are nested like PCI: `system`, `cpu` (a NUMA node), `pci` (a bridge or a device), and
 //! in the devices `gpu` with its `nvlink`, `xgmi` and `c2c`, or `nic` with its `net`. GPUs become
-//! the ranks, in the order of the file; PCI bridges, CPUs, NICs and all NVSwitches together become
+//! the ranks, in the order of the file. PCI bridges, CPUs, NICs and all NVSwitches together become
 //! switches. A file for `NCCL_TOPO_FILE` may lack the `gpu` elements, which NCCL then adds itself;
-//! the ranks are then the devices of a display controller's class, joined by PCI alone.
+//! the ranks are then the devices of the class of display controllers, linked by PCI alone.
 //!
-//! Bandwidths are nominal ones, as in the presets: see `rates`. What joins no two ranks is left
-//! out: bridges that lead to nothing and, where all ranks are on one host, NICs. Ranks of several
-//! hosts (`host_hash`) are joined by their NICs over one switch, `network`. As in NCCL, a link to a
-//! GPU that is not in the file is none, for the job does not have that GPU.
+//! Bandwidths are nominal, as in the presets: see `rates`. Nodes that join no two ranks are left
+//! out: bridges that lead to nothing and, if all ranks are on one host, NICs. Ranks of several
+//! hosts (`host_hash`) are linked by their NICs over one switch, `network`. As in NCCL, a link to a
+//! GPU that is not in the file is ignored.
 //!
-//! **Invariant:** no recursion, so no depth of nesting matters; elements are limited to
-//! [`ELEMENTS_MAX`] as they are read.
+//! **Invariant:** there is no recursion, so the depth of nesting is not limited; the number of
+//! elements is limited to [`ELEMENTS_MAX`] while they are read.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,11 +1,10 @@
 //! `pleach bench`: how long collectives take, size by size, with every result checked.
 //!
-//! A [`Task`] says what is measured and in what memory, [`sizes`] what sizes; `live` measures real
-//! ranks, `simulated` ranks in virtual time; both fill and check memory by the same `pattern` and
-//! give [`Measurement`], which `report` prints. `wired` measures ranks joined by the links of a
-//! topology. **Invariant:** nothing but the collective is timed, and every iteration has a part in
-//! what is checked: its output is not overwritten before it was checked, or (`--reuse`) is what the
-//! next one works on.
+//! A [`Task`] describes the collective and its memory, [`sizes`] the sizes. `live` measures real
+//! ranks, `simulated` measures ranks in virtual time. Both fill and check memory by the same
+//! `pattern` and return a [`Measurement`], which [`Report`] prints. **Invariant:** only the collective
+//! is timed, and every iteration is checked: its output is checked before it is overwritten, or
+//! (`--reuse`) it is the input of the next iteration.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -57,22 +56,23 @@ const TIME_MAX_MS: i64 = 3_600_000;
     pleach bench all-gather --fabric shm --ranks 4 --min 1K --max 16M --factor 2 --dtype bf16\n  \
     mpirun -n 4 pleach bench all-reduce --algorithm ring --json\n  \
     pleach bench all-gather --fabric sim --topology dgx-a100:2 --sizes 256M\n\n\
-    K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. bytes is one rank's vector, for all-gather,\n\
-    reduce-scatter, gather, scatter and all-to-all the blocks of all ranks. A sample is as many iterations as last 10 us\n\
-    or more; its time is that of the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for\n\
-    all-reduce, (n-1)/n for what has blocks, 1 for the others. errors counts wrong elements of all iterations and ranks."
+    K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. The size is the vector of one rank; for all-gather,\n\
+    reduce-scatter, gather, scatter and all-to-all it is the blocks of all ranks together. A sample has enough iterations\n\
+    to last 10 us; its time is that of the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for\n\
+    all-reduce, times (n-1)/n for collectives with blocks, and equal to algbw for the others. errors counts the wrong\n\
+    elements of all iterations and ranks."
 )]
 pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all,
     /// barrier or send-recv
     #[arg(value_parser = collective, default_value = "all-reduce")]
     collective: Collective,
-    /// How bytes move: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual
-    /// time) [default: auto, and tcp beside shm]
+    /// The fabric: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual
+    /// time) [default: auto; on one host also tcp]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<BenchFabric>,
     /// The links between the ranks: a preset (dgx-a100:2, torus:4x4, ...) or a file; with --fabric
-    /// sim there are as many ranks as it has, joined by just these links
+    /// sim the ranks and links are those of the topology
     #[arg(long, value_name = "PRESET|FILE", conflicts_with = "ranks")]
     topology: Option<String>,
     /// The root of a reduce, broadcast, gather or scatter
@@ -87,21 +87,21 @@ pub(crate) struct Arguments {
     /// Largest size
     #[arg(short = 'e', long, value_name = "BYTES", default_value = "64M")]
     max: Size,
-    /// From one size to the next
+    /// Ratio of one size to the size before
     #[arg(short, long, value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     factor: u64,
-    /// Exactly these sizes, with commas between
+    /// Exactly these sizes, separated by commas
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"])]
     sizes: Vec<Size>,
     /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i16, i8, u32, u64, u16 or
-    /// u8; also as other libraries name them (float, fp16, bfloat16, int32)
+    /// u8; names of other libraries too (float, fp16, bfloat16, int32)
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: DataType,
-    /// How inputs are combined: sum, prod, min, max, avg; integers also by and, or, xor
+    /// The reduction: sum, prod, min, max, avg; for integers also and, or, xor
     #[arg(long, value_name = "OP", default_value = "sum")]
     op: ReduceOp,
     /// direct, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB,
-    /// grid-staged:AxB, hierarchical (of the hosts there are), hierarchical:HxR, packed (for a
+    /// grid-staged:AxB, hierarchical (with the hosts of the group), hierarchical:HxR, packed (for a
     /// topology) or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     algorithm: String,
@@ -112,30 +112,28 @@ pub(crate) struct Arguments {
     /// sizes]
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iterations: Option<u32>,
-    /// Measure each size for about so long, instead of a number of iterations
+    /// Measure each size for about this time, instead of a number of iterations
     #[arg(long, value_name = "MS", conflicts_with = "iterations", value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: Option<u32>,
-    /// Where the data is: registered or host (peers reach it), slice (any memory of the process),
-    /// cuda:N (GPU N of every process) or cuda (of a host's GPUs each rank has its turn)
+    /// Memory of the data: registered or host (registered with the group), slice (any memory of the
+    /// process), cuda:N (GPU N of every process) or cuda (ranks of a host take its GPUs in turn)
     #[arg(long, value_name = "KIND", default_value = "registered")]
     memory: MemoryKind,
-    /// What sums of floats are the same bits again for: no (the same call), per-world-size (as many
-    /// ranks) or exact (any order and number of ranks)
+    /// When float sums have the same bits again: no (in the same call), per-world-size (with the same
+    /// number of ranks) or exact (with any order and number of ranks)
     #[arg(long, value_name = "LEVEL", default_value_t = Reproducible::No)]
     reproducible: Reproducible,
-    /// Run the iterations of a sample on the same memory, as other benchmarks do, not each on its
-    /// own
+    /// Run all iterations of a sample on the same memory, as other benchmarks do
     #[arg(long)]
     reuse: bool,
-    /// Which processors each rank that is started here is kept on [default: core, where there are
-    /// as many as ranks]
+    /// Processors that each rank started here is bound to [default: core, if there are enough cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is
-    /// on loopback]
+    /// Serve metrics for Prometheus and 'pleach top'; rank r of a host adds r to the port, and PORT
+    /// alone is on loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
-    /// Print results as JSON, one object a line
+    /// Print results as JSON, one object for each line
     #[arg(long)]
     json: bool,
     #[command(flatten)]

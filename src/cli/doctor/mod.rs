@@ -1,4 +1,5 @@
-//! `pleach doctor`: what is wrong with this machine, or between two, and the commands that mend it.
+//! `pleach doctor`: checks this machine, or a pair of machines, and shows the commands that repair
+//! them.
 //!
 //! A check is a function from a [`Machine`] to [`Finding`]s; one file a subject. All are run at
 //! once, each on a thread of its own, so that one whose file does not answer holds nobody up.
@@ -45,19 +46,19 @@ const CHECKS_LIMIT: Duration = Duration::from_secs(15);
 #[command(
     after_help = "Examples:\n  pleach doctor\n  pleach doctor --json | jq '.findings[] | select(.level == \"problem\")'\n  \
     pleach doctor --listen              # on one host\n  pleach doctor --peer 10.0.0.5       # on another: both report on the pair\n\n\
-    Each line is ok, unknown (it could not be found out), a warning (it works, but not as well as it could) or a problem;\n\
-    below it stands the command that mends it, or shows more. The exit status is 1 where there is a problem.\n\
-    PLEACH_INTERFACE, PLEACH_HOST and what begins with PLEACH_VERBS_ are heeded as by ranks.\n\
-    Beyond loopback a pair needs the secret that its jobs need: PLEACH_SECRET_FILE."
+    Each line is ok, unknown (the check had no result), a warning (it works, but not as well as it could) or a problem.\n\
+    The line below a warning or a problem is the command that repairs it, or shows more. The exit status is 1 if there\n\
+    is a problem. PLEACH_INTERFACE, PLEACH_HOST and all PLEACH_VERBS_ variables have the same effect as for ranks.\n\
+    Except over loopback, a pair needs the secret of its jobs: PLEACH_SECRET_FILE."
 )]
 pub(crate) struct Arguments {
-    /// Look also at the pair with this host, where 'pleach doctor --listen' waits
+    /// Also check the pair with this host, on which 'pleach doctor --listen' runs
     #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "listen")]
     peer: Option<String>,
     /// Wait for the other host of a pair [default: 0.0.0.0:9401]
     #[arg(long, value_name = "[IP:]PORT", num_args = 0..=1, default_missing_value = "9401")]
     listen: Option<ListenAddress>,
-    /// How long to wait for it
+    /// How long to wait for the other host
     #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "listen", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     wait: u64,
     /// Print the report as one JSON object

@@ -1,17 +1,16 @@
-//! Which processors each rank that is started here is kept on.
+//! The processors that each rank started here is bound to.
 //!
-//! [`Cores`] are those that the launcher may use itself (what Slurm, mpirun, `taskset` or a control
-//! group left it), with what the kernel says of them under `/sys`: which share a core, and which
-//! are near the same memory. [`Cores::divide`] gives each rank its part, and `pleach rank-shim`
-//! keeps the rank there before the command begins, so that all its threads are. Memory needs no
-//! more: the kernel takes a page from the node of who touches it first, and what ranks share is
-//! asked of its owner's node.
+//! [`Cores`] are the cores that the launcher may use itself (Slurm, mpirun, `taskset` or a control
+//! group may have limited them), with their siblings and NUMA nodes from `/sys`. [`Cores::divide`]
+//! gives each rank its share. `pleach rank-shim` binds the rank before the command begins, so the
+//! binding covers all threads of the command. Memory needs no binding: the kernel takes a page from
+//! the node of the thread that touches it first, and shared memory asks for the node of its owner.
 //!
-//! **Two jobs on a host are not kept on the same processors.** A launcher holds the abstract socket
-//! named after each core that its ranks are kept on ([`CoreClaims`]); a core whose name is taken is
-//! left to who has it, and a job that finds too few is kept nowhere. The kernel gives the names
-//! back with the process. Who takes names without need costs others their placement and nothing
-//! else; who is in another network namespace does not see them.
+//! **Two jobs on a host are not bound to the same processors.** A launcher holds an abstract socket
+//! that is named after each core of its ranks ([`CoreClaims`]). Another launcher leaves out a core
+//! whose name is taken, and a job that finds too few cores is not bound. The kernel releases the
+//! names when the process ends. A process that takes names without need costs other jobs their
+//! binding and nothing else. Other network namespaces have other names.
 
 use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
@@ -23,11 +22,11 @@ use pleach::transport::processors::Processors;
 /// What each rank gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Bind {
-    /// An equal part of all cores, near the same memory where that is possible
+    /// An equal share of all cores, near the same memory if possible
     Share,
-    /// One core, the next rank the next one
+    /// One core for each rank
     Core,
-    /// The processors near one memory, with the other ranks there
+    /// All processors of one NUMA node, shared with the other ranks there
     Numa,
     /// All processors
     None,

@@ -125,13 +125,13 @@ impl Launch {
 /// Values with which a rank can be told by hand who it is.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct WorldArguments {
-    /// This process's rank, where no launcher says it
+    /// The rank of this process, if no launcher sets it
     #[arg(long, value_name = "R", requires = "world_size")]
     rank: Option<u32>,
-    /// How many ranks there are on all hosts
+    /// Number of ranks on all hosts
     #[arg(long, value_name = "W", requires = "rank")]
     world_size: Option<u32>,
-    /// Where ranks meet: tcp://HOST:PORT or file:///DIR
+    /// Rendezvous: tcp://HOST:PORT or file:///DIR
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
 }

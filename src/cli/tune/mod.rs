@@ -1,8 +1,8 @@
-//! `pleach tune`: which way each collective should go here, measured, and the table that pins it.
+//! `pleach tune`: measures the best variant of each collective, and writes a tuning table.
 //!
-//! Every rank carries out the same ways in the same order; rank 0 makes the table of the times and
-//! writes it. What is measured and what follows from the times is decided by
-//! [`pleach::schedule::tuning::tune`]; `measure` carries it out.
+//! Every rank runs the same variants in the same order. Rank 0 makes the table from the times and
+//! writes the file. [`pleach::schedule::tuning::tune`] decides what is measured and what follows from
+//! the times.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -35,20 +35,20 @@ const TIME_MAX_MS: i64 = 600_000;
 #[command(after_help = "Examples:\n  pleach tune -o tuning\n  \
     mpirun -n 8 pleach tune --fabric tcp --collectives all-reduce,all-gather -o tuning\n  \
     PLEACH_TUNING=tuning pleach bench --fabric shm\n  pleach tune --show tuning\n\n\
-    The table is for this fabric and these ranks on their hosts; a file holds one for each, and -o replaces this one's.\n\
-    Sizes are those of 'pleach bench'. Times are of f32 sums in registered memory, each the median over rounds in which\n\
-    all ways take turns, on the slowest rank.")]
+    The table is for this fabric and these ranks on their hosts. A file holds one table for each such world, and -o\n\
+    replaces the table of this world. Sizes are those of 'pleach bench'. Times are of f32 sums in registered memory: the\n\
+    median on the slowest rank, over rounds in which all algorithms take turns.")]
 pub(crate) struct Arguments {
-    /// Where the table goes; standard output shows it in any case
+    /// File of the table, which standard output shows too
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// How bytes move: shm, tcp, shm+tcp (by host) or auto
+    /// The fabric: shm, tcp, shm+tcp (by host) or auto
     #[arg(long, value_name = "FABRIC", default_value = "auto", value_parser = fabric_choice)]
     fabric: FabricChoice,
     /// How many ranks to start here [default: 2]
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
-    /// Which collectives, with commas between [default: all that have a choice]
+    /// Collectives, separated by commas [default: all with more than one algorithm]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = collective)]
     collectives: Vec<Collective>,
     /// Smallest size
@@ -57,17 +57,16 @@ pub(crate) struct Arguments {
     /// Largest size
     #[arg(long, value_name = "BYTES", default_value = "16M")]
     max: Size,
-    /// About how long each size of a collective is measured
+    /// Approximate time for each size of a collective
     #[arg(long, value_name = "MS", default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: u32,
-    /// Which processors each rank that is started here is kept on [default: core, where there are
-    /// as many as ranks]
+    /// Processors that each rank started here is bound to [default: core, if there are enough cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Show what a tuning file says, and measure nothing
+    /// Show the tables of a file, and measure nothing
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "predicted"])]
     show: Option<PathBuf>,
-    /// Show what is chosen without measurements for these ranks on one host, and measure nothing
+    /// Show the choices of the cost model for these ranks on one host, and measure nothing
     #[arg(long, conflicts_with = "output")]
     predicted: bool,
     #[command(flatten)]
