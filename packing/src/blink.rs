@@ -168,7 +168,7 @@ fn reversed_tree(mut tree: Tree) -> Tree {
     tree
 }
 
-// Trees over links that join ranks directly: weights by many small steps, then few of the trees.
+// Trees over links between ranks: multiplicative weights, then fewer trees.
 
 /// The trees of a topology without switches, and their weights in bytes a second.
 ///
@@ -244,17 +244,18 @@ fn links(topology: &Topology, one_way: bool) -> Vec<UsableLink> {
     usable.into_values().collect()
 }
 
-// Trees where ranks are joined by switches: one hop inside a server, three phases across servers.
+// Trees over switches: one hop inside a server, three phases across servers.
 //
-// Around a switch each of m ranks is the root of a tree that leads to all others directly, for its
-// m-th of the data (Blink, MLSys 2020, section 3.4). Across servers the data are cut into
-// partitions, each of which has a root in every server: it is reduced inside each server to that
-// root, reduced and broadcast in one hop among these roots, and broadcast inside each server
-// (appendix A.2). As a tree over all ranks that is: the trees of all servers, and a star among
-// their roots; each root is the middle of one star.
+// Around a switch each of m ranks is the root of a one-hop tree to all others, for its m-th of the
+// data (Blink, section 3.4). Across servers the data are cut into partitions, each with a root in
+// every server. A partition is reduced inside each server to its root, reduced and broadcast in
+// one hop among the roots, and broadcast inside each server (appendix A.2). As a tree over all
+// ranks this is the trees of all servers and a star among their roots; each root is the centre of
+// one star.
 //
-// What a server is is found in the graph: what stays together over links that are faster than the
-// slowest ones which, taken away, leave parts of two ranks or more each.
+// The servers are found in the graph. The slowest links are removed, so many classes of bandwidth
+// as needed until every remaining component has two ranks or more; these components are the
+// servers.
 
 /// The trees of a topology that has switches, all of the same weight.
 fn switched_shapes(topology: &Topology, options: &BlinkOptions) -> Result<Vec<WeightedTree>, BlinkError> {
@@ -400,18 +401,17 @@ fn trees_inside(
     Ok(shapes.into_iter().map(|weighted| weighted.tree.paths.into_iter().map(path).collect()).collect())
 }
 
-// Nearly optimal weights by many small steps (Garg and Könemann 1998; Blink, MLSys 2020,
-// section 3.2).
+// Nearly optimal weights by multiplicative weights (Garg and Könemann 1998; Blink, section 3.2).
 //
-// Every resource (a link, or both directions of one) has a length. Again and again the shortest
-// tree is taken, its weight grows by its scarcest capacity, and what it uses grows longer, so that
-// the next tree goes elsewhere. In the end all weights are divided by the largest overload. The
-// result is at least 1 - O(ε) of the optimum.
+// Every resource (a link, or both directions of a link) has a length. In each step the minimum
+// arborescence is taken, its weight grows by its smallest capacity, and the lengths of its
+// resources grow. In the end all weights are divided by the largest overload. The result is at
+// least 1 - O(ε) of the optimum.
 //
-// The textbook starts with lengths of `(1+ε)((1+ε)m)^(-1/ε)/c`, 10⁻³³ for small ε, which is where
-// floating point breaks. Only ratios of lengths choose a tree, so here they start at 1/c, are
-// divided by the largest when that gets large, and the factor to the textbook's is kept as a
-// logarithm.
+// The textbook starts with lengths of `(1+ε)((1+ε)m)^(-1/ε)/c`, 10⁻³³ for small ε, which exceeds
+// the precision of floats. Only ratios of lengths choose a tree. So lengths start at 1/c here, are
+// divided by the largest length when that gets large, and the factor to the lengths of the
+// textbook is kept as a logarithm.
 
 /// When lengths are divided by the largest.
 const LENGTH_MAX: f64 = 1e100;
@@ -489,16 +489,15 @@ fn within_capacity(network: &Network, found: BTreeMap<Vec<usize>, (Vec<usize>, f
     candidates
 }
 
-// Few trees instead of many thin ones (Blink, MLSys 2020, section 3.2.1).
+// Fewer trees by an integer program (Blink, section 3.2.1).
 //
-// Of the candidates that the weights found, an integer program chooses those that go at the rate
-// of one link each, as many as fit. Where that is more than a threshold below what the weights had
-// reached, more and more of them (1, 2, 4 and so on, the heaviest first: the paper does not say
-// which) may carry any share, until it is not. When all may, it is a linear program; and should
-// even that fail, the weights stay as they were.
+// The program chooses, of the candidates of the multiplicative weights, as many as fit at the rate
+// of one link each. If their rate is more than a threshold below the rate of the weights, 1, 2, 4
+// and so on of the heaviest candidates may carry any share (the paper does not say which). If all
+// candidates may, the program is linear. If even that fails, the weights stay unchanged.
 //
-// **Invariant:** what comes out fits exactly: the solver's numbers are made rationals with one
-// small denominator, and divided by the largest overload that is left.
+// **Invariant:** the result fits exactly: the numbers of the solver become rationals with one
+// small denominator, and are divided by the largest remaining overload.
 
 /// How many candidates the program may choose from: those with the largest weights. Beyond that the
 /// solver takes minutes.

@@ -341,8 +341,7 @@ fn block_of(tree: &Tree, form: TreeForm) -> Rank {
     far.filter(|_| form.paths).unwrap_or(tree.root)
 }
 
-// What a certificate says, evaluated. The formulas are those of the table in the module of
-// packings.
+// Evaluates a certificate by the formulas in the documentation of the crate.
 
 /// That the certificate is one for this collective and shows the bound.
 fn check_certificate(topology: &Topology, packing: &Packing) -> Result<(), Flaw> {
@@ -474,7 +473,7 @@ impl Sides {
     }
 }
 
-// Trees that are the same and should be one.
+// Refuses equal trees.
 
 /// Refuses trees of the same root, edges and ways, whatever the order of their edges.
 fn expect_no_duplicates(trees: &[Tree]) -> Result<(), Flaw> {
@@ -517,7 +516,7 @@ fn edge_paths(tree: &Tree) -> Vec<EdgePaths<'_>> {
     edge_paths
 }
 
-// Weights as integers over one denominator: a million of them are summed in no time, and exactly.
+// Weights as integers over one denominator, so that sums are fast and exact.
 
 /// What the common denominator may be at most: beside it every capacity, and sums of many, fit in
 /// 127 bits.

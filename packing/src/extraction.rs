@@ -155,12 +155,13 @@ impl Depth {
     }
 }
 
-// Guessing whole trees, and how much of each can be taken: see the module above.
+// Candidate trees, and the largest amount of each that can be extracted.
 //
-// A [`Extractor`] holds what is left. It guesses a tree of short ways, asks by flows how much of it
-// the rest can spare, remembers the sets that said no, and takes the best of a few guesses.
+// An [`Extractor`] holds the remaining graph and demand. It grows a candidate tree of short paths,
+// asks by flows how much of it can be extracted, records the cuts that limit the amount, and takes
+// the best of a few candidates.
 //
-// **Invariant:** what is left can be packed.
+// **Invariant:** the remaining demand is feasible in the remaining graph.
 
 /// How many trees are guessed at before one is taken that falls short of what its root wants.
 const GUESSES_MAX: usize = 6;

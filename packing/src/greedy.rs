@@ -439,14 +439,13 @@ impl<'t> GreedyPacker<'t> {
     }
 }
 
-// Sets of nodes into which little leads, and how often trees have entered them.
+// Narrow cuts, and the number of times that trees have entered them.
 //
-// Every tree of a root enters every set without the root at least once. Where the bandwidth into a
-// set is little more than the bound, trees that enter it several times leave too little for those
-// that come later, though no link of it is full yet: a server that all other servers reach over
-// few NICs is such a set, and so is all that is outside the root's server. They are found by a
-// flow to every rank, whose minimum cuts on the side of the rank and on the side of the root are
-// two of them.
+// Every tree enters every set without its root at least once. If the bandwidth into a set is
+// little more than the bound, trees that enter it several times leave too little capacity for
+// later trees, even if no link is full yet. Examples are a server that all other servers reach
+// over few NICs, and all nodes outside the server of the root. A flow to every rank finds such
+// sets: its minimum cuts nearest to the rank and nearest to the root.
 
 /// Most sets that are kept.
 const SETS_MAX: usize = 4_096;

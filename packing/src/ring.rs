@@ -191,7 +191,7 @@ fn units(topology: &Topology, rate: Rate) -> LinkUnits {
     duplex.collect()
 }
 
-// Cycles through all ranks that share no unit of any link.
+// Hamiltonian cycles over the ranks that share no unit of any link.
 
 /// How many links are looked at, about: a second or less.
 const WORK_MAX: usize = 20_000_000;

@@ -1,24 +1,24 @@
-//! What a schedule costs: latency, bytes over links, bytes combined (α, β, γ), and how chunks
-//! overlap.
+//! The cost of a schedule: latency, bytes over links, bytes combined (α, β, γ), and the overlap of
+//! chunks.
 //!
-//! [`Work`] says what the busiest rank does for one chunk of every block, and how long the longest
-//! way through that chunk is. It is known twice: [`Work::of`] counts it in a schedule,
-//! [`Work::formula`] has it in closed form for everything that goes by puts, as the algorithms'
-//! modules state it. [`CostModel::time`] makes a time of it:
+//! [`Work`] counts what the busiest rank does for one chunk of every block, and the critical path
+//! through that chunk. [`Work::of`] counts it in a schedule. [`Work::formula`] has it in closed
+//! form for all algorithms that work by puts, as their modules state it. [`CostModel::time`] makes
+//! a time of it:
 //!
 //! ```text
-//! T = rounds·α + k·messages·o + (way + (k-1)·moved)·c·β + (way + (k-1)·passed)·c·γ/3
+//! T = rounds·α + k·messages·o + (path + (k-1)·moved)·c·β + (path + (k-1)·passed)·c·γ/3
 //! ```
 //!
-//! for `k` chunks of `c` bytes a block: the first chunk goes the longest way, the others follow at
-//! the pace of the busiest rank. A pass over memory costs for each place that it reads or writes a
-//! third of what combining two sources takes, so mapped schedules, in which nothing else moves, are
-//! priced by the same measure. Memory is counted as if it were registered: copies to and from
-//! shared windows are nothing, nor are copies of a rank's own input.
+//! for `k` chunks of `c` bytes in each block: the first chunk takes the critical path, and the
+//! others follow at the pace of the busiest rank. A pass over memory costs, for each place that it
+//! reads or writes, a third of the cost of combining two sources. So mapped schedules, in which
+//! nothing else moves, are priced by the same measure. Memory is counted as registered: copies to
+//! and from shared windows cost nothing, nor do copies of a rank's own input.
 //!
-//! Between hosts ([`Platform`]) there are other links, with an α, β and o of their own; what goes
-//! over them is counted apart ([`InterHost`]) and its time added. The ranks of a host share its wire,
-//! so bytes are those of the busiest host.
+//! Links between hosts ([`Platform`]) have an α, β and o of their own. Traffic over them is counted
+//! separately ([`InterHost`]), and its time is added. The ranks of a host share its wire, so bytes
+//! are those of the busiest host.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -349,8 +349,8 @@ impl Platform {
     }
 }
 
-// Work that was counted in schedules, kept: it is the same for any number of bytes, and counting
-// it means to make the schedule.
+// A cache of counted work. Work is the same for any number of bytes, and counting it generates the
+// schedule.
 
 /// Most works that are kept; more are counted again each time. There are some tens a collective,
 /// and as many again for each root that a caller names.
@@ -396,8 +396,8 @@ impl Platform {
     }
 }
 
-// Counting in a schedule: what ranks do for one chunk of every block, and the longest way through
-// it.
+// Counts the work of each rank for one chunk of every block, and the critical path through that
+// chunk.
 
 /// What one rank does for a chunk of every block.
 #[derive(Clone, Copy, Debug, Default)]

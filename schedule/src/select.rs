@@ -1,7 +1,7 @@
-//! Which algorithm to take: the one that the cost model finds quickest, or the one that was named.
+//! Selection of an algorithm: by the cost model, or by name.
 //!
-//! [`select`] prices every algorithm that carries out the collective and keeps the prices, so that
-//! the choice can be looked at: a [`Selection`] prints as its table.
+//! [`select`] prices every algorithm that carries out the collective, and keeps the prices: a
+//! [`Selection`] prints as its table.
 
 use std::fmt;
 

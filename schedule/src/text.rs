@@ -384,7 +384,7 @@ fn print_places(
     Ok(())
 }
 
-// A text line by line and word by word, with the place of what is wrong.
+// Reads a text line by line and word by word, and knows the position of errors.
 
 /// Most characters of the text that an error repeats.
 const MAX_FOUND_CHARS: usize = 40;

@@ -1,9 +1,8 @@
-//! The links between the ranks of a group, and what has been packed for them.
+//! The links between the ranks of a group, with the packings made for them.
 //!
-//! A [`Wiring`] is a [`Topology`] that a group is told of. It packs for each collective when that
-//! is asked for first, and keeps what came of it. **Invariant:** what it gives depends on the
-//! topology and the options alone, so ranks that were told of the same links choose the same
-//! schedules; [`Wiring::digest`] is what they compare.
+//! A [`Wiring`] is a [`Topology`] that a group was given. It packs for a collective at the first
+//! request and keeps the packing. **Invariant:** its results depend on the topology and the options
+//! alone, so ranks with the same links choose the same schedules. Ranks compare [`Wiring::digest`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -263,7 +262,7 @@ pub fn topology_digest(topology: &Topology) -> u64 {
     hasher.finish()
 }
 
-// The ways that bytes take between any two ranks over the links of a topology.
+// The routes between any two ranks over the links of a topology.
 
 /// One of the ways from a rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]

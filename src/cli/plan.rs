@@ -195,7 +195,7 @@ fn packed_plan(
     Ok(Plan { source, topology, packing, checked, strategy, generation, bytes, pcie_setup_ns })
 }
 
-// What a plan has come to, for whoever shows it.
+// The plan.
 
 /// A packing of a topology, checked, and how it was made.
 struct Plan {
@@ -514,7 +514,7 @@ fn verdict_in_words(packing: &Packing) -> String {
     )
 }
 
-// What a plan is written to: pictures, schedules, and standard output.
+// Files of a plan: pictures and schedules.
 
 /// Writes every file that was asked for.
 fn write_files(arguments: &Arguments, plan: &Plan) -> Result<(), CommandError> {

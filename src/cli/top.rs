@@ -107,10 +107,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
 }
 
-// What the ranks of a job say of themselves, read from their metrics.
+// Reads the metrics of the ranks of a job.
 //
-// Whoever answers may be anybody: answers are limited in time and length, and what is not
-// understood is left out.
+// Any process may answer, so answers are limited in time and length, and unknown lines are
+// ignored.
 
 /// Longest time for one rank's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -288,7 +288,7 @@ fn sample(line: &str) -> Option<Sample<'_>> {
     Some((name, labels.collect(), value.parse().ok()?))
 }
 
-// What snapshots mean, put together over all ranks: as a screen and as JSON.
+// Combines the snapshots of all ranks to a screen or to JSON.
 
 /// A shape over all ranks.
 #[derive(Debug, PartialEq)]

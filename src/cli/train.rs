@@ -289,10 +289,10 @@ impl Verdict {
     }
 }
 
-// Handwritten digits: those that are built in, or a folder with the files of MNIST.
+// Handwritten digits: the built-in ones, or a folder with the files of MNIST.
 //
-// Both come in IDX form, gzipped or not: a magic number, the dimensions, then one byte a value.
-// Nothing is believed that a file says about its size: bytes are read up to a limit and counted.
+// Both have the IDX form, gzipped or not: a magic number, the dimensions, then one byte for each
+// value. The reader does not trust the sizes in a file: it reads up to a limit and counts.
 
 /// How many different digits there are.
 const CLASSES: usize = 10;

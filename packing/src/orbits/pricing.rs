@@ -278,13 +278,7 @@ impl<'t> Pricing<'t> {
     }
 }
 
-// The cheapest tree that reaches all ranks: from a root along edges with costs for each direction,
-// or without a root.
-//
-// From a root it is Edmonds' way (1967) along one path of components: each takes the cheapest edge
-// into it; what closes a circle becomes one component, in which an edge costs as much more than
-// the one taken; what reaches the root is done. On a full matrix that is O(ranks²) in all. Without
-// directions it is Prim's way.
+// Minimum arborescences (Edmonds) and minimum spanning trees (Prim) on a full matrix of costs.
 
 /// What it costs to go from one to another, for all pairs; infinite where there is no way.
 #[derive(Clone, Debug)]

@@ -316,11 +316,11 @@ impl MutableTree {
     }
 }
 
-// Trees of equal weight: as many as are asked for, or so few that carry as much as any mix.
+// Trees of equal weight: the number that is asked for, or the fewest that carry as much.
 //
-// From a mix rounded to whole trees, ranks of a tree are hung below others, one at a time, so that
-// orbits of links that are used too often are used less. Nothing says that this finds what there
-// is; what it finds is counted.
+// A local search starts from the solution rounded to whole trees. It moves one rank at a time
+// below another parent so that overloaded orbits of links lose load. It may miss a solution that
+// exists; loads are always counted.
 
 /// Places looked at for one number of trees and one limit.
 const BALANCE_WORK_MAX: usize = 4_000_000;
@@ -516,11 +516,11 @@ impl Reparenting {
     }
 }
 
-// Less deep trees with no more load.
+// Reduces the depth of trees without more load on any orbit.
 //
-// Ranks are hung nearer to the root, one at a time, as long as orbits of links carry it; where one
-// would carry too much, another rank, of this tree or of another one, is hung elsewhere at no
-// greater depth so that it does not.
+// Ranks move nearer to the root, one at a time, while the orbits of links can carry it. If an
+// orbit would be overloaded, another rank, of this tree or of another one, moves to another parent
+// at no greater depth and frees the orbit.
 
 /// Places looked at in all.
 const DEPTH_WORK_MAX: usize = 6_000_000;

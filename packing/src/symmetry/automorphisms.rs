@@ -214,19 +214,19 @@ impl<'g> Search<'g> {
     }
 }
 
-// Colour refinement: nodes that differ in how they are linked to others get different colours,
-// until nothing changes.
+// Colour refinement (1-dimensional Weisfeiler-Leman): nodes with different links get different
+// colours, until nothing changes.
 //
-// A [`Colouring`] is a list of all nodes in which those of a colour stand side by side (a *cell*).
-// It is split by counting, for every node, the arcs to and from the nodes of one cell, and
-// remembers its splits, so that it can be undone. Cells are told apart by position and by numbers
-// computed of labels, never by node numbers: what it does to a graph and to the same graph with
-// its nodes numbered otherwise is the same, and so is the trace that it leaves.
+// A [`Colouring`] is a list of all nodes in which nodes of equal colour are adjacent (a *cell*). A
+// refinement step counts, for every node, the arcs to and from the nodes of one cell, and splits
+// cells by the counts. Splits are recorded, so they can be undone. Cells are identified by
+// position and by hashes of labels, never by node numbers. So refinement commutes with any
+// renumbering of the nodes, and so does its trace.
 //
-// **Invariant:** nodes that an automorphism carries into each other, with what was [singled
-// out](Colouring::individualise) on the way carried along, stand in cells at the same position.
-// Counts are kept as sums of hashes: should two collide, fewer nodes are told apart and the
-// invariant still holds.
+// **Invariant:** if an automorphism maps a node to another one, and maps the
+// [individualised](Colouring::individualise) nodes along, both nodes are in cells at the same
+// position. Counts are sums of hashes: a collision separates fewer nodes, and the invariant still
+// holds.
 
 /// Nodes with colours and labelled arcs. What one of [`Symmetry`](super::Symmetry)'s searches works
 /// on.

@@ -153,7 +153,7 @@ fn carried_link(topology: &Topology, link: usize, automorphism: &Permutation) ->
     topology.link_place(from, to).expect("an automorphism carries links to links")
 }
 
-// Nodes put in the place of others.
+// Permutations of nodes, and sets that are united step by step.
 
 /// Where every node goes. Numbers are those of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -111,7 +111,7 @@ fn crowded(text: &str) -> Option<usize> {
     None
 }
 
-// From elements to nodes and links.
+// Converts elements to nodes and links.
 
 /// Most NUMA nodes that are joined each to each.
 const CPUS_MAX: usize = 1 << 9;

@@ -319,7 +319,7 @@ fn join(builder: &mut Builder, one: NodeId, other: NodeId, bytes_per_s: u64) {
     builder.duplex(one, other, bytes_per_s, crate::topology::LATENCY_NS);
 }
 
-// Boxes that people rent. Bandwidths are those of one direction.
+// Commercial machines. Bandwidths count one direction.
 
 /// What a PCIe ring carries beside an NVLink: half of it, as in the model of Blink (MLSys 2020,
 /// figure 13).
@@ -514,7 +514,7 @@ fn in_box(boxes: u64, number: usize, name: String) -> String {
     if boxes == 1 { name } else { format!("box{number}.{name}") }
 }
 
-// Regular networks. Every link carries the same in each direction, 25 GB/s unless asked for.
+// Regular networks. Every link carries the same in each direction, by default 25 GB/s.
 
 fn ranks_named(builder: &mut Builder, count: u64) -> Vec<NodeId> {
     (0..count).map(|rank| builder.rank(format!("rank{rank}"))).collect()

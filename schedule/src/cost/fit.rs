@@ -1,9 +1,9 @@
-//! A model from measurements.
+//! Fits a model to measurements.
 //!
-//! The time that a [`CostModel`] predicts is linear in α, o, β and γ, so those that come nearest to
-//! measured times are found by least squares, of relative differences (a microsecond counts as much
-//! as a millisecond) and without negative parameters: each in turn is given its best value while
-//! the others stay, until none moves. The sum of squares is convex, so that ends at the least.
+//! The time that a [`CostModel`] predicts is linear in α, o, β and γ. So the parameters are found
+//! by least squares of relative differences (a microsecond counts as much as a millisecond),
+//! without negative parameters. Coordinate descent gives each parameter in turn its best value
+//! until none changes. The sum of squares is convex, so this ends at the minimum.
 
 use super::{Chunks, CostModel, INLINE_BYTES_MAX, Platform, Work};
 

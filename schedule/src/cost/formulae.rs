@@ -1,4 +1,4 @@
-//! Work in closed form, for each algorithm that has one.
+//! Work in closed form, for each algorithm that has a formula.
 
 use pleach_vocabulary::Collective;
 

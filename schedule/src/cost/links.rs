@@ -1,16 +1,16 @@
-//! How long a schedule takes over given links.
+//! The time of a schedule over given links.
 //!
-//! Each link carries the chunks that are put over its routes, one after the other. It cannot begin
-//! before the first of them comes to it, so a schedule takes at least
+//! Each link carries the chunks on its routes one after the other, and cannot begin before the
+//! first chunk arrives. So a schedule takes at least
 //!
 //! ```text
-//! T = max( way, max over links (first + load / bandwidth + latency) )
+//! T = max( path, max over links (first + load / bandwidth + latency) )
 //! ```
 //!
-//! where `path` is the longest way through one chunk of every block, each transfer alone on its
-//! links, and `first` the moment on it at which the link is first put to use. What is computed
-//! takes no time: links alone are compared. This is what the simulator measures where chunks do not
-//! wait for each other, and what it comes close to where they do.
+//! where `path` is the critical path through one chunk of every block, each transfer alone on its
+//! links, and `first` is the time at which the link is first used on it. Computation takes no time:
+//! only links are compared. This is the time that the simulator measures if chunks do not wait for
+//! each other, and it is close to that time if they do.
 
 use std::collections::{BTreeMap, VecDeque};
 

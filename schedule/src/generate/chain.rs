@@ -1,10 +1,10 @@
-//! Along a chain that begins at the root: broadcast down, reduce up.
+//! A chain that begins at the root: broadcast downwards, reduce upwards.
 //!
-//! Every rank but the last sends everything once (a reduce: every rank but the root), so the
-//! bandwidth is the best there is once the pipeline is full.
+//! Every rank but the last (for reduce: but the root) sends everything once, so the bandwidth is
+//! optimal once the pipeline is full.
 //!
-//! Cost for `p` ranks, `n` bytes and `k` chunks: p-2+k rounds, for every rank at most k messages, n
-//! bytes sent, and (reduce) n bytes reduced.
+//! Cost for `p` ranks, `n` bytes and `k` chunks: p-2+k rounds, and for every rank at most k
+//! messages, n bytes sent, and (reduce) n bytes reduced.
 
 use pleach_vocabulary::Collective;
 

@@ -1,28 +1,30 @@
-//! Inside every host, and across hosts by one rank of each for a share of the data.
+//! Hierarchical algorithms: inside every host, and between hosts by one rank of each host for a
+//! share of the data.
 //!
-//! Every block has a tree: its owner on top, below it the ranks of the owner's host and
-//! one *speaker* of each other host, below each speaker the ranks of its host. Speakers
-//! take turns: block after block it is the rank with the same number in its host as the
-//! owner has (or, of a smaller host, that number modulo its size). So every rank speaks
-//! for its share, the wires between hosts carry each byte once, and inside a host what
-//! maps is read and written in place: a reduce-scatter inside, an all-reduce across by
-//! ranks of equal number, an all-gather inside.
+//! Every block has a tree. Its root is the owner of the block; below the owner are the other ranks
+//! of its host and one *leader* of each other host; below each leader are the ranks of its host.
+//! Leaders take turns: for each block the leader of a host is the rank with the same number in its
+//! host as the owner (in a smaller host, that number modulo its size). So every rank leads for its
+//! share, the wires between hosts carry each byte once, and mapped memory inside a host is read and
+//! written in place: a reduce-scatter inside hosts, an all-reduce between ranks of equal number, an
+//! all-gather inside hosts.
 //!
-//! Up to [`STAR_HOSTS_MAX`] hosts speakers talk to the owner directly, else along a chain that
-//! begins at its host, one way up and the other way down, as around a ring; with a root always
-//! along a chain, which sends everything once. A barrier gathers at the first rank of each host,
-//! and these tell each other in doubling distances.
+//! Up to [`STAR_HOSTS_MAX`] hosts, leaders talk to the owner directly. For more hosts they form a
+//! chain that begins at the host of the owner, in one direction up and in the other down, as around
+//! a ring. Collectives with a root always take the chain, which sends everything once. A barrier
+//! gathers at the first rank of each host, and these ranks signal each other at doubling distances.
 //!
-//! Cost across for `h` hosts and `n` bytes of the whole, for every host (all its ranks together):
+//! Cost between hosts for `h` hosts and `n` bytes of the whole, for every host (all its ranks
+//! together):
 //!
 //! | collective | rounds, star | rounds, chain | bytes sent |
-//! |--|--|--|--|
+//! | --- | --- | --- | --- |
 //! | all-reduce | 2 | 2(h-1) | 2(h-1)/h·n |
 //! | reduce-scatter, all-gather | 1 | h-1 | (h-1)/h·n |
 //! | reduce, broadcast | | h-1 | n |
 //! | barrier | ceil(log2 h) | | 0 |
 //!
-//! Inside it is what [`direct`](super::direct) costs among the ranks of a host.
+//! The cost inside a host is that of [`direct`](super::direct) among its ranks.
 
 use pleach_vocabulary::{Collective, Rank};
 

@@ -1,10 +1,10 @@
-//! A tiny machine that carries out a schedule on abstract values, in a random order, and watches.
+//! A test interpreter that runs a schedule on abstract values, in random order, and detects errors.
 //!
-//! Values are reduction expressions. Memory is laid out in all the ways the schedule must bear:
-//! shared windows being the caller's memory or a window, output being input or not. Everything that
-//! takes time is two or three events (a put: issued, landing, shown, done) with others in between.
-//! A place that is being written is torn, a source that changes while it is read is a race, and so
-//! is a caller's buffer touched before its rank began or after it ended.
+//! Values are reduction expressions. Memory is laid out in all the ways that the schedule must
+//! support: shared windows are the caller's memory or scratch, output is input or not. Everything
+//! that takes time is two or three events (a put: issued, landing, shown, done) with other events
+//! in between. Reading a place that is being written is an error, and so is a source that changes
+//! while it is read, or a caller's buffer that is touched before its rank began or after it ended.
 
 use std::collections::BTreeMap;
 

@@ -1,19 +1,18 @@
 //! Generators: algorithms that make a [`Schedule`].
 //!
-//! Each algorithm is one file and says in its module what it costs. None of them is trusted: what
-//! they make is proved by [`verify`](crate::verify::verify), which shares no code with them.
-//! [`generate`] is the way in; [`Algorithm`] names them, and [`Access`] says how a rank reaches its
-//! peers.
+//! Each algorithm is one file, and its module states its cost. No generator is trusted:
+//! [`verify`](crate::verify::verify) proves the schedules and shares no code with the generators.
+//! [`generate`] is the entry; [`Algorithm`] names the algorithms, and [`Access`] says how a rank
+//! reaches its peers.
 //!
-//! **What all of them keep:** a private input or output is touched by its own rank alone. A peer's
-//! shared output is written only after that peer has been heard of in the same chunk, so that what
-//! its caller had there has been read (output may be input) and what the chunk before last left
-//! there has been taken away. A block is reduced in one order only, so all ranks end with the same
-//! bits. No signal is sent that data flow already implies.
+//! **Rules of all generators:** a private input or output is touched by its own rank alone. The
+//! shared output of a peer is written only after a signal of that peer in the same chunk, so that
+//! the caller's old data have been read (output may be input) and the result of the chunk a window
+//! before has been taken away. A block is reduced in one order only, so all ranks end with the same
+//! bits. No signal is sent that the flow of data already implies.
 //!
-//! A *put* is taken to have read its source when its signal has arrived. Puts read `Input` and
-//! `Output` straight where nothing else would have to be written; who carries them out stages what
-//! is not registered.
+//! A *put* has read its source when its signal has arrived. Puts read `Input` and `Output` directly
+//! if nothing else would have to be written; the executor stages memory that is not registered.
 
 mod chain;
 mod direct;

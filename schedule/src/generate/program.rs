@@ -1,8 +1,9 @@
-//! The steps of one lane, with the dependencies among them worked out.
+//! The steps of one lane, with the dependencies between them.
 //!
 //! A [`Program`] collects the steps of a rank for one block. It knows which earlier steps still
-//! read or write a part of this rank's memory and makes a step depend on those it conflicts with.
-//! Input, output and their shared windows may all be the same memory, and are taken to be.
+//! read or write a part of this rank's memory, and makes a step depend on the steps that it
+//! conflicts with. Input, output and their shared windows may all be the same memory, and are
+//! treated as such.
 
 use pleach_vocabulary::Rank;
 

@@ -1,9 +1,10 @@
-//! Around a ring, in as many blocks as ranks.
+//! A ring, with as many blocks as ranks.
 //!
-//! Block `b` starts at rank `b + 1`, gathers one contribution after the other, and is complete at
-//! rank `b`, its owner (reduce-scatter); the owner sends it around once more (all-gather). All
-//! blocks travel at the same time, so every link carries the same. An all-reduce of more than two
-//! ranks has p-1 signals more: the rank before, which will write the result, is told that it may.
+//! Block `b` starts at rank `b + 1`, collects one contribution after the other, and is complete at
+//! rank `b`, its owner (reduce-scatter). The owner sends it around once more (all-gather). All
+//! blocks travel at the same time, so every link carries the same amount. An all-reduce of more
+//! than two ranks has p-1 more signals: a rank tells the rank before it, which will write the
+//! result, that it may write.
 //!
 //! Cost for `p` ranks and `n` bytes of the whole, for every rank:
 //!

@@ -1,4 +1,4 @@
-//! Which algorithm with which parameters: [`Variant`].
+//! [`Variant`]: an algorithm with its parameters.
 
 use std::fmt;
 

@@ -1,10 +1,10 @@
-//! Which thread block and channel carries out which step.
+//! Assigns steps to thread blocks and channels.
 //!
-//! A connection (two GPUs, one direction, one channel) is used by one thread block at each
-//! end. A step that receives and sends on ties the two transfers to one channel, so steps come
-//! in *strands*; each strand takes the lowest channel on which the ends that it needs are free
-//! or belong to thread blocks with the same peers. If sharing lets thread blocks wait for each
-//! other in a circle, every block of the data gets channels of its own.
+//! One thread block at each end uses a connection (two GPUs, one direction, one channel). A step
+//! that receives and sends ties the two transfers to one channel, so steps form *channel groups*.
+//! Each group takes the lowest channel on which the ends that it needs are free or belong to thread
+//! blocks with the same peers. If sharing makes thread blocks wait for each other in a cycle, every
+//! block of the data gets channels of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 

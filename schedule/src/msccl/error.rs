@@ -1,4 +1,4 @@
-//! Why an algorithm was not read or not written.
+//! Errors of reading and writing algorithms.
 
 use pleach_vocabulary::{Collective, Rank};
 

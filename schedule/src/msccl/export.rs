@@ -1,10 +1,10 @@
-//! A schedule as an algorithm.
+//! Writes a schedule as an algorithm.
 //!
-//! A put and the wait for it are a send and a receive. Other signals are left out: by puts they
-//! protect memory that a peer is about to write, and here nobody writes a GPU's memory but itself.
-//! What a rank does for a block is put together into as few steps as possible: what is received and
-//! combined is combined while it comes, what is then sent goes on at once. [`super::assign`] gives
-//! each step its thread block and channel.
+//! A put and its wait are a send and a receive. Other signals are left out: in a schedule of puts
+//! they protect memory that a peer is about to write, and in MSCCL only a GPU writes its own
+//! memory. The work of a rank for a block is fused into as few steps as possible: received data are
+//! combined while they arrive, and are sent on at once. [`super::assign`] gives each step its
+//! thread block and channel.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -452,7 +452,7 @@ impl<'a> StepFusion<'a> {
     }
 }
 
-// Shares of the data in equal chunks.
+// Shares of the data, rounded to equal chunks.
 
 /// Most chunks that a part is cut into: calls whose length does not divide by them go another way
 /// in the runtimes.

@@ -1,9 +1,9 @@
-//! An algorithm as a schedule.
+//! Reads an algorithm as a schedule.
 //!
-//! Steps are gone through in one of the orders in which they may be carried out (all do the same,
-//! [`super::order`] sees to that), chunk by chunk, with what each place of each GPU holds. What a
-//! GPU does for a chunk becomes a lane. A send is a put into scratch that the receiver has told to
-//! be free, and the receive is the wait for it with what is done with it.
+//! Steps are visited in one of the orders in which they may run (all have the same effect, which
+//! [`Order`] checks), chunk by chunk, with the contents of each place of each GPU. The work of a
+//! GPU for a chunk becomes a lane. A send is a put into scratch that the receiver has signalled to
+//! be free. The receive is the wait for this put, with the use of its data.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -476,15 +476,16 @@ fn memory(part: Part) -> Part {
     if part == Part::Input { Part::Output } else { part }
 }
 
-// In which order the steps of an algorithm are carried out, and whether all orders do the same.
+// The order of the steps of an algorithm, and the proof that all orders have the same effect.
 //
-// Steps are ordered by their thread block, by dependencies, and by what is sent before it is
-// received. A circle of these would never end. Neither may there be one where a connection holds
-// [`CONNECTION_STEPS_MAX`] steps, and takes the next one only when the first of them has been received.
+// Steps are ordered by their thread block, by dependencies, and by transfers (a send comes before
+// its receive). A cycle of these would be a deadlock. So would be a cycle in which a connection
+// holds [`CONNECTION_STEPS_MAX`] steps, and takes the next step only when the first of them has
+// been received.
 //
-// Whether conflicting steps of a GPU are ordered is found by clocks: of each thread block of that
-// GPU, how many of its steps are known to be over when a step begins. They follow all edges,
-// through other GPUs as well.
+// Vector clocks show whether conflicting steps of a GPU are ordered: for each thread block of that
+// GPU, a clock has the number of its steps that are over when a step begins. Clocks follow all
+// edges, through other GPUs as well.
 
 /// How many steps a connection holds that have not been received: the runtimes' buffers of eight
 /// slots take two chunks by the protocol that takes most.

@@ -1,4 +1,4 @@
-//! The text of an algorithm: elements and attributes to values and back.
+//! The text of an algorithm: parses and prints elements and attributes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! Why a tuning file cannot be used: their file, or a line of it.
+//! Errors of tuning files.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,14 +1,14 @@
-//! Measured tables: which variant a collective takes from how many bytes on, in a world,
-//! to be looked at, kept in a file and pinned.
+//! Measured tables: the variant of a collective for each range of sizes, in a world.
 //!
 //! A [`TuningTable`] is for one world: a fabric and the ranks on their hosts. Its [`TuningRow`]s
-//! say from how many bytes on a collective goes which [`Variant`]; the [`CostModel`]s fitted to the
-//! same measurements serve for what has no row. [`Tuning`] are the tables of a file, whose form is
-//! [`Tuning`]' own text (see `text`). [`tune`] makes rows of measurements; `pleach tune` measures.
+//! give the [`Variant`] of a collective from a number of bytes on. The [`CostModel`]s fitted to the
+//! same measurements serve for sizes and collectives without a row. A [`Tuning`] is the set of
+//! tables of a file; `text` describes the format. [`tune`] makes rows of measurements; `pleach
+//! tune` measures.
 //!
-//! **Invariants:** every row of a table can be carried out in the table's world; rows of a
-//! collective come by size and begin at 0; and two ranks whose tuning has the same digest choose
-//! alike.
+//! **Invariants:** every row of a table can be carried out in the world of the table. The rows of a
+//! collective have rising sizes and begin at 0. Two ranks whose tunings have the same digest choose
+//! the same variants.
 
 pub mod chunks;
 mod error;

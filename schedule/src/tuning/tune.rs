@@ -1,5 +1,6 @@
-//! From measurements to a table: what to measure, and what follows from it. Pure; whoever measures
-//! carries the variants out in a live group, all ranks the same ones, and brings the times.
+//! From measurements to a table: the variants to measure, and the rows that follow from the times.
+//! This module is pure: the caller runs the variants in a live group, all ranks the same ones, and
+//! supplies the times.
 
 use pleach_vocabulary::Collective;
 

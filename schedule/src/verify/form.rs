@@ -1,5 +1,5 @@
-//! Whether a schedule is well formed: everything it names exists, and every place is used as it may
-//! be.
+//! Checks that a schedule is well formed: everything that it names exists, and every place is used
+//! as permitted.
 
 use pleach_vocabulary::{Collective, Rank};
 

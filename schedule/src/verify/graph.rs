@@ -345,11 +345,11 @@ impl<'a> Graph<'a> {
 // Whether one event is always before another: searches along the edges of a [`Graph`], nearest
 // events first.
 //
-// A pair of places in different chunks conflicts only `window` chunks apart, or a multiple of
-// that; and what holds between chunks 0 and `window` holds between all such pairs: every chunk has
-// the same edges (the first ones have fewer that come in from outside), and all of chunk `c` of a
-// lane is before its chunk `c + window`. So searches go from chunk `window` back to chunk 0, or
-// stay in chunk 0.
+// Two places in different chunks conflict only if the chunks are `window` chunks apart, or a
+// multiple of that. What holds between chunks 0 and `window` holds between all such pairs, because
+// every chunk has the same edges (the first chunks have fewer incoming edges), and all of chunk
+// `c` of a lane is before its chunk `c + window`. So searches go from chunk `window` back to chunk
+// 0, or stay in chunk 0.
 
 /// Most events that the searches in a block look at, all together: some ten seconds of work.
 const MAX_VISITS: u64 = 1 << 31;

@@ -356,22 +356,22 @@ fn end_events(graph: &Graph<'_>, access: &MemoryAccess) -> EndEvents {
     }
 }
 
-// What the places of a block hold: expressions over the ranks' contributions instead of numbers.
+// The values of the places of a block: expressions over the contributions of the ranks.
 //
-// Steps are carried out one after the other in an order that follows the edges. All conflicting
-// accesses are ordered (that is checked before), so every order gives the same values, and a step
-// may be taken as done when it is issued. One chunk is enough: edges lead only to the same or
-// later chunks, so nothing of another chunk comes between a write of this chunk and its reader.
+// Steps are evaluated one after the other in an order that follows the edges. All conflicting
+// accesses are ordered (this was checked before), so every order gives the same values, and a step
+// may be evaluated when it is issued. One chunk is enough: edges lead only to the same or later
+// chunks, so no step of another chunk comes between a write of this chunk and its reader.
 //
-// A value is a number that stands for an expression; equal expressions have equal numbers, so that
-// equal numbers mean equal bits. Two sources may be exchanged (the operations are commutative);
-// more are folded from the left in one pass, which may round differently than step by step, so
+// A value is the number of an expression. Equal expressions have equal numbers, so equal numbers
+// mean equal bits. Two sources may be exchanged (the operations are commutative). More than two
+// sources are folded from the left in one pass, which may round differently than step by step, so
 // `a + b + c` is another expression than `(a + b)` then `+ c`.
 //
-// Every step must read the same value in all placements of the memory it reads
-// ([`super::memory`]). Then, by induction along the order, that holds also when every rank has
-// another placement: each source's value depends only on the placement of its own rank and on what
-// was written into it, which is the same in all of them.
+// Every step must read the same value in all placements of the memory that it reads. By induction
+// along the order, this also holds if every rank has another placement: the value of a source
+// depends only on the placement of its own rank and on the values that were written, which are the
+// same in all placements.
 
 /// Nothing was written.
 const UNDEFINED: u32 = u32::MAX;

@@ -293,7 +293,7 @@ impl Proof {
     }
 }
 
-// That nobody leaves a barrier before all have entered it.
+// Checks that no rank leaves a barrier before all ranks have entered it.
 
 /// Most words that are kept for the events of a block: 1 GiB.
 const MAX_WORDS: u64 = 1 << 27;
@@ -360,20 +360,21 @@ impl ReachedRanks {
     }
 }
 
-// Blocks that are the same but for the names of the ranks.
+// Blocks that are equal up to the names of the ranks.
 //
-// In a ring of 1,024 ranks written block by block every block is the first one turned round. What
-// is proved of a block is equally true of another if some renaming of the ranks, one to one, turns
-// the lanes of the one into the lanes of the other, step by step, and keeps who has the block in
-// its input, who in its output, and who contributes: every check speaks of ranks by these alone.
+// In a ring of 1,024 ranks that is written block by block, every block is the first block rotated.
+// The proof of a block holds for another block if some bijective renaming of the ranks maps the
+// lanes of the one to the lanes of the other, step by step, and keeps which ranks have the block
+// in their input, which have it in their output, and which contribute to it. Every check depends
+// on these properties alone.
 //
-// A reduce may list its sources in another order: the order matters for nothing but the expression
-// that the sources are combined to, and for two of them not even for that. And expressions matter
-// only where two steps are to combine the same one. Where three or more sources are reordered and
-// that is so, values are looked at again ([`Classes::reordered`]).
+// A reduce may list its sources in another order. The order matters only for the expression of the
+// result, and not for two sources. Expressions matter only if two steps must combine the same
+// expression. If three or more sources are reordered and this is so, values are evaluated again
+// ([`Classes::reordered`]).
 //
-// The renaming is guessed, by following the names from one rank on, and then nothing about it is
-// taken for granted: all lanes of all ranks are compared under it.
+// The renaming is guessed by following the names from one rank on, and then verified: all lanes of
+// all ranks are compared under it.
 
 /// To how many proved blocks of the same signature a block is compared.
 const MAX_REPRESENTATIVES: usize = 4;

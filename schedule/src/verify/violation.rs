@@ -1,4 +1,4 @@
-//! Why a schedule is refused, in words that name the place.
+//! The reasons for which a schedule is refused, with their places.
 
 use std::fmt;
 

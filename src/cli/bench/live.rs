@@ -350,7 +350,7 @@ fn run_on<T: Element>(
     }
 }
 
-// The memory that is measured: what peers reach, what a caller happens to have, or a GPU's.
+// The memory of a measurement: registered memory, any memory of the process, or memory of a GPU.
 
 /// Where the data of a collective is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -445,7 +445,7 @@ fn verdict(errors: u64) -> Result<(), CommandError> {
     )))
 }
 
-// Rows as people read them (the columns of nccl-tests) and as programs do.
+// Prints rows for people (the columns of nccl-tests) and as JSON.
 
 /// Prints rows of one fabric as they come.
 struct Report<'a> {
@@ -593,10 +593,10 @@ fn print(text: &str) -> Result<(), CommandError> {
     })
 }
 
-// Whether the largest size fits the memory of this host, asked before anything is started.
+// Checks that the largest size fits into the memory of this host, before anything is started.
 //
-// Memory is given out before it is there: without this a size that is much too large ends with
-// whatever process the kernel chooses to kill.
+// The kernel overcommits memory. Without this check a size that is much too large ends with the
+// death of some process.
 
 /// Refuses what cannot fit.
 fn expect_memory(task: &Task, sweep: &Sweep, arguments: &Arguments) -> Result<(), CommandError> {

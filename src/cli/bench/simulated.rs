@@ -273,11 +273,11 @@ fn member(cluster: &mut Cluster, rank: Rank) -> Result<&mut Member, CommandError
     member.ok_or_else(|| CommandError::failed(format!("rank died: rank {rank} of the simulation; report it")))
 }
 
-// Measures simulated ranks that are joined by the links of a topology, in virtual time.
+// Measures simulated ranks over the links of a topology, in virtual time.
 //
-// Small messages move and are checked as they are measured. Of large ones, whose memory of all
-// ranks together would not fit, only the time is simulated, exactly as if their bytes moved; what
-// checks them is the same schedule for a smaller message, whose bytes do move.
+// The bytes of small messages move, and their results are checked. For large messages, whose
+// memory would not fit, only the time is simulated, exactly as if the bytes moved. The same
+// schedule is checked with a smaller message whose bytes move.
 
 /// Most bytes of all ranks' inputs and outputs that are moved.
 const MOVED_BYTES_MAX: u64 = 64 << 20;

@@ -204,7 +204,7 @@ fn uses(machine: &Machine) -> String {
     format!("ranks will use: shm inside this host, {across}; {rdma}")
 }
 
-// What a check found, and how it is shown.
+// Findings and their report.
 
 /// How good it is. **Invariant:** what could not be read is [`Level::Unknown`], never
 /// [`Level::Ok`].
@@ -345,13 +345,13 @@ impl Report {
     }
 }
 
-// What checks look at: the files of a machine under a root directory, and the few answers that no
-// file gives.
+// The machine that checks examine: files under a root directory, and the few facts that no file
+// gives.
 //
-// **Invariant:** checks are functions of a [`Machine`] alone, so a machine that is unwell can be
-// made of files. Every read is bounded in length and never waits for a writer; nothing outside the
-// kernel's own file systems, `/etc` and the folders of libraries is touched, so that a network
-// file system that does not answer holds nobody up.
+// **Invariant:** checks depend on a [`Machine`] alone, so a test can make a faulty machine from
+// files. Every read is bounded in length and never waits for a writer. Only the file systems of
+// the kernel, `/etc` and the folders of libraries are read, so a network file system that does not
+// answer blocks no check.
 
 /// Longest file that is read, in bytes; the rest is left out.
 const FILE_BYTES_MAX: u64 = 256 << 10;

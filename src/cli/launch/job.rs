@@ -411,7 +411,7 @@ fn is_readable(file: &OwnedFd) -> bool {
     matches!(poll(&mut files, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
-// Who was the first to fail, and how to say it.
+// The rank that failed first, and its error.
 
 /// A rank that did not end well.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -487,7 +487,7 @@ fn signal_name(number: i32) -> String {
     }
 }
 
-// Whole lines out of pieces: what ranks print is passed on line by line, each line in one piece.
+// Passes on the output of ranks line by line, each line in one write.
 
 /// Longest line that is kept together, in bytes.
 const LINE_BYTES_MAX: usize = 64 * 1024;

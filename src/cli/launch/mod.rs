@@ -220,11 +220,11 @@ fn reserve_port() -> std::io::Result<(u16, OwnedFd)> {
     Ok((address.port(), socket))
 }
 
-// The secret of one job: a file that this user alone can read, in a folder of the job, there as
-// long as the job is.
+// The secret of one job: a file that only this user can read, in a folder that exists as long as
+// the job.
 //
-// Ranks are told the file's path (`PLEACH_SECRET_FILE`); what it holds stands in no argument and
-// no variable, which other users may see.
+// Ranks get the path of the file (`PLEACH_SECRET_FILE`). The secret itself is in no argument and
+// no variable, which other users could see.
 
 /// Where ranks look for the secret.
 const SECRET_VARIABLE: &str = "PLEACH_SECRET_FILE";

@@ -259,7 +259,7 @@ impl Page {
     }
 }
 
-// What other ways reach on the same links.
+// The rates of other strategies on the same links.
 
 /// Most ranks of a topology on which others are tried: their search for rings and trees is not made
 /// for more.

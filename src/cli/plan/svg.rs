@@ -465,7 +465,7 @@ struct Ribbon {
     is_narrow: bool,
 }
 
-// Which trees go over which link, and in which colours they are drawn.
+// The colours of trees, and the trees that use each link.
 
 /// Colours that differ for most eyes, on white and on black.
 const COLOURS: [&str; 12] = [
@@ -575,7 +575,7 @@ fn arrow(curve: &Curve) -> String {
     format!("M{ax:.1} {ay:.1}L{bx:.1} {by:.1}L{cx:.1} {cy:.1}Z")
 }
 
-// The words in a picture.
+// The text of a picture.
 
 /// What it is.
 fn title(plan: &Plan) -> String {

@@ -280,7 +280,7 @@ fn print(text: &str) -> Result<(), CommandError> {
     printed.map_err(|error| CommandError::failed(format!("output closed: {error}; keep reading it")))
 }
 
-// Times ways against each other. All decisions come from numbers that all ranks share, so that all
+// Measures variants in turns. All decisions come from numbers that all ranks share, so all ranks
 // make the same calls.
 
 /// Shortest sample: what is shorter is mostly the clock's and the barrier's time.

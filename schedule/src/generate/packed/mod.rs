@@ -1,27 +1,27 @@
-//! Along the trees of a packing, each for its share of the data.
+//! The trees of a packing, each for its share of the data.
 //!
-//! A [`Packing`] says which trees of ranks together use the links best and what each of them
-//! carries; [`PackedTrees`] is what a schedule needs of it: edges, and shares as block weights.
-//! Every tree gets a block of its own, so that all travel at the same time, in as many chunks as
-//! each other: the chunks of a tree are as large as its share, and where several trees use a link,
-//! serving chunks in the order in which they come gives each the part that the packing gives it.
+//! A [`Packing`] gives weighted trees of ranks that make the best use of the links. [`PackedTrees`]
+//! keeps the edges, and the weights as block weights. Every tree gets a block of its own, so all
+//! trees work at the same time, with the same number of chunks: the chunks of a tree are in
+//! proportion to its weight. If several trees use a link, first-come service of their chunks gives
+//! each tree the share that the packing gives it.
 //!
 //! * Broadcast, all-gather: down the trees. Reduce, reduce-scatter: up. All-reduce: up and down
-//!   each tree. In these forms they are [trees](super::tree) like those of the other algorithms.
-//! * Gather, scatter: along paths. Ranks on the way keep a chunk in scratch memory and pass it on.
+//!   each tree. These are [trees](super::tree) like those of the other algorithms.
+//! * Gather, scatter: along paths. Ranks on the path keep a chunk in scratch memory and forward it.
 //!
-//! Cost for `n` bytes of the whole and a packing of rate `R` whose longest way (to the root, from
-//! it, or both) has `d` edges, in `k` chunks: `(1 + (d-1)/k)·n/R` and the latency of that way.
-//! [`PacingPolicy`] chooses `k`, and with it the window that covers the time from the word that a chunk may
-//! come to its coming.
+//! Cost for `n` bytes of the whole and a packing of rate `R` whose longest path (to the root, from
+//! it, or both) has `d` edges, in `k` chunks: `(1 + (d-1)/k)·n/R` and the latency of that path.
+//! [`PacingPolicy`] chooses `k`, and the window that covers the time from the ready signal of a
+//! chunk to its arrival.
 //!
-//! Links serve whoever comes, and a tree whose chunks are soon there and back comes more often: it
-//! would take from others what the packing gives them, be through early, and leave links idle that
-//! only it can use. As all trees have as many chunks, it is enough that ranks let none get far
-//! ahead of the others ([`PacingPolicy::skew_limit`]): over eight servers on a switch of which one has three
-//! quarters of its bandwidth left, an all-reduce then goes at 99 % of the bound instead of 89 %.
-//! And of what waits for a link the oldest chunk goes first, whichever tree it is of
-//! (`engine/outbox.rs` of `pleach-collectives`).
+//! Links serve transfers in order of arrival, and a tree with short round trips would send more
+//! often than its share. It would take bandwidth from other trees, end early, and leave links idle
+//! that only it can use. All trees have the same number of chunks, so it suffices that ranks limit
+//! the skew between trees ([`PacingPolicy::skew_limit`]). With eight servers on a switch, one of
+//! which has three quarters of its bandwidth left, an all-reduce then reaches 99 % of the bound
+//! instead of 89 %. Of the chunks that wait for a link, the oldest goes first, whichever tree it
+//! belongs to (`engine/outbox.rs` of `pleach-collectives`).
 
 use std::collections::BTreeMap;
 
@@ -194,7 +194,7 @@ fn lane_order(tree: &TreeBlock, ranks: u32) -> Vec<u32> {
     lane_order
 }
 
-// Gather and scatter: each block along its path.
+// Gather and scatter: each block moves along its path.
 
 fn along_paths(trees: &PackedTrees, blocks: Vec<Block>, access: Access) -> Schedule {
     let mut programs: Vec<Vec<(usize, Lane)>> = (0..trees.ranks).map(|_| Vec::new()).collect();
@@ -280,7 +280,7 @@ impl PathHop {
     }
 }
 
-// The weights of blocks: in the proportion of what the trees of a packing carry.
+// The weights of blocks, in proportion to the weights of the trees of a packing.
 
 /// Gives every tree the weight of its block: proportional, exactly where 32 bits suffice, and then
 /// as small as can be; else rounded to what 32 bits hold. Returns by which part the slowest takes
@@ -348,8 +348,7 @@ fn gcd(one: i128, other: i128) -> i128 {
     if other == 0 { one } else { gcd(other, one % other) }
 }
 
-// What a packing must be to be run: trees that join all ranks, or paths between ranks and the
-// root.
+// Checks the form of a packing: trees that span all ranks, or paths between ranks and the root.
 
 /// Why a packing is none of ranks like these.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]

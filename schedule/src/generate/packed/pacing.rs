@@ -1,5 +1,5 @@
-//! How fast a packing goes, how long its ways are, and what follows from it: into how many chunks a
-//! message is cut, and how many of them are under way.
+//! The pacing policy of a packing: the number of chunks of a message, the window, and the skew
+//! limit between trees.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
