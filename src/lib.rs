@@ -31,7 +31,7 @@ pub use pleach_collectives::{
 /// The links of a group, and what a group reports.
 pub use pleach_collectives::{Observe, Report};
 pub use pleach_packing::topology::Topology;
-/// Where ranks meet.
+/// The rendezvous.
 pub use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World, WorldError};
 /// Memory of GPUs.
 pub use pleach_transport::{

@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Variable {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     /// What holds where it is not set.
     pub default: &'static str,

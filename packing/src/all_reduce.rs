@@ -43,7 +43,7 @@ const ALIKE_RANKS_MIN: u32 = 9;
 /// The optimum where links carry as much both ways, up to sizes that can be packed exactly;
 /// elsewhere the best of what every link carries both ways, beside the bound of all. With
 /// `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free;
-/// and so with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. None where
+/// and so with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. `None` if
 /// ranks are joined only by links that lead one way.
 ///
 /// # Panics
@@ -75,7 +75,7 @@ pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) 
 
 /// Reduce-scatter and then all-gather, over the same trees, along which half of what links carry
 /// goes each way. That is optimal only where the ranks are joined evenly; see the facts of the
-/// module. None where ranks are joined only by links that lead one way.
+/// module. `None` if ranks are joined only by links that lead one way.
 ///
 /// # Panics
 ///
@@ -96,7 +96,7 @@ pub(crate) fn pack_in_two_phases(topology: &Topology, trees_per_root: Option<u32
     Some(packing(topology, trees, bound, certificate))
 }
 
-/// What can be used both ways beside the bound; none where that does not join the ranks.
+/// What can be used both ways beside the bound; `None` if that does not join the ranks.
 fn usable_pairs(topology: &Topology) -> Option<(LinkPairs, Rate, Certificate)> {
     let pairs = Some(LinkPairs::both_ways(topology)).filter(LinkPairs::are_connected)?;
     let (bound, certificate) = bound(topology);

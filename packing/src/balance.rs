@@ -11,7 +11,7 @@ use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
 /// A part of a graph in which as much enters as leaves every switch, and every rank still gets the
-/// sum of all demands. None when it was not found.
+/// sum of all demands. `None` if it was not found.
 #[must_use]
 pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
     let mut supply = DemandNetwork::new(graph, demand);
@@ -58,7 +58,7 @@ pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
     Some(graph.map(|from, to, _| supply.capacity(from, to)))
 }
 
-/// Takes from an edge as much as no rank feels, at most `amount`; says how much.
+/// Takes from an edge as much as no rank feels, at most `amount`; returns how much.
 fn take(supply: &mut DemandNetwork, from: usize, to: usize, amount: Amount) -> Amount {
     let capacity = supply.capacity(from, to);
     let mut taken = capacity.min(amount);

@@ -35,7 +35,7 @@ pub mod hybrid;
 /// What the paper leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlinkOptions {
-    /// How small the steps of the weights are. The paper's count of trees speaks for 0.1.
+    /// How small the steps of the weights are. The number of trees in the paper suggests 0.1.
     pub epsilon: f64,
     /// Which share of the rate may be lost for few trees.
     pub threshold: f64,
@@ -56,9 +56,9 @@ pub enum BlinkError {
     /// Its trees would have to join two ranks.
     #[error("ranks {from} and {to} are not joined by a link or through switches only")]
     Unjoined {
-        /// One.
+        /// The sender.
         from: Rank,
-        /// The other one.
+        /// The receiver.
         to: Rank,
     },
     /// Its many thin trees have more than [`EDGES_MAX`] edges.
@@ -253,9 +253,8 @@ fn links(topology: &Topology, one_way: bool) -> Vec<UsableLink> {
 // ranks this is the trees of all servers and a star among their roots; each root is the centre of
 // one star.
 //
-// The servers are found in the graph. The slowest links are removed, so many classes of bandwidth
-// as needed until every remaining component has two ranks or more; these components are the
-// servers.
+// The servers are found in the graph: they are the components over links faster than `b`, for the
+// smallest bandwidth `b` for which there are several components with two ranks or more each.
 
 /// The trees of a topology that has switches, all of the same weight.
 fn switched_shapes(topology: &Topology, options: &BlinkOptions) -> Result<Vec<WeightedTree>, BlinkError> {
@@ -275,7 +274,7 @@ fn one_hop(topology: &Topology) -> Result<Vec<WeightedTree>, BlinkError> {
         .collect()
 }
 
-/// The ways from one rank to others.
+/// The paths from one rank to others.
 fn star(
     middle: Rank,
     paths: Vec<Option<RankPath>>,

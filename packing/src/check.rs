@@ -42,9 +42,9 @@ pub struct Checked {
 /// How busy a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// Where it begins.
+    /// The node where the link begins.
     pub from: NodeId,
-    /// Where it ends.
+    /// The node where the link ends.
     pub to: NodeId,
     /// What it can carry, in bytes a second.
     pub capacity: u64,
@@ -343,7 +343,7 @@ fn block_of(tree: &Tree, form: TreeForm) -> Rank {
 
 // Evaluates a certificate by the formulas in the documentation of the crate.
 
-/// That the certificate is one for this collective and shows the bound.
+/// Checks that the certificate is one for this collective and shows the bound.
 fn check_certificate(topology: &Topology, packing: &Packing) -> Result<(), Flaw> {
     let value = evaluate(topology, packing.collective, &packing.certificate).map_err(Flaw::Certificate)?;
     if value == packing.bound {
@@ -475,7 +475,7 @@ impl Sides {
 
 // Refuses equal trees.
 
-/// Refuses trees of the same root, edges and ways, whatever the order of their edges.
+/// Refuses trees of the same root, edges and paths, whatever the order of their edges.
 fn expect_no_duplicates(trees: &[Tree]) -> Result<(), Flaw> {
     let mut seen: BTreeMap<(Rank, u64), Vec<usize>> = BTreeMap::new();
     for (index, tree) in trees.iter().enumerate() {
@@ -502,7 +502,7 @@ fn hash(edge: &Edge) -> u64 {
     hasher.finish()
 }
 
-/// Sender, receiver and all ways between them.
+/// Sender, receiver and all paths between them.
 type EdgePaths<'a> = (Rank, Rank, Vec<&'a [NodeId]>);
 
 fn edge_paths(tree: &Tree) -> Vec<EdgePaths<'_>> {
@@ -556,7 +556,7 @@ impl Units {
         Ok(Self { denominator })
     }
 
-    /// A weight in units; none where it does not fit.
+    /// A weight in units; `None` if it does not fit.
     fn exact(&self, weight: Rate) -> Option<i128> {
         weight.numer().checked_mul(self.denominator / weight.denom())
     }

@@ -32,7 +32,7 @@ pub enum StrategyError {
     /// Not a strategy for this collective.
     #[error("not for {collective}")]
     NotFor {
-        /// Which.
+        /// The collective.
         collective: Collective,
     },
     /// Blink has no trees for this topology.
@@ -43,7 +43,7 @@ pub enum StrategyError {
     Unjoined {
         /// One end.
         from: Rank,
-        /// The other one.
+        /// The receiver.
         to: Rank,
     },
     /// No cycle visits every rank once.
@@ -56,9 +56,9 @@ pub enum StrategyError {
     /// A search without a bound on its time, on a graph that is not small.
     #[error("takes too long for {ranks} ranks and {links} links")]
     TooLarge {
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
-        /// How many of these.
+        /// The number of links.
         links: usize,
     },
     /// Trees that are used both ways need links that lead one way only.
@@ -66,7 +66,7 @@ pub enum StrategyError {
     OneWay,
 }
 
-/// That a strategy's search ends soon on so large a graph.
+/// Checks that a strategy's search ends soon on so large a graph.
 ///
 /// # Errors
 ///
@@ -143,7 +143,7 @@ pub fn double_tree(topology: &Topology, optimum: &Packing) -> Result<Packing, St
         shapes.push(WeightedTree { tree: SpanningTree { paths }, default_root, weight: Rate::from(1) });
     }
     let trees = WeightedTree::trees(&shapes, ranks, collective);
-    // A way may go back only over other links than forth.
+    // A path may go back only over other links than forth.
     let trees = fitted(topology, collective, trees).ok_or(StrategyError::OneWay)?;
     Ok(with_bound_of(optimum, trees))
 }
@@ -174,7 +174,7 @@ pub struct Hybrid {
 }
 
 /// Blink's trees over the links with a ring over PCIe beside them, which can be used `setup_ns`
-/// nanoseconds after a call of `bytes` bytes began. None where the topology does not say what PCIe
+/// nanoseconds after a call of `bytes` bytes began. `None` if the topology does not say what PCIe
 /// carries, or nothing moves.
 #[must_use]
 pub fn hybrid(topology: &Topology, blink: &Packing, bytes: u64, setup_ns: u64) -> Option<Hybrid> {
@@ -190,9 +190,9 @@ pub fn hybrid(topology: &Topology, blink: &Packing, bytes: u64, setup_ns: u64) -
 /// A topology and a collective, and what every strategy makes of them.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// Of what.
+    /// The collective.
     pub collective: Collective,
-    /// What nothing can exceed.
+    /// The bound.
     pub bound: Rate,
     /// By the names of the strategies; the optimal one first.
     pub rows: Vec<Row>,
@@ -201,7 +201,7 @@ pub struct Comparison {
 /// What a strategy makes of a topology.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Its name.
+    /// The strategy.
     pub strategy: &'static str,
     /// What it reaches.
     pub outcome: Outcome,

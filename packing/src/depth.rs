@@ -66,7 +66,7 @@ struct WeightedTree {
     root: usize,
     weight: Amount,
     edges: Vec<TreeEdge>,
-    /// How long the longest way is from the root; from the middle where the root does not matter.
+    /// How long the longest path is from the root; from the middle where the root does not matter.
     depth_ns: u64,
 }
 
@@ -93,7 +93,7 @@ pub(super) fn reduce_depth(packing: &mut Packing, topology: &Topology) {
     packing.trees = forest.trees.iter().map(|tree| tree.packed(unit, direction)).collect();
 }
 
-/// The largest rate of which all weights are multiples; none where numbers get too large.
+/// The largest rate of which all weights are multiples; `None` if numbers get too large.
 fn shared_unit(trees: &[Tree]) -> Option<Rate> {
     let paths = trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths);
     let weights = || trees.iter().map(|tree| tree.weight).chain(paths.clone().map(|path| path.weight));
@@ -156,7 +156,7 @@ impl WeightedTree {
         Tree { root: self.root as Rank, weight: unit * self.weight as i128, edges }
     }
 
-    /// Finds the middle where the root does not matter, and how long the longest way is.
+    /// Finds the middle where the root does not matter, and how long the longest path is.
     fn measure_depth(&mut self, direction: Direction, ranks: usize) {
         let adjacency = Adjacency::of(&self.edges, ranks);
         if direction != Direction::Both {
@@ -346,7 +346,7 @@ impl Forest {
         false
     }
 
-    /// The branches of a longest way of a tree.
+    /// The branches of a longest path of a tree.
     fn longest_path(&self, tree: usize, adjacency: &Adjacency) -> Vec<usize> {
         let tree = &self.trees[tree];
         let start = match self.direction {
@@ -532,7 +532,7 @@ mod tests {
         weights
     }
 
-    /// The longest ways of all trees, weighed, the deepest first.
+    /// The longest paths of all trees, weighed, the deepest first.
     fn reach(packing: &Packing, topology: &Topology) -> (u64, Rate) {
         let paths = packing.trees.iter().map(|tree| crate::latency::longest_path_of_tree(tree, topology).0);
         let weighed = packing.trees.iter().zip(paths.clone());

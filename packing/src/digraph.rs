@@ -43,8 +43,8 @@ impl Digraph {
         Self { nodes, ranks, edges }
     }
 
-    /// That of a topology, nodes numbered alike, and how many bytes a second a unit of capacity
-    /// stands for.
+    /// Checks that of a topology, nodes numbered alike, and how many bytes a second a unit of
+    /// capacity stands for.
     #[must_use]
     pub(crate) fn of(topology: &Topology) -> (Self, Amount) {
         let links = topology.links();
@@ -56,7 +56,7 @@ impl Digraph {
         (Self::new(topology.nodes().len(), ranks, edges), unit)
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     #[must_use]
     pub(crate) fn nodes(&self) -> usize {
         self.nodes
@@ -200,8 +200,8 @@ impl DemandNetwork {
         }
     }
 
-    /// How much a rank lacks of the sum of all demands. Where it lacks any, [`DemandNetwork::is_inside`]
-    /// tells the cut.
+    /// How much a rank lacks of the sum of all demands. Where it lacks any,
+    /// [`DemandNetwork::is_inside`] tells the cut.
     pub(crate) fn deficit(&mut self, rank: usize) -> Amount {
         self.total - self.network.max_flow_value(self.source, self.ranks[rank], self.total)
     }

@@ -68,7 +68,7 @@ pub(super) fn certificate(best: Bottleneck) -> Certificate {
     Certificate::Cut { nodes: nodes.map(|(node, _)| NodeId(node as u32)).collect() }
 }
 
-/// Trees with the ways of their edges, and what a unit of their amounts is in units of capacity.
+/// Trees with the paths of their edges, and what a unit of their amounts is in units of capacity.
 pub(super) struct Forest {
     pub(super) unit: Rate,
     pub(super) trees: Vec<RoutedTree>,
@@ -90,7 +90,7 @@ fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
     equal_trees(graph, direction, best, count)
 }
 
-/// Trees at a rate; none where switches cannot be balanced at it.
+/// Trees at a rate; `None` if switches cannot be balanced at it.
 fn forest_at(graph: &Digraph, direction: &[Amount], rate: Rate) -> Option<Forest> {
     let (trees, parts) = (rate.numer().unsigned_abs(), rate.denom().unsigned_abs());
     let graph = graph.map(|_, _, capacity| capacity * parts);
@@ -158,7 +158,7 @@ fn scaled(direction: &[Amount], factor: Amount) -> Vec<Amount> {
     direction.iter().map(|amount| amount * factor).collect()
 }
 
-/// Trees that meet a demand, or parts of such; none where switches cannot be balanced.
+/// Trees that meet a demand, or parts of such; `None` if switches cannot be balanced.
 fn pack_forest(graph: &Digraph, demand: &[Amount], unit: Rate, can_part: bool) -> Option<Forest> {
     let part = if graph.is_balanced() { None } else { Some(balanced(graph, demand)?) };
     let extracted = extraction::pack(part.as_ref().unwrap_or(graph), demand, can_part)?;
@@ -179,13 +179,13 @@ pub(super) fn merged(trees: Vec<RoutedTree>) -> Vec<RoutedTree> {
             continue;
         };
         same.amount += tree.amount;
-        for (from, to, ways) in &mut same.edges {
+        for (from, to, paths) in &mut same.edges {
             let more = tree.edges.iter_mut().find(|edge| (edge.0, edge.1) == (*from, *to));
             let (.., more) = more.expect("it has the same edges");
             for (nodes, amount) in more.drain(..) {
-                match ways.iter_mut().find(|way| way.0 == nodes) {
-                    Some(way) => way.1 += amount,
-                    None => ways.push((nodes, amount)),
+                match paths.iter_mut().find(|path| path.0 == nodes) {
+                    Some(path) => path.1 += amount,
+                    None => paths.push((nodes, amount)),
                 }
             }
         }
@@ -217,8 +217,8 @@ impl Forest {
         let weight = |amount: Amount| one * Rate::from_integer(signed(amount));
         let mut trees = Vec::with_capacity(self.trees.len());
         for RoutedTree { root, amount, edges } in self.trees {
-            let edges = edges.into_iter().map(|(from, to, ways)| {
-                let paths = ways.into_iter().map(|(nodes, amount)| Path {
+            let edges = edges.into_iter().map(|(from, to, paths)| {
+                let paths = paths.into_iter().map(|(nodes, amount)| Path {
                     hops: nodes.into_iter().map(|node| NodeId(node as u32)).collect(),
                     weight: weight(amount),
                 });

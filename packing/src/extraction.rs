@@ -48,11 +48,11 @@ pub(super) struct RoutedTree {
     pub(super) root: Rank,
     /// How many they are.
     pub(super) amount: Amount,
-    /// From the root outwards, with ways that carry the amount together.
+    /// From the root outwards, with paths that carry the amount together.
     pub(super) edges: Vec<(Rank, Rank, Vec<WeightedPath>)>,
 }
 
-/// Trees, of which so many together make one unit tree of what was asked for.
+/// Trees, of which that many together make one unit tree of what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Extracted {
     pub(super) parts: Amount,
@@ -60,7 +60,7 @@ pub(super) struct Extracted {
 }
 
 /// Packs `demand[v]` unit trees from every rank v to all others, shallow ones where possible. With
-/// `can_part` they may be parts of unit trees, if that makes them shallower. None where they cannot
+/// `can_part` they may be parts of unit trees, if that makes them shallower. `None` if they cannot
 /// be packed, or where not as much enters as leaves some switch.
 ///
 /// # Panics
@@ -77,8 +77,8 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
         let others = graph.ranks().len() as Amount - 1;
         let aims: Vec<Amount> = AIMS.into_iter().filter(|&aim| aim < others).chain([others]).collect();
         let total: Amount = demand.iter().sum();
-        let ways = aims.iter().flat_map(|&aim| [(1, aim), (aim.min(AIM_MAX), aim.min(AIM_MAX))]);
-        for (parts, aim) in ways.filter(|&(parts, aim)| parts > 1 || aim <= total) {
+        let paths = aims.iter().flat_map(|&aim| [(1, aim), (aim.min(AIM_MAX), aim.min(AIM_MAX))]);
+        for (parts, aim) in paths.filter(|&(parts, aim)| parts > 1 || aim <= total) {
             let extracted = pack_parts(graph, demand, parts, aim)?;
             let depth = Depth::of(&extracted, demand.len());
             // Several whole trees are worth more than some depth, and a whole tree than a little.
@@ -91,8 +91,8 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
     Some(best)
 }
 
-/// Whole trees of short ways from every rank, as many as are found without the exact machinery: no
-/// more than `demand[v]` from v, of which each aims at the `aim`th part. None where not as much
+/// Whole trees of short paths from every rank, as many as are found without the exact machinery: no
+/// more than `demand[v]` from v, of which each aims at the `aim`th part. `None` if not as much
 /// enters as leaves some switch, or the demands cannot be met.
 ///
 /// # Panics
@@ -107,7 +107,7 @@ pub(super) fn extract(graph: &Digraph, demand: &[Amount], aim: Amount) -> Option
     Some(extractor.extracted)
 }
 
-/// Packs with trees of which so many make a unit tree, of which each root is to have so many.
+/// Packs with trees of which that many make a unit tree, of which each root is to have so many.
 fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) -> Option<Extracted> {
     let graph = &graph.map(|_, _, capacity| capacity * parts);
     let demand: Vec<Amount> = demand.iter().map(|amount| amount * parts).collect();
@@ -120,10 +120,10 @@ fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) ->
         let left = Digraph::new(graph.nodes(), graph.ranks().to_vec(), edges);
         let mut switch_removal = switch_removal::remove_switches(&left, &rest)?;
         for tree in trees::pack(&switch_removal.graph, &rest)? {
-            let mut way = |&(from, to): &(Rank, Rank)| {
+            let mut path = |&(from, to): &(Rank, Rank)| {
                 (from, to, switch_removal.routes.take(from as usize, to as usize, tree.amount))
             };
-            let edges = tree.edges.iter().map(&mut way).collect();
+            let edges = tree.edges.iter().map(&mut path).collect();
             trees.push(RoutedTree { root: tree.root, amount: tree.amount, edges });
         }
     }
@@ -143,8 +143,8 @@ impl Depth {
         let mut depth = Self { most: 0, weighed: Rate::default() };
         for tree in &extracted.trees {
             let mut times = vec![0; ranks];
-            for (from, to, ways) in &tree.edges {
-                let longest = ways.iter().map(|(nodes, _)| nodes.len()).max().unwrap_or(0);
+            for (from, to, paths) in &tree.edges {
+                let longest = paths.iter().map(|(nodes, _)| nodes.len()).max().unwrap_or(0);
                 times[*to as usize] = times[*from as usize] + longest;
             }
             let most = times.into_iter().max().unwrap_or(0);
@@ -222,7 +222,7 @@ struct Candidate {
     reached: Vec<Option<u64>>,
 }
 
-/// A node to which a way leads; the best is the least.
+/// A node to which a path leads; the best is the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Frontier {
     /// Whether nothing more can be passed on from there: such ranks are taken last, lest a tree
@@ -232,7 +232,7 @@ struct Frontier {
     time: u64,
     /// What can be passed on from there.
     exit: Reverse<Amount>,
-    /// How much the most used link of the way is used.
+    /// How much the most used link of the path is used.
     worst: Amount,
     node: usize,
 }
@@ -325,7 +325,7 @@ impl<'a> Extractor<'a> {
         }
     }
 
-    /// Takes the best of a few trees of a root; says whether there was one.
+    /// Takes the best of a few trees of a root; returns whether there was one.
     fn extract_from(&mut self, root: usize) -> bool {
         let mut best: Option<(Amount, Candidate)> = None;
         let mut goal = self.demand[root].min(self.aims[root]);
@@ -358,7 +358,7 @@ impl<'a> Extractor<'a> {
         None
     }
 
-    /// A tree of short ways for so much, as far as links and known limits tell.
+    /// A tree of short paths for so much, as far as links and known limits tell.
     fn candidate(&self, root: usize, goal: Amount) -> Option<Candidate> {
         let ranks = self.demand.len();
         let mut candidate = Candidate {
@@ -380,12 +380,12 @@ impl<'a> Extractor<'a> {
         let mut open = BTreeSet::from([(Frontier::default(), root)]);
         while candidate.edges.len() + 1 < ranks {
             let (_, from) = open.pop_first()?;
-            let Some((next, way)) = self.nearest(&candidate, from, goal) else { continue };
+            let Some((next, path)) = self.nearest(&candidate, from, goal) else { continue };
             if open.first().is_some_and(|(sooner, _)| *sooner < next) {
                 open.insert((next, from));
                 continue;
             }
-            for &edge in &way {
+            for &edge in &path {
                 candidate.uses[edge] += 1;
                 let (from, to, _) = self.graph.edges()[edge];
                 for (place, constraint) in self.constraints.iter().enumerate() {
@@ -396,14 +396,14 @@ impl<'a> Extractor<'a> {
             }
             let to = self.numbers[next.node]?;
             candidate.reached[to] = Some(next.time);
-            candidate.edges.push((from, to, way));
+            candidate.edges.push((from, to, path));
             open.insert((Frontier { time: next.time + 1, ..Frontier::default() }, to));
             open.insert((next, from));
         }
         Some(candidate)
     }
 
-    /// What a rank that was reached leads to soonest, of what was not, and the edges of the way.
+    /// What a rank that was reached leads to soonest, of what was not, and the edges of the path.
     fn nearest(&self, candidate: &Candidate, from: usize, goal: Amount) -> Option<(Frontier, Vec<usize>)> {
         let mut by: Vec<Option<usize>> = vec![None; self.graph.nodes()];
         let mut is_done = vec![false; self.graph.nodes()];
@@ -416,14 +416,14 @@ impl<'a> Extractor<'a> {
             }
             by[next.node] = (edge != usize::MAX).then_some(edge);
             if self.numbers[next.node].is_some() && next.node != start {
-                let mut way = Vec::new();
+                let mut path = Vec::new();
                 let mut at = next.node;
                 while let Some(edge) = by[at] {
-                    way.push(edge);
+                    path.push(edge);
                     at = self.graph.edges()[edge].0;
                 }
-                way.reverse();
-                return Some((next, way));
+                path.reverse();
+                return Some((next, path));
             }
             for &edge in &self.leaving[next.node] {
                 let node = self.graph.edges()[edge].1;
@@ -505,13 +505,13 @@ impl<'a> Extractor<'a> {
             let entries: Amount = constraint.entering.iter().map(|&edge| candidate.uses[edge]).sum();
             constraint.slack -= amount * (entries + Amount::from(constraint.is_inside[node]) - 1);
         }
-        let nodes = |way: &[usize]| {
-            let first = self.graph.edges()[way[0]].0;
-            let others = way.iter().map(|&edge| self.graph.edges()[edge].1);
+        let nodes = |path: &[usize]| {
+            let first = self.graph.edges()[path[0]].0;
+            let others = path.iter().map(|&edge| self.graph.edges()[edge].1);
             std::iter::once(first).chain(others).collect()
         };
-        let routed = |(from, to, way): &(usize, usize, Vec<usize>)| {
-            (*from as Rank, *to as Rank, vec![(nodes(way), amount)])
+        let routed = |(from, to, path): &(usize, usize, Vec<usize>)| {
+            (*from as Rank, *to as Rank, vec![(nodes(path), amount)])
         };
         let edges = candidate.edges.iter().map(routed).collect();
         self.extracted.push(RoutedTree { root: root as Rank, amount, edges });
@@ -543,7 +543,7 @@ mod tests {
     use crate::samples::{Links, Random, demand, graph};
     use crate::topology::preset;
 
-    /// What is left of a graph without trees; none when they use more than there is.
+    /// What is left of a graph without trees; `None` if they use more than there is.
     fn without(graph: &Digraph, extracted: &Extracted) -> Option<BTreeMap<(usize, usize), Amount>> {
         let edges = graph.edges().iter();
         let mut left: BTreeMap<(usize, usize), Amount> =
@@ -576,11 +576,11 @@ mod tests {
                 met[tree.root as usize] += tree.amount;
                 let mut is_reached = vec![false; demand.len()];
                 is_reached[tree.root as usize] = true;
-                for (from, to, ways) in &tree.edges {
+                for (from, to, paths) in &tree.edges {
                     assert!(is_reached[*from as usize]);
                     assert!(!std::mem::replace(&mut is_reached[*to as usize], true));
-                    assert_eq!(ways.iter().map(|way| way.1).sum::<Amount>(), tree.amount);
-                    for (nodes, _) in ways {
+                    assert_eq!(paths.iter().map(|path| path.1).sum::<Amount>(), tree.amount);
+                    for (nodes, _) in paths {
                         assert_eq!(nodes.first(), Some(&graph.ranks()[*from as usize]));
                         assert_eq!(nodes.last(), Some(&graph.ranks()[*to as usize]));
                     }

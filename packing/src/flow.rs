@@ -54,7 +54,7 @@ impl Network {
         self.leaving.len() - 1
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     #[must_use]
     pub(crate) fn nodes(&self) -> usize {
         self.leaving.len()

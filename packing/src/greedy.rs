@@ -45,7 +45,7 @@ const EXACT_WORK_MAX: u64 = 1 << 26;
 /// Up to how many ranks times links the bound is exact where the packing is not.
 const BOUND_WORK_MAX: u64 = 1 << 26;
 
-/// Up to how many ranks times links the trees of a root are peeled first.
+/// Up to how many ranks times links the trees of a root are extracted first.
 const EXTRACTION_WORK_MAX: u64 = 1 << 23;
 
 /// Links looked at, about, for all trees.
@@ -54,7 +54,7 @@ const GROWTH_WORK_MAX: u64 = 1 << 26;
 /// Fewest trees for the same data, so that uses of a link differ little from its share.
 const TREES_MIN: u32 = 64;
 
-/// Fewer trees than this are peeled as more of less weight each.
+/// If the optimum has fewer trees than this, more trees of less weight are extracted.
 const SHARED_TREES_MIN: Amount = 4;
 
 /// Most trees of an all-reduce.
@@ -66,7 +66,7 @@ const TREES_PER_LINK: u32 = 4;
 /// By how many edges a rank may be ahead of its share without a price.
 const AHEAD_EDGES: f64 = 8.0;
 
-/// How often a switch of a tree is come to by a better way.
+/// How often a switch of a tree is come to by a better path.
 const IMPROVEMENTS_MAX: u8 = 8;
 
 /// Whether exact packing takes seconds at most.
@@ -166,7 +166,7 @@ fn extracted(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit:
 }
 
 /// Trees of equal weight that are used both ways, for an all-reduce with this bound, so many for
-/// each rank on the average; none where ranks are joined only by links that lead one way.
+/// each rank on the average; `None` if ranks are joined only by links that lead one way.
 pub(super) fn pack_both_ways(
     topology: &Topology,
     bound: Rate,
@@ -198,7 +198,7 @@ fn packing_of(
     Packing { collective, rate, bound, certificate, trees }
 }
 
-/// A way's price in the bits of a float, which is never negative, and when its end is reached.
+/// A path's price in the bits of a float, which is never negative, and when its end is reached.
 type Cost = (u64, u32);
 
 /// Trees that grow on a topology and load it.
@@ -223,7 +223,7 @@ struct GreedyPacker<'t> {
 struct PartialTree {
     /// By node: the link by which it is come to.
     by: Vec<Option<usize>>,
-    /// By node: how often a better way was found.
+    /// By node: how often a better path was found.
     improvements: Vec<u8>,
     /// By node: when it was reached; only ranks are.
     reached: Vec<Option<u32>>,
@@ -277,7 +277,7 @@ impl<'t> GreedyPacker<'t> {
     }
 
     /// A tree from each of these roots, all of the same weight, those that are the same made one;
-    /// `can_be_fewer`: where they are for the same data. None where a root does not reach all
+    /// `can_be_fewer`: where they are for the same data. `None` if a root does not reach all
     /// ranks.
     fn grow(&mut self, roots: &[Rank], bound: Rate, can_be_fewer: bool) -> Option<Vec<Tree>> {
         let count = roots.len();
@@ -319,10 +319,10 @@ impl<'t> GreedyPacker<'t> {
     fn tree(&self, root: Rank, weight: Rate, edges: Vec<Vec<usize>>) -> Tree {
         let links = self.topology.links();
         let rank = |node: NodeId| self.topology.rank(node).expect("edges join ranks");
-        let edge = |way: Vec<usize>| {
-            let begin = links[way[0]].from;
+        let edge = |path: Vec<usize>| {
+            let begin = links[path[0]].from;
             let hops: Vec<NodeId> =
-                std::iter::once(begin).chain(way.iter().map(|&link| links[link].to)).collect();
+                std::iter::once(begin).chain(path.iter().map(|&link| links[link].to)).collect();
             let to = rank(hops[hops.len() - 1]);
             Edge { from: rank(begin), to, paths: vec![Path { hops, weight }] }
         };
@@ -350,7 +350,7 @@ impl<'t> GreedyPacker<'t> {
             if grow_tree.reached[node].is_some() {
                 continue;
             }
-            // What was taken since may have made the way dearer.
+            // What was taken since may have made the path dearer.
             let cost = self.cost(&grow_tree, node, target);
             if cost > known {
                 grow_tree.queue.push(Reverse((cost, node as u32)));
@@ -370,17 +370,17 @@ impl<'t> GreedyPacker<'t> {
         self.topology.rank(NodeId(node as u32)).is_some()
     }
 
-    /// Takes the way to a rank.
+    /// Takes the path to a rank.
     fn attach(&mut self, grow_tree: &mut PartialTree, node: usize, time: u32) {
         let links = self.topology.links();
-        let mut way = Vec::new();
+        let mut path = Vec::new();
         let mut at = node;
         while let Some(link) = grow_tree.by[at].filter(|_| grow_tree.reached[at].is_none()) {
-            way.push(link);
+            path.push(link);
             at = links[link].from.0 as usize;
         }
-        way.reverse();
-        for &link in &way {
+        path.reverse();
+        for &link in &path {
             self.load(link);
             self.narrow_cuts.enter(link);
         }
@@ -388,7 +388,7 @@ impl<'t> GreedyPacker<'t> {
         self.exits[node].1 += u32::from(self.is_both_ways);
         grow_tree.leaving[at] += 1;
         grow_tree.reached[node] = Some(time);
-        grow_tree.edges.push(way);
+        grow_tree.edges.push(path);
     }
 
     /// Tells what a node leads to, where that is better than what was known.
@@ -411,7 +411,7 @@ impl<'t> GreedyPacker<'t> {
         }
     }
 
-    /// What it costs now to come to a node by the way that is known.
+    /// What it costs now to come to a node by the path that is known.
     fn cost(&self, grow_tree: &PartialTree, node: usize, target: &PriceTarget) -> Cost {
         let (mut at, mut price, mut hops) = (node, 0, 0);
         while let Some(link) = grow_tree.by[at].filter(|_| grow_tree.reached[at].is_none()) {

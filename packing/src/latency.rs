@@ -42,9 +42,9 @@ pub fn pack_for(
 
 /// How long a packing takes for so many bytes (of what its rate counts), in nanoseconds.
 ///
-/// For a longest way of `d` edges and `l` nanoseconds, up and down together for all-reduce, and `t`
-/// nanoseconds that the bytes take at the rate, in `k` chunks: `l + (1 + (d-1)/k)·t + k·CHUNK_NS`,
-/// with the best `k`.
+/// For a longest path of `d` edges and `l` nanoseconds, up and down together for all-reduce, and
+/// `t` nanoseconds that the bytes take at the rate, in `k` chunks:
+/// `l + (1 + (d-1)/k)·t + k·CHUNK_NS`, with the best `k`.
 #[must_use]
 pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     let turns = if packing.collective == Collective::AllReduce { 2 } else { 1 };
@@ -60,7 +60,7 @@ pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     sum_ns as u64 + u64::from(turns) * latency_ns
 }
 
-/// The latency of the longest way between root and leaf in any tree, in nanoseconds, and the most
+/// The latency of the longest path between root and leaf in any tree, in nanoseconds, and the most
 /// edges that one has.
 #[must_use]
 pub fn longest_path(packing: &Packing, topology: &Topology) -> (u64, u32) {
@@ -68,7 +68,7 @@ pub fn longest_path(packing: &Packing, topology: &Topology) -> (u64, u32) {
     paths.fold((0, 0), |most, path| (most.0.max(path.0), most.1.max(path.1)))
 }
 
-/// The latency of a tree's longest way between root and leaf, and how many edges one has.
+/// The latency of a tree's longest path between root and leaf, and how many edges one has.
 pub(super) fn longest_path_of_tree(tree: &Tree, topology: &Topology) -> (u64, u32) {
     let mut paths = vec![None; topology.ranks() as usize];
     paths[tree.root as usize] = Some((0, 0));
@@ -92,7 +92,7 @@ pub(super) fn longest_path_of_tree(tree: &Tree, topology: &Topology) -> (u64, u3
     most
 }
 
-/// How long a byte is under way over an edge, on the slowest of its paths.
+/// The latency of a byte over an edge, on the slowest of its paths.
 fn edge_ns(edge: &Edge, topology: &Topology) -> u64 {
     let link = |pair: &[NodeId]| topology.link(pair[0], pair[1]).map_or(0, |link| link.latency_ns);
     edge.paths.iter().map(|path| path.hops.windows(2).map(link).sum()).max().unwrap_or(0)
@@ -120,7 +120,7 @@ pub fn fastest_packing(packings: &[Packing], topology: &Topology, bytes: u64) ->
 }
 
 /// Packings with fewer or less deep trees than the optimum: each is quicker than all others for
-/// some bytes, or as quick. None where there are so many ranks that to look for them would take
+/// some bytes, or as quick. `None` if there are so many ranks that to look for them would take
 /// longer than the optimum did.
 #[must_use]
 pub fn shallower_packings(optimum: &Packing, topology: &Topology) -> Vec<Packing> {
@@ -168,7 +168,7 @@ fn with_trees(packing: &Packing, trees: Vec<Tree>) -> Packing {
     Packing { trees, rate, ..packing.clone() }
 }
 
-/// Packings of one tree a root over the ways of least latency.
+/// Packings of one tree a root over the paths of least latency.
 fn single_tree_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     let ranks = topology.ranks();
     let (roots, is_one): (Vec<Rank>, bool) = match packing.collective {
@@ -227,7 +227,8 @@ fn middle(topology: &Topology) -> Option<Rank> {
 }
 
 /// A tree that reaches every rank as soon as it can, while no link is used by more of its edges
-/// than `uses`; none if that is too few. It leads away from the root and weighs one byte a second.
+/// than `uses`; `None` if that is too few. It leads away from the root and weighs one byte a
+/// second.
 fn shallow_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> Option<Tree> {
     let mut used = std::collections::BTreeMap::new();
     let mut reached: Vec<Option<u64>> = vec![None; topology.ranks() as usize];
@@ -250,7 +251,7 @@ fn shallow_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) 
     Some(Tree { root, weight: Rate::from_integer(1), edges })
 }
 
-/// The way through switches from a rank that is reached to one that is not by which it is reached
+/// The path through switches from a rank that is reached to one that is not by which it is reached
 /// first, and when.
 fn nearest_rank(
     topology: &Topology,

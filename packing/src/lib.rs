@@ -111,13 +111,13 @@ pub type Rate = Ratio<i128>;
 /// Weighted trees, and the proof of how good they are. See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// For what.
+    /// The collective.
     pub collective: Collective,
     /// What the trees carry together. The module says of what.
     pub rate: Rate,
-    /// What nothing can exceed.
+    /// The bound.
     pub bound: Rate,
-    /// Why.
+    /// The certificate.
     pub certificate: Certificate,
     /// At most one with the same root, edges and paths.
     pub trees: Vec<Tree>,
@@ -145,9 +145,9 @@ impl Tree {
 /// Data that move from a rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
-    /// From whom.
+    /// The sender.
     pub from: Rank,
-    /// To whom.
+    /// The receiver.
     pub to: Rank,
     /// Over which links, in parallel.
     pub paths: Vec<Path>,
@@ -175,12 +175,12 @@ pub enum Certificate {
     /// All that has to leave these nodes goes over what leads out of them. For gather, reduce and
     /// reduce-scatter: all that has to enter them.
     Cut {
-        /// Which.
+        /// The nodes.
         nodes: Vec<NodeId>,
     },
     /// These disjoint parts, which hold all ranks, are joined by so little.
     Partition {
-        /// Which.
+        /// The parts.
         parts: Vec<Vec<NodeId>>,
     },
     /// There is one rank: nothing has to move, and rates are zero.

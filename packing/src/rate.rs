@@ -40,7 +40,7 @@ fn unsigned(value: i128) -> Amount {
     Amount::try_from(value).expect("rates are not negative")
 }
 
-/// The cut's rate: what leaves it for each unit of demand inside. None where there is no demand
+/// The cut's rate: what leaves it for each unit of demand inside. `None` if there is no demand
 /// inside.
 fn rate_of(graph: &Digraph, demand: &[Amount], cut: &[bool]) -> Option<Rate> {
     let inside: Amount =

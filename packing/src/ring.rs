@@ -74,7 +74,7 @@ impl Rings {
         self.bytes_per_s * Rate::from(self.cycles.len() as i128)
     }
 
-    /// The trees by which a collective goes over them: around each ring both ways. None where there
+    /// The trees by which a collective goes over them: around each ring both ways. `None` if there
     /// is no ring.
     #[must_use]
     pub fn trees(&self, ranks: u32, collective: Collective) -> Vec<Tree> {
@@ -272,7 +272,7 @@ fn unordered(one: NodeId, other: NodeId) -> (NodeId, NodeId) {
     (one.min(other), one.max(other))
 }
 
-/// Takes a unit of every link of a way; or gives it back.
+/// Takes a unit of every link of a path; or gives it back.
 fn take(left: &mut LinkUnits, path: &RankPath) -> bool {
     for (index, hop) in path.hops.windows(2).enumerate() {
         match left.get_mut(&unordered(hop[0], hop[1])) {
@@ -309,7 +309,7 @@ fn pairs(topology: &Topology, units: &LinkUnits, bound: usize) -> Vec<Vec<RankPa
     found
 }
 
-/// To whom a rank has a way over what is left: the shortest first, then the widest.
+/// To whom a rank has a path over what is left: the shortest first, then the widest.
 fn paths(topology: &Topology, left: &LinkUnits, from: Rank) -> Vec<RankPath> {
     let start = topology.node(from);
     let mut before: BTreeMap<NodeId, (NodeId, u64, usize)> = BTreeMap::from([(start, (start, u64::MAX, 0))]);
@@ -363,7 +363,7 @@ struct Chain<'a> {
 }
 
 impl Chain<'_> {
-    /// The cycle that it becomes; takes units of all its ways.
+    /// The cycle that it becomes; takes units of all its paths.
     fn extend_to_cycle(mut self, random: &mut Random, steps: &mut usize) -> Option<Vec<RankPath>> {
         let count = self.topology.ranks() as usize;
         let mut max_cycles = (STEPS_A_RANK * count).min(*steps);

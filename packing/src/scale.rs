@@ -12,9 +12,9 @@ pub(super) fn merged(trees: Vec<Tree>) -> Vec<Tree> {
     let mut places: BTreeMap<(Rank, Vec<Vec<NodeId>>), usize> = BTreeMap::new();
     let mut merged: Vec<Tree> = Vec::new();
     for tree in trees {
-        let mut ways: Vec<_> = tree.edges.iter().map(|edge| edge.paths[0].hops.clone()).collect();
-        ways.sort_unstable();
-        let place = *places.entry((tree.root, ways)).or_insert(merged.len());
+        let mut paths: Vec<_> = tree.edges.iter().map(|edge| edge.paths[0].hops.clone()).collect();
+        paths.sort_unstable();
+        let place = *places.entry((tree.root, paths)).or_insert(merged.len());
         match merged.get_mut(place) {
             Some(same) => scale_to(same, same.weight + tree.weight),
             None => merged.push(tree),
@@ -31,7 +31,7 @@ fn scale_to(tree: &mut Tree, weight: Rate) {
     }
 }
 
-/// By how much all weights can be multiplied until a link is full; none where nothing moves or a
+/// By how much all weights can be multiplied until a link is full; `None` if nothing moves or a
 /// link is missing.
 fn room(topology: &Topology, collective: Collective, trees: &[Tree]) -> Option<Rate> {
     let mut loads: BTreeMap<(NodeId, NodeId), Rate> = BTreeMap::new();

@@ -121,38 +121,38 @@ pub enum PackError {
         "{collective}: there is nothing to pack; trees are for all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather and scatter"
     )]
     NothingToPack {
-        /// Which.
+        /// The collective.
         collective: Collective,
     },
     /// A root that is no rank.
     #[error("{collective}: there is no rank {root} in this topology: there are {ranks}, numbered from 0")]
     NoSuchRoot {
-        /// Of what.
+        /// The collective.
         collective: Collective,
-        /// Which.
+        /// The root.
         root: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// None, or more than [`MAX_TREES_PER_ROOT`].
     #[error("{given} trees a root: a root has 1 to {MAX_TREES_PER_ROOT}")]
     TreesPerRoot {
-        /// How many were asked for.
+        /// The number that was given.
         given: u32,
     },
     /// A number of trees where there are none to count.
     #[error("{collective}: a number of trees a root means nothing here; leave it out")]
     NoTreesToCount {
-        /// For what.
+        /// The collective.
         collective: Collective,
     },
     /// A strategy that is not for this collective.
     #[cfg(feature = "compare")]
     #[error("{collective}: strategy {strategy} is not for it; use 'optimal'")]
     NotFor {
-        /// Which.
+        /// The strategy.
         strategy: Strategy,
-        /// For what.
+        /// The collective.
         collective: Collective,
     },
     /// Trees from or to every rank that have more than [`EDGES_MAX`] edges together.
@@ -160,9 +160,9 @@ pub enum PackError {
         "{collective}: {trees} trees a root for {ranks} ranks have more than {EDGES_MAX} edges, which takes gigabytes; take fewer ranks or trees"
     )]
     TooManyEdges {
-        /// Of what.
+        /// The collective.
         collective: Collective,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
         /// How many a root has at least.
         trees: u32,
@@ -176,9 +176,9 @@ pub enum PackError {
     #[cfg(feature = "compare")]
     #[error("{collective}: strategy {strategy}: {why}; use 'optimal'")]
     StrategyError {
-        /// Which.
+        /// The strategy.
         strategy: Strategy,
-        /// For what.
+        /// The collective.
         collective: Collective,
         /// Why.
         #[source]
@@ -223,7 +223,7 @@ pub fn pack(
     }
 }
 
-/// That trees of every rank can be kept.
+/// Checks that trees of every rank can be kept.
 fn expect_memory(
     topology: &Topology,
     collective: Collective,
@@ -316,7 +316,7 @@ fn one_by_one(topology: &Topology, collective: Collective, options: &PackOptions
     }
 }
 
-/// That of one rank.
+/// Checks that of one rank.
 fn alone(collective: Collective) -> Packing {
     let zero = Rate::default();
     Packing { collective, rate: zero, bound: zero, certificate: Certificate::Alone, trees: Vec::new() }

@@ -39,7 +39,7 @@ pub(super) struct LinkPair {
 /// A topology's capacities, link by link and not direction by direction.
 #[derive(Clone, Debug)]
 pub(super) struct LinkPairs {
-    /// How many nodes there are.
+    /// The number of nodes.
     pub(super) nodes: usize,
     /// The node of every rank.
     pub(super) ranks: Vec<usize>,

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
-/// A graph of ranks alone, whose nodes are the ranks' numbers, and the ways that its edges stand
+/// A graph of ranks alone, whose nodes are the ranks' numbers, and the paths that its edges stand
 /// for.
 #[derive(Clone, Debug)]
 pub(crate) struct SwitchFreeGraph {
@@ -39,9 +39,9 @@ pub(crate) struct Routes {
 /// Nodes from one rank to another, and how much goes there.
 pub(crate) type WeightedPath = (Vec<usize>, Amount);
 
-/// Removes all switches of a graph in which every rank gets the sum of all demands. None where that
-/// cannot be: some rank gets less (see [`DemandNetwork::is_feasible`]), or not as much enters as leaves some
-/// switch ([`Digraph::is_balanced`]).
+/// Removes all switches of a graph in which every rank gets the sum of all demands. `None` if that
+/// cannot be: some rank gets less (see [`DemandNetwork::is_feasible`]), or not as much enters as
+/// leaves some switch ([`Digraph::is_balanced`]).
 #[must_use]
 pub(crate) fn remove_switches(graph: &Digraph, demand: &[Amount]) -> Option<SwitchFreeGraph> {
     let mut splitter = Splitter::new(graph, demand);
@@ -156,19 +156,19 @@ fn shift(supply: &mut DemandNetwork, from: usize, switch: usize, to: usize, amou
 }
 
 impl Routes {
-    /// Takes so much of an edge from one rank to another; says over which nodes it goes. What was
-    /// taken is gone.
+    /// Takes this amount of an edge from one rank to another; says over which nodes it goes. What
+    /// was taken is gone.
     ///
     /// # Panics
     ///
     /// When more is taken than the edge had.
     pub(crate) fn take(&mut self, from: usize, to: usize, amount: Amount) -> Vec<WeightedPath> {
-        let ways = self.take_between(self.ranks[from], self.ranks[to], amount);
-        let mut sums: Vec<WeightedPath> = Vec::with_capacity(ways.len());
-        for (nodes, amount) in ways {
+        let paths = self.take_between(self.ranks[from], self.ranks[to], amount);
+        let mut sums: Vec<WeightedPath> = Vec::with_capacity(paths.len());
+        for (nodes, amount) in paths {
             let nodes = without_loops(nodes);
-            match sums.iter_mut().find(|way| way.0 == nodes) {
-                Some(way) => way.1 += amount,
+            match sums.iter_mut().find(|path| path.0 == nodes) {
+                Some(path) => path.1 += amount,
                 None => sums.push((nodes, amount)),
             }
         }
@@ -176,13 +176,13 @@ impl Routes {
     }
 
     fn take_between(&mut self, from: usize, to: usize, mut amount: Amount) -> Vec<WeightedPath> {
-        let mut ways = Vec::new();
+        let mut paths = Vec::new();
         if let Some(left) = self.links.get_mut(&(from, to)) {
             let taken = amount.min(*left);
             *left -= taken;
             amount -= taken;
             if taken > 0 {
-                ways.push((vec![from, to], taken));
+                paths.push((vec![from, to], taken));
             }
         }
         while amount > 0 {
@@ -196,15 +196,15 @@ impl Routes {
             amount -= taken;
             let first = self.take_between(from, switch, taken);
             let second = self.take_between(switch, to, taken);
-            ways.extend(joined(first, second));
+            paths.extend(joined(first, second));
         }
-        ways
+        paths
     }
 }
 
-/// Ways to a node and ways from it, which carry as much, made one.
+/// Ways to a node and paths from it, which carry as much, made one.
 fn joined(first: Vec<WeightedPath>, second: Vec<WeightedPath>) -> Vec<WeightedPath> {
-    let mut ways = Vec::new();
+    let mut paths = Vec::new();
     let mut second = second.into_iter();
     let mut rest: WeightedPath = (Vec::new(), 0);
     for (nodes, mut amount) in first {
@@ -213,15 +213,15 @@ fn joined(first: Vec<WeightedPath>, second: Vec<WeightedPath>) -> Vec<WeightedPa
                 rest = second.next().expect("both carry as much");
             }
             let taken = amount.min(rest.1);
-            ways.push((nodes.iter().chain(&rest.0[1..]).copied().collect(), taken));
+            paths.push((nodes.iter().chain(&rest.0[1..]).copied().collect(), taken));
             amount -= taken;
             rest.1 -= taken;
         }
     }
-    ways
+    paths
 }
 
-/// A way that goes over no node twice.
+/// A path that goes over no node twice.
 fn without_loops(nodes: Vec<usize>) -> Vec<usize> {
     let mut straight: Vec<usize> = Vec::with_capacity(nodes.len());
     for node in nodes {
@@ -276,9 +276,9 @@ mod tests {
             for &(from, to, capacity) in direct.edges() {
                 let half = capacity / 2;
                 for taken in [half, capacity - half] {
-                    let ways = routes.take(from, to, taken);
-                    assert_eq!(ways.iter().map(|way| way.1).sum::<Amount>(), taken);
-                    for (nodes, amount) in ways {
+                    let paths = routes.take(from, to, taken);
+                    assert_eq!(paths.iter().map(|path| path.1).sum::<Amount>(), taken);
+                    for (nodes, amount) in paths {
                         assert_eq!(
                             (nodes.first(), nodes.last()),
                             (Some(&graph.ranks()[from]), Some(&graph.ranks()[to]))

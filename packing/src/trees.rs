@@ -28,7 +28,7 @@ pub(crate) struct Arborescence {
 }
 
 /// Packs `demand[v]` unit trees from every rank v to all others into a graph without switches,
-/// whose nodes are the ranks' numbers. None where that cannot be
+/// whose nodes are the ranks' numbers. `None` if that cannot be
 /// ([`DemandNetwork::is_feasible`](super::digraph::Supply::is_feasible)).
 ///
 /// # Panics

@@ -316,7 +316,7 @@ impl Platform {
         Some(links::seconds(routes, schedule, &sizes))
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.hosts.ranks()

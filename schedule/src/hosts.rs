@@ -49,13 +49,13 @@ impl HostMap {
         Self { of: (0..ranks).collect() }
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.of.len() as u32
     }
 
-    /// How many hosts there are.
+    /// The number of hosts.
     #[must_use]
     pub fn hosts(&self) -> u32 {
         self.of.iter().max().map_or(0, |last| last + 1)

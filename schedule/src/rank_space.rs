@@ -42,7 +42,7 @@ impl RankSpace {
         &self.extents
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     #[must_use]
     pub(crate) fn size(&self) -> u32 {
         self.extents.iter().product()

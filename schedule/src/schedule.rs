@@ -129,14 +129,14 @@ pub struct Step {
 pub enum Op {
     /// Signals a peer's signal slot.
     Signal {
-        /// Whose signal slot.
+        /// The receiver.
         to: Rank,
-        /// Which.
+        /// The signal slot.
         signal_slot: SignalSlot,
     },
     /// Writes a place of this rank to a place of a peer, then signals the peer's signal slot.
     Put {
-        /// To whom.
+        /// The receiver.
         to: Rank,
         /// From this rank's place.
         src: Part,
@@ -147,7 +147,7 @@ pub enum Op {
     },
     /// Waits for one signal in one of this rank's signal slots.
     Wait {
-        /// From whom.
+        /// The sender.
         from: Rank,
         /// The signal slot of this rank.
         signal_slot: SignalSlot,
@@ -165,9 +165,9 @@ pub enum Op {
 /// A part of the memory of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
-    /// Whose.
+    /// The rank.
     pub rank: Rank,
-    /// Which.
+    /// The part.
     pub part: Part,
 }
 

@@ -22,9 +22,9 @@ const COUNTED_RANKS_MAX: u32 = 256;
 /// What was chosen, among what.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
-    /// For what.
+    /// The collective.
     pub collective: Collective,
-    /// How many ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// How many bytes (of the whole).
     pub bytes: u64,
@@ -39,7 +39,7 @@ pub struct Selection {
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Which algorithm.
+    /// The algorithm.
     pub algorithm: Algorithm,
     /// In which form.
     pub access: Access,
@@ -60,19 +60,19 @@ pub enum SelectError {
     /// Peers are to be mapped that cannot be.
     #[error("{algorithm} cannot map peers here, which are on other hosts or over sockets; use 'put'")]
     NotMapped {
-        /// By which algorithm.
+        /// The algorithm.
         algorithm: Algorithm,
     },
     /// No chunk can be under way, or more than there is scratch for.
     #[error("a window of {window} chunks; give 1 to {WINDOW_MAX}")]
     Window {
-        /// How many.
+        /// The window.
         window: u32,
     },
     /// Chunks that cost more than they carry, or more than there is scratch for.
     #[error("chunks of {bytes} bytes; give {CHUNK_BYTES_MIN} to {CHUNK_BYTES}")]
     Chunk {
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
     /// More bytes than the algorithm is for.
@@ -80,11 +80,11 @@ pub enum SelectError {
         "{algorithm} carries parts of at most {most} bytes between {ranks} ranks, not {bytes}; choose another algorithm"
     )]
     TooLong {
-        /// Which algorithm.
+        /// The algorithm.
         algorithm: Algorithm,
         /// Bytes of a part.
         bytes: u64,
-        /// How many it can do.
+        /// The limit.
         most: u64,
         /// Between how many ranks.
         ranks: u32,
@@ -97,7 +97,7 @@ pub enum SelectError {
         "{algorithm} is not possible here: it sends from '{from}' (rank {from_rank}) to '{to}' (rank {to_rank}), which no link joins; take packed"
     )]
     NotJoined {
-        /// Which algorithm.
+        /// The algorithm.
         algorithm: Algorithm,
         /// The name of who sends.
         from: String,
@@ -253,7 +253,7 @@ fn packed_on(collective: Collective, bytes: u64, wiring: &Wiring) -> Result<Vec<
     Ok(all.into_iter().map(|trees| Algorithm::Packed(Some(trees))).collect())
 }
 
-/// That the parts are no longer than the algorithm is for.
+/// Checks that the parts are no longer than the algorithm is for.
 fn expect_short(
     collective: Collective,
     algorithm: &Algorithm,

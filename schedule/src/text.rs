@@ -86,7 +86,7 @@ pub enum ParseProblem {
     /// Larger than this reader takes.
     #[error("{what}: at most {most} are possible")]
     TooMany {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// The limit.
         most: u64,

@@ -353,7 +353,7 @@ impl Routes {
         &self.routes[self.pair(from, to)]
     }
 
-    /// How long a byte is under way from `from` to `to`, on the longest of the pair's routes, in
+    /// The latency of a byte from `from` to `to`, on the longest of the pair's routes, in
     /// nanoseconds.
     ///
     /// # Panics

@@ -44,8 +44,8 @@ pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather or scatter
     #[arg(value_parser = collective)]
     collective: Collective,
-    /// A preset (dgx-1v, dgx-a100:2, torus:4x4, …), 'machine' for this machine, or a file: TOML, NCCL
-    /// XML, or the output of 'nvidia-smi topo -m'
+    /// A preset (dgx-1v, dgx-a100:2, torus:4x4, …), 'machine' for this machine, or a file: TOML,
+    /// NCCL XML, or the output of 'nvidia-smi topo -m'
     #[arg(long, value_name = "PRESET|FILE")]
     topology: String,
     /// Only these ranks, renumbered from 0 in this order, by number or name: 0,3,4,7 or gpu0,gpu3
@@ -60,12 +60,12 @@ pub(crate) struct Arguments {
     /// Take this number of trees of equal weight for each root
     #[arg(long, value_name = "K")]
     trees_per_root: Option<u32>,
-    /// The size of one call, such as 64K or 1G: for few bytes, take fewer trees or trees of less depth
-    /// than those of the best rate
+    /// The size of one call, such as 64K or 1G: for few bytes, take fewer trees or trees of less
+    /// depth than those of the best rate
     #[arg(long, value_name = "SIZE")]
     bytes: Option<Size>,
-    /// Also compare with Blink's hybrid, which uses PCIe too after this set-up time (measure it on the
-    /// machine)
+    /// Also compare with Blink's hybrid, which uses PCIe too after this set-up time (measure it on
+    /// the machine)
     #[arg(long, value_name = "US", requires = "bytes", value_parser = clap::value_parser!(u64).range(..=60_000_000))]
     pcie_setup_us: Option<u64>,
     /// Bandwidth of one NVLink in each direction, for the output of 'nvidia-smi topo -m'

@@ -24,14 +24,14 @@ pub(crate) struct Arguments {
     /// How many ranks to start here
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORLD_SIZE_MAX)))]
     ranks: u32,
-    /// How many ranks there are on all hosts [default: N]
+    /// The number of ranks on all hosts [default: N]
     #[arg(long, value_name = "W", requires = "rendezvous")]
     world_size: Option<u32>,
     /// Number of the first rank here
     #[arg(long, value_name = "F", default_value_t = 0)]
     first_rank: u32,
-    /// Rendezvous of the ranks of all hosts: tcp://HOST:PORT or file:///DIR [default: a free port of
-    /// this host]
+    /// Rendezvous of the ranks of all hosts: tcp://HOST:PORT or file:///DIR [default: a free port
+    /// of this host]
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
     /// Processors that each rank is bound to [default: share, if there are enough processors]

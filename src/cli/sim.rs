@@ -111,7 +111,7 @@ fn summary(totals: &Totals, hash: &str) -> String {
 
 fn print(line: &str) -> Result<(), CommandError> {
     match writeln!(std::io::stdout(), "{line}") {
-        // Who closes the pipe early has seen enough.
+        // A closed pipe is no error.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::failed(format!(
             "summary not printed: standard output ({error}); write it elsewhere"
         ))),

@@ -1,7 +1,8 @@
-//! `pleach top`: shows a live job: its calls, their rates, late ranks, and which rank waits for which.
+//! `pleach top`: shows a live job: its calls, their rates, late ranks, and which rank waits for
+//! which.
 //!
-//! It reads the metrics of every rank ([`Snapshot`]) and combines them ([`View`]): each rank knows how
-//! late the other ranks are, and not how late it is itself.
+//! It reads the metrics of every rank ([`Snapshot`]) and combines them ([`View`]): each rank knows
+//! how late the other ranks are, and not how late it is itself.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -66,7 +66,8 @@ pub(crate) struct Arguments {
     /// How many times the training passes over all images
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Processors that each rank started here is bound to [default: core, if there are enough cores]
+    /// Processors that each rank started here is bound to [default: core, if there are enough
+    /// cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
     /// Serve metrics for Prometheus and 'pleach top'; rank r of a host adds r to the port, and PORT
@@ -294,7 +295,7 @@ impl Verdict {
 // Both have the IDX form, gzipped or not: a magic number, the dimensions, then one byte for each
 // value. The reader does not trust the sizes in a file: it reads up to a limit and counts.
 
-/// How many different digits there are.
+/// The number of different digits.
 const CLASSES: usize = 10;
 
 /// Most bytes that a file may hold when unpacked; MNIST's largest has 47 million.

@@ -16,6 +16,19 @@ const RETIRED: &[(&str, &str, &str)] = &[
     ("cells", "transport/src", "signal slots"),
     ("lane", "transport/src", "queue pair (verbs), connection (tcp)"),
     ("silence", "transport/src/shm", "fence"),
+    ("peel", "packing", "extract"),
+    ("peeled", "packing", "extracted"),
+    ("peeler", "packing", "extractor"),
+    ("sprout", "packing", "partial tree"),
+    ("grove", "packing", "arborescence packing"),
+    ("joint", "packing", "link pair"),
+    ("joints", "packing", "link pairs"),
+    ("hung", "packing", "child of"),
+    ("speaker", "schedule", "leader (of a host), proxy (of a rank)"),
+    ("speakers", "schedule", "leaders (of hosts), proxies (of ranks)"),
+    ("strand", "schedule", "channel group"),
+    ("strands", "schedule", "channel groups"),
+    ("pace", "schedule/src/generate/packed", "pacing"),
 ];
 
 /// Documents that tell of earlier versions.

@@ -19,12 +19,12 @@ pub enum Collective {
     AllReduce,
     /// The root ends with the reduction of all inputs.
     Reduce {
-        /// Who gets the result.
+        /// The root.
         root: Rank,
     },
     /// Every rank ends with the root's input.
     Broadcast {
-        /// Who gives.
+        /// The root.
         root: Rank,
     },
     /// Every rank ends with all inputs, in rank order.
@@ -33,12 +33,12 @@ pub enum Collective {
     ReduceScatter,
     /// The root ends with all inputs, in rank order.
     Gather {
-        /// Who gets them.
+        /// The root.
         root: Rank,
     },
     /// Rank `r` ends with part `r` of the root's input.
     Scatter {
-        /// Who gives.
+        /// The root.
         root: Rank,
     },
     /// Rank `r` ends with part `r` of every rank's input, in rank order.
@@ -47,9 +47,9 @@ pub enum Collective {
     Barrier,
     /// `to` ends with `from`'s input; the other ranks have no part in it.
     SendRecv {
-        /// Who gives.
+        /// The sender.
         from: Rank,
-        /// Who gets.
+        /// The receiver.
         to: Rank,
     },
 }

@@ -54,8 +54,8 @@ impl FromStr for Fabric {
 /// Which fabric a group takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FabricChoice {
-    /// Shared memory between ranks that can share it. Between all other ranks RDMA, if each rank has
-    /// a device and the ports of these devices reach each other; otherwise TCP sockets.
+    /// Shared memory between ranks that can share it. Between all other ranks RDMA, if each rank
+    /// has a device and the ports of these devices reach each other; otherwise TCP sockets.
     #[default]
     Auto,
     /// This fabric. If it is not available the group is not made: no other fabric is taken.

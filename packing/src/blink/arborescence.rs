@@ -7,7 +7,7 @@ pub(super) struct Arc {
     pub(super) to: usize,
 }
 
-/// Which arcs are the shortest tree from `root` to all nodes; none where there is no tree. Of
+/// Which arcs are the shortest tree from `root` to all nodes; `None` if there is no tree. Of
 /// equally long arcs the first is taken.
 ///
 /// O(nodes · arcs).

@@ -55,7 +55,7 @@ pub(crate) const SYMMETRIC_RANKS_MAX: u32 = 2_048;
 /// Most orbits of links: the linear program keeps a square matrix of them.
 const LINK_ORBITS_MAX: usize = 1_024;
 
-/// All-gather or reduce-scatter on a topology with automorphisms. None where there are none that
+/// All-gather or reduce-scatter on a topology with automorphisms. `None` if there are none that
 /// move every rank, or too few for so many ranks or links.
 #[must_use]
 pub(crate) fn pack_all_gather(
@@ -90,7 +90,7 @@ pub(crate) fn pack_all_gather(
 }
 
 /// All-reduce on a topology with automorphisms, whose links carry as much both ways, up to a bound.
-/// None where there are none that move every rank, or too few for so many ranks or links.
+/// `None` if there are none that move every rank, or too few for so many ranks or links.
 #[must_use]
 pub(crate) fn pack_all_reduce(
     topology: &Topology,
@@ -226,7 +226,7 @@ impl OrbitPacker<'_> {
         OrbitTrees { trees, per_root, is_shallow }
     }
 
-    /// A tree where an element of the group carries it. Several columns differ in the ways of its
+    /// A tree where an element of the group carries it. Several columns differ in the paths of its
     /// edges only.
     fn image(&self, columns: &[(Column, Rate)], element: usize, part: Rate, per_root: Rate) -> Tree {
         let images = &self.group.elements()[element];
@@ -256,7 +256,7 @@ impl OrbitPacker<'_> {
 /// A tree's edges, and the columns that have them.
 type ColumnsByEdges = BTreeMap<(usize, Vec<(Rank, Rank)>), Vec<(Column, Rate)>>;
 
-/// Columns with the same edges, which are one tree whatever ways its edges go, and their weight
+/// Columns with the same edges, which are one tree whatever paths its edges go, and their weight
 /// together.
 fn grouped_by_edges(columns: Vec<(Column, Rate)>) -> Vec<(Vec<(Column, Rate)>, Rate)> {
     let mut grouped_by_edges = ColumnsByEdges::new();

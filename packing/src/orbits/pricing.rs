@@ -55,11 +55,11 @@ pub(super) struct Pricing<'t> {
     relative: Vec<Rank>,
     /// By orbit: how many edges every rank is from the first rank.
     distances: Vec<Vec<u32>>,
-    /// By orbit and rank: the way from the first rank that goes over fewest links.
+    /// By orbit and rank: the path from the first rank that goes over fewest links.
     shortest: Vec<Vec<Option<CheapestPath>>>,
 }
 
-/// The cheapest way from the first rank of an orbit to a rank.
+/// The cheapest path from the first rank of an orbit to a rank.
 #[derive(Clone, Debug)]
 struct CheapestPath {
     cost: f64,
@@ -97,7 +97,7 @@ impl<'t> Pricing<'t> {
         column.edges.iter().all(|&(from, to, _)| distances[from as usize] < distances[to as usize])
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(super) fn ranks(&self) -> usize {
         self.topology.ranks() as usize
     }
@@ -107,19 +107,19 @@ impl<'t> Pricing<'t> {
         self.group.representatives()[orbit]
     }
 
-    /// Whether there is a way from a rank to another that does not go through a third.
+    /// Whether there is a path from a rank to another that does not go through a third.
     pub(super) fn has_path(&self, from: Rank, to: Rank) -> bool {
         self.shortest_path(from, to).is_some()
     }
 
-    /// The orbits of links that the shortest way from a rank to another uses, once for each use;
+    /// The orbits of links that the shortest path from a rank to another uses, once for each use;
     /// none where there is no way.
     pub(super) fn shortest_path_orbits(&self, from: Rank, to: Rank) -> Option<Vec<usize>> {
         let (path, _) = self.shortest_path(from, to)?;
         Some(path.links.iter().flat_map(|&link| self.uses(link)).collect())
     }
 
-    /// The nodes that the shortest way from a rank to another goes over.
+    /// The nodes that the shortest path from a rank to another goes over.
     pub(super) fn shortest_path_nodes(&self, from: Rank, to: Rank) -> Option<Vec<u32>> {
         let (path, element) = self.shortest_path(from, to)?;
         let image = &self.group.elements()[element];
@@ -128,7 +128,7 @@ impl<'t> Pricing<'t> {
         Some([self.topology.node(from).0].into_iter().chain(ends).collect())
     }
 
-    /// The orbits of links that a way over these nodes uses, once for each use.
+    /// The orbits of links that a path over these nodes uses, once for each use.
     pub(super) fn orbits_over(&self, nodes: &[u32]) -> Vec<usize> {
         let link = |pair: &[u32]| self.topology.link_place(NodeId(pair[0]), NodeId(pair[1]));
         let links = nodes.windows(2).map(|pair| link(pair).expect("ways go over links"));
@@ -203,7 +203,7 @@ impl<'t> Pricing<'t> {
             .expect("links lead both ways where trees are used both ways")
     }
 
-    /// For the first rank of every orbit, the cheapest way to every rank.
+    /// For the first rank of every orbit, the cheapest path to every rank.
     fn cheapest_paths(&self, prices: &[f64]) -> Vec<Vec<Option<CheapestPath>>> {
         let links = self.topology.links();
         let price = |link: usize| prices[self.group.link_orbit(link)].max(0.0);
@@ -369,7 +369,7 @@ fn cheapest_spanning_tree(root: usize, costs: &Costs) -> Branching {
     Branching::new(root, &before)
 }
 
-/// The cheapest tree in which every rank hangs below one that is fewer steps from the root. Every
+/// The cheapest tree in which every rank is a child of one that is fewer steps from the root. Every
 /// rank is some steps away.
 fn cheapest_shortest_path_tree(root: usize, costs: &Costs, distances: &[u32]) -> Branching {
     let nearer = |to: usize| (0..costs.ranks).filter(move |&from| distances[from] < distances[to]);
@@ -392,7 +392,7 @@ struct Contraction {
     costs: Costs,
     /// Beside every cost, which rank of the component the edge leads to.
     heads: Vec<u32>,
-    /// A rank's way to its component's row.
+    /// A rank's path to its component's row.
     row: Vec<u32>,
     /// By row.
     state: Vec<State>,
@@ -546,7 +546,7 @@ mod tests {
         edges.iter().map(|&(from, to)| costs.of(from, to)).sum()
     }
 
-    /// The cheapest of all ways to give every rank but the root an edge, of those that are trees.
+    /// The cheapest of all choices that give every rank but the root an edge, of those that are trees.
     fn by_enumeration(root: usize, costs: &Costs) -> f64 {
         let ranks = costs.ranks;
         let mut least = f64::INFINITY;

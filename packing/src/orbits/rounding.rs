@@ -159,7 +159,7 @@ fn load(solution: &MasterSolution, carries: &[Rate], parts: &[Rate]) -> Rate {
     (0..carries.len()).map(of_orbit).max().unwrap_or_default()
 }
 
-/// Solves for full orbits and for weights that sum to 1; none where there is not one solution, or
+/// Solves for full orbits and for weights that sum to 1; `None` if there is not one solution, or
 /// it is not one of weights, or its numbers grow too large.
 fn solved(solution: &MasterSolution, carries: &[Rate], groups: usize) -> Option<Vec<Rate>> {
     let unknowns = solution.columns.len();
@@ -229,11 +229,11 @@ fn less(one: Rate, other: Rate) -> Option<Rate> {
 struct MutableTree {
     /// The orbit of its root.
     orbit: usize,
-    /// By rank; the root hangs below nothing.
+    /// By rank; the root is a child of nothing.
     parent: Vec<Option<ParentEdge>>,
 }
 
-/// What a rank hangs below.
+/// What a rank is a child of.
 #[derive(Clone, Debug)]
 struct ParentEdge {
     rank: Rank,
@@ -253,14 +253,14 @@ impl MutableTree {
         Self { orbit: column.orbit, parent }
     }
 
-    /// Hangs a rank below another one, over the shortest way; gives what it hung below.
+    /// Moves a rank below another parent, over the shortest path; returns the edge that it had.
     fn reparent(&mut self, pricing: &Pricing<'_>, rank: Rank, parent: Rank) -> Option<ParentEdge> {
-        let nodes = pricing.shortest_path_nodes(parent, rank).expect("there is a way to where it hangs");
+        let nodes = pricing.shortest_path_nodes(parent, rank).expect("a path leads to the new parent");
         let uses = pricing.orbits_over(&nodes);
         self.parent[rank as usize].replace(ParentEdge { rank: parent, nodes, uses })
     }
 
-    /// Whether a rank is `top` or hangs below it.
+    /// Whether a rank is `top` or is a child of it.
     fn is_descendant(&self, rank: Rank, top: Rank) -> bool {
         let mut rank = rank;
         while let Some(parent) = &self.parent[rank as usize] {
@@ -308,7 +308,7 @@ impl MutableTree {
             next += 1;
             for &one in &children[rank as usize] {
                 let nodes = self.parent[one as usize].as_ref().map(|parent| parent.nodes.clone());
-                edges.push((rank, one, nodes.expect("what hangs below has a way there")));
+                edges.push((rank, one, nodes.expect("a child has a path from its parent")));
                 reached.push(one);
             }
         }
@@ -325,7 +325,7 @@ impl MutableTree {
 /// Places looked at for one number of trees and one limit.
 const BALANCE_WORK_MAX: usize = 4_000_000;
 
-/// Ranks hung elsewhere without getting better.
+/// Moves without improvement before the search ends.
 const IDLE_MAX: usize = 60;
 
 /// Limits tried between what was reached and what cannot be.
@@ -496,7 +496,7 @@ fn gain(used: &[i128], limits: &[i128], less: &[usize], more: &[usize]) -> i128 
     gain
 }
 
-/// A rank of a tree that is hung below another one.
+/// A rank of a tree that becomes a child of another one.
 #[derive(Clone, Copy, Debug)]
 struct Reparenting {
     tree: usize,
@@ -586,7 +586,8 @@ fn least_multiple(one: i128, other: i128) -> Option<i128> {
 }
 
 impl DepthReduction<'_, '_> {
-    /// Every rank that can hang nearer to the root does, the deepest first; says whether any does.
+    /// Moves every rank nearer to the root if possible, the deepest first; returns whether any
+    /// does.
     fn reparent_nearer(&mut self) -> bool {
         let mut reduce_depth = false;
         for tree in 0..self.trees.len() {
@@ -604,8 +605,8 @@ impl DepthReduction<'_, '_> {
         reduce_depth
     }
 
-    /// Hangs one rank nearer to the root and another one elsewhere; says whether there was such a
-    /// pair.
+    /// Hangs one rank nearer to the root and another one elsewhere; returns whether there was such
+    /// a pair.
     fn reparent_pair(&mut self) -> bool {
         let mut alike: BTreeMap<Difference, Vec<Reparenting>> = BTreeMap::new();
         for tree in 0..self.trees.len() {
@@ -662,7 +663,7 @@ impl DepthReduction<'_, '_> {
     fn reparentings(&mut self, tree: usize, rank: Rank, may: impl Fn(u32) -> bool) -> Vec<Reparenting> {
         let depths = &self.depths[tree];
         self.places += depths.len();
-        // Whatever is no deeper than a rank does not hang below it.
+        // Whatever is no deeper than a rank does not are children of it.
         let others = (0..self.pricing.ranks() as Rank)
             .filter(|&parent| parent != rank && may(depths[parent as usize]));
         let is_there = |&parent: &Rank| self.pricing.has_path(parent, rank);

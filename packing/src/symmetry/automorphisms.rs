@@ -21,7 +21,7 @@ use crate::random::hash_of_pair;
 pub(super) struct Limits {
     /// Arcs and nodes looked at.
     pub(super) work: u64,
-    /// Nodes singled out in vain on the way to one automorphism.
+    /// Nodes singled out in vain on the path to one automorphism.
     pub(super) failures: u32,
     /// Nodes singled out one after the other.
     pub(super) depth: usize,
@@ -67,7 +67,7 @@ struct Search<'g> {
     complete: bool,
 }
 
-/// All nodes in the order of the first path's end; none where a limit was met before.
+/// All nodes in the order of the first path's end; `None` if a limit was met before.
 pub(super) fn end_of_first_path(graph: &Graph, limits: Limits) -> Option<Vec<u32>> {
     let mut automorphisms = Search::new(graph, limits);
     automorphisms.go_down();
@@ -193,7 +193,7 @@ impl<'g> Search<'g> {
         None
     }
 
-    /// How many arcs, whichever way they lead, every node is away from one.
+    /// How many arcs, in either direction, every node is away from one.
     fn distances_from(&mut self, node: u32) -> Vec<u32> {
         self.colouring.work += (self.graph.nodes() + self.graph.arcs.len()) as u64;
         self.graph.distances_from(node)
@@ -267,7 +267,7 @@ impl Graph {
         self.colours.len()
     }
 
-    /// How many arcs, whichever way they lead, every node is away from one.
+    /// How many arcs, in either direction, every node is away from one.
     fn distances_from(&self, node: u32) -> Vec<u32> {
         let mut distances = vec![u32::MAX; self.nodes()];
         distances[node as usize] = 0;
@@ -413,7 +413,7 @@ impl Colouring {
         self.cell[node as usize]
     }
 
-    /// The first of the largest cells; none when every node has a colour of its own.
+    /// The first of the largest cells; `None` if every node has a colour of its own.
     fn largest_cell(&self) -> Option<u32> {
         let (mut start, mut largest) = (0, None);
         let mut longest = 1;
@@ -446,7 +446,7 @@ impl Colouring {
         }
     }
 
-    /// Gives a node a colour of its own and refines. Says whether the trace is the expected one;
+    /// Gives a node a colour of its own and refines. returns whether the trace is the expected one;
     /// after one that is not, only [`undo`](Self::undo) may follow.
     fn individualise(&mut self, graph: &Graph, node: u32, trace: &mut Trace<'_>) -> bool {
         let start = self.cell[node as usize];

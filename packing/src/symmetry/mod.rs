@@ -25,7 +25,7 @@ mod semiregular;
 #[cfg(test)]
 mod tests;
 
-/// Of one search: about two seconds of work, and how many nodes are singled out in vain on the way
+/// Of one search: about two seconds of work, and how many nodes are singled out in vain on the path
 /// to one automorphism, and one after the other.
 const LIMITS: Limits = Limits { work: 400_000_000, failures: 2_000, depth: 4_096 };
 
@@ -44,7 +44,7 @@ pub(crate) struct Symmetry {
 }
 
 impl Symmetry {
-    /// That of a topology.
+    /// Checks that of a topology.
     #[must_use]
     pub(crate) fn of(topology: &Topology) -> Self {
         Self::fixing(topology, &[])
@@ -84,7 +84,7 @@ impl Symmetry {
         self.node_orbits[node.0 as usize] as usize
     }
 
-    /// How many orbits of nodes there are.
+    /// The number of orbits of nodes.
     #[must_use]
     pub(crate) fn node_orbit_count(&self) -> usize {
         self.node_orbit_count
@@ -102,7 +102,7 @@ impl Symmetry {
 
 /// All nodes, this one first, in an order that depends on how they are linked: where nodes that
 /// colours do not tell apart look the same, a topology and its shuffled copy get orders that an
-/// automorphism carries into each other. None where that takes long.
+/// automorphism carries into each other. `None` if that takes long.
 #[must_use]
 pub(super) fn order_from(topology: &Topology, first: NodeId) -> Option<Vec<NodeId>> {
     if topology.nodes().len() > SYMMETRY_NODES_MAX {
@@ -249,7 +249,7 @@ impl UnionFind {
         member
     }
 
-    /// Makes one set of two; says whether they were two.
+    /// Makes one set of two; returns whether they were two.
     fn merge(&mut self, one: u32, other: u32) -> bool {
         let (one, other) = (self.first(one), self.first(other));
         self.0[one.max(other) as usize] = one.min(other);

@@ -88,7 +88,7 @@ fn shuffled(topology: &Topology, seed: u64) -> (Topology, Vec<u32>) {
     (builder.build().unwrap(), places)
 }
 
-/// How many automorphisms there are: how many nodes the group carries each to, one after the other.
+/// The number of automorphisms: how many nodes the group carries each to, one after the other.
 fn order(found: &Automorphisms) -> u128 {
     found.basic_orbits.iter().map(|&factor| u128::from(factor)).product()
 }

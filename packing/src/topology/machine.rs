@@ -42,9 +42,9 @@ pub enum MachineError {
     /// A directory or file of the kernel that cannot be read.
     #[error("{}: {error}; this machine's PCI devices are looked for there", path.display())]
     Read {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: io::Error,
     },
     /// What the kernel says of a device is not understood.
@@ -65,7 +65,7 @@ pub enum MachineError {
     NoGpus {
         /// Where they were looked for.
         path: PathBuf,
-        /// How many devices there are.
+        /// The number of devices.
         devices: usize,
     },
     /// The driver is there and does not answer.
@@ -97,7 +97,7 @@ pub struct PciDevice {
     pub hops: Vec<PciHop>,
 }
 
-/// One link of the way from the CPU to a device.
+/// One link of the path from the CPU to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciHop {
     /// The address of its lower end.
@@ -146,7 +146,7 @@ pub struct Machine {
     pub nics: Vec<Nic>,
     /// What joins two NUMA nodes, in each direction.
     pub between_cpus_bytes_per_s: u64,
-    /// How many PCI devices there are.
+    /// The number of PCI devices.
     pub devices: usize,
 }
 

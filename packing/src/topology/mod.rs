@@ -72,13 +72,13 @@ pub struct Link {
     pub to: NodeId,
     /// What they carry together, in bytes a second; at least 1.
     pub bytes_per_s: u64,
-    /// How long a byte is under way, in nanoseconds; of parallel links the longest time.
+    /// The latency of a byte, in nanoseconds; of parallel links the longest time.
     pub latency_ns: u64,
     /// How many parallel links were added up to this one.
     pub count: u32,
 }
 
-/// How long a byte is under way where nothing else is said, in nanoseconds.
+/// The latency of a byte where nothing else is said, in nanoseconds.
 pub const LATENCY_NS: u64 = 1_000;
 
 /// Most nodes of a topology.
@@ -122,33 +122,33 @@ pub enum TopologyError {
     /// A name that two nodes have.
     #[error("there are two nodes '{name}'; give each a name of its own")]
     DuplicateName {
-        /// Which.
+        /// The name.
         name: String,
     },
     /// A name that cannot be printed in a line.
     #[error("{name:?} is no name of a node; use one or more characters, without control characters")]
     BadName {
-        /// Which.
+        /// The name.
         name: String,
     },
     /// A link names a node that is not there.
     #[error("a link names node '{name}', which is not there")]
     UnknownNode {
-        /// Which.
+        /// The name.
         name: String,
     },
     /// A link that carries nothing.
     #[error("the link from '{from}' to '{to}' carries nothing; give it a positive bandwidth")]
     NoBandwidth {
-        /// Where it begins.
+        /// The node where the link begins.
         from: String,
-        /// Where it ends.
+        /// The node where the link ends.
         to: String,
     },
     /// A link from a node to itself.
     #[error("a link joins '{name}' to itself")]
     Loop {
-        /// Which.
+        /// The name.
         name: String,
     },
     /// More than [`BANDWIDTH_SUM_MAX`] in all.
@@ -157,7 +157,7 @@ pub enum TopologyError {
     /// More than can be worked with.
     #[error("more than {limit} {what}")]
     TooMany {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// How many there may be.
         limit: usize,
@@ -165,15 +165,15 @@ pub enum TopologyError {
     /// A rank was asked for that is not there.
     #[error("there is no rank {rank}: there are {ranks}, numbered from 0")]
     NoSuchRank {
-        /// Which.
+        /// The rank.
         rank: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// A rank was asked for twice.
     #[error("rank {rank} is listed twice")]
     RankTwice {
-        /// Which.
+        /// The rank.
         rank: Rank,
     },
 }
@@ -231,7 +231,7 @@ impl Topology {
         Some(self.first[from.0 as usize] + place)
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks.len() as u32

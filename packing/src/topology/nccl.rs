@@ -54,7 +54,7 @@ pub enum NcclFault {
     /// An element elsewhere than NCCL writes it.
     #[error("<{element}> stands outside of {parent}")]
     Misplaced {
-        /// Which.
+        /// The element.
         element: &'static str,
         /// Where it belongs.
         parent: &'static str,
@@ -62,15 +62,15 @@ pub enum NcclFault {
     /// An attribute that is needed.
     #[error("<{element}> has no {attribute}")]
     Missing {
-        /// Of which element.
+        /// The element.
         element: &'static str,
-        /// Which.
+        /// The attribute.
         attribute: &'static str,
     },
     /// An attribute that cannot be what it should be.
     #[error("{attribute} \"{value}\" is not {expected}")]
     Attribute {
-        /// Which.
+        /// The attribute.
         attribute: &'static str,
         /// What was written.
         value: String,

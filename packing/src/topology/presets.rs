@@ -164,15 +164,15 @@ pub enum PresetError {
     /// No family has this name.
     #[error("there is no preset '{name}'; there are {}", forms())]
     Unknown {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
     /// Not the numbers that the family has.
     #[error("'{name}' is not of the form {form}")]
     Form {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// What could have been.
+        /// The form.
         form: &'static str,
     },
     /// A number that is too small or too large, or odd where halves are needed.
@@ -190,7 +190,7 @@ pub enum PresetError {
     TooLarge {
         /// The family.
         form: &'static str,
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// How many there may be.
         limit: u64,
@@ -198,7 +198,7 @@ pub enum PresetError {
     /// A bandwidth that is none.
     #[error("the bandwidth of '{name}' {fault}; write GB/s after '@', as in ring:8@12.5")]
     Bandwidth {
-        /// What was asked for.
+        /// The name.
         name: String,
         /// What is wrong with it.
         fault: NumberFault,
@@ -206,7 +206,7 @@ pub enum PresetError {
     /// All links together carry too much.
     #[error("'{name}': {error}")]
     Topology {
-        /// What was asked for.
+        /// The name.
         name: String,
         /// What is wrong with it.
         error: TopologyError,
@@ -273,7 +273,7 @@ fn parse_request(
 }
 
 impl PresetRequest {
-    /// How many boxes.
+    /// The number of boxes.
     fn boxes(&self) -> Result<u64, PresetError> {
         let boxes = self.numbers.first().copied().unwrap_or(1);
         if boxes == 0 { Err(self.refused(0, "1 or more boxes")) } else { Ok(boxes) }

@@ -41,13 +41,13 @@ pub enum SmiFault {
     /// A GPU that has a column but no row, or none after the one before it.
     #[error("there is no row of {gpu}, which has a column")]
     NoRow {
-        /// Which.
+        /// The GPU.
         gpu: String,
     },
     /// A row that ends before its columns do.
     #[error("the row of {gpu} ends before the column of {column}")]
     ShortRow {
-        /// Whose.
+        /// The GPU.
         gpu: String,
         /// What is missing.
         column: String,
@@ -75,9 +75,9 @@ pub enum SmiFault {
         "{gpu} has {links} NVLinks, more than {NVLINKS_MAX}, and not the same GPUs as those it is joined to"
     )]
     TooManyLinks {
-        /// Whose.
+        /// The GPU.
         gpu: String,
-        /// How many.
+        /// The number of links.
         links: u64,
     },
     /// PCIe only.

@@ -62,27 +62,27 @@ pub enum TopologySourceError {
         presets::forms()
     )]
     Neither {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
     /// A file that cannot be read.
     #[error("{}: {error}", path.display())]
     Read {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: io::Error,
     },
     /// More than [`FILE_BYTES_MAX`].
     #[error("{}: longer than {FILE_BYTES_MAX} bytes, which no topology is", path.display())]
     TooLong {
-        /// Which.
+        /// The path.
         path: PathBuf,
     },
     /// A file that is not what it should be.
     #[error("{}:{error}", path.display())]
     Text {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// What is wrong, and where.
         error: Box<TextError>,

@@ -47,7 +47,7 @@ pub enum TextFault {
     /// A number that cannot be what its key says.
     #[error("{key} {text} {fault}")]
     Number {
-        /// Of what.
+        /// The key.
         key: &'static str,
         /// What was written.
         text: String,

@@ -109,7 +109,7 @@ impl Work {
         if others == 0 {
             return Self::puts(1, exchanges, exchanges, exchanges).reducing(exchanges, exchanges);
         }
-        // One who speaks for two is in all exchanges; only from one such rank to another is the way
+        // A proxy is in all exchanges; only from one proxy to another is the path
         // two longer.
         let path = exchanges + 1 + u32::from(2 * others > participants);
         let work = Self::puts(1, path, exchanges + 1, exchanges + 1).reducing(exchanges + 1, exchanges + 1);

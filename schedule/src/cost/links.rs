@@ -38,7 +38,7 @@ pub(crate) fn seconds(routes: &Routes, schedule: &Schedule, sizes: &dyn Fn(Block
         .fold(path, f64::max)
 }
 
-/// How long a byte is under way.
+/// The latency of a byte.
 fn latency_s(link: &Link) -> f64 {
     seconds_of(link.latency_ns)
 }

@@ -8,7 +8,7 @@
 //! `d`, and takes the others.
 //!
 //! Cost for `q` participants and `n` bytes of the whole (in `q` blocks for an all-reduce), for
-//! every participant that speaks for nobody else; blocks move one by one, so a step at distance `d`
+//! every participant that is no proxy; blocks move one by one, so a step at distance `d`
 //! is `d` messages:
 //!
 //! | collective | rounds | messages with data | bytes sent | bytes reduced |
@@ -18,7 +18,7 @@
 //! | all-gather | log2 q | q-1 | (q-1)/q·n | 0 |
 //!
 //! When `p` is no power of two there is one more round each way: in an all-reduce the others send
-//! `n` bytes, and those who speak for them send `n` bytes more and reduce `n` bytes more.
+//! `n` bytes, and their proxies send `n` bytes more and reduce `n` bytes more.
 
 use pleach_vocabulary::{Collective, Rank};
 
@@ -49,7 +49,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     .schedule()
 }
 
-/// Which ranks take part in exchanges among a power of two, and who speaks for the others.
+/// The ranks that take part in exchanges among a power of two, and the proxies of the others.
 pub(super) struct PowerOfTwoGroup {
     ranks: u32,
     pub(super) participants: u32,
@@ -64,7 +64,7 @@ impl PowerOfTwoGroup {
         self.ranks - self.participants
     }
 
-    /// Who speaks for a rank: itself, or its successor.
+    /// The proxy of a rank: itself, or its successor.
     pub(super) fn proxy(&self, rank: Rank) -> Rank {
         if rank < 2 * self.others() { rank | 1 } else { rank }
     }
@@ -79,7 +79,7 @@ impl PowerOfTwoGroup {
         if number < self.others() { 2 * number + 1 } else { number + self.others() }
     }
 
-    /// The rank that a participant speaks for besides itself.
+    /// The rank of which a participant is the proxy.
     pub(super) fn represented(&self, participant: Rank) -> Option<Rank> {
         (participant < 2 * self.others()).then(|| participant - 1)
     }

@@ -34,7 +34,7 @@ use super::{Access, PeerAccess, block_for_each_rank, one_block};
 use crate::hosts::HostMap;
 use crate::{Block, BlockId, Lane, Schedule, SignalSlot};
 
-/// Most hosts whose speakers all talk to the owner of a block.
+/// Most hosts whose leaders all talk to the owner of a block.
 const STAR_HOSTS_MAX: u32 = 8;
 
 const WINDOW: u32 = 2;

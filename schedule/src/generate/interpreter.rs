@@ -208,7 +208,7 @@ impl<'a> Machine<'a> {
         (&lane.steps[step].op, lane.block)
     }
 
-    /// Issues the run's next step if it may be; says how many runs that ended.
+    /// Issues the run's next step if it may be; returns how many runs that ended.
     fn issue(&mut self, index: usize) -> Result<Option<usize>, String> {
         let LaneRun { rank, lane: lane_index, chunk, issued, .. } = self.runs[index];
         let lane = &self.schedule.programs[rank as usize][lane_index];

@@ -284,19 +284,19 @@ pub enum GenerateError {
     /// More ranks than slots and signal slots can be numbered for.
     #[error("{algorithm} makes schedules for at most {limit} ranks, not {ranks}; choose another algorithm")]
     TooManyRanks {
-        /// Which algorithm.
+        /// The algorithm.
         algorithm: Algorithm,
-        /// How many were asked for.
+        /// The number of ranks.
         ranks: u32,
-        /// How many it can do.
+        /// The limit.
         limit: u32,
     },
     /// The algorithm does something else.
     #[error("{algorithm} is no algorithm for {}; there are {}", collective.name(), known.join(" "))]
     WrongCollective {
-        /// What was asked for.
+        /// The algorithm.
         algorithm: Algorithm,
-        /// For what.
+        /// The collective.
         collective: Collective,
         /// What could be asked for.
         known: &'static [&'static str],
@@ -308,7 +308,7 @@ pub enum GenerateError {
         algorithm: Algorithm,
         /// The product of its extents.
         places: u64,
-        /// How many ranks there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// The hosts have not as many ranks as there are.
@@ -318,13 +318,13 @@ pub enum GenerateError {
         algorithm: Algorithm,
         /// How many ranks these have.
         places: u32,
-        /// How many ranks there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// There is no packing.
     #[error("packed needs the links that join the {ranks} ranks; give a topology")]
     NoTopology {
-        /// How many ranks there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// The packing is for something else.
@@ -338,7 +338,7 @@ pub enum GenerateError {
         packed: Collective,
         /// For how many ranks.
         packed_ranks: u32,
-        /// What was asked for.
+        /// The collective.
         collective: Collective,
         /// Of how many ranks.
         ranks: u32,
@@ -349,11 +349,11 @@ pub enum GenerateError {
     /// The collective names a rank that is not there.
     #[error("rank {rank} of {collective} does not exist; there are ranks 0 to {}", ranks - 1)]
     NoSuchRank {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Where.
+        /// The collective.
         collective: Collective,
-        /// How many ranks there are.
+        /// The number of ranks.
         ranks: u32,
     },
 }

@@ -33,7 +33,7 @@ impl<'a> Program<'a> {
         Self { links: links.into(), rank, block, steps: Vec::new(), reads: Vec::new(), writes: Vec::new() }
     }
 
-    /// The lane; none when there is nothing to do.
+    /// The lane; `None` if there is nothing to do.
     pub(super) fn finish(mut self) -> Option<Lane> {
         self.steps.shrink_to_fit();
         (!self.steps.is_empty()).then_some(Lane { block: self.block, steps: self.steps })

@@ -11,8 +11,8 @@
 //! | collective | rounds | messages | bytes sent | bytes reduced |
 //! |--|--|--|--|--|
 //! | all-reduce, p a power of two | log2 p | log2 p | log2 p·n | log2 p·n |
-//! | all-reduce, other p: who speaks for two | log2 q + 2 | log2 q + 1 | (log2 q + 1)·n | (log2 q + 1)·n |
-//! | all-reduce, other p: who is spoken for | log2 q + 2 | 1 | n | 0 |
+//! | all-reduce, other p: a proxy | log2 q + 2 | log2 q + 1 | (log2 q + 1)·n | (log2 q + 1)·n |
+//! | all-reduce, other p: a represented rank | log2 q + 2 | 1 | n | 0 |
 //! | barrier | ceil(log2 p) | ceil(log2 p) | 0 | 0 |
 //!
 //! No signal says that a slot is free. A chunk begins when the one before it is done here, and
@@ -49,7 +49,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
 }
 
 /// The slot and the signal slot of the exchange at distance 2^(round - 1); round 0 is for those who
-/// are spoken for.
+/// have a proxy.
 fn target(rank: Rank, round: u32) -> Target {
     Target { rank, part: Part::Scratch(round as u16), signal_slot: SignalSlot(round as u16) }
 }

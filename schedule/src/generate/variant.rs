@@ -7,7 +7,7 @@ use super::{Access, Algorithm};
 /// How a collective is carried out, as far as it is said; what is not said is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// By which algorithm.
+    /// The algorithm.
     pub algorithm: Algorithm,
     /// How peers are reached.
     pub access: Option<Access>,

@@ -18,7 +18,7 @@ use super::{
     MAX_THREAD_BLOCKS, ThreadBlock,
 };
 
-/// Which strands may share the ends of connections.
+/// Which channel groups may share the ends of connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     /// All that fit.
@@ -120,7 +120,7 @@ fn check(gpus: &[Gpu]) -> Result<(), ExportError> {
 #[derive(Default)]
 struct ConnectionOwners {
     blocks: BTreeMap<Rank, Vec<ThreadBlock>>,
-    /// The first strand of a channel, by the block of the data that it is for.
+    /// The first group of a channel, by the block of the data that it is for.
     owners: BTreeMap<u32, u32>,
 }
 
@@ -157,7 +157,7 @@ impl ConnectionOwners {
         Ok(of_draft)
     }
 
-    /// The thread blocks with a strand on this channel; none where an end is taken.
+    /// The thread blocks with a group on this channel; `None` if an end is taken.
     fn placed(&self, unplaced_steps: &[UnplacedStep], group: &[usize], channel: u32) -> Option<Placed> {
         let mut placed = Placed { blocks: BTreeMap::new(), of_draft: Vec::with_capacity(group.len()) };
         for &index in group {

@@ -115,7 +115,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// That no step leaves its buffers.
+    /// Checks that no step leaves its buffers.
     fn check_places(&self) -> Result<()> {
         for (gpu, of) in self.algorithm.gpus.iter().enumerate() {
             let chunks = |buffer| self.chunks(gpu as Rank, buffer);
@@ -195,7 +195,7 @@ struct Import<'a> {
     held: Vec<BTreeMap<(Buffer, u32), PlaceContents>>,
     /// The scratch of places that are neither input nor output for the chunk they hold.
     slots: BTreeMap<(Rank, (Buffer, u32), BlockId), Part>,
-    /// How many puts of a chunk there are from a GPU to another so far.
+    /// The number of puts of a chunk from a GPU to another so far.
     transfers: BTreeMap<(Rank, Rank, BlockId), u16>,
     /// By sending step, and chunk of it.
     put_targets: BTreeMap<(StepNumber, u32), PutTarget>,
@@ -372,7 +372,7 @@ impl Import<'_> {
     }
 }
 
-/// That chunks which are combined are the same chunk of the data.
+/// Checks that chunks which are combined are the same chunk of the data.
 fn same(block: &mut Option<BlockId>, found: BlockId, line: usize) -> Result<()> {
     match *block.get_or_insert(found) {
         place if place == found => Ok(()),
@@ -685,8 +685,8 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// That steps of a GPU which touch the same chunk, one of them writing, are ordered. `memory`
-    /// says which place a chunk of a buffer is.
+    /// Checks that steps of a GPU which touch the same chunk, one of them writing, are ordered.
+    /// `memory` says which place a chunk of a buffer is.
     fn check_races(&self, memory: impl Fn(Rank, (Buffer, u32)) -> (Buffer, u32)) -> Result<()> {
         let blocks: u64 = self.algorithm.gpus.iter().map(|gpu| gpu.blocks.len() as u64).sum();
         if blocks * self.at.len() as u64 > MAX_CLOCK_WORK {

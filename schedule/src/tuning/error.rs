@@ -16,15 +16,15 @@ pub enum TuningError {
     /// The file cannot be read.
     #[error("no tuning: {} ({source}); write them with 'pleach tune -o FILE', or name no file", path.display())]
     Read {
-        /// Which file.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: Arc<std::io::Error>,
     },
     /// The file is something else.
     #[error("no tuning: {} has {bytes} bytes, more than {most}; name a file of 'pleach tune'", path.display())]
     TooLong {
-        /// Which file.
+        /// The path.
         path: PathBuf,
         /// How long it is.
         bytes: u64,
@@ -34,7 +34,7 @@ pub enum TuningError {
     /// A line is wrong.
     #[error("bad tuning file: {} {misplaced}", path.display())]
     Line {
-        /// Which file.
+        /// The path.
         path: PathBuf,
         /// Which line, and what is wrong with it.
         misplaced: TuningParseError,
@@ -58,7 +58,7 @@ pub enum TuningFault {
     /// The file does not begin as it must.
     #[error("the first line is '{HEADER}', not '{found}'; name a file of 'pleach tune'")]
     Header {
-        /// What stands there.
+        /// The text that was found.
         found: String,
     },
     /// A row or a model before any world.
@@ -70,15 +70,15 @@ pub enum TuningFault {
         Collective::NAMES.join(", ")
     )]
     Keyword {
-        /// What stands there.
+        /// The text that was found.
         found: String,
     },
     /// More or fewer words than there must be.
     #[error("{found} words; write {form}")]
     Words {
-        /// How many.
+        /// The value that was found.
         found: usize,
-        /// What should be there.
+        /// The form.
         form: &'static str,
     },
     /// No name.
@@ -95,21 +95,21 @@ pub enum TuningFault {
     /// No size.
     #[error("'{found}' is no size; write bytes, such as 0, 8, 64K or 16M")]
     Size {
-        /// What stands there.
+        /// The text that was found.
         found: String,
     },
     /// No number where one must be.
     #[error("{name} '{found}' is no number above 0")]
     Number {
-        /// Of what.
+        /// The name.
         name: &'static str,
-        /// What stands there.
+        /// The text that was found.
         found: String,
     },
     /// A number of a model that has another name there.
     #[error("'{found}' stands where {expected} must be")]
     Model {
-        /// What stands there.
+        /// The text that was found.
         found: String,
         /// What must be there.
         expected: &'static str,
@@ -117,9 +117,9 @@ pub enum TuningFault {
     /// The rows of a collective do not rise from 0.
     #[error("{collective} from {found}: rows of a collective begin at 0 and rise; the last was {last}")]
     Order {
-        /// Whose.
+        /// The collective.
         collective: &'static str,
-        /// What stands there.
+        /// The text that was found.
         found: String,
         /// What stood before.
         last: String,
@@ -127,11 +127,11 @@ pub enum TuningFault {
     /// It cannot be done in this world.
     #[error("{collective} by {variant}: {error}")]
     Unfit {
-        /// Whose.
+        /// The collective.
         collective: &'static str,
         /// What cannot be done.
         variant: String,
-        /// Why.
+        /// The error.
         error: Box<SelectError>,
     },
     /// More rows than any table has.

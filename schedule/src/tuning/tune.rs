@@ -33,7 +33,7 @@ const COUNTED_RANKS_MAX: u32 = 256;
 /// How long a variant took.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VariantTime {
-    /// Which.
+    /// The variant.
     pub variant: Variant,
     /// For one call, in seconds.
     pub seconds: f64,
@@ -143,7 +143,7 @@ fn is_plain(variant: &Variant) -> bool {
 }
 
 /// A search for the best chunks of a variant, where calls of so many bytes are long enough to be
-/// cut in more than a few; none where links say how many there are.
+/// cut in more than a few; `None` if links say how many there are.
 #[must_use]
 pub fn chunk_search(variant: &Variant, bytes: u64) -> Option<ChunkSearch> {
     let is_cut = bytes >= WINDOW_BYTES && !matches!(variant.algorithm, Algorithm::Packed(_));

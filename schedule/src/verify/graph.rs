@@ -412,7 +412,8 @@ impl<'g, 'a> Order<'g, 'a> {
         })
     }
 
-    /// Whether step `later` in chunk `chunk` is issued only after one of the `end_events` of chunk 0.
+    /// Whether step `later` in chunk `chunk` is issued only after one of the `end_events` of
+    /// chunk 0.
     pub(super) fn ended_before(
         &mut self,
         end_events: &[Event],
@@ -440,7 +441,7 @@ impl<'g, 'a> Order<'g, 'a> {
     }
 
     /// Calls `found` for every rank whose signal the rank of `later` has waited for before `later`,
-    /// in chunk 0, nearest first, until it returns true; says whether it did.
+    /// in chunk 0, nearest first, until it returns true; returns whether it did.
     pub(super) fn signalled_before(
         &mut self,
         later: u32,
@@ -465,7 +466,7 @@ impl<'g, 'a> Order<'g, 'a> {
     }
 
     /// Calls `found` for the rank of every event that is after the completion of `earlier` in chunk
-    /// 0, nearest first, until it returns true; says whether it did.
+    /// 0, nearest first, until it returns true; returns whether it did.
     pub(super) fn ranks_after(
         &mut self,
         earlier: u32,

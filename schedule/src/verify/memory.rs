@@ -30,7 +30,7 @@ use crate::{Op, Part, Place};
 /// Most pairs of accesses that are compared in a block.
 const MAX_PAIRS: u64 = 1 << 30;
 
-/// How many placements there are. Bit 0 of a placement's number: shared input is input; bit 1:
+/// The number of placements. Bit 0 of a placement's number: shared input is input; bit 1:
 /// shared output is output; bit 2: output is input. Number 0: input and output apart, and one
 /// window for both shared places.
 pub(super) const PLACEMENTS: usize = 8;
@@ -188,7 +188,7 @@ impl Memory {
         Box::new(Access { site, chunk, writes: access.writes, place })
     }
 
-    /// That all conflicting accesses are ordered.
+    /// Checks that all conflicting accesses are ordered.
     pub(super) fn check_races(&self, graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<(), Violation> {
         let mut pairs = 0;
         for bounds in self.group_starts.windows(2) {
@@ -246,9 +246,9 @@ impl Memory {
         Ok(())
     }
 
-    /// That the memory of other ranks is touched only while they are known to be in this run: their
-    /// slices after a signal of theirs to the rank that touches them, which says where the slices
-    /// are.
+    /// Checks that the memory of other ranks is touched only while they are known to be in this
+    /// run: their slices after a signal of theirs to the rank that touches them, which says where
+    /// the slices are.
     pub(super) fn check_presence(
         &self,
         graph: &Graph<'_>,

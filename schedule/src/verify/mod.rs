@@ -120,8 +120,8 @@ fn prove<'a>(
     Ok((graph, outcome.by_copies_alone))
 }
 
-/// That a signal slot is signalled for a chunk only after the signal of the chunk a window before
-/// was consumed.
+/// Checks that a signal slot is signalled for a chunk only after the signal of the chunk a window
+/// before was consumed.
 fn check_signal_slots(graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<(), Violation> {
     for signal in 0..graph.steps.len() as u32 {
         let wait = graph.matched[signal as usize];
@@ -511,7 +511,7 @@ impl<'a> Classes<'a> {
             return false;
         }
         // Whom the steps do not lead to keeps its place among those: nothing but the comparison
-        // speaks for it.
+        // supports it.
         let mut free = 0;
         for rank in 0..self.renamed.len() {
             if self.renamed[rank] == UNNAMED {

@@ -2,9 +2,9 @@
 //!
 //! A [`Task`] describes the collective and its memory, [`sizes`] the sizes. `live` measures real
 //! ranks, `simulated` measures ranks in virtual time. Both fill and check memory by the same
-//! `pattern` and return a [`Measurement`], which [`Report`] prints. **Invariant:** only the collective
-//! is timed, and every iteration is checked: its output is checked before it is overwritten, or
-//! (`--reuse`) it is the input of the next iteration.
+//! `pattern` and return a [`Measurement`], which [`Report`] prints. **Invariant:** only the
+//! collective is timed, and every iteration is checked: its output is checked before it is
+//! overwritten, or (`--reuse`) it is the input of the next iteration.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -119,14 +119,15 @@ pub(crate) struct Arguments {
     /// process), cuda:N (GPU N of every process) or cuda (ranks of a host take its GPUs in turn)
     #[arg(long, value_name = "KIND", default_value = "registered")]
     memory: MemoryKind,
-    /// When float sums have the same bits again: no (in the same call), per-world-size (with the same
-    /// number of ranks) or exact (with any order and number of ranks)
+    /// When float sums have the same bits again: no (in the same call), per-world-size (with the
+    /// same number of ranks) or exact (with any order and number of ranks)
     #[arg(long, value_name = "LEVEL", default_value_t = Reproducible::No)]
     reproducible: Reproducible,
     /// Run all iterations of a sample on the same memory, as other benchmarks do
     #[arg(long)]
     reuse: bool,
-    /// Processors that each rank started here is bound to [default: core, if there are enough cores]
+    /// Processors that each rank started here is bound to [default: core, if there are enough
+    /// cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
     /// Serve metrics for Prometheus and 'pleach top'; rank r of a host adds r to the port, and PORT

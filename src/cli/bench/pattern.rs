@@ -163,8 +163,8 @@ impl Pattern {
     }
 
     /// How many elements are not what `rank` must have after an iteration was done so many times,
-    /// at most [`repetitions_max`], on the same memory; `output` is its output, or its input where it has
-    /// none, which must be as it was.
+    /// at most [`repetitions_max`], on the same memory; `output` is its output, or its input where
+    /// it has none, which must be as it was.
     pub(super) fn count_errors(&self, rank: Rank, iteration: usize, times: usize, output: &[u8]) -> u64 {
         let begin = iteration * ITERATION_STRIDE;
         let own = &self.inputs[rank as usize];
@@ -351,8 +351,8 @@ mod tests {
         assert_eq!(pattern.count_errors(1, 1, 1, &right), 1);
     }
 
-    /// Does it to one element of each rank, in f64 rounded to the type, as often as [`repetitions_max`]
-    /// allows.
+    /// Does it to one element of each rank, in f64 rounded to the type, as often as
+    /// [`repetitions_max`] allows.
     #[test]
     fn what_is_done_again_on_the_same_memory_is_exact_and_each_time_counts() {
         let collectives = [Collective::AllReduce, Collective::Reduce { root: 1 }];

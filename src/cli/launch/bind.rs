@@ -156,7 +156,7 @@ impl CoreClaims {
 
 /// What the ranks of a job are kept on.
 pub(super) struct Placement {
-    /// By rank of this host; none where they are kept nowhere.
+    /// By rank of this host; `None` if they are kept nowhere.
     processors: Vec<Processors>,
     /// Held until the job ends.
     _claims: Option<CoreClaims>,

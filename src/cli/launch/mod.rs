@@ -35,7 +35,7 @@ pub(crate) const TERMINAL_VARIABLE: &str = "PLEACH_TERMINAL";
 /// Ranks to start here.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
-    /// How many.
+    /// The number of ranks.
     pub(crate) ranks: u32,
     /// The first one's number.
     pub(crate) first_rank: u32,

@@ -92,7 +92,7 @@ fn more(page: &mut Page, all: usize) {
     }
 }
 
-/// A tree with what hangs below each rank in parentheses.
+/// A tree with what is a child of each rank in parentheses.
 fn shape(topology: &Topology, tree: &Tree) -> String {
     let mut below: BTreeMap<Rank, Vec<Rank>> = BTreeMap::new();
     for edge in &tree.edges {

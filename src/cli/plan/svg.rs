@@ -473,7 +473,7 @@ const COLOURS: [&str; 12] = [
     "#4aa564", "#9c755f", "#7b8794",
 ];
 
-/// The strands of all links.
+/// The colours of all links.
 pub(super) struct LinkColours {
     /// By tree.
     colours: Vec<usize>,

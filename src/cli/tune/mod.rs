@@ -1,8 +1,8 @@
 //! `pleach tune`: measures the best variant of each collective, and writes a tuning table.
 //!
 //! Every rank runs the same variants in the same order. Rank 0 makes the table from the times and
-//! writes the file. [`pleach::schedule::tuning::tune`] decides what is measured and what follows from
-//! the times.
+//! writes the file. [`pleach::schedule::tuning::tune`] decides what is measured and what follows
+//! from the times.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,8 @@ pub(crate) struct Arguments {
     /// Approximate time for each size of a collective
     #[arg(long, value_name = "MS", default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: u32,
-    /// Processors that each rank started here is bound to [default: core, if there are enough cores]
+    /// Processors that each rank started here is bound to [default: core, if there are enough
+    /// cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
     /// Show the tables of a file, and measure nothing

@@ -115,7 +115,7 @@ impl PackedTrees {
         self.ranks
     }
 
-    /// How many trees.
+    /// The number of trees.
     #[must_use]
     pub fn trees(&self) -> usize {
         self.trees.len()
@@ -363,19 +363,19 @@ pub enum PackedError {
     /// A tree names a rank that is not there.
     #[error("tree {tree} of the packing names rank {rank} of {ranks}; pack the topology of these ranks")]
     NoSuchRank {
-        /// Which tree, from 0.
+        /// The index of the tree, from 0.
         tree: usize,
-        /// Which rank.
+        /// The rank.
         rank: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// A tree does not reach all ranks exactly once.
     #[error("tree {tree} of the packing does not join every rank to rank {root} exactly once; pack again")]
     NotSpanning {
-        /// Which tree, from 0.
+        /// The index of the tree, from 0.
         tree: usize,
-        /// Its root.
+        /// The root.
         root: Rank,
     },
     /// An entry of a gather or scatter is no path that begins or ends at the root.
@@ -383,9 +383,9 @@ pub enum PackedError {
         "entry {tree} of the packing is no path between rank {rank} and the root, rank {root}; pack again"
     )]
     NoPath {
-        /// Which entry, from 0.
+        /// The index of the tree, from 0.
         tree: usize,
-        /// Whose data it carries.
+        /// The rank.
         rank: Rank,
         /// The root.
         root: Rank,
@@ -393,13 +393,13 @@ pub enum PackedError {
     /// Nothing carries a rank's data.
     #[error("no tree of the packing carries the data of rank {rank}; pack again")]
     Uncovered {
-        /// Whose.
+        /// The rank.
         rank: Rank,
     },
     /// The collective has no packing.
     #[error("{} has no packing; take direct", .collective.name())]
     NotPacked {
-        /// Which.
+        /// The collective.
         collective: Collective,
     },
     /// An edge names a link that the topology has not.
@@ -407,7 +407,7 @@ pub enum PackedError {
         "tree {tree} of the packing goes from '{from}' to '{to}', which no link joins; pack this topology"
     )]
     NoLink {
-        /// Which tree, from 0.
+        /// The index of the tree, from 0.
         tree: usize,
         /// Where the link should begin.
         from: String,

@@ -41,9 +41,9 @@ pub struct PacingPolicy {
     pub bytes_per_s: u64,
     /// Edges of the longest way.
     pub hops: u32,
-    /// How long a byte is under way on it, in nanoseconds.
+    /// The latency of a byte on it, in nanoseconds.
     pub latency_ns: u64,
-    /// How long a byte is under way over the longest edge and a signal back, in nanoseconds.
+    /// The latency of a byte over the longest edge and a signal back, in nanoseconds.
     pub round_trip_ns: u64,
     /// How long a chunk under way keeps its place in the window besides its turns on links, in
     /// nanoseconds: one round trip, but where results come back the way that contributions went all
@@ -61,13 +61,13 @@ pub struct PacingPolicy {
     /// Chunks under way.
     pub window: u32,
     /// By how many chunks a rank may be further with one tree than with another, besides those that
-    /// latency takes ([`PacingPolicy::skew_limit_of`]). Each rank sees to it by itself, and none waits for ever:
-    /// the least chunk that is incomplete anywhere may be begun everywhere.
+    /// latency takes ([`PacingPolicy::skew_limit_of`]). Each rank sees to it by itself, and none
+    /// waits for ever: the least chunk that is incomplete anywhere may be begun everywhere.
     pub skew_limit: u32,
 }
 
 impl PacingPolicy {
-    /// That of a packing of this topology, whose trees and blocks are these.
+    /// Checks that of a packing of this topology, whose trees and blocks are these.
     pub(super) fn of(
         packing: &Packing,
         topology: &Topology,
@@ -106,8 +106,8 @@ impl PacingPolicy {
     }
 
     /// By how many chunks a rank may be further with one tree than with another, when so many bytes
-    /// of the whole are cut into so many chunks a tree: [`PacingPolicy::skew_limit`], and those that pass a place
-    /// while a byte is on the longest way.
+    /// of the whole are cut into so many chunks a tree: [`PacingPolicy::skew_limit`], and those
+    /// that pass a place while a byte is on the longest way.
     #[must_use]
     pub fn skew_limit_of(&self, bytes: u64, chunks: u32) -> u32 {
         let under_way = self.latency_ns / self.round_ns(bytes, chunks);
@@ -201,7 +201,7 @@ fn farthest(tree: &Tree, latencies: &[u64], ranks: u32, upwards: bool) -> (u32, 
     (0..ranks).map(far).fold((0, 0), |most, far| (most.0.max(far.0), most.1.max(far.1)))
 }
 
-/// How long a byte is under way over the longest path of an edge.
+/// The latency of a byte over the longest path of an edge.
 fn latency_ns(topology: &Topology, tree: usize, edge: &Edge) -> Result<u64, PackedError> {
     let mut longest = 0;
     for path in &edge.paths {
