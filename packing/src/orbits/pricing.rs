@@ -546,7 +546,8 @@ mod tests {
         edges.iter().map(|&(from, to)| costs.of(from, to)).sum()
     }
 
-    /// The cheapest of all choices that give every rank but the root an edge, of those that are trees.
+    /// The cheapest of all choices that give every rank but the root an edge, of those that are
+    /// trees.
     fn by_enumeration(root: usize, costs: &Costs) -> f64 {
         let ranks = costs.ranks;
         let mut least = f64::INFINITY;
