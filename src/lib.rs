@@ -1,9 +1,9 @@
 //! RDMA-native tensor transport and collective communication.
 //!
-//! A program holds a [`Group`] and gives it [`Operation`]s. This crate exports each public name once.
-//! Four crates below form a pipeline: `pleach-transport` moves bytes, `pleach-packing` computes the
-//! trees that the links allow, `pleach-schedule` generates and proves collectives as data, and
-//! `pleach-collectives` carries the proved collectives out.
+//! A program holds a [`Group`] and gives it [`Operation`]s. This crate exports each public name
+//! once. Four crates below form a pipeline: `pleach-transport` moves bytes, `pleach-packing`
+//! computes the trees that the links allow, `pleach-schedule` generates and proves collectives as
+//! data, and `pleach-collectives` carries the proved collectives out.
 //!
 //! Start with [`Group`]. The repository's
 //! [README](https://github.com/pleach-rs/pleach#readme) and
