@@ -141,11 +141,11 @@ pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
 
 /// What goes down the trees over each link, and how much begins at each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Downward {
+struct Downward {
     /// From where to where, how much.
-    pub(super) arcs: Vec<(usize, usize, Amount)>,
+    arcs: Vec<(usize, usize, Amount)>,
     /// By rank.
-    pub(super) roots: Vec<Amount>,
+    roots: Vec<Amount>,
     /// How many of these are a unit of the links' capacities.
     pub(super) scale: Amount,
 }

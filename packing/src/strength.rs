@@ -99,7 +99,7 @@ impl LinkPairs {
     }
 
     /// `B⁺` of a set: what leaves it.
-    pub(super) fn leaves(&self, is_inside: impl Fn(usize) -> bool) -> Amount {
+    fn leaves(&self, is_inside: impl Fn(usize) -> bool) -> Amount {
         let mut sum = 0;
         for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
             match (is_inside(one), is_inside(other)) {
@@ -308,7 +308,7 @@ impl Truncation {
     /// Gives ranks, one after the other, the most that the others leave them: with all in the
     /// order, what it had before is completed to a base. Gives the sets that stopped them, joined
     /// where they meet.
-    pub(super) fn complete_base(&mut self, base: &mut [Option<i128>], order: &[usize]) -> Vec<Vec<usize>> {
+    fn complete_base(&mut self, base: &mut [Option<i128>], order: &[usize]) -> Vec<Vec<usize>> {
         let mut part_of: Vec<usize> = (0..base.len()).collect();
         for &rank in order {
             let (slack, tight) = self.slack(base, rank);

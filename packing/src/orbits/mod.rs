@@ -126,7 +126,7 @@ fn group_of(topology: &Topology) -> Option<(Symmetry, Semiregular)> {
 /// The largest rate at which all ranks can send to all others at once, by Newton's steps on
 /// violated cuts: one flow for each orbit of ranks, one more for each cut found. There are at least
 /// two ranks.
-pub(super) fn best(topology: &Topology, symmetry: &Symmetry) -> Bottleneck {
+fn best(topology: &Topology, symmetry: &Symmetry) -> Bottleneck {
     let ranks = i128::from(topology.ranks());
     let source = topology.nodes().len();
     let unit = topology.links().iter().fold(0, |unit, link| greatest_divisor(unit, link.bytes_per_s.into()));

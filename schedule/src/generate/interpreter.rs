@@ -16,9 +16,9 @@ use crate::{Op, Part, Place, Schedule};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     /// Shared windows are the caller's slices.
-    pub(super) registered: bool,
+    registered: bool,
     /// Output and input are the same slice.
-    pub(super) in_place: bool,
+    in_place: bool,
 }
 
 pub(super) const LAYOUTS: [Layout; 4] = [

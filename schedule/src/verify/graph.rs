@@ -81,7 +81,7 @@ impl LanesByBlock {
 pub(super) struct Graph<'a> {
     pub(super) schedule: &'a Schedule,
     pub(super) block: BlockId,
-    pub(super) lanes: &'a [LaneRef],
+    lanes: &'a [LaneRef],
     /// The first step of each lane, and the number of steps.
     starts: Vec<u32>,
     /// The lane of each step, as an index of `lanes`.
@@ -97,7 +97,7 @@ pub(super) struct Graph<'a> {
     /// The steps in the order in which they are issued.
     pub(super) order: Vec<u32>,
     /// Whether a step is after one of an earlier chunk within the window.
-    pub(super) has_lags: bool,
+    has_lags: bool,
 }
 
 impl<'a> Graph<'a> {
@@ -147,12 +147,12 @@ impl<'a> Graph<'a> {
     }
 
     /// The steps of the lane in which this step is.
-    pub(super) fn lane_steps(&self, step: u32) -> Range<u32> {
+    fn lane_steps(&self, step: u32) -> Range<u32> {
         let lane = self.lane_of[step as usize] as usize;
         self.starts[lane]..self.starts[lane + 1]
     }
 
-    pub(super) fn same_lane(&self, one: u32, other: u32) -> bool {
+    fn same_lane(&self, one: u32, other: u32) -> bool {
         self.lane_of[one as usize] == self.lane_of[other as usize]
     }
 
@@ -244,7 +244,7 @@ impl<'a> Graph<'a> {
     }
 
     /// The events just after this one in the same chunk.
-    pub(super) fn successors(&self, event: Event, mut visit: impl FnMut(Event)) {
+    fn successors(&self, event: Event, mut visit: impl FnMut(Event)) {
         let step = event / 2;
         let next = Some(step + 1).filter(|next| self.lane_steps(step).contains(next));
         if event == issued(step) {

@@ -33,7 +33,7 @@ const MAX_PAIRS: u64 = 1 << 30;
 /// The number of placements. Bit 0 of a placement's number: shared input is input; bit 1:
 /// shared output is output; bit 2: output is input. Number 0: input and output apart, and one
 /// window for both shared places.
-pub(super) const PLACEMENTS: usize = 8;
+const PLACEMENTS: usize = 8;
 /// A mask with all of them.
 const EVERY: u8 = 0xff;
 /// [`MemoryAccess::place`] of scratch.
@@ -41,7 +41,7 @@ const SCRATCH: usize = 4;
 
 /// Which memory a place (see [`data_index`]) is in a placement: the number of the first place that
 /// is the same.
-pub(super) const fn memory_of(placement: usize, place: usize) -> usize {
+const fn memory_of(placement: usize, place: usize) -> usize {
     let (input, output) = (0, if placement & 4 != 0 { 0 } else { 1 });
     match place {
         2 if placement & 1 != 0 => input,
@@ -72,7 +72,7 @@ const SAME: [[u8; 5]; 5] = {
 /// In which placements a place has an instance for each chunk under way, not bytes for every chunk.
 const WINDOWED: [u8; 5] = [0, 0, !SAME[0][2], !SAME[1][3], EVERY];
 
-pub(super) fn placement(number: usize) -> Placement {
+fn placement(number: usize) -> Placement {
     Placement {
         shared_input_is_input: number & 1 != 0,
         shared_output_is_output: number & 2 != 0,
@@ -82,22 +82,22 @@ pub(super) fn placement(number: usize) -> Placement {
 
 /// A place that a step reads or writes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MemoryAccess {
-    pub(super) step: u32,
+struct MemoryAccess {
+    step: u32,
     /// Index in [`Memory::groups`].
-    pub(super) group: u32,
+    group: u32,
     /// [`data_index`], or [`SCRATCH`].
-    pub(super) place: u8,
-    pub(super) writes: bool,
+    place: u8,
+    writes: bool,
     /// In which placements it happens at all.
-    pub(super) real: u8,
+    real: u8,
 }
 
 /// Memory that has nothing in common with any other: a rank's data of the block, or one scratch
 /// slot of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MemoryGroup {
-    pub(super) owner: Rank,
+struct MemoryGroup {
+    owner: Rank,
     /// `None`: the data.
     pub(super) slot: Option<u16>,
 }
@@ -108,7 +108,7 @@ pub(super) struct Memory {
     /// By step: sources, then destinations, as listed.
     accesses: Vec<MemoryAccess>,
     starts: Vec<u32>,
-    pub(super) groups: Vec<MemoryGroup>,
+    groups: Vec<MemoryGroup>,
     /// Touches ordered by group.
     by_group: Vec<u32>,
     group_starts: Vec<u32>,
@@ -165,13 +165,13 @@ impl Memory {
     }
 
     /// What a step touches: sources, then destinations.
-    pub(super) fn of_step(&self, step: u32) -> &[MemoryAccess] {
+    fn of_step(&self, step: u32) -> &[MemoryAccess] {
         let step = step as usize;
         &self.accesses[self.starts[step] as usize..self.starts[step + 1] as usize]
     }
 
     /// The place of the group's owner.
-    pub(super) fn place(&self, access: &MemoryAccess) -> Place {
+    fn place(&self, access: &MemoryAccess) -> Place {
         let group = self.groups[access.group as usize];
         let part = match access.place {
             0 => Part::Input,
@@ -307,7 +307,7 @@ impl Memory {
     }
 
     /// The index of each rank's data among the groups, or [`NONE`].
-    pub(super) fn data_groups(&self, graph: &Graph<'_>) -> Vec<u32> {
+    fn data_groups(&self, graph: &Graph<'_>) -> Vec<u32> {
         let mut lanes_of_rank = vec![NONE; graph.schedule.programs.len()];
         for (number, group) in self.groups.iter().enumerate() {
             if group.slot.is_none() {
@@ -318,7 +318,7 @@ impl Memory {
     }
 
     /// Whether the owner of the group has the block in its input.
-    pub(super) fn owner_has_input(&self, graph: &Graph<'_>, group: u32) -> bool {
+    fn owner_has_input(&self, graph: &Graph<'_>, group: u32) -> bool {
         let part = graph.schedule.blocks[graph.block as usize].part;
         has_input(graph.schedule, self.groups[group as usize].owner, part)
     }

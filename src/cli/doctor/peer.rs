@@ -29,7 +29,7 @@ use super::compare::{PairResults, Statement};
 use crate::cli::CommandError;
 
 /// Where `--listen` listens and `--peer` dials where no port is said.
-pub(super) const DEFAULT_PORT: u16 = 9401;
+const DEFAULT_PORT: u16 = 9401;
 
 /// How long one word of the other may take to come.
 const PATIENCE: Duration = Duration::from_secs(20);

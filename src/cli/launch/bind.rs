@@ -133,7 +133,7 @@ fn ranks_of_nodes(nodes: &[&[Core]], ranks: usize) -> Vec<usize> {
 }
 
 /// Cores that no other job on this host has, as long as this lives.
-pub(super) struct CoreClaims(Vec<(Core, UnixDatagram)>);
+struct CoreClaims(Vec<(Core, UnixDatagram)>);
 
 impl CoreClaims {
     /// Takes those of `cores` that are free.

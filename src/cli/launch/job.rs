@@ -27,7 +27,7 @@ const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 /// How long ranks may take to end after SIGTERM (or the person's own signal) before they are
 /// killed.
-pub(super) const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(5);
 
 /// How long output is read after the last rank has ended: something it started may hold the pipe.
 const DRAIN: Duration = Duration::from_secs(1);

@@ -523,7 +523,7 @@ impl LinkColours {
     }
 
     /// The colour of a tree.
-    pub(super) fn colour(&self, tree: usize) -> &'static str {
+    fn colour(&self, tree: usize) -> &'static str {
         COLOURS[self.colours[tree]]
     }
 }
