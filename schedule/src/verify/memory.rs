@@ -16,14 +16,15 @@
 //!
 //! Input and output have their own bytes for every chunk; scratch, and shared places that are
 //! apart, have an instance for each chunk under way. So the former conflict within a chunk only,
-//! the latter also with the chunk a window later ([`super::order`] says why no others need a look).
+//! the latter also with the chunk a window later ([`super::order`] explains why).
 
 use std::collections::HashMap;
 
 use pleach_vocabulary::Rank;
 
+use super::order::{Chunk, Order};
+use super::{Event, Graph, NONE, complete, issued};
 use crate::verify::form::{has_input, has_output};
-use crate::verify::graph::{Chunk, Event, Graph, NONE, Order, complete, issued};
 use crate::verify::violation::{Access, Placement, Violation, data_index};
 use crate::{Op, Part, Place};
 

@@ -29,20 +29,21 @@
 //! the same chunks: executor and group see to that. How long it takes. And that the operation is
 //! commutative, which all are.
 
-use std::collections::HashMap;
+use std::ops::Range;
 
 use pleach_vocabulary::{Collective, Rank};
 
-use crate::{BlockId, Op, Part, Place, Schedule, Step};
-use form::{has_input, has_output};
-use graph::{Chunk, Event, Graph, LaneRef, LanesByBlock, NONE, Order, complete};
+use crate::{BlockId, Op, Part, Schedule, SignalSlot, Step};
+use classes::Classes;
 use memory::{Memory, check_values};
+use order::{Chunk, Order};
 
 pub use violation::{Access, Placement, SignalSlotName, Site, Violation};
 
+mod classes;
 pub mod form;
-mod graph;
 mod memory;
+mod order;
 mod violation;
 
 /// A schedule that [`verify`] accepted, with what the proof found out about it.
@@ -88,7 +89,7 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
 }
 
 /// Proves one block. Says also whether equal values in it are copies
-/// ([`BlockResult::by_copies_alone`]).
+/// ([`memory::BlockResult::by_copies_alone`]).
 fn prove<'a>(
     schedule: &'a Schedule,
     block: BlockId,
@@ -132,7 +133,7 @@ fn check_signal_slots(graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<()
             return Err(Violation::SignalSlotReused {
                 signal: graph.site(signal),
                 wait: graph.site(wait),
-                signal_slot: SignalSlotName(graph.signal_slot(signal).unwrap_or(crate::SignalSlot(0))),
+                signal_slot: SignalSlotName(graph.signal_slot(signal).unwrap_or(SignalSlot(0))),
                 chunk: graph.schedule.window,
             });
         }
@@ -360,267 +361,40 @@ impl ReachedRanks {
     }
 }
 
-// Blocks that are equal up to the names of the ranks.
+// One block of a schedule as a graph of events.
 //
-// In a ring of 1,024 ranks that is written block by block, every block is the first block rotated.
-// The proof of a block holds for another block if some bijective renaming of the ranks maps the
-// lanes of the one to the lanes of the other, step by step, and keeps which ranks have the block
-// in their input, which have it in their output, and which contribute to it. Every check depends
-// on these properties alone.
+// Lanes of different blocks share neither signal slots nor bytes and nothing orders them, so each
+// block is a problem of its own. A step `i` has two events: it is issued, `S(i)`, and it is
+// complete, `F(i)`. The edges are those of the [schedule's](crate::Schedule) words:
 //
-// A reduce may list its sources in another order. The order matters only for the expression of the
-// result, and not for two sources. Expressions matter only if two steps must combine the same
-// expression. If three or more sources are reordered and this is so, values are evaluated again
-// ([`Classes::reordered`]).
+// * `S(i) -> F(i)`, and `S(i) -> S(i + 1)` in a chunk of a lane;
+// * `F(i) -> S(i + 1)` if `i` is a wait;
+// * `F(d) -> S(i)` for every `d` that `i` is after, from the chunk of the lag;
+// * `S(signal) -> F(wait)` for the signal or put that the wait consumes;
+// * all `F` of a lane in chunk `c - window` `->` its first `S` in chunk `c`.
 //
-// The renaming is guessed by following the names from one rank on, and then verified: all lanes of
-// all ranks are compared under it.
+// No edge leads to an earlier chunk. So a cycle lies within one chunk, and as every chunk has the
+// same inner edges, one chunk shows every deadlock.
 
-/// To how many proved blocks of the same signature a block is compared.
-const MAX_REPRESENTATIVES: usize = 4;
-/// With how many ranks of a block a representative's anchor is tried.
-const MAX_CANDIDATES: usize = 4;
-/// No rank yet.
-const UNNAMED: Rank = Rank::MAX;
+/// No step.
+const NONE: u32 = u32::MAX;
 
-/// A proved block, and a rank of it with a shape that few ranks of it have.
+/// An event within a chunk: [`issued`] or [`complete`] of a step of the block.
+type Event = u32;
+
+fn issued(step: u32) -> Event {
+    step * 2
+}
+
+fn complete(step: u32) -> Event {
+    step * 2 + 1
+}
+
+/// A lane: its rank, and its number in that rank's program.
 #[derive(Clone, Copy, Debug)]
-struct Representative {
-    block: BlockId,
-    anchor: Rank,
-    shape: u64,
-    /// No reordering of its sources can matter.
-    by_copies_alone: bool,
-}
-
-/// Proved blocks and the renaming that was found last.
-#[derive(Debug)]
-struct Classes<'a> {
-    schedule: &'a Schedule,
-    lanes: &'a LanesByBlock,
-    known: HashMap<u64, Vec<Representative>>,
-    /// The shape and rank of each lane of the present block, ordered.
-    shapes: Vec<(u64, Rank)>,
-    signature: u64,
-    /// The name in the present block of each rank of the representative.
-    renamed: Vec<Rank>,
-    /// The other way round.
-    original: Vec<Rank>,
-    /// Ranks whose lanes are still to be compared.
-    open: Vec<Rank>,
-    /// Lists of several sources that are still to be compared.
-    sources: Vec<(&'a [Place], &'a [Place])>,
-    /// Whether a reduce of three or more sources lists them in another order.
-    reordered: bool,
-}
-
-impl<'a> Classes<'a> {
-    fn new(schedule: &'a Schedule, lanes: &'a LanesByBlock) -> Self {
-        let unnamed = vec![UNNAMED; schedule.programs.len()];
-        Self {
-            schedule,
-            lanes,
-            known: HashMap::new(),
-            shapes: Vec::new(),
-            signature: 0,
-            renamed: unnamed.clone(),
-            original: unnamed,
-            open: Vec::new(),
-            sources: Vec::new(),
-            reordered: false,
-        }
-    }
-
-    /// A proved block of which this one is a renaming. [`Classes::original`] tells the ranks.
-    fn find(&mut self, block: BlockId) -> Option<BlockId> {
-        self.sign(block);
-        let representatives = self.known.get(&self.signature).cloned().unwrap_or_default();
-        for representative in representatives {
-            let first = self.shapes.partition_point(|&(shape, _)| shape < representative.shape);
-            let candidates: Vec<Rank> = self.shapes[first..]
-                .iter()
-                .take_while(|(shape, _)| *shape == representative.shape)
-                .take(MAX_CANDIDATES)
-                .map(|&(_, rank)| rank)
-                .collect();
-            for candidate in candidates {
-                if self.renames(representative, block, candidate) {
-                    self.reordered &= !representative.by_copies_alone;
-                    return Some(representative.block);
-                }
-            }
-        }
-        None
-    }
-
-    /// The rank of the block that [`Classes::find`] returned that is called `rank` in the one it
-    /// was asked for.
-    fn original(&self, rank: Rank) -> Rank {
-        self.original[rank as usize]
-    }
-
-    /// Whether values have to be looked at again: in what [`Classes::find`] returned three or more
-    /// sources are in another order, and that may matter.
-    fn reordered(&self) -> bool {
-        self.reordered
-    }
-
-    /// The block that [`Classes::find`] was asked for last has been proved.
-    fn learn(&mut self, block: BlockId, by_copies_alone: bool) {
-        let rarest = self.shapes.chunk_by(|one, other| one.0 == other.0).min_by_key(|same| same.len());
-        let representatives = self.known.entry(self.signature).or_default();
-        if let Some(&(shape, anchor)) = rarest.and_then(<[_]>::first)
-            && representatives.len() < MAX_REPRESENTATIVES
-        {
-            representatives.push(Representative { block, anchor, shape, by_copies_alone });
-        }
-    }
-
-    fn sign(&mut self, block: BlockId) {
-        self.shapes.clear();
-        self.signature = 0;
-        for lane in self.lanes.of(block) {
-            let mut shape = LaneHash(u64::from(self.role(lane.rank, block)));
-            for step in &self.schedule.programs[lane.rank as usize][lane.lane as usize].steps {
-                shape.add_step(step, lane.rank);
-            }
-            let shape = shape.finish();
-            self.shapes.push((shape, lane.rank));
-            self.signature = self.signature.wrapping_add(shape);
-        }
-        self.shapes.sort_unstable();
-    }
-
-    /// Whether the block is in the rank's input, in its output, and contributed to by it.
-    fn role(&self, rank: Rank, block: BlockId) -> u8 {
-        let part = self.schedule.blocks[block as usize].part;
-        u8::from(has_input(self.schedule, rank, part))
-            | u8::from(has_output(self.schedule, rank, part)) << 1
-            | u8::from(self.schedule.collective.contributes(rank, part, self.schedule.ranks())) << 2
-    }
-
-    /// Whether there is a renaming that turns the representative into the block and calls its
-    /// anchor `candidate`.
-    fn renames(&mut self, representative: Representative, block: BlockId, candidate: Rank) -> bool {
-        self.renamed.fill(UNNAMED);
-        self.original.fill(UNNAMED);
-        self.open.clear();
-        self.sources.clear();
-        self.reordered = false;
-        if !self.rename(representative.anchor, candidate) || !self.compare_open(representative.block, block) {
-            return false;
-        }
-        // Whom the steps do not lead to keeps its place among those: nothing but the comparison
-        // supports it.
-        let mut free = 0;
-        for rank in 0..self.renamed.len() {
-            if self.renamed[rank] == UNNAMED {
-                while self.original[free] != UNNAMED {
-                    free += 1;
-                }
-                if !self.rename(rank as Rank, free as Rank) || !self.compare_open(representative.block, block)
-                {
-                    return false;
-                }
-            }
-        }
-        self.compare_sources()
-            && (0..self.renamed.len()).all(|rank| {
-                self.role(rank as Rank, representative.block) == self.role(self.renamed[rank], block)
-            })
-    }
-
-    fn rename(&mut self, from: Rank, to: Rank) -> bool {
-        let (renamed, original) = (&mut self.renamed[from as usize], &mut self.original[to as usize]);
-        if *renamed == UNNAMED && *original == UNNAMED {
-            (*renamed, *original) = (to, from);
-            self.open.push(from);
-            return true;
-        }
-        *renamed == to && *original == from
-    }
-
-    /// Compares the lanes of all ranks that were renamed, and of those that this leads to.
-    fn compare_open(&mut self, one: BlockId, other: BlockId) -> bool {
-        let (schedule, lanes) = (self.schedule, self.lanes);
-        while let Some(rank) = self.open.pop() {
-            let renamed = self.renamed[rank as usize];
-            let (of_one, of_other) =
-                (lanes_of_rank(lanes.of(one), rank), lanes_of_rank(lanes.of(other), renamed));
-            if of_one.len() != of_other.len() {
-                return false;
-            }
-            for (one, other) in of_one.iter().zip(of_other) {
-                let steps = |lane: &LaneRef| &schedule.programs[lane.rank as usize][lane.lane as usize].steps;
-                let (one, other) = (steps(one), steps(other));
-                if one.len() != other.len()
-                    || !one.iter().zip(other).all(|(one, other)| self.same(one, other))
-                {
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
-    fn same(&mut self, one: &'a Step, other: &'a Step) -> bool {
-        one.after == other.after
-            && match (&one.op, &other.op) {
-                (
-                    Op::Signal { to, signal_slot },
-                    Op::Signal { to: other_to, signal_slot: other_signal_slot },
-                ) => signal_slot == other_signal_slot && self.rename(*to, *other_to),
-                (
-                    Op::Wait { from, signal_slot },
-                    Op::Wait { from: other_from, signal_slot: other_signal_slot },
-                ) => signal_slot == other_signal_slot && self.rename(*from, *other_from),
-                (
-                    Op::Put { to, src, dst, signal_slot },
-                    Op::Put { to: other_to, src: other_src, dst: other_dst, signal_slot: other_signal_slot },
-                ) => {
-                    (src, dst, signal_slot) == (other_src, other_dst, other_signal_slot)
-                        && self.rename(*to, *other_to)
-                }
-                (Op::Reduce { from, into }, Op::Reduce { from: other_from, into: other_into }) => {
-                    self.same_sources(from, other_from) && self.same_places(into, other_into)
-                }
-                _ => false,
-            }
-    }
-
-    /// Sources are compared when all ranks have their names, regardless of their order.
-    fn same_sources(&mut self, one: &'a [Place], other: &'a [Place]) -> bool {
-        if let ([one], [other]) = (one, other) {
-            return one.part == other.part && self.rename(one.rank, other.rank);
-        }
-        self.sources.push((one, other));
-        one.len() == other.len()
-    }
-
-    fn compare_sources(&mut self) -> bool {
-        for (one, other) in std::mem::take(&mut self.sources) {
-            let renamed = |place: &Place| Place { rank: self.renamed[place.rank as usize], part: place.part };
-            let mut one: Vec<Place> = one.iter().map(renamed).collect();
-            if one != other {
-                self.reordered |= one.len() > 2;
-                let mut other = other.to_vec();
-                one.sort_unstable();
-                other.sort_unstable();
-                if one != other {
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
-    fn same_places(&mut self, one: &[Place], other: &[Place]) -> bool {
-        one.len() == other.len()
-            && one
-                .iter()
-                .zip(other)
-                .all(|(one, other)| one.part == other.part && self.rename(one.rank, other.rank))
-    }
+struct LaneRef {
+    rank: Rank,
+    lane: u32,
 }
 
 /// The lanes of a rank among those of a block.
@@ -630,56 +404,299 @@ fn lanes_of_rank(lanes: &[LaneRef], rank: Rank) -> &[LaneRef] {
     &lanes[from..from + count]
 }
 
-/// A hash of a lane that no renaming changes.
-struct LaneHash(u64);
+/// The lanes of every block, ordered by rank and number.
+#[derive(Debug)]
+struct LanesByBlock {
+    starts: Vec<u32>,
+    lanes: Vec<LaneRef>,
+}
 
-impl LaneHash {
-    fn add(&mut self, value: u64) {
-        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
-    }
-
-    fn add_place(&mut self, place: Place, own: Rank) {
-        self.add_part(place.part);
-        self.add(u64::from(place.rank == own));
-    }
-
-    fn add_part(&mut self, part: Part) {
-        self.add(match part {
-            Part::Input => 1,
-            Part::Output => 2,
-            Part::SharedInput => 3,
-            Part::SharedOutput => 4,
-            Part::Scratch(slot) => 5 + u64::from(slot),
-        });
-    }
-
-    fn add_step(&mut self, step: &Step, own: Rank) {
-        match &step.op {
-            Op::Signal { signal_slot, .. } => self.add(u64::from(signal_slot.0) << 2),
-            Op::Wait { signal_slot, .. } => self.add(u64::from(signal_slot.0) << 2 | 1),
-            Op::Put { src, dst, signal_slot, .. } => {
-                self.add(u64::from(signal_slot.0) << 2 | 2);
-                self.add_part(*src);
-                self.add_part(*dst);
-            }
-            Op::Reduce { from, into } => {
-                self.add((from.len() as u64) << 32 | (into.len() as u64) << 2 | 3);
-                let sources = from.iter().map(|&place| {
-                    let mut source = LaneHash(1);
-                    source.add_place(place, own);
-                    source.finish()
-                });
-                self.add(sources.fold(0, u64::wrapping_add));
-                into.iter().for_each(|&place| self.add_place(place, own));
+impl LanesByBlock {
+    fn new(schedule: &Schedule) -> Self {
+        let all = || schedule.programs.iter().flatten();
+        let mut starts = vec![0; schedule.blocks.len() + 1];
+        for lane in all() {
+            starts[lane.block as usize + 1] += 1;
+        }
+        for block in 0..schedule.blocks.len() {
+            starts[block + 1] += starts[block];
+        }
+        let mut next = starts.clone();
+        let mut lanes = vec![LaneRef { rank: 0, lane: 0 }; all().count()];
+        for (rank, program) in schedule.programs.iter().enumerate() {
+            for (number, lane) in program.iter().enumerate() {
+                let place = &mut next[lane.block as usize];
+                lanes[*place as usize] = LaneRef { rank: rank as Rank, lane: number as u32 };
+                *place += 1;
             }
         }
-        for &(earlier, lag) in &step.after {
-            self.add(u64::from(earlier) << 32 | u64::from(lag));
+        Self { starts, lanes }
+    }
+
+    fn of(&self, block: BlockId) -> &[LaneRef] {
+        let block = block as usize;
+        &self.lanes[self.starts[block] as usize..self.starts[block + 1] as usize]
+    }
+}
+
+/// The lanes of one block, their steps numbered through, with the edges between them.
+#[derive(Debug)]
+struct Graph<'a> {
+    schedule: &'a Schedule,
+    block: BlockId,
+    lanes: &'a [LaneRef],
+    /// The first step of each lane, and the number of steps.
+    starts: Vec<u32>,
+    /// The lane of each step, as an index of `lanes`.
+    lane_of: Vec<u32>,
+    steps: Vec<&'a Step>,
+    /// For a signal or put its wait, for a wait its signal or put.
+    matched: Vec<u32>,
+    /// The steps that are after a step in the same chunk: where each one's begin in `dependents`.
+    dependent_starts: Vec<u32>,
+    dependents: Vec<u32>,
+    /// The place of each event in an order that follows the edges.
+    position: Vec<u32>,
+    /// The steps in the order in which they are issued.
+    order: Vec<u32>,
+    /// Whether a step is after one of an earlier chunk within the window.
+    has_lags: bool,
+}
+
+impl<'a> Graph<'a> {
+    /// Matches signals with waits and orders the events, or says why that cannot be.
+    fn new(schedule: &'a Schedule, block: BlockId, lanes: &'a [LaneRef]) -> Result<Self, Violation> {
+        let mut starts = vec![0];
+        let mut lane_of = Vec::new();
+        let mut steps = Vec::new();
+        for (index, lane) in lanes.iter().enumerate() {
+            steps.extend(&schedule.programs[lane.rank as usize][lane.lane as usize].steps);
+            lane_of.resize(steps.len(), index as u32);
+            starts.push(steps.len() as u32);
+        }
+        let window = schedule.window;
+        let has_lags = steps.iter().any(|step| step.after.iter().any(|&(_, lag)| lag > 0 && lag < window));
+        let mut graph = Self {
+            schedule,
+            block,
+            lanes,
+            starts,
+            lane_of,
+            matched: vec![NONE; steps.len()],
+            steps,
+            dependent_starts: Vec::new(),
+            dependents: Vec::new(),
+            position: Vec::new(),
+            order: Vec::new(),
+            has_lags,
+        };
+        graph.match_signals()?;
+        graph.find_dependents();
+        graph.sort()?;
+        Ok(graph)
+    }
+
+    fn events(&self) -> usize {
+        self.steps.len() * 2
+    }
+
+    /// Whose step.
+    fn rank(&self, step: u32) -> Rank {
+        self.lanes[self.lane_of[step as usize] as usize].rank
+    }
+
+    /// The steps of the lane in which this step is.
+    fn lane_steps(&self, step: u32) -> Range<u32> {
+        let lane = self.lane_of[step as usize] as usize;
+        self.starts[lane]..self.starts[lane + 1]
+    }
+
+    fn same_lane(&self, one: u32, other: u32) -> bool {
+        self.lane_of[one as usize] == self.lane_of[other as usize]
+    }
+
+    fn is_wait(&self, step: u32) -> bool {
+        matches!(self.steps[step as usize].op, Op::Wait { .. })
+    }
+
+    fn site(&self, step: u32) -> Site {
+        let lane = self.lanes[self.lane_of[step as usize] as usize];
+        let step = step - self.lane_steps(step).start;
+        Site { rank: lane.rank, lane: lane.lane, block: self.block, step }
+    }
+
+    /// The signal slot of a signal or a wait.
+    fn signal_slot(&self, step: u32) -> Option<SignalSlot> {
+        match self.steps[step as usize].op {
+            Op::Signal { signal_slot, .. } | Op::Put { signal_slot, .. } | Op::Wait { signal_slot, .. } => {
+                Some(signal_slot)
+            }
+            Op::Reduce { .. } => None,
         }
     }
 
-    fn finish(&self) -> u64 {
-        let mixed = (self.0 ^ self.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mixed ^ mixed >> 29
+    fn match_signals(&mut self) -> Result<(), Violation> {
+        // (from, to, signal slot, is a wait, step): a signal sorts just before its wait.
+        let mut end_events: Vec<(Rank, Rank, u16, bool, u32)> = Vec::new();
+        for (number, step) in self.steps.iter().enumerate() {
+            let number = number as u32;
+            let own = self.rank(number);
+            match step.op {
+                Op::Signal { to, signal_slot } | Op::Put { to, signal_slot, .. } => {
+                    end_events.push((own, to, signal_slot.0, false, number));
+                }
+                Op::Wait { from, signal_slot } => end_events.push((from, own, signal_slot.0, true, number)),
+                Op::Reduce { .. } => {}
+            }
+        }
+        end_events.sort_unstable();
+        for group in end_events.chunk_by(|one, other| (one.0, one.1, one.2) == (other.0, other.1, other.2)) {
+            let (from, to, signal_slot) = (group[0].0, group[0].1, SignalSlotName(SignalSlot(group[0].2)));
+            match *group {
+                [(.., false, signal), (.., true, wait)] => {
+                    self.matched[signal as usize] = wait;
+                    self.matched[wait as usize] = signal;
+                }
+                [(.., false, first), (.., false, second), ..] => {
+                    let (first, second) = (self.site(first), self.site(second));
+                    return Err(Violation::SignalledTwice { first, second, signal_slot });
+                }
+                [.., (.., true, first), (.., true, second)] => {
+                    let (first, second) = (self.site(first), self.site(second));
+                    return Err(Violation::WaitedTwice { first, second, signal_slot });
+                }
+                [(.., false, signal), ..] => {
+                    return Err(Violation::Unconsumed { site: self.site(signal), to, signal_slot });
+                }
+                [(.., wait), ..] => {
+                    return Err(Violation::NeverSignalled { site: self.site(wait), from, signal_slot });
+                }
+                [] => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn find_dependents(&mut self) {
+        let mut starts = vec![0; self.steps.len() + 1];
+        for (number, step) in self.steps.iter().enumerate() {
+            let first = self.lane_steps(number as u32).start;
+            for &(earlier, lag) in &step.after {
+                starts[(first + earlier) as usize + 1] += u32::from(lag == 0);
+            }
+        }
+        for step in 0..self.steps.len() {
+            starts[step + 1] += starts[step];
+        }
+        let mut next = starts.clone();
+        let mut dependents = vec![0; starts[self.steps.len()] as usize];
+        for (number, step) in self.steps.iter().enumerate() {
+            let first = self.lane_steps(number as u32).start;
+            for &(earlier, _) in step.after.iter().filter(|(_, lag)| *lag == 0) {
+                let place = &mut next[(first + earlier) as usize];
+                dependents[*place as usize] = number as u32;
+                *place += 1;
+            }
+        }
+        self.dependent_starts = starts;
+        self.dependents = dependents;
+    }
+
+    /// The events just after this one in the same chunk.
+    fn successors(&self, event: Event, mut visit: impl FnMut(Event)) {
+        let step = event / 2;
+        let next = Some(step + 1).filter(|next| self.lane_steps(step).contains(next));
+        if event == issued(step) {
+            visit(complete(step));
+            if let Some(next) = next {
+                visit(issued(next));
+            }
+            if !self.is_wait(step) && self.matched[step as usize] != NONE {
+                visit(complete(self.matched[step as usize]));
+            }
+        } else {
+            if let Some(next) = next.filter(|_| self.is_wait(step)) {
+                visit(issued(next));
+            }
+            let step = step as usize;
+            let range = self.dependent_starts[step] as usize..self.dependent_starts[step + 1] as usize;
+            self.dependents[range].iter().for_each(|&dependent| visit(issued(dependent)));
+        }
+    }
+
+    /// The events just before this one, each with how many chunks earlier it is; the window's are
+    /// left to the caller.
+    fn predecessors(&self, event: Event, mut visit: impl FnMut(Event, u32)) {
+        let step = event / 2;
+        let first = self.lane_steps(step).start;
+        if event == complete(step) {
+            if self.is_wait(step) {
+                visit(issued(self.matched[step as usize]), 0);
+            }
+            visit(issued(step), 0);
+        } else {
+            for &(earlier, lag) in &self.steps[step as usize].after {
+                visit(complete(first + earlier), lag);
+            }
+            if step > first {
+                visit(if self.is_wait(step - 1) { complete(step - 1) } else { issued(step - 1) }, 0);
+            }
+        }
+    }
+
+    /// Orders the events of a chunk along the edges.
+    fn sort(&mut self) -> Result<(), Violation> {
+        let mut missing = vec![0u32; self.events()];
+        for event in 0..self.events() as u32 {
+            self.successors(event, |next| missing[next as usize] += 1);
+        }
+        let mut sorted: Vec<Event> =
+            (0..self.events() as u32).filter(|&event| missing[event as usize] == 0).collect();
+        let mut done = 0;
+        while done < sorted.len() {
+            let event = sorted[done];
+            done += 1;
+            self.successors(event, |next| {
+                missing[next as usize] -= 1;
+                if missing[next as usize] == 0 {
+                    sorted.push(next);
+                }
+            });
+        }
+        if sorted.len() < self.events() {
+            return Err(Violation::Deadlock { cycle: self.cycle(&missing) });
+        }
+        self.position = vec![0; self.events()];
+        for (position, &event) in sorted.iter().enumerate() {
+            self.position[event as usize] = position as u32;
+        }
+        self.order = sorted.iter().filter(|&event| event % 2 == 0).map(|event| event / 2).collect();
+        Ok(())
+    }
+
+    /// A cycle among the events that miss a predecessor: going back from any of them meets one
+    /// twice.
+    fn cycle(&self, missing: &[u32]) -> Vec<Site> {
+        let mut seen_at = vec![NONE; self.events()];
+        let mut path = Vec::new();
+        let mut event = missing.iter().position(|&count| count > 0).unwrap_or(0) as Event;
+        while seen_at[event as usize] == NONE {
+            seen_at[event as usize] = path.len() as u32;
+            path.push(event);
+            let mut before = event;
+            self.predecessors(event, |earlier, lag| {
+                if lag == 0 && missing[earlier as usize] > 0 {
+                    before = earlier;
+                }
+            });
+            event = before;
+        }
+        let mut cycle: Vec<Site> =
+            path[seen_at[event as usize] as usize..].iter().map(|event| self.site(event / 2)).collect();
+        cycle.dedup();
+        if cycle.len() > 1 && cycle.first() == cycle.last() {
+            cycle.pop();
+        }
+        cycle
     }
 }
