@@ -53,8 +53,6 @@ mod all_reduce;
 #[cfg(feature = "compare")]
 pub mod allocations;
 mod balance;
-#[cfg(feature = "compare")]
-pub mod blink;
 mod canonical;
 pub mod check;
 #[cfg(feature = "compare")]
@@ -71,14 +69,10 @@ mod orbits;
 #[doc(hidden)]
 pub mod random;
 mod rate;
-#[cfg(feature = "compare")]
-pub mod ring;
 #[cfg(test)]
 mod samples;
 mod scale;
 mod scatter;
-#[cfg(feature = "compare")]
-mod spanning_tree;
 mod strategy;
 mod strength;
 mod switch_removal;

@@ -9,9 +9,9 @@ use pleach_vocabulary::{Collective, Rank, UnknownName, named};
 use super::all_reduce::pack_all_reduce;
 #[cfg(feature = "compare")]
 use super::all_reduce::pack_in_two_phases;
-#[cfg(feature = "compare")]
-use super::blink::BlinkOptions;
 use super::canonical::CanonicalTopology;
+#[cfg(feature = "compare")]
+use super::compare::blink::BlinkOptions;
 #[cfg(feature = "compare")]
 use super::compare::{self, StrategyError};
 use super::directed::pack_directed;

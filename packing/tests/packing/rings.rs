@@ -1,7 +1,7 @@
 //! The most rings, and what collectives reach on them.
 
+use pleach_packing::compare::ring::{one_way_rate, rings};
 use pleach_packing::compare::rings as packed_rings;
-use pleach_packing::ring::{one_way_rate, rings};
 use pleach_packing::topology::{LATENCY_NS, NodeId, Topology, preset};
 use pleach_packing::{Rate, check};
 use pleach_vocabulary::Collective;

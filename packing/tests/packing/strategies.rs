@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pleach_packing::allocations::allocations;
-use pleach_packing::blink::{BlinkOptions, trees};
+use pleach_packing::compare::blink::{BlinkOptions, trees};
 use pleach_packing::compare::{StrategyError, double_tree, hybrid, rings, two_phases};
 use pleach_packing::topology::{NodeId, Topology, preset};
 use pleach_packing::{Certificate, Packing, Rate, Tree, check};

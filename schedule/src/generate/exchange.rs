@@ -15,8 +15,8 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::{Program, Target};
 use super::{Access, one_block};
+use super::{Program, Target};
 use crate::{Lane, Part, Schedule, SignalSlot};
 
 /// Two instances alternate; see the module.

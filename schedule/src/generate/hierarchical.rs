@@ -28,7 +28,7 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::Program;
+use super::Program;
 use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, PeerAccess, block_for_each_rank, one_block};
 use crate::hosts::HostMap;

@@ -21,8 +21,8 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::{Program, Target};
 use super::{Access, block_for_each_part, ordered_lanes};
+use super::{Program, Target};
 use crate::{BlockId, Lane, Part, Place, Schedule, SignalSlot};
 
 /// The part has come, or may be read.

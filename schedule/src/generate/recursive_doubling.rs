@@ -22,8 +22,8 @@
 use pleach_vocabulary::{Collective, Rank};
 
 use super::halving_doubling::PowerOfTwoGroup;
-use super::program::{Program, Target};
 use super::{Access, one_block};
+use super::{Program, Target};
 use crate::{Lane, Part, Schedule, SignalSlot};
 
 /// Two instances alternate; see the module.

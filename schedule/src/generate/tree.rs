@@ -21,8 +21,8 @@ use std::collections::VecDeque;
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::{Program, Target};
 use super::{Access, PeerAccess};
+use super::{Program, Target};
 use crate::{Block, BlockId, Lane, Part, Place, Schedule, SignalSlot, StepId};
 
 /// A contribution has come, or may be read.

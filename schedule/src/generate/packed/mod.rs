@@ -30,9 +30,9 @@ use pleach_packing::{Packing, Rate, Tree as WeightedTree};
 use pleach_vocabulary::{Collective, Rank};
 
 use crate::digest::Hasher64;
-use crate::generate::program::{Program, Target};
 use crate::generate::tree::{Tree, TreePair, TreeSchedule};
 use crate::generate::{Access, ordered_lanes};
+use crate::generate::{Program, Target};
 use crate::{Block, BlockId, Lane, Part, Place, Schedule, SignalSlot};
 
 pub use pacing::{PacingPolicy, signal_slots_of_pair_max};

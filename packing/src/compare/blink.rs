@@ -23,11 +23,11 @@ use good_lp::solvers::microlp::microlp;
 use good_lp::{Expression, ProblemVariables, Solution as _, SolverModel as _, WithTimeLimit as _, variable};
 use pleach_vocabulary::{Collective, Rank};
 
-use crate::blink::arborescence::{Arc, shortest};
+use super::{RankPath, SpanningTree, WeightedTree, paths_from, paths_over};
 use crate::scale::fitted;
-use crate::spanning_tree::{RankPath, SpanningTree, WeightedTree, paths_from, paths_over};
 use crate::topology::{Link, NodeId, NodeKind, Topology};
 use crate::{EDGES_MAX, Rate, Tree};
+use arborescence::{Arc, shortest};
 
 mod arborescence;
 pub mod hybrid;

@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 
 use pleach_vocabulary::{Collective, Rank};
 
+use super::{RankPath, SpanningTree, WeightedTree};
 use crate::random::Random;
 use crate::scale::merged;
-use crate::spanning_tree::{RankPath, SpanningTree, WeightedTree};
 use crate::topology::{NodeId, Topology};
 use crate::{Rate, Tree};
 
