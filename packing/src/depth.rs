@@ -463,7 +463,7 @@ mod tests {
     use super::*;
     use crate::Certificate;
     use crate::samples::Random;
-    use crate::strength::tests::random_topology;
+    use crate::samples::random_topology;
 
     /// Random trees of random weights, which may load links with anything.
     fn random_packing(random: &mut Random, topology: &Topology, collective: Collective) -> Packing {

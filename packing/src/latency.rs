@@ -295,7 +295,7 @@ mod tests {
     use super::*;
     use crate::Certificate;
     use crate::samples::Random;
-    use crate::strength::tests::random_topology;
+    use crate::samples::random_topology;
     use crate::topology::LATENCY_NS;
     use std::collections::BTreeMap;
 

@@ -74,7 +74,6 @@ mod samples;
 mod scale;
 mod scatter;
 mod strategy;
-mod strength;
 mod switch_removal;
 mod symmetry;
 pub mod topology;

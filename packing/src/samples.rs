@@ -98,3 +98,28 @@ pub(crate) fn topology(graph: &Digraph) -> Topology {
     }
     builder.build().expect("all ranks reach each other")
 }
+
+/// A random topology, or `None` if its ranks do not reach each other. Nodes are the ranks, then the
+/// switches.
+pub(crate) fn random_topology(
+    random: &mut Random,
+    ranks: usize,
+    switches: usize,
+    symmetric: bool,
+) -> Option<Topology> {
+    let mut builder = Topology::builder();
+    let mut nodes: Vec<NodeId> = (0..ranks).map(|rank| builder.rank(format!("r{rank}"))).collect();
+    nodes.extend((0..switches).map(|switch| builder.switch(format!("s{switch}"))));
+    let density = 1 + random.below(4);
+    for (place, &one) in nodes.iter().enumerate() {
+        for &other in &nodes[..place] {
+            if random.below(5) < density {
+                let there = 1 + random.below(7);
+                let back = if symmetric { there } else { 1 + random.below(7) };
+                builder.link(one, other, there, LATENCY_NS);
+                builder.link(other, one, back, LATENCY_NS);
+            }
+        }
+    }
+    builder.build().ok()
+}

@@ -31,13 +31,13 @@
 //!
 //! # What reading proves
 //!
-//! Import checks the order of the steps in the file: every send has its receive, thread blocks do not
-//! wait for each other in a cycle if each connection holds two steps that have not been received,
-//! and of two steps of a GPU that touch the same chunk, one of them writing, one is before the
-//! other. So all orders in which the GPUs may run the algorithm have the same effect. One of these
-//! orders becomes a schedule, and its proof shows the result. An algorithm for calls in place alone
-//! is read with input and output as one memory. An algorithm for calls out of place alone is read
-//! with its input set aside first, because a proof always covers both.
+//! Import checks the order of the steps in the file: every send has its receive, thread blocks do
+//! not wait for each other in a cycle if each connection holds two steps that have not been
+//! received, and of two steps of a GPU that touch the same chunk, one of them writing, one is
+//! before the other. So all orders in which the GPUs may run the algorithm have the same effect.
+//! One of these orders becomes a schedule, and its proof shows the result. An algorithm for calls
+//! in place alone is read with input and output as one memory. An algorithm for calls out of place
+//! alone is read with its input set aside first, because a proof always covers both.
 //!
 //! **Invariant:** reading takes time and memory in proportion to the text and the limits below, and
 //! never panics.

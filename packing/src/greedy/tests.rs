@@ -1,8 +1,8 @@
 use super::*;
 use crate::compare::StrategyError;
 use crate::samples;
+use crate::samples::random_topology;
 use crate::samples::{Links, Random};
-use crate::strength::tests::random_topology;
 use crate::topology::{LATENCY_NS, preset};
 use crate::{PackError, PackOptions, Strategy, all_reduce, check, directed, pack};
 
