@@ -27,29 +27,28 @@ use super::flow::Amount;
 use super::{Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
-/// How much work exchanges may take all in all, in ranks looked at: some milliseconds,
+/// Limit of the work of all exchanges, in visited ranks: some milliseconds for few ranks,
 const WORK_MAX: usize = 200_000;
-/// and up to a fifth of a second where there are more ranks than that is meant for, which take
-/// longer to pack anyway.
+/// and a fifth of a second for many ranks, which take longer to pack in any case.
 const WORK_MAX_OF_MANY: usize = 5_000_000;
-/// Most ranks for which milliseconds count.
+/// Largest number of ranks for which the smaller limit holds.
 const FEW_RANKS_MAX: u32 = 16;
 
-/// By how many trees splitting may make a packing larger, in parts of what it had.
+/// Splitting may add this fraction of the number of trees, as a divisor.
 const SPLITS_MAX_FRACTION: usize = 4;
 
-/// Which way a tree's edges may be used.
+/// The directions in which the edges of a tree are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     /// From the root.
     Out,
     /// To the root.
     In,
-    /// Both, and the root does not matter.
+    /// Both directions; any rank may be the root.
     Both,
 }
 
-/// Parallel paths of an edge, with what each carries.
+/// Parallel paths of an edge, each with its amount.
 type Paths = Vec<(Vec<NodeId>, Amount)>;
 
 /// An edge away from the root, or in either direction.
@@ -66,11 +65,12 @@ struct WeightedTree {
     root: usize,
     weight: Amount,
     edges: Vec<TreeEdge>,
-    /// How long the longest path is from the root; from the middle where the root does not matter.
+    /// The length of the longest path from the root; if any rank may be the root, from the centre.
     depth_ns: u64,
 }
 
-/// Makes the trees of a packing less deep. Gather and scatter have no trees, and stay.
+/// Reduces the depth of the trees of a packing. Gather and scatter have no trees and stay
+/// unchanged.
 pub(super) fn reduce_depth(packing: &mut Packing, topology: &Topology) {
     let direction = match packing.collective {
         Collective::AllReduce => Direction::Both,
@@ -156,7 +156,7 @@ impl WeightedTree {
         Tree { root: self.root as Rank, weight: unit * self.weight as i128, edges }
     }
 
-    /// Finds the middle where the root does not matter, and how long the longest path is.
+    /// Finds the centre if any rank may be the root, and computes the length of the longest path.
     fn measure_depth(&mut self, direction: Direction, ranks: usize) {
         let adjacency = Adjacency::of(&self.edges, ranks);
         if direction != Direction::Both {
@@ -171,7 +171,7 @@ impl WeightedTree {
         self.depth_ns = from_one[self.root].max(from_other[self.root]);
     }
 
-    /// Cuts off so much of the weight, path by path, and gives it as a tree of its own.
+    /// Splits off a tree with this weight, path by path.
     fn split(&mut self, weight: Amount) -> Self {
         let mut other = self.clone();
         other.weight = weight;
@@ -189,7 +189,7 @@ impl WeightedTree {
         other
     }
 
-    /// What two trees have to share to be one.
+    /// The key that is equal for trees that can be merged.
     fn shape(&self, direction: Direction) -> (usize, Vec<(usize, usize)>) {
         let ends = |edge: &TreeEdge| match direction {
             Direction::Both => (edge.from.min(edge.to), edge.from.max(edge.to)),
@@ -206,12 +206,12 @@ fn latency_ns(hops: &[NodeId], topology: &Topology) -> u64 {
     hops.windows(2).map(link).sum()
 }
 
-/// The branches at every rank, and the ranks that they lead to. One list for all: a packing of many
-/// trees asks for many.
+/// The edges at every rank, with their other ends. One list holds all of them, because a packing
+/// has many trees.
 struct Adjacency {
-    /// Where those of each rank begin in the list, and where the last ones end.
+    /// For each rank the place of its first entry in the list; then the length of the list.
     starts: Vec<usize>,
-    /// The rank that is led to, and the place of the branch.
+    /// The other end of the edge, and the index of the edge.
     list: Vec<(usize, usize)>,
 }
 
@@ -243,7 +243,7 @@ impl Adjacency {
         &self.list[self.starts[rank]..self.starts[rank + 1]]
     }
 
-    /// Ranks with the branch that leads to them, those nearer to the root first.
+    /// The ranks with the edge that leads to each, in breadth-first order from the root.
     fn outwards(&self, root: usize) -> Vec<(usize, usize)> {
         let mut found: Vec<(usize, usize)> = Vec::with_capacity(self.ranks());
         let (mut node, mut from, mut seen) = (root, usize::MAX, 0);
@@ -255,7 +255,7 @@ impl Adjacency {
         }
     }
 
-    /// The rank that is farthest from this one, the first of several, and how far each is.
+    /// The first of the farthest ranks from this rank, and the distances of all ranks.
     fn farthest(&self, edges: &[TreeEdge], root: usize) -> (usize, Vec<u64>) {
         let mut distances = vec![0; self.ranks()];
         for (node, place) in self.outwards(root) {
@@ -272,13 +272,13 @@ struct Forest {
     direction: Direction,
     ranks: usize,
     trees: Vec<WeightedTree>,
-    /// Ranks looked at.
+    /// Visited ranks.
     work: usize,
     work_max: usize,
 }
 
 impl Forest {
-    /// Makes trees of the same shape one.
+    /// Merges trees with the same edges.
     fn merge(&mut self) {
         let mut shapes: BTreeMap<(usize, Vec<(usize, usize)>), WeightedTree> = BTreeMap::new();
         let direction = self.direction;
@@ -308,7 +308,7 @@ impl Forest {
         self.trees.sort_by_key(|tree| (tree.root, std::cmp::Reverse(tree.weight)));
     }
 
-    /// Exchanges edges between trees until nothing gets less deep, or enough was tried.
+    /// Exchanges edges between trees until no exchange helps or the limit of the work is reached.
     fn exchange(&mut self) {
         let most = self.trees.len() + self.trees.len() / SPLITS_MAX_FRACTION;
         loop {
@@ -321,7 +321,7 @@ impl Forest {
         }
     }
 
-    /// Makes one tree less deep by an exchange with another, if there is one.
+    /// Reduces the depth of one tree by one exchange, if possible.
     fn exchange_one(&mut self, deep: usize, most: usize) -> bool {
         let adjacency = Adjacency::of(&self.trees[deep].edges, self.ranks);
         for place in self.longest_path(deep, &adjacency) {
@@ -346,7 +346,7 @@ impl Forest {
         false
     }
 
-    /// The branches of a longest path of a tree.
+    /// The edges of a longest path of a tree.
     fn longest_path(&self, tree: usize, adjacency: &Adjacency) -> Vec<usize> {
         let tree = &self.trees[tree];
         let start = match self.direction {
@@ -365,7 +365,7 @@ impl Forest {
         direction
     }
 
-    /// Which ranks a tree loses with a branch: those beyond it.
+    /// The ranks that a tree loses without an edge: those beyond it.
     fn far_side(&self, tree: usize, place: usize, adjacency: &Adjacency) -> Vec<bool> {
         let mut is_cut = vec![false; self.ranks];
         let mut left = vec![self.trees[tree].edges[place].to];
@@ -380,7 +380,7 @@ impl Forest {
         is_cut
     }
 
-    /// The branches of another tree that can take the place of this one, and it theirs.
+    /// The edges of another tree that can be exchanged with this edge.
     fn exchange_partners(&self, deep: usize, place: usize, other: usize, inside: &[bool]) -> Vec<usize> {
         let gone = &self.trees[deep].edges[place];
         let edges = &self.trees[other].edges;
@@ -388,7 +388,7 @@ impl Forest {
             (edge.from, edge.to) == (gone.from, gone.to) || (edge.to, edge.from) == (gone.from, gone.to)
         };
         let rejoins = |edge: &TreeEdge| inside[edge.from] != inside[edge.to];
-        // What closes a circle in the other tree with the branch that comes.
+        // The edges of the cycle that this edge closes in the other tree.
         let adjacency = Adjacency::of(edges, self.ranks);
         let mut above = vec![(usize::MAX, usize::MAX); self.ranks];
         for (to, by) in adjacency.outwards(gone.from) {
@@ -410,8 +410,8 @@ impl Forest {
         circle
     }
 
-    /// Exchanges two branches if the deeper of both trees gets less deep, or neither deeper and one
-    /// less.
+    /// Exchanges two edges if the deeper of the two trees becomes less deep, or if neither becomes
+    /// deeper and one becomes less deep.
     fn try_exchange(&mut self, one: (usize, usize), other: (usize, usize)) -> bool {
         let (mut first, mut second) = (self.trees[one.0].clone(), self.trees[other.0].clone());
         let before = ordered(first.depth_ns, second.depth_ns);
@@ -433,8 +433,7 @@ impl Forest {
         true
     }
 
-    /// Whether all ranks are reached from the root, in the direction of the branches where that
-    /// matters.
+    /// Whether all ranks are reached from the root, in the direction of the edges if that matters.
     fn is_tree(&self, tree: &WeightedTree) -> bool {
         let adjacency = Adjacency::of(&tree.edges, self.ranks);
         let mut is_reached = vec![false; self.ranks];

@@ -24,9 +24,9 @@ use super::rate::{Bottleneck, best_equal_weight, best_rate, signed, whole_trees}
 use super::{Certificate, Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
-/// Packs trees from a root to all ranks, or the other way for reduce; or from every rank for
-/// all-gather, or to every rank for reduce-scatter. Every root has `trees_per_root` trees of equal
-/// weight, or as many as the optimum needs.
+/// Packs trees from a root to all ranks (broadcast), from all ranks to a root (reduce), from every
+/// rank (all-gather) or to every rank (reduce-scatter). Every root has `trees_per_root` trees of
+/// equal weight, or as many as the optimum needs.
 ///
 /// # Panics
 ///
@@ -68,13 +68,13 @@ pub(super) fn certificate(best: Bottleneck) -> Certificate {
     Certificate::Cut { nodes: nodes.map(|(node, _)| NodeId(node as u32)).collect() }
 }
 
-/// Trees with the paths of their edges, and what a unit of their amounts is in units of capacity.
+/// Trees with the paths of their edges, and the unit of their amounts in units of capacity.
 pub(super) struct Forest {
     pub(super) unit: Rate,
     pub(super) trees: Vec<RoutedTree>,
 }
 
-/// Trees at the best rate; where they would be too many a root, the best of equal weight.
+/// Trees at the best rate; if a root would have too many, the best trees of equal weight.
 fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
     let exact = forest_at(graph, direction, best).unwrap_or_else(|| lower_forest(graph, direction, best));
     if exact.trees_per_root() <= MAX_TREES_PER_ROOT as usize {
@@ -85,7 +85,7 @@ fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
         best_equal_weight(graph, &demand, best / Rate::from_integer(count.into()))
             .map_or(Rate::default(), |units| units.tree * Rate::from_integer(count.into()))
     };
-    // Of counts that reach the same, the least.
+    // The smallest of the best counts.
     let count = (1..=MAX_TREES_PER_ROOT).rev().max_by_key(|&count| weight(count)).unwrap_or(1);
     equal_trees(graph, direction, best, count)
 }
@@ -97,14 +97,14 @@ fn forest_at(graph: &Digraph, direction: &[Amount], rate: Rate) -> Option<Forest
     pack_forest(&graph, &scaled(direction, trees), Rate::new(1, *rate.denom()), true)
 }
 
-/// Trees at the largest part of a rate at which switches were found to be balanced.
+/// Trees at the largest fraction of the rate at which switches could be balanced.
 fn lower_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
     let paths = shortest_path_forest(graph, direction, 1);
     highest_feasible(best, paths, |rate| forest_at(graph, direction, rate))
 }
 
-/// So many trees of equal weight from each root, at the largest weight at which switches were found
-/// to be balanced.
+/// `count` trees of equal weight for each unit of demand, at the largest weight at which switches
+/// could be balanced.
 fn equal_trees(graph: &Digraph, direction: &[Amount], best: Rate, count: u32) -> Forest {
     let demand = scaled(direction, count.into());
     let best = best_equal_weight(graph, &demand, best / Rate::from_integer(count.into()));
@@ -118,11 +118,10 @@ fn equal_trees(graph: &Digraph, direction: &[Amount], best: Rate, count: u32) ->
     })
 }
 
-/// How finely rates are tried where the best one is out of reach.
+/// Resolution of the search if the best rate is out of reach.
 const RATE_STEPS: i128 = 64;
 
-/// The forest at the highest part of a rate at which there is one, by bisection; `least` where that
-/// is no less.
+/// The forest at the highest feasible fraction of a rate, by bisection; `least` if it is as good.
 fn highest_feasible(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>) -> Forest {
     let (mut low, mut high) = (0, RATE_STEPS);
     let mut found = None;
@@ -135,7 +134,7 @@ fn highest_feasible(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Optio
         }
     }
     match found {
-        // Over paths it is the rate that one unit stands for.
+        // Over shortest paths the unit is the rate of one unit.
         Some((rate, forest)) if rate >= least.unit => forest,
         _ => least,
     }
@@ -158,14 +157,14 @@ fn scaled(direction: &[Amount], factor: Amount) -> Vec<Amount> {
     direction.iter().map(|amount| amount * factor).collect()
 }
 
-/// Trees that meet a demand, or parts of such; `None` if switches cannot be balanced.
+/// Trees that meet a demand, or parts of such trees; `None` if switches cannot be balanced.
 fn pack_forest(graph: &Digraph, demand: &[Amount], unit: Rate, can_part: bool) -> Option<Forest> {
     let part = if graph.is_balanced() { None } else { Some(balanced(graph, demand)?) };
     let extracted = extraction::pack(part.as_ref().unwrap_or(graph), demand, can_part)?;
     Some(Forest { unit: unit / Rate::from_integer(signed(extracted.parts)), trees: merged(extracted.trees) })
 }
 
-/// One tree for all with the same root and edges.
+/// Merges trees with the same root and edges.
 pub(super) fn merged(trees: Vec<RoutedTree>) -> Vec<RoutedTree> {
     let mut places: BTreeMap<(Rank, Vec<(Rank, Rank)>), usize> = BTreeMap::new();
     let mut merged: Vec<RoutedTree> = Vec::with_capacity(trees.len());
@@ -194,8 +193,8 @@ pub(super) fn merged(trees: Vec<RoutedTree>) -> Vec<RoutedTree> {
 }
 
 impl Forest {
-    /// Trees from each rank in proportion to `direction`, for which `best` is the rate that cuts
-    /// allow: `count` of equal weight for each of its units, or as many as the rate needs.
+    /// Trees from each rank in proportion to `direction`, whose best rate is `best`: `count` of
+    /// equal weight for each unit, or as many as the rate needs.
     pub(super) fn new(graph: &Digraph, direction: &[Amount], best: Rate, count: Option<u32>) -> Self {
         match count {
             Some(count) => equal_trees(graph, direction, best, count),
@@ -203,15 +202,15 @@ impl Forest {
         }
     }
 
-    /// Most trees that a root has.
+    /// The largest number of trees of a root.
     fn trees_per_root(&self) -> usize {
         let mut counts: BTreeMap<Rank, usize> = BTreeMap::new();
         self.trees.iter().for_each(|tree| *counts.entry(tree.root).or_default() += 1);
         counts.into_values().max().unwrap_or(0)
     }
 
-    /// Trees over links, at a rate in bytes a second where a unit of capacity is `unit` of them.
-    /// Read backwards where data move towards the roots.
+    /// The trees over physical links, with weights in bytes a second, where a unit of capacity is
+    /// `unit`. With `is_towards` the trees are reversed.
     pub(super) fn trees(self, unit: Rate, is_towards: bool) -> Vec<Tree> {
         let one = self.unit * unit;
         let weight = |amount: Amount| one * Rate::from_integer(signed(amount));

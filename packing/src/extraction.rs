@@ -35,33 +35,32 @@ use crate::rate::signed;
 use crate::switch_removal::WeightedPath;
 use crate::{Rate, switch_removal, trees};
 
-/// How many trees a single root is to have, at least, where that makes them shallower; and as many
-/// as there are other ranks.
+/// Numbers of trees of a single root that are tried; the number of other ranks is tried too.
 const AIMS: [Amount; 2] = [4, 16];
-/// The most of them.
+/// Largest number of parts of a unit tree.
 const AIM_MAX: Amount = 32;
 
-/// Equal trees, and where their edges go.
+/// A number of equal trees with the paths of their edges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RoutedTree {
-    /// Where they begin.
+    /// The root.
     pub(super) root: Rank,
-    /// How many they are.
+    /// The number of trees.
     pub(super) amount: Amount,
-    /// From the root outwards, with paths that carry the amount together.
+    /// The edges from the root outwards, each with the paths that carry the amount together.
     pub(super) edges: Vec<(Rank, Rank, Vec<WeightedPath>)>,
 }
 
-/// Trees, of which that many together make one unit tree of what was asked for.
+/// Trees, of which `parts` together are one unit tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Extracted {
     pub(super) parts: Amount,
     pub(super) trees: Vec<RoutedTree>,
 }
 
-/// Packs `demand[v]` unit trees from every rank v to all others, shallow ones where possible. With
-/// `can_part` they may be parts of unit trees, if that makes them shallower. `None` if they cannot
-/// be packed, or where not as much enters as leaves some switch.
+/// Packs `demand[v]` unit trees from every rank v to all others, with small depth. With `can_part`
+/// the trees may be parts of unit trees if that reduces their depth. `None` if the demand is
+/// infeasible or a switch is not balanced.
 ///
 /// # Panics
 ///
@@ -81,7 +80,7 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
         for (parts, aim) in paths.filter(|&(parts, aim)| parts > 1 || aim <= total) {
             let extracted = pack_parts(graph, demand, parts, aim)?;
             let depth = Depth::of(&extracted, demand.len());
-            // Several whole trees are worth more than some depth, and a whole tree than a little.
+            // Several whole trees are worth some depth, and one whole tree a little.
             let is_worth_it = parts == best.parts || (total == 1 && depth.most * 4 <= least.most * 3);
             if depth < least && is_worth_it {
                 (least, best) = (depth, extracted);
@@ -91,9 +90,9 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
     Some(best)
 }
 
-/// Whole trees of short paths from every rank, as many as are found without the exact machinery: no
-/// more than `demand[v]` from v, of which each aims at the `aim`th part. `None` if not as much
-/// enters as leaves some switch, or the demands cannot be met.
+/// Extracts whole trees of short paths, at most `demand[v]` from every rank v, each with about one
+/// `aim`th of the demand of its root. `None` if the demand is infeasible or a switch is not
+/// balanced.
 ///
 /// # Panics
 ///
@@ -107,7 +106,7 @@ pub(super) fn extract(graph: &Digraph, demand: &[Amount], aim: Amount) -> Option
     Some(extractor.extracted)
 }
 
-/// Packs with trees of which that many make a unit tree, of which each root is to have so many.
+/// Packs with trees of which `parts` make a unit tree, `aim` for each root.
 fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) -> Option<Extracted> {
     let graph = &graph.map(|_, _, capacity| capacity * parts);
     let demand: Vec<Amount> = demand.iter().map(|amount| amount * parts).collect();
@@ -130,7 +129,7 @@ fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) ->
     Some(Extracted { parts, trees })
 }
 
-/// How deep trees are: the deepest, then all by their weight.
+/// The depth of the deepest tree, then the weighted depth of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Depth {
     most: usize,
@@ -163,22 +162,22 @@ impl Depth {
 //
 // **Invariant:** the remaining demand is feasible in the remaining graph.
 
-/// How many trees are guessed at before one is taken that falls short of what its root wants.
+/// Candidates before a tree is taken that has less than its root wants.
 const GUESSES_MAX: usize = 6;
 
-/// How many trees are guessed at before a root is given up. Each that failed made a limit known.
+/// Candidates before a root is given up. Each failed candidate adds a constraint.
 const FAILURES_MAX: usize = 48;
 
-/// How many sets that limit a tree are looked for at once.
+/// Largest number of violated cuts that one search returns.
 const VIOLATED_CUTS_MAX: usize = 64;
 
-/// Fineness to which the use of links is compared.
+/// Resolution at which the use of links is compared.
 const USE_STEPS: Amount = 1024;
 
-/// A set of nodes that limits trees.
+/// A set of nodes with the slack that limits trees.
 struct CutConstraint {
     is_inside: Vec<bool>,
-    /// The edges that lead into it.
+    /// The edges into the set.
     entering: Vec<usize>,
     slack: Amount,
 }
@@ -189,56 +188,56 @@ struct Extractor<'a> {
     leaving: Vec<Vec<usize>>,
     /// The rank of each node.
     numbers: Vec<Option<usize>>,
-    /// What is left of each edge.
+    /// The remaining capacity of each edge.
     residuals: Vec<Amount>,
-    /// What is left of all that leave each node.
+    /// The remaining capacity out of each node.
     exits: Vec<Amount>,
-    /// What is left for each root.
+    /// The remaining demand of each root.
     demand: Vec<Amount>,
     total: Amount,
     network: Network,
-    /// The arc of each edge, and from the source to each rank.
+    /// The arc of each edge, and the arc from the source to each rank.
     arcs: Vec<ArcId>,
     demand_arcs: Vec<ArcId>,
-    /// Ranks in the order in which they are asked.
+    /// The order in which ranks are checked.
     order: Vec<usize>,
     constraints: Vec<CutConstraint>,
-    /// How much each root aims at in one tree.
+    /// The amount that each root wants in one tree.
     aims: Vec<Amount>,
     extracted: Vec<RoutedTree>,
 }
 
-/// A tree that is grown.
+/// A tree while it grows.
 struct Candidate {
-    /// Parent, child, edges of the graph.
+    /// Parent, child, and the edges of the path.
     edges: Vec<(usize, usize, Vec<usize>)>,
-    /// How often each edge of the graph is used.
+    /// The number of uses of each edge of the graph.
     uses: Vec<Amount>,
-    /// How often each limit was entered, and once more where the root is in it.
+    /// The number of entries into each constraint, plus one if the root is inside.
     entries: Vec<Amount>,
-    /// How many limits close each edge of the graph.
+    /// The number of constraints that close each edge of the graph.
     closed: Vec<u32>,
-    /// When each rank is reached.
+    /// The time at which each rank is reached.
     reached: Vec<Option<u64>>,
 }
 
-/// A node to which a path leads; the best is the least.
+/// The end of a path; the smallest is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Frontier {
-    /// Whether nothing more can be passed on from there: such ranks are taken last, lest a tree
-    /// ends before it has reached all.
+    /// Whether the rank has no capacity left to pass data on. Such ranks come last, so that the
+    /// tree does not end before it spans all ranks.
     is_end: bool,
-    /// When it is reached.
+    /// The time at which the node is reached.
     time: u64,
-    /// What can be passed on from there.
+    /// The capacity that leaves the node.
     exit: Reverse<Amount>,
-    /// How much the most used link of the path is used.
+    /// The use of the most used link of the path.
     worst: Amount,
     node: usize,
 }
 
 impl Default for Frontier {
-    /// No later than any.
+    /// Smaller than every other value.
     fn default() -> Self {
         Self { is_end: false, time: 0, exit: Reverse(Amount::MAX), worst: 0, node: 0 }
     }
@@ -285,9 +284,8 @@ impl<'a> Extractor<'a> {
         self.violated_cuts().is_empty()
     }
 
-    /// The smallest sets into which not enough leads, and the largest with the same lack, whose
-    /// outside is the smallest set that not enough leaves; and how much they lack. Ranks that lack
-    /// something are asked first the next time.
+    /// The violated cuts with their deficits: for each rank the smallest set and, if different, the
+    /// largest set with the same deficit. Ranks with a deficit are checked first the next time.
     fn violated_cuts(&mut self) -> Vec<(Vec<bool>, Amount)> {
         let source = self.graph.nodes();
         let mut violated_cuts: Vec<(Vec<bool>, Amount)> = Vec::new();
@@ -316,7 +314,7 @@ impl<'a> Extractor<'a> {
         violated_cuts
     }
 
-    /// Peels from all roots until none gives any more.
+    /// Extracts trees from all roots until no root has another one.
     fn extract_all(&mut self) {
         let mut open: Vec<usize> = (0..self.demand.len()).collect();
         while !open.is_empty() {
@@ -325,7 +323,7 @@ impl<'a> Extractor<'a> {
         }
     }
 
-    /// Takes the best of a few trees of a root; returns whether there was one.
+    /// Extracts the best of a few candidates of a root; returns whether there was a candidate.
     fn extract_from(&mut self, root: usize) -> bool {
         let mut best: Option<(Amount, Candidate)> = None;
         let mut goal = self.demand[root].min(self.aims[root]);
@@ -347,7 +345,7 @@ impl<'a> Extractor<'a> {
         true
     }
 
-    /// A tree for as much as possible of a goal, which is halved until there is one.
+    /// A candidate for the goal, which is halved until there is a candidate.
     fn grow_at_most(&self, root: usize, goal: &mut Amount) -> Option<Candidate> {
         while *goal > 0 {
             if let Some(candidate) = self.candidate(root, *goal) {
@@ -358,7 +356,7 @@ impl<'a> Extractor<'a> {
         None
     }
 
-    /// A tree of short paths for so much, as far as links and known limits tell.
+    /// A candidate of short paths for this amount, within the capacities and the known constraints.
     fn candidate(&self, root: usize, goal: Amount) -> Option<Candidate> {
         let ranks = self.demand.len();
         let mut candidate = Candidate {
@@ -375,8 +373,7 @@ impl<'a> Extractor<'a> {
         {
             candidate.enter(place, constraint, goal);
         }
-        // What every rank that was reached leads to next, or something sooner: what a rank leads to
-        // only gets less and later.
+        // For every reached rank a lower bound of its next path: paths only get worse.
         let mut open = BTreeSet::from([(Frontier::default(), root)]);
         while candidate.edges.len() + 1 < ranks {
             let (_, from) = open.pop_first()?;
@@ -403,7 +400,7 @@ impl<'a> Extractor<'a> {
         Some(candidate)
     }
 
-    /// What a rank that was reached leads to soonest, of what was not, and the edges of the path.
+    /// The best path from a reached rank to a rank that is not reached, with its edges.
     fn nearest(&self, candidate: &Candidate, from: usize, goal: Amount) -> Option<(Frontier, Vec<usize>)> {
         let mut by: Vec<Option<usize>> = vec![None; self.graph.nodes()];
         let mut is_done = vec![false; self.graph.nodes()];
@@ -434,7 +431,7 @@ impl<'a> Extractor<'a> {
                 if candidate.closed[edge] == 0 && used <= self.residuals[edge] {
                     let capacity = self.graph.edges()[edge].2;
                     let use_of = (capacity - self.residuals[edge] + used) * USE_STEPS / capacity;
-                    // Of ranks that are reached at the same time, those that can pass most on.
+                    // Among ranks with the same time, those with the most capacity to pass on.
                     let exit = if self.numbers[node].is_some() { self.exits[node] } else { Amount::MAX };
                     let (time, worst) = (next.time + 1, next.worst.max(use_of));
                     left.insert((
@@ -447,7 +444,8 @@ impl<'a> Extractor<'a> {
         None
     }
 
-    /// How much of a tree can be taken, at most what its root wants. Remembers what limits it.
+    /// The largest amount of a candidate that can be extracted, at most the demand of its root.
+    /// Records the constraints.
     fn most(&mut self, root: usize, candidate: &Candidate) -> Amount {
         let used = candidate.uses.iter().zip(&self.residuals).filter(|(uses, _)| **uses > 0);
         let links = used.map(|(uses, residual)| residual / uses).min();
@@ -478,7 +476,7 @@ impl<'a> Extractor<'a> {
         edges.filter(|(_, edge)| is_inside[edge.1] && !is_inside[edge.0]).map(|(place, _)| place).collect()
     }
 
-    /// Lets the network be as if so much of a tree were taken.
+    /// Sets the network as if this amount of the candidate were extracted.
     fn set_network(&mut self, root: usize, candidate: &Candidate, amount: Amount) {
         for (edge, &uses) in candidate.uses.iter().enumerate().filter(|(_, uses)| **uses > 0) {
             self.network.set_capacity(self.arcs[edge], self.residuals[edge] - uses * amount);
@@ -519,7 +517,8 @@ impl<'a> Extractor<'a> {
 }
 
 impl Candidate {
-    /// Counts that a limit is entered, and closes its edges when no more may enter.
+    /// Counts one more entry into a constraint, and closes its edges if no further entry is
+    /// possible.
     fn enter(&mut self, place: usize, constraint: &CutConstraint, goal: Amount) {
         let could = self.entries[place] == 0 || constraint.slack >= self.entries[place] * goal;
         self.entries[place] += 1;

@@ -39,16 +39,16 @@ use crate::{Certificate, Edge, MAX_TREES_PER_ROOT, Packing, Path, Rate, Tree, di
 #[cfg(test)]
 mod tests;
 
-/// Up to how many ranks, squared, times links graphs are packed exactly.
+/// Largest value of ranks² × links for which a graph is packed exactly.
 const EXACT_WORK_MAX: u64 = 1 << 26;
 
-/// Up to how many ranks times links the bound is exact where the packing is not.
+/// Largest value of ranks × links for which the bound is exact if the packing is not.
 const BOUND_WORK_MAX: u64 = 1 << 26;
 
-/// Up to how many ranks times links the trees of a root are extracted first.
+/// Largest value of ranks × links for which the trees of a root are extracted first.
 const EXTRACTION_WORK_MAX: u64 = 1 << 23;
 
-/// Links looked at, about, for all trees.
+/// Approximate number of links that the growth of all trees visits.
 const GROWTH_WORK_MAX: u64 = 1 << 26;
 
 /// Fewest trees for the same data, so that uses of a link differ little from its share.
@@ -60,13 +60,13 @@ const SHARED_TREES_MIN: Amount = 4;
 /// Most trees of an all-reduce.
 const ALL_REDUCE_TREES_MAX: u32 = 256;
 
-/// How many trees for the same data are wanted for each link's bandwidth that the bound has.
+/// Trees for the same data, for each multiple of the largest bandwidth of a link in the bound.
 const TREES_PER_LINK: u32 = 4;
 
-/// By how many edges a rank may be ahead of its share without a price.
+/// Edges by which a rank may exceed its share without a price.
 const AHEAD_EDGES: f64 = 8.0;
 
-/// How often a switch of a tree is come to by a better path.
+/// Largest number of times that the path to a switch of a tree is improved.
 const IMPROVEMENTS_MAX: u8 = 8;
 
 /// Whether exact packing takes seconds at most.
@@ -80,8 +80,7 @@ pub(super) fn is_bound_within_reach(topology: &Topology) -> bool {
     u64::from(topology.ranks()) * topology.links().len() as u64 <= BOUND_WORK_MAX
 }
 
-/// Trees of equal weight beside the bound; `trees_per_root` of them for each root, for all-reduce
-/// for each rank.
+/// Packs trees of equal weight, `trees_per_root` for each root (for all-reduce: for each rank).
 ///
 /// # Panics
 ///
@@ -140,14 +139,15 @@ pub(super) fn pack_one_way(
     partial.filter(|partial: &Packing| partial.rate >= grown.rate).unwrap_or(grown)
 }
 
-/// Whole trees that leave room for as many as the best rate allows, if their number is in reach.
+/// Extracts whole trees at the best rate; `None` if this takes too much work or too many trees.
 fn extracted(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i128) -> Option<Vec<Tree>> {
     let work = u64::from(topology.ranks()) * topology.links().len() as u64;
     if work > EXTRACTION_WORK_MAX {
         return None;
     }
     let total = best.numer().unsigned_abs();
-    // Of links without anything in common the optimum has very many trees, and few would be found.
+    // If bandwidths have no common divisor, the optimum has very many trees, and few would be
+    // found.
     if total > Amount::from(MAX_TREES_PER_ROOT) {
         return None;
     }
@@ -165,8 +165,9 @@ fn extracted(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit:
     .filter(|trees| (1..=MAX_TREES_PER_ROOT as usize).contains(&trees.len()))
 }
 
-/// Trees of equal weight that are used both ways, for an all-reduce with this bound, so many for
-/// each rank on the average; `None` if ranks are joined only by links that lead one way.
+/// Packs trees of equal weight that are used in both directions, for an all-reduce with this bound,
+/// with this average number of trees for each rank. `None` if some ranks are linked in one
+/// direction only.
 pub(super) fn pack_both_ways(
     topology: &Topology,
     bound: Rate,
@@ -198,47 +199,48 @@ fn packing_of(
     Packing { collective, rate, bound, certificate, trees }
 }
 
-/// A path's price in the bits of a float, which is never negative, and when its end is reached.
+/// The price of a path, as the bits of a float that is not negative, and the time at which its end
+/// is reached.
 type Cost = (u64, u32);
 
-/// Trees that grow on a topology and load it.
+/// The state of the packing: the topology and the load of its links.
 struct GreedyPacker<'t> {
     topology: &'t Topology,
     is_both_ways: bool,
     /// Where the links of each node begin in [`Topology::links`].
     first: Vec<usize>,
-    /// What each link carries for trees, in bytes a second.
+    /// The capacity of each link for trees, in bytes a second.
     carries: Vec<u64>,
-    /// How many edges of trees go over it.
+    /// The number of edges of trees over each link.
     uses: Vec<u32>,
-    /// The link back, where trees are used both ways.
+    /// The opposite link, if trees are used in both directions.
     back: Vec<usize>,
-    /// By node: what leaves it, and how many edges of trees do.
+    /// By node: the capacity that leaves it, and the number of edges of trees that do.
     exits: Vec<(f64, u32)>,
-    /// Of a single root.
+    /// The narrow cuts of a single root.
     narrow_cuts: NarrowCuts,
 }
 
-/// A tree that is grown.
+/// A tree while it grows.
 struct PartialTree {
-    /// By node: the link by which it is come to.
+    /// By node: the link that leads to it.
     by: Vec<Option<usize>>,
-    /// By node: how often a better path was found.
+    /// By node: how often its path was improved.
     improvements: Vec<u8>,
-    /// By node: when it was reached; only ranks are.
+    /// By node: the time at which it was reached; ranks only.
     reached: Vec<Option<u32>>,
-    /// By node: how many edges leave it.
+    /// By node: the number of edges that leave it.
     leaving: Vec<u32>,
     queue: BinaryHeap<Reverse<(Cost, u32)>>,
     /// The links of every edge, from its sender on.
     edges: Vec<Vec<usize>>,
 }
 
-/// What trees may cost.
+/// The prices at the optimum.
 struct PriceTarget {
-    /// The price up to which a link is as the optimum may have it.
+    /// The price of a link at the optimum.
     price: f64,
-    /// Which part of all trees there will be with the present one.
+    /// The share of all trees that exist after the present tree.
     progress: f64,
 }
 
@@ -267,7 +269,7 @@ impl<'t> GreedyPacker<'t> {
         Self { topology, is_both_ways, first, carries, uses, back, exits, narrow_cuts: NarrowCuts::default() }
     }
 
-    /// How many trees for the same data are worth it where so much can be reached, at most `most`.
+    /// The number of trees for the same data that is useful with this bound, at most `most`.
     fn count(&self, bound: Rate, most: u32) -> u32 {
         let widest = self.carries.iter().copied().max().unwrap_or(1).max(1);
         let wanted = (bound * i128::from(TREES_PER_LINK) / i128::from(widest)).ceil().to_integer();
@@ -276,9 +278,9 @@ impl<'t> GreedyPacker<'t> {
         u32::try_from(wanted).unwrap_or(u32::MAX).max(TREES_MIN).min(most)
     }
 
-    /// A tree from each of these roots, all of the same weight, those that are the same made one;
-    /// `can_be_fewer`: where they are for the same data. `None` if a root does not reach all
-    /// ranks.
+    /// Grows one tree from each of these roots, all of the same weight, and merges equal trees.
+    /// With `can_be_fewer` the trees carry the same data, and only the best number of them is kept.
+    /// `None` if a root does not reach all ranks.
     fn grow(&mut self, roots: &[Rank], bound: Rate, can_be_fewer: bool) -> Option<Vec<Tree>> {
         let count = roots.len();
         let price = count as f64 * *bound.denom() as f64 / *bound.numer() as f64;
@@ -300,7 +302,7 @@ impl<'t> GreedyPacker<'t> {
         Some(merged(grown.into_iter().map(|(root, edges)| self.tree(root, weight, edges)).collect()))
     }
 
-    /// The most that all trees can carry each.
+    /// The largest weight of each tree.
     fn level(&mut self, grown: &[(Rank, Vec<Vec<usize>>)]) -> Rate {
         self.uses.fill(0);
         grown.iter().flat_map(|(_, edges)| edges.iter().flatten()).for_each(|&link| self.load(link));
@@ -350,7 +352,7 @@ impl<'t> GreedyPacker<'t> {
             if grow_tree.reached[node].is_some() {
                 continue;
             }
-            // What was taken since may have made the path dearer.
+            // A tree may have loaded the path since then.
             let cost = self.cost(&grow_tree, node, target);
             if cost > known {
                 grow_tree.queue.push(Reverse((cost, node as u32)));
@@ -370,7 +372,7 @@ impl<'t> GreedyPacker<'t> {
         self.topology.rank(NodeId(node as u32)).is_some()
     }
 
-    /// Takes the path to a rank.
+    /// Adds a rank to the tree by its path.
     fn attach(&mut self, grow_tree: &mut PartialTree, node: usize, time: u32) {
         let links = self.topology.links();
         let mut path = Vec::new();
@@ -391,7 +393,7 @@ impl<'t> GreedyPacker<'t> {
         grow_tree.edges.push(path);
     }
 
-    /// Tells what a node leads to, where that is better than what was known.
+    /// Improves the paths to the neighbours of a node (as in Dijkstra's algorithm).
     fn relax(&self, grow_tree: &mut PartialTree, node: usize, target: &PriceTarget) {
         let cost = self.cost(grow_tree, node, target);
         for place in self.first[node]..self.first[node + 1] {
@@ -411,7 +413,7 @@ impl<'t> GreedyPacker<'t> {
         }
     }
 
-    /// What it costs now to come to a node by the path that is known.
+    /// The present cost of the known path to a node.
     fn cost(&self, grow_tree: &PartialTree, node: usize, target: &PriceTarget) -> Cost {
         let (mut at, mut price, mut hops) = (node, 0, 0);
         while let Some(link) = grow_tree.by[at].filter(|_| grow_tree.reached[at].is_none()) {
@@ -423,7 +425,7 @@ impl<'t> GreedyPacker<'t> {
         (start.0.max(price), start.1 + hops)
     }
 
-    /// What one more edge costs that leaves a rank that was reached, before its links.
+    /// The cost of one more edge that leaves a reached rank, without its links.
     fn cost_of_rank(&self, grow_tree: &PartialTree, node: usize, target: &PriceTarget) -> Cost {
         let (carries, edges) = self.exits[node];
         let all = carries * target.price;
@@ -432,7 +434,7 @@ impl<'t> GreedyPacker<'t> {
         (price.to_bits(), grow_tree.reached[node].unwrap_or(0) + grow_tree.leaving[node])
     }
 
-    /// Of one more edge over a link.
+    /// The price of one more edge over a link.
     fn price(&self, link: usize, target: &PriceTarget) -> u64 {
         let of_sets = target.price * self.narrow_cuts.excess(link, target.price * target.progress);
         (f64::from(self.uses[link] + 1) / self.carries[link] as f64).max(of_sets).to_bits()
@@ -447,28 +449,28 @@ impl<'t> GreedyPacker<'t> {
 // over few NICs, and all nodes outside the server of the root. A flow to every rank finds such
 // sets: its minimum cuts nearest to the rank and nearest to the root.
 
-/// Most sets that are kept.
+/// Largest number of sets that are kept.
 const SETS_MAX: usize = 4_096;
 
-/// The sets, and which of them each link leads into.
+/// The sets, and for each link the sets into which it leads.
 #[derive(Debug, Default)]
 struct NarrowCuts {
     sets: Vec<NarrowCut>,
-    /// By place in [`Topology::links`]; empty where there are no sets.
+    /// By place in [`Topology::links`]; empty if there are no sets.
     entered_by: Vec<Vec<u32>>,
 }
 
 #[derive(Debug)]
 struct NarrowCut {
-    /// Into it, in bytes a second.
+    /// The bandwidth into the set, in bytes a second.
     carries: f64,
-    /// How often trees have entered it.
+    /// How often trees have entered the set.
     entries: u32,
 }
 
 impl NarrowCuts {
-    /// Those around all ranks but the root that hold several ranks; a single one is entered once by
-    /// every tree as it is.
+    /// The narrow cuts of a root, with several ranks inside. A single rank needs no set: every tree
+    /// enters it once.
     fn around(topology: &Topology, root: Rank) -> Self {
         let links = topology.links();
         let mut network = Network::new(topology.nodes().len());
@@ -502,16 +504,16 @@ impl NarrowCuts {
         narrow_cuts
     }
 
-    /// Counts that a link is used once more.
+    /// Counts one more use of a link.
     fn enter(&mut self, link: usize) {
         for &set in self.entered_by.get(link).into_iter().flatten() {
             self.sets[set as usize].entries += 1;
         }
     }
 
-    /// How many times more entries than its share so far some set would have that a link leads
-    /// into, at least 1; `per_byte` is how many entries a byte a second of what leads into a set is
-    /// worth so far.
+    /// The largest excess of entries, after one more use of a link, over the share so far of a set
+    /// into which the link leads; at least 1. `per_byte` is the number of entries so far for each
+    /// byte a second of bandwidth into a set.
     fn excess(&self, link: usize, per_byte: f64) -> f64 {
         let excess = |&set: &u32| {
             let NarrowCut { carries, entries } = self.sets[set as usize];

@@ -17,15 +17,15 @@ use super::scale::fitted;
 use super::{Edge, PackError, PackOptions, Packing, Path, Rate, Tree, pack};
 use crate::topology::{Link, NodeId, Topology};
 
-/// What a chunk costs besides its bytes: a signal to write and one to read, in nanoseconds.
+/// Cost of a chunk without its bytes: one signal written and one read, in nanoseconds.
 const CHUNK_NS: u64 = 500;
 
-/// Most ranks for which flatter trees are looked for.
+/// Largest number of ranks for which packings of less depth are computed.
 const FLAT_RANKS_MAX: u32 = 64;
 
-/// Packs for a collective of so many bytes, of what its rate counts: [`pack`], and with the optimal
-/// strategy and no given number of trees the quickest of what there is. A group that was told of
-/// its links does the same; see `Wiring` of `pleach-schedule`.
+/// Packs for a collective of `bytes` bytes, as the rate counts them. With the optimal strategy and
+/// no given number of trees it takes the fastest of several packings; otherwise it is [`pack`]. A
+/// group with a topology does the same; see `Wiring` of `pleach-schedule`.
 ///
 /// # Errors
 ///
@@ -40,11 +40,11 @@ pub fn pack_for(
     Ok(if options.may_be_shallow() { fastest(packing, topology, bytes) } else { packing })
 }
 
-/// How long a packing takes for so many bytes (of what its rate counts), in nanoseconds.
+/// The predicted time of a packing for `bytes` bytes, as the rate counts them, in nanoseconds.
 ///
-/// For a longest path of `d` edges and `l` nanoseconds, up and down together for all-reduce, and
-/// `t` nanoseconds that the bytes take at the rate, in `k` chunks:
-/// `l + (1 + (d-1)/k)·t + k·CHUNK_NS`, with the best `k`.
+/// With `d` the edges and `l` the latency of the longest path (up and down together for
+/// all-reduce), `t` the time of the bytes at the rate, and `k` chunks: `l + (1 + (d-1)/k)·t +
+/// k·CHUNK_NS`, for the best `k`.
 #[must_use]
 pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     let turns = if packing.collective == Collective::AllReduce { 2 } else { 1 };
@@ -60,20 +60,20 @@ pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     sum_ns as u64 + u64::from(turns) * latency_ns
 }
 
-/// The latency of the longest path between root and leaf in any tree, in nanoseconds, and the most
-/// edges that one has.
+/// The latency of the longest path between root and leaf in any tree, in nanoseconds, and the
+/// largest number of edges of such a path.
 #[must_use]
 pub fn longest_path(packing: &Packing, topology: &Topology) -> (u64, u32) {
     let paths = packing.trees.iter().map(|tree| longest_path_of_tree(tree, topology));
     paths.fold((0, 0), |most, path| (most.0.max(path.0), most.1.max(path.1)))
 }
 
-/// The latency of a tree's longest path between root and leaf, and how many edges one has.
+/// The same for one tree.
 pub(super) fn longest_path_of_tree(tree: &Tree, topology: &Topology) -> (u64, u32) {
     let mut paths = vec![None; topology.ranks() as usize];
     paths[tree.root as usize] = Some((0, 0));
     let (mut left, mut most) = (tree.edges.len(), (0, 0));
-    // Edges are ordered, from the root or to it.
+    // Edges are ordered either from the root or to the root.
     let mut pass = |edge: &Edge, paths: &mut Vec<Option<(u64, u32)>>| {
         let ends = [(edge.from, edge.to), (edge.to, edge.from)];
         for (near, far) in ends.map(|(near, far)| (near as usize, far as usize)) {
@@ -98,8 +98,7 @@ fn edge_ns(edge: &Edge, topology: &Topology) -> u64 {
     edge.paths.iter().map(|path| path.hops.windows(2).map(link).sum()).max().unwrap_or(0)
 }
 
-/// The packing that carries so many bytes soonest: the optimum, or one with fewer or less deep
-/// trees.
+/// The fastest packing for `bytes` bytes: the optimum, or a packing with fewer trees or less depth.
 fn fastest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
     let mut all = vec![optimum];
     all.extend(shallower_packings(&all[0], topology));
@@ -107,21 +106,21 @@ fn fastest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
     all.swap_remove(place)
 }
 
-/// Which of some packings for the same collective carries so many bytes first, the first one of
-/// several.
+/// The index of the fastest of some packings for the same collective; the first one if several are
+/// equally fast.
 ///
 /// # Panics
 ///
-/// When there is none.
+/// If there is no packing.
 #[must_use]
 pub fn fastest_packing(packings: &[Packing], topology: &Topology, bytes: u64) -> usize {
     let time = |&place: &usize| predicted_ns(&packings[place], topology, bytes);
     (0..packings.len()).min_by_key(time).expect("there are packings")
 }
 
-/// Packings with fewer or less deep trees than the optimum: each is quicker than all others for
-/// some bytes, or as quick. `None` if there are so many ranks that to look for them would take
-/// longer than the optimum did.
+/// Packings with fewer trees or less depth than the optimum, each of which is the fastest for some
+/// number of bytes. Empty if there are so many ranks that the search would take longer than the
+/// optimum.
 #[must_use]
 pub fn shallower_packings(optimum: &Packing, topology: &Topology) -> Vec<Packing> {
     if topology.ranks() > FLAT_RANKS_MAX {
@@ -129,7 +128,7 @@ pub fn shallower_packings(optimum: &Packing, topology: &Topology) -> Vec<Packing
     }
     let mut found = without_deepest(optimum, topology);
     found.extend(single_tree_packings(optimum, topology));
-    // The fastest first; what is no flatter than a faster one never is quicker.
+    // The highest rate first; a packing with a lower rate and no less depth is never faster.
     found.sort_by_key(|packing| (std::cmp::Reverse(packing.rate), longest_path(packing, topology)));
     let mut least = longest_path(optimum, topology);
     found.retain(|packing| {
@@ -141,8 +140,7 @@ pub fn shallower_packings(optimum: &Packing, topology: &Topology) -> Vec<Packing
     found
 }
 
-/// What remains of a packing without its deepest trees, where each tree carries a share of the same
-/// data.
+/// The packings without the deepest trees, if all trees carry the same data.
 fn without_deepest(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     if !matches!(
         packing.collective,
@@ -168,7 +166,7 @@ fn with_trees(packing: &Packing, trees: Vec<Tree>) -> Packing {
     Packing { trees, rate, ..packing.clone() }
 }
 
-/// Packings of one tree a root over the paths of least latency.
+/// Packings with one tree for each root over the paths of least latency.
 fn single_tree_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     let ranks = topology.ranks();
     let (roots, is_one): (Vec<Rank>, bool) = match packing.collective {
@@ -207,7 +205,7 @@ fn single_tree_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> 
     let to_root = is_inwards || packing.collective == Collective::AllReduce;
     let mut packings = Vec::with_capacity(flat.len());
     for trees in flat {
-        // They weigh the same, and do so still when they are as heavy as links allow.
+        // Their weights are equal, and stay equal when they are scaled.
         let Some(mut trees) = fitted(grown_on, packing.collective, trees) else { continue };
         if to_root {
             trees.iter_mut().for_each(Tree::turn);
@@ -217,7 +215,7 @@ fn single_tree_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> 
     packings
 }
 
-/// The rank that reaches all others soonest over links that lead both ways, whatever they carry.
+/// The rank with the least latency to all others over links that lead in both directions.
 fn middle(topology: &Topology) -> Option<Rank> {
     let ranks = topology.ranks();
     let tree = |root| {
@@ -226,9 +224,8 @@ fn middle(topology: &Topology) -> Option<Rank> {
     (0..ranks).filter_map(tree).min().map(|(_, root)| root)
 }
 
-/// A tree that reaches every rank as soon as it can, while no link is used by more of its edges
-/// than `uses`; `None` if that is too few. It leads away from the root and weighs one byte a
-/// second.
+/// The tree of least latency from the root in which no link serves more than `uses` edges; `None`
+/// if there is none. It leads away from the root and has weight one byte a second.
 fn shallow_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> Option<Tree> {
     let mut used = std::collections::BTreeMap::new();
     let mut reached: Vec<Option<u64>> = vec![None; topology.ranks() as usize];
@@ -251,8 +248,8 @@ fn shallow_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) 
     Some(Tree { root, weight: Rate::from_integer(1), edges })
 }
 
-/// The path through switches from a rank that is reached to one that is not by which it is reached
-/// first, and when.
+/// The path of least arrival time from a reached rank through switches to a rank that is not
+/// reached, and that time.
 fn nearest_rank(
     topology: &Topology,
     reached: &[Option<u64>],
@@ -263,7 +260,7 @@ fn nearest_rank(
     for (rank, latency_ns) in (0..).zip(reached) {
         left.extend(latency_ns.map(|latency_ns| (latency_ns, 0_u32, topology.node(rank), None)));
     }
-    // By time, then by edges, then by number: at equal times the flatter tree.
+    // By time, then by edges, then by number: at equal times the tree of less depth.
     while let Some((latency_ns, hops, node, from)) = left.pop_first() {
         let is_start = from.is_none();
         if above[node.0 as usize].is_some() {

@@ -17,16 +17,16 @@ use super::Rate;
 use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
-/// A rate that nothing exceeds, and why.
+/// The optimal rate and the cut that proves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bottleneck {
-    /// For each unit of demand.
+    /// The rate for each unit of demand.
     pub rate: Rate,
-    /// Which nodes are inside the cut that gives it.
+    /// By node: whether it is inside the bottleneck cut.
     pub cut: Vec<bool>,
 }
 
-/// An amount as part of a rate.
+/// An amount as an integer of a rate.
 ///
 /// # Panics
 ///
@@ -40,7 +40,7 @@ fn unsigned(value: i128) -> Amount {
     Amount::try_from(value).expect("rates are not negative")
 }
 
-/// The cut's rate: what leaves it for each unit of demand inside. `None` if there is no demand
+/// The rate of a cut: its capacity divided by the demand inside. `None` if there is no demand
 /// inside.
 fn rate_of(graph: &Digraph, demand: &[Amount], cut: &[bool]) -> Option<Rate> {
     let inside: Amount =
@@ -75,7 +75,7 @@ pub(crate) fn best_rate(graph: &Digraph, demand: &[Amount]) -> Option<Bottleneck
     Some(best)
 }
 
-/// The best of the cuts that hold one rank alone, or all but one: a bound that takes no flow.
+/// The best of the cuts around one rank, or around all but one: a bound without a flow.
 pub(super) fn around_single_ranks(graph: &Digraph, demand: &[Amount]) -> Option<Bottleneck> {
     if graph.ranks().len() < 2 {
         return None;
@@ -99,18 +99,18 @@ pub(super) fn around_single_ranks(graph: &Digraph, demand: &[Amount]) -> Option<
     Some(Bottleneck { rate, cut: (0..graph.nodes()).map(|node| (node == rank) == is_alone).collect() })
 }
 
-/// Capacities in whole trees, and what each tree carries.
+/// Capacities as numbers of trees, and the weight of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EqualWeight {
-    /// In units of capacity.
+    /// The weight of a tree, in units of capacity.
     pub tree: Rate,
-    /// How many trees each edge carries.
+    /// The number of trees that each edge carries.
     pub graph: Digraph,
 }
 
-/// The largest weight that trees can have when rank v is the root of `demand[v]` of them and all
-/// weigh the same. `best` is the best rate for this demand. None with fewer than two ranks or no
-/// demand. Switches may lose their balance where links are not symmetric.
+/// The largest weight of trees of equal weight with `demand[v]` trees rooted at rank v. `best` is
+/// the best rate for this demand. `None` with fewer than two ranks or no demand. Switches may lose
+/// their balance if links are not symmetric.
 ///
 /// # Panics
 ///
@@ -130,7 +130,7 @@ pub(crate) fn best_equal_weight(graph: &Digraph, demand: &[Amount], best: Rate) 
     let mut high = best;
     let half = Rate::new(1, 2);
     while count_between(&capacities, low, high, total) > CANDIDATES_MAX {
-        // Halves of halves would have ever larger denominators; a neighbour of the middle does as
+        // Repeated halving would give ever larger denominators; a neighbour of the middle serves as
         // well.
         let middle = neighbour((low + high) * half, low, high);
         *(if is_feasible(middle) { &mut low } else { &mut high }) = middle;
@@ -148,16 +148,17 @@ pub(crate) fn best_equal_weight(graph: &Digraph, demand: &[Amount], best: Rate) 
     Some(EqualWeight { tree, graph: floors(tree) })
 }
 
-/// How many trees of a weight each edge carries, of `total` in all.
+/// The number of trees of a weight that each edge carries, of `total` in all.
 #[must_use]
 pub(crate) fn whole_trees(graph: &Digraph, tree: Rate, total: Amount) -> Digraph {
     graph.map(|_, _, capacity| trees_in(capacity, tree).min(total))
 }
 
-/// How many weights are tried without halving the range before.
+/// Number of candidate weights that are tried without halving the range first.
 const CANDIDATES_MAX: Amount = 16;
 
-/// At most how many weights between two make some edge carry a whole number of trees.
+/// An upper bound of the number of weights between two at which some edge carries an integer number
+/// of trees.
 fn count_between(capacities: &BTreeSet<Amount>, low: Rate, high: Rate, total: Amount) -> Amount {
     let count =
         |&capacity: &Amount| trees_in(capacity, low).min(total).saturating_sub(trees_in(capacity, high));
@@ -176,7 +177,7 @@ fn neighbour(middle: Rate, low: Rate, high: Rate) -> Rate {
     }
 }
 
-/// How many trees of a weight fit a capacity.
+/// The number of trees of a weight that fit into a capacity.
 fn trees_in(capacity: Amount, tree: Rate) -> Amount {
     unsigned(signed(capacity) * tree.denom() / tree.numer())
 }

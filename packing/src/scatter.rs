@@ -15,7 +15,7 @@ use super::rate::{Bottleneck, signed};
 use super::{Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
-/// Packs the paths of every block from a root, or to it for gather. The root's own block has an
+/// Packs the paths of every block from the root, or to it for gather. The root's own block is an
 /// entry without edges.
 ///
 /// # Panics
@@ -65,7 +65,7 @@ fn edges(topology: &Topology, nodes: &[usize], weight: Rate) -> Vec<Edge> {
     edges
 }
 
-/// A graph with a sink that takes as much from each rank but the root.
+/// A graph with a sink that takes the same amount from each rank but the root.
 struct ScatterNetwork<'graph> {
     graph: &'graph Digraph,
     network: Network,
@@ -87,8 +87,8 @@ impl<'graph> ScatterNetwork<'graph> {
         Self { graph, network, root, sink, arcs, sink_arcs }
     }
 
-    /// Finds how much each rank gets at most, and why; leaves the flow, scaled by the rate's
-    /// denominator.
+    /// Finds the largest rate of each rank with its cut; leaves the flow, scaled by the denominator
+    /// of the rate.
     fn solve(&mut self) -> Bottleneck {
         let mut cut = vec![false; self.graph.nodes()];
         cut[self.root] = true;
@@ -111,7 +111,7 @@ impl<'graph> ScatterNetwork<'graph> {
         }
     }
 
-    /// Takes the flow apart into paths from the root, each to the rank where it ends.
+    /// Decomposes the flow into paths from the root.
     fn paths(&self) -> Vec<(Vec<usize>, Amount)> {
         let mut flow: Vec<Amount> = self.arcs.iter().map(|&arc| self.network.flow(arc)).collect();
         let mut left: Vec<Amount> = vec![0; self.graph.nodes()];
@@ -142,7 +142,7 @@ impl<'graph> ScatterNetwork<'graph> {
             path.push(edge);
             let begin = |&edge: &usize| self.graph.edges()[edge].0 == to;
             if let Some(place) = path.iter().position(begin) {
-                // It came back to where it was: what goes in a circle serves nobody.
+                // A cycle in the flow carries nothing to a rank.
                 let amount = path[place..].iter().map(|&edge| flow[edge]).fold(Amount::MAX, Amount::min);
                 path[place..].iter().for_each(|&edge| flow[edge] -= amount);
                 path.truncate(place);

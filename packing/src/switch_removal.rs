@@ -15,13 +15,12 @@ use std::collections::HashMap;
 use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
-/// A graph of ranks alone, whose nodes are the ranks' numbers, and the paths that its edges stand
-/// for.
+/// A graph of ranks, whose nodes are the numbers of the ranks, with the routes of its edges.
 #[derive(Clone, Debug)]
 pub(crate) struct SwitchFreeGraph {
-    /// Ranks and what joins them.
+    /// The graph.
     pub graph: Digraph,
-    /// Over which nodes.
+    /// The routes.
     pub routes: Routes,
 }
 
@@ -30,18 +29,17 @@ pub(crate) struct SwitchFreeGraph {
 pub(crate) struct Routes {
     /// The node of every rank.
     ranks: Vec<usize>,
-    /// What each link has left.
+    /// The remaining capacity of each link.
     links: HashMap<(usize, usize), Amount>,
-    /// What goes from one node to another over a third.
+    /// The amounts from one node to another over a third one.
     over: HashMap<(usize, usize), Vec<(usize, Amount)>>,
 }
 
-/// Nodes from one rank to another, and how much goes there.
+/// The nodes of a path from one rank to another, and its amount.
 pub(crate) type WeightedPath = (Vec<usize>, Amount);
 
-/// Removes all switches of a graph in which every rank gets the sum of all demands. `None` if that
-/// cannot be: some rank gets less (see [`DemandNetwork::is_feasible`]), or not as much enters as
-/// leaves some switch ([`Digraph::is_balanced`]).
+/// Removes all switches of a graph. `None` if the demand is infeasible
+/// ([`DemandNetwork::is_feasible`]) or a switch is not balanced ([`Digraph::is_balanced`]).
 #[must_use]
 pub(crate) fn remove_switches(graph: &Digraph, demand: &[Amount]) -> Option<SwitchFreeGraph> {
     let mut splitter = Splitter::new(graph, demand);
@@ -57,7 +55,7 @@ pub(crate) fn remove_switches(graph: &Digraph, demand: &[Amount]) -> Option<Swit
 struct Splitter {
     supply: DemandNetwork,
     nodes: usize,
-    /// Where edges lead to and come from, by node. Some may have nothing left.
+    /// By node: the heads and tails of its edges. Some edges may have no capacity left.
     leaving: Vec<Vec<usize>>,
     entering: Vec<Vec<usize>>,
     routes: Routes,
@@ -81,7 +79,7 @@ impl Splitter {
     fn remove(&mut self, switch: usize) {
         let (froms, tos) = (self.entering[switch].clone(), self.leaving[switch].clone());
         for &to in &tos {
-            // What comes back to where it was is of no use to anybody, so it goes last.
+            // A pair that returns to its tail serves no rank, so it comes last.
             for &from in
                 froms.iter().filter(|&&from| from != to).chain(froms.iter().filter(|&&from| from == to))
             {
@@ -94,7 +92,7 @@ impl Splitter {
         }
     }
 
-    /// Splits off as much as possible.
+    /// Splits off the largest possible amount.
     fn split_off(&mut self, from: usize, switch: usize, to: usize) {
         let mut amount = self.supply.capacity(from, switch).min(self.supply.capacity(switch, to));
         let loses = |cut: &Vec<bool>| cut[from] == cut[to] && cut[from] != cut[switch];
@@ -102,7 +100,8 @@ impl Splitter {
             return;
         }
         self.shift(from, switch, to, amount, true);
-        // What is given back later loosens the cuts found before, so only the last one is tight.
+        // An amount that is given back loosens the cuts found before, so only the last cut is
+        // tight.
         let mut tight = None;
         let mut too_much = 0;
         let nodes = self.nodes;
@@ -145,7 +144,7 @@ impl Splitter {
     }
 }
 
-/// Moves an amount from two edges over a switch to the one past it, or back.
+/// Moves an amount from the two edges over a switch to the edge past it, or back.
 fn shift(supply: &mut DemandNetwork, from: usize, switch: usize, to: usize, amount: Amount, is_off: bool) {
     for (one, other, gains) in [(from, switch, !is_off), (switch, to, !is_off), (from, to, is_off)] {
         if one != other {
@@ -156,8 +155,8 @@ fn shift(supply: &mut DemandNetwork, from: usize, switch: usize, to: usize, amou
 }
 
 impl Routes {
-    /// Takes this amount of an edge from one rank to another; says over which nodes it goes. What
-    /// was taken is gone.
+    /// Takes this amount of an edge between two ranks, and returns its paths. The amount is no
+    /// longer available.
     ///
     /// # Panics
     ///
@@ -202,7 +201,7 @@ impl Routes {
     }
 }
 
-/// Ways to a node and paths from it, which carry as much, made one.
+/// Joins paths to a node with paths from it that carry the same total.
 fn joined(first: Vec<WeightedPath>, second: Vec<WeightedPath>) -> Vec<WeightedPath> {
     let mut paths = Vec::new();
     let mut second = second.into_iter();
@@ -221,7 +220,7 @@ fn joined(first: Vec<WeightedPath>, second: Vec<WeightedPath>) -> Vec<WeightedPa
     paths
 }
 
-/// A path that goes over no node twice.
+/// Removes the cycles of a path.
 fn without_loops(nodes: Vec<usize>) -> Vec<usize> {
     let mut straight: Vec<usize> = Vec::with_capacity(nodes.len());
     for node in nodes {

@@ -16,20 +16,20 @@ use pleach_vocabulary::Rank;
 use super::digraph::Digraph;
 use super::flow::{Amount, ArcId, Network};
 
-/// Equal trees.
+/// A number of equal trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arborescence {
-    /// Where they begin.
+    /// The root.
     pub root: Rank,
-    /// How many they are.
+    /// The number of trees.
     pub amount: Amount,
-    /// From the root outwards.
+    /// The edges from the root outwards.
     pub edges: Vec<(Rank, Rank)>,
 }
 
-/// Packs `demand[v]` unit trees from every rank v to all others into a graph without switches,
-/// whose nodes are the ranks' numbers. `None` if that cannot be
-/// ([`DemandNetwork::is_feasible`](super::digraph::Supply::is_feasible)).
+/// Packs `demand[v]` unit trees from every rank v to all others in a graph without switches, whose
+/// nodes are the numbers of the ranks. `None` if the demand is infeasible
+/// ([`DemandNetwork::is_feasible`](super::digraph::DemandNetwork::is_feasible)).
 ///
 /// # Panics
 ///
@@ -54,14 +54,14 @@ pub(crate) fn pack(graph: &Digraph, demand: &[Amount]) -> Option<Vec<Arborescenc
 /// A set of ranks.
 type Set = Vec<bool>;
 
-/// Equal trees that are not complete.
+/// A number of equal trees that do not span all ranks yet.
 struct PartialTrees {
     amount: Amount,
     /// In the order in which they were reached.
     reached: Vec<usize>,
     is_reached: Set,
     edges: Vec<(Rank, Rank)>,
-    /// The node that stands for it in the network.
+    /// Their node in the network.
     node: usize,
 }
 
@@ -69,16 +69,17 @@ struct ArborescencePacker {
     ranks: usize,
     network: Network,
     source: usize,
-    /// Where edges lead to, by rank.
+    /// By rank: the heads of its edges, with their arcs.
     leaving: Vec<Vec<(usize, ArcId)>>,
-    /// The arc from the source to each rank, with the trees that are not begun.
+    /// The arc from the source to each rank; its capacity is the number of trees that are not
+    /// begun.
     roots: Vec<ArcId>,
-    /// Nodes that stand for no class, with the arc from the source.
+    /// Free nodes of the network.
     free: Vec<usize>,
-    /// The arc from the source to each node of a class, and those to ranks.
+    /// The arcs of each node of partial trees: from the source, and to the ranks.
     class_arcs: Vec<(ArcId, Vec<ArcId>)>,
     partial: Vec<PartialTrees>,
-    /// How many trees are begun and stand in the network, or not begun.
+    /// The number of trees in the network, begun or not.
     waiting: Amount,
     /// Sets without slack.
     tight: Vec<Set>,
@@ -124,7 +125,7 @@ impl ArborescencePacker {
         self.suspend(PartialTrees { amount, reached: vec![root], is_reached, edges: Vec::new(), node: 0 });
     }
 
-    /// Puts a class into the network.
+    /// Puts partial trees into the network.
     fn suspend(&mut self, mut class: PartialTrees) {
         class.node = self.free.pop().unwrap_or_else(|| self.add_class_node());
         let (arc, arcs) = &self.class_arcs[class.node];
@@ -144,7 +145,7 @@ impl ArborescencePacker {
         self.class_arcs.len() - 1
     }
 
-    /// Takes a class out of the network.
+    /// Takes partial trees out of the network.
     fn resume(&mut self, class: &PartialTrees) {
         let (arc, arcs) = &self.class_arcs[class.node];
         self.network.set_capacity(*arc, 0);
@@ -155,11 +156,11 @@ impl ArborescencePacker {
         self.waiting -= class.amount;
     }
 
-    /// Grows a class until it reaches all ranks. What cannot grow with it becomes a class of its
-    /// own.
+    /// Grows partial trees until they span all ranks. Trees that cannot take an edge with the
+    /// others are split off.
     fn complete(&mut self, mut class: PartialTrees) {
         self.resume(&class);
-        // Ranks that were reached first come first, so trees stay shallow.
+        // Ranks are used in the order in which they were reached, so trees stay shallow.
         let mut from_place = 0;
         while class.reached.len() < self.ranks {
             let from =
@@ -180,15 +181,14 @@ impl ArborescencePacker {
         self.complete.push(Arborescence { root: reached[0] as Rank, amount, edges });
     }
 
-    /// How many trees of a class can take an edge.
+    /// The number of the partial trees that can take an edge.
     fn most(&mut self, class: &PartialTrees, from: usize, to: usize, arc: ArcId) -> Amount {
         let wanted = self.network.capacity(arc).min(class.amount);
         let loses = |set: &Set| set[to] && !set[from] && class.reached.iter().any(|&rank| set[rank]);
         if wanted == 0 || self.tight.iter().any(loses) {
             return 0;
         }
-        // All that waits comes from the source; and from where the edge begins, as much as it
-        // likes.
+        // The source supplies all trees in the network, and the tail of the edge without limit.
         let root = self.roots[from];
         let before = self.network.capacity(root);
         self.network.set_capacity(root, UNLIMITED);
@@ -196,14 +196,14 @@ impl ArborescencePacker {
         self.network.set_capacity(root, before);
         let amount = sum - self.waiting;
         if amount < wanted {
-            // Whether the edge is taken or not, this set has no slack afterwards.
+            // In either case this set has no slack afterwards.
             let set: Set = (0..self.ranks).map(|rank| !self.network.is_source_side(rank)).collect();
             self.tight.push(set);
         }
         amount
     }
 
-    /// Lets so many trees of a class take an edge.
+    /// Lets this number of the partial trees take an edge.
     fn take(&mut self, class: &mut PartialTrees, from: usize, to: usize, arc: ArcId, amount: Amount) {
         if amount < class.amount {
             self.suspend(PartialTrees {
