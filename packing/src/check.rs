@@ -3,7 +3,7 @@
 //!
 //! [`check`] verifies that trees span all ranks in the right direction, that their edges follow
 //! existing links and pass through switches only, that no link exceeds its capacity, that the
-//! weights sum to the rate, and that the [`Certificate`](super::Certificate) evaluates to the
+//! weights sum to the rate, and that the [`Certificate`] evaluates to the
 //! bound. A defect is a [`Flaw`] with its place. A correct packing gives a [`Checked`]: the load of
 //! each link and the depth of each tree.
 //!

@@ -14,7 +14,7 @@
 //! describes such switches.
 //!
 //! The algorithms follow ForestColl (Zhao et al. 2024): the best rate by cuts
-//! ([`rate`](crate::rate)), switch removal by edge splitting, and arborescence packing. All-reduce
+//! ([`rate`]), switch removal by edge splitting, and arborescence packing. All-reduce
 //! uses graph strength (Cunningham 1985).
 //!
 //! # What a rate counts

@@ -2,7 +2,7 @@
 //!
 //! | strategy | algorithm | collectives |
 //! |--|--|--|
-//! | `blink` | [Blink's algorithm](blink) | all |
+//! | `blink` | [Blink's algorithm](mod@blink) | all |
 //! | `ring` | [as many rings as fit](ring); if there is none, the ring over PCIe that the topology may describe, marked | all |
 //! | `double-tree` | two binary trees over the ranks in their order, if each of their edges is a link or goes through switches only | all-reduce, broadcast, reduce |
 //! | `reduce-scatter+all-gather` | one after the other over the same trees, each with half of the capacity of the links | all-reduce |
